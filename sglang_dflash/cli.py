@@ -1,0 +1,23 @@
+"""``sglang-dflash``: the command line, one sub-command group per module."""
+
+from __future__ import annotations
+
+import typer
+
+from sglang_dflash import __version__
+from sglang_dflash.pairs.cli import app as pairs_app
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="DFLASH speculative decoding for stock SGLang.")
+app.add_typer(pairs_app, name="pairs", help="Tiny trained target + drafter pairs: list, find, train.")
+
+
+@app.command()
+def version() -> None:
+    """Print the package's version and the SGLang versions that it is tested with."""
+    from sglang_dflash.upstream import SUPPORTED_VERSIONS, installed_version
+
+    typer.echo(f"sglang-dflash {__version__}; SGLang {installed_version()} (tested: {', '.join(SUPPORTED_VERSIONS)})")
+
+
+if __name__ == "__main__":
+    app()
