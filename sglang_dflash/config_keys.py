@@ -1,0 +1,117 @@
+"""Where a drafter's ``config.json`` keeps its keys, and what each may hold.
+
+DFLASH keys (``block_size``, ``mask_token_id``, ``target_layer_ids``, ``num_target_layers``, ``is_causal``)
+stand in ``dflash_config`` or at the top level, the transformer's keys in ``text_config`` or at the top level;
+published checkpoints use both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_dflash.errors import DFlashError
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a configuration: ``text_config`` of a multimodal model, else the whole."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, Mapping) else config
+
+
+def unusable(key: str, value: object, expected: str) -> DFlashError:
+    """The error for a key that is missing (``value`` None) or holds something else than ``expected``."""
+    found = "is missing" if value is None else f"is {value!r}"
+    return DFlashError(
+        f"{key} {found} in the drafter's config.json",
+        expected=expected,
+        remedy=f"use a drafter whose config.json states {key}, or add the value it was trained with",
+    )
+
+
+class ConfigKeys:
+    """Typed look-ups in one drafter configuration; every method raises :func:`unusable`."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        nested = config.get("dflash_config")
+        self._places = (nested if isinstance(nested, Mapping) else {}, text_config(config), config)
+
+    def get(self, key: str) -> Any:
+        return next((place[key] for place in self._places if place.get(key) is not None), None)
+
+    def optional(self, key: str, kind: type, wanted: str) -> Any:
+        value = self.get(key)
+        if value is not None and not isinstance(value, kind):
+            raise unusable(key, value, wanted)
+        return value
+
+    def integer(self, key: str, minimum: int = 1) -> int:
+        value = self.get(key)
+        if not _is_int(value) or value < minimum:
+            raise unusable(key, value, f"an integer >= {minimum}")
+        return int(value)
+
+    def optional_integer(self, key: str, minimum: int = 1) -> int | None:
+        return None if self.get(key) is None else self.integer(key, minimum)
+
+    def number(self, key: str) -> float:
+        return _positive(key, self.get(key))
+
+    def mask_token_id(self) -> int:
+        """The id itself: a token's *name* would need a tokenizer, and may land on an unrelated row."""
+        value = self.get("mask_token_id")
+        if not _is_int(value) or value < 0:
+            raise unusable("mask_token_id", value, "the integer id that the drafter was trained with")
+        return int(value)
+
+    def target_layer_ids(self) -> tuple[int, ...]:
+        value = self.get("target_layer_ids")
+        if not isinstance(value, list | tuple) or not value or not all(_is_int(i) and i >= 0 for i in value):
+            raise unusable("target_layer_ids", value, "a list of layer numbers >= 0")
+        if len(set(value)) != len(value):
+            raise unusable("target_layer_ids", list(value), "distinct layer numbers")
+        return tuple(value)
+
+    def layer_types(self) -> tuple[str, ...]:
+        num_layers = self.integer("num_hidden_layers")
+        value = self.get("layer_types")
+        if value is None:
+            if self.get("use_sliding_window"):
+                raise unusable("layer_types", None, "one type per layer, as use_sliding_window is true")
+            return (FULL,) * num_layers
+        if not isinstance(value, list | tuple) or len(value) != num_layers:
+            raise unusable("layer_types", value, f"a list of {num_layers} entries (num_hidden_layers)")
+        if unknown := [kind for kind in value if kind not in (FULL, SLIDING)]:
+            raise unusable("layer_types", unknown[0], f"{FULL} or {SLIDING}")
+        return tuple(value)
+
+    def rope(self, head_dim: int) -> tuple[float, int, dict[str, Any] | None]:
+        """Base, turned dimensions and scaling; ``rope_parameters``, or ``rope_theta`` and ``rope_scaling``."""
+        parameters = self.optional("rope_parameters", Mapping, "an object")
+        if parameters is None:
+            parameters = self.optional("rope_scaling", Mapping, "an object") or {}
+        theta = _positive("rope_theta", parameters.get("rope_theta", self.get("rope_theta")))
+        factor = parameters.get("partial_rotary_factor", self.get("partial_rotary_factor"))
+        # rope_dim, where stated, is the trained width; the factor beside it is then a copy of the target's.
+        rotary_dim = parameters.get("rope_dim", int(head_dim * (1.0 if factor is None else factor)))
+        if not _is_int(rotary_dim) or not 0 < rotary_dim <= head_dim or rotary_dim % 2:
+            raise unusable("rope_dim", rotary_dim, f"an even number up to head_dim {head_dim}")
+        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        if kind == "default":
+            return theta, rotary_dim, None
+        if kind == "yarn":
+            for key in ("factor", "original_max_position_embeddings"):
+                _positive(f"rope_parameters.{key}", parameters.get(key))
+        return theta, rotary_dim, {"rope_type": kind, **parameters}
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _positive(key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise unusable(key, value, "a positive number")
+    return float(value)
