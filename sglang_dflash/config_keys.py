@@ -88,7 +88,7 @@ class ConfigKeys:
         return tuple(value)
 
     def rope(self, head_dim: int) -> tuple[float, int, dict[str, Any] | None]:
-        """Base, turned dimensions and scaling; ``rope_parameters``, or ``rope_theta`` and ``rope_scaling``."""
+        """Base, turned dimensions and scaling, in today's spelling (``rope_parameters``) or the older one."""
         parameters = self.optional("rope_parameters", Mapping, "an object")
         if parameters is None:
             parameters = self.optional("rope_scaling", Mapping, "an object") or {}
