@@ -61,6 +61,120 @@ SYMBOLS: dict[str, Symbol] = {
     "SRTPlatform": Symbol(_SRT + "platforms.interface.SRTPlatform"),
     "PlatformCapabilities": Symbol(_SRT + "platforms.interface.PlatformCapabilities"),
     "PlatformEnum": Symbol(_SRT + "platforms.device_mixin.PlatformEnum"),
+    # start-up: the drafter's runner, and what the configuration resolved to
+    "ModelRegistry": Symbol(_SRT + "models.registry.ModelRegistry"),
+    "SpeculativeAlgorithm": Symbol(_SRT + "speculative.spec_info.SpeculativeAlgorithm"),
+    "build_draft_tp_worker": Symbol(
+        _SRT + "speculative.draft_worker_common.build_draft_tp_worker",
+        ("server_args", "gpu_id", "nccl_port", "target_model_config", "algo_label"),
+    ),
+    "resolve_draft_parallel_layout": Symbol(
+        _SRT + "speculative.draft_parallel.resolve_draft_parallel_layout", ("model_spec", "collapse_cp")
+    ),
+    "DraftParallelSpec": Symbol(_SRT + "configs.draft_parallel.DraftParallelSpec"),
+    "DraftTPExecution": Symbol(_SRT + "configs.draft_parallel.DraftTPExecution"),
+    "draft_tp_context": Symbol(_SRT + "speculative.spec_utils.draft_tp_context", ("layout",)),
+    "draft_pp_context": Symbol(_SRT + "speculative.spec_utils.draft_pp_context"),
+    "get_parallel": Symbol(_SRT + "runtime_context.get_parallel"),
+    "get_schedule": Symbol(_SRT + "runtime_context.get_schedule"),
+    "get_spec": Symbol(_SRT + "runtime_context.get_spec"),
+    "resolving_view": Symbol(_SRT + "arg_groups.overrides.resolving_view", ("server_args",)),
+    # the worker and what it hands to the scheduler
+    "BaseSpecWorker": Symbol(_SRT + "speculative.base_spec_worker.BaseSpecWorker"),
+    "GenerationBatchResult": Symbol(
+        _SRT + "managers.utils.GenerationBatchResult",
+        ("logits_output", "next_token_ids", "accept_lens", "new_seq_lens", "next_draft_input"),
+    ),
+    "SpecInput": Symbol(_SRT + "speculative.spec_info.SpecInput", ("spec_input_type",)),
+    "SpecInputType": Symbol(_SRT + "speculative.spec_info.SpecInputType"),
+    "alloc_for_spec_decode": Symbol(
+        _SRT + "mem_cache.allocation.alloc_for_spec_decode",
+        ("reqs", "req_pool_indices", "cur_kv_lens", "nxt_kv_lens", "num_needed_tokens", "batch"),
+    ),
+    "page_aligned_decode_alloc_lens": Symbol(
+        _SRT + "mem_cache.allocation_sizing.page_aligned_decode_alloc_lens", ("reqs", "reserve", "page_size")
+    ),
+    "get_alloc_reserve_per_decode": Symbol(_SRT + "mem_cache.allocation_sizing.get_alloc_reserve_per_decode"),
+    "async_h2d": Symbol(_SRT + "utils.common.async_h2d", ("args", "dtype", "device")),
+    "record_stream_each": Symbol(_SRT + "speculative.spec_utils.record_stream_each", ("tensors", "stream")),
+    # one step
+    "CaptureHiddenMode": Symbol(_SRT + "model_executor.forward_batch_info.CaptureHiddenMode"),
+    "DFlashVerifyInput": Symbol(
+        _SRT + "speculative.dflash_info.DFlashVerifyInput",
+        ("draft_token", "positions", "draft_token_num", "capture_hidden_mode", "kv_loc_plan"),
+    ),
+    "ForwardBatch": Symbol(
+        _SRT + "model_executor.forward_batch_info.ForwardBatch",
+        ("forward_mode", "batch_size", "input_ids", "req_pool_indices", "seq_lens", "out_cache_loc", "seq_lens_sum"),
+    ),
+    "ForwardMode": Symbol(_SRT + "model_executor.forward_batch_info.ForwardMode"),
+    "GrammarTree": Symbol(_SRT + "speculative.spec_utils.GrammarTree"),
+    "build_grammar_vocab_mask": Symbol(
+        _SRT + "speculative.spec_utils.build_grammar_vocab_mask",
+        ("reqs", "tree", "sampling_info", "device", "barrier"),
+    ),
+    "SpecTpSync": Symbol(_SRT + "speculative.spec_tp_sync.SpecTpSync", ("tp_group",)),
+    "SpecTpSyncSite": Symbol(_SRT + "speculative.spec_tp_sync.SpecTpSyncSite"),
+    "commit_mamba_states_after_verify": Symbol(
+        _SRT + "speculative.spec_utils.commit_mamba_states_after_verify",
+        ("target_worker", "batch", "accept_lens", "accept_index", "draft_token_num"),
+    ),
+    "prepare_mamba_track_for_verify": Symbol(
+        _SRT + "speculative.spec_utils.prepare_mamba_track_for_verify", ("batch",)
+    ),
+    "compute_spec_logprobs": Symbol(
+        _SRT + "layers.logprob_processor.compute_spec_logprobs",
+        ("batch", "logits_output", "predict", "chain_stride"),
+    ),
+    "KVWriteLoc": Symbol(_SRT + "mem_cache.memory_pool.KVWriteLoc", ("loc", "physical")),
+    # the drafter's layers
+    "AttentionType": Symbol(_SRT + "layers.radix_attention.AttentionType"),
+    "LogitsProcessorOutput": Symbol(
+        _SRT + "layers.logits_processor.LogitsProcessorOutput", ("next_token_logits",)
+    ),
+    "QKVParallelLinear": Symbol(
+        _SRT + "layers.linear.QKVParallelLinear",
+        ("hidden_size", "head_size", "total_num_heads", "total_num_kv_heads", "bias", "quant_config", "prefix"),
+    ),
+    "Qwen2MLP": Symbol(
+        _SRT + "models.qwen2.Qwen2MLP",
+        ("hidden_size", "intermediate_size", "hidden_act", "quant_config", "prefix"),
+    ),
+    "RMSNorm": Symbol(_SRT + "layers.layernorm.RMSNorm", ("hidden_size", "eps")),
+    "RadixAttention": Symbol(
+        _SRT + "layers.radix_attention.RadixAttention",
+        ("num_heads", "head_dim", "scaling", "num_kv_heads", "layer_id", "sliding_window_size", "attn_type"),
+    ),
+    "ReplicatedLinear": Symbol(
+        _SRT + "layers.linear.ReplicatedLinear", ("input_size", "output_size", "bias", "quant_config", "prefix")
+    ),
+    "RowParallelLinear": Symbol(
+        _SRT + "layers.linear.RowParallelLinear", ("input_size", "output_size", "bias", "quant_config", "prefix")
+    ),
+    "UnquantizedLinearMethod": Symbol(_SRT + "layers.quantization.unquant.UnquantizedLinearMethod"),
+    "apply_qk_norm": Symbol(_SRT + "models.utils.apply_qk_norm", ("q", "k", "q_norm", "k_norm", "head_dim")),
+    "default_weight_loader": Symbol(_SRT + "model_loader.weight_utils.default_weight_loader"),
+    "get_rope": Symbol(
+        _SRT + "layers.rotary_embedding.get_rope",
+        ("head_size", "rotary_dim", "max_position", "base", "is_neox_style", "rope_scaling"),
+    ),
+    "unwrap_lora_layer": Symbol(_SRT + "lora.layers.unwrap_lora_layer", ("module",)),
+    # attention
+    "AttentionBackend": Symbol(_SRT + "layers.attention.base_attn_backend.AttentionBackend"),
+    "AttentionType": Symbol(_SRT + "layers.radix_attention.AttentionType"),
+    "register_attention_backend": Symbol(
+        _SRT + "layers.attention.attention_registry.register_attention_backend", ("name",)
+    ),
+    "ATTENTION_BACKEND_CHOICES": Symbol(_SRT + "arg_groups.choices.ATTENTION_BACKEND_CHOICES"),
+    "DRAFT_ATTENTION_BACKEND_CHOICES": Symbol(_SRT + "arg_groups.choices.DRAFT_ATTENTION_BACKEND_CHOICES"),
+    "add_attention_backend_choices": Symbol(_SRT + "arg_groups.choices.add_attention_backend_choices"),
+    "add_draft_attention_backend_choices": Symbol(
+        _SRT + "arg_groups.choices.add_draft_attention_backend_choices"
+    ),
+    # KV pools
+    "MHATokenToKVPool": Symbol(_SRT + "mem_cache.memory_pool.MHATokenToKVPool"),
+    "SWAKVPool": Symbol(_SRT + "mem_cache.swa_memory_pool.SWAKVPool"),
+    "KVWriteLoc": Symbol(_SRT + "mem_cache.memory_pool.KVWriteLoc"),
 }
 
 
