@@ -6,11 +6,18 @@ versions, flags and pairs are checked where an exception still stops the server 
 
 from __future__ import annotations
 
+from sglang_dflash.cpu import is_active
+
+_registered = False
+
 
 def register() -> None:
-    """Register every hook; safe to call again, in any process."""
-    from sglang_dflash.cpu import is_active
-    from sglang_dflash.cpu.replacements import install
-
+    """Register every hook; a second call in one process does nothing."""
+    global _registered
+    if _registered:
+        return
+    _registered = True
     if is_active():
+        from sglang_dflash.cpu import install
+
         install()

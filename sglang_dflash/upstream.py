@@ -171,6 +171,16 @@ SYMBOLS: dict[str, Symbol] = {
     "add_draft_attention_backend_choices": Symbol(
         _SRT + "arg_groups.choices.add_draft_attention_backend_choices"
     ),
+    # server arguments
+    "register_resolution_hook": Symbol(_SRT + "arg_groups.resolution_hooks.register_resolution_hook", ("name",)),
+    "declare_resolution": Symbol(_SRT + "arg_groups.overrides.declare_resolution", ("server_args", "source")),
+    "model_config_of": Symbol(_SRT + "arg_groups.overrides.model_config_of", ("server_args",)),
+    "Backend": Symbol(_SRT + "model_executor.cuda_graph_config.Backend"),
+    "Phase": Symbol(_SRT + "model_executor.cuda_graph_config.Phase"),
+    "with_phase": Symbol(_SRT + "model_executor.cuda_graph_config.with_phase", ("config", "phase")),
+    "AttentionArch": Symbol(_SRT + "configs.model_config.AttentionArch"),
+    "hybrid_gdn_config": Symbol(_SRT + "configs.hybrid_arch.hybrid_gdn_config", ("model_config",)),
+    "mambaish_config": Symbol(_SRT + "configs.hybrid_arch.mambaish_config", ("model_config",)),
     # KV pools
     "MHATokenToKVPool": Symbol(_SRT + "mem_cache.memory_pool.MHATokenToKVPool"),
     "SWAKVPool": Symbol(_SRT + "mem_cache.swa_memory_pool.SWAKVPool"),

@@ -4,4 +4,14 @@ from __future__ import annotations
 
 from sglang_dflash.cpu.activation import activate, is_active
 
-__all__ = ["activate", "is_active"]
+__all__ = ["activate", "install", "is_active"]
+
+
+def install() -> None:
+    """Put the platform's stand-ins, attention backend and argument handling in place; once a process."""
+    from sglang_dflash.cpu import attention, replacements, resolve, torch_stubs
+
+    torch_stubs.install()
+    attention.register()
+    replacements.install()
+    resolve.install()

@@ -1,0 +1,84 @@
+"""The out-of-tree platform that SGLang activates on a machine without an accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from sglang_dflash.cpu import torchvision_import
+
+# SGLang imports this module before anything of its own imports torchvision.
+torchvision_import.install()
+
+from sglang_dflash.cpu.attention import NAME as ATTENTION  # noqa: E402
+from sglang_dflash.errors import DFlashError  # noqa: E402
+from sglang_dflash.upstream import (  # noqa: E402
+    CpuDeviceMixin,
+    PlatformCapabilities,
+    PlatformEnum,
+    SRTPlatform,
+)
+
+
+class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # bases are resolved at run time
+    """Plain torch on the host: no Triton, no graphs, no streams."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "cpu"
+    device_type = "cpu"
+    capabilities = PlatformCapabilities()
+
+    def apply_server_args_defaults(self, server_args: Any) -> None:
+        """Called while the launching process resolves its arguments: refuse to go on without our stand-ins."""
+        from sglang_dflash.cpu.replacements import missing_hooks
+
+        if missing := missing_hooks():
+            raise DFlashError(
+                f"{len(missing)} of the CPU platform's replacements are not in place, {missing[0]} first",
+                expected="the plugin 'dflash' loaded together with the platform",
+                remedy="leave SGLANG_PLUGINS unset or name dflash in it, and look for 'Failed to' in the log above",
+            )
+
+    def is_pin_memory_available(self, device: Any = None) -> bool:
+        return False
+
+    # --- attention and memory
+    def get_default_attention_backend(self) -> str:
+        return ATTENTION
+
+    def get_kv_pool_cls(self, *, kind: Literal["mha", "mla", "dsa"]) -> type | None:
+        if kind != "mha":
+            raise DFlashError(
+                f"a model with a {kind} KV pool on a CPU",
+                expected="grouped-query attention",
+                remedy="serve this model on a GPU",
+            )
+        from sglang_dflash.cpu.kv_pool import CpuKVPool
+
+        return CpuKVPool
+
+    def support_mamba_cache_extra_buffer(self) -> bool:
+        return True
+
+    # --- speculative decoding
+    def supports_speculative_algorithm(self, algorithm: str) -> bool:
+        return algorithm == "DFLASH"
+
+    def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
+        return backend == ATTENTION
+
+    def get_default_speculative_draft_attention_backend(self, algorithm: str) -> str:
+        return ATTENTION
+
+    def get_speculative_cache_locs_fn(self) -> Callable[..., Any]:
+        from sglang_dflash.cpu.alloc import block_slots
+
+        return block_slots
+
+    def get_torch_profiler_activity_str(self) -> str:
+        return "CPU"
+
+    def get_torch_profiler_activity(self) -> Any:
+        from torch.profiler import ProfilerActivity
+
+        return ProfilerActivity.CPU

@@ -1,0 +1,58 @@
+"""Threads and cores of the ranks on a CPU machine."""
+
+from __future__ import annotations
+
+import os
+
+BIND_VARIABLE = "SGLANG_CPU_OMP_THREADS_BIND"
+
+
+def cores_per_rank(cores: list[int], ranks: int) -> list[list[int]]:
+    """Split ``cores`` into one contiguous group a rank; ranks share cores where there are fewer cores than ranks."""
+    if ranks >= len(cores):
+        return [[cores[rank % len(cores)]] for rank in range(ranks)]
+    size, extra = divmod(len(cores), ranks)
+    starts = [rank * size + min(rank, extra) for rank in range(ranks + 1)]
+    return [cores[first:last] for first, last in zip(starts, starts[1:], strict=False)]
+
+
+def environment_defaults(ranks: int, conv_dtype: str) -> dict[str, str]:
+    """Variables that a CPU server needs and that the user has not set.
+
+    Args:
+        ranks: processes that run the model (tensor x pipeline x data parallel).
+        conv_dtype: dtype of the model, for the convolution state: SGLang's default, bfloat16, silently rounds the
+            state of a float32 model and makes its snapshots fail on a dtype mismatch.
+
+    Returns:
+        Name to value, only for variables missing in the environment. Threads default to one a rank: OpenMP workers
+        spin while they wait, and two spinning ranks on two cores ran 100 times slower than two single threads.
+    """
+    wanted = {"OMP_NUM_THREADS": "1", "SGLANG_MAMBA_CONV_DTYPE": conv_dtype}
+    if ranks > 1:
+        groups = cores_per_rank(sorted(os.sched_getaffinity(0)), ranks)
+        wanted[BIND_VARIABLE] = "|".join(",".join(map(str, group)) for group in groups)
+    return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+def parse_cores(text: str) -> set[int]:
+    """``"0-2,5"`` to ``{0, 1, 2, 5}``: the syntax of one group of ``SGLANG_CPU_OMP_THREADS_BIND``."""
+    cores: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return cores
+
+
+def bind_rank(*, local_omp_cpuid: str | None, dist_init_method: str | None = None) -> None:
+    """Bind this rank to its cores and cap its threads; stands in for SGLang's AMX-only ``_init_cpu_threads_env``.
+
+    Args:
+        local_omp_cpuid: this rank's group of cores, as :func:`parse_cores` reads it; None binds nothing.
+        dist_init_method: rendezvous address that upstream's version names shared memory after; not needed here.
+    """
+    import torch
+
+    if local_omp_cpuid:
+        os.sched_setaffinity(0, parse_cores(local_omp_cpuid) & os.sched_getaffinity(0) or os.sched_getaffinity(0))
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
