@@ -1,0 +1,55 @@
+"""The operations of one decode step, and the one place that chooses how they run: Triton on CUDA, else torch.
+
+:mod:`sglang_dflash.ops.reference` defines each of them. A Triton module is imported on first use, so a
+machine without Triton never needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+
+from sglang_dflash.ops import reference
+from sglang_dflash.ops.reference import Accepted, Block, filter_probs, token_hash
+
+__all__ = [
+    "Accepted",
+    "Block",
+    "accept_block",
+    "context_keys",
+    "filter_probs",
+    "prepare_block",
+    "seeded_draw",
+    "token_hash",
+]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+@cache
+def _kernel(name: str) -> Callable[..., Any]:
+    launcher: Callable[..., Any] = getattr(importlib.import_module(f"{__name__}.kernels.{name}"), name)
+    return launcher
+
+
+def _by_device(definition: Callable[_P, _R]) -> Callable[_P, _R]:
+    """``definition`` itself, or its kernel when the first (positional) argument is a CUDA tensor."""
+
+    @wraps(definition)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        on_cuda = cast(torch.Tensor, args[0]).is_cuda
+        chosen: Callable[_P, _R] = _kernel(definition.__name__) if on_cuda else definition
+        return chosen(*args, **kwargs)
+
+    return run
+
+
+prepare_block = _by_device(reference.prepare_block)
+accept_block = _by_device(reference.accept_block)
+context_keys = _by_device(reference.context_keys)
+seeded_draw = _by_device(reference.seeded_draw)

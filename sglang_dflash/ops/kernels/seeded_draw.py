@@ -1,0 +1,63 @@
+"""Triton kernel of :func:`sglang_dflash.ops.reference.seeded_draw`: one program per row, one walk over it."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def rotate_left(word, BITS: tl.constexpr):
+    return (word << BITS) | (word >> (32 - BITS))
+
+
+@triton.jit
+def murmur_block(state, word):
+    word = rotate_left(word * 0xCC9E2D51, 15) * 0x1B873593
+    return rotate_left(state ^ word, 13) * 5 + 0xE6546B64
+
+
+@triton.jit
+def murmur_finish(state):
+    state = state ^ 16
+    state = (state ^ (state >> 16)) * 0x85EBCA6B
+    state = (state ^ (state >> 13)) * 0xC2B2AE35
+    return state ^ (state >> 16)
+
+
+@triton.jit
+def seeded_draw_kernel(weights, seeds, positions, drawn, vocab, row_stride, LANES: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    seed = tl.load(seeds + row)
+    state = tl.full((), 0, tl.uint32)
+    state = murmur_block(state, seed.to(tl.uint32))
+    state = murmur_block(state, (seed >> 32).to(tl.uint32))
+    state = murmur_block(state, tl.load(positions + row).to(tl.uint32))
+
+    lanes = tl.arange(0, LANES)
+    best_time = tl.full((LANES,), float("inf"), tl.float64)
+    best_token = tl.zeros((LANES,), tl.int64)
+    for start in range(0, vocab, LANES):
+        token = start + lanes
+        weight = tl.load(weights + row * row_stride + token, mask=token < vocab, other=0.0).to(tl.float64)
+        bits = murmur_finish(murmur_block(state, token.to(tl.uint32)))
+        uniform = (bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10  # 2 ** -32
+        time = tl.where(weight > 0, -tl.log(uniform) / weight, float("inf"))
+        best_token = tl.where(time < best_time, token, best_token)
+        best_time = tl.minimum(time, best_time)
+    first = tl.min(best_time, axis=0)
+    tl.store(drawn + row, tl.min(tl.where(best_time == first, best_token, vocab), axis=0))
+
+
+def seeded_draw(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    assert weights.stride(1) == 1, "rows must be dense"
+    rows, vocab = weights.shape
+    drawn = torch.empty(rows, dtype=torch.int64, device=weights.device)
+    if rows:
+        lanes = min(1024, triton.next_power_of_2(vocab))
+        seeded_draw_kernel[(rows,)](
+            weights, seeds, positions, drawn, vocab, weights.stride(0), LANES=lanes, num_warps=4
+        )
+    return drawn

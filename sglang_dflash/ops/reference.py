@@ -1,0 +1,213 @@
+"""Torch definitions of the operations of one decode step. A Triton kernel is right when it equals these.
+
+Shapes: ``bs`` requests, ``w`` block positions (anchor included), ``V`` vocabulary entries, ``T`` context
+tokens, ``L`` drafter layers. No function reads a value back to the host, so none of them makes the device
+wait.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_WORD = 0xFFFFFFFF
+
+
+class Block(NamedTuple):
+    """The block that the drafter fills and the target verifies.
+
+    Attributes:
+        tokens: int64 [bs, w], the anchor (last step's bonus token) followed by mask tokens.
+        positions: int64 [bs * w], absolute positions ``seq_len + j``.
+        slots: int64 [bs * w], KV slots of those positions.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+
+
+class Accepted(NamedTuple):
+    """What one verified block commits.
+
+    Attributes:
+        out_tokens: int64 [bs, w]; row b's first ``accept_lens[b]`` entries are the new tokens, the rest is
+            ignored.
+        accept_lens: int32 [bs], accepted drafts plus the bonus token, 1..w.
+        bonus: int64 [bs], the last new token: the next block's anchor.
+        new_seq_lens: int64 [bs], committed length after the step (the bonus token has no KV yet).
+    """
+
+    out_tokens: Tensor
+    accept_lens: Tensor
+    bonus: Tensor
+    new_seq_lens: Tensor
+
+
+def prepare_block(
+    bonus: Tensor,
+    seq_lens: Tensor,
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    *,
+    width: int,
+    mask_token_id: int,
+) -> Block:
+    """Lay out the next block of every request.
+
+    Args:
+        bonus: int64 [bs], each request's anchor token.
+        seq_lens: int [bs], committed lengths; the anchor goes to position ``seq_len``.
+        req_pool_indices: int [bs], rows of ``req_to_token``.
+        req_to_token: int32 [rows, columns], KV slot of each (request, position).
+        width: block positions ``w``.
+        mask_token_id: token that marks a position to be drafted.
+
+    Positions past the table's last column get slot 0, SGLang's write-only padding slot: a request that is
+    about to hit the context limit still has a full block, and nothing of another request is touched.
+    """
+    offsets = torch.arange(width, device=bonus.device)
+    tokens = torch.where(offsets == 0, bonus[:, None], mask_token_id)
+    positions = seq_lens.long()[:, None] + offsets
+    columns = req_to_token.shape[1]
+    slots = req_to_token[req_pool_indices.long()[:, None], positions.clamp(max=columns - 1)].long()
+    slots = torch.where(positions < columns, slots, 0)
+    return Block(tokens, positions.flatten(), slots.flatten())
+
+
+def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor) -> Accepted:
+    """Commit the longest prefix of the drafts that the target chose itself, plus the target's next token.
+
+    Args:
+        draft_tokens: int64 [bs, w], the verified block; column 0 is the anchor, column j the draft for
+            position j.
+        target_tokens: int64 [bs, w], ``target_tokens[b, j]`` is the token that the target puts after block
+            position j: its argmax for a greedy request, a draw from its distribution for a sampled one.
+        seq_lens: int [bs], committed lengths before the step.
+
+    Draft j+1 is accepted while it equals ``target_tokens[j]``; the target's token at the first difference (or
+    after the last draft) is the bonus. So every new token *is* the target's token, and ``out_tokens`` is
+    ``target_tokens``.
+
+    This is exact for sampled requests too. Write d for the drafts, p(. | c) for the target's distribution
+    after context c with temperature, filters and penalties applied, and let ``target_tokens[j]`` be a draw
+    from p(. | c, d_1..d_j) whose noise is independent of c and d. Position j is used only if d_1..d_j were
+    accepted, that is, if they are the tokens emitted. Hence each emitted token is a draw from p given exactly
+    the tokens emitted before it, which is the law of plain decoding. A draft x is kept with probability p(x),
+    the most that any rule can reach for a drafter that proposes one fixed token (Leviathan et al. 2023,
+    section 2.3, with a point-mass proposal: min(1, p(x) / 1)). Draws behind the first difference influence
+    nothing, so noise that is a function of (seed, position) may meet the same position again in the next step
+    without bias.
+
+    So the same noise gives the same text for every block width, drafter and batch, and so does plain decoding
+    with that noise.
+    """
+    agree = (draft_tokens[:, 1:] == target_tokens[:, :-1]).int()
+    accepted_drafts = agree.cumprod(dim=1).sum(dim=1)
+    bonus = target_tokens.gather(1, accepted_drafts[:, None]).squeeze(1)
+    return Accepted(target_tokens, (accepted_drafts + 1).int(), bonus, seq_lens.long() + accepted_drafts + 1)
+
+
+def context_keys(
+    keys: Tensor, norm_weight: Tensor, eps: float, positions: Tensor, cos_sin: Tensor, *, neox: bool = True
+) -> Tensor:
+    """RMS-normalise and rotate the drafter's context keys of all layers at once.
+
+    Args:
+        keys: [T, L, heads, head_dim], projected keys; any strides with a dense last dimension.
+        norm_weight: [L, head_dim], scale of each layer's key norm.
+        eps: added to the mean square.
+        positions: int [T], absolute positions.
+        cos_sin: [max_position, rotary_dim], cosines then sines of the rotation angles.
+        neox: rotate halves (True) or interleaved pairs (False) of the first ``rotary_dim`` entries.
+
+    Returns:
+        [L, T, heads, head_dim], dense, in the dtype of ``keys``; the arithmetic is float32.
+    """
+    scale = norm_weight.float()[None, :, None, :]
+    wide = keys.float()
+    wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps) * scale
+    cos, sin = cos_sin[positions.long()].float()[:, None, None, :].chunk(2, dim=-1)
+    rotary_dim = cos_sin.shape[1]
+    rotated = wide[..., :rotary_dim]
+    first, second = rotated.chunk(2, dim=-1) if neox else (rotated[..., 0::2], rotated[..., 1::2])
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    rotated = torch.cat(turned, dim=-1) if neox else torch.stack(turned, dim=-1).flatten(-2)
+    out = torch.cat((rotated, wide[..., rotary_dim:]), dim=-1)
+    return out.to(keys.dtype).transpose(0, 1).contiguous()
+
+
+def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> Tensor:
+    """Zero the entries that top-k, top-p and min-p exclude; the others keep their value (not renormalised).
+
+    Args:
+        probs: float32 [n, V], softmax of the adjusted logits.
+        top_ks: int [n], entries kept by rank.
+        top_ps: float [n]; an entry stays while the mass ranked above it is at most ``top_p``, mass cut by
+            top-k counted.
+        min_ps: float [n], floor relative to the largest entry.
+
+    The three filters and their order are those of SGLang's ``pytorch`` sampling backend, so the law of a draw
+    from these weights is the law of plain decoding. Equal entries at a boundary are ranked as ``torch.sort``
+    ranks them.
+    """
+    ranked, order = probs.sort(dim=-1, descending=True)
+    ranks = torch.arange(probs.shape[-1], device=probs.device)
+    above = ranked.cumsum(dim=-1) - ranked
+    keep = (
+        (ranks < top_ks[:, None]) & (above <= top_ps[:, None]) & (ranked >= ranked[:, :1] * min_ps[:, None])
+    )
+    return torch.zeros_like(probs).scatter_(-1, order, ranked.where(keep, 0.0))
+
+
+def seeded_draw(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """One token per row, drawn in proportion to ``weights`` with noise fixed by (seed, position, token).
+
+    Args:
+        weights: float32 [n, V], non-negative, at least one positive per row; need not sum to 1.
+        seeds: int64 [n].
+        positions: int64 [n], sequence position of the token that the draw follows.
+
+    Returns:
+        int64 [n].
+
+    An exponential race: token v rings after time -log(u_v) / weight_v, with u_v uniform from
+    :func:`token_hash`; the first to ring wins, with probability weight_v / sum(weights). The race runs in
+    float64 because winners have u_v close to 1, where float32 has few values left.
+    """
+    tokens = torch.arange(weights.shape[1], device=weights.device)
+    uniform = (token_hash(seeds, positions, tokens).double() + 0.5) * 2.0**-32
+    return (-uniform.log() / weights.double()).argmin(dim=1)
+
+
+def token_hash(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
+    """MurmurHash3 (x86, 32 bit, Appleby) of the 16 bytes (seed, position, token), seeded with 0.
+
+    Args:
+        seeds: int64 [n], all 64 bits used.
+        positions: int [n] and tokens: int [m], lower 32 bits used.
+
+    Returns:
+        int64 [n, m] holding unsigned 32-bit values.
+    """
+    state = torch.zeros_like(seeds, dtype=torch.int64)
+    for word in (seeds & _WORD, (seeds >> 32) & _WORD, positions.long() & _WORD):
+        state = _murmur_block(state, word)
+    state = _murmur_block(state[:, None], tokens.long()[None, :] & _WORD)
+    state = state ^ 16
+    state = ((state ^ (state >> 16)) * 0x85EBCA6B) & _WORD
+    state = ((state ^ (state >> 13)) * 0xC2B2AE35) & _WORD
+    return state ^ (state >> 16)
+
+
+def _murmur_block(state: Tensor, word: Tensor) -> Tensor:
+    """Mix one 32-bit word into the state. int64 products wrap, which leaves the low 32 bits right."""
+    word = _rotate_left((word * 0xCC9E2D51) & _WORD, 15)
+    state = _rotate_left(state ^ ((word * 0x1B873593) & _WORD), 13)
+    return (state * 5 + 0xE6546B64) & _WORD
+
+
+def _rotate_left(word: Tensor, bits: int) -> Tensor:
+    return ((word << bits) | (word >> (32 - bits))) & _WORD

@@ -1,0 +1,162 @@
+"""The definitions of the operations against plain Python."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_dflash.ops import (
+    Accepted,
+    accept_block,
+    context_keys,
+    filter_probs,
+    prepare_block,
+    seeded_draw,
+    token_hash,
+)
+from tests.chi_square import p_value
+
+
+def test_block_starts_with_the_anchor_and_reads_the_request_table() -> None:
+    table = torch.arange(1, 41, dtype=torch.int32).view(4, 10)
+    block = prepare_block(
+        torch.tensor([7, 8]), torch.tensor([3, 0]), torch.tensor([2, 1]), table, width=3, mask_token_id=99
+    )
+    assert block.tokens.tolist() == [[7, 99, 99], [8, 99, 99]]
+    assert block.positions.tolist() == [3, 4, 5, 0, 1, 2]
+    assert block.slots.tolist() == [24, 25, 26, 11, 12, 13]
+
+
+def test_block_past_the_context_limit_uses_the_padding_slot() -> None:
+    table = torch.arange(1, 41, dtype=torch.int32).view(4, 10)
+    block = prepare_block(
+        torch.tensor([7]), torch.tensor([8]), torch.tensor([3]), table, width=4, mask_token_id=0
+    )
+    assert block.positions.tolist() == [8, 9, 10, 11]
+    assert block.slots.tolist() == [39, 40, 0, 0]
+
+
+def accepted_by_loop(draft: list[int], target: list[int], seq_len: int) -> tuple[list[int], int]:
+    new = []
+    for j, token in enumerate(target):
+        new.append(token)
+        if j + 1 == len(draft) or draft[j + 1] != token:
+            break
+    return new, seq_len + len(new)
+
+
+@given(
+    st.integers(1, 9).flatmap(
+        lambda w: st.lists(
+            st.tuples(*[st.lists(st.integers(0, 2), min_size=w, max_size=w)] * 2), min_size=1, max_size=5
+        )
+    )
+)
+def test_accept_keeps_the_agreeing_prefix_and_adds_the_targets_token(
+    rows: list[tuple[list[int], list[int]]],
+) -> None:
+    draft, target = (torch.tensor(side) for side in zip(*rows, strict=True))
+    seq_lens = torch.arange(len(rows)) * 10
+    accepted = accept_block(draft, target, seq_lens)
+    for b, (d, t) in enumerate(rows):
+        new, seq_len = accepted_by_loop(d, t, 10 * b)
+        assert accepted.out_tokens[b, : accepted.accept_lens[b]].tolist() == new
+        assert accepted.bonus[b] == new[-1]
+        assert accepted.new_seq_lens[b] == seq_len
+    assert accepted.accept_lens.dtype == torch.int32
+    assert isinstance(accepted, Accepted)
+
+
+@pytest.mark.parametrize("neox", [True, False])
+def test_context_keys_normalise_and_rotate_as_complex_numbers(neox: bool) -> None:
+    torch.manual_seed(0)
+    keys, weight = torch.randn(3, 2, 2, 12, dtype=torch.float64).float(), torch.rand(2, 12)
+    angles = torch.rand(50, 4)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    positions = torch.tensor([0, 17, 49])
+    actual = context_keys(keys, weight, 1e-6, positions, cos_sin, neox=neox)
+    assert actual.shape == (2, 3, 2, 12) and actual.is_contiguous()
+    for layer in range(2):
+        for t, position in enumerate(positions.tolist()):
+            for head in range(2):
+                k = keys[t, layer, head]
+                k = k / (k.square().mean() + 1e-6).sqrt() * weight[layer]
+                pairs = k[:8].view(2, 4).T if neox else k[:8].view(4, 2)
+                turned = torch.view_as_complex(pairs.contiguous()) * torch.polar(
+                    torch.ones(4), angles[position]
+                )
+                pairs = torch.view_as_real(turned)
+                expected = torch.cat((pairs.T.flatten() if neox else pairs.flatten(), k[8:]))
+                torch.testing.assert_close(actual[layer, t, head], expected)
+
+
+@pytest.mark.parametrize(
+    "top_k, top_p, min_p, kept",
+    [
+        (8, 1.0, 0.0, [0, 1, 2, 3]),
+        (2, 1.0, 0.0, [1, 2]),
+        (8, 0.69, 0.0, [1, 2]),  # 0.4 + 0.3 reach 0.69, so the entry of 0.2 has 0.7 above it
+        (8, 0.71, 0.0, [0, 1, 2]),
+        (8, 1.0, 0.45, [0, 1, 2]),  # 0.2 >= 0.45 * 0.4
+        (8, 1.0, 0.55, [1, 2]),
+        (1, 0.01, 1.0, [1]),
+        (2, 0.9, 0.0, [1, 2]),  # top-p counts the mass of the whole vocabulary, so top-k 2 stays at 2
+    ],
+)
+def test_filters_keep_the_right_entries(top_k: int, top_p: float, min_p: float, kept: list[int]) -> None:
+    probs = torch.tensor([[0.2, 0.4, 0.3, 0.1]])
+    weights = filter_probs(probs, torch.tensor([top_k]), torch.tensor([top_p]), torch.tensor([min_p]))
+    assert weights.nonzero()[:, 1].tolist() == kept
+    torch.testing.assert_close(weights[0, kept], probs[0, kept], rtol=0, atol=0)
+
+
+def murmur3_x86_32(data: bytes) -> int:
+    """The algorithm on a multiple of 4 bytes, seed 0 (a published vector is checked below)."""
+    mask, state = 0xFFFFFFFF, 0
+    for (word,) in struct.iter_unpack("<I", data):
+        word = word * 0xCC9E2D51 & mask
+        word = (word << 15 | word >> 17) & mask
+        state ^= word * 0x1B873593 & mask
+        state = (state << 13 | state >> 19) & mask
+        state = (state * 5 + 0xE6546B64) & mask
+    state ^= len(data)
+    state = (state ^ state >> 16) * 0x85EBCA6B & mask
+    state = (state ^ state >> 13) * 0xC2B2AE35 & mask
+    return state ^ state >> 16
+
+
+def test_token_hash_is_murmur3() -> None:
+    assert murmur3_x86_32(b"test") == 0xBA6BD213
+    seeds = torch.tensor([0, 42, -1, 2**63 - 1, -(2**63)])
+    positions = torch.tensor([0, 1, 77, 262_143, 5])
+    actual = token_hash(seeds, positions, torch.tensor([0, 1, 151_935]))
+    for i, (seed, position) in enumerate(zip(seeds.tolist(), positions.tolist(), strict=True)):
+        for j, token in enumerate((0, 1, 151_935)):
+            assert actual[i, j] == murmur3_x86_32(struct.pack("<qII", seed, position, token))
+
+
+@pytest.mark.parametrize("vary", ["seed", "position"])
+def test_seeded_draws_follow_the_weights(vary: str) -> None:
+    draws = 40_000
+    weights = torch.tensor([0.0, 3.0, 1.0, 0.5, 0.0, 5.0, 0.01])
+    counter, fixed = torch.arange(draws), torch.full((draws,), 11)
+    seeds, positions = (counter, fixed) if vary == "seed" else (fixed, counter)
+    tokens = seeded_draw(weights.expand(draws, -1), seeds, positions)
+    counts = torch.bincount(tokens, minlength=7)
+    assert p_value(counts, weights / weights.sum()) > 0.01
+    # The draw at the next position does not depend on this one.
+    pairs = torch.bincount(tokens[0::2] * 7 + tokens[1::2], minlength=49)
+    assert p_value(pairs, torch.outer(weights, weights).flatten() / weights.sum() ** 2) > 0.01
+
+
+def test_seeded_draw_ignores_the_rest_of_the_batch() -> None:
+    torch.manual_seed(0)
+    weights, seeds, positions = torch.rand(64, 50), torch.arange(64), torch.arange(64) * 3
+    together = seeded_draw(weights, seeds, positions)
+    order = torch.randperm(64)
+    assert torch.equal(seeded_draw(weights[order], seeds[order], positions[order]), together[order])
+    assert torch.equal(seeded_draw(weights[9:10], seeds[9:10], positions[9:10]), together[9:10])
