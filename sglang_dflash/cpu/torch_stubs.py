@@ -1,0 +1,27 @@
+"""Two methods of ``torch.Tensor`` that have no meaning without an accelerator, made harmless.
+
+SGLang calls them on fixed paths without asking the platform: ``pin_memory`` when it sends the mask of tracked
+recurrent states to the device, ``record_stream`` when a speculative step keeps lengths alive for another
+stream. Both raise on a machine without an accelerator. Host memory is what the first promises and what a CPU
+tensor already has; the second protects memory from other streams, and there are none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def install() -> None:
+    """Patch ``torch.Tensor`` for this process; only called where the CPU platform is active."""
+    torch.Tensor.pin_memory = _pin_memory  # type: ignore[method-assign, assignment]
+    torch.Tensor.record_stream = _record_stream  # type: ignore[method-assign, assignment]
+
+
+def _pin_memory(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return tensor
+
+
+def _record_stream(tensor: torch.Tensor, stream: Any) -> None:
+    return None
