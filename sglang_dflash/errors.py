@@ -14,7 +14,7 @@ class DFlashError(ValueError):
 
     def __init__(self, value: str, *, expected: str, remedy: str) -> None:
         self.value, self.expected, self.remedy = value, expected, remedy
-        super().__init__(f"DFLASH: {value}. Expected: {expected}. Remedy: {remedy}.")
+        super().__init__(f"sglang-dflash: {value}. Expected: {expected}. Remedy: {remedy}.")
 
     def __reduce__(self) -> tuple[object, ...]:
         """Keep the three parts when the error crosses a process boundary."""

@@ -39,6 +39,10 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # b
                 remedy="leave SGLANG_PLUGINS unset or name dflash in it, and look for 'Failed to' in the log above",
             )
 
+    def get_device(self, device_id: int = 0) -> str:
+        """``--device`` where nobody gave one: argument resolution wants its name, not a ``torch.device``."""
+        return "cpu"
+
     def is_pin_memory_available(self, device: Any = None) -> bool:
         return False
 
@@ -47,12 +51,8 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # b
         return ATTENTION
 
     def get_kv_pool_cls(self, *, kind: Literal["mha", "mla", "dsa"]) -> type | None:
-        if kind != "mha":
-            raise DFlashError(
-                f"a model with a {kind} KV pool on a CPU",
-                expected="grouped-query attention",
-                remedy="serve this model on a GPU",
-            )
+        if kind != "mha":  # asked for at every start; models that would use one are refused beforehand
+            return None
         from sglang_dflash.cpu.kv_pool import CpuKVPool
 
         return CpuKVPool
