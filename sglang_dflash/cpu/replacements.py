@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_dflash.cpu import alloc, collectives, threads
 from sglang_dflash.upstream import Symbol
 
 
@@ -23,7 +24,38 @@ class Replacement:
     reason: str
 
 
-TABLE: tuple[Replacement, ...] = ()
+_ALLOCATION = "sglang.srt.mem_cache.allocation."
+
+TABLE: tuple[Replacement, ...] = (
+    Replacement(
+        Symbol(
+            _ALLOCATION + "assign_req_to_token_pool_func",
+            ("req_pool_indices", "req_to_token", "start_offset", "end_offset", "out_cache_loc", "batch_size"),
+        ),
+        alloc.assign_slots,
+        "Triton kernel: writes the KV slots that speculative decoding reserves into req_to_token",
+    ),
+    Replacement(
+        Symbol(
+            _ALLOCATION + "get_last_loc",
+            ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor"),
+        ),
+        alloc.last_slots,
+        "Triton kernel for every backend but a fixed list of names: finds the slot that a new page continues",
+    ),
+    Replacement(
+        Symbol(
+            "sglang.srt.distributed.parallel_state.GroupCoordinator.all_gather_into_tensor", ("output", "input")
+        ),
+        collectives.all_gather_into_tensor,
+        "custom operator without a CPU kernel: gathers logits over tensor-parallel ranks",
+    ),
+    Replacement(
+        Symbol("sglang.srt.distributed.bootstrap._init_cpu_threads_env", ("local_omp_cpuid", "dist_init_method")),
+        threads.bind_rank,
+        "binds ranks to cores through Intel AMX kernels that are not installed, and does nothing without them",
+    ),
+)
 
 
 def install() -> None:
@@ -33,3 +65,8 @@ def install() -> None:
     for row in TABLE:
         if not any(hook is row.function for _, hook, _ in HookRegistry._hooks[row.target.path]):
             HookRegistry.register(row.target.path, row.function, HookType.REPLACE)
+
+
+def missing_hooks() -> list[str]:
+    """Targets that are not (yet) replaced by our function: SGLang only logs a hook that fails to apply."""
+    return [row.target.path for row in TABLE if getattr(row.target.resolve(), "__wrapped__", None) is None]
