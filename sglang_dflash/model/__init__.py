@@ -1,0 +1,1 @@
+"""The drafter, in SGLang's layers."""

@@ -1,0 +1,74 @@
+"""Context keys and values: what the drafter attends to in place of a prompt.
+
+The target's hidden states of the captured layers, concatenated per token, are fused to one vector (``fc`` and
+its norm); each drafter layer projects that vector to its own K and V. The drafter never runs over the context
+itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_dflash.model.attention import DrafterAttention
+from sglang_dflash.ops import context_keys
+from sglang_dflash.upstream import UnquantizedLinearMethod
+
+
+class ContextProjection:
+    """Fused context vectors to K/V of all layers at once.
+
+    The layers' plain ``qkv_proj`` weights are laid out back to back in one tensor, of which each layer's
+    parameter is a
+    view: the K/V rows of all layers are then one batched matrix product, without a second copy that an update
+        of the
+    weights could leave behind. Quantised layers keep their own storage and are asked one by one.
+
+    Args:
+        attentions: the drafter's attention modules, in layer order; their weights may still be empty.
+    """
+
+    def __init__(self, attentions: list[DrafterAttention]) -> None:
+        self.attentions = attentions
+        first = attentions[0]
+        self._heads, self._head_dim = first.num_kv_heads, first.head_dim
+        self._query_size, self._key_size, _ = first.sizes
+        self._weight: Tensor | None = None
+        if all(isinstance(a.qkv_proj.quant_method, UnquantizedLinearMethod) for a in attentions):
+            self._weight = torch.stack([a.qkv_proj.weight.data for a in attentions])
+            for attention, weight in zip(attentions, self._weight, strict=True):
+                attention.qkv_proj.weight.data = weight
+
+    def __call__(self, context: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V of the context tokens.
+
+        Args:
+            context: [T, H], fused context vectors.
+            positions: int64 [T], absolute positions.
+
+        Returns:
+            K (normalised, rotated) and V, each [L, T, kv_heads of this rank, head_dim].
+        """
+        kv = self._project(context).unflatten(-1, (2, self._heads, self._head_dim))
+        rotary: Any = self.attentions[0].rotary
+        k = context_keys(
+            kv[:, :, 0].transpose(0, 1),
+            torch.stack([a.k_norm.weight for a in self.attentions]),
+            self.attentions[0].k_norm.variance_epsilon,
+            positions,
+            rotary.cos_sin_cache,
+            neox=rotary.is_neox_style,
+        )
+        return k, kv[:, :, 1]
+
+    def _project(self, context: Tensor) -> Tensor:
+        """[L, T, 2 * kv_size]."""
+        if self._weight is None:
+            return torch.stack([a.qkv_proj(context)[0][:, self._query_size :] for a in self.attentions])
+        kv = context @ self._weight[:, self._query_size :].transpose(1, 2)
+        biases = [a.qkv_proj.bias for a in self.attentions]
+        if biases[0] is None:
+            return kv
+        return kv + torch.stack(biases)[:, None, self._query_size :]

@@ -1,0 +1,176 @@
+"""The drafter model as SGLang loads and runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sglang_dflash.config import DrafterConfig
+from sglang_dflash.model.attention import DrafterAttention, window_left
+from sglang_dflash.model.context import ContextProjection
+from sglang_dflash.model.source import drafter_config
+from sglang_dflash.model.tensors import LoadReport, destination, expected_shapes
+from sglang_dflash.model.vocabulary import TargetVocabulary
+from sglang_dflash.upstream import (
+    DraftParallelSpec,
+    DraftTPExecution,
+    LogitsProcessorOutput,
+    Qwen2MLP,
+    ReplicatedLinear,
+    RMSNorm,
+    default_weight_loader,
+    get_rope,
+)
+
+
+@dataclass
+class DraftOutput(LogitsProcessorOutput):
+    """What SGLang's runners hand back from a draft forward.
+
+    Attributes:
+        drafts: int64 [bs, w - 1], one token per mask position. After a CUDA graph's replay it has the rows of
+            the captured batch and lives in the graph's memory: slice it and copy it before the next replay.
+    """
+
+    drafts: Tensor | None = None
+
+
+class DrafterLayer(nn.Module):
+    """Pre-norm transformer layer; the residual travels beside the hidden states, so norms fuse with it."""
+
+    def __init__(
+        self, config: DrafterConfig, layer_id: int, rotary: nn.Module, quant_config: Any, prefix: str
+    ) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.self_attn = DrafterAttention(config, layer_id, rotary, quant_config, f"{prefix}.self_attn")
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = Qwen2MLP(
+            config.hidden_size,
+            config.intermediate_size,
+            "silu",
+            quant_config=quant_config,
+            prefix=f"{prefix}.mlp",
+        )
+
+    def forward(
+        self, positions: Tensor, hidden: Tensor, residual: Tensor | None, forward_batch: Any
+    ) -> tuple[Tensor, Tensor]:
+        if residual is None:
+            residual, hidden = hidden, self.input_layernorm(hidden)
+        else:
+            hidden, residual = self.input_layernorm(hidden, residual)
+        hidden = self.self_attn(positions, hidden, forward_batch)
+        hidden, residual = self.post_attention_layernorm(hidden, residual)
+        return self.mlp(hidden), residual
+
+
+class DFlashDraftModel(nn.Module):
+    """Drafts a block of tokens in one forward pass.
+
+    ``forward`` is the whole draft step, from token ids through the target's embedding, the layers and the
+    target's LM head to tokens, so one CUDA graph holds all of it and the eager path is the same code.
+    """
+
+    # The drafter shards over the ranks that share one batch, whatever layout the target uses.
+    draft_parallel_spec = DraftParallelSpec(tp_execution=DraftTPExecution.SINGLE_GROUP)
+
+    def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
+        """Build with empty weights, as SGLang's loader does; ``config`` is transformers' reading."""
+        super().__init__()
+        self.config = config
+        self.drafter_config = parsed = drafter_config()
+        rotary = get_rope(
+            parsed.head_dim,
+            rotary_dim=parsed.rotary_dim,
+            max_position=parsed.max_position_embeddings,
+            base=parsed.rope_theta,
+            rope_scaling=None if parsed.rope_scaling is None else dict(parsed.rope_scaling),
+        )
+        base = f"{prefix}." if prefix else ""
+        layers = [
+            DrafterLayer(parsed, i, rotary, quant_config, f"{base}layers.{i}")
+            for i in range(parsed.num_layers)
+        ]
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(parsed.hidden_size, eps=parsed.rms_norm_eps)
+        self.fc = ReplicatedLinear(
+            len(parsed.target_layer_ids) * parsed.hidden_size,
+            parsed.hidden_size,
+            bias=False,
+            quant_config=quant_config,
+            prefix=f"{base}fc",
+        )
+        self.hidden_norm = RMSNorm(parsed.hidden_size, eps=parsed.rms_norm_eps)
+        self._context_projection = ContextProjection([layer.self_attn for layer in layers])
+        self._vocabulary: TargetVocabulary | None = None
+        self._complete = False
+
+    def borrow(self, vocabulary: TargetVocabulary) -> None:
+        """Take the target's embedding and LM head; before the first forward."""
+        self._vocabulary = vocabulary
+
+    @torch.no_grad()
+    def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any) -> DraftOutput:
+        """Fill the block.
+
+        Args:
+            input_ids: int64 [bs * w], anchor and mask tokens of every request's block.
+            positions: int64 [bs * w], absolute positions.
+            forward_batch: SGLang's batch in TARGET_VERIFY mode; its ``spec_info`` holds the width.
+        """
+        assert self._vocabulary is not None, "borrow() the target's vocabulary before drafting"
+        hidden, residual = self._vocabulary.embed(input_ids), None
+        for layer in self.layers:
+            hidden, residual = layer(positions, hidden, residual, forward_batch)
+        hidden, _ = self.norm(hidden, residual)
+        width = forward_batch.spec_info.draft_token_num
+        # The anchor's position has nothing to predict: only mask positions go through the head.
+        masks = hidden.unflatten(0, (-1, width))[:, 1:]
+        drafts = self._vocabulary.likeliest(masks.flatten(0, 1))
+        return DraftOutput(next_token_logits=None, drafts=drafts.view(-1, width - 1))
+
+    @torch.no_grad()
+    def context_kv(self, target_hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V that the drafter attends to for context tokens.
+
+        Args:
+            target_hidden: [T, K * H], the captured layers' hidden states of each token, in
+                ``target_layer_ids``' order.
+            positions: int64 [T], absolute positions.
+
+        Returns:
+            K and V, each [L, T, kv_heads of this rank, head_dim].
+        """
+        context, _ = self.fc(target_hidden.to(self.norm.weight.dtype))
+        return self._context_projection(self.hidden_norm(context), positions)
+
+    def attention_layers(self) -> list[nn.Module]:
+        """SGLang's attention module of each layer, which names the layer to the KV pool."""
+        return [layer.attn for layer in self._context_projection.attentions]
+
+    def get_attention_sliding_window_size(self) -> int | None:
+        """Window that SGLang's attention backends prepare for; None where no layer slides."""
+        return None if self.drafter_config.sliding_window is None else window_left(self.drafter_config)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Load a checkpoint; later calls (SGLang's weight updates) may bring only part of it.
+
+        Raises:
+            DFlashError: a tensor is missing, unexpected or mis-shaped.
+        """
+        report = LoadReport(expected_shapes(self.drafter_config), bool(self.drafter_config.quantization))
+        params = dict(self.named_parameters())
+        for name, tensor in weights:
+            name = name.removeprefix("model.")
+            if name.endswith("rotary_emb.inv_freq") or not report.accepts(name, tuple(tensor.shape)):
+                continue
+            param_name, shard = destination(name)
+            loader = getattr(params[param_name], "weight_loader", default_weight_loader)
+            loader(params[param_name], tensor, *(() if shard is None else (shard,)))
+        report.check(complete=not self._complete)
+        self._complete = True

@@ -1,0 +1,92 @@
+"""The target's embedding and LM head, which the drafter borrows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.upstream import get_parallel, unwrap_lora_layer
+
+
+@dataclass(frozen=True)
+class TargetVocabulary:
+    """Token ids to embeddings, hidden states to the likeliest token.
+
+    Not a module, so the target's weights do not become the drafter's parameters.
+
+    Attributes:
+        embedding: the target's (vocabulary-parallel) embedding; maps int64 [n] to [n, H].
+        lm_head: the target's (vocabulary-parallel) LM head.
+        scale: factor that the target's drafters were trained with on top of the embedding.
+        first_id: first token id of this rank's shard of the head.
+        num_ids: token ids of this rank's shard, padding and added vocabulary excluded.
+    """
+
+    embedding: Any
+    lm_head: Any
+    scale: float
+    first_id: int
+    num_ids: int
+
+    @classmethod
+    def of(cls, target: Any) -> TargetVocabulary:
+        """Borrow from a loaded target model.
+
+        Raises:
+            DFlashError: the target has no LM head, or this rank's shard of it is empty.
+        """
+        lm_head = unwrap_lora_layer(getattr(target, "lm_head", None))
+        if lm_head is None:
+            raise DFlashError(
+                f"the target {type(target).__name__} exposes no lm_head",
+                expected="a causal language model",
+                remedy="serve this target without DFLASH",
+            )
+        shard = getattr(lm_head, "shard_indices", None)
+        num_ids = lm_head.weight.shape[0] if shard is None else shard.num_org_elements
+        if num_ids == 0:
+            raise DFlashError(
+                "a tensor-parallel rank holds no rows of the LM head",
+                expected="a vocabulary that reaches every rank",
+                remedy="lower --tp-size",
+            )
+        noise_scale = getattr(target, "get_dflash_noise_embedding_scale", lambda: 1.0)
+        return cls(
+            embedding=unwrap_lora_layer(target.get_input_embeddings()),
+            lm_head=lm_head,
+            scale=float(noise_scale()),
+            first_id=0 if shard is None else shard.org_vocab_start_index,
+            num_ids=num_ids,
+        )
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings [n, H] of int64 [n]."""
+        embeds = self.embedding(token_ids)
+        return embeds if self.scale == 1.0 else embeds * self.scale
+
+    def likeliest(self, hidden: Tensor) -> Tensor:
+        """Argmax token of every row: [n, H] -> int64 [n], equal on all tensor-parallel ranks.
+
+        Each rank sends one (logit, token id) pair per row. The pair travels as float32: token ids are exact
+        up to 2**24.
+        """
+        logits = self._shard_logits(hidden)
+        group = get_parallel().tp_group
+        if group.world_size == 1:
+            return logits.argmax(dim=-1)
+        best, index = logits.max(dim=-1)
+        pairs = torch.stack((best.float(), (index + self.first_id).float()), dim=-1)
+        pairs = group.all_gather(pairs[None], dim=0)
+        rank = pairs[..., 0].argmax(dim=0, keepdim=True)
+        return pairs[..., 1].gather(0, rank).squeeze(0).long()
+
+    def _shard_logits(self, hidden: Tensor) -> Tensor:
+        weight = self.lm_head.weight
+        if weight.is_floating_point() and weight.itemsize > 1:
+            return F.linear(hidden.to(weight.dtype), weight[: self.num_ids])
+        return self.lm_head.quant_method.apply(self.lm_head, hidden, None)[:, : self.num_ids]

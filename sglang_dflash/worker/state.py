@@ -1,0 +1,102 @@
+"""What one decode step leaves for the next, and the KV slots that the next will write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_dflash.upstream import (
+    SpecInput,
+    SpecInputType,
+    alloc_for_spec_decode,
+    async_h2d,
+    get_alloc_reserve_per_decode,
+    page_aligned_decode_alloc_lens,
+)
+
+
+class DraftState(SpecInput):
+    """Rides on the batch between steps, as SGLang's ``batch.spec_info``.
+
+    With overlap scheduling only ``future_indices`` follows the batch through filter and merge: the scheduler
+    relays the values themselves through its buffers, and refills ``bonus_tokens`` and ``batch.seq_lens``
+    before each step.
+
+    Attributes:
+        bonus_tokens: int64 [bs], the next block's anchors.
+        new_seq_lens: int64 [bs], committed lengths.
+        future_indices: rows of the scheduler's relay buffers; None without overlap.
+        reserved_lens_cpu: int32 [bs] on the host, lengths that have KV slots: an upper bound of what the step
+            reads. None before :meth:`prepare_for_decode`.
+    """
+
+    # Relayed for other algorithms; DFLASH needs none of them.
+    topk_p = topk_index = hidden_states = None
+    num_tokens_per_req = num_tokens_for_logprob_per_req = 1
+
+    def __init__(self, bonus_tokens: Tensor, new_seq_lens: Tensor) -> None:
+        super().__init__(SpecInputType.DFLASH_DRAFT)
+        self.bonus_tokens = bonus_tokens
+        self.new_seq_lens = new_seq_lens
+        self.future_indices: Tensor | None = None
+        self.reserved_lens_cpu: Tensor | None = None
+
+    @classmethod
+    def idle(cls, device: torch.device | str) -> DraftState:
+        """The state of no request."""
+        return cls(*(torch.empty(0, dtype=torch.int64, device=device) for _ in range(2)))
+
+    def prepare_for_decode(self, batch: Any) -> None:
+        """Reserve KV slots for the next step; runs on the scheduler's stream, before the step's lengths are
+        known.
+
+        With overlap the host's committed lengths lag by one step, so slots for two full blocks are kept
+        beyond them. Slots past the accepted tokens are not freed, the next block is written there.
+        """
+        if batch.batch_size() == 0:
+            return
+        batch.maybe_evict_swa()
+        committed = [req.kv.kv_committed_len for req in batch.reqs]
+        current, reserved, missing = page_aligned_decode_alloc_lens(
+            batch.reqs,
+            reserve=get_alloc_reserve_per_decode(),
+            page_size=batch.token_to_kv_pool_allocator.page_size,
+        )
+        if missing:
+            lens = async_h2d([current, reserved], dtype=torch.int32, device=batch.device)
+            alloc_for_spec_decode(
+                batch.tree_cache,
+                batch.req_to_token_pool,
+                reqs=batch.reqs,
+                req_pool_indices=batch.req_pool_indices,
+                cur_kv_lens=lens[0],
+                cur_kv_lens_cpu=torch.tensor(current, dtype=torch.int32),
+                nxt_kv_lens=lens[1],
+                nxt_kv_lens_cpu=torch.tensor(reserved, dtype=torch.int32),
+                num_needed_tokens=missing,
+                batch=batch,
+            )
+        for req in batch.reqs:
+            req.decode_batch_idx += 1
+        batch.seq_lens_cpu = torch.tensor(committed, dtype=torch.int64)
+        batch.seq_lens_sum = sum(committed)
+        self.reserved_lens_cpu = torch.tensor(reserved, dtype=torch.int32)
+
+    def filter_batch(self, new_indices: Tensor, new_indices_cpu: list[int] | None = None) -> None:
+        """Keep the requests at ``new_indices``."""
+        if self.future_indices is not None:
+            self.future_indices = self.future_indices[new_indices]
+        else:
+            self.bonus_tokens = self.bonus_tokens[new_indices]
+            self.new_seq_lens = self.new_seq_lens[new_indices]
+
+    def merge_batch(self, other: DraftState) -> None:
+        """Append another batch's requests."""
+        if self.future_indices is not None:
+            assert other.future_indices is not None
+            self.future_indices = torch.cat((self.future_indices, other.future_indices))
+        else:
+            self.bonus_tokens = torch.cat((self.bonus_tokens, other.bonus_tokens))
+            self.new_seq_lens = torch.cat((self.new_seq_lens, other.new_seq_lens))
