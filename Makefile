@@ -1,0 +1,54 @@
+# make setup   a virtual environment with stock SGLang on CPU torch, and this package
+# make demo    the real server on this machine: three models answer, then DFLASH beside plain decoding
+PYTHON ?= python3
+VENV ?= .venv
+# Index that torch comes from, where the default one would bring CUDA builds (README, "Setup").
+TORCH_INDEX ?=
+
+SGLANG := sglang==0.5.23
+TORCH := torch==2.13.0
+# Needed for its image transforms only; its dependencies would replace torch.
+TORCHVISION := torchvision==0.28.0
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet install
+STAMP := $(VENV)/.setup-$(shell cat requirements/*.txt pyproject.toml Makefile | sha1sum | cut -c1-12)
+# OpenMP workers spin while they wait: two pools on two cores slow each other down by orders of magnitude.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: setup demo test test-slow quality bench clean
+setup: $(STAMP)
+
+$(STAMP): requirements/cpu.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(PIP) setuptools -r requirements/cpu.txt
+	$(PIP) --no-deps $(SGLANG) $(TORCHVISION)
+	$(PIP) --no-build-isolation --editable '.[bench,dev]'
+	$(BIN)/python -m sglang_dflash.cpu.torchvision_import
+	rm -f $(VENV)/.setup-* && touch $@
+
+demo: setup
+	$(BIN)/python -m sglang_dflash.bench.demo
+
+# Unit and contract tests share both cores; engine tests start servers, one at a time.
+test: setup
+	$(BIN)/pytest -q -n 2 -m "not slow and not gpu" tests/unit tests/contract
+	$(BIN)/pytest -q -m "not slow and not gpu" tests/engine
+
+test-slow: setup
+	$(BIN)/pytest -q -m "slow and not gpu" tests
+
+test-gpu:
+	$(BIN)/pytest -q -m gpu tests/gpu
+
+quality: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/sglang-dflash bench --pair tiny-hybrid
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
