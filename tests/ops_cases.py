@@ -91,3 +91,16 @@ def test_seeded_draw(rows: int, vocab: int) -> None:
     expected = reference.seeded_draw(weights, seeds, positions)
     actual = kernel("seeded_draw")(weights, seeds, positions)
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bs, width, vocab", [(0, 4, 8), (3, 1, 20), (4, 5, 12), (2, 16, 1500)])
+def test_penalize_block(bs: int, width: int, vocab: int) -> None:
+    logits = torch.randn(bs, width, vocab + 3, device=DEVICE)[..., :vocab]
+    draft = ints(0, min(vocab, 6), bs, width)
+    counts = ints(0, 3, 9, vocab, dtype=torch.int32)
+    coefficients = torch.rand(9, 3, device=DEVICE) + 0.3
+    rows = torch.randperm(9, device=DEVICE)[:bs]
+    expected, actual = logits.clone(), logits.clone()
+    reference.penalize_block(expected, draft, counts, rows, coefficients)
+    kernel("penalize_block")(actual, draft, counts, rows, coefficients)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)

@@ -22,6 +22,7 @@ __all__ = [
     "accept_block",
     "context_keys",
     "filter_probs",
+    "penalize_block",
     "prepare_block",
     "seeded_draw",
     "token_hash",
@@ -52,4 +53,5 @@ def _by_device(definition: Callable[_P, _R]) -> Callable[_P, _R]:
 prepare_block = _by_device(reference.prepare_block)
 accept_block = _by_device(reference.accept_block)
 context_keys = _by_device(reference.context_keys)
+penalize_block = _by_device(reference.penalize_block)
 seeded_draw = _by_device(reference.seeded_draw)

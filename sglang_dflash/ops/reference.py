@@ -139,6 +139,42 @@ def context_keys(
     return out.to(keys.dtype).transpose(0, 1).contiguous()
 
 
+def penalize_block(
+    logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: Tensor, coefficients: Tensor
+) -> None:
+    """Apply frequency, presence and repetition penalties to a block's logits, in place, token by token.
+
+    Args:
+        logits: float32 [bs, w, V]; ``logits[b, j]`` follows block position j.
+        draft_tokens: int64 [bs, w]; column 0 is the anchor.
+        counts: int32 [R, V], how often each request has generated each token, the anchor counted.
+        rows: int [bs], rows of ``counts`` and ``coefficients``.
+        coefficients: float32 [R, 3], frequency, presence and repetition penalty; (0, 0, 1) changes nothing.
+
+    With n the count of a token: ``logit -= frequency * n + presence * [n > 0]``, then, where n > 0, a
+    positive logit is divided and a negative one multiplied by ``repetition`` (SGLang's definition and order).
+    Position j counts the drafts 1..j as generated, because its logits are used only if they are accepted.
+    """
+    frequency, presence, repetition = coefficients[rows.long()][:, None, None, :].unbind(-1)
+
+    def penalized(values: Tensor, n: Tensor) -> Tensor:
+        values = values - frequency * n - presence * (n > 0)
+        scale = torch.where(n > 0, repetition, 1.0)
+        return torch.where(values < 0, values * scale, values / scale)
+
+    # Within a block only the entries of drafted tokens differ from the committed counts: O(w^2), not O(w V),
+    # a request.
+    bs, width = draft_tokens.shape
+    committed = counts[rows.long()][:, None, :]
+    drafts = draft_tokens[:, None, 1:]
+    seen = (draft_tokens[:, 1:, None] == drafts).int().cumsum(dim=1)
+    seen = torch.cat((torch.zeros_like(drafts, dtype=seen.dtype), seen), dim=1)  # position 0 saw no draft
+    drafts = drafts.expand(bs, width, width - 1)
+    at_drafts = penalized(logits.gather(2, drafts), committed.expand(bs, width, -1).gather(2, drafts) + seen)
+    logits.copy_(penalized(logits, committed))
+    logits.scatter_(2, drafts, at_drafts)
+
+
 def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> Tensor:
     """Zero the entries that top-k, top-p and min-p exclude; the others keep their value (not renormalised).
 

@@ -14,6 +14,7 @@ from sglang_dflash.ops import (
     accept_block,
     context_keys,
     filter_probs,
+    penalize_block,
     prepare_block,
     seeded_draw,
     token_hash,
@@ -160,3 +161,46 @@ def test_seeded_draw_ignores_the_rest_of_the_batch() -> None:
     order = torch.randperm(64)
     assert torch.equal(seeded_draw(weights[order], seeds[order], positions[order]), together[order])
     assert torch.equal(seeded_draw(weights[9:10], seeds[9:10], positions[9:10]), together[9:10])
+
+
+def penalized_one_token_at_a_time(
+    logits: torch.Tensor,
+    drafts: list[int],
+    generated: list[int],
+    frequency: float,
+    presence: float,
+    repetition: float,
+) -> torch.Tensor:
+    """[w, V] logits of one request, each position penalised with everything generated before it."""
+    rows = []
+    for j, row in enumerate(logits.clone()):
+        so_far = generated + drafts[1 : j + 1]
+        for token in set(so_far):
+            row[token] -= frequency * so_far.count(token) + presence
+            row[token] = row[token] * repetition if row[token] < 0 else row[token] / repetition
+        rows.append(row)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("width", [1, 2, 6])
+def test_penalties_inside_a_block_equal_a_sequential_loop(width: int) -> None:
+    torch.manual_seed(0)
+    bs, vocab, slots = 5, 10, 8
+    logits, draft = torch.randn(bs, width, vocab) * 3, torch.randint(0, 4, (bs, width))
+    slot_of = torch.tensor([6, 0, 3, 7, 2])
+    coefficients = torch.tensor([[0.0, 0.0, 1.0]]).repeat(slots, 1)
+    coefficients[slot_of[1:]] = torch.tensor([[0.5, 0, 1], [0, 0.7, 1], [0, 0, 1.3], [-0.4, 0.2, 0.8]])
+    counts = torch.zeros(slots, vocab, dtype=torch.int32)
+    expected = []
+    for b in range(bs):
+        generated = torch.randint(0, vocab, (b * 3,)).tolist() + [int(draft[b, 0])]
+        counts[slot_of[b]] = torch.bincount(torch.tensor(generated), minlength=vocab).int()
+        expected.append(
+            penalized_one_token_at_a_time(
+                logits[b], draft[b].tolist(), generated, *coefficients[slot_of[b]].tolist()
+            )
+        )
+    actual = logits.clone()
+    penalize_block(actual, draft, counts, slot_of, coefficients)
+    torch.testing.assert_close(actual, torch.stack(expected))
+    assert torch.equal(actual[0], logits[0])

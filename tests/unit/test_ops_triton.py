@@ -27,6 +27,10 @@ LAUNCHES: dict[str, tuple[list[str], dict[str, object]]] = {
         ["*bf16", "*bf16", "*i64", "*fp32", "*bf16", "fp32"] + ["i32"] * 8,
         {"NEOX": True, "HEADS": 8, "LANES": 128},
     ),
+    "penalize_block": (
+        ["*fp32", "*i64", "*i32", "*i64", "*fp32", "i32", "i32", "i32", "i32"],
+        {"LANES": 1024},
+    ),
     "seeded_draw": (["*fp32", "*i64", "*i64", "*i64", "i32", "i32"], {"LANES": 1024}),
 }
 

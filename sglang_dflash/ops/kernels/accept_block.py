@@ -28,7 +28,7 @@ def accept_block_kernel(
     has_draft = offsets < width - 1
     draft = tl.load(draft_tokens + row * draft_stride + offsets + 1, mask=has_draft, other=0)
     target = tl.load(target_tokens + row * target_stride + offsets, mask=has_draft, other=0)
-    # The first difference ends the prefix; with none (lanes without a draft are equal) it is all w - 1 drafts.
+    # The first difference ends the prefix; without one (masked lanes are equal) it is all w - 1 drafts.
     differs_at = tl.where(draft != target, offsets, width - 1)
     accepted_drafts = tl.min(differs_at, axis=0)
     tl.store(accept_lens + row, accepted_drafts + 1)
