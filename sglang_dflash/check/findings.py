@@ -1,0 +1,50 @@
+"""One line of a preflight: what was looked at, what was found, and how grave it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from sglang_dflash.errors import DFlashError
+
+Level = Literal["ok", "warn", "error"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A checked fact. ``expected`` and ``remedy`` are empty where ``level`` is ``ok``."""
+
+    level: Level
+    about: str
+    value: str
+    expected: str = ""
+    remedy: str = ""
+
+
+def ok(about: str, value: str) -> Finding:
+    return Finding("ok", about, value)
+
+
+def warn(about: str, value: str, *, expected: str, remedy: str) -> Finding:
+    return Finding("warn", about, value, expected, remedy)
+
+
+def error(about: str, value: str, *, expected: str, remedy: str) -> Finding:
+    return Finding("error", about, value, expected, remedy)
+
+
+def of_error(about: str, raised: DFlashError) -> Finding:
+    """The finding that says what an exception said."""
+    return Finding("error", about, raised.value, raised.expected, raised.remedy)
+
+
+def raise_first_error(findings: Iterable[Finding]) -> None:
+    """Stop at the first error.
+
+    Raises:
+        DFlashError: with the value, expectation and remedy of that finding.
+    """
+    for finding in findings:
+        if finding.level == "error":
+            raise DFlashError(finding.value, expected=finding.expected, remedy=finding.remedy)

@@ -1,0 +1,218 @@
+"""Does this drafter fit this target? Two configurations and a few server arguments in, findings out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_dflash.check.findings import Finding, error, ok, warn
+from sglang_dflash.config import DrafterConfig, text_config
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The server arguments that decide whether a pair fits; None where the user did not set one.
+
+    Attributes:
+        block_size: ``--speculative-num-draft-tokens`` or ``--speculative-dflash-block-size``, in tokens.
+        context_length: ``--context-length``, in tokens.
+        draft_window: ``--speculative-draft-window-size``, in tokens.
+        tp_size: tensor-parallel ranks that share the drafter.
+    """
+
+    block_size: int | None = None
+    context_length: int | None = None
+    draft_window: int | None = None
+    tp_size: int = 1
+
+
+def check_pair(drafter: DrafterConfig, target: Mapping[str, Any], serving: Serving) -> Iterator[Finding]:
+    """Compare a drafter with its target.
+
+    Args:
+        drafter: the parsed drafter configuration.
+        target: the target's ``config.json``.
+        serving: the server arguments that both must fit.
+
+    Yields:
+        One finding a check, errors included; never raises for a pair that does not fit.
+    """
+    text = text_config(target)
+    yield _same("hidden size", drafter.hidden_size, text.get("hidden_size"), "hidden_size")
+    yield _same("vocabulary", drafter.vocab_size, text.get("vocab_size"), "vocab_size")
+    yield _target_layers(drafter, text)
+    yield _layer_ids(drafter, text)
+    yield _mask_token(drafter, text)
+    yield _block(drafter, serving)
+    yield _heads(drafter, serving)
+    yield _layers(drafter)
+    yield _window(drafter, serving)
+    yield _context(drafter, text, serving)
+
+
+def _same(about: str, drafter_value: int, target_value: object, key: str) -> Finding:
+    if drafter_value == target_value:
+        return ok(about, str(target_value))
+    return error(
+        about,
+        f"{key} {drafter_value} of the drafter, {target_value} of the target",
+        expected="the same: the drafter uses the target's embedding, LM head and hidden states",
+        remedy="use the drafter that was trained for this target",
+    )
+
+
+def _target_layers(drafter: DrafterConfig, text: Mapping[str, Any]) -> Finding:
+    about, actual = "target's layers", text.get("num_hidden_layers")
+    if drafter.num_target_layers == actual:
+        return ok(about, str(actual))
+    if drafter.num_target_layers is None:
+        return warn(
+            about,
+            f"the drafter does not state num_target_layers; the target has {actual}",
+            expected=f"num_target_layers {actual}",
+            remedy="make sure that the drafter was trained for this target",
+        )
+    return error(
+        about,
+        f"num_target_layers {drafter.num_target_layers} of the drafter, the target has {actual} layers",
+        expected="the target that the drafter was trained with",
+        remedy="use the drafter that was trained for this target",
+    )
+
+
+def _layer_ids(drafter: DrafterConfig, text: Mapping[str, Any]) -> Finding:
+    about, ids, actual = "target_layer_ids", drafter.target_layer_ids, text.get("num_hidden_layers")
+    if not isinstance(actual, int):
+        return error(
+            about,
+            f"num_hidden_layers {actual!r} in the target's config.json",
+            expected="an integer",
+            remedy="check the target's config.json",
+        )
+    beyond = [layer for layer in ids if layer >= actual - 1]
+    if not beyond:
+        return ok(about, f"{list(ids)} of {actual}")
+    return error(
+        about,
+        f"target_layer_ids {list(ids)}: {beyond[0]} cannot be captured in a target of {actual} layers",
+        # SGLang captures a layer's output where the next layer reads it, so the last one has no such place.
+        expected=f"layers 0 to {actual - 2}",
+        remedy="use the drafter that was trained for this target",
+    )
+
+
+def _mask_token(drafter: DrafterConfig, text: Mapping[str, Any]) -> Finding:
+    about, rows = "mask token", text.get("vocab_size")
+    if isinstance(rows, int) and drafter.mask_token_id >= rows:
+        return error(
+            about,
+            f"mask_token_id {drafter.mask_token_id}, the target's embedding has {rows} rows",
+            expected=f"an id from 0 to {rows - 1}",
+            remedy="use the drafter that was trained for this target",
+        )
+    special = [text.get(key) for key in ("eos_token_id", "pad_token_id", "bos_token_id")]
+    if drafter.mask_token_id in special:
+        return warn(
+            about,
+            f"mask_token_id {drafter.mask_token_id} is also the target's eos, pad or bos token",
+            expected="an id of its own",
+            remedy="check it against the drafter's training: a wrong mask token ruins acceptance",
+        )
+    return ok(about, str(drafter.mask_token_id))
+
+
+def _block(drafter: DrafterConfig, serving: Serving) -> Finding:
+    about, trained, asked = "block size", drafter.block_size, serving.block_size
+    if asked is not None and asked < 2:
+        return error(
+            about,
+            f"block size {asked} (--speculative-num-draft-tokens)",
+            expected="2 or more: the anchor and at least one drafted token",
+            remedy=f"set --speculative-num-draft-tokens {trained or 16}",
+        )
+    if trained is None and asked is None:
+        return error(
+            about,
+            "block_size is missing in the drafter's config.json and no flag sets it",
+            expected="a block size",
+            remedy="set --speculative-num-draft-tokens to the block size that the drafter was trained with",
+        )
+    if trained is not None and asked is not None and asked > trained:
+        return error(
+            about,
+            f"block size {asked} (--speculative-num-draft-tokens), the drafter was trained with {trained}",
+            expected=f"2 to {trained}",
+            remedy=f"set --speculative-num-draft-tokens {trained} or less, or leave it out",
+        )
+    return ok(about, f"{asked or trained}" + (f" of {trained}" if trained else ""))
+
+
+def _heads(drafter: DrafterConfig, serving: Serving) -> Finding:
+    about, tp, kv = "heads by tensor parallelism", serving.tp_size, drafter.num_kv_heads
+    # More ranks than KV heads: each KV head is held by tp / kv ranks.
+    kv_fits = kv % tp == 0 or tp % kv == 0
+    if kv_fits and drafter.num_heads % tp == 0 and drafter.intermediate_size % tp == 0:
+        return ok(about, f"{drafter.num_heads} heads, {kv} KV heads, TP {tp}")
+    return error(
+        about,
+        f"--tp-size {tp} with the drafter's {drafter.num_heads} heads, {kv} KV heads, "
+        f"intermediate_size {drafter.intermediate_size}",
+        expected="a divisor of heads and intermediate_size that divides, or is a multiple of, KV heads",
+        remedy="choose another --tp-size",
+    )
+
+
+def _layers(drafter: DrafterConfig) -> Finding:
+    shapes = [
+        ("causal " if causal else "") + kind.removesuffix("_attention")
+        for kind, causal in zip(drafter.layer_types, drafter.causal, strict=True)
+    ]
+    counts = ", ".join(f"{shapes.count(shape)} {shape}" for shape in dict.fromkeys(shapes))
+    window = f", window {drafter.sliding_window}" if drafter.sliding_window else ""
+    return ok("drafter's layers", counts + window)
+
+
+def _window(drafter: DrafterConfig, serving: Serving) -> Finding:
+    about, window = "draft window", serving.draft_window
+    if window is None:
+        return ok(about, "none: full layers read the whole context")
+    block = serving.block_size or drafter.block_size or 2
+    if window < block:
+        return error(
+            about,
+            f"--speculative-draft-window-size {window}, block size {block}",
+            expected=f"{block} or more",
+            remedy="choose a window of at least one block; 2048 or 4096 are usual",
+        )
+    if "full_attention" not in drafter.layer_types:
+        return warn(
+            about,
+            f"--speculative-draft-window-size {window}, but every layer of the drafter slides already",
+            expected="a drafter with full-attention layers",
+            remedy="leave the flag out: sliding layers keep their own window",
+        )
+    return ok(about, f"{window} tokens for full-attention layers")
+
+
+def _context(drafter: DrafterConfig, text: Mapping[str, Any], serving: Serving) -> Finding:
+    about = "context length"
+    context = serving.context_length or text.get("max_position_embeddings")
+    own = drafter.max_position_embeddings
+    if scaling := drafter.rope_scaling:
+        own = int(scaling.get("factor", 1) * scaling.get("original_max_position_embeddings", own))
+    if not isinstance(context, int) or own >= context:
+        return ok(about, f"{context}, drafter {own}")
+    if scaling:
+        return error(
+            about,
+            f"context length {context}, the drafter's scaled RoPE covers {own} tokens",
+            expected=f"a context of at most {own} tokens",
+            remedy=f"set --context-length {own}",
+        )
+    return warn(
+        about,
+        f"context length {context}, the drafter was configured for {own}: positions beyond are extrapolated",
+        expected=f"a context of at most {own} tokens for the published accept length",
+        remedy=f"set --context-length {own}, or a --speculative-draft-window-size for the drafter",
+    )
