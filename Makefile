@@ -23,8 +23,8 @@ $(STAMP): requirements/cpu.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(PIP) setuptools -r requirements/cpu.txt
-	$(PIP) --no-deps $(SGLANG) $(TORCHVISION)
 	$(PIP) --no-build-isolation --editable '.[bench,dev]'
+	$(PIP) --no-deps $(SGLANG) $(TORCHVISION)
 	$(BIN)/python -m sglang_dflash.cpu.torchvision_import
 	rm -f $(VENV)/.setup-* && touch $@
 
