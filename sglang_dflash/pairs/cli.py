@@ -1,0 +1,175 @@
+"""`sglang-dflash pairs`: find, list, prompt, train and measure the tiny pairs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sglang_dflash.errors import DFlashError
+
+from . import NAMES, drafter_kinds, drafter_path, target_path
+from .corpus import TASKS, prompts
+from .table import pair_figures, print_table
+
+app = typer.Typer(no_args_is_help=True)
+Name = Annotated[str, typer.Argument(help=", ".join(NAMES))]
+
+
+@contextmanager
+def _user_errors() -> Iterator[None]:
+    try:
+        yield
+    except DFlashError as error:
+        typer.echo(error, err=True)
+        raise typer.Exit(2) from None
+
+
+@app.command()
+def path(
+    name: Name,
+    drafter: Annotated[str | None, typer.Option(help="Print this drafter's folder instead.")] = None,
+) -> None:
+    """Print the folder of a pair's target, or of one of its drafters."""
+    with _user_errors():
+        typer.echo(drafter_path(name, drafter) if drafter else target_path(name))
+
+
+@app.command("list")
+def list_pairs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Print every pair's size, accuracy and accept lengths, as measured when it was trained."""
+    figures = [pair_figures(name) for name in NAMES]
+    if as_json:
+        typer.echo(json.dumps(figures, indent=1))
+    else:
+        print_table(figures)
+
+
+@app.command("prompts")
+def print_prompts(
+    name: Name,
+    task: Annotated[str, typer.Option(help=", ".join(TASKS))] = TASKS[0],
+    split: Annotated[str, typer.Option(help="train or heldout")] = "heldout",
+    n: Annotated[int, typer.Option("-n", help="How many.")] = 8,
+    seed: int = 0,
+    shape: Annotated[str | None, typer.Option(help="single, turns or document; default: a mixture")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+) -> None:
+    """Print prompts with their checkable answers. All pairs are trained for the same ones."""
+    with _user_errors():
+        target_path(name)
+        asked = prompts(task, split, n, seed, shape)
+    if as_json:
+        typer.echo(json.dumps([asdict(prompt) for prompt in asked], indent=1))
+        return
+    for prompt in asked:
+        for message in prompt.messages:
+            typer.echo(f"[{message['role']}] {message['content']}")
+        typer.echo(f"[expected] {prompt.answer}\n")
+
+
+@app.command()
+def train(
+    name: Name,
+    out: Annotated[Path, typer.Option(help="Where target/ and drafter-*/ go.")],
+    work: Annotated[Path, typer.Option(help="Checkpoints and generated data; run again to continue.")],
+    seed: int = 0,
+    device: str = "cpu",
+    steps: Annotated[
+        int | None, typer.Option(help="Steps of each model instead of the recipe's, for a trial.")
+    ] = None,
+    drafter: Annotated[
+        list[str] | None, typer.Option(help="Only these drafters; default: all of the pair's.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="PyTorch's threads; these models are too small for many.")] = 1,
+) -> None:
+    """Train a pair from nothing and write its provenance: 30 to 60 minutes on one CPU core, resumable."""
+    with _user_errors():
+        known = drafter_kinds(name)
+    import torch
+
+    from .train import train_pair, trainable_kinds
+
+    torch.set_num_threads(threads)
+    kinds = trainable_kinds(name)
+    if unknown := set(drafter or ()) - set(kinds):
+        raise typer.BadParameter(
+            f"{', '.join(unknown)}: {name} has {', '.join(known)}; trained here: {', '.join(kinds)}"
+        )
+    train_pair(name, out, work, seed, device, steps, drafter or kinds)
+
+
+@app.command("train-drafter")
+def train_drafter(
+    target: Annotated[
+        Path, typer.Argument(help="Folder of a Hugging Face causal LM with tokenizer and chat template.")
+    ],
+    out: Annotated[Path, typer.Option(help="The drafter's folder.")],
+    work: Annotated[Path, typer.Option(help="Checkpoints and generated data; run again to continue.")],
+    kind: Annotated[str, typer.Option(help="good, weak, swa or interleaved")] = "good",
+    chats: Annotated[
+        Path | None, typer.Option(help="JSON lines, each a list of chat messages to be answered.")
+    ] = None,
+    mask_token_id: Annotated[
+        int | None, typer.Option(help="An unused id, where the tokenizer has no mask token.")
+    ] = None,
+    seed: int = 0,
+    device: str = "cpu",
+    steps: int | None = None,
+    threads: int = 1,
+) -> None:
+    """Train a drafter for your own target. See docs/pairs.md for what this recipe can and cannot do."""
+    import torch
+
+    from .train import train_drafter_kind
+
+    torch.set_num_threads(threads)
+    given = (
+        [(json.loads(line), False) for line in chats.read_text().splitlines() if line.strip()]
+        if chats
+        else None
+    )
+    train_drafter_kind(kind, target, out, work, seed, device, steps, given, mask_token_id)
+
+
+@app.command()
+def measure(
+    name: Name,
+    drafter: Annotated[
+        str | None, typer.Option(help="Measure this drafter's accept lengths, not accuracy.")
+    ] = None,
+    n: Annotated[int | None, typer.Option("-n", help="Prompts per task.")] = None,
+    save: Annotated[bool, typer.Option(help="Write the figures to the shipped provenance file.")] = False,
+    threads: int = 1,
+) -> None:
+    """Measure a shipped target's accuracy or a drafter's accept lengths on held-out prompts."""
+    with _user_errors():
+        folder = drafter_path(name, drafter) if drafter else target_path(name)
+    import torch
+
+    from .measure import measure_accept_lengths, measure_accuracy
+    from .provenance import add_measurement
+    from .train import ACCEPT_PROMPTS, ACCURACY_PROMPTS
+
+    torch.set_num_threads(threads)
+    measured: Callable[[], dict[str, Any]]
+    if drafter:
+        key, measured = (
+            "accept_lengths",
+            lambda: measure_accept_lengths(target_path(name), folder, n or ACCEPT_PROMPTS),
+        )
+    else:
+        key, measured = "accuracy", lambda: measure_accuracy(folder, n or ACCURACY_PROMPTS)
+    table = measured()
+    if save:
+        add_measurement(folder, key, table)
+    typer.echo(json.dumps(table, indent=1))
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,151 @@
+"""Small Python functions over a list of numbers: filter, map, reduce. Checked by running them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from .example import Example
+
+_FILTERS = (
+    ("all", "numbers", ""),
+    ("even", "even numbers", "n % 2 == 0"),
+    ("odd", "odd numbers", "n % 2 == 1"),
+    ("positive", "positive numbers", "n > 0"),
+    ("negative", "negative numbers", "n < 0"),
+    ("gt{k}", "numbers greater than {k}", "n > {k}"),
+    ("lt{k}", "numbers less than {k}", "n < {k}"),
+    ("div{k}", "numbers divisible by {k}", "n % {k} == 0"),
+)
+_MAPS = (
+    ("", "", "n"),
+    ("squared", "squares of the ", "n * n"),
+    ("doubled", "doubles of the ", "n * 2"),
+    ("halved", "halves of the ", "n // 2"),
+    ("abs", "absolute values of the ", "abs(n)"),
+    ("plus{m}", "results of adding {m} to the ", "n + {m}"),
+    ("times{m}", "results of multiplying by {m} the ", "n * {m}"),
+)
+_REDUCES = {
+    "sum": ("sum", "total = 0"),
+    "count": ("number", "count = 0"),
+    "max": ("largest", "best = None"),
+    "min": ("smallest", "best = None"),
+    "list": ("list", "result = []"),
+    "product": ("product", "total = 1"),
+}
+INPUTS: tuple[list[int], ...] = ([], [1, 2, 3, 4, 5, 6], [-3, 8, 12, 7, -10, 9, 2], [0, 5, 18, -21])
+_BUILTINS = {"len": len, "sum": sum, "max": max, "min": min, "abs": abs}
+_ALLOWED = (
+    ast.Module, ast.FunctionDef, ast.arguments, ast.arg, ast.Expr, ast.Constant, ast.Return, ast.Assign,
+    ast.AugAssign, ast.For, ast.If, ast.Compare, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Name, ast.Load,
+    ast.Store, ast.Call, ast.keyword, ast.Attribute, ast.List, ast.ListComp, ast.GeneratorExp,
+    ast.comprehension, ast.operator, ast.cmpop, ast.boolop, ast.unaryop,
+)  # fmt: skip
+
+
+def draw(rng: Random) -> Example:
+    filter_name, filter_text, condition = rng.choice(_FILTERS)
+    map_name, map_text, value = rng.choice(_MAPS)
+    reduce = rng.choice(tuple(_REDUCES))
+    if reduce == "count":
+        map_name, map_text, value = _MAPS[0]
+    k, m = rng.randint(2, 9), rng.randint(2, 9)
+    condition, value = condition.format(k=k), value.format(m=m)
+    name = "_".join(part.format(k=k, m=m) for part in (reduce, filter_name, map_name) if part)
+    doc = f"{_REDUCES[reduce][0]} of the {map_text.format(m=m)}{filter_text.format(k=k)}"
+    style = rng.choice(("a loop", "a loop", "one line"))
+    head = f'def {name}(nums):\n    """Return the {doc}."""\n'
+    question = rng.choice(
+        (
+            f"Write a Python function `{name}` that returns the {doc}. Use {style}.",
+            f"Complete this function using {style}:\n\n{head}",
+        )
+    )
+    body = _one_line(reduce, condition, value) if style == "one line" else None
+    body = body or _loop(reduce, condition, value)
+    source = head + body
+    return Example(
+        task="code",
+        key=name,
+        question=question,
+        thought=f"The function {name} returns the {doc}. I use {style}.",
+        answer=f"```python\n{source}```",
+        expected={
+            "name": name,
+            "cases": [[numbers, _run(source, name)(list(numbers))] for numbers in INPUTS],
+        },
+    )
+
+
+def _one_line(reduce: str, condition: str, value: str) -> str | None:
+    """The body as one expression; None for a product, which Python has no builtin for."""
+    items = f"{value} for n in nums" + (f" if {condition}" if condition else "")
+    expression = {
+        "list": f"[{items}]",
+        "count": f"len([{items}])",
+        "max": f"max([{items}], default=None)",
+        "min": f"min([{items}], default=None)",
+        "sum": f"sum({items})",
+    }.get(reduce)
+    return f"    return {expression}\n" if expression else None
+
+
+def _loop(reduce: str, condition: str, value: str) -> str:
+    start = _REDUCES[reduce][1]
+    update = {
+        "sum": [f"total += {value}"],
+        "product": [f"total *= {value}"],
+        "count": ["count += 1"],
+        "list": [f"result.append({value})"],
+    }.get(reduce) or [
+        f"value = {value}",
+        f"if best is None or value {'>' if reduce == 'max' else '<'} best:",
+        "    best = value",
+    ]
+    if condition:
+        update = [f"if {condition}:"] + ["    " + line for line in update]
+    lines = [start, "for n in nums:"] + ["    " + line for line in update] + [f"return {start.split()[0]}"]
+    return "".join(f"    {line}\n" for line in lines)
+
+
+def _run(source: str, name: str) -> Callable[[list[int]], Any]:
+    """Compile `source` and return its function `name`.
+
+    The text comes from a model, so only the syntax that the task can need is run: no import, no `while`, no
+    power, no attribute but `result.append`.
+
+    Raises:
+        SyntaxError, ValueError: not Python, or outside the allowed syntax.
+        KeyError: it does not define `name`.
+    """
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if not isinstance(node, _ALLOWED) or isinstance(node, (ast.Pow, ast.LShift)):
+            raise ValueError(f"{type(node).__name__} is outside the task's syntax")
+        if isinstance(node, ast.Attribute) and ast.unparse(node) != "result.append":
+            raise ValueError(f"attribute {ast.unparse(node)} is outside the task's syntax")
+    names: dict[str, Any] = {"__builtins__": _BUILTINS}
+    exec(compile(tree, "<answer>", "exec"), names)
+    return names[name]
+
+
+def runs(expected: Any, text: str) -> bool:
+    """True where the answer's code block defines the asked function and it runs on every input."""
+    return _results(expected, text) is not None
+
+
+def check(expected: Any, text: str) -> bool:
+    """True where the function also returns the right value for every input."""
+    return _results(expected, text) == [result for _, result in expected["cases"]]
+
+
+def _results(expected: Any, text: str) -> list[Any] | None:
+    try:
+        source = text.split("```python\n", 1)[1].split("```")[0]
+        function = _run(source, expected["name"])
+        return [function(list(numbers)) for numbers, _ in expected["cases"]]
+    except Exception:  # noqa: BLE001  whatever a generated program raises is a wrong answer, not our error
+        return None

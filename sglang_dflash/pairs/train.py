@@ -1,0 +1,77 @@
+"""Train a whole pair: tokenizer, target, the target's output, drafters, figures. Every part resumes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from . import drafter_kinds
+from .measure import measure_accept_lengths, measure_accuracy
+from .provenance import add_measurement, write_provenance
+from .tokenizer import train_tokenizer
+from .train_drafter import RECIPES, Chat, corpus_prompts, target_output, train_drafter
+from .train_target import STEPS, TOKENS_PER_STEP, train_target
+
+ACCURACY_PROMPTS = 100
+ACCEPT_PROMPTS = 12
+
+
+def train_pair(
+    name: str, out: Path, work: Path, seed: int, device: str, steps: int | None, kinds: list[str]
+) -> None:
+    """Train the named pair into `out`/target and `out`/drafter-KIND.
+
+    Args:
+        work: checkpoints, tokenizer and generated data; a part whose result is in `out` is not trained again.
+        steps: of the target and of each drafter instead of the recipe's, for a quick trial.
+        kinds: drafters to train, of `drafter_kinds(name)`.
+    """
+    target = out / "target"
+    if not (target / "provenance.json").exists():
+        train_tokenizer(work / "tokenizer", seed)
+        target_steps = steps or STEPS[name]
+        log = train_target(name, work / "tokenizer", work / "target", target, seed, target_steps, device)
+        recipe = {"steps": target_steps, "tokens_per_step": TOKENS_PER_STEP}
+        write_provenance(target, seed, log, "validation loss of answers", recipe)
+        add_measurement(target, "accuracy", measure_accuracy(target, ACCURACY_PROMPTS, device))
+    for kind in kinds:
+        folder = out / f"drafter-{kind}"
+        if (folder / "provenance.json").exists():
+            continue
+        train_drafter_kind(kind, target, folder, work, seed, device, steps)
+
+
+def train_drafter_kind(
+    kind: str,
+    target: Path,
+    out: Path,
+    work: Path,
+    seed: int,
+    device: str,
+    steps: int | None = None,
+    chats: list[tuple[Chat, bool]] | None = None,
+    mask_token_id: int | None = None,
+) -> None:
+    """Train one kind of drafter for the target in `target`, which may be the user's own.
+
+    Args:
+        chats: what the target shall answer, instead of the corpus's prompts; see `corpus_prompts`.
+        mask_token_id: where the target's tokenizer has no mask token: an id that no text contains.
+    """
+    recipe = RECIPES[kind] if steps is None else RECIPES[kind].with_steps(steps)
+    data_file = work / "target-output.pt"
+    if not data_file.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        torch.save(target_output(target, chats or corpus_prompts(seed), device), data_file)
+    data = torch.load(data_file, weights_only=True)
+    log = train_drafter(recipe, target, data, work / f"drafter-{kind}", out, seed, device, mask_token_id)
+    write_provenance(out, seed, log, "validation accept length", asdict(recipe))
+    if chats is None:
+        add_measurement(out, "accept_lengths", measure_accept_lengths(target, out, ACCEPT_PROMPTS, device))
+
+
+def trainable_kinds(name: str) -> list[str]:
+    """The drafters of a pair that are trained with it; the mismatched one is another pair's."""
+    return [kind for kind in drafter_kinds(name) if kind in RECIPES]
