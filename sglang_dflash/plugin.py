@@ -6,9 +6,13 @@ versions, flags and pairs are checked where an exception still stops the server 
 
 from __future__ import annotations
 
+from sglang_dflash import takeover
 from sglang_dflash.cpu import is_active
 
 _registered = False
+
+# target, function, how it is applied (a name of SGLang's HookType)
+HOOKS = (("sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker", takeover.choose_worker, "AROUND"),)
 
 
 def register() -> None:
@@ -17,6 +21,10 @@ def register() -> None:
     if _registered:
         return
     _registered = True
+    from sglang_dflash.upstream import HookRegistry, HookType
+
+    for target, function, how in HOOKS:
+        HookRegistry.register(target, function, HookType[how])
     if is_active():
         from sglang_dflash.cpu import install
 

@@ -105,7 +105,15 @@ SYMBOLS: dict[str, Symbol] = {
     ),
     "ForwardBatch": Symbol(
         _SRT + "model_executor.forward_batch_info.ForwardBatch",
-        ("forward_mode", "batch_size", "input_ids", "req_pool_indices", "seq_lens", "out_cache_loc", "seq_lens_sum"),
+        (
+            "forward_mode",
+            "batch_size",
+            "input_ids",
+            "req_pool_indices",
+            "seq_lens",
+            "out_cache_loc",
+            "seq_lens_sum",
+        ),
     ),
     "ForwardMode": Symbol(_SRT + "model_executor.forward_batch_info.ForwardMode"),
     "GrammarTree": Symbol(_SRT + "speculative.spec_utils.GrammarTree"),
@@ -129,12 +137,18 @@ SYMBOLS: dict[str, Symbol] = {
     "KVWriteLoc": Symbol(_SRT + "mem_cache.memory_pool.KVWriteLoc", ("loc", "physical")),
     # the drafter's layers
     "AttentionType": Symbol(_SRT + "layers.radix_attention.AttentionType"),
-    "LogitsProcessorOutput": Symbol(
-        _SRT + "layers.logits_processor.LogitsProcessorOutput", ("next_token_logits",)
-    ),
+    "LogitsProcessorOutput": Symbol(_SRT + "layers.logits_processor.LogitsProcessorOutput", ("next_token_logits",)),
     "QKVParallelLinear": Symbol(
         _SRT + "layers.linear.QKVParallelLinear",
-        ("hidden_size", "head_size", "total_num_heads", "total_num_kv_heads", "bias", "quant_config", "prefix"),
+        (
+            "hidden_size",
+            "head_size",
+            "total_num_heads",
+            "total_num_kv_heads",
+            "bias",
+            "quant_config",
+            "prefix",
+        ),
     ),
     "Qwen2MLP": Symbol(
         _SRT + "models.qwen2.Qwen2MLP",
@@ -146,10 +160,12 @@ SYMBOLS: dict[str, Symbol] = {
         ("num_heads", "head_dim", "scaling", "num_kv_heads", "layer_id", "sliding_window_size", "attn_type"),
     ),
     "ReplicatedLinear": Symbol(
-        _SRT + "layers.linear.ReplicatedLinear", ("input_size", "output_size", "bias", "quant_config", "prefix")
+        _SRT + "layers.linear.ReplicatedLinear",
+        ("input_size", "output_size", "bias", "quant_config", "prefix"),
     ),
     "RowParallelLinear": Symbol(
-        _SRT + "layers.linear.RowParallelLinear", ("input_size", "output_size", "bias", "quant_config", "prefix")
+        _SRT + "layers.linear.RowParallelLinear",
+        ("input_size", "output_size", "bias", "quant_config", "prefix"),
     ),
     "UnquantizedLinearMethod": Symbol(_SRT + "layers.quantization.unquant.UnquantizedLinearMethod"),
     "apply_qk_norm": Symbol(_SRT + "models.utils.apply_qk_norm", ("q", "k", "q_norm", "k_norm", "head_dim")),
@@ -161,16 +177,13 @@ SYMBOLS: dict[str, Symbol] = {
     "unwrap_lora_layer": Symbol(_SRT + "lora.layers.unwrap_lora_layer", ("module",)),
     # attention
     "AttentionBackend": Symbol(_SRT + "layers.attention.base_attn_backend.AttentionBackend"),
-    "AttentionType": Symbol(_SRT + "layers.radix_attention.AttentionType"),
     "register_attention_backend": Symbol(
         _SRT + "layers.attention.attention_registry.register_attention_backend", ("name",)
     ),
     "ATTENTION_BACKEND_CHOICES": Symbol(_SRT + "arg_groups.choices.ATTENTION_BACKEND_CHOICES"),
     "DRAFT_ATTENTION_BACKEND_CHOICES": Symbol(_SRT + "arg_groups.choices.DRAFT_ATTENTION_BACKEND_CHOICES"),
     "add_attention_backend_choices": Symbol(_SRT + "arg_groups.choices.add_attention_backend_choices"),
-    "add_draft_attention_backend_choices": Symbol(
-        _SRT + "arg_groups.choices.add_draft_attention_backend_choices"
-    ),
+    "add_draft_attention_backend_choices": Symbol(_SRT + "arg_groups.choices.add_draft_attention_backend_choices"),
     # server arguments
     "register_resolution_hook": Symbol(_SRT + "arg_groups.resolution_hooks.register_resolution_hook", ("name",)),
     "declare_resolution": Symbol(_SRT + "arg_groups.overrides.declare_resolution", ("server_args", "source")),
@@ -184,7 +197,6 @@ SYMBOLS: dict[str, Symbol] = {
     # KV pools
     "MHATokenToKVPool": Symbol(_SRT + "mem_cache.memory_pool.MHATokenToKVPool"),
     "SWAKVPool": Symbol(_SRT + "mem_cache.swa_memory_pool.SWAKVPool"),
-    "KVWriteLoc": Symbol(_SRT + "mem_cache.memory_pool.KVWriteLoc"),
 }
 
 
@@ -217,7 +229,7 @@ def check_version() -> None:
     raise DFlashError(
         f"SGLang {found or 'not installed'}",
         expected=f"a version this release of sglang-dflash is tested with: {', '.join(SUPPORTED_VERSIONS)}",
-        remedy=f"install sglang=={SUPPORTED_VERSIONS[-1]}, or set {ALLOW_ANY_VERSION}=1 to try this one at your own risk",
+        remedy=f"install sglang=={SUPPORTED_VERSIONS[-1]}, or set {ALLOW_ANY_VERSION}=1 to try this one",
     )
 
 

@@ -20,7 +20,7 @@ from sglang_dflash.upstream import (  # noqa: E402
 )
 
 
-class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # bases are resolved at run time
+class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
     """Plain torch on the host: no Triton, no graphs, no streams."""
 
     _enum = PlatformEnum.OOT

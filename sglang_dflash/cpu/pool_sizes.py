@@ -24,9 +24,7 @@ class ModelBytes:
     state_per_request: int  # zero without recurrent layers
 
 
-def pool_defaults(
-    sizes: ModelBytes, *, running: int, context: int, available: int
-) -> dict[str, int]:
+def pool_defaults(sizes: ModelBytes, *, running: int, context: int, available: int) -> dict[str, int]:
     """Server arguments ``max_total_tokens`` and ``max_mamba_cache_size``, as far as a cap makes sense.
 
     Args:

@@ -1,8 +1,8 @@
 """Upstream functions that cannot run on a plain CPU, and what stands in for each.
 
-Every row names an SGLang function that is written in Triton (or assumes a CUDA stream), the parameters that our stand-in
-takes, why the original cannot run here, and the torch function that replaces it. Rows are applied through SGLang's own
-``HookRegistry`` in every process; a contract test asserts that each target exists with these parameters.
+Every row names an SGLang function that is written in Triton (or assumes a CUDA stream), the parameters that our
+stand-in takes, why the original cannot run here, and the torch function that replaces it. Rows are applied through
+SGLang's own ``HookRegistry`` in every process; a contract test asserts that each target has these parameters.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ TABLE: tuple[Replacement, ...] = (
         "Triton kernel for every backend but a fixed list of names: finds the slot that a new page continues",
     ),
     Replacement(
-        Symbol(
-            "sglang.srt.distributed.parallel_state.GroupCoordinator.all_gather_into_tensor", ("output", "input")
-        ),
+        Symbol("sglang.srt.distributed.parallel_state.GroupCoordinator.all_gather_into_tensor", ("output", "input")),
         collectives.all_gather_into_tensor,
         "custom operator without a CPU kernel: gathers logits over tensor-parallel ranks",
     ),

@@ -62,7 +62,9 @@ def _no_graphs(server_args: Any, cfg: Any) -> Any:
     from sglang_dflash.upstream import Backend, Phase, with_phase
 
     asked = sorted(getattr(server_args, "_cuda_graph_config_locked", ()))
-    if any(key != "backend" or getattr(cfg.cuda_graph_config, phase).backend != Backend.DISABLED for phase, key in asked):
+    if any(
+        key != "backend" or getattr(cfg.cuda_graph_config, phase).backend != Backend.DISABLED for phase, key in asked
+    ):
         logger.warning("CPU platform: CUDA-graph flags need a GPU: every forward runs eagerly on this CPU")
     config = cfg.cuda_graph_config
     for phase in (Phase.DECODE, Phase.PREFILL):

@@ -1,0 +1,112 @@
+"""Start a real SGLang server in a process of its own, talk to it, stop it and look for what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+START_SECONDS = 300
+
+
+@dataclass
+class Server:
+    """A running server: its process, address and log."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log_path: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=120)
+
+    def post(self, path: str, body: dict[str, object] | None = None) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=600)
+
+    def family(self) -> list[psutil.Process]:
+        """The server's process and everything it started."""
+        root = psutil.Process(self.process.pid)
+        return [root, *root.children(recursive=True)]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def command(*arguments: str, launcher: tuple[str, ...] = ("-m", "sglang.launch_server")) -> list[str]:
+    return [sys.executable, *launcher, *arguments]
+
+
+def run_to_exit(*arguments: str, timeout: float = START_SECONDS, **environment: str) -> tuple[int, str]:
+    """Run a server command that is expected to end by itself; exit code and everything it printed."""
+    ended = subprocess.run(
+        command(*arguments, "--port", str(free_port())),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=timeout,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    return ended.returncode, ended.stdout.decode(errors="replace")
+
+
+@contextlib.contextmanager
+def running(
+    folder: Path,
+    *arguments: str,
+    launcher: tuple[str, ...] = ("-m", "sglang.launch_server"),
+    **environment: str,
+) -> Iterator[Server]:
+    """A server that answers ``/health``; killed with all its children at the end, whatever happened."""
+    port = free_port()
+    log_path = folder / f"server-{port}.log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            command(*arguments, "--host", "127.0.0.1", "--port", str(port), launcher=launcher),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+    server = Server(process, port, log_path)
+    try:
+        _wait_until_healthy(server)
+        yield server
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for member in server.family():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def _wait_until_healthy(server: Server) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if server.process.poll() is not None:
+            raise AssertionError(f"server ended with {server.process.returncode}:\n{server.log[-6000:]}")
+        with contextlib.suppress(httpx.TransportError):
+            if server.get("/health").status_code == 200:
+                return
+        time.sleep(0.5)
+    raise AssertionError(f"server not healthy after {START_SECONDS} s:\n{server.log[-6000:]}")
