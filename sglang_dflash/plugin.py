@@ -1,7 +1,8 @@
 """Entry point ``sglang.srt.plugins: dflash``: registers our hooks with SGLang, does no work of its own.
 
-SGLang's loader catches and logs whatever a plugin raises, so nothing that can fail for a user's reason happens here:
-versions, flags and pairs are checked where an exception still stops the server (flag resolution, worker construction).
+SGLang's loader catches and logs whatever a plugin raises, so nothing that can fail for a user's reason
+happens here: versions, flags and pairs are checked where an exception still stops the server (flag
+resolution, worker construction).
 """
 
 from __future__ import annotations

@@ -8,13 +8,11 @@ from typing import Protocol
 
 
 class WidthPolicy(Protocol):
-    """Chooses each step's block width.
+    """Chooses each step's block width."""
 
-    Attributes:
-        max_width: widest block it will ever ask for; KV slots and graphs are provided for it.
-    """
-
-    max_width: int
+    @property
+    def max_width(self) -> int:
+        """Widest block it will ever ask for; KV slots and graphs are provided for it."""
 
     def width(self, batch_size: int) -> int:
         """Positions of the next block, anchor included: 1 (plain decoding) to ``max_width``."""

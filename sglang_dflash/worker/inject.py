@@ -1,0 +1,61 @@
+"""Inject: the target's hidden states become the drafter's context K/V."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_dflash.upstream import KVWriteLoc, async_h2d, draft_tp_context
+from sglang_dflash.worker.step import Step
+
+# Long prompts are projected in pieces of this many tokens: the workspace stays out of the memory budget, so
+# it must stay small, and a piece this long already fills a GPU.
+CHUNK = 2048
+
+
+class Injection:
+    """Writes context K/V into the drafter's KV pool, at the slots that the target's own K/V of the tokens
+    have.
+
+    One slot number serves both pools, so whatever shares a prefix's slots (the radix cache) shares the
+    drafter's K/V too.
+
+    Args:
+        runner: the drafter's ``ModelRunner``.
+        layout: the parallel layout that the drafter was built for.
+    """
+
+    def __init__(self, runner: Any, layout: Any) -> None:
+        self._runner, self._layout = runner, layout
+
+    def prefill(self, batch: Any, hidden: Tensor, kv_loc_plan: Any) -> None:
+        """Inject the tokens of a target extend: ``hidden`` [T, K * H], requests back to back."""
+        lens = async_h2d([batch.prefix_lens, batch.extend_lens], dtype=torch.int64, device=hidden.device)
+        prefix, extend = lens
+        total = sum(batch.extend_lens)
+        # Position of the first token, minus its index in the batch, per request.
+        shift = prefix - (extend.cumsum(0) - extend)
+        positions = shift.repeat_interleave(extend, output_size=total) + torch.arange(total, device=hidden.device)
+        self._write(hidden[:total], positions, kv_loc_plan)
+
+    def decode(self, step: Step, hidden: Tensor) -> None:
+        """Inject a verified block: ``hidden`` [bs * w, K * H].
+
+        Every position is written, accepted or not. Behind the accepted ones lie slots that belong to the
+        request alone, and the next block overwrites each of them before anything reads it; so no mask is
+        needed, and nothing here waits for the accept length.
+        """
+        self._write(hidden[: step.block.positions.numel()], step.block.positions, step.kv_loc_plan)
+
+    def _write(self, hidden: Tensor, positions: Tensor, kv_loc_plan: Any) -> None:
+        slots = kv_loc_plan.write_ids(self._runner.kv_index_translator)
+        pool, model = self._runner.token_to_kv_pool, self._runner.model
+        with draft_tp_context(self._layout):
+            for start in range(0, hidden.shape[0], CHUNK):
+                piece = slice(start, start + CHUNK)
+                keys, values = model.context_kv(hidden[piece], positions[piece])
+                where = KVWriteLoc(slots[piece], physical=True)
+                for layer, k, v in zip(model.attention_layers(), keys, values, strict=True):
+                    pool.set_kv_buffer(layer, where, k, v, layer.k_scale, layer.v_scale)

@@ -1,0 +1,190 @@
+"""The DFLASH worker: what SGLang's scheduler calls, and a decode step from its first stage to its last."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_dflash.model.source import drafter_config
+from sglang_dflash.model.vocabulary import TargetVocabulary
+from sglang_dflash.upstream import (
+    BaseSpecWorker,
+    CaptureHiddenMode,
+    DraftParallelSpec,
+    DraftTPExecution,
+    GenerationBatchResult,
+    build_draft_tp_worker,
+    draft_pp_context,
+    draft_tp_context,
+    get_parallel,
+    get_spec,
+    record_stream_each,
+    resolve_draft_parallel_layout,
+)
+from sglang_dflash.width import FixedWidth, WidthPolicy
+from sglang_dflash.worker import recurrent
+from sglang_dflash.worker.accept import Acceptance
+from sglang_dflash.worker.draft import Drafting
+from sglang_dflash.worker.inject import Injection
+from sglang_dflash.worker.state import DraftState
+from sglang_dflash.worker.step import Step
+from sglang_dflash.worker.verify import verify
+
+logger = logging.getLogger(__name__)
+
+Publish = Callable[[Tensor], None]
+
+
+class DFlashWorker(BaseSpecWorker):
+    """Drafts a block with the drafter, verifies it with the target, commits what the target agrees with.
+
+    One instance per tensor-parallel rank. The scheduler owns the requests, the KV slots and the relay between
+    steps; the worker owns the drafter and the order of a step's stages. Nothing between draft and publish
+    waits for the device.
+
+    Args:
+        target_worker: SGLang's ``TpModelWorker`` of the target, weights loaded.
+
+    Raises:
+        DFlashError: the drafter's configuration or tensors are unusable, or it does not fit the target.
+    """
+
+    speculative_num_steps = 1
+
+    def __init__(self, *, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        super().__init__()
+        self._target_worker = target_worker
+        self.drafter_config = drafter_config()
+        self.width_policy: WidthPolicy = FixedWidth(get_spec().speculative_num_draft_tokens)
+        spec = DraftParallelSpec(tp_execution=DraftTPExecution.SINGLE_GROUP)
+        self.draft_parallel_layout = resolve_draft_parallel_layout(spec, collapse_cp=True)
+        with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
+            self._draft_worker = build_draft_tp_worker(
+                server_args=server_args,
+                gpu_id=gpu_id,
+                nccl_port=nccl_port,
+                target_model_config=target_worker.model_runner.model_config,
+                algo_label="DFLASH",
+            ).draft_worker
+        runner = self._draft_worker.model_runner
+        runner.model.borrow(TargetVocabulary.of(target_worker.model_runner.model))
+        self._draft = Drafting(runner, self.draft_parallel_layout)
+        self._accept = Acceptance(get_parallel().tp_group)
+        self._inject = Injection(runner, self.draft_parallel_layout)
+
+    def __getattr__(self, name: str) -> Any:
+        """The scheduler asks this worker for whatever it asks a target's worker for."""
+        if name == "_target_worker":
+            raise AttributeError(name)
+        return getattr(self._target_worker, name)
+
+    # --- read by the scheduler
+
+    @property
+    def speculative_num_draft_tokens(self) -> int:
+        return self.width_policy.max_width
+
+    @property
+    def spec_v2_attn_backends(self) -> tuple[Any, ...]:
+        return self._target_worker.model_runner.attn_backend, self._draft_worker.model_runner.attn_backend
+
+    def weight_update_runners(self) -> list[tuple[str, Any]]:
+        return [("draft", self._draft_worker.model_runner)]
+
+    # --- start-up, in call order
+
+    def alloc_memory_pool(
+        self,
+        memory_pool_config: Any = None,
+        req_to_token_pool: Any = None,
+        token_to_kv_pool_allocator: Any = None,
+    ) -> None:
+        with draft_tp_context(self.draft_parallel_layout):
+            super().alloc_memory_pool(memory_pool_config, req_to_token_pool, token_to_kv_pool_allocator)
+
+    def init_attention_backends(self) -> None:
+        with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
+            super().init_attention_backends()
+
+    def init_cuda_graphs(self) -> None:
+        with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
+            super().init_cuda_graphs()
+
+    # --- the step
+
+    def forward_batch_generation(
+        self,
+        batch: Any,
+        on_publish: Publish | None = None,
+        grammar_barrier: Callable[[], None] | None = None,
+        pp_proxy_tensors: Any = None,
+    ) -> Any:
+        """Run one prefill or decode step of a ``ScheduleBatch``.
+
+        Args:
+            on_publish: takes the new committed lengths as soon as they are known (overlap scheduling); the
+                scheduler prepares the next step while the rest of this one runs.
+            grammar_barrier: commits the last step's tokens to the grammars.
+            pp_proxy_tensors: unused; DFLASH runs on one pipeline stage.
+        """
+        publish: Publish = on_publish or (lambda new_seq_lens: None)
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            return self._prefill(batch, publish)
+        if batch.forward_mode.is_idle():
+            return self._idle(batch, publish)
+        return self._decode(batch, publish, grammar_barrier)
+
+    def _prefill(self, batch: Any, publish: Publish) -> Any:
+        self._wait_for_fused_hicache_load(batch)
+        result = self._target_worker.forward_batch_generation(
+            batch, capture_hidden_mode=CaptureHiddenMode.FULL, return_kv_loc_plan=True
+        )
+        self._accept.prefill(result.next_token_ids)
+        result.new_seq_lens = batch.seq_lens
+        publish(result.new_seq_lens)
+        hidden, plan = result.logits_output.hidden_states, result.kv_loc_plan
+        result.logits_output.hidden_states = result.kv_loc_plan = None
+        self._inject.prefill(batch, hidden, plan)
+        result.next_draft_input = DraftState(result.next_token_ids, batch.seq_lens)
+        return result
+
+    def _decode(self, batch: Any, publish: Publish, grammar_barrier: Callable[[], None] | None) -> Any:
+        state, device = batch.spec_info, batch.seq_lens.device
+        record_stream_each((batch.seq_lens,), torch.get_device_module(device).current_stream())
+        width = self.width_policy.width(batch.batch_size())
+        mask_token_id = self.drafter_config.mask_token_id
+        step = Step.lay_out(batch, state, self._target_worker.model_runner, width, mask_token_id)
+        tokens = self._draft(batch, step)
+        verified = verify(batch, step, tokens, self._target_worker)
+        output = verified.logits_output
+        accepted = self._accept(batch, tokens, output.next_token_logits)
+        recurrent.commit(batch, step, accepted, self._target_worker)
+        publish(accepted.new_seq_lens)
+        self._inject.decode(step, output.hidden_states)
+        output.hidden_states = None
+        return GenerationBatchResult(
+            logits_output=output,
+            next_token_ids=accepted.out_tokens.flatten(),
+            accept_lens=accepted.accept_lens,
+            new_seq_lens=accepted.new_seq_lens,
+            next_draft_input=DraftState(accepted.bonus, accepted.new_seq_lens),
+            speculative_num_draft_tokens=width,
+            can_run_cuda_graph=verified.can_run_cuda_graph,
+            routed_experts_output=verified.routed_experts_output,
+            indexer_topk_output=verified.indexer_topk_output,
+        )
+
+    def _idle(self, batch: Any, publish: Publish) -> Any:
+        state = DraftState.idle(batch.seq_lens.device)
+        publish(state.new_seq_lens)
+        return GenerationBatchResult(
+            next_token_ids=state.bonus_tokens,
+            accept_lens=state.bonus_tokens.int(),
+            new_seq_lens=state.new_seq_lens,
+            next_draft_input=state,
+            speculative_num_draft_tokens=self.width_policy.max_width,
+        )
