@@ -126,15 +126,20 @@ def accept_old_flags(_: None, parser: ArgumentParser) -> None:
     parser.parse_known_args = parse_modern  # type: ignore[assignment, method-assign]
 
 
-def engine_server_args(server_args_class: type) -> Any:
-    """Factory to stand for ``Engine.server_args_class``: takes old keyword arguments too."""
+def accept_old_keywords(engine_class: Any) -> None:
+    """Make ``Engine(...)`` take old keyword arguments too.
+
+    The class attribute ``server_args_class`` is exchanged, as no hook can be put on a msgspec structure's
+    constructor.
+    """
+    server_args_class = engine_class.server_args_class
 
     def build(**kwargs: Any) -> Any:
         modern, notes = modernise_kwargs(kwargs)
         _log(notes)
         return server_args_class(**modern)
 
-    return build
+    engine_class.server_args_class = staticmethod(build)
 
 
 def _log(notes: Sequence[str]) -> None:

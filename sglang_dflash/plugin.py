@@ -7,13 +7,19 @@ resolution, worker construction).
 
 from __future__ import annotations
 
-from sglang_dflash import takeover
+import sys
+
+from sglang_dflash import flags, takeover
+from sglang_dflash.check.server import check_before_weights
 from sglang_dflash.cpu import is_active
 
 _registered = False
 
 # target, function, how it is applied (a name of SGLang's HookType)
-HOOKS = (("sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker", takeover.choose_worker, "AROUND"),)
+HOOKS = (
+    ("sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker", takeover.choose_worker, "AROUND"),
+    ("sglang.srt.server_args.ServerArgs.add_cli_args", flags.accept_old_flags, "AFTER"),
+)
 
 
 def register() -> None:
@@ -22,10 +28,14 @@ def register() -> None:
     if _registered:
         return
     _registered = True
-    from sglang_dflash.upstream import HookRegistry, HookType
+    from sglang_dflash.upstream import HookRegistry, HookType, register_resolution_hook
 
     for target, function, how in HOOKS:
         HookRegistry.register(target, function, HookType[how])
+    register_resolution_hook("handle_model_source_paths")(check_before_weights)
+    # Only a process that constructs an Engine has the module loaded by now; others need no keywords.
+    if engine := sys.modules.get("sglang.srt.entrypoints.engine"):
+        flags.accept_old_keywords(engine.Engine)
     if is_active():
         from sglang_dflash.cpu import install
 

@@ -21,6 +21,9 @@ class Finding:
     expected: str = ""
     remedy: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.value}. Expected: {self.expected}. Remedy: {self.remedy}."
+
 
 def ok(about: str, value: str) -> Finding:
     return Finding("ok", about, value)

@@ -8,7 +8,7 @@ import pytest
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.flags import (
     accept_old_flags,
-    engine_server_args,
+    accept_old_keywords,
     explain_environment,
     modernise_argv,
     modernise_kwargs,
@@ -30,9 +30,7 @@ def test_todays_command_line_stays_as_it_is() -> None:
         (("--cuda-graph-backend-prefill", "tc_piecewise"), ("--cuda-graph-backend-prefill", "breakable")),
     ],
 )
-def test_an_old_flag_becomes_todays_and_is_told(
-    old: tuple[str, str], new: tuple[str, str], joined: bool
-) -> None:
+def test_an_old_flag_becomes_todays_and_is_told(old: tuple[str, str], new: tuple[str, str], joined: bool) -> None:
     given = ["=".join(old)] if joined else list(old)
     argv, notes = modernise_argv([*given, "--tp-size", "2"])
     assert argv == [*new, "--tp-size", "2"]
@@ -128,8 +126,12 @@ class TestParser:
         assert "keep only --mamba-radix-cache-strategy" in capsys.readouterr().err
 
 
-def test_the_engine_factory_passes_the_rest_through() -> None:
-    assert engine_server_args(dict)(mamba_scheduler_strategy="auto", tp_size=2) == {
+def test_an_engine_class_takes_old_keywords() -> None:
+    class Engine:
+        server_args_class = dict
+
+    accept_old_keywords(Engine)
+    assert Engine().server_args_class(mamba_scheduler_strategy="auto", tp_size=2) == {
         "mamba_radix_cache_strategy": "auto",
         "tp_size": 2,
     }
