@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sglang_dflash.cpu.attention import NAME
@@ -83,7 +82,6 @@ class TorchAttentionBackend(AttentionBackend):
                 self._longest,
                 self._shortest,
                 window=window,
-                dtype=q.dtype,
             )
             keys = self._keys[window, True, swa] = self._in_pool_of(keys, swa)
         return self._attend(q, layer, keys, forward_batch.batch_size)
@@ -103,11 +101,11 @@ class TorchAttentionBackend(AttentionBackend):
         if save_kv_cache and k is not None:
             self._store(layer, forward_batch, k, v)
         if forward_batch.forward_mode.is_target_verify():
-            keys = self._block_keys(layer, forward_batch, q.dtype)
+            keys = self._block_keys(layer, forward_batch)
             return self._attend(q, layer, keys, forward_batch.batch_size)
         return self._prefill(q, layer, forward_batch)
 
-    def _block_keys(self, layer: Any, forward_batch: Any, dtype: torch.dtype) -> Keys:
+    def _block_keys(self, layer: Any, forward_batch: Any) -> Keys:
         causal = layer.attn_type != AttentionType.ENCODER_ONLY
         window, swa = self._window(layer), self._is_swa(layer)
         keys = self._keys.get((window, causal, swa))
@@ -123,7 +121,6 @@ class TorchAttentionBackend(AttentionBackend):
                 causal=causal,
                 window=window,
                 tree_mask=tree_mask,
-                dtype=dtype,
             )
             keys = self._keys[window, causal, swa] = self._in_pool_of(keys, swa)
         return keys
@@ -143,9 +140,9 @@ class TorchAttentionBackend(AttentionBackend):
             if swa:
                 slots = self._swa_pool.translate_loc_from_full_to_swa(slots)
             out[start : start + length] = attend_prompt(
-                q[start : start + length],
-                k_pool.index_select(0, slots).to(q.dtype),
-                v_pool.index_select(0, slots).to(q.dtype),
+                q[start : start + length].float(),
+                k_pool.index_select(0, slots).float(),
+                v_pool.index_select(0, slots).float(),
                 prefix=prefix,
                 causal=causal,
                 window=window,

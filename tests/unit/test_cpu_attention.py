@@ -13,7 +13,7 @@ from sglang_dflash.cpu.attention_math import QUERY_TILE, Keys, attend, attend_pr
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
 SCALE = 1 / math.sqrt(DIM)
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3}  # bfloat16: the rounding of the result
 
 
 @dataclass
@@ -80,9 +80,7 @@ def assert_close(got: Tensor, want: Tensor) -> None:
 def test_decode(lens: list[int], window: int | None, page_size: int, dtype: torch.dtype) -> None:
     pool = Pool.random(lens, page_size, dtype)
     q = torch.randn(len(lens), HEADS, DIM).to(dtype)
-    keys = decode_keys(
-        pool.req_to_token, pool.rows, pool.lens, max(lens), min(lens), window=window, dtype=dtype
-    )
+    keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, max(lens), min(lens), window=window)
     got = attend(q, pool.k, pool.v, keys, batch=len(lens), scale=SCALE)
     for i, length in enumerate(lens):
         slots = pool.slots(i, length)
@@ -110,7 +108,6 @@ def test_block(lens: list[int], window: int | None, causal: bool, page_size: int
         causal=causal,
         window=window,
         tree_mask=None,
-        dtype=dtype,
     )
     got = attend(q, pool.k, pool.v, keys, batch=len(lens), scale=SCALE).view(len(lens), width, HEADS, DIM)
     for i, length in enumerate(lens):
@@ -142,7 +139,6 @@ def test_block_with_a_tree_mask(lens: list[int]) -> None:
         causal=True,
         window=None,
         tree_mask=torch.cat([m.view(-1) for m in matrices]),
-        dtype=torch.float32,
     )
     got = attend(q, pool.k, pool.v, keys, batch=len(lens), scale=SCALE).view(len(lens), width, HEADS, DIM)
     for i, length in enumerate(lens):
@@ -155,9 +151,7 @@ def test_block_with_a_tree_mask(lens: list[int]) -> None:
 
 def test_a_padded_request_of_length_zero_gives_finite_numbers() -> None:
     pool = Pool.random([7, 1], 1)
-    keys = decode_keys(
-        pool.req_to_token, pool.rows, torch.tensor([7, 0]), 7, 0, window=None, dtype=torch.float32
-    )
+    keys = decode_keys(pool.req_to_token, pool.rows, torch.tensor([7, 0]), 7, 0, window=None)
     out = attend(torch.randn(2, HEADS, DIM), pool.k, pool.v, keys, batch=2, scale=SCALE)
     assert torch.isfinite(out).all()
 
@@ -165,7 +159,7 @@ def test_a_padded_request_of_length_zero_gives_finite_numbers() -> None:
 def test_a_batch_without_padding_needs_no_mask() -> None:
     """The common case of one request pays for no mask at all, in decode and in the drafter's block."""
     pool = Pool.random([12], 1, spare=4)
-    keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, 12, 12, window=3, dtype=torch.float32)
+    keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, 12, 12, window=3)
     assert keys.mask is None
     block = pool.slots(0, 16)[None, 12:]
     keys = block_keys(
@@ -178,14 +172,13 @@ def test_a_batch_without_padding_needs_no_mask() -> None:
         causal=False,
         window=None,
         tree_mask=None,
-        dtype=torch.float32,
     )
     assert keys.mask is None
 
 
 def test_a_window_gathers_no_more_than_it_can_read() -> None:
     pool = Pool.random([400, 90], 1, spare=4)
-    keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, 400, 90, window=31, dtype=torch.float32)
+    keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, 400, 90, window=31)
     assert keys.slots.shape == (2 * 32,)
 
 
