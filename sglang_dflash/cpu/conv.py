@@ -1,0 +1,195 @@
+"""Depthwise causal convolution over time; a state pool keeps the last ``width - 1`` inputs of every request.
+
+Everything here works on *rows* ``[..., time, dim]``: the history of a sequence (``width - 1`` rows, oldest
+first) followed by its tokens. Token t of the output reads rows t .. t + width - 1, so the state after token t
+is rows t + 1 .. t + width - 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from sglang_dflash.cpu.mamba_state import live_slots
+
+
+def _activate(y: torch.Tensor, activation: str | bool | None) -> torch.Tensor:
+    return F.silu(y, inplace=True) if activation in ("silu", "swish", True) else y
+
+
+def _filter(windows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Weigh each window ``[..., dim, width]`` by ``weight [dim, width]``, in fp32: ``[..., dim]``."""
+    y = (windows * weight.float()).sum(-1)
+    return y if bias is None else y.add_(bias)
+
+
+class _PackedRows(NamedTuple):
+    """Where the rows of each sequence lie when all are laid out one after another, history first."""
+
+    order: torch.Tensor  # [sum(W + len)] index into (all histories, then all tokens)
+    windows: torch.Tensor  # [tokens] the first row of each token's window
+    tails: torch.Tensor  # [N, W] the last W rows of each sequence: its next state
+
+
+@lru_cache(maxsize=8)
+def _pack(starts: tuple[int, ...], history: int) -> _PackedRows:
+    """Layout of sequences that begin at ``starts`` (the last entry is the end), ``history`` = width - 1."""
+    count = len(starts) - 1
+    order, windows, tails = [], [], []
+    for i, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+        first = start + i * history
+        order += [torch.arange(i * history, (i + 1) * history), torch.arange(start, end) + count * history]
+        windows.append(torch.arange(first, first + end - start))
+        tails.append(torch.arange(first + end - start, first + end - start + history))
+    return _PackedRows(torch.cat(order), torch.cat(windows), torch.stack(tails))
+
+
+def prefill(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    conv_states: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens_cpu: Sequence[int],
+    cache_indices: torch.Tensor,
+    has_initial_state: torch.Tensor,
+    activation: str | bool | None = "silu",
+    **unused: Any,
+) -> torch.Tensor:
+    """Convolve the new tokens of several sequences (prefill).
+
+    Args:
+        x: all tokens, sequence after sequence, ``[dim, tokens]``.
+        weight: ``[dim, width]``; bias: ``[dim]`` or None.
+        conv_states: pool ``[slots, dim, width - 1]``; the rows of these sequences are updated in place.
+        query_start_loc: first token of each sequence, then the end, ``[N + 1]``.
+        seq_lens_cpu: redundant with ``query_start_loc``.
+        cache_indices: slot of each sequence, ``[N]``; negative for padding.
+        has_initial_state: whether the slot holds history to continue from, bool ``[N]``.
+        unused: launch parameters of the upstream kernel.
+
+    Returns:
+        ``[dim, tokens]``, token-major in memory like ``x``.
+    """
+    dim, width = weight.shape
+    layout = _pack(tuple(query_start_loc.tolist()), width - 1)
+    slots = live_slots(cache_indices)
+    stored = conv_states.index_select(0, slots).transpose(1, 2)
+    histories = torch.where(has_initial_state[:, None, None], stored, 0).to(x.dtype)
+    rows = torch.cat([histories.reshape(-1, dim), x.t()]).index_select(0, layout.order)
+    conv_states.index_copy_(0, slots, rows[layout.tails].transpose(1, 2).to(conv_states.dtype))
+    # Windows that straddle two sequences are computed too, and dropped by the selection.
+    y = _filter(rows.unfold(0, width, 1), weight, bias).index_select(0, layout.windows)
+    return _activate(y, activation).to(x.dtype).t()
+
+
+def update(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | bool | None = None,
+    cache_seqlens: torch.Tensor | None = None,
+    conv_state_indices: torch.Tensor | None = None,
+    num_accept_tokens: torch.Tensor | None = None,
+    intermediate_conv_window: torch.Tensor | None = None,
+    intermediate_state_indices: torch.Tensor | None = None,
+    retrieve_next_token: torch.Tensor | None = None,
+    retrieve_next_sibling: torch.Tensor | None = None,
+    retrieve_parent_token: torch.Tensor | None = None,
+    **unused: Any,
+) -> torch.Tensor:
+    """Convolve one token per request (decode) or a block per request (verify).
+
+    A decode advances ``conv_state`` in place. A verify leaves it as it is and stores the window after every
+    token, so that the commit can pick the accepted one.
+
+    Args:
+        x: ``[bs, dim]`` or ``[bs, dim, T]``.
+        conv_state: pool ``[slots, dim, width - 1]``.
+        weight: ``[dim, width]``; bias: ``[dim]`` or None.
+        conv_state_indices: slot of each request, ``[bs]``; negative for padding.
+        intermediate_conv_window: verify only, ``[rows, block >= T, dim, width - 1]``; written in place.
+        intermediate_state_indices: row of each request in it, ``[bs]``.
+        retrieve_next_token, retrieve_next_sibling: first child and next sibling of every token of a draft
+            tree, -1 for none, ``[bs, T]``; None for a chain.
+        retrieve_parent_token: ``[bs, T]``, filled in with the parent of every token of the tree.
+        unused: launch parameters of the upstream kernel.
+
+    Returns:
+        The shape of ``x``, token-major in memory.
+    """
+    if cache_seqlens is not None or num_accept_tokens is not None or conv_state_indices is None:
+        raise NotImplementedError(
+            "on a CPU, causal_conv1d_update takes slot-indexed states that are not circular"
+        )
+    tokens = x.unsqueeze(1) if x.dim() == 2 else x.transpose(1, 2)
+    width = weight.shape[1]
+    slots = live_slots(conv_state_indices)
+    history = conv_state.index_select(0, slots).transpose(1, 2).to(x.dtype)
+    rows = torch.cat([history, tokens], 1)
+    if (
+        retrieve_next_token is not None
+        and retrieve_next_sibling is not None
+        and retrieve_parent_token is not None
+    ):
+        retrieve_parent_token.copy_(_parents(retrieve_next_token, retrieve_next_sibling))
+        windows = _tree_windows(rows, retrieve_parent_token, width)
+    else:
+        windows = rows.unfold(1, width, 1)
+    if intermediate_conv_window is None or intermediate_state_indices is None:
+        conv_state.index_copy_(0, slots, rows[:, 1 - width :].transpose(1, 2).to(conv_state.dtype))
+    else:
+        _store_windows(intermediate_conv_window, intermediate_state_indices.long(), windows[..., 1:])
+    y = _activate(_filter(windows, weight, bias), activation).to(x.dtype)
+    return y.squeeze(1) if x.dim() == 2 else y.transpose(1, 2)
+
+
+def _store_windows(buffer: torch.Tensor, rows: torch.Tensor, windows: torch.Tensor) -> None:
+    """Write ``windows [bs, T, dim, W]`` to ``buffer[rows, :T]``; buffer ``[rows, block, dim, W]``.
+
+    For chains SGLang lets the windows of consecutive steps share memory (step and window have the same
+    stride), and PyTorch refuses to write through such a view: write the ``T + W - 1`` columns that they share
+    instead.
+    """
+    steps = windows.shape[1]
+    if buffer.stride(1) != buffer.stride(3):
+        buffer[:, :steps].index_copy_(0, rows, windows.to(buffer.dtype))
+        return
+    size, block, dim, width = buffer.shape
+    columns = buffer.as_strided(
+        (size, dim, block + width - 1), (buffer.stride(0), buffer.stride(2), buffer.stride(3))
+    )
+    shared = torch.cat([windows[:, 0], windows[:, 1:, :, -1].transpose(1, 2)], -1)
+    columns[..., : steps + width - 1].index_copy_(0, rows, shared.to(buffer.dtype))
+
+
+def _parents(next_token: torch.Tensor, next_sibling: torch.Tensor) -> torch.Tensor:
+    """Parent of every token of a draft tree, ``[bs, T]``: an earlier token; 0 for the root."""
+    bs, steps = next_token.shape
+    spare = steps  # where links of -1 go
+    parent = next_token.new_zeros(bs, steps + 1, dtype=torch.long)
+    for token in range(steps):
+        for link, value in ((next_token, torch.full((bs,), token)), (next_sibling, parent[:, token].clone())):
+            child = torch.where(link[:, token] < 0, spare, link[:, token]).long()
+            parent.scatter_(1, child[:, None], value[:, None])
+    return parent[:, :steps]
+
+
+def _tree_windows(rows: torch.Tensor, parent: torch.Tensor, width: int) -> torch.Tensor:
+    """Window of every token of a draft tree, ancestors first, itself last: ``[bs, T, dim, width]``."""
+    history = width - 1
+    steps = parent.shape[1]
+    # A token's row is history + t. What precedes the root, or a row of the history, is the row before it.
+    previous = torch.arange(-1, history + steps - 1).clamp(min=0).repeat(parent.shape[0], 1)
+    previous[:, history + 1 :] = parent[:, 1:] + history
+    path = [torch.arange(history, history + steps).expand(parent.shape)]
+    for _ in range(history):
+        path.append(previous.gather(1, path[-1]))
+    index = torch.stack(path[::-1], -1)
+    batch = torch.arange(parent.shape[0])[:, None, None]
+    return rows[batch, index].transpose(-1, -2)

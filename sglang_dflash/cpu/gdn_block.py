@@ -1,0 +1,88 @@
+"""The gated delta rule over a block of tokens in closed form: no loop over tokens.
+
+One head keeps a state ``S [V, K]``. Token t brings a query q, key k, value v, log-decay g <= 0 and write
+strength beta:
+
+    S_t = exp(g_t) S_{t-1} + u_t k_t^T        u_t = beta_t (v_t - exp(g_t) S_{t-1} k_t)        o_t = S_t q_t
+
+(Yang et al., Gated Delta Networks, 2024). Unrolled from the state S before the block, with ``D[t, i]`` the
+decay between the writes of tokens i and t, and ``e_t`` the decay since the start of the block:
+
+    u_t + beta_t sum_{i<t} D[t, i] (k_t . k_i) u_i = beta_t (v_t - e_t S k_t)      a lower triangular system
+    o_t = e_t S q_t + sum_{i<=t} D[t, i] (q_t . k_i) u_i
+    S_t = e_t S + sum_{i<=t} D[t, i] u_i k_i^T
+
+Shapes: q, k ``[..., T, K]``; v ``[..., T, V]``; g, beta ``[..., T]``; states ``[..., V, K]``. All are
+fp32, and the queries are scaled already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+
+
+def pairwise_decay(g: torch.Tensor) -> torch.Tensor:
+    """``D[t, i] = exp(g_{i+1} + .. + g_t)`` for i <= t, else 0: ``[..., T, T]``.
+
+    Each sum is formed on its own. The difference of two cumulative sums would lose what a strong decay early
+    in the block leaves no bits for.
+    """
+    steps = g.shape[-1]
+    return g.unsqueeze(-1).expand(*g.shape, steps).tril(-1).cumsum(-2).exp_().tril_()
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a block needs of its tokens before the state is known; every field may have leading dimensions."""
+
+    queries_keys: torch.Tensor  # [2T, K]  e_t q_t, then beta_t e_t k_t
+    system: torch.Tensor  # [T, T]  beta_t D[t, i] (k_t . k_i); only i < t is read
+    scores: torch.Tensor  # [T, T]  D[t, i] (q_t . k_i)
+    values: torch.Tensor  # [T, V]  beta_t v_t
+    keys: torch.Tensor  # [T, K]
+    decay: torch.Tensor  # [T, T]  D
+    decay_in: torch.Tensor  # [T, 1]  e
+
+    def rows(self, rows: slice) -> Block:
+        """The blocks ``rows`` of the first leading dimension."""
+        return Block(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+def prepare(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> Block:
+    """Terms of the closed form, for any number of blocks at once (leading dimensions)."""
+    decay = pairwise_decay(g)
+    decay_in = g.cumsum(-1).exp_().unsqueeze(-1)
+    beta = beta.unsqueeze(-1)
+    return Block(
+        queries_keys=torch.cat([q * decay_in, k * (beta * decay_in)], -2),
+        system=(k @ k.mT).mul_(decay).mul_(beta),
+        scores=(q @ k.mT).mul_(decay),
+        values=v * beta,
+        keys=k,
+        decay=decay,
+        decay_in=decay_in,
+    )
+
+
+def apply(block: Block, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run a block from ``state [..., V, K]``: the outputs o and the writes u, both ``[..., T, V]``."""
+    from_state, erased = (block.queries_keys @ state.mT).chunk(2, -2)
+    writes = torch.linalg.solve_triangular(
+        block.system, block.values - erased, upper=False, unitriangular=True
+    )
+    return from_state + block.scores @ writes, writes
+
+
+def last_state(block: Block, state: torch.Tensor, writes: torch.Tensor) -> torch.Tensor:
+    """State after the block, ``[..., V, K]``."""
+    decay_out = block.decay[..., -1, :].unsqueeze(-1)
+    return block.decay_in[..., -1:, :] * state + writes.mT @ (block.keys * decay_out)
+
+
+def all_states(block: Block, state: torch.Tensor, writes: torch.Tensor) -> torch.Tensor:
+    """State after every token of the block, ``[..., T, V, K]``."""
+    outer = (writes.unsqueeze(-1) * block.keys.unsqueeze(-2)).flatten(-2)
+    states = block.decay @ outer + block.decay_in * state.flatten(-2).unsqueeze(-2)
+    return states.unflatten(-1, state.shape[-2:])
