@@ -12,6 +12,7 @@ import sys
 from sglang_dflash import flags, takeover
 from sglang_dflash.check.server import check_before_weights
 from sglang_dflash.cpu import is_active
+from sglang_dflash.drafter_context import extend_drafter_context
 
 _registered = False
 
@@ -19,6 +20,7 @@ _registered = False
 HOOKS = (
     ("sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker", takeover.choose_worker, "AROUND"),
     ("sglang.srt.server_args.ServerArgs.add_cli_args", flags.accept_old_flags, "AFTER"),
+    ("sglang.srt.configs.model_config.ModelConfig._derive_context_length", extend_drafter_context, "BEFORE"),
 )
 
 

@@ -199,17 +199,8 @@ def _context(drafter: DrafterConfig, text: Mapping[str, Any], serving: Serving) 
     about = "context length"
     context = serving.context_length or text.get("max_position_embeddings")
     own = drafter.max_position_embeddings
-    if scaling := drafter.rope_scaling:
-        own = int(scaling.get("factor", 1) * scaling.get("original_max_position_embeddings", own))
     if not isinstance(context, int) or own >= context:
         return ok(about, f"{context}, drafter {own}")
-    if scaling:
-        return error(
-            about,
-            f"context length {context}, the drafter's scaled RoPE covers {own} tokens",
-            expected=f"a context of at most {own} tokens",
-            remedy=f"set --context-length {own}",
-        )
     return warn(
         about,
         f"context length {context}, the drafter was configured for {own}: positions beyond are extrapolated",

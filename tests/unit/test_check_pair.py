@@ -34,7 +34,6 @@ def test_a_multimodal_target_is_read_through_its_text_config() -> None:
     assert {finding.level for finding in found} == {"ok"}
 
 
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 1024}
 ERRORS = [
     ("hidden size", {"hidden_size": 128}, {}, {}, "hidden_size 128 of the drafter, 64 of the target"),
     ("vocabulary", {"vocab_size": 1000}, {}, {}, "vocab_size 1000"),
@@ -51,7 +50,6 @@ ERRORS = [
     ("heads by tensor parallelism", {}, {}, {"tp_size": 8}, "4 heads"),
     ("heads by tensor parallelism", {"intermediate_size": 126}, {}, {"tp_size": 4}, "intermediate_size 126"),
     ("draft window", {}, {}, {"draft_window": 15}, "--speculative-draft-window-size 15"),
-    ("context length", {"rope_parameters": YARN}, {}, {}, "scaled RoPE covers 2048 tokens"),
 ]
 
 
@@ -94,11 +92,6 @@ def test_a_doubtful_pair_is_warned_of_and_still_starts(
 
 def test_more_ranks_than_kv_heads_share_them() -> None:
     assert findings(tp_size=4)["heads by tensor parallelism"].level == "ok"
-
-
-def test_a_yarn_drafter_that_covers_the_context_fits() -> None:
-    yarn = {**YARN, "factor": 4.0}
-    assert findings({"rope_parameters": yarn})["context length"].level == "ok"
 
 
 def test_the_flag_alone_gives_a_block_size_to_a_drafter_without_one() -> None:
