@@ -11,7 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_dflash.cpu import alloc, collectives, threads
+from sglang_dflash.cpu import (
+    alloc,
+    collectives,
+    conv,
+    gates,
+    gdn,
+    gdn_chunk,
+    mamba_state,
+    norms,
+    threads,
+)
 from sglang_dflash.upstream import Symbol
 
 
@@ -25,6 +35,7 @@ class Replacement:
 
 
 _ALLOCATION = "sglang.srt.mem_cache.allocation."
+_OPS = "sglang.kernels.ops."
 
 TABLE: tuple[Replacement, ...] = (
     Replacement(
@@ -52,6 +63,127 @@ TABLE: tuple[Replacement, ...] = (
         Symbol("sglang.srt.distributed.bootstrap._init_cpu_threads_env", ("local_omp_cpuid", "dist_init_method")),
         threads.bind_rank,
         "binds ranks to cores through Intel AMX kernels that are not installed, and does nothing without them",
+    ),
+    # --- GDN layers of Qwen3-Next and Qwen3.5, in the order in which a layer calls them
+    Replacement(
+        Symbol(
+            _OPS + "attention.triton_gdn_fused_proj.fused_qkvzba_split_reshape_cat",
+            ("mixed_qkvz", "mixed_ba", "num_heads_qk", "num_heads_v", "head_qk", "head_v"),
+        ),
+        gates.split_grouped_projections,
+        "Triton kernel: splits the input projections of Qwen3-Next",
+    ),
+    Replacement(
+        Symbol(
+            _OPS + "attention.triton_gdn_fused_proj.fused_qkvzba_split_reshape_cat_contiguous",
+            ("mixed_qkvz", "mixed_ba", "num_heads_qk", "num_heads_v", "head_qk", "head_v"),
+        ),
+        gates.split_projections,
+        "Triton kernel: splits the input projections of Qwen3.5",
+    ),
+    Replacement(
+        Symbol(
+            _OPS + "mamba.causal_conv1d_triton.causal_conv1d_fn",
+            ("x", "weight", "bias", "conv_states", "query_start_loc", "seq_lens_cpu", "cache_indices")
+            + ("has_initial_state", "activation"),
+        ),
+        conv.prefill,
+        "Triton kernel: causal convolution of a prefill",
+    ),
+    Replacement(
+        Symbol(
+            _OPS + "mamba.causal_conv1d_triton.causal_conv1d_update",
+            ("x", "conv_state", "weight", "bias", "activation", "cache_seqlens", "conv_state_indices")
+            + ("num_accept_tokens", "intermediate_conv_window", "intermediate_state_indices")
+            + ("retrieve_next_token", "retrieve_next_sibling", "retrieve_parent_token"),
+        ),
+        conv.update,
+        "Triton kernel: causal convolution of a decode or a verify",
+    ),
+    Replacement(
+        Symbol(
+            _OPS + "attention.linear.fused_gdn_gating.fused_gdn_gating",
+            ("A_log", "a", "b", "dt_bias", "beta", "threshold"),
+        ),
+        gdn.gates,
+        "Triton kernel: log-decay and write strength of a prefill",
+    ),
+    Replacement(
+        Symbol(
+            _OPS + "attention.fla.chunk.chunk_gated_delta_rule",
+            ("q", "k", "v", "g", "beta", "scale", "initial_state", "initial_state_indices", "cu_seqlens")
+            + ("head_first", "use_qk_l2norm_in_kernel", "inplace_update"),
+        ),
+        gdn_chunk.prefill,
+        "Triton kernels, and refuses fp32: gated delta rule of a prefill",
+    ),
+    Replacement(
+        Symbol(
+            _OPS + "attention.fla.fused_recurrent.fused_recurrent_gated_delta_rule_packed_decode",
+            ("mixed_qkv", "a", "b", "A_log", "dt_bias", "scale", "initial_state", "out", "ssm_state_indices")
+            + ("use_qk_l2norm_in_kernel",),
+        ),
+        gdn.decode,
+        "Triton kernel: gated delta rule of a decode",
+    ),
+    Replacement(
+        Symbol(
+            _OPS + "attention.linear.fused_sigmoid_gating_recurrent.fused_sigmoid_gating_delta_rule_update",
+            ("A_log", "a", "dt_bias", "softplus_beta", "softplus_threshold", "q", "k", "v", "b", "scale")
+            + ("initial_state_source", "initial_state_indices", "use_qk_l2norm_in_kernel", "cu_seqlens")
+            + ("disable_state_update", "intermediate_states_buffer", "intermediate_state_indices")
+            + ("retrieve_parent_token", "is_kda", "cache_ring"),
+        ),
+        gdn.verify,
+        "Triton kernel: gated delta rule of a verify, with the state after every token",
+    ),
+    Replacement(
+        Symbol(
+            _OPS + "attention.fla.fused_norm_gate.rms_norm_gated",
+            ("x", "g", "weight", "bias", "activation", "residual", "prenorm", "residual_in_fp32", "eps"),
+        ),
+        norms.rms_norm_gated,
+        "Triton kernel: output norm of Qwen3-Next",
+    ),
+    Replacement(
+        Symbol(
+            _OPS + "attention.fla.layernorm_gated.layernorm_fn",
+            ("x", "weight", "bias", "z", "eps", "group_size", "norm_before_gate", "is_rms_norm", "activation"),
+        ),
+        norms.layernorm_gated,
+        "Triton kernel: output norm of Qwen3.5",
+    ),
+    Replacement(
+        Symbol(
+            _OPS + "mamba.mamba_state_scatter_triton.track_mamba_states_all_layers",
+            ("conv_states_pool", "ssm_states_pool", "cache_indices", "mamba_track_mask")
+            + ("mamba_track_indices", "batch_size", "check_freed_slots"),
+        ),
+        mamba_state.track,
+        "Triton kernel: copies states to track slots at the boundaries of extra_buffer",
+    ),
+    Replacement(
+        Symbol(
+            _OPS + "mamba.mamba_state_scatter_triton.scatter_mamba_states_after_mtp_verify",
+            ("mamba_caches", "state_indices_tensor", "last_correct_step_indices", "mamba_track_indices")
+            + ("mamba_steps_to_track", "src_indices_raw"),
+        ),
+        mamba_state.commit,
+        "Triton kernels: commits the states of the accepted tokens",
+    ),
+    # --- attention and MoE layers of the same models
+    Replacement(
+        Symbol(_OPS + "elementwise.elementwise.fused_sigmoid_mul", ("attn_output", "gate", "inplace", "quant")),
+        gates.sigmoid_mul,
+        "Triton kernel: output gate of Qwen3.5's attention",
+    ),
+    Replacement(
+        Symbol(
+            _OPS + "elementwise.elementwise.fused_gate_sigmoid_mul_add",
+            ("hidden_states", "gate_weight", "shared_output", "final_hidden_states"),
+        ),
+        gates.add_gated,
+        "Triton kernel: adds the gated shared expert",
     ),
 )
 
