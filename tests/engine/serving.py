@@ -54,6 +54,7 @@ def free_port() -> int:
 
 
 def command(*arguments: str, launcher: tuple[str, ...] = ("-m", "sglang.launch_server")) -> list[str]:
+    """A server command; the launcher is what follows the Python interpreter."""
     return [sys.executable, *launcher, *arguments]
 
 
