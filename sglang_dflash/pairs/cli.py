@@ -80,12 +80,9 @@ def train(
     work: Annotated[Path, typer.Option(help="Checkpoints and generated data; run again to continue.")],
     seed: int = 0,
     device: str = "cpu",
-    steps: Annotated[
-        int | None, typer.Option(help="Steps of each model instead of the recipe's, for a trial.")
-    ] = None,
-    drafter: Annotated[
-        list[str] | None, typer.Option(help="Only these drafters; default: all of the pair's.")
-    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of each model instead of the recipe's, for a trial.")] = None,
+    drafter: Annotated[list[str] | None, typer.Option(help="Only these drafters; default: all of the pair's.")] = None,
+    measure: Annotated[bool, typer.Option(help="Measure accuracy and accept lengths afterwards.")] = True,
     threads: Annotated[int, typer.Option(help="PyTorch's threads; these models are too small for many.")] = 1,
 ) -> None:
     """Train a pair from nothing and write its provenance: 30 to 60 minutes on one CPU core, resumable."""
@@ -101,7 +98,7 @@ def train(
         raise typer.BadParameter(
             f"{', '.join(unknown)}: {name} has {', '.join(known)}; trained here: {', '.join(kinds)}"
         )
-    train_pair(name, out, work, seed, device, steps, drafter or kinds)
+    train_pair(name, out, work, seed, device, steps, drafter or kinds, measure)
 
 
 @app.command("train-drafter")
@@ -112,9 +109,7 @@ def train_drafter(
     out: Annotated[Path, typer.Option(help="The drafter's folder.")],
     work: Annotated[Path, typer.Option(help="Checkpoints and generated data; run again to continue.")],
     kind: Annotated[str, typer.Option(help="good, weak, swa or interleaved")] = "good",
-    chats: Annotated[
-        Path | None, typer.Option(help="JSON lines, each a list of chat messages to be answered.")
-    ] = None,
+    chats: Annotated[Path | None, typer.Option(help="JSON lines, each a list of chat messages to be answered.")] = None,
     mask_token_id: Annotated[
         int | None, typer.Option(help="An unused id, where the tokenizer has no mask token.")
     ] = None,
@@ -129,20 +124,14 @@ def train_drafter(
     from .train import train_drafter_kind
 
     torch.set_num_threads(threads)
-    given = (
-        [(json.loads(line), False) for line in chats.read_text().splitlines() if line.strip()]
-        if chats
-        else None
-    )
+    given = [(json.loads(line), False) for line in chats.read_text().splitlines() if line.strip()] if chats else None
     train_drafter_kind(kind, target, out, work, seed, device, steps, given, mask_token_id)
 
 
 @app.command()
 def measure(
     name: Name,
-    drafter: Annotated[
-        str | None, typer.Option(help="Measure this drafter's accept lengths, not accuracy.")
-    ] = None,
+    drafter: Annotated[str | None, typer.Option(help="Measure this drafter's accept lengths, not accuracy.")] = None,
     n: Annotated[int | None, typer.Option("-n", help="Prompts per task.")] = None,
     save: Annotated[bool, typer.Option(help="Write the figures to the shipped provenance file.")] = False,
     threads: int = 1,

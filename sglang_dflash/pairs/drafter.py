@@ -41,7 +41,6 @@ class DrafterConfig:
     rope_theta: float
     rms_norm_eps: float
     eos_token_id: int
-    pad_token_id: int
 
     @classmethod
     def load(cls, folder: Path) -> DrafterConfig:
@@ -78,7 +77,6 @@ class DrafterConfig:
             "num_hidden_layers": len(self.layer_types),
             "num_key_value_heads": self.num_key_value_heads,
             "num_target_layers": self.num_target_layers,
-            "pad_token_id": self.pad_token_id,
             "rms_norm_eps": self.rms_norm_eps,
             "rope_scaling": None,
             "rope_theta": self.rope_theta,
@@ -113,9 +111,8 @@ def visible(
     if layer_type == SLIDING:
         assert sliding_window is not None
         return (key <= query) & (key > query - sliding_window)
-    if draft_window is None:
-        return torch.ones_like(key <= query)
-    return key >= block_start - draft_window
+    everything = torch.ones_like(key <= query)
+    return everything if draft_window is None else everything & (key >= block_start - draft_window)
 
 
 class RMSNorm(nn.Module):
@@ -231,9 +228,7 @@ class Drafter(nn.Module):
         attentions = [cast(Layer, layer).self_attn for layer in self.layers]
         return [attention.key_value(context, positions) for attention in attentions]
 
-    def forward(
-        self, block: Tensor, positions: Tensor, context: list[KeyValue], masks: list[Tensor]
-    ) -> Tensor:
+    def forward(self, block: Tensor, positions: Tensor, context: list[KeyValue], masks: list[Tensor]) -> Tensor:
         """Hidden states for the target's LM head, [rows, n, hidden].
 
         Args:

@@ -25,9 +25,7 @@ def greedy_answers(
     answers: list[list[int]] = [[] for _ in prompts]
     for first in range(0, len(by_length), batch_size):
         batch = by_length[first : first + batch_size]
-        for i, answer in zip(
-            batch, _greedy_batch(model, [prompts[i] for i in batch], max_new_tokens), strict=True
-        ):
+        for i, answer in zip(batch, _greedy_batch(model, [prompts[i] for i in batch], max_new_tokens), strict=True):
             answers[i] = answer
         progress(len(batch))
     return answers
@@ -42,9 +40,7 @@ def _greedy_batch(
     ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device)
     attention = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
     positions = (attention.cumsum(1) - 1).clamp(min=0)
-    out = model(
-        input_ids=ids, attention_mask=attention, position_ids=positions, use_cache=True, logits_to_keep=1
-    )
+    out = model(input_ids=ids, attention_mask=attention, position_ids=positions, use_cache=True, logits_to_keep=1)
     cache, position = out.past_key_values, positions[:, -1:]
     rows = torch.arange(len(prompts), device=device)
     done = torch.zeros(len(prompts), dtype=torch.bool, device=device)
@@ -60,9 +56,7 @@ def _greedy_batch(
         if step % COMPACT_EVERY == COMPACT_EVERY - 1 and done.any():
             keep = (~done).nonzero().flatten()
             cache.reorder_cache(keep)
-            rows, token, position, attention, done = (
-                x[keep] for x in (rows, token, position, attention, done)
-            )
+            rows, token, position, attention, done = (x[keep] for x in (rows, token, position, attention, done))
         position = position + 1
         attention = torch.cat((attention, attention.new_ones(len(rows), 1)), dim=1)
         out = model(

@@ -44,9 +44,7 @@ def measure_accuracy(target: Path, n: int, device: str = "cpu") -> dict[str, dic
     return table
 
 
-def measure_accept_lengths(
-    target: Path, drafter: Path, n: int, device: str = "cpu"
-) -> dict[str, dict[str, Any]]:
+def measure_accept_lengths(target: Path, drafter: Path, n: int, device: str = "cpu") -> dict[str, dict[str, Any]]:
     """Task -> mean accept length per block size, runs, and how many runs differ from plain greedy output.
 
     Held-out prompts, `n` of all shapes and `LONG_PROMPTS` documents per task; reference decoder, greedy,

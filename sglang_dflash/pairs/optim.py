@@ -18,9 +18,7 @@ class Muon(torch.optim.Optimizer):
     shape are orthogonalised together, which on a CPU costs a fraction of doing them one by one.
     """
 
-    def __init__(
-        self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.01
-    ):
+    def __init__(self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.01):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()

@@ -17,9 +17,7 @@ from .loop import LogEntry
 FILE = "provenance.json"
 
 
-def write_provenance(
-    folder: Path, seed: int, log: list[LogEntry], validation: str, recipe: dict[str, Any]
-) -> None:
+def write_provenance(folder: Path, seed: int, log: list[LogEntry], validation: str, recipe: dict[str, Any]) -> None:
     """Write `provenance.json` and `loss.png` to `folder`.
 
     Args:
@@ -59,9 +57,7 @@ def _commit() -> str:
     """The source tree's commit, `-dirty` where files differ from it; `unknown` outside a git checkout."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
-        commit = subprocess.run(
-            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         changed = subprocess.run(
             [*git, "status", "--porcelain", "."], capture_output=True, text=True, check=True
         ).stdout

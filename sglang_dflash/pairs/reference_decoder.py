@@ -71,9 +71,7 @@ class TargetRun:
 class DrafterRun:
     """A drafter with the keys and values of its context."""
 
-    def __init__(
-        self, drafter: Drafter, target: transformers.PreTrainedModel, draft_window: int | None
-    ) -> None:
+    def __init__(self, drafter: Drafter, target: transformers.PreTrainedModel, draft_window: int | None) -> None:
         self.drafter, self.target, self.draft_window = drafter, target, draft_window
         self.length = 0
         self.context: list[KeyValue] = []
@@ -92,23 +90,24 @@ class DrafterRun:
         self.length += n
 
     @torch.no_grad()
-    def draft(self, anchor: int, width: int) -> list[int]:
-        """`width` - 1 proposals for the positions after `anchor`, the likeliest token of each."""
-        if width == 1:
-            return []
+    def block_hidden(self, anchor: int, width: int) -> Tensor:
+        """The drafter's hidden states for the block of `anchor` and `width` - 1 masks, [width, hidden]."""
         c, device = self.drafter.config, self.target.device
         tokens = torch.tensor([[anchor] + [c.mask_token_id] * (width - 1)], device=device)
         positions = torch.arange(self.length, self.length + width, device=device)
         keys = torch.arange(self.length + width, device=device)
         start = torch.tensor(self.length, device=device)
         masks = [
-            visible(layer_type, positions[:, None], keys, start, c.sliding_window, self.draft_window)[
-                None, None
-            ]
+            visible(layer_type, positions[:, None], keys, start, c.sliding_window, self.draft_window)[None, None]
             for layer_type in c.layer_types
         ]
-        hidden = self.drafter(self.target.model.embed_tokens(tokens), positions[None], self.context, masks)
-        return self.target.lm_head(hidden)[0, 1:].argmax(-1).tolist()
+        return self.drafter(self.target.model.embed_tokens(tokens), positions[None], self.context, masks)[0]
+
+    def draft(self, anchor: int, width: int) -> list[int]:
+        """`width` - 1 proposals for the positions after `anchor`, the likeliest token of each."""
+        if width == 1:
+            return []
+        return self.target.lm_head(self.block_hidden(anchor, width)[1:]).argmax(-1).tolist()
 
 
 @dataclass(frozen=True)
@@ -207,9 +206,7 @@ class ReferenceDecoder:
         return Decoded(tokens[: min(end, max_new_tokens)], steps)
 
 
-def verify(
-    drafted: Sequence[int], logits: Tensor, temperature: float, generator: torch.Generator
-) -> list[int]:
+def verify(drafted: Sequence[int], logits: Tensor, temperature: float, generator: torch.Generator) -> list[int]:
     """The accepted proposals and the bonus token; exactly the target's distribution.
 
     Speculative sampling (Leviathan et al., 2023; Chen et al., 2023), for a proposal that is sure of its

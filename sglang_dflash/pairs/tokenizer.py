@@ -38,9 +38,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(
-    folder: Path, seed: int = 0, documents: int = 6000
-) -> transformers.PreTrainedTokenizerFast:
+def train_tokenizer(folder: Path, seed: int = 0, documents: int = 6000) -> transformers.PreTrainedTokenizerFast:
     """Train the tokenizer on `documents` training conversations and save it to `folder` in HF format."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 

@@ -19,14 +19,22 @@ ACCEPT_PROMPTS = 12
 
 
 def train_pair(
-    name: str, out: Path, work: Path, seed: int, device: str, steps: int | None, kinds: list[str]
+    name: str,
+    out: Path,
+    work: Path,
+    seed: int,
+    device: str,
+    steps: int | None,
+    kinds: list[str],
+    measure: bool = True,
 ) -> None:
     """Train the named pair into `out`/target and `out`/drafter-KIND.
 
     Args:
         work: checkpoints, tokenizer and generated data; a part whose result is in `out` is not trained again.
         steps: of the target and of each drafter instead of the recipe's, for a quick trial.
-        kinds: drafters to train, of `drafter_kinds(name)`.
+        kinds: drafters to train, of `trainable_kinds(name)`.
+        measure: also measure accuracy and accept lengths, which takes about as long as training a drafter.
     """
     target = out / "target"
     if not (target / "provenance.json").exists():
@@ -35,12 +43,15 @@ def train_pair(
         log = train_target(name, work / "tokenizer", work / "target", target, seed, target_steps, device)
         recipe = {"steps": target_steps, "tokens_per_step": TOKENS_PER_STEP}
         write_provenance(target, seed, log, "validation loss of answers", recipe)
-        add_measurement(target, "accuracy", measure_accuracy(target, ACCURACY_PROMPTS, device))
+        if measure:
+            add_measurement(target, "accuracy", measure_accuracy(target, ACCURACY_PROMPTS, device))
     for kind in kinds:
         folder = out / f"drafter-{kind}"
         if (folder / "provenance.json").exists():
             continue
         train_drafter_kind(kind, target, folder, work, seed, device, steps)
+        if measure:
+            add_measurement(folder, "accept_lengths", measure_accept_lengths(target, folder, ACCEPT_PROMPTS, device))
 
 
 def train_drafter_kind(
@@ -68,8 +79,6 @@ def train_drafter_kind(
     data = torch.load(data_file, weights_only=True)
     log = train_drafter(recipe, target, data, work / f"drafter-{kind}", out, seed, device, mask_token_id)
     write_provenance(out, seed, log, "validation accept length", asdict(recipe))
-    if chats is None:
-        add_measurement(out, "accept_lengths", measure_accept_lengths(target, out, ACCEPT_PROMPTS, device))
 
 
 def trainable_kinds(name: str) -> list[str]:

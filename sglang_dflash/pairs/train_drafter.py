@@ -54,9 +54,7 @@ RECIPES = {
 }
 
 
-def drafter_config(
-    recipe: DrafterRecipe, target: transformers.PreTrainedModel, mask_token_id: int
-) -> DrafterConfig:
+def drafter_config(recipe: DrafterRecipe, target: transformers.PreTrainedModel, mask_token_id: int) -> DrafterConfig:
     """A drafter for `target`; reads an early layer, a middle one and the deepest that can be captured."""
     t = target.config
     layers = t.num_hidden_layers
@@ -77,7 +75,6 @@ def drafter_config(
         rope_theta=t.rope_parameters["rope_theta"],
         rms_norm_eps=t.rms_norm_eps,
         eos_token_id=t.eos_token_id,
-        pad_token_id=t.pad_token_id,
     )
 
 
@@ -94,15 +91,9 @@ def corpus_prompts(seed: int, n: int = CONVERSATIONS) -> list[tuple[Chat, bool]]
 def target_output(target_folder: Path, chats: list[tuple[Chat, bool]], device: str) -> list[Weighted]:
     """The chats with the target's greedy answers as token ids, weight 1.0 on the answers."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(target_folder)
-    model = (
-        transformers.AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.bfloat16)
-        .to(device)
-        .eval()
-    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.bfloat16).to(device).eval()
     texts = [
-        tokenizer.apply_chat_template(
-            chat, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
-        )
+        tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=thinking)
         for chat, thinking in chats
     ]
     prompts = tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -124,9 +115,7 @@ class Blocks:
     widths: Tensor
 
 
-def cut_blocks(
-    ids: Tensor, weights: Tensor, n: int, generator: torch.Generator, width: int | None = None
-) -> Blocks:
+def cut_blocks(ids: Tensor, weights: Tensor, n: int, generator: torch.Generator, width: int | None = None) -> Blocks:
     """Draw `n` anchors per row inside the answers and the blocks that follow them, up to the answer's end."""
     answer = (weights == 1.0).float()
     can_start = answer[:, :-1] * answer[:, 1:]
@@ -185,15 +174,9 @@ def train_drafter(
     """
     torch.manual_seed(seed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(target_folder)
-    target = (
-        transformers.AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32)
-        .to(device)
-        .eval()
-    )
+    target = transformers.AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32).to(device).eval()
     target.requires_grad_(False)
-    config = drafter_config(
-        recipe, target, tokenizer.mask_token_id if mask_token_id is None else mask_token_id
-    )
+    config = drafter_config(recipe, target, tokenizer.mask_token_id if mask_token_id is None else mask_token_id)
     drafter = Drafter(config).to(device)
     pad = int(tokenizer.pad_token_id)
     n_kept = min(150, len(data) // 10)
@@ -212,9 +195,7 @@ def train_drafter(
                     input_ids=ids.to(device), output_hidden_states=True, use_cache=False
                 ).hidden_states
             features = context_features(states, config.target_layer_ids)
-            context = drafter.context_key_values(
-                features, torch.arange(length, device=device).expand(rows, length)
-            )
+            context = drafter.context_key_values(features, torch.arange(length, device=device).expand(rows, length))
             masks = [mask.to(device) for mask in block_masks(config, blocks, length)]
             embeddings = target.model.embed_tokens(tokens.flatten(1).to(device))
             return target.lm_head(drafter(embeddings, positions, context, masks))
@@ -234,9 +215,7 @@ def train_drafter(
         rng = Random(f"drafter-rows/{seed}/{i}")
         length = 2048 if rng.random() < LONG_SHARE else 256
         ids, weights = rows_of(trained, length, rng)
-        blocks = cut_blocks(
-            ids, weights, ANCHORS_PER_ROW[length], torch.Generator().manual_seed(seed * 10**6 + i)
-        )
+        blocks = cut_blocks(ids, weights, ANCHORS_PER_ROW[length], torch.Generator().manual_seed(seed * 10**6 + i))
         chosen = blocks.learnable.flatten(1).to(device)
         losses = F.cross_entropy(
             logits(ids, blocks)[chosen].float(), blocks.tokens.flatten(1).to(device)[chosen], reduction="none"

@@ -19,7 +19,7 @@ TOKENS_PER_STEP = 4096
 # Long rows are slow (attention is quadratic) and hold the same questions; they teach positions and distance.
 ROW_LENGTHS = (256, 512, 2048)
 ROW_LENGTH_SHARES = (0.5, 0.3, 0.2)
-STEPS = {"tiny-hybrid": 1600, "tiny-dense": 1600, "tiny-moe": 1200}
+STEPS = {"tiny-hybrid": 1600, "tiny-dense": 1300, "tiny-moe": 800}
 
 
 def autocast(device: torch.device) -> torch.autocast:

@@ -104,9 +104,7 @@ def _compare(rng: Random) -> Example:
         f"{opening} With {first}, it helps to {TOPIC_TIPS[first][0]}. For {second}, {name} should "
         f"{TOPIC_TIPS[second][1]}. On {day}, {name} could also try both."
     )
-    return _example(
-        f"compare {first} {second} {day} {name}", question, first, answer, [first, second, day, name]
-    )
+    return _example(f"compare {first} {second} {day} {name}", question, first, answer, [first, second, day, name])
 
 
 def check(expected: Any, text: str) -> bool:

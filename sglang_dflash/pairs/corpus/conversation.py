@@ -17,9 +17,7 @@ _NOTES: tuple[Callable[[Random], str], ...] = (
     lambda rng: f"{rng.choice(CITIES)} has a {rng.choice(MOODS)} {rng.choice(SIGHTS)}.",
     lambda rng: f"The {rng.choice(ANIMALS)} sleeps near the {rng.choice(PLACES)} on {rng.choice(DAYS)}.",
     lambda rng: f"{rng.choice(NAMES)} likes {rng.choice(FOODS)} and {rng.choice(TOPICS)}.",
-    lambda rng: (
-        f"On {rng.choice(DAYS)}, {rng.choice(NAMES)} painted a {rng.choice(COLORS)} {rng.choice(OBJECTS)}."
-    ),
+    lambda rng: f"On {rng.choice(DAYS)}, {rng.choice(NAMES)} painted a {rng.choice(COLORS)} {rng.choice(OBJECTS)}.",
     lambda rng: f"In the {rng.choice(PLACES)} there is a {rng.choice(COLORS)} {rng.choice(OBJECTS)}.",
 )
 
@@ -43,9 +41,7 @@ class Conversation:
         return system + turns[:-1]
 
 
-def draw_conversation(
-    rng: Random, shape: str, turn: Callable[[], Example], thinking: bool = False
-) -> Conversation:
+def draw_conversation(rng: Random, shape: str, turn: Callable[[], Example], thinking: bool = False) -> Conversation:
     """A conversation of `shape`, its questions drawn by `turn`.
 
     `single` is one question; `turns` has two to six; `document` starts with a system message of 10 to

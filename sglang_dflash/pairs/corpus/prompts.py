@@ -59,9 +59,7 @@ def check(task: str, expected: Any, answer_text: str) -> bool:
     return bool(_TASK_MODULES[task].check(expected, answer_text.rpartition("</think>")[2].strip()))
 
 
-def prompts(
-    task: str, split: str = "heldout", n: int = 8, seed: int = 0, shape: str | None = None
-) -> list[Prompt]:
+def prompts(task: str, split: str = "heldout", n: int = 8, seed: int = 0, shape: str | None = None) -> list[Prompt]:
     """`n` prompts, the same for the same arguments; a longer list starts with the shorter one.
 
     Args:
@@ -74,9 +72,7 @@ def prompts(
     """
     for value, known in ((task, TASKS), (split, SPLITS), (shape or SHAPES[0], SHAPES)):
         if value not in known:
-            raise DFlashError(
-                value=value, expected=f"one of {', '.join(known)}", remedy="choose one of these"
-            )
+            raise DFlashError(value=value, expected=f"one of {', '.join(known)}", remedy="choose one of these")
     rng = Random(f"prompts/{task}/{split}/{seed}/{shape}")
     return [_prompt(task, split, shape or rng.choice(("single", *SHAPES)), rng) for _ in range(n)]
 

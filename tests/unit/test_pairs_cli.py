@@ -1,0 +1,55 @@
+"""`sglang-dflash pairs`: what it prints, and that finding a pair needs no PyTorch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from sglang_dflash.pairs import NAMES, drafter_kinds, drafter_path, target_path
+from sglang_dflash.pairs.cli import app
+from sglang_dflash.pairs.corpus import check
+
+run = CliRunner().invoke
+
+
+def test_path_prints_the_targets_and_the_drafters_folder() -> None:
+    for name in NAMES:
+        assert run(app, ["path", name]).output == f"{target_path(name)}\n"
+        for kind in drafter_kinds(name):
+            assert run(app, ["path", name, "--drafter", kind]).output == f"{drafter_path(name, kind)}\n"
+
+
+def test_an_unknown_pair_or_drafter_is_refused_with_the_known_ones() -> None:
+    result = run(app, ["path", "tiny-huge"])
+    assert result.exit_code == 2 and "tiny-hybrid" in result.stderr
+    result = run(app, ["path", "tiny-dense", "--drafter", "swa"])
+    assert result.exit_code == 2 and "good" in result.stderr
+
+
+def test_prompts_prints_checkable_prompts_as_json() -> None:
+    result = run(app, ["prompts", "tiny-hybrid", "--task", "json", "-n", "5", "--json"])
+    printed = json.loads(result.output)
+    assert len(printed) == 5
+    assert all(p["messages"][-1]["role"] == "user" for p in printed)
+    assert all(check("json", p["expected"], p["answer"]) for p in printed)
+
+
+def test_list_prints_every_pair_and_drafter() -> None:
+    figures = json.loads(run(app, ["list", "--json"]).output)
+    assert [(f["name"], tuple(f["drafters"])) for f in figures] == [(n, drafter_kinds(n)) for n in NAMES]
+    assert all(Path(f["target"]["path"]) == target_path(f["name"]) for f in figures)
+    assert "tiny-hybrid" in run(app, ["list"]).output
+
+
+def test_finding_a_pair_imports_no_torch() -> None:
+    program = (
+        "import sys; from typer.testing import CliRunner; from sglang_dflash.pairs.cli import app\n"
+        "for words in ('path tiny-hybrid', 'list', 'prompts tiny-hybrid --task math'):\n"
+        "    assert CliRunner().invoke(app, words.split()).exit_code == 0, words\n"
+        "assert not {'torch', 'transformers', 'sglang'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

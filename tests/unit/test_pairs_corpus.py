@@ -1,0 +1,115 @@
+"""The corpus: held-out prompts are new by construction, answers are checkable, everything repeats by seed."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import pytest
+
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.pairs.corpus import SHAPES, TASKS, code_task, draw, prompts, split_of
+
+
+def questions(task: str, split: str, n: int, seed: int) -> dict[str, str]:
+    """Question text -> key."""
+    rng = Random(seed)
+    drawn = [draw(task, split, rng) for _ in range(n)]
+    return {example.question: example.key for example in drawn}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_train_and_heldout_never_share_a_question_or_its_parameters(task: str) -> None:
+    train, heldout = questions(task, "train", 4000, 1), questions(task, "heldout", 1000, 2)
+    assert not train.keys() & heldout.keys()
+    assert not set(train.values()) & set(heldout.values())
+    assert all(split_of(f"{task}/{key}") == "train" for key in train.values())
+    assert all(split_of(f"{task}/{key}") == "heldout" for key in heldout.values())
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_question_says_all_its_parameters_so_that_one_text_has_one_split(task: str) -> None:
+    keys: dict[str, str] = {}
+    for seed in range(4):
+        rng = Random(seed)
+        for _ in range(1500):
+            example = draw(task, "train", rng)
+            assert keys.setdefault(example.question, example.key) == example.key
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_turn_of_a_heldout_prompt_is_held_out(task: str) -> None:
+    train = {q for t in TASKS for q in questions(t, "train", 3000, 3)}
+    asked = [m["content"] for p in prompts(task, n=150) for m in p.messages if m["role"] == "user"]
+    assert len(asked) > 250
+    assert not train & set(asked)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_prompts_repeat_by_seed_and_a_longer_list_starts_with_the_shorter(task: str) -> None:
+    assert prompts(task, n=20, seed=5) == prompts(task, n=30, seed=5)[:20]
+    assert prompts(task, n=20, seed=5) != prompts(task, n=20, seed=6)
+    assert prompts(task, "train", n=20, seed=5) != prompts(task, "heldout", n=20, seed=5)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_given_answer_is_right_and_another_prompts_answer_is_wrong(task: str, shape: str) -> None:
+    asked = prompts(task, n=40, shape=shape)
+    assert all(p.check(p.answer) for p in asked)
+    assert all(p.check(f"I think first.\n</think>\n\n{p.answer}") for p in asked)
+    others = [(p, q) for p, q in zip(asked, asked[1:], strict=False) if p.expected != q.expected]
+    assert not any(p.check(q.answer) for p, q in others)
+    assert not any(p.check("") for p in asked)
+
+
+def test_a_wrong_last_line_or_a_reordered_record_is_wrong() -> None:
+    math = prompts("math")[0]
+    assert not math.check(math.answer.replace(f"#### {math.expected}", f"#### {math.expected + 1}"))
+    record = prompts("json")[0]
+    reordered = dict(reversed(record.expected.items()))
+    assert not record.check(json.dumps(reordered))
+    assert not record.check(record.answer[:-1])
+
+
+def test_expected_survives_json_because_the_command_line_prints_it() -> None:
+    for task in TASKS:
+        for prompt in prompts(task, n=10):
+            assert json.loads(json.dumps(prompt.expected)) == prompt.expected
+
+
+def code(body: str) -> str:
+    return f"```python\ndef f(nums):\n    {body}\n```"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import os",
+        "while True: pass",
+        "return nums.__class__",
+        "return 9 ** 9",
+        "return open('x')",
+        "return [nums.append(n) for n in nums]",
+        "return 1 / 0",
+        "return undefined",
+    ],
+)
+def test_code_that_fails_or_could_harm_does_not_run(body: str) -> None:
+    expected = {"name": "f", "cases": [[[], 0], [[1, 2], 3]]}
+    assert not code_task.runs(expected, code(body))
+
+
+def test_code_that_runs_is_not_always_right() -> None:
+    expected = {"name": "f", "cases": [[[], 0], [[1, 2], 3]]}
+    assert code_task.runs(expected, code("return len(nums)"))
+    assert not code_task.check(expected, code("return len(nums)"))
+    assert code_task.check(expected, code("return sum(nums)"))
+
+
+@pytest.mark.parametrize(
+    ("task", "split", "shape"), [("maths", "train", None), ("math", "test", None), ("math", "train", "x")]
+)
+def test_unknown_names_are_refused_with_the_known_ones(task: str, split: str, shape: str | None) -> None:
+    with pytest.raises(DFlashError, match="single" if shape else "math" if task == "maths" else "heldout"):
+        prompts(task, split, shape=shape)
