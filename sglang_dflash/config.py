@@ -85,7 +85,7 @@ class DrafterConfig:
             )
         keys = ConfigKeys(config)
         layer_types = keys.layer_types()
-        is_causal = keys.optional("is_causal", bool, "true or false")
+        is_causal = keys.is_causal()
         head_dim = keys.integer("head_dim")
         rope_theta, rotary_dim, rope_scaling = keys.rope(head_dim)
         num_heads, num_kv_heads = keys.integer("num_attention_heads"), keys.integer("num_key_value_heads")

@@ -74,6 +74,12 @@ class ConfigKeys:
             raise unusable("target_layer_ids", list(value), "distinct layer numbers")
         return tuple(value)
 
+    def is_causal(self) -> bool | None:
+        """Causality of all layers; ModelOpt exports spell it ``dflash_config.causal``."""
+        key = "causal" if self.get("is_causal") is None else "is_causal"
+        value: bool | None = self.optional(key, bool, "true or false")
+        return value
+
     def layer_types(self) -> tuple[str, ...]:
         num_layers = self.integer("num_hidden_layers")
         value = self.get("layer_types")
@@ -83,6 +89,9 @@ class ConfigKeys:
             return (FULL,) * num_layers
         if not isinstance(value, list | tuple) or len(value) != num_layers:
             raise unusable("layer_types", value, f"a list of {num_layers} entries (num_hidden_layers)")
+        if self.get("use_swa") and SLIDING not in value:
+            # A ModelOpt export: its window is meant for layers that it calls full.
+            raise unusable("layer_types", list(value), f"{SLIDING} for the layers that use_swa windows")
         if unknown := [kind for kind in value if kind not in (FULL, SLIDING)]:
             raise unusable("layer_types", unknown[0], f"{FULL} or {SLIDING}")
         return tuple(value)

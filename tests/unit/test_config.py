@@ -51,9 +51,7 @@ def test_dflash_keys_may_stand_at_either_level(key: str) -> None:
 
 def test_a_text_config_is_read() -> None:
     config = drafter()
-    own = {
-        key: config.pop(key) for key in ("architectures", "dflash_config", "block_size", "num_target_layers")
-    }
+    own = {key: config.pop(key) for key in ("architectures", "dflash_config", "block_size", "num_target_layers")}
     assert DrafterConfig.from_dict({**own, "text_config": config}) == parse()
 
 
@@ -67,6 +65,7 @@ class TestLayers:
         self, is_causal: bool | None, causal: tuple[bool, bool]
     ) -> None:
         assert parse(**self.MIXED, is_causal=is_causal).causal == causal
+        assert parse(**self.MIXED, causal=is_causal).causal == causal
 
     def test_the_window_of_sliding_layers_is_kept_as_published(self) -> None:
         # Transformers' Qwen3Config would drop it here, as use_sliding_window is false.
@@ -143,6 +142,11 @@ def test_sliding_layers_need_a_window() -> None:
         parse(layer_types=["sliding_attention"] * 2)
 
 
+def test_a_window_that_no_layer_is_named_for_is_not_guessed() -> None:
+    with pytest.raises(DFlashError, match="use_swa"):
+        parse(layer_types=["full_attention"] * 2, use_swa=True)
+
+
 def test_use_sliding_window_without_layer_types_is_not_guessed() -> None:
     with pytest.raises(DFlashError, match="layer_types is missing"):
         parse(use_sliding_window=True)
@@ -177,9 +181,7 @@ def test_a_plain_drafter_is_not_foreign() -> None:
     assert foreign_kind(drafter(dflash_config={"conv_kernel_size": 0, "sample_from_anchor": True})) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "found"), [(None, "does not exist"), ("{", "not JSON"), ("[]", "holds a list")]
-)
+@pytest.mark.parametrize(("text", "found"), [(None, "does not exist"), ("{", "not JSON"), ("[]", "holds a list")])
 def test_an_unreadable_file_is_reported(tmp_path: Path, text: str | None, found: str) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)
