@@ -75,6 +75,8 @@ SYMBOLS: dict[str, Symbol] = {
     "DraftTPExecution": Symbol(_SRT + "configs.draft_parallel.DraftTPExecution"),
     "draft_tp_context": Symbol(_SRT + "speculative.spec_utils.draft_tp_context", ("layout",)),
     "draft_pp_context": Symbol(_SRT + "speculative.spec_utils.draft_pp_context"),
+    "get_observability": Symbol(_SRT + "runtime_context.get_observability"),
+    "get_serving": Symbol(_SRT + "runtime_context.get_serving"),
     "get_parallel": Symbol(_SRT + "runtime_context.get_parallel"),
     "get_schedule": Symbol(_SRT + "runtime_context.get_schedule"),
     "get_spec": Symbol(_SRT + "runtime_context.get_spec"),
@@ -134,6 +136,7 @@ SYMBOLS: dict[str, Symbol] = {
         _SRT + "layers.logprob_processor.compute_spec_logprobs",
         ("batch", "logits_output", "predict", "chain_stride"),
     ),
+    "Sampler": Symbol(_SRT + "layers.sampler.Sampler"),
     "KVWriteLoc": Symbol(_SRT + "mem_cache.memory_pool.KVWriteLoc", ("loc", "physical")),
     # the drafter's layers
     "AttentionType": Symbol(_SRT + "layers.radix_attention.AttentionType"),

@@ -6,6 +6,7 @@ one row per request slot, and each step adds what it accepts.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,36 +21,23 @@ _NEUTRAL = (0.0, 0.0, 1.0)
 class Penalties:
     """Frequency, presence and repetition penalties and ``min_new_tokens`` of the running requests.
 
-    Memory: 4 bytes x slots x vocabulary, taken when the first request with a penalty arrives.
-
-    Args:
-        slots: rows of the request table.
-        device: where the logits are.
+    Memory: 4 bytes x request slots x vocabulary, taken when the first request with a penalty arrives.
     """
 
-    def __init__(self, slots: int, device: torch.device | str) -> None:
-        self._slots, self._device = slots, device
-        self._counts: Tensor | None = None  # int32 [slots, V]
-        self._coefficients = torch.tensor(_NEUTRAL, device=device).repeat(slots, 1)
+    def __init__(self) -> None:
+        self._counts: Tensor | None = None  # int32 [slots, V], generated tokens
+        self._coefficients: Tensor | None = None  # float32 [slots, 3], see penalize_block
 
     def start(self, batch: Any) -> None:
-        """Before a prefill: take up its new requests and correct what SGLang will apply to their first token.
+        """Before a prefill: take up its requests, and correct what SGLang will apply to their next token.
 
-        A retracted request comes back with tokens generated; SGLang's penalizers have forgotten them by then.
+        A request that was retracted comes back with tokens generated; SGLang's penalizers have forgotten them by then.
         """
-        info = batch.sampling_info
-        if self._counts is None and not any(_coefficients(req) != _NEUTRAL for req in batch.reqs):
-            if info.acc_additive_penalties is not None and any(req.output_ids for req in batch.reqs):
-                self._replace_prefill_penalties(batch)
-            return
-        if self._counts is None:
-            shape = (self._slots, info.vocab_size)
-            self._counts = torch.zeros(shape, dtype=torch.int32, device=self._device)
-        decoding = {id(req) for req in batch.decoding_reqs or ()}  # rode along: counted already
-        fresh = [i for i, req in enumerate(batch.reqs) if id(req) not in decoding]
-        if fresh:
-            self._take_up(batch, fresh)
-        if info.acc_additive_penalties is not None:
+        if self._counts is None and any(_coefficients(req) != _NEUTRAL for req in batch.reqs):
+            self._allocate(batch)
+        if self._counts is not None:
+            self._take_up(batch)
+        if batch.sampling_info.acc_additive_penalties is not None:
             self._replace_prefill_penalties(batch)
 
     def apply(self, batch: Any, logits: Tensor, draft_tokens: Tensor, positions: Tensor) -> None:
@@ -63,6 +51,7 @@ class Penalties:
         if batch.sampling_info.acc_additive_penalties is None:  # SGLang's host-side flag: nobody asks for any
             return
         if self._counts is not None:
+            assert self._coefficients is not None
             penalize_block(logits, draft_tokens, self._counts, batch.req_pool_indices, self._coefficients)
         ban_early_stops(batch.reqs, logits, positions)
 
@@ -76,27 +65,35 @@ class Penalties:
         entries = batch.req_pool_indices.long()[:, None] * self._counts.shape[1] + tokens
         self._counts.view(-1).scatter_add_(0, entries.flatten(), new.flatten())
 
-    def _take_up(self, batch: Any, rows: list[int]) -> None:
-        assert self._counts is not None
-        reqs = [batch.reqs[i] for i in rows]
-        slots = batch.req_pool_indices.long()[async_h2d(rows, dtype=torch.int64, device=self._device)]
-        self._coefficients[slots] = async_h2d(
-            [_coefficients(req) for req in reqs], dtype=torch.float32, device=self._device
-        )
+    def _allocate(self, batch: Any) -> None:
+        slots, device = batch.req_to_token_pool.req_to_token.shape[0], batch.device
+        self._counts = torch.zeros((slots, batch.sampling_info.vocab_size), dtype=torch.int32, device=device)
+        self._coefficients = torch.tensor(_NEUTRAL, device=device).repeat(slots, 1)
+
+    def _take_up(self, batch: Any) -> None:
+        """Write the rows of beginning requests, also of those without a penalty: a slot had another owner before."""
+        assert self._counts is not None and self._coefficients is not None
+        decoding = {id(req) for req in batch.decoding_reqs or ()}  # they ride along in a mixed batch, counted already
+        fresh = [i for i, req in enumerate(batch.reqs) if id(req) not in decoding]
+        copy = partial(async_h2d, device=self._counts.device)
+        slots = batch.req_pool_indices.long()[copy(fresh, dtype=torch.int64)]
+        coefficients = copy([_coefficients(batch.reqs[i]) for i in fresh], dtype=torch.float32)
+        self._coefficients[slots] = coefficients.view(-1, 3)
         self._counts[slots] = 0
-        generated = [(i, token) for i, req in enumerate(reqs) for token in req.output_ids]
+        generated = [(i, token) for i, index in enumerate(fresh) for token in batch.reqs[index].output_ids]
         if generated:
-            row, token = async_h2d(generated, dtype=torch.int64, device=self._device).unbind(1)
-            one = torch.ones((), dtype=torch.int32, device=self._device)
-            self._counts.index_put_((slots[row], token), one, accumulate=True)
+            row, token = copy(generated, dtype=torch.int64).unbind(1)
+            self._counts.index_put_((slots[row], token), torch.ones_like(token, dtype=torch.int32), accumulate=True)
 
     def _replace_prefill_penalties(self, batch: Any) -> None:
         """SGLang adds one matrix to the logits of a prefill and scales by another: fill both from our counts."""
         info = batch.sampling_info
         additive = torch.zeros_like(info.acc_additive_penalties)
         if self._counts is not None:
-            counts = self._counts[batch.req_pool_indices.long()]
-            frequency, presence, repetition = self._coefficients[batch.req_pool_indices.long()][:, None].unbind(-1)
+            assert self._coefficients is not None
+            slots = batch.req_pool_indices.long()
+            counts = self._counts[slots]
+            frequency, presence, repetition = self._coefficients[slots][:, None].unbind(-1)
             additive -= frequency * counts + presence * (counts > 0)
             if info.acc_scaling_penalties is not None:
                 info.acc_scaling_penalties = torch.where(counts > 0, repetition, 1.0)

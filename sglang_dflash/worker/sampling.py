@@ -1,7 +1,7 @@
 """The target's own token at every position of a block.
 
-Plain decoding adjusts one row of logits per request and hands it to SGLang's sampler. Here a request has ``w`` rows, one
-per block position, and each is adjusted and sampled as plain decoding would if the drafts before it had been accepted.
+Plain decoding adjusts one row of logits per request and hands it to SGLang's sampler. Here a request has ``w`` rows,
+one per block position, each adjusted and sampled as plain decoding would if the drafts before it had been accepted.
 :func:`sglang_dflash.ops.reference.accept_block` says why that is exact.
 """
 
@@ -51,15 +51,14 @@ class TargetSampler:
         self._runner = runner
         if type(runner.sampler) is Sampler:
             runner.sampler = SeededSampler()
-        slots = runner.req_to_token_pool.req_to_token.shape[0]
-        self._penalties = Penalties(slots, runner.device)
+        self._penalties = Penalties()
 
-    def prepare_prefill(self, batch: Any) -> None:
+    def before_prefill(self, batch: Any) -> None:
         """Before the target's prefill, which samples each prompt's first token."""
         self._seed(batch)
         self._penalties.start(batch)
 
-    def finish_prefill(self, batch: Any, next_token_ids: Tensor) -> None:
+    def after_prefill(self, batch: Any, next_token_ids: Tensor) -> None:
         """After it: ``next_token_ids`` int64 [bs] are generated tokens like any other."""
         self._penalties.count(batch, next_token_ids[:, None])
 
