@@ -1,27 +1,20 @@
 """Entry point ``sglang.srt.plugins: dflash``: registers our hooks with SGLang, does no work of its own.
 
-SGLang's loader catches and logs whatever a plugin raises, so nothing that can fail for a user's reason
-happens here: versions, flags and pairs are checked where an exception still stops the server (flag
-resolution, worker construction).
+SGLang's plugin loader logs whatever a plugin raises and goes on, which for DFLASH would mean SGLang's own worker. So
+nothing that can fail for a user's reason happens here (versions, flags and pairs are checked where an exception stops
+the server: flag resolution, worker construction), and a package that cannot even register leaves a refusal behind.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
-from sglang_dflash import flags, takeover
-from sglang_dflash.check.server import check_before_weights
-from sglang_dflash.cpu import is_active
-from sglang_dflash.drafter_context import extend_drafter_context
+from sglang_dflash.errors import DFlashError
+
+CREATE_WORKER = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
 
 _registered = False
-
-# target, function, how it is applied (a name of SGLang's HookType)
-HOOKS = (
-    ("sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker", takeover.choose_worker, "AROUND"),
-    ("sglang.srt.server_args.ServerArgs.add_cli_args", flags.accept_old_flags, "AFTER"),
-    ("sglang.srt.configs.model_config.ModelConfig._derive_context_length", extend_drafter_context, "BEFORE"),
-)
 
 
 def register() -> None:
@@ -30,15 +23,52 @@ def register() -> None:
     if _registered:
         return
     _registered = True
-    from sglang_dflash.upstream import HookRegistry, HookType, register_resolution_hook
+    try:
+        _register_hooks()
+    except Exception as error:  # the loader is the process edge that reports it
+        _refuse_dflash(error)
+        raise
 
-    for target, function, how in HOOKS:
-        HookRegistry.register(target, function, HookType[how])
+
+def _register_hooks() -> None:
+    from sglang_dflash import flags, takeover
+    from sglang_dflash.check.server import check_before_weights
+    from sglang_dflash.cpu import install, is_active
+    from sglang_dflash.drafter_context import extend_drafter_context
+    from sglang_dflash.upstream import HookRegistry, HookType, register_resolution_hook
+    from sglang_dflash.worker.identity import report_worker
+
+    hooks = (
+        (CREATE_WORKER, takeover.choose_worker, HookType.AROUND),
+        ("sglang.srt.managers.scheduler.Scheduler.get_internal_state", report_worker, HookType.AFTER),
+        ("sglang.srt.server_args.ServerArgs.add_cli_args", flags.accept_old_flags, HookType.AFTER),
+        (
+            "sglang.srt.configs.model_config.ModelConfig._derive_context_length",
+            extend_drafter_context,
+            HookType.BEFORE,
+        ),
+    )
+    for target, function, how in hooks:
+        HookRegistry.register(target, function, how)
     register_resolution_hook("handle_model_source_paths")(check_before_weights)
     # Only a process that constructs an Engine has the module loaded by now; others need no keywords.
     if engine := sys.modules.get("sglang.srt.entrypoints.engine"):
         flags.accept_old_keywords(engine.Engine)
     if is_active():
-        from sglang_dflash.cpu import install
-
         install()
+
+
+def _refuse_dflash(error: Exception) -> None:
+    """Make DFLASH fail with the reason; depends on nothing of ours that may be what failed."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def refuse(original: Any, algorithm: Any, server_args: Any) -> Any:
+        if not algorithm.is_dflash():
+            return original(algorithm, server_args)
+        raise DFlashError(
+            f"sglang-dflash could not register with SGLang ({type(error).__name__}: {error})",
+            expected="hooks and imports of the SGLang version that this release is tested with",
+            remedy="install that version (`sglang-dflash version` names it), or uninstall sglang-dflash",
+        ) from error
+
+    HookRegistry.register(CREATE_WORKER, refuse, HookType.AROUND)
