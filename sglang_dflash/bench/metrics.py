@@ -1,0 +1,220 @@
+"""Every figure that a table or a plot shows, defined once.
+
+Sources named below:
+
+* *card*: the model card of Qwen3.5-4B-DFlash, section "Setup".
+* *bench_serving*: `sglang.benchmark.serving.calculate_metrics` of SGLang 0.5.23.
+* *z-lab*: `dflash/benchmark.py` of github.com/z-lab/dflash.
+* *SpecForge*: `benchmarks/` of github.com/sgl-project/SpecForge.
+
+Throughputs are tokens per second, times are seconds, lengths and widths are tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_dflash.bench.records import RequestRecord
+
+Floats = NDArray[np.float64]
+
+
+# Speed
+
+
+def output_throughput(requests: Sequence[RequestRecord], wall_s: float) -> float:
+    """Generated tokens / wall-clock time of the run, prefill and scheduling included (*card*, *bench_serving*)."""
+    return sum(r.completion_tokens for r in requests) / wall_s
+
+
+def decode_throughput(requests: Sequence[RequestRecord]) -> float:
+    """Mean over requests of (tokens - 1) / (latency - TTFT): what one user sees after the first token.
+
+    The reciprocal of TPOT, averaged over requests; requests of a single token have no decode phase and do not count.
+    """
+    return _mean([1 / t for t in tpots(requests)])
+
+
+def ttfts(requests: Sequence[RequestRecord]) -> Floats:
+    """Time to the first token, per request (*bench_serving*)."""
+    return np.array([r.ttft_s for r in requests])
+
+
+def tpots(requests: Sequence[RequestRecord]) -> Floats:
+    """Time per output token after the first, (latency - TTFT) / (tokens - 1), per request (*bench_serving*)."""
+    return np.array([(r.latency_s - r.ttft_s) / (r.completion_tokens - 1) for r in requests if r.completion_tokens > 1])
+
+
+def latencies(requests: Sequence[RequestRecord]) -> Floats:
+    """From sending to the last token, per request."""
+    return np.array([r.latency_s for r in requests])
+
+
+def percentiles(values: Floats, at: Sequence[float] = (50, 95, 99)) -> tuple[float, ...]:
+    """Linearly interpolated percentiles; NaN for no values."""
+    return tuple(float(p) for p in np.percentile(values, at)) if len(values) else (float("nan"),) * len(at)
+
+
+def step_seconds(requests: Sequence[RequestRecord]) -> float:
+    """Decode time per verify step of one request: Σ (latency - TTFT) / Σ steps; NaN without speculation.
+
+    At concurrency 1 this is the cost of one step: draft, verify, the scheduler and the way to the client together.
+    """
+    decoding = [r for r in requests if r.verify_steps]
+    return _ratio(sum(r.latency_s - r.ttft_s for r in decoding), sum(r.verify_steps for r in decoding))
+
+
+# Acceptance
+
+
+def accept_length_macro(requests: Sequence[RequestRecord]) -> float:
+    """completion_tokens / spec_verify_ct per generation turn, averaged over turns (*card*, *z-lab*)."""
+    return _mean([r.completion_tokens / r.verify_steps for r in requests if r.verify_steps])
+
+
+def accept_length_micro(requests: Sequence[RequestRecord]) -> float:
+    """Σ completion_tokens / Σ spec_verify_ct (*SpecForge*): long answers weigh more."""
+    speculated = [r for r in requests if r.verify_steps]
+    return _ratio(sum(r.completion_tokens for r in speculated), sum(r.verify_steps for r in speculated))
+
+
+def committed_per_step(requests: Sequence[RequestRecord]) -> float:
+    """Mean over steps of accepted drafts + bonus, from the histogram.
+
+    Free of two small biases of the accept lengths above: the first token comes from prefill and costs no step, and
+    the tokens of a last block beyond a stop are not in `completion_tokens`.
+    """
+    histogram = accepted_histogram(requests)
+    steps = int(histogram.sum())
+    return _ratio(float((histogram * (np.arange(len(histogram)) + 1)).sum()), steps)
+
+
+def accepted_histogram(requests: Sequence[RequestRecord]) -> NDArray[np.int64]:
+    """`[k]`: steps that accepted `k` drafted tokens, the bonus token not counted."""
+    return _sum_histograms([r.accepted_drafts for r in requests])
+
+
+def mean_width(requests: Sequence[RequestRecord]) -> float:
+    """Mean block width over verify steps; NaN where the server does not report widths."""
+    histogram = _sum_histograms([r.widths for r in requests])
+    return _ratio(float((histogram * np.arange(len(histogram))).sum()), int(histogram.sum()))
+
+
+# Answers
+
+
+def accuracy(requests: Sequence[RequestRecord]) -> float:
+    """Share of right answers among those that can be checked; NaN where none can."""
+    return _mean([float(r.correct) for r in requests if r.correct is not None])
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How many answers equal the reference arm's, token for token.
+
+    Attributes:
+        equal, compared: requests that are equal, and that both arms have.
+        first_differences: per unequal request, the index of the first output token that differs.
+    """
+
+    equal: int
+    compared: int
+    first_differences: tuple[int, ...] = ()
+
+    @property
+    def share(self) -> float:
+        return _ratio(self.equal, self.compared)
+
+
+def agreement(requests: Sequence[RequestRecord], reference: Sequence[RequestRecord]) -> Agreement:
+    """Compare output token ids with the reference arm's on the same question, turn and repeat.
+
+    Only prompts that are identical in both arms are compared. Under greedy decoding in float32 everything must be
+    equal; in low precision the arms may part at near-ties of the target's logits.
+    """
+    expected = {_prompt_key(r): r.output_ids for r in reference}
+    pairs = [(r.output_ids, expected[_prompt_key(r)]) for r in requests if _prompt_key(r) in expected]
+    differences = tuple(_first_difference(a, b) for a, b in pairs if a != b)
+    return Agreement(len(pairs) - len(differences), len(pairs), differences)
+
+
+def _prompt_key(request: RequestRecord) -> tuple[int, str, int, str]:
+    return request.run.repeat, request.question, request.turn, request.prompt_sha256
+
+
+def _first_difference(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+# Speed-up
+
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """Ratio of two arms' throughputs with a bootstrap interval; `low` and `high` are NaN below three repeats."""
+
+    ratio: float
+    low: float
+    high: float
+    repeats: int
+
+
+def speed_up(
+    throughput: dict[int, float],
+    baseline: dict[int, float],
+    *,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> SpeedUp:
+    """Median throughput of the arm / median throughput of the baseline, over repeats that both have.
+
+    The interval is the percentile bootstrap (Efron & Tibshirani 1993, chapter 13) over *repeats*, resampled in
+    pairs: runs of one repeat are neighbours in time, so a slow minute of the machine is in both of them.
+
+    Args:
+        throughput, baseline: tokens/s by repeat.
+        seed: of the resampling; the same results give the same interval.
+    """
+    repeats = sorted(throughput.keys() & baseline.keys())
+    if not repeats:
+        return SpeedUp(float("nan"), float("nan"), float("nan"), 0)
+    ours = np.array([throughput[r] for r in repeats])
+    theirs = np.array([baseline[r] for r in repeats])
+    ratio = float(np.median(ours) / np.median(theirs))
+    if len(repeats) < 3:
+        return SpeedUp(ratio, float("nan"), float("nan"), len(repeats))
+    picks = np.random.default_rng(seed).integers(len(repeats), size=(resamples, len(repeats)))
+    ratios = np.median(ours[picks], axis=1) / np.median(theirs[picks], axis=1)
+    tail = 50 * (1 - confidence)
+    low, high = np.percentile(ratios, [tail, 100 - tail])
+    return SpeedUp(ratio, float(low), float(high), len(repeats))
+
+
+def over_repeats(
+    requests: Sequence[RequestRecord], measure: Callable[[Sequence[RequestRecord]], float]
+) -> dict[int, float]:
+    """`measure` of each repeat's requests, by repeat."""
+    by_repeat: dict[int, list[RequestRecord]] = {}
+    for request in requests:
+        by_repeat.setdefault(request.run.repeat, []).append(request)
+    return {repeat: measure(members) for repeat, members in sorted(by_repeat.items())}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if len(values) else float("nan")
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else float("nan")
+
+
+def _sum_histograms(histograms: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    total = np.zeros(max((len(h) for h in histograms), default=0), dtype=np.int64)
+    for histogram in histograms:
+        total[: len(histogram)] += histogram
+    return total

@@ -1,0 +1,112 @@
+"""What a benchmark writes: one `RequestRecord` per answered turn, one `RunRecord` per measured run.
+
+All times are seconds of the client's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class RunKey:
+    """One cell of the table, measured once: the unit of alternation, resumption and bootstrap.
+
+    Attributes:
+        mode: the arm's label, as given in `--modes` (`ar`, `dflash:16`, `builtin:16`, …).
+        task: name of the task.
+        concurrency: requests in flight.
+        repeat: 0-based repetition; runs with the same `repeat` are neighbours in time.
+    """
+
+    mode: str
+    task: str
+    concurrency: int
+    repeat: int
+
+    @property
+    def cell(self) -> tuple[str, int]:
+        return self.task, self.concurrency
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """One generation turn as the client saw it.
+
+    Attributes:
+        question, turn: which prompt; `turn` counts from 0 in a multi-turn question.
+        prompt_sha256: digest of the prompt's token ids, equal in all arms.
+        prompt_tokens, cached_tokens, completion_tokens: counts from the server's `meta_info`.
+        start_s: when the request was sent, since the start of the run.
+        ttft_s: from sending to the first token.
+        latency_s: from sending to the last token.
+        finish_reason: `stop` or `length`.
+        verify_steps: target verify forwards of this request (`spec_verify_ct`); 0 without speculation.
+        accepted_drafts: `[k]` is the number of steps that accepted `k` drafted tokens, the bonus token not counted.
+        widths: `[w]` is the number of steps verified at block width `w`; empty where the server does not say.
+        output_ids: the generated token ids.
+        text: the generated text.
+        correct: whether the answer is right; None where the task has no checkable answer.
+    """
+
+    run: RunKey
+    question: str
+    turn: int
+    prompt_sha256: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    start_s: float
+    ttft_s: float
+    latency_s: float
+    finish_reason: str
+    verify_steps: int = 0
+    accepted_drafts: list[int] = field(default_factory=list)
+    widths: list[int] = field(default_factory=list)
+    output_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    correct: bool | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Self:
+        return cls(**{**_known(cls, row), "run": RunKey(**row["run"])})
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One measured run; its line is written after those of its requests, so it also says that they are complete.
+
+    Attributes:
+        wall_s: from the first request sent to the last token received.
+        session: index of the provenance line this run was measured under.
+        started_at: ISO time with zone.
+        load_average: 1-minute load of the client's machine just before the run.
+        server_accept_length: `avg_spec_accept_length` of `/server_info` after the run: the server's lifetime, warm-up
+            included, so it is near but not equal to the run's own figure.
+        server_stats: what our worker shows under its key of `/server_info`, after the run.
+    """
+
+    run: RunKey
+    wall_s: float
+    session: int
+    started_at: str
+    load_average: float
+    server_accept_length: float | None = None
+    server_stats: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Self:
+        return cls(**{**_known(cls, row), "run": RunKey(**row["run"])})
+
+
+def _known(cls: type, row: dict[str, Any]) -> dict[str, Any]:
+    """The row without its `kind` and without what a newer version may have added."""
+    names = {f.name for f in fields(cls)}
+    return {name: value for name, value in row.items() if name in names}

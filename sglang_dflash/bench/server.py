@@ -1,0 +1,113 @@
+"""Start, find and stop the SGLang servers that a benchmark measures."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from sglang_dflash.errors import DFlashError
+
+START_TIMEOUT_S = 1800.0
+_STOP_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A server to be started: arguments of `sglang.launch_server` without host and port, and extra environment."""
+
+    args: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+
+    def command(self, port: int) -> list[str]:
+        return [
+            sys.executable, "-m", "sglang.launch_server", *self.args, "--host", "127.0.0.1", "--port", str(port),
+        ]  # fmt: skip
+
+    def describe(self) -> str:
+        """The command as a shell would take it, without the port, which is chosen anew for every start."""
+        return shlex.join([*(f"{k}={v}" for k, v in self.env), "python", "-m", "sglang.launch_server", *self.args])
+
+
+@contextlib.asynccontextmanager
+async def running(launch: Launch, log: Path, timeout_s: float = START_TIMEOUT_S) -> AsyncIterator[str]:
+    """Start a server, yield its base URL once it answers, and stop it with all its children.
+
+    Raises:
+        DFlashError: it stopped or did not answer in time; the error ends with the last lines of its log.
+    """
+    port = _free_port()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as output:
+        output.write(launch.describe() + "\n")
+        output.flush()
+        process = subprocess.Popen(
+            launch.command(port),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **dict(launch.env)},
+            start_new_session=True,  # Ctrl-C goes to the benchmark, which stops its servers itself
+        )
+    try:
+        base_url = f"http://127.0.0.1:{port}"
+        await _wait(process, base_url, log, timeout_s)
+        yield base_url
+    finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM to the server's whole session, SIGKILL to what is still there after 20 s."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        while time.monotonic() < deadline:
+            process.poll()
+            if not _session_alive(process.pid):
+                return
+            time.sleep(0.1)
+
+
+def _session_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def _wait(process: subprocess.Popen[bytes], base_url: str, log: Path, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    async with httpx.AsyncClient(base_url=base_url, timeout=10, trust_env=False) as http:
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise _failed(f"the server stopped with exit status {process.returncode}", log)
+            with contextlib.suppress(httpx.TransportError):
+                # 200 only once the scheduler has served a first request of the server's own
+                if (await http.get("/health")).status_code == 200:
+                    return
+            await asyncio.sleep(0.5)
+    raise _failed(f"the server did not answer within {timeout_s:.0f} s", log)
+
+
+def _failed(what: str, log: Path) -> DFlashError:
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
+    return DFlashError(what, expected="a server that answers /health", remedy=f"see {log}, which ends with:\n{tail}\n")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,121 @@
+"""A whole benchmark: every run of the plan that the results file does not have yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from sglang_dflash.bench import plan, provenance, results, tasks
+from sglang_dflash.bench.metrics import output_throughput
+from sglang_dflash.bench.prompt_book import PromptBook
+from sglang_dflash.bench.records import RequestRecord, RunKey
+from sglang_dflash.bench.runner import Measured, measure
+from sglang_dflash.bench.servers import Servers
+from sglang_dflash.bench.settings import Settings
+from sglang_dflash.bench.tasks.question import Question
+from sglang_dflash.errors import DFlashError
+
+
+class Session:
+    """Runs `settings` and appends to `settings.out/results.jsonl`.
+
+    Interrupt it at any time: finished runs are on the disk, the interrupted one is made again by the next session with
+    the same `--out`.
+    """
+
+    def __init__(self, settings: Settings, console: Console) -> None:
+        self._settings, self._console = settings, console
+        before = results.read(settings.out)
+        _refuse_other_settings(settings, before)
+        self._number = len(before.provenance)
+        self._todo = [key for key in self._plan() if key not in before.finished]
+        self._questions = {
+            name: tasks.load(name, settings.num_prompts, seed=settings.seed, data_dir=settings.data_dir)
+            for name in settings.tasks
+        }
+        self._grades: dict[tuple[str, str, str], bool] = {}
+
+    def run(self) -> None:
+        """Measure what is missing.
+
+        Raises:
+            KeyboardInterrupt: after the servers were stopped.
+        """
+        if self._todo:
+            asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        writer = results.Writer(self._settings.out)
+        writer.provenance(provenance.collect(self._settings.describe()))
+        book = PromptBook(self._settings.out, self._settings.sampling.thinking)
+        try:
+            async with Servers(self._settings, writer, self._console.print) as servers:
+                with _progress(self._console) as progress:
+                    runs = progress.add_task("runs", total=len(self._todo))
+                    for key in self._todo:
+                        client = await servers.client(key.mode)
+                        questions = self._questions[key.task]
+                        answers = progress.add_task(_name(key), total=sum(1 + len(q.follow_ups) for q in questions))
+                        measured = await measure(
+                            client, key, questions, book, self._settings.sampling, self._number,
+                            on_answer=partial(progress.advance, answers),
+                        )  # fmt: skip
+                        writer.run(measured.run, self._graded(measured.requests))
+                        progress.remove_task(answers)
+                        progress.advance(runs)
+                        self._console.print(_line(measured))
+        finally:
+            writer.close()
+
+    def _plan(self) -> Iterator[RunKey]:
+        s = self._settings
+        order = plan.interleaved if s.together or s.base_urls else plan.one_server_at_a_time
+        return order([mode.label for mode in s.modes], s.tasks, s.concurrencies, s.repeats)
+
+    def _graded(self, requests: list[RequestRecord]) -> list[RequestRecord]:
+        questions = {(name, q.id): q for name, members in self._questions.items() for q in members}
+        return [replace(r, correct=self._correct(questions[r.run.task, r.question], r)) for r in requests]
+
+    def _correct(self, question: Question, request: RequestRecord) -> bool | None:
+        """The last turn's grade; equal answers of other arms and repeats are graded once."""
+        if question.grader is None or request.turn < len(question.follow_ups):
+            return None
+        key = request.run.task, question.id, request.text
+        if key not in self._grades:
+            self._grades[key] = question.grader(request.text)
+        return self._grades[key]
+
+
+def _refuse_other_settings(settings: Settings, before: results.Results) -> None:
+    """Runs of other settings do not belong into the same file; more modes, tasks or repeats do."""
+    new = settings.describe()
+    for row in before.provenance[-1:]:
+        old = row["settings"]
+        for name in ("target", "drafter", "num_prompts", "sampling", "seed"):
+            if old[name] != new[name]:
+                raise DFlashError(
+                    f"{settings.out} was measured with {name} {old[name]}, not {new[name]}",
+                    expected="the same settings when a benchmark is resumed",
+                    remedy="give another --out",
+                )
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TimeRemainingColumn(), console=console, transient=True,
+    )  # fmt: skip
+
+
+def _name(key: RunKey) -> str:
+    return f"{key.mode}  {key.task}  c={key.concurrency}  repeat {key.repeat + 1}"
+
+
+def _line(measured: Measured) -> str:
+    speed = output_throughput(measured.requests, measured.run.wall_s)
+    return f"{_name(measured.run.run)}: {speed:.1f} tok/s, {measured.run.wall_s:.1f} s"

@@ -1,0 +1,32 @@
+"""The tasks by name: public datasets as z-lab and the model cards ask them, and the tiny pairs' own, offline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+from sglang_dflash.bench.tasks import pair_tasks
+from sglang_dflash.bench.tasks.datasets import DATASETS
+from sglang_dflash.bench.tasks.question import Question
+from sglang_dflash.errors import DFlashError
+
+TASKS = (*pair_tasks.TASKS, *DATASETS)
+
+
+def load(name: str, count: int, *, seed: int = 0, data_dir: Path | None = None) -> list[Question]:
+    """`count` questions of a task, or all it has where that is fewer; the same for the same arguments.
+
+    A question is never asked twice in a run: a repeated prompt would be answered from the prefix cache.
+
+    Args:
+        data_dir: folder with local copies, see `hub.load_rows`; None reads from the hub or its cache.
+
+    Raises:
+        DFlashError: an unknown task, or a dataset that cannot be reached.
+    """
+    if name in pair_tasks.TASKS:
+        return pair_tasks.load(name, count, seed)
+    if name not in DATASETS:
+        raise DFlashError(f"task {name!r}", expected=f"one of {', '.join(TASKS)}", remedy="choose one of these")
+    questions = DATASETS[name].questions(data_dir)
+    return questions if count >= len(questions) else Random(seed).sample(questions, count)

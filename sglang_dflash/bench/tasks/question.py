@@ -1,0 +1,31 @@
+"""What every task yields: a prompt, its further turns, and how to tell a right answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Grader = Callable[[str], bool]
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One prompt of a task.
+
+    Attributes:
+        id: unique within the task and the same in every session, so that arms and resumed runs can be matched.
+        messages: OpenAI chat messages, the last one the user's.
+        follow_ups: further user turns, each asked after the answer to the one before.
+        grader: whether the text of the last answer is right; None where no machine can tell.
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    follow_ups: tuple[str, ...] = ()
+    grader: Grader | None = None
+
+
+def ask(identifier: str, prompt: str, grader: Grader | None = None) -> Question:
+    """A question of a single user message."""
+    return Question(identifier, ({"role": "user", "content": prompt},), grader=grader)
