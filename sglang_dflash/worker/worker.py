@@ -27,10 +27,13 @@ from sglang_dflash.upstream import (
 )
 from sglang_dflash.width import FixedWidth, WidthPolicy
 from sglang_dflash.worker import recurrent
-from sglang_dflash.worker.accept import Acceptance
+from sglang_dflash.worker.accept import Acceptance, grammar_mask, grammar_tree
 from sglang_dflash.worker.draft import Drafting
+from sglang_dflash.worker.identity import banner, identity
 from sglang_dflash.worker.inject import Injection
+from sglang_dflash.worker.metrics import step_metrics
 from sglang_dflash.worker.state import DraftState
+from sglang_dflash.worker.stats import StepStats, stage_clock
 from sglang_dflash.worker.step import Step
 from sglang_dflash.worker.verify import verify
 
@@ -72,8 +75,18 @@ class DFlashWorker(BaseSpecWorker):
             ).draft_worker
         runner = self._draft_worker.model_runner
         runner.model.borrow(TargetVocabulary.of(target_worker.model_runner.model))
+        self._stats, self._clock = StepStats(), stage_clock(target_worker.device)
+        self._metrics = step_metrics(self.width_policy.max_width)
+        self.identity = identity(
+            self.drafter_config,
+            target=target_worker.model_runner.model_config.model_path,
+            drafter=runner.model_config.model_path,
+            max_width=self.width_policy.max_width,
+            draft_attention_backend=runner.draft_attention_backend,
+        )
+        if get_parallel().tp_rank == 0:
+            logger.info(banner(self.identity))
         self._draft = Drafting(runner, self.draft_parallel_layout)
-        self._accept = Acceptance(get_parallel().tp_group)
         self._inject = Injection(runner, self.draft_parallel_layout)
 
     def __getattr__(self, name: str) -> Any:
@@ -95,6 +108,19 @@ class DFlashWorker(BaseSpecWorker):
     def weight_update_runners(self) -> list[tuple[str, Any]]:
         return [("draft", self._draft_worker.model_runner)]
 
+    def server_info(self) -> dict[str, Any]:
+        """What ``/server_info`` shows of this worker: its identity and its counters."""
+        return {**self.identity, **self._stats.as_dict()}
+
+    def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
+        """A step's accept counts reached the host, without anyone waiting for them; steps come in launch order."""
+        accept_lens = [n + 1 for n in num_correct_drafts_per_req]
+        width = self._stats.finished(accept_lens)
+        self.width_policy.observe(width, accept_lens)
+        self._clock.collect(self._stats.stage_seconds)
+        if self._metrics is not None:
+            self._metrics.observe(width, accept_lens)
+
     # --- start-up, in call order
 
     def alloc_memory_pool(
@@ -105,6 +131,7 @@ class DFlashWorker(BaseSpecWorker):
     ) -> None:
         with draft_tp_context(self.draft_parallel_layout):
             super().alloc_memory_pool(memory_pool_config, req_to_token_pool, token_to_kv_pool_allocator)
+        self._accept = Acceptance(self._target_worker.model_runner, get_parallel().tp_group)
 
     def init_attention_backends(self) -> None:
         with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
@@ -140,10 +167,11 @@ class DFlashWorker(BaseSpecWorker):
 
     def _prefill(self, batch: Any, publish: Publish) -> Any:
         self._wait_for_fused_hicache_load(batch)
+        self._accept.before_prefill(batch)
         result = self._target_worker.forward_batch_generation(
             batch, capture_hidden_mode=CaptureHiddenMode.FULL, return_kv_loc_plan=True
         )
-        self._accept.prefill(result.next_token_ids)
+        self._accept.after_prefill(batch, result.next_token_ids)
         result.new_seq_lens = batch.seq_lens
         publish(result.new_seq_lens)
         hidden, plan = result.logits_output.hidden_states, result.kv_loc_plan
@@ -153,19 +181,28 @@ class DFlashWorker(BaseSpecWorker):
         return result
 
     def _decode(self, batch: Any, publish: Publish, grammar_barrier: Callable[[], None] | None) -> Any:
-        state, device = batch.spec_info, batch.seq_lens.device
+        state, device, target = batch.spec_info, batch.seq_lens.device, self._target_worker
+        # The lengths were gathered on the scheduler's stream.
         record_stream_each((batch.seq_lens,), torch.get_device_module(device).current_stream())
         width = self.width_policy.width(batch.batch_size())
-        mask_token_id = self.drafter_config.mask_token_id
-        step = Step.lay_out(batch, state, self._target_worker.model_runner, width, mask_token_id)
+        self._stats.started(width)
+        self._clock.mark(None)
+        step = Step.lay_out(batch, state, target.model_runner, width, self.drafter_config.mask_token_id)
         tokens = self._draft(batch, step)
-        verified = verify(batch, step, tokens, self._target_worker)
+        tree = grammar_tree(batch, tokens)
+        self._clock.mark("draft")
+        verified = verify(batch, step, tokens, target)
         output = verified.logits_output
-        accepted = self._accept(batch, tokens, output.next_token_logits)
-        recurrent.commit(batch, step, accepted, self._target_worker)
+        self._clock.mark("verify")
+        mask = grammar_mask(batch, tree, device, grammar_barrier)
+        accepted = self._accept(batch, step, tokens, output, mask)
+        self._clock.mark("accept")
+        recurrent.commit(batch, step, accepted, target)
         publish(accepted.new_seq_lens)
+        self._clock.mark("commit")
         self._inject.decode(step, output.hidden_states)
         output.hidden_states = None
+        self._clock.mark("inject")
         return GenerationBatchResult(
             logits_output=output,
             next_token_ids=accepted.out_tokens.flatten(),
