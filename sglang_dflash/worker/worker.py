@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from sglang_dflash.worker.draft import Drafting
 from sglang_dflash.worker.identity import banner, identity
 from sglang_dflash.worker.inject import Injection
 from sglang_dflash.worker.metrics import step_metrics
+from sglang_dflash.worker.no_sync import sync_guard
 from sglang_dflash.worker.state import DraftState
 from sglang_dflash.worker.stats import StepStats, stage_clock
 from sglang_dflash.worker.step import Step
@@ -76,6 +78,7 @@ class DFlashWorker(BaseSpecWorker):
         runner = self._draft_worker.model_runner
         runner.model.borrow(TargetVocabulary.of(target_worker.model_runner.model))
         self._stats, self._clock = StepStats(), stage_clock(target_worker.device)
+        self._no_sync = sync_guard(target_worker.device)
         self._metrics = step_metrics(self.width_policy.max_width)
         self.identity = identity(
             self.drafter_config,
@@ -187,19 +190,21 @@ class DFlashWorker(BaseSpecWorker):
         width = self.width_policy.width(batch.batch_size())
         self._stats.started(width)
         self._clock.mark(None)
-        step = Step.lay_out(batch, state, target.model_runner, width, self.drafter_config.mask_token_id)
-        tokens = self._draft(batch, step)
-        tree = grammar_tree(batch, tokens)
-        self._clock.mark("draft")
-        verified = verify(batch, step, tokens, target)
-        output = verified.logits_output
-        self._clock.mark("verify")
-        mask = grammar_mask(batch, tree, device, grammar_barrier)
-        accepted = self._accept(batch, step, tokens, output, mask)
-        self._clock.mark("accept")
-        recurrent.commit(batch, step, accepted, target)
-        publish(accepted.new_seq_lens)
-        self._clock.mark("commit")
+        # A grammar is walked on the host, so the host waits for the drafts there.
+        with nullcontext() if batch.has_grammar else self._no_sync():
+            step = Step.lay_out(batch, state, target.model_runner, width, self.drafter_config.mask_token_id)
+            tokens = self._draft(batch, step)
+            tree = grammar_tree(batch, tokens)
+            self._clock.mark("draft")
+            verified = verify(batch, step, tokens, target)
+            output = verified.logits_output
+            self._clock.mark("verify")
+            mask = grammar_mask(batch, tree, device, grammar_barrier)
+            accepted = self._accept(batch, step, tokens, output, mask)
+            self._clock.mark("accept")
+            recurrent.commit(batch, step, accepted, target)
+            publish(accepted.new_seq_lens)
+            self._clock.mark("commit")
         self._inject.decode(step, output.hidden_states)
         output.hidden_states = None
         self._clock.mark("inject")
