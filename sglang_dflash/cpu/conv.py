@@ -124,19 +124,13 @@ def update(
         The shape of ``x``, token-major in memory.
     """
     if cache_seqlens is not None or num_accept_tokens is not None or conv_state_indices is None:
-        raise NotImplementedError(
-            "on a CPU, causal_conv1d_update takes slot-indexed states that are not circular"
-        )
+        raise NotImplementedError("on a CPU, causal_conv1d_update takes slot-indexed states that are not circular")
     tokens = x.unsqueeze(1) if x.dim() == 2 else x.transpose(1, 2)
     width = weight.shape[1]
     slots = live_slots(conv_state_indices)
     history = conv_state.index_select(0, slots).transpose(1, 2).to(x.dtype)
     rows = torch.cat([history, tokens], 1)
-    if (
-        retrieve_next_token is not None
-        and retrieve_next_sibling is not None
-        and retrieve_parent_token is not None
-    ):
+    if retrieve_next_token is not None and retrieve_next_sibling is not None and retrieve_parent_token is not None:
         retrieve_parent_token.copy_(_parents(retrieve_next_token, retrieve_next_sibling))
         windows = _tree_windows(rows, retrieve_parent_token, width)
     else:
@@ -144,28 +138,11 @@ def update(
     if intermediate_conv_window is None or intermediate_state_indices is None:
         conv_state.index_copy_(0, slots, rows[:, 1 - width :].transpose(1, 2).to(conv_state.dtype))
     else:
-        _store_windows(intermediate_conv_window, intermediate_state_indices.long(), windows[..., 1:])
+        # For a chain SGLang lets windows of consecutive steps share memory; what they share is the same value.
+        stored = windows[..., 1:].to(intermediate_conv_window.dtype)
+        intermediate_conv_window[:, : tokens.shape[1]].index_copy_(0, intermediate_state_indices.long(), stored)
     y = _activate(_filter(windows, weight, bias), activation).to(x.dtype)
     return y.squeeze(1) if x.dim() == 2 else y.transpose(1, 2)
-
-
-def _store_windows(buffer: torch.Tensor, rows: torch.Tensor, windows: torch.Tensor) -> None:
-    """Write ``windows [bs, T, dim, W]`` to ``buffer[rows, :T]``; buffer ``[rows, block, dim, W]``.
-
-    For chains SGLang lets the windows of consecutive steps share memory (step and window have the same
-    stride), and PyTorch refuses to write through such a view: write the ``T + W - 1`` columns that they share
-    instead.
-    """
-    steps = windows.shape[1]
-    if buffer.stride(1) != buffer.stride(3):
-        buffer[:, :steps].index_copy_(0, rows, windows.to(buffer.dtype))
-        return
-    size, block, dim, width = buffer.shape
-    columns = buffer.as_strided(
-        (size, dim, block + width - 1), (buffer.stride(0), buffer.stride(2), buffer.stride(3))
-    )
-    shared = torch.cat([windows[:, 0], windows[:, 1:, :, -1].transpose(1, 2)], -1)
-    columns[..., : steps + width - 1].index_copy_(0, rows, shared.to(buffer.dtype))
 
 
 def _parents(next_token: torch.Tensor, next_sibling: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from gdn_reference import NoHostSync, causal_conv
+from gdn_reference import causal_conv, no_host_sync
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -184,7 +184,7 @@ def test_verify_of_a_tree_follows_parents() -> None:
 
 def test_decode_and_verify_never_wait_for_a_value() -> None:
     case = Case(2)
-    with NoHostSync():
+    with no_host_sync():
         case.update(case.normal(2, DIM))
         case.update(
             case.normal(2, DIM, 5),

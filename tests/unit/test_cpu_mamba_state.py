@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from gdn_reference import NoHostSync
+from gdn_reference import no_host_sync
 
 from sglang_dflash.cpu import mamba_state
 
@@ -67,7 +67,7 @@ def test_commit_takes_the_state_of_the_last_accepted_token(tracking: bool, rows:
                 expected[name][:, slots[i]] = steps[:, row, last[i]]
             if tracking and track_steps[i] >= 0:
                 expected[name][:, track_slots[i]] = steps[:, row, track_steps[i]]
-    with NoHostSync():
+    with no_host_sync():
         mamba_state.commit(
             cache,
             slots,
