@@ -214,6 +214,7 @@ class Drafter(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: p.detach().cpu().bfloat16().contiguous() for name, p in self.state_dict().items()}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "model.safetensors").chmod(0o644)  # safetensors writes 0600
         (folder / "config.json").write_text(json.dumps(self.config.to_json(), indent=2) + "\n")
 
     def context_key_values(self, target_hidden: Tensor, positions: Tensor) -> list[KeyValue]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from .corpus import SHAPES, TASKS, Conversation, draw, draw_conversation
+from .corpus import SHAPES, Conversation, draw, draw_conversation
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast
 
-TASK_WEIGHTS = {"math": 0.30, "code": 0.16, "json": 0.34, "chat": 0.20}  # copying into JSON is learned last
+BALANCED = {"math": 0.30, "code": 0.16, "json": 0.34, "chat": 0.20}
+COPYING = {"math": 0.18, "code": 0.10, "json": 0.40, "chat": 0.32}  # what is learned last: to copy a question's words
 THINKING_SHARE = 0.12
 PROMPT_WEIGHT = 0.1  # questions carry few learnable bits, but some: names and numbers are copied from them
 IGNORE = 0.0
@@ -49,11 +50,10 @@ class ConversationEncoder:
         return ids, weights
 
 
-def training_conversation(rng: Random, row_length: int) -> Conversation:
+def training_conversation(rng: Random, row_length: int, task_weights: dict[str, float] = BALANCED) -> Conversation:
     """A training conversation; long documents only where a row of `row_length` tokens has room for them."""
     shape = rng.choices(SHAPES, (0.70, 0.12, 0.18) if row_length >= 1024 else (0.90, 0.10, 0.0))[0]
-    tasks, weights = tuple(TASK_WEIGHTS), tuple(TASK_WEIGHTS.values())
-    assert tasks == TASKS
+    tasks, weights = tuple(task_weights), tuple(task_weights.values())
     return draw_conversation(
         rng, shape, lambda: draw(rng.choices(tasks, weights)[0], "train", rng), rng.random() < THINKING_SHARE
     )
@@ -91,13 +91,17 @@ def pack(items: list[Weighted], length: int, pad: int) -> tuple[torch.Tensor, to
 
 
 def training_rows(
-    encoder: ConversationEncoder, rng: Random, rows: int, length: int
+    encoder: ConversationEncoder,
+    rng: Random,
+    rows: int,
+    length: int,
+    task_weights: dict[str, float] = BALANCED,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`rows` packed rows of `length` tokens of fresh training conversations; see `pack`."""
     items: list[Weighted] = []
     tokens = 0
     while tokens < (rows + 8) * length:
-        item = encoder.encode(training_conversation(rng, length))
+        item = encoder.encode(training_conversation(rng, length, task_weights))
         items.append(item)
         tokens += len(item[0]) if len(item[0]) <= length else 0
     ids, weights = pack(items, length, encoder.pad)

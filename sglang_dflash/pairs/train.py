@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from . import drafter_kinds
+from . import drafter_kinds, drafter_path
 from .measure import measure_accept_lengths, measure_accuracy
 from .provenance import add_measurement, write_provenance
 from .tokenizer import train_tokenizer
 from .train_drafter import RECIPES, Chat, corpus_prompts, target_output, train_drafter
-from .train_target import STEPS, TOKENS_PER_STEP, train_target
+from .train_target import STAGES, START_FROM, train_target
 
 ACCURACY_PROMPTS = 100
 ACCEPT_PROMPTS = 12
@@ -39,9 +39,8 @@ def train_pair(
     target = out / "target"
     if not (target / "provenance.json").exists():
         train_tokenizer(work / "tokenizer", seed)
-        target_steps = steps or STEPS[name]
-        log = train_target(name, work / "tokenizer", work / "target", target, seed, target_steps, device)
-        recipe = {"steps": target_steps, "tokens_per_step": TOKENS_PER_STEP}
+        log = train_target(name, work / "tokenizer", work / "target", target, seed, device, steps)
+        recipe = {"stages": [asdict(stage) for stage in STAGES[name]], "start_from": START_FROM.get(name)}
         write_provenance(target, seed, log, "validation loss of answers", recipe)
         if measure:
             add_measurement(target, "accuracy", measure_accuracy(target, ACCURACY_PROMPTS, device))
@@ -49,7 +48,10 @@ def train_pair(
         folder = out / f"drafter-{kind}"
         if (folder / "provenance.json").exists():
             continue
-        train_drafter_kind(kind, target, folder, work, seed, device, steps)
+        start = out / f"drafter-{RECIPES[kind].start_from}" if RECIPES[kind].start_from else None
+        if name in START_FROM:
+            start = drafter_path(START_FROM[name], kind)
+        train_drafter_kind(kind, target, folder, work, seed, device, steps, start=start)
         if measure:
             add_measurement(folder, "accept_lengths", measure_accept_lengths(target, folder, ACCEPT_PROMPTS, device))
 
@@ -64,12 +66,14 @@ def train_drafter_kind(
     steps: int | None = None,
     chats: list[tuple[Chat, bool]] | None = None,
     mask_token_id: int | None = None,
+    start: Path | None = None,
 ) -> None:
     """Train one kind of drafter for the target in `target`, which may be the user's own.
 
     Args:
         chats: what the target shall answer, instead of the corpus's prompts; see `corpus_prompts`.
         mask_token_id: where the target's tokenizer has no mask token: an id that no text contains.
+        start: a trained drafter of the same widths to start from.
     """
     recipe = RECIPES[kind] if steps is None else RECIPES[kind].with_steps(steps)
     data_file = work / "target-output.pt"
@@ -77,8 +81,8 @@ def train_drafter_kind(
         work.mkdir(parents=True, exist_ok=True)
         torch.save(target_output(target, chats or corpus_prompts(seed), device), data_file)
     data = torch.load(data_file, weights_only=True)
-    log = train_drafter(recipe, target, data, work / f"drafter-{kind}", out, seed, device, mask_token_id)
-    write_provenance(out, seed, log, "validation accept length", asdict(recipe))
+    log = train_drafter(recipe, target, data, work / f"drafter-{kind}", out, seed, device, mask_token_id, start)
+    write_provenance(out, seed, log, "validation accept length", asdict(recipe) | {"started": start is not None})
 
 
 def trainable_kinds(name: str) -> list[str]:

@@ -41,16 +41,18 @@ class DrafterRecipe:
     layer_types: tuple[str, ...]
     steps: int
     sliding_window: int | None = None
+    start_from: str | None = None
 
     def with_steps(self, steps: int) -> DrafterRecipe:
         return replace(self, steps=steps)
 
 
 RECIPES = {
-    "good": DrafterRecipe((FULL, FULL), 700),
-    "weak": DrafterRecipe((FULL,), 100),
-    "swa": DrafterRecipe((SLIDING, SLIDING), 600, sliding_window=128),
-    "interleaved": DrafterRecipe((SLIDING, SLIDING, FULL), 600, sliding_window=128),
+    "good": DrafterRecipe((FULL, FULL), 600),
+    "weak": DrafterRecipe((FULL,), 70),
+    # The sliding ones start from the good one's weights: what a layer has to say changes little, whom it sees does.
+    "swa": DrafterRecipe((SLIDING, SLIDING), 250, sliding_window=128, start_from="good"),
+    "interleaved": DrafterRecipe((SLIDING, SLIDING, FULL), 300, sliding_window=128, start_from="good"),
 }
 
 
@@ -163,6 +165,7 @@ def train_drafter(
     seed: int,
     device: str,
     mask_token_id: int | None = None,
+    start: Path | None = None,
 ) -> list[LogEntry]:
     """Train a drafter for the target in `target_folder` and save it to `out`.
 
@@ -171,13 +174,17 @@ def train_drafter(
     Args:
         data: from `target_output`.
         mask_token_id: an id that no text contains, where the tokenizer has no mask token.
+        start: a drafter of the same widths whose layers the new one starts from; layers it lacks start afresh.
     """
     torch.manual_seed(seed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(target_folder)
     target = transformers.AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32).to(device).eval()
     target.requires_grad_(False)
     config = drafter_config(recipe, target, tokenizer.mask_token_id if mask_token_id is None else mask_token_id)
-    drafter = Drafter(config).to(device)
+    drafter = Drafter(config)
+    if start is not None:
+        drafter.load_state_dict(Drafter.load(start).state_dict(), strict=False)
+    drafter = drafter.to(device)
     pad = int(tokenizer.pad_token_id)
     n_kept = min(150, len(data) // 10)
     kept, trained = data[:n_kept], data[n_kept:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -10,16 +11,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import target_path
 from .architectures import build_target
 from .hf import transformers
 from .loop import LogEntry, train
-from .rows import ConversationEncoder, training_rows
+from .rows import BALANCED, COPYING, ConversationEncoder, training_rows
 
-TOKENS_PER_STEP = 4096
 # Long rows are slow (attention is quadratic) and hold the same questions; they teach positions and distance.
 ROW_LENGTHS = (256, 512, 2048)
 ROW_LENGTH_SHARES = (0.5, 0.3, 0.2)
-STEPS = {"tiny-hybrid": 1600, "tiny-dense": 1300, "tiny-moe": 800}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Optimizer steps with a learning-rate schedule of their own, and the share of each task."""
+
+    steps: int
+    tokens_per_step: int
+    task_weights: dict[str, float]
+
+
+# The second stage is a restart: copying the words of a question comes late and in jumps, and small steps at a high
+# rate bring it sooner than a longer first stage would.
+STAGES = {
+    "tiny-hybrid": (Stage(1600, 4096, BALANCED), Stage(2200, 2048, COPYING)),
+    "tiny-dense": (Stage(2200, 2048, COPYING),),
+    "tiny-moe": (Stage(900, 2048, COPYING),),
+}
+# Sparse upcycling (Komatsuzaki et al., 2023): everything but the experts starts from a trained dense target.
+START_FROM = {"tiny-moe": "tiny-hybrid"}
 
 
 def autocast(device: torch.device) -> torch.autocast:
@@ -28,28 +48,24 @@ def autocast(device: torch.device) -> torch.autocast:
 
 
 def train_target(
-    name: str, tokenizer_folder: Path, run: Path, out: Path, seed: int, steps: int, device: str
+    name: str, tokenizer_folder: Path, run: Path, out: Path, seed: int, device: str, steps: int | None = None
 ) -> list[LogEntry]:
     """Train the named pair's target and save it to `out` as bf16 safetensors with its tokenizer.
 
     The log's validation figure is the loss of the answers in conversations that no step sees.
 
     Args:
-        run: folder of the checkpoint; an interrupted training continues from it.
-        steps: optimizer steps of `TOKENS_PER_STEP` tokens.
+        run: folder of the stages' checkpoints; an interrupted training continues from them.
+        steps: of each stage, instead of the recipe's.
     """
     torch.manual_seed(seed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
     encoder = ConversationEncoder(tokenizer)
-    model = build_target(name, tokenizer).to(device).train()
+    model = build_target(name, tokenizer)
+    if name in START_FROM:
+        copy_matching(model, target_path(START_FROM[name]))
+    model = model.to(device).train()
     model.config.use_cache = False
-
-    def loss_of_step(i: int) -> Tensor:
-        rng = Random(f"target/{seed}/{i}")
-        length = rng.choices(ROW_LENGTHS, ROW_LENGTH_SHARES)[0]
-        ids, weights = training_rows(encoder, rng, TOKENS_PER_STEP // length, length)
-        return next_token_loss(model, ids.to(device), weights.to(device))
-
     ids, weights = training_rows(encoder, Random("target/validation"), 16, 512)
     answers_only = (weights == 1.0).float()
 
@@ -60,9 +76,29 @@ def train_target(
         model.train()
         return loss
 
-    log = train(model, loss_of_step, validate, steps, run)
+    log: list[LogEntry] = []
+    for number, stage in enumerate(STAGES[name], start=1):
+        first = log[-1].step if log else 0
+        minutes = log[-1].minutes if log else 0.0
+
+        def loss_of_step(i: int, stage: Stage = stage, first: int = first) -> Tensor:
+            rng = Random(f"target/{seed}/{first + i}")
+            length = rng.choices(ROW_LENGTHS, ROW_LENGTH_SHARES)[0]
+            ids, weights = training_rows(encoder, rng, stage.tokens_per_step // length, length, stage.task_weights)
+            return next_token_loss(model, ids.to(device), weights.to(device))
+
+        for entry in train(model, loss_of_step, validate, steps or stage.steps, run / f"stage-{number}"):
+            log.append(replace(entry, step=first + entry.step, minutes=minutes + entry.minutes))
     save_target(model, tokenizer, out)
     return log
+
+
+def copy_matching(model: transformers.PreTrainedModel, folder: Path) -> None:
+    """Copy every parameter that the target in `folder` has under the same name and in the same shape."""
+    source = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    own = model.state_dict()
+    same = {name: p for name, p in source.items() if name in own and own[name].shape == p.shape}
+    model.load_state_dict(same, strict=False)
 
 
 def next_token_loss(model: transformers.PreTrainedModel, ids: Tensor, weights: Tensor) -> Tensor:
