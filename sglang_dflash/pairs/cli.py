@@ -87,18 +87,15 @@ def train(
 ) -> None:
     """Train a pair from nothing and write its provenance: 30 to 60 minutes on one CPU core, resumable."""
     with _user_errors():
-        known = drafter_kinds(name)
+        kinds = drafter or list(drafter_kinds(name))
+        for kind in kinds:
+            drafter_path(name, kind)
     import torch
 
-    from .train import train_pair, trainable_kinds
+    from .train import train_pair
 
     torch.set_num_threads(threads)
-    kinds = trainable_kinds(name)
-    if unknown := set(drafter or ()) - set(kinds):
-        raise typer.BadParameter(
-            f"{', '.join(unknown)}: {name} has {', '.join(known)}; trained here: {', '.join(kinds)}"
-        )
-    train_pair(name, out, work, seed, device, steps, drafter or kinds, measure)
+    train_pair(name, out, work, seed, device, steps, kinds, measure)
 
 
 @app.command("train-drafter")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from . import drafter_kinds, drafter_path
+from . import drafter_path
 from .measure import measure_accept_lengths, measure_accuracy
 from .provenance import add_measurement, write_provenance
 from .tokenizer import train_tokenizer
@@ -33,7 +33,7 @@ def train_pair(
     Args:
         work: checkpoints, tokenizer and generated data; a part whose result is in `out` is not trained again.
         steps: of the target and of each drafter instead of the recipe's, for a quick trial.
-        kinds: drafters to train, of `trainable_kinds(name)`.
+        kinds: drafters to train, of `drafter_kinds(name)`.
         measure: also measure accuracy and accept lengths, which takes about as long as training a drafter.
     """
     target = out / "target"
@@ -51,7 +51,9 @@ def train_pair(
         start = out / f"drafter-{RECIPES[kind].start_from}" if RECIPES[kind].start_from else None
         if name in START_FROM:
             start = drafter_path(START_FROM[name], kind)
-        train_drafter_kind(kind, target, folder, work, seed, device, steps, start=start)
+        stage = RECIPES[kind].of_stage
+        of_target, data_folder = (target, work) if stage is None else _stage(work, stage)
+        train_drafter_kind(kind, of_target, folder, data_folder, seed, device, steps, start=start)
         if measure:
             add_measurement(folder, "accept_lengths", measure_accept_lengths(target, folder, ACCEPT_PROMPTS, device))
 
@@ -85,6 +87,6 @@ def train_drafter_kind(
     write_provenance(out, seed, log, "validation accept length", asdict(recipe) | {"started": start is not None})
 
 
-def trainable_kinds(name: str) -> list[str]:
-    """The drafters of a pair that are trained with it; the mismatched one is another pair's."""
-    return [kind for kind in drafter_kinds(name) if kind in RECIPES]
+def _stage(work: Path, stage: int) -> tuple[Path, Path]:
+    """The target after a stage of its training, and the work folder of drafters for it."""
+    return work / "target" / f"stage-{stage}" / "target", work / f"stage-{stage}"

@@ -36,12 +36,18 @@ CONVERSATIONS = 4500
 
 @dataclass(frozen=True)
 class DrafterRecipe:
-    """What distinguishes the kinds of drafter."""
+    """What distinguishes the kinds of drafter.
+
+    Attributes:
+        start_from: the kind whose weights it starts from.
+        of_stage: trained for the target as it was after this stage of its training, instead of the last.
+    """
 
     layer_types: tuple[str, ...]
     steps: int
     sliding_window: int | None = None
     start_from: str | None = None
+    of_stage: int | None = None
 
     def with_steps(self, steps: int) -> DrafterRecipe:
         return replace(self, steps=steps)
@@ -53,6 +59,7 @@ RECIPES = {
     # The sliding ones start from the good one's weights: what a layer has to say changes little, whom it sees does.
     "swa": DrafterRecipe((SLIDING, SLIDING), 250, sliding_window=128, start_from="good"),
     "interleaved": DrafterRecipe((SLIDING, SLIDING, FULL), 300, sliding_window=128, start_from="good"),
+    "mismatched": DrafterRecipe((FULL, FULL), 700, of_stage=1),
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -52,7 +54,8 @@ def train_target(
 ) -> list[LogEntry]:
     """Train the named pair's target and save it to `out` as bf16 safetensors with its tokenizer.
 
-    The log's validation figure is the loss of the answers in conversations that no step sees.
+    The target as it is after a stage is kept in `run`/stage-N/target. The log's validation figure is the loss of
+    the answers in conversations that no step sees.
 
     Args:
         run: folder of the stages' checkpoints; an interrupted training continues from them.
@@ -89,7 +92,8 @@ def train_target(
 
         for entry in train(model, loss_of_step, validate, steps or stage.steps, run / f"stage-{number}"):
             log.append(replace(entry, step=first + entry.step, minutes=minutes + entry.minutes))
-    save_target(model, tokenizer, out)
+        save_target(model, tokenizer, run / f"stage-{number}" / "target")
+    shutil.copytree(run / f"stage-{len(STAGES[name])}" / "target", out, dirs_exist_ok=True)
     return log
 
 
@@ -114,7 +118,7 @@ def save_target(
     model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerFast, out: Path
 ) -> None:
     """Save in the form that transformers 5, transformers 4 and SGLang read."""
-    model = model.eval().to(device="cpu", dtype=torch.bfloat16)
+    model = copy.deepcopy(model).eval().to(device="cpu", dtype=torch.bfloat16)
     model.config.use_cache = True
     model.config.dtype = torch.bfloat16
     model.generation_config.eos_token_id = tokenizer.eos_token_id
