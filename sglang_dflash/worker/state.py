@@ -59,11 +59,16 @@ class DraftState(SpecInput):
             return
         batch.maybe_evict_swa()
         committed = [req.kv.kv_committed_len for req in batch.reqs]
-        current, reserved, missing = page_aligned_decode_alloc_lens(
+        current, reserved, _ = page_aligned_decode_alloc_lens(
             batch.reqs,
             reserve=get_alloc_reserve_per_decode(),
             page_size=batch.token_to_kv_pool_allocator.page_size,
         )
+        # Near the context limit two blocks may reach past the slot table, whose spare columns hold one; what a
+        # request can still commit fits, and a block's positions behind the table get the padding slot.
+        columns = batch.req_to_token_pool.req_to_token.shape[1]
+        reserved = [min(length, columns) for length in reserved]
+        missing = sum(reserved) - sum(current)
         if missing:
             lens = async_h2d([current, reserved], dtype=torch.int32, device=batch.device)
             alloc_for_spec_decode(

@@ -1,0 +1,87 @@
+"""Step by step: drafts, accept lengths and recurrent states against the plain-PyTorch reference decoder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from dflash import PROBE, TRACKED, corpus, dflash_server, flush, generate
+from serving import Server
+
+from sglang_dflash.pairs import drafter_path, target_path
+from sglang_dflash.pairs.reference_decoder import ReferenceDecoder
+
+PAIR = "tiny-hybrid"
+NEW_TOKENS = 80
+STATE_TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("probe")
+
+
+@pytest.fixture(scope="module")
+def server(probe: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    environment = {"PYTHONPATH": PROBE, "DFLASH_PROBE": str(probe)}
+    with dflash_server(PAIR, tmp_path_factory.mktemp("server"), **environment) as server:
+        yield server
+
+
+def blocks(probe: Path, rid: str) -> list[list[int]]:
+    """The blocks that the worker verified for a request, in order."""
+    lines = map(json.loads, (probe / "drafts.jsonl").read_text().splitlines())
+    return [line["block"] for line in lines if line["rid"] == rid]
+
+
+def test_drafts_and_accept_lengths_equal_the_reference_step_by_step(server: Server, probe: Path) -> None:
+    reference = ReferenceDecoder.load(target_path(PAIR), drafter_path(PAIR))
+    accepted = 0
+    for prompt in corpus(PAIR, 4, seed=1):
+        flush(server)
+        answer = generate(server, prompt, NEW_TOKENS)
+        expected = reference.decode(prompt, NEW_TOKENS, width=16)
+        assert answer.tokens == expected.tokens
+        verified = blocks(probe, answer.meta["id"])[: len(expected.steps)]
+        assert [tuple(block[1:]) for block in verified] == [step.drafted for step in expected.steps]
+        assert answer.meta["spec_verify_ct"] == len(expected.steps)
+        accepted += sum(expected.accept_lengths) - len(expected.steps)
+    assert accepted > 0, "no draft was ever accepted: the comparison says nothing"
+
+
+def test_committed_recurrent_state_equals_a_fresh_prefill(server: Server, probe: Path) -> None:
+    """Also where a block crossed a track boundary (every 64 tokens here), and for the snapshot's own sake after it."""
+    (prompt,) = corpus(PAIR, 1, seed=2)
+    flush(server)
+    answer = generate(server, prompt, NEW_TOKENS, sampling_params={"ignore_eos": True})
+    text = [*prompt, *answer.tokens]
+    committed = {int(path.stem.rsplit("-", 1)[1]): path for path in probe.glob(f"state-{answer.meta['id']}-*.pt")}
+    lengths = sorted(length for length in committed if length <= len(text))
+    assert len(lengths) > 3
+    interval = int(TRACKED[-1])
+    assert lengths[0] // interval != lengths[-1] // interval, "no track boundary was crossed"
+    for length in lengths[1:]:
+        flush(server)
+        fresh = generate(server, text[:length], 1)
+        expected = torch.load(probe / f"state-{fresh.meta['id']}-{length}.pt")
+        found = torch.load(committed[length])
+        torch.testing.assert_close(found["temporal"], expected["temporal"], rtol=STATE_TOLERANCE, atol=STATE_TOLERANCE)
+        for conv, wanted in zip(found["conv"], expected["conv"], strict=True):
+            torch.testing.assert_close(conv, wanted, rtol=STATE_TOLERANCE, atol=STATE_TOLERANCE)
+
+
+def test_a_prefix_hit_after_a_crossed_boundary_restarts_from_the_right_state(server: Server) -> None:
+    (prompt,) = corpus(PAIR, 1, seed=3)
+    flush(server)
+    first = generate(server, prompt, 150, sampling_params={"ignore_eos": True})
+    text = [*prompt, *first.tokens]
+    longer = generate(server, text[:-10], 40, sampling_params={"ignore_eos": True})
+    assert longer.meta["cached_tokens"] > len(prompt), "the hit must end behind the first block"
+    flush(server)
+    fresh = generate(server, text[:-10], 40, sampling_params={"ignore_eos": True})
+    assert fresh.meta["cached_tokens"] == 0
+    assert longer.tokens == fresh.tokens
+    assert fresh.tokens[:10] == text[-10:]

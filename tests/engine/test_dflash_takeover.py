@@ -1,0 +1,79 @@
+"""DFLASH means our worker, says so, and steps aside or refuses where it must."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+from dflash import dflash_server, draft_arguments, plain_server, target_arguments, worker_info
+from serving import run_to_exit
+
+import sglang_dflash
+from sglang_dflash.pairs import drafter_path
+
+PAIR = "tiny-dense"
+
+
+def start(drafter: Path, *arguments: str, **environment: str) -> str:
+    """Start a server that is expected to refuse; everything it printed."""
+    command = (*target_arguments(PAIR), *draft_arguments(PAIR), "--speculative-draft-model-path", str(drafter))
+    code, output = run_to_exit(*command, *arguments, **environment)
+    assert code != 0
+    return output
+
+
+def changed_drafter(folder: Path, **changes: object) -> Path:
+    """A copy of the drafter with other keys in its config.json."""
+    copy = Path(shutil.copytree(drafter_path(PAIR), folder / "drafter"))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, **changes}))
+    return copy
+
+
+def test_banner_and_server_info_name_the_worker(tmp_path: Path) -> None:
+    with dflash_server(PAIR, tmp_path, block=8) as server:
+        info = worker_info(server)
+        assert info["version"] == sglang_dflash.__version__
+        assert f"sglang-dflash {sglang_dflash.__version__} serves DFLASH" in server.log
+        assert "fixed width 8" in server.log
+        assert set(info["layers"]) == {"full_attention"}
+
+
+def test_plain_decoding_is_left_alone(tmp_path: Path) -> None:
+    with plain_server(PAIR, tmp_path) as server:
+        assert "sglang_dflash" not in server.get("/server_info").json()["internal_states"][0]
+        assert "serves DFLASH" not in server.log
+
+
+def test_another_kind_of_drafter_is_refused_by_name(tmp_path: Path) -> None:
+    output = start(changed_drafter(tmp_path, projector_type="domino"))
+    assert "Domino" in output
+
+
+def test_an_unknown_word_in_the_switch_is_refused() -> None:
+    output = start(drafter_path(PAIR), SGLANG_DFLASH="off")
+    assert "SGLANG_DFLASH='off'" in output
+
+
+def test_misfitting_tensors_are_named(tmp_path: Path) -> None:
+    copy = changed_drafter(tmp_path)
+    (weights,) = copy.glob("*.safetensors")
+    tensors = safetensors.torch.load_file(weights)
+    del tensors["layers.0.self_attn.q_norm.weight"]
+    tensors["fc.weight"] = tensors["fc.weight"][:, :-1].contiguous()
+    tensors["extra.weight"] = tensors["norm.weight"].clone()
+    safetensors.torch.save_file(tensors, weights, metadata={"format": "pt"})
+    output = start(copy)
+    assert "missing: fc.weight, layers.0.self_attn.q_norm.weight" in output
+    assert "unexpected: extra.weight" in output
+    assert "mis-shaped: fc.weight" in output
+
+
+@pytest.mark.parametrize(("key", "value"), [("mask_token_id", "<mask>"), ("target_layer_ids", [0, 99])])
+def test_an_unusable_configuration_is_refused(tmp_path: Path, key: str, value: object) -> None:
+    config = json.loads((drafter_path(PAIR) / "config.json").read_text())
+    copy = changed_drafter(tmp_path, dflash_config={**config["dflash_config"], key: value})
+    assert key in start(copy)
