@@ -12,13 +12,14 @@ Throughputs are tokens per second, times are seconds, lengths and widths are tok
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_dflash.bench.records import RequestRecord
+from sglang_dflash.bench.records import RequestRecord, RunRecord
 
 Floats = NDArray[np.float64]
 
@@ -98,10 +99,30 @@ def accepted_histogram(requests: Sequence[RequestRecord]) -> NDArray[np.int64]:
     return _sum_histograms([r.accepted_drafts for r in requests])
 
 
-def mean_width(requests: Sequence[RequestRecord]) -> float:
-    """Mean block width over verify steps; NaN where the server does not report widths."""
-    histogram = _sum_histograms([r.widths for r in requests])
-    return _ratio(float((histogram * np.arange(len(histogram))).sum()), int(histogram.sum()))
+def mean_width(runs: Sequence[RunRecord]) -> float:
+    """Mean block width over verify steps, from our worker's counters; NaN for another worker."""
+    steps = _sum_counters(runs, "steps_by_width")
+    return _ratio(sum(int(width) * count for width, count in steps.items()), sum(steps.values()))
+
+
+def stage_seconds_per_step(runs: Sequence[RunRecord]) -> dict[str, float]:
+    """Seconds a step spends in each stage of our worker; empty unless the server runs with stage times on.
+
+    A step serves the whole batch, so these compare with `step_seconds` at concurrency 1 only.
+    """
+    steps = sum(_sum_counters(runs, "steps_by_width").values())
+    return {stage: total / steps for stage, total in _sum_counters(runs, "stage_seconds").items() if steps}
+
+
+def host_seconds_per_step(requests: Sequence[RequestRecord], runs: Sequence[RunRecord]) -> float:
+    """Step time outside draft and verify: our own stages, the scheduler, detokenising, HTTP and the client.
+
+    NaN unless the server measures stage times; meaningful at concurrency 1.
+    """
+    stages = stage_seconds_per_step(runs)
+    if not stages:
+        return float("nan")
+    return step_seconds(requests) - stages.get("draft", 0.0) - stages.get("verify", 0.0)
 
 
 # Answers
@@ -217,4 +238,11 @@ def _sum_histograms(histograms: Sequence[Sequence[int]]) -> NDArray[np.int64]:
     total = np.zeros(max((len(h) for h in histograms), default=0), dtype=np.int64)
     for histogram in histograms:
         total[: len(histogram)] += histogram
+    return total
+
+
+def _sum_counters(runs: Sequence[RunRecord], name: str) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for run in runs:
+        total.update((run.worker or {}).get(name, {}))
     return total

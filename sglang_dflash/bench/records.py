@@ -44,7 +44,6 @@ class RequestRecord:
         finish_reason: `stop` or `length`.
         verify_steps: target verify forwards of this request (`spec_verify_ct`); 0 without speculation.
         accepted_drafts: `[k]` is the number of steps that accepted `k` drafted tokens, the bonus token not counted.
-        widths: `[w]` is the number of steps verified at block width `w`; empty where the server does not say.
         output_ids: the generated token ids.
         text: the generated text.
         correct: whether the answer is right; None where the task has no checkable answer.
@@ -63,7 +62,6 @@ class RequestRecord:
     finish_reason: str
     verify_steps: int = 0
     accepted_drafts: list[int] = field(default_factory=list)
-    widths: list[int] = field(default_factory=list)
     output_ids: list[int] = field(default_factory=list)
     text: str = ""
     correct: bool | None = None
@@ -87,7 +85,8 @@ class RunRecord:
         load_average: 1-minute load of the client's machine just before the run.
         server_accept_length: `avg_spec_accept_length` of `/server_info` after the run: the server's lifetime, warm-up
             included, so it is near but not equal to the run's own figure.
-        server_stats: what our worker shows under its key of `/server_info`, after the run.
+        worker: by how much the counters of our worker in `/server_info` grew during the run: `steps_by_width`,
+            `blocks_by_accept_length` and, where the server measures them, `stage_seconds`. None for another worker.
     """
 
     run: RunKey
@@ -96,7 +95,7 @@ class RunRecord:
     started_at: str
     load_average: float
     server_accept_length: float | None = None
-    server_stats: dict[str, Any] | None = None
+    worker: dict[str, dict[str, float]] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

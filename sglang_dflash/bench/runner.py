@@ -15,7 +15,7 @@ from sglang_dflash.bench.provenance import now
 from sglang_dflash.bench.records import RequestRecord, RunKey, RunRecord
 from sglang_dflash.bench.tasks.question import Question
 
-WORKER_KEY = "dflash"  # our worker's entry in `/server_info`
+WORKER_KEY = "sglang_dflash"  # our worker's entry in the internal state of `/server_info`
 WARM_UP_TOKENS = 32
 
 
@@ -105,7 +105,6 @@ def _record(
         finish_reason=meta["finish_reason"]["type"],
         verify_steps=meta.get("spec_verify_ct", 0),
         accepted_drafts=list(meta.get("spec_correct_drafts_histogram", ())),
-        widths=list(meta.get("spec_width_histogram", ())),
         output_ids=generation.output_ids,
         text=generation.text,
     )

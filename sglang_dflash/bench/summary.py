@@ -26,7 +26,7 @@ class Row:
         speed_up, speed_up_low, speed_up_high: against the `ar` arm of the same cell, NaN without one.
         decode: tokens/s of one user after the first token, median over repeats.
         ttft_*, tpot_*: seconds, over all requests of all repeats.
-        accept_macro, accept_micro, committed, width, step_s: see `metrics`.
+        accept_macro, accept_micro, committed, width, step_s, host_s: see `metrics`.
         accuracy: share of right answers, NaN where none can be checked.
         equal, compared: answers equal to the `ar` arm's token for token, and how many were compared.
         load: highest 1-minute load average at the start of a run.
@@ -53,6 +53,7 @@ class Row:
     committed: float
     width: float
     step_s: float
+    host_s: float
     accuracy: float
     equal: int
     compared: int
@@ -68,7 +69,7 @@ class Summary:
         self.tasks = _unique([run.run.task for run in results.runs])
         self.concurrencies = sorted({run.run.concurrency for run in results.runs})
         cells = [(m, t, c) for t in self.tasks for c in self.concurrencies for m in self.modes]
-        self.rows = [self._row(*cell) for cell in cells if self._runs(*cell)]
+        self.rows = [self._row(*cell) for cell in cells if self.runs(*cell)]
 
     def row(self, mode: str, task: str, concurrency: int) -> Row | None:
         return next((r for r in self.rows if (r.mode, r.task, r.concurrency) == (mode, task, concurrency)), None)
@@ -99,13 +100,14 @@ class Summary:
     def throughput(self, mode: str, task: str, concurrency: int) -> dict[int, float]:
         """Output tokens/s by repeat."""
         requests = self.requests(mode, task, concurrency)
-        walls = {run.run.repeat: run.wall_s for run in self._runs(mode, task, concurrency)}
+        walls = {run.run.repeat: run.wall_s for run in self.runs(mode, task, concurrency)}
         return {
             repeat: metrics.output_throughput([r for r in requests if r.run.repeat == repeat], wall)
             for repeat, wall in sorted(walls.items())
         }
 
-    def _runs(self, mode: str, task: str, concurrency: int) -> list[RunRecord]:
+    def runs(self, mode: str, task: str, concurrency: int) -> list[RunRecord]:
+        """Runs of a cell, in the order in which they were made."""
         return [
             run
             for run in self.results.runs
@@ -113,7 +115,7 @@ class Summary:
         ]
 
     def _row(self, mode: str, task: str, concurrency: int) -> Row:
-        requests = self.requests(mode, task, concurrency)
+        requests, runs = self.requests(mode, task, concurrency), self.runs(mode, task, concurrency)
         throughput = self.throughput(mode, task, concurrency)
         speeds = np.array(list(throughput.values()))
         gain = metrics.speed_up(throughput, self.throughput(AR, task, concurrency))
@@ -140,12 +142,13 @@ class Summary:
             accept_macro=metrics.accept_length_macro(requests),
             accept_micro=metrics.accept_length_micro(requests),
             committed=metrics.committed_per_step(requests),
-            width=metrics.mean_width(requests),
+            width=metrics.mean_width(runs),
             step_s=metrics.step_seconds(requests),
+            host_s=metrics.host_seconds_per_step(requests, runs),
             accuracy=metrics.accuracy(requests),
             equal=agreement.equal,
             compared=agreement.compared,
-            load=max(run.load_average for run in self._runs(mode, task, concurrency)),
+            load=max(run.load_average for run in runs),
         )
 
 

@@ -96,8 +96,9 @@ def acceptance_detail(summary: Summary, modes: list[str]) -> Table:
     return Table(
         "Acceptance and steps",
         "macro: mean over turns; micro: sum of tokens / sum of steps; committed: accepted drafts + bonus per step; "
-        "width: block width per step, where the server reports it; step: decode milliseconds per verify step",
-        ["mode", "task", "c", "macro", "micro", "committed", "width", "step ms"],
+        "width: block width per step of our worker; step: decode milliseconds per verify step of a request; "
+        "host: those outside draft and verify, where the server measures stage times",
+        ["mode", "task", "c", "macro", "micro", "committed", "width", "step ms", "host ms"],
         [
             [
                 row.mode, row.task, str(row.concurrency), number(row.accept_macro), number(row.accept_micro),
