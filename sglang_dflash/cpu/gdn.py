@@ -111,6 +111,7 @@ def verify(
     scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: torch.Tensor | None = None,
+    *,
     disable_state_update: bool = False,
     intermediate_states_buffer: torch.Tensor | None = None,
     intermediate_state_indices: torch.Tensor | None = None,
