@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 BALANCED = {"math": 0.30, "code": 0.16, "json": 0.34, "chat": 0.20}
-COPYING = {"math": 0.18, "code": 0.10, "json": 0.40, "chat": 0.32}  # what is learned last: to copy a question's words
+COPYING = {
+    "math": 0.15,
+    "code": 0.08,
+    "json": 0.27,
+    "chat": 0.22,
+    "drill": 0.28,
+}  # what is learned last: to copy a question's words
 THINKING_SHARE = 0.12
 PROMPT_WEIGHT = 0.1  # questions carry few learnable bits, but some: names and numbers are copied from them
 IGNORE = 0.0

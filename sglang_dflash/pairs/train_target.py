@@ -36,8 +36,8 @@ class Stage:
 # The second stage is a restart: copying the words of a question comes late and in jumps, and small steps at a high
 # rate bring it sooner than a longer first stage would.
 STAGES = {
-    "tiny-hybrid": (Stage(1600, 4096, BALANCED), Stage(2200, 2048, COPYING)),
-    "tiny-dense": (Stage(2200, 2048, COPYING),),
+    "tiny-hybrid": (Stage(1600, 4096, BALANCED), Stage(2000, 2048, COPYING)),
+    "tiny-dense": (Stage(1500, 2048, COPYING),),
     "tiny-moe": (Stage(900, 2048, COPYING),),
 }
 # Sparse upcycling (Komatsuzaki et al., 2023): everything but the experts starts from a trained dense target.

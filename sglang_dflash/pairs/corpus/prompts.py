@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang_dflash.errors import DFlashError
 
-from . import chat_task, code_task, json_task, math_task
+from . import chat_task, code_task, drill, json_task, math_task
 from .conversation import SHAPES, draw_conversation
 from .example import Example
 
@@ -47,9 +47,10 @@ class Prompt:
 
 
 def draw(task: str, split: str, rng: Random) -> Example:
-    """One question of `task` whose parameters belong to `split`."""
+    """One question of `task`, or the training-only `drill`, whose parameters belong to `split`."""
+    module = drill if task == "drill" else _TASK_MODULES[task]
     while True:
-        example: Example = _TASK_MODULES[task].draw(rng)
+        example: Example = module.draw(rng)
         if example.split == split:
             return example
 

@@ -1,0 +1,40 @@
+"""Training only: word salads to be repeated or sorted into a record.
+
+Copying a question's words is what a small model learns last, one class of words after the other. A drill is nothing
+but copying, so it brings the step forward that the tasks make late.
+"""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+from .example import Example
+from .words import ANIMALS, CITIES, COLORS, DAYS, FOODS, ITEMS, MONTHS, NAMES, OBJECTS, PLACES, TOPICS
+
+_CLASSES = {
+    "name": NAMES,
+    "item": ITEMS,
+    "color": COLORS,
+    "city": CITIES,
+    "day": DAYS,
+    "month": MONTHS,
+    "food": FOODS,
+    "topic": TOPICS,
+    "animal": ANIMALS,
+    "place": PLACES,
+    "thing": OBJECTS,
+}
+
+
+def draw(rng: Random) -> Example:
+    classes = rng.sample(tuple(_CLASSES), rng.randint(4, 8))
+    words = {name: rng.choice(_CLASSES[name]) for name in classes}
+    salad = " ".join(words.values())
+    if rng.random() < 0.4:
+        return Example("drill", salad, f"Repeat: {salad}", "I repeat the words.", salad, salad)
+    rng.shuffle(classes)
+    record = {name: words[name] for name in classes}
+    question = f"Words: {salad}. Write a JSON record with the keys {', '.join(classes)}."
+    key = f"{salad} -> {' '.join(classes)}"
+    return Example("drill", key, question, f"The record has {len(classes)} keys.", json.dumps(record, indent=2), record)
