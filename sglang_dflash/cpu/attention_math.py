@@ -200,9 +200,7 @@ def attend_prompt(
     return tiles[0] if len(tiles) == 1 else torch.cat(tiles)
 
 
-def _attend_tile(
-    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool, scale: float
-) -> Tensor:
+def _attend_tile(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
     out = scaled_dot_product_attention(
         q.transpose(0, 1).unsqueeze(0),
         k.transpose(0, 1).unsqueeze(0),

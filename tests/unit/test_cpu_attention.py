@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.cpu.attention_math import QUERY_TILE, Keys, attend, attend_prompt, block_keys, decode_keys
+from tests.attention_reference import loop_attention, rule
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
 SCALE = 1 / math.sqrt(DIM)
@@ -27,9 +28,7 @@ class Pool:
     v: Tensor
 
     @classmethod
-    def random(
-        cls, lens: list[int], page_size: int, dtype: torch.dtype = torch.float32, spare: int = 0
-    ) -> Pool:
+    def random(cls, lens: list[int], page_size: int, dtype: torch.dtype = torch.float32, spare: int = 0) -> Pool:
         generator = torch.Generator().manual_seed(sum(lens) + page_size)
         pages_each = [-(-(length + spare) // page_size) for length in lens]
         total = sum(pages_each) + 3
@@ -50,25 +49,6 @@ class Pool:
         return self.req_to_token[self.rows[request], :stop].long()
 
 
-def loop_attention(q: Tensor, k: Tensor, v: Tensor, allowed: list[list[bool]]) -> Tensor:
-    """``q [T, H, D]`` over ``k, v [C, G, D]`` with ``allowed[t][c]``: one query and head at a time, fp64."""
-    out = torch.zeros(q.shape[0], HEADS, v.shape[2], dtype=torch.float64)
-    for t in range(q.shape[0]):
-        readable = [c for c in range(k.shape[0]) if allowed[t][c]]
-        for head in range(HEADS):
-            group = head // (HEADS // KV_HEADS)
-            scores = torch.stack([q[t, head].double() @ k[c, group].double() * SCALE for c in readable])
-            weights = torch.softmax(scores, 0)
-            out[t, head] = sum(w * v[c, group].double() for w, c in zip(weights, readable, strict=True))
-    return out
-
-
-def rule(query: int, key: int, *, causal: bool, window: int | None) -> bool:
-    if causal and key > query:
-        return False
-    return window is None or abs(query - key) <= window
-
-
 def assert_close(got: Tensor, want: Tensor) -> None:
     torch.testing.assert_close(got.double(), want, atol=TOLERANCE[got.dtype], rtol=TOLERANCE[got.dtype])
 
@@ -85,7 +65,7 @@ def test_decode(lens: list[int], window: int | None, page_size: int, dtype: torc
     for i, length in enumerate(lens):
         slots = pool.slots(i, length)
         allowed = [[rule(length - 1, c, causal=True, window=window) for c in range(length)]]
-        assert_close(got[i : i + 1], loop_attention(q[i : i + 1], pool.k[slots], pool.v[slots], allowed))
+        assert_close(got[i : i + 1], loop_attention(q[i : i + 1], pool.k[slots], pool.v[slots], allowed, SCALE))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -113,10 +93,9 @@ def test_block(lens: list[int], window: int | None, causal: bool, page_size: int
     for i, length in enumerate(lens):
         slots = pool.slots(i, length + width)
         allowed = [
-            [rule(length + t, c, causal=causal, window=window) for c in range(length + width)]
-            for t in range(width)
+            [rule(length + t, c, causal=causal, window=window) for c in range(length + width)] for t in range(width)
         ]
-        want = loop_attention(q.view(len(lens), width, HEADS, DIM)[i], pool.k[slots], pool.v[slots], allowed)
+        want = loop_attention(q.view(len(lens), width, HEADS, DIM)[i], pool.k[slots], pool.v[slots], allowed, SCALE)
         assert_close(got[i], want)
 
 
@@ -144,7 +123,7 @@ def test_block_with_a_tree_mask(lens: list[int]) -> None:
     for i, length in enumerate(lens):
         slots = pool.slots(i, length + width)
         want = loop_attention(
-            q.view(len(lens), width, HEADS, DIM)[i], pool.k[slots], pool.v[slots], matrices[i].tolist()
+            q.view(len(lens), width, HEADS, DIM)[i], pool.k[slots], pool.v[slots], matrices[i].tolist(), SCALE
         )
         assert_close(got[i], want)
 
@@ -192,10 +171,9 @@ def test_prompt(prefix: int, window: int | None, causal: bool) -> None:
     oldest = 0 if window is None else max(0, prefix - window)
     got = attend_prompt(q, k[oldest:], v[oldest:], prefix=prefix, causal=causal, window=window, scale=SCALE)
     allowed = [
-        [rule(prefix + t, c, causal=causal, window=window) for c in range(prefix + length)]
-        for t in range(length)
+        [rule(prefix + t, c, causal=causal, window=window) for c in range(prefix + length)] for t in range(length)
     ]
-    assert_close(got, loop_attention(q, k, v, allowed))
+    assert_close(got, loop_attention(q, k, v, allowed, SCALE))
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
@@ -224,5 +202,5 @@ def test_pool_dtype_may_differ_from_the_queries() -> None:
     q = torch.randn(1, HEADS, DIM)
     got = attend(q, pool.k, pool.v, Keys(pool.slots(0, 5), None), batch=1, scale=SCALE)
     assert got.dtype == torch.float32
-    want = loop_attention(q, pool.k[pool.slots(0, 5)], pool.v[pool.slots(0, 5)], [[True] * 5])
+    want = loop_attention(q, pool.k[pool.slots(0, 5)], pool.v[pool.slots(0, 5)], [[True] * 5], SCALE)
     assert_close(got, want)
