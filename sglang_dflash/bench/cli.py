@@ -97,3 +97,11 @@ def _measure(settings: Settings) -> bool:
         table.print(console)
     console.print(f"raw results: {settings.out / results.FILE_NAME}; page: sglang-dflash report {settings.out}")
     return interrupted
+
+
+def report(folder: o.ResultsFolder) -> None:
+    """Write one self-contained HTML page, PNG figures and a CSV file into the results folder of a benchmark."""
+    with _user_errors():
+        from sglang_dflash.bench.report import write_report
+
+        typer.echo(write_report(folder))

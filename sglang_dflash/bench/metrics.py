@@ -237,7 +237,7 @@ def _ratio(numerator: float, denominator: float) -> float:
 def _sum_histograms(histograms: Sequence[Sequence[int]]) -> NDArray[np.int64]:
     total = np.zeros(max((len(h) for h in histograms), default=0), dtype=np.int64)
     for histogram in histograms:
-        total[: len(histogram)] += histogram
+        total[: len(histogram)] += np.array(histogram, dtype=np.int64)
     return total
 
 

@@ -61,3 +61,4 @@ BuiltinShims = Annotated[
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Folder with <task>.jsonl files, where no hub is reachable.")]
 Out = Annotated[Path, typer.Option(help="Folder of the results; the same command with it resumes.")]
+ResultsFolder = Annotated[Path, typer.Argument(help="What --out of the benchmark was.")]

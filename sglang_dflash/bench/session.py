@@ -46,10 +46,12 @@ class Session:
         Raises:
             KeyboardInterrupt: after the servers were stopped.
         """
-        if self._todo:
-            asyncio.run(self._run())
+        asyncio.run(self.measure())
 
-    async def _run(self) -> None:
+    async def measure(self) -> None:
+        """`run`, for a caller that is in an event loop already."""
+        if not self._todo:
+            return
         writer = results.Writer(self._settings.out)
         writer.provenance(provenance.collect(self._settings.describe()))
         book = PromptBook(self._settings.out, self._settings.sampling.thinking)

@@ -106,12 +106,12 @@ class Summary:
             for repeat, wall in sorted(walls.items())
         }
 
-    def runs(self, mode: str, task: str, concurrency: int) -> list[RunRecord]:
-        """Runs of a cell, in the order in which they were made."""
+    def runs(self, mode: str, task: str | None = None, concurrency: int | None = None) -> list[RunRecord]:
+        """Runs of an arm, in one cell or in all, in the order in which they were made."""
         return [
             run
             for run in self.results.runs
-            if (run.run.mode, run.run.task, run.run.concurrency) == (mode, task, concurrency)
+            if run.run.mode == mode and task in (None, run.run.task) and concurrency in (None, run.run.concurrency)
         ]
 
     def _row(self, mode: str, task: str, concurrency: int) -> Row:

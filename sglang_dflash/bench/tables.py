@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from sglang_dflash.bench import metrics
 from sglang_dflash.bench.modes import AR
 from sglang_dflash.bench.summary import Row, Summary
 
@@ -43,6 +44,8 @@ def all_tables(summary: Summary) -> list[Table]:
     tables = [throughput(summary), latency(summary)]
     if speculated:
         tables += [accept_length(summary, speculated), acceptance_detail(summary, speculated)]
+        if steps := step_breakdown(summary, speculated):
+            tables.append(steps)
     return [*tables, answers(summary)]
 
 
@@ -108,6 +111,28 @@ def acceptance_detail(summary: Summary, modes: list[str]) -> Table:
             if row.mode in modes
         ],
     )  # fmt: skip
+
+
+def step_breakdown(summary: Summary, modes: list[str]) -> Table | None:
+    """Where a decode step's time goes, at concurrency 1; None unless a server measured stage times."""
+    rows = []
+    for mode in modes:
+        requests, runs = summary.requests(mode, concurrency=1), summary.runs(mode, concurrency=1)
+        stages = metrics.stage_seconds_per_step(runs)
+        if stages:
+            step = metrics.step_seconds(requests)
+            rest = step - sum(stages.values())
+            times = {**stages, "scheduler, detokenizer, HTTP": rest, "step": step}
+            rows += [[mode, name, _milliseconds(time), _percent(time / step)] for name, time in times.items()]
+    if not rows:
+        return None
+    return Table(
+        "Where a step's time goes",
+        "milliseconds per verify step at concurrency 1; draft and verify are the drafter's and the target's forward "
+        "with what prepares them, the rest of the named stages are our worker's own work",
+        ["mode", "stage", "ms", "share"],
+        rows,
+    )
 
 
 def answers(summary: Summary) -> Table:

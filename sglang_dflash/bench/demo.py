@@ -1,0 +1,127 @@
+"""`make demo`: stock SGLang answers with three small models, then DFLASH beside plain decoding on one of them.
+
+Everything goes through `python -m sglang.launch_server` and its HTTP interface.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from openai import AsyncOpenAI
+from rich.console import Console
+from rich.markup import escape
+
+from sglang_dflash.bench import results, tables
+from sglang_dflash.bench.client import Sampling
+from sglang_dflash.bench.modes import AR, parse_modes
+from sglang_dflash.bench.provenance import describe_hardware, hardware
+from sglang_dflash.bench.server import running
+from sglang_dflash.bench.session import Session
+from sglang_dflash.bench.settings import Settings, find_pair
+from sglang_dflash.bench.summary import Summary
+from sglang_dflash.bench.tasks import pair_tasks
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.pairs import NAMES, target_path
+from sglang_dflash.pairs.corpus import prompts
+
+PAIR = "tiny-hybrid"
+DFLASH = "dflash:16"
+CONCURRENCIES = (1, 8)
+PROMPTS = 8
+REPEATS = 5
+
+
+async def demo(console: Console, out: Path) -> None:
+    """The whole demonstration; results of the comparison are left in `out`."""
+    for name in NAMES:
+        if name != PAIR and target_path(name).exists():
+            await plain_answer(console, name, out)
+    # Stage times cost a clock reading per stage on a CPU, and tell where a step's time goes.
+    os.environ.setdefault("SGLANG_DFLASH_STAGE_TIMES", "1")
+    settings = comparison(PAIR, out, {})
+    launches = {mode.label: settings.launch(mode) for mode in settings.modes}
+    for launch in launches.values():
+        console.print(f"\n[bold]$[/bold] {escape(launch.describe())}")
+    async with (
+        running(launches[AR], out / "logs" / "ar.log") as plain,
+        running(launches[DFLASH], out / "logs" / "dflash.log") as dflash,
+    ):
+        for task in pair_tasks.TASKS:
+            await show_answer(console, task, plain, dflash)
+        console.print(f"\n{REPEATS} alternating runs of {PROMPTS} prompts per task, {describe_hardware(hardware())}")
+        await Session(comparison(PAIR, out, {AR: plain, DFLASH: dflash}), console).measure()
+    summary = Summary(results.read_finished(out))
+    for table in tables.all_tables(summary):
+        table.print(console)
+
+
+def comparison(pair: str, out: Path, base_urls: dict[str, str]) -> Settings:
+    """Plain decoding against DFLASH at block 16 on the tiny pair's own tasks."""
+    found = find_pair(pair, None, None)
+    return Settings(
+        pair=found,
+        modes=tuple(parse_modes(f"{AR},{DFLASH}")),
+        tasks=pair_tasks.TASKS,
+        concurrencies=CONCURRENCIES,
+        num_prompts=PROMPTS,
+        repeats=REPEATS,
+        out=out,
+        sampling=Sampling(found.max_tokens, thinking=found.thinking),
+        base_urls=base_urls,
+    )
+
+
+async def plain_answer(console: Console, name: str, out: Path) -> None:
+    """One chat completion of a target without speculation."""
+    settings = comparison(name, out, {})
+    launch = settings.launch(settings.modes[0])
+    console.print(f"\n[bold]$[/bold] {escape(launch.describe())}")
+    async with running(launch, out / "logs" / f"{name}.log") as url:
+        question = list(prompts("chat", "heldout", 1, shape="single")[0].messages)
+        _print_turn(console, question[-1]["content"], await ask(url, question))
+
+
+async def show_answer(console: Console, task: str, plain: str, dflash: str) -> None:
+    """Ask both servers the same thing and say whether they answer the same."""
+    prompt = prompts(task, "heldout", 1, shape="single")[0]
+    messages = list(prompt.messages)
+    answer, reference = await ask(dflash, messages), await ask(plain, messages)
+    _print_turn(console, messages[-1]["content"], answer)
+    same = "the same without speculation" if answer == reference else f"[red]without speculation: {escape(reference)}"
+    console.print(f"[dim]{task}: {'right' if prompt.check(answer) else 'wrong'}; {same}[/dim]")
+
+
+async def ask(url: str, messages: list[dict[str, str]]) -> str:
+    """The answer to a conversation, through the OpenAI client."""
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        reply = await client.chat.completions.create(
+            model="default",
+            messages=messages,  # type: ignore[arg-type]  # plain dictionaries are what the client sends anyway
+            temperature=0,
+            max_tokens=256,
+            extra_body={"chat_template_kwargs": {"enable_thinking": False}},
+        )
+    return reply.choices[0].message.content or ""
+
+
+def _print_turn(console: Console, question: str, answer: str) -> None:
+    console.print(f"\n[bold]user[/bold]  {escape(question)}")
+    console.print(f"[bold]model[/bold] {escape(answer)}")
+
+
+def main() -> None:
+    console = Console(soft_wrap=True)
+    with tempfile.TemporaryDirectory(prefix="sglang-dflash-demo-") as folder:
+        try:
+            asyncio.run(demo(console, Path(folder)))
+        except DFlashError as error:
+            console.print(escape(str(error)))
+            sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What a reader of a report must not overlook, in sentences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_dflash.bench.modes import AR
+from sglang_dflash.bench.summary import Row, Summary
+
+# A run on a machine with this much more to do than cores measures the other work, too.
+BUSY = 1.5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`serious`: the arm is wrong or loses; else something that widens the error of the figures."""
+
+    serious: bool
+    text: str
+
+
+def findings(summary: Summary) -> list[Finding]:
+    """Serious ones first: answers that differ from plain decoding, arms slower than it, then a busy machine."""
+    found = [finding for mode in summary.modes if mode != AR for finding in _of_arm(summary, mode)]
+    cores = summary.results.provenance[-1]["hardware"]["cores"]
+    load = max(row.load for row in summary.rows)
+    if load > BUSY * cores:
+        found.append(
+            Finding(False, f"the machine was busy: load average up to {load:.1f} on {cores} cores before a run")
+        )
+    return sorted(found, key=lambda finding: not finding.serious)
+
+
+def _of_arm(summary: Summary, mode: str) -> list[Finding]:
+    rows = [row for row in summary.rows if row.mode == mode]
+    found = []
+    different = sum(row.compared - row.equal for row in rows)
+    if different:
+        first = min(summary.first_differences(mode))
+        compared = sum(row.compared for row in rows)
+        found.append(
+            Finding(
+                True,
+                f"{mode}: {different} of {compared} answers differ from plain decoding on the same prompt, "
+                f"the earliest at output token {first}",
+            )
+        )
+    slower = [row for row in rows if _slower(row)]
+    if slower:
+        cells = ", ".join(f"{row.task} at c={row.concurrency} ({row.speed_up:.2f}x)" for row in slower)
+        found.append(Finding(True, f"{mode} is slower than plain decoding: {cells}"))
+    for row in rows:
+        plain = summary.row(AR, row.task, row.concurrency)
+        if plain and row.accuracy < plain.accuracy - 2 * _standard_error(plain):
+            found.append(
+                Finding(
+                    True,
+                    f"{mode} answers {row.task} at c={row.concurrency} right in {100 * row.accuracy:.0f} %, "
+                    f"plain decoding in {100 * plain.accuracy:.0f} %",
+                )
+            )
+    return found
+
+
+def _slower(row: Row) -> bool:
+    """The interval lies below 1, or the ratio does where there are too few repeats for an interval."""
+    bound = row.speed_up if row.speed_up_high != row.speed_up_high else row.speed_up_high
+    return bound < 1
+
+
+def _standard_error(row: Row) -> float:
+    """Of the accuracy, as a binomial share of the questions asked in one repeat."""
+    return float((row.accuracy * (1 - row.accuracy) * row.repeats / row.requests) ** 0.5)

@@ -1,0 +1,76 @@
+"""One self-contained HTML page of a results folder, its figures also as PNG files and its rows as CSV."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from sglang_dflash.bench import results
+from sglang_dflash.bench.findings import findings
+from sglang_dflash.bench.plots import all_plots
+from sglang_dflash.bench.provenance import describe_hardware
+from sglang_dflash.bench.published import card_of, published_tables
+from sglang_dflash.bench.summary import Summary
+from sglang_dflash.bench.tables import all_tables
+
+PAGE, ROWS = "report.html", "summary.csv"
+
+
+@dataclass(frozen=True)
+class Picture:
+    name: str
+    caption: str
+    png: bytes
+
+    @property
+    def data_uri(self) -> str:
+        return "data:image/png;base64," + base64.b64encode(self.png).decode()
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html`, `summary.csv` and the PNG files into the results folder; -> the page.
+
+    Raises:
+        DFlashError: the folder has no finished run.
+    """
+    summary = Summary(results.read_finished(folder))
+    pictures = _pictures(summary)
+    for picture in pictures:
+        (folder / f"{picture.name}.png").write_bytes(picture.png)
+    summary.write_csv(folder / ROWS)
+    page = folder / PAGE
+    page.write_text(render(summary, pictures))
+    return page
+
+
+def render(summary: Summary, pictures: list[Picture]) -> str:
+    """The page as text: no script, no link to anything it needs."""
+    card = card_of(summary)
+    last = summary.results.provenance[-1]
+    environment = Environment(
+        loader=PackageLoader("sglang_dflash.bench"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template("report.html").render(
+        settings=last["settings"],
+        hardware=describe_hardware(last["hardware"]),
+        versions=last["versions"],
+        findings=findings(summary),
+        tables=all_tables(summary),
+        published=published_tables(summary, card) if card else [],
+        pictures=pictures,
+        provenance=summary.results.provenance,
+        servers=summary.results.servers,
+    )
+
+
+def _pictures(summary: Summary) -> list[Picture]:
+    pictures = []
+    for name, caption, figure in all_plots(summary):
+        png = io.BytesIO()
+        figure.savefig(png, format="png", dpi=130)
+        pictures.append(Picture(name, caption, png.getvalue()))
+    return pictures
