@@ -16,6 +16,7 @@ from .train_target import STAGES, START_FROM, train_target
 
 ACCURACY_PROMPTS = 100
 ACCEPT_PROMPTS = 12
+STEPS_FROM_TRAINED = 260  # of a drafter that starts from a trained one
 
 
 def train_pair(
@@ -53,7 +54,8 @@ def train_pair(
             start = drafter_path(START_FROM[name], kind)
         stage = RECIPES[kind].of_stage
         of_target, data_folder = (target, work) if stage is None else _stage(work, stage)
-        train_drafter_kind(kind, of_target, folder, data_folder, seed, device, steps, start=start)
+        kind_steps = steps or (STEPS_FROM_TRAINED if start else None)
+        train_drafter_kind(kind, of_target, folder, data_folder, seed, device, kind_steps, start=start)
         if measure:
             add_measurement(folder, "accept_lengths", measure_accept_lengths(target, folder, ACCEPT_PROMPTS, device))
 

@@ -57,8 +57,8 @@ RECIPES = {
     "good": DrafterRecipe((FULL, FULL), 600),
     "weak": DrafterRecipe((FULL,), 70),
     # The sliding ones start from the good one's weights: what a layer has to say changes little, whom it sees does.
-    "swa": DrafterRecipe((SLIDING, SLIDING), 250, sliding_window=128, start_from="good"),
-    "interleaved": DrafterRecipe((SLIDING, SLIDING, FULL), 300, sliding_window=128, start_from="good"),
+    "swa": DrafterRecipe((SLIDING, SLIDING), 600, sliding_window=128, start_from="good"),
+    "interleaved": DrafterRecipe((SLIDING, SLIDING, FULL), 600, sliding_window=128, start_from="good"),
     "mismatched": DrafterRecipe((FULL, FULL), 700, of_stage=1),
 }
 
