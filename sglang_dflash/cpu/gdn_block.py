@@ -84,5 +84,5 @@ def last_state(block: Block, state: torch.Tensor, writes: torch.Tensor) -> torch
 def all_states(block: Block, state: torch.Tensor, writes: torch.Tensor) -> torch.Tensor:
     """State after every token of the block, ``[..., T, V, K]``."""
     outer = (writes.unsqueeze(-1) * block.keys.unsqueeze(-2)).flatten(-2)
-    states = block.decay @ outer + block.decay_in * state.flatten(-2).unsqueeze(-2)
+    states = (block.decay @ outer).addcmul_(block.decay_in, state.flatten(-2).unsqueeze(-2))
     return states.unflatten(-1, state.shape[-2:])
