@@ -45,12 +45,37 @@ async def measure(
     warm_up = [await book.input_ids(client, key.task, question, []) for question in questions[: key.concurrency]]
     await asyncio.gather(*(client.generate(input_ids, brief) for input_ids in warm_up))
     await client.flush_cache()
+    before = await _internal_state(client)
     started_at, load = now(), os.getloadavg()[0]
     loop = _ClosedLoop(client, key, book, sampling, on_answer)
     wall_s = await loop.run(questions)
-    info = (await client.server_info())["internal_states"][0]
-    run = RunRecord(key, wall_s, session, started_at, load, info.get("avg_spec_accept_length"), info.get(WORKER_KEY))
+    after = await _internal_state(client)
+    run = RunRecord(
+        key,
+        wall_s,
+        session,
+        started_at,
+        load,
+        server_accept_length=after.get("avg_spec_accept_length"),
+        worker=_counted(before.get(WORKER_KEY), after.get(WORKER_KEY)),
+    )
     return Measured(run, loop.records)
+
+
+async def _internal_state(client: Client) -> dict[str, Any]:
+    state: dict[str, Any] = (await client.server_info())["internal_states"][0]
+    return state
+
+
+def _counted(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict[str, dict[str, float]] | None:
+    """What our worker's counters (its entries that are dictionaries) grew by; None for another worker."""
+    if before is None or after is None:
+        return None
+    return {
+        name: {key: value - before.get(name, {}).get(key, 0) for key, value in counter.items()}
+        for name, counter in after.items()
+        if isinstance(counter, dict)
+    }
 
 
 class _ClosedLoop:

@@ -43,7 +43,9 @@ def request(
 
 def run(mode: str, *, task: str = "math", concurrency: int = 1, repeat: int = 0, wall_s: float = 1.0) -> RunRecord:
     worker = {"steps_by_width": {"16": 3}, "stage_seconds": {}} if mode.startswith("dflash") else None
-    return RunRecord(RunKey(mode, task, concurrency, repeat), wall_s, 0, "2026-01-01T00:00:00+00:00", 0.5, worker=worker)
+    return RunRecord(
+        RunKey(mode, task, concurrency, repeat), wall_s, 0, "2026-01-01T00:00:00+00:00", 0.5, worker=worker
+    )
 
 
 def provenance(pair: str | None = "tiny-hybrid", cores: int = 4) -> dict[str, object]:
@@ -65,7 +67,9 @@ def provenance(pair: str | None = "tiny-hybrid", cores: int = 4) -> dict[str, ob
     }
 
 
-def comparison(*, dflash_wall_s: float = 0.5, dflash_output: tuple[int, ...] = (1, 2, 3, 4), repeats: int = 3) -> Results:
+def comparison(
+    *, dflash_wall_s: float = 0.5, dflash_output: tuple[int, ...] = (1, 2, 3, 4), repeats: int = 3
+) -> Results:
     """Plain decoding of two questions in one second per repeat, and a DFLASH arm to be varied."""
     results = Results(provenance=[provenance()])
     for repeat in range(repeats):

@@ -46,9 +46,7 @@ def test_an_arm_slower_than_plain_decoding_is_a_serious_finding():
 
 def test_a_loss_of_accuracy_is_a_serious_finding():
     content = comparison()
-    content.requests = [
-        request(**{**_kwargs(r), "correct": r.run.mode == "ar"}) for r in content.requests
-    ]
+    content.requests = [request(**{**_kwargs(r), "correct": r.run.mode == "ar"}) for r in content.requests]
     texts = [finding.text for finding in findings(Summary(content))]
     assert "dflash:16 answers math at c=1 right in 0 %, plain decoding in 100 %" in texts
 
