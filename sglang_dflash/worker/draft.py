@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from sglang_dflash.upstream import CaptureHiddenMode, draft_tp_context
 from sglang_dflash.worker.step import Step
@@ -22,6 +23,7 @@ class Drafting:
     def __init__(self, runner: Any, layout: Any) -> None:
         self._runner, self._layout = runner, layout
 
+    @record_function("dflash.draft")
     def __call__(self, batch: Any, step: Step) -> Tensor:
         """The block to verify: int64 [bs, w], the anchor and one drafted token per mask position."""
         if step.width == 1:

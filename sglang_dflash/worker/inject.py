@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from sglang_dflash.upstream import KVWriteLoc, async_h2d, draft_tp_context
 from sglang_dflash.worker.step import Step
@@ -40,6 +41,7 @@ class Injection:
         positions = shift.repeat_interleave(extend, output_size=total) + torch.arange(total, device=hidden.device)
         self._write(hidden[:total], positions, kv_loc_plan)
 
+    @record_function("dflash.inject")
     def decode(self, step: Step, hidden: Tensor) -> None:
         """Inject a verified block: ``hidden`` [bs * w, K * H].
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 
 from sglang_dflash.ops import Accepted
 from sglang_dflash.upstream import commit_mamba_states_after_verify
 from sglang_dflash.worker.step import Step
 
 
+@record_function("dflash.commit")
 def commit(batch: Any, step: Step, accepted: Accepted, target_worker: Any) -> None:
     """Commit each request's recurrent state (GDN and convolution) after its last accepted token.
 
