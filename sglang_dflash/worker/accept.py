@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from sglang_dflash.ops import Accepted, accept_block
 from sglang_dflash.upstream import GrammarTree, SpecTpSync, SpecTpSyncSite, build_grammar_vocab_mask
@@ -35,6 +36,7 @@ class Acceptance:
         self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, next_token_ids)
         self._sampler.after_prefill(batch, next_token_ids)
 
+    @record_function("dflash.accept")
     def __call__(self, batch: Any, step: Step, tokens: Tensor, logits_output: Any, grammar_mask: Any) -> Accepted:
         """Accept drafts.
 
