@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -105,3 +105,70 @@ def report(folder: o.ResultsFolder) -> None:
         from sglang_dflash.bench.report import write_report
 
         typer.echo(write_report(folder))
+
+
+@app.command()
+def trace(
+    pair: o.PairName = None,
+    target: o.Target = None,
+    draft: o.Draft = None,
+    drafter: o.DrafterKind = "good",
+    modes: o.Modes = "dflash:4,dflash:8,dflash:16",
+    tasks: o.Tasks = None,
+    concurrency: o.Concurrency = "1,8",
+    num_prompts: o.NumPrompts = 8,
+    max_tokens: o.MaxTokens = None,
+    base_url: o.BaseUrl = None,
+    server_args: o.ServerArgs = "",
+    builtin_shims: o.BuiltinShims = None,
+    data_dir: o.DataDir = None,
+    out: o.Out = Path("bench-trace"),
+) -> None:
+    """Record accept lengths and times of every step, and print what a step costs by width and concurrency."""
+    with _user_errors():
+        from rich.console import Console
+
+        from sglang_dflash.bench.configure import configure
+        from sglang_dflash.bench.trace import COSTS, TRACES, cost_table, record
+
+        settings = configure(
+            pair=pair, target=target, draft=draft, drafter=drafter, modes=modes, tasks=tasks,
+            concurrency=concurrency, num_prompts=num_prompts, max_tokens=max_tokens, base_url=base_url,
+            server_args=server_args, builtin_shims=builtin_shims, data_dir=data_dir, out=out,
+        )  # fmt: skip
+        console = Console(soft_wrap=True)
+        cost_table(record(settings, console)).print(console)
+        console.print(f"traces: {out / TRACES}; costs: {out / COSTS}")
+
+
+@app.command()
+def profile(
+    pair: o.PairName = None,
+    target: o.Target = None,
+    draft: o.Draft = None,
+    drafter: o.DrafterKind = "good",
+    mode: Annotated[str, typer.Option(help="The arm to profile.")] = "dflash:16",
+    task: Annotated[str, typer.Option(help="Whose questions are asked meanwhile.")] = "math",
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Scheduler steps to record, prefills included.")] = 20,
+    max_tokens: o.MaxTokens = None,
+    base_url: o.BaseUrl = None,
+    server_args: o.ServerArgs = "",
+    out: o.Out = Path("bench-profile"),
+) -> None:
+    """Write a torch profiler trace of some steps, and print the time spent in each stage of our worker."""
+    with _user_errors():
+        from rich.console import Console
+
+        from sglang_dflash.bench.configure import configure
+        from sglang_dflash.bench.profile import record, stage_table
+
+        settings = configure(
+            pair=pair, target=target, draft=draft, drafter=drafter, modes=mode, tasks=task,
+            concurrency=str(concurrency), num_prompts=8, max_tokens=max_tokens, base_url=base_url,
+            server_args=server_args, out=out,
+        )  # fmt: skip
+        console = Console(soft_wrap=True)
+        path = record(settings, steps, console)
+        stage_table(path).print(console)
+        console.print(f"trace: {path}; open it in ui.perfetto.dev")
