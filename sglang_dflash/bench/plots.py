@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from sglang_dflash.bench import metrics
 from sglang_dflash.bench.modes import AR
@@ -103,7 +104,7 @@ def latency(summary: Summary, _: list[str]) -> Figure:
                 axes.step(times, share, where="post", label=mode, color=_color(summary, mode))
         axes.set_title(f"concurrency {concurrency}")
         axes.set_xlabel("seconds to the last token")
-        axes.set_xscale("log")
+        axes.set_xlim(left=0)
     grid[0].set_ylabel("share of requests")
     grid[-1].legend(fontsize=8)
     return figure
@@ -126,6 +127,8 @@ def throughput_over_time(summary: Summary, _: list[str]) -> Figure:
     axes.set_xlabel("run")
     axes.set_ylabel("output tok/s")
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.legend(fontsize=7, ncols=2, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 

@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a results folder, its figures also as PNG files and its rows as CSV."""
+"""One self-contained HTML page of a results folder; its figures also as PNG, its tables as Markdown, its rows as CSV."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sglang_dflash.bench.published import card_of, published_tables
 from sglang_dflash.bench.summary import Summary
 from sglang_dflash.bench.tables import all_tables
 
-PAGE, ROWS = "report.html", "summary.csv"
+PAGE, TABLES, ROWS = "report.html", "tables.md", "summary.csv"
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Picture:
 
 
 def write_report(folder: Path) -> Path:
-    """Write `report.html`, `summary.csv` and the PNG files into the results folder; -> the page.
+    """Write `report.html`, `tables.md`, `summary.csv` and the PNG files into the results folder; -> the page.
 
     Raises:
         DFlashError: the folder has no finished run.
@@ -42,6 +42,7 @@ def write_report(folder: Path) -> Path:
     for picture in pictures:
         (folder / f"{picture.name}.png").write_bytes(picture.png)
     summary.write_csv(folder / ROWS)
+    (folder / TABLES).write_text(markdown(summary))
     page = folder / PAGE
     page.write_text(render(summary, pictures))
     return page
@@ -65,6 +66,19 @@ def render(summary: Summary, pictures: list[Picture]) -> str:
         provenance=summary.results.provenance,
         servers=summary.results.servers,
     )
+
+
+def markdown(summary: Summary) -> str:
+    """The tables under the command that measured them, for a repository's documentation."""
+    last = summary.results.provenance[-1]
+    versions = last["versions"]
+    head = (
+        f"```bash\n{last['command']}\n```\n\n{describe_hardware(last['hardware'])}; SGLang {versions['sglang']}, "
+        f"sglang-dflash {versions['sglang-dflash']} at {last['commit']}, {last['time']}.\n"
+    )
+    found = "".join(f"* {finding.text}\n" for finding in findings(summary))
+    tables = [f"### {table.title}\n\n{table.markdown()}\n\n{table.caption}\n" for table in all_tables(summary)]
+    return "\n".join([head, *([found] if found else []), *tables])
 
 
 def _pictures(summary: Summary) -> list[Picture]:

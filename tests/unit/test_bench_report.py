@@ -75,6 +75,9 @@ def test_the_page_stands_alone_and_names_its_source(tmp_path: Path):
     for name in ("speed_up", "accept_length", "accept_histogram", "latency", "throughput_over_time", "width"):
         assert f'id="{name}"' in page
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    tables = (tmp_path / "tables.md").read_text()
+    assert tables.startswith("```bash\nsglang-dflash bench --pair x\n```")
+    assert "| math | 1 | 8.0 | 16.0 (2.00x [2.00, 2.00]) |" in tables
     header, *rows = (tmp_path / "summary.csv").read_text().splitlines()
     assert header.startswith("mode,task,concurrency")
     assert len(rows) == 2
