@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a results folder; its figures also as PNG, its tables as Markdown, its rows as CSV."""
+"""One self-contained HTML page of a results folder; its figures also as PNG, its tables as Markdown and CSV."""
 
 from __future__ import annotations
 
