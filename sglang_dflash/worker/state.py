@@ -42,6 +42,7 @@ class DraftState(SpecInput):
         self.new_seq_lens = new_seq_lens
         self.future_indices: Tensor | None = None
         self.reserved_lens_cpu: Tensor | None = None
+        self.reserved_lens_sum = 0
 
     @classmethod
     def idle(cls, device: torch.device | str) -> DraftState:
@@ -88,6 +89,7 @@ class DraftState(SpecInput):
         batch.seq_lens_cpu = torch.tensor(committed, dtype=torch.int64)
         batch.seq_lens_sum = sum(committed)
         self.reserved_lens_cpu = torch.tensor(reserved, dtype=torch.int32)
+        self.reserved_lens_sum = sum(reserved)
 
     def filter_batch(self, new_indices: Tensor, new_indices_cpu: list[int] | None = None) -> None:
         """Keep the requests at ``new_indices``."""

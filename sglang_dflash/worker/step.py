@@ -21,12 +21,14 @@ class Step:
         block: anchor and mask tokens, positions and KV slots.
         kv_loc_plan: SGLang's plan of the step's KV slots; every forward and writer of the step uses it.
         host_lens: int [bs] on the host, an upper bound of the KV length that the step's attention reads.
+        host_lens_sum: its sum.
     """
 
     width: int
     block: Block
     kv_loc_plan: Any
     host_lens: Tensor
+    host_lens_sum: int
 
     @classmethod
     def lay_out(cls, batch: Any, state: DraftState, runner: Any, width: int, mask_token_id: int) -> Step:
@@ -44,10 +46,11 @@ class Step:
             width=width,
             mask_token_id=mask_token_id,
         )
-        host_lens = state.reserved_lens_cpu
+        # Without lengths on the host (no attention backend asks for them) the reserved slots are the bound.
+        host_lens, host_lens_sum = state.reserved_lens_cpu, state.reserved_lens_sum
         if batch.seq_lens_cpu is not None:
             host_lens = batch.seq_lens_cpu + width
-        # Without lengths on the host (no attention backend asks for them) the reserved slots are the bound.
+            host_lens_sum = batch.seq_lens_sum + width * batch.batch_size()
         assert host_lens is not None, "prepare_for_decode() has not run"
         plan = runner.kv_index_translator.plan(
             req_pool_indices=batch.req_pool_indices,
@@ -56,7 +59,7 @@ class Step:
             write_virtual=block.slots,
             read_extent=width,
         )
-        return cls(width, block, plan, host_lens)
+        return cls(width, block, plan, host_lens, host_lens_sum)
 
     def forward_batch(self, batch: Any, runner: Any, tokens: Tensor, capture: CaptureHiddenMode) -> Any:
         """SGLang's batch for a forward of ``runner`` over the block.
@@ -70,7 +73,7 @@ class Step:
         batch.input_ids = tokens.flatten()
         batch.out_cache_loc = self.block.slots
         batch.seq_lens_cpu = self.host_lens
-        batch.seq_lens_sum = None
+        batch.seq_lens_sum = self.host_lens_sum
         batch.spec_info = DFlashVerifyInput(
             draft_token=batch.input_ids,
             positions=self.block.positions,
