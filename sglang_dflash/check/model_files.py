@@ -29,8 +29,12 @@ class TensorHeader:
     shape: tuple[int, ...]
 
     @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
     def num_bytes(self) -> int:
-        return math.prod(self.shape) * _BITS.get(self.dtype, 16) // 8
+        return self.numel * _BITS.get(self.dtype, 16) // 8
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sglang_dflash.check.arguments import check_arguments, serving_of
+from sglang_dflash.check.backends import check_backends, needs_bfloat16_states
+from sglang_dflash.check.device import Device, find_device
 from sglang_dflash.check.findings import Finding, raise_first_error
 from sglang_dflash.check.model_files import ModelFiles
 from sglang_dflash.check.pair import check_pair
+from sglang_dflash.check.sizes import is_hybrid
 from sglang_dflash.check.weights import check_weights
 from sglang_dflash.config import DrafterConfig, foreign_kind
 from sglang_dflash.cpu import is_active as on_our_cpu_platform
@@ -32,7 +35,7 @@ def check_before_weights(server_args: Any, previous: Callable[[Any], None]) -> N
     Raises:
         DFlashError: the first thing that cannot work.
     """
-    from sglang_dflash.upstream import check_version, resolving_view
+    from sglang_dflash.upstream import check_version, declare_resolution, resolving_view
 
     previous(server_args)
     args = resolving_view(server_args)
@@ -44,18 +47,22 @@ def check_before_weights(server_args: Any, previous: Callable[[Any], None]) -> N
         return
     check_version()
     refuse_unapplied_hooks()
-    findings = list(findings_for(args))
+    device = None if on_our_cpu_platform() else find_device()
+    findings = list(findings_for(args, device))
     raise_first_error(findings)
     for finding in findings:
         if finding.level == "warn":
             logger.warning("DFLASH: %s", finding)
+    if needs_bfloat16_states(args, device):
+        declare_resolution(server_args, "sglang_dflash.check", mamba_ssm_dtype="bfloat16")
 
 
-def findings_for(args: Any) -> Iterator[Finding]:
+def findings_for(args: Any, device: Device | None) -> Iterator[Finding]:
     """Arguments first, then the pair; nothing after arguments that leave no pair to look at.
 
     Args:
         args: the server arguments as they were given, by SGLang's names.
+        device: the GPU that will serve, None on a CPU.
 
     Raises:
         DFlashError: a configuration cannot be read, or is not that of a plain DFlash drafter.
@@ -73,6 +80,7 @@ def findings_for(args: Any) -> Iterator[Finding]:
     yield from check_pair(drafter, target, serving_of(args))
     if drafter_files.is_local:
         yield check_weights(drafter, drafter_files.tensors())
+    yield from check_backends(args, device, hybrid=is_hybrid(target))
 
 
 def refuse_unapplied_hooks() -> None:

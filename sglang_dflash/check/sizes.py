@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_dflash.config import DrafterConfig
+from sglang_dflash.config import DrafterConfig, text_config
 
 DTYPE_BYTES = {
     "float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "bf16": 2,
@@ -52,6 +52,13 @@ def full_layers(text: Mapping[str, Any]) -> int:
     layers = int(text["num_hidden_layers"])
     interval = text.get("full_attention_interval")
     return layers // int(interval) if interval else layers
+
+
+def is_hybrid(config: Mapping[str, Any]) -> bool:
+    """Whether a target has recurrent layers beside its attention."""
+    text = text_config(config)
+    layers = text.get("num_hidden_layers")
+    return isinstance(layers, int) and full_layers(text) < layers
 
 
 def target_kv_per_token(text: Mapping[str, Any], *, kv_bytes: int, tp_size: int) -> int:

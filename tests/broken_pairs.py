@@ -1,0 +1,165 @@
+"""Pairs and flags that cannot work, each broken in one place, and a pair that fits to start from."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sglang_dflash.config import DrafterConfig
+from sglang_dflash.model.tensors import expected_shapes
+from tests.unit.drafters import MISSING, drafter, target
+
+Edit = Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class Broken:
+    """One fault: changed keys, extra server flags, or a change to the files; and what its error must name."""
+
+    name: str
+    names: str
+    drafter: dict[str, Any] = field(default_factory=dict)
+    target: dict[str, Any] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    edit: Edit | None = None
+
+
+def write_pair(folder: Path, broken: Broken) -> None:
+    """``folder/target`` and ``folder/drafter``: configurations, and the drafter's safetensors header with zeros."""
+    (folder / "target").mkdir(parents=True)
+    (folder / "target" / "config.json").write_text(json.dumps(target(**broken.target)))
+    (folder / "drafter").mkdir()
+    (folder / "drafter" / "config.json").write_text(json.dumps(drafter(**broken.drafter)))
+    write_tensors(folder / "drafter", expected_shapes(DrafterConfig.from_dict(drafter())))
+    if broken.edit:
+        broken.edit(folder)
+
+
+def write_tensors(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    """A safetensors file of float32 zeros."""
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, shape in shapes.items():
+        size = 4
+        for extent in shape:
+            size *= extent
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + bytes(offset))
+
+
+def _tensors(changes: dict[str, tuple[int, ...] | None]) -> Edit:
+    """Other shapes for some tensors; None drops one."""
+
+    def edit(folder: Path) -> None:
+        shapes = {**expected_shapes(DrafterConfig.from_dict(drafter())), **changes}
+        write_tensors(folder / "drafter", {name: shape for name, shape in shapes.items() if shape is not None})
+
+    return edit
+
+
+def _write(file: str, text: str) -> Edit:
+    def edit(folder: Path) -> None:
+        (folder / file).write_text(text)
+
+    return edit
+
+
+def _remove(file: str) -> Edit:
+    return lambda folder: (folder / file).unlink()
+
+
+def _key(key: str, value: Any, names: str) -> Broken:
+    shown = "missing" if value is MISSING else json.dumps(value)
+    return Broken(f"drafter {key} {shown}", names, drafter={key: value})
+
+
+FULL = {"layer_types": ["full_attention"] * 2}
+WINDOWED = {"layer_types": ["sliding_attention"] * 2}
+YARN = {"rope_theta": 1e4, "rope_type": "yarn"}
+
+BROKEN: list[Broken] = [
+    # the drafter's configuration
+    _key("mask_token_id", MISSING, "mask_token_id is missing"),
+    _key("mask_token_id", "<|MASK|>", "mask_token_id is '<|MASK|>'"),
+    _key("mask_token_id", -1, "mask_token_id is -1"),
+    _key("mask_token_id", 1024, "mask_token_id 1024"),
+    _key("target_layer_ids", MISSING, "target_layer_ids is missing"),
+    _key("target_layer_ids", [], "target_layer_ids is []"),
+    _key("target_layer_ids", [1, 4, 4], "target_layer_ids is [1, 4, 4]"),
+    _key("target_layer_ids", [1, 4, -1], "target_layer_ids is [1, 4, -1]"),
+    _key("target_layer_ids", [1, 4, 40], "40 cannot be captured"),
+    _key("target_layer_ids", [1, 4, 7], "7 cannot be captured"),
+    _key("target_layer_ids", [1, 4], "fc.weight"),
+    _key("block_size", MISSING, "block_size is missing"),
+    _key("block_size", 1, "block_size is 1"),
+    _key("block_size", "16", "block_size is '16'"),
+    _key("num_target_layers", 12, "num_target_layers 12"),
+    _key("num_hidden_layers", MISSING, "num_hidden_layers is missing"),
+    _key("num_hidden_layers", 3, "layers.2."),
+    _key("layer_types", ["full_attention"], "layer_types"),
+    _key("layer_types", ["full_attention", "mamba"], "'mamba'"),
+    _key("is_causal", "no", "is_causal is 'no'"),
+    _key("use_sliding_window", True, "layer_types is missing"),
+    Broken("sliding layers without a window", "sliding_window is missing", drafter=WINDOWED),
+    Broken(
+        "a window for layers called full",
+        "layer_types",
+        drafter={"layer_types": ["full_attention"] * 2, "use_swa": True},
+    ),
+    _key("num_key_value_heads", 3, "num_attention_heads is 4"),
+    _key("head_dim", MISSING, "head_dim is missing"),
+    _key("head_dim", 32, "self_attn"),
+    _key("hidden_size", 128, "hidden_size 128"),
+    _key("intermediate_size", MISSING, "intermediate_size is missing"),
+    _key("vocab_size", 1000, "vocab_size 1000"),
+    _key("rms_norm_eps", MISSING, "rms_norm_eps is missing"),
+    _key("max_position_embeddings", MISSING, "max_position_embeddings is missing"),
+    _key("rope_theta", MISSING, "rope_theta is missing"),
+    _key("rope_parameters", YARN, "rope_parameters.factor is missing"),
+    # drafters of other kinds, where SGLang has no worker of its own to leave them to
+    _key("architectures", ["DFlash2DraftModel"], "DFlash2"),
+    _key("architectures", ["LiLiCorrDraftModel"], "LiLiCorr"),
+    _key("architectures", ["DFlashLagunaForCausalLM"], "Laguna"),
+    _key("architectures", ["Qwen3ForCausalLM"], "Qwen3ForCausalLM"),
+    _key("projector_type", "domino", "Domino"),
+    _key("selector_rank", 256, "DFlash2"),
+    _key("has_embed_tokens", True, "Nemotron"),
+    _key("attention_sink_bias", True, "MiMo"),
+    # the target
+    Broken("target of another width", "64 of the drafter, 96 of the target", target={"hidden_size": 96}),
+    Broken("target of another vocabulary", "2048 of the target", target={"vocab_size": 2048}),
+    Broken("target of another depth", "the target has 6 layers", target={"num_hidden_layers": 6}),
+    # files
+    Broken("no drafter configuration", "no config.json found", edit=_remove("drafter/config.json")),
+    Broken("drafter not JSON", "not JSON", edit=_write("drafter/config.json", "{")),
+    Broken("drafter a list", "holds a list", edit=_write("drafter/config.json", "[]")),
+    Broken("a tensor missing", "norm.weight", edit=_tensors(lambda shapes: shapes.pop("hidden_norm.weight") and None)),
+    Broken(
+        "a tensor too many", "markov_head", edit=_tensors(lambda shapes: shapes.update({"markov_head.weight": (4,)}))
+    ),
+    Broken("fc of another width", "fc.weight", edit=_tensors(lambda shapes: shapes.update({"fc.weight": (64, 128)}))),
+    # flags
+    Broken("block wider than trained", "block size 17", flags=("--speculative-num-draft-tokens", "17")),
+    Broken("block of one", "block size 1", flags=("--speculative-num-draft-tokens", "1")),
+    Broken(
+        "two block sizes",
+        "--speculative-num-draft-tokens 16 and --speculative-dflash-block-size 8",
+        flags=("--speculative-num-draft-tokens", "16", "--speculative-dflash-block-size", "8"),
+    ),
+    Broken("window under the block", "window-size 8", flags=("--speculative-draft-window-size", "8")),
+    Broken("old window under the block", "window-size 8", flags=("--speculative-dflash-draft-window-size", "8")),
+    Broken("heads not divisible", "--tp-size 3", flags=("--tp-size", "3")),
+    Broken("pipeline stages", "--pp-size 2", flags=("--pp-size", "2")),
+    Broken(
+        "snapshots within a block",
+        "--mamba-track-interval 8",
+        flags=("--mamba-track-interval", "8", "--speculative-num-draft-tokens", "16"),
+    ),
+]
