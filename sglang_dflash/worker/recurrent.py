@@ -20,6 +20,8 @@ def commit(batch: Any, step: Step, accepted: Accepted, target_worker: Any) -> No
     boundary inside the block gets that boundary's state snapshotted too. ``batch.seq_lens`` must still hold
     the lengths before the step. Does nothing for a target without recurrent layers.
     """
+    if getattr(target_worker.model_runner.req_to_token_pool, "mamba_pool", None) is None:
+        return
     chain = torch.arange(step.block.positions.numel(), dtype=torch.int32, device=accepted.accept_lens.device)
     commit_mamba_states_after_verify(
         target_worker,
