@@ -140,11 +140,9 @@ BROKEN: list[Broken] = [
     Broken("no drafter configuration", "no config.json found", edit=_remove("drafter/config.json")),
     Broken("drafter not JSON", "not JSON", edit=_write("drafter/config.json", "{")),
     Broken("drafter a list", "holds a list", edit=_write("drafter/config.json", "[]")),
-    Broken("a tensor missing", "norm.weight", edit=_tensors(lambda shapes: shapes.pop("hidden_norm.weight") and None)),
-    Broken(
-        "a tensor too many", "markov_head", edit=_tensors(lambda shapes: shapes.update({"markov_head.weight": (4,)}))
-    ),
-    Broken("fc of another width", "fc.weight", edit=_tensors(lambda shapes: shapes.update({"fc.weight": (64, 128)}))),
+    Broken("a tensor missing", "norm.weight", edit=_tensors({"hidden_norm.weight": None})),
+    Broken("a tensor too many", "markov_head", edit=_tensors({"markov_head.weight": (4,)})),
+    Broken("fc of another width", "fc.weight", edit=_tensors({"fc.weight": (64, 128)})),
     # flags
     Broken("block wider than trained", "block size 17", flags=("--speculative-num-draft-tokens", "17")),
     Broken("block of one", "block size 1", flags=("--speculative-num-draft-tokens", "1")),

@@ -13,7 +13,6 @@ from sglang_dflash.check.sizes import full_layers
 from sglang_dflash.config import DrafterConfig, text_config
 from sglang_dflash.model.tensors import expected_shapes
 
-
 FAMILIES = {
     "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text",
 }  # fmt: skip
