@@ -19,14 +19,10 @@ def register() -> None:
         embeddings_in_the_models_dtype,
         HookType.AFTER,
     )
-    HookRegistry.register(
-        "sglang.srt.models.dflash.DFlashAttention.__init__", rope_without_triton, HookType.AFTER
-    )
+    HookRegistry.register("sglang.srt.models.dflash.DFlashAttention.__init__", rope_without_triton, HookType.AFTER)
 
 
-def embeddings_in_the_models_dtype(
-    kwargs: dict[str, Any], runner: Any, forward_batch: Any, *_: Any
-) -> dict[str, Any]:
+def embeddings_in_the_models_dtype(kwargs: dict[str, Any], runner: Any, forward_batch: Any, *_: Any) -> dict[str, Any]:
     """The builtin drafter is fed embeddings, which the runner casts to bfloat16 whatever the model's dtype is."""
     if forward_batch.input_embeds is not None and forward_batch.replace_embeds is None:
         kwargs["input_embeds"] = forward_batch.input_embeds.to(runner.dtype)

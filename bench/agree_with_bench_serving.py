@@ -1,0 +1,109 @@
+"""Our throughput beside `sglang.bench_serving`'s on the same server and the same prompts, runs in alternation.
+
+python bench/agree_with_bench_serving.py --pair tiny-hybrid --mode dflash:16 --concurrency 8
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import httpx
+import typer
+from rich.console import Console
+
+from sglang_dflash.bench import prompt_book, results
+from sglang_dflash.bench.client import Sampling
+from sglang_dflash.bench.modes import Mode
+from sglang_dflash.bench.server import running
+from sglang_dflash.bench.session import Session
+from sglang_dflash.bench.settings import Settings, find_pair
+from sglang_dflash.bench.summary import Summary
+
+
+def main(
+    pair: str = "tiny-hybrid",
+    mode: str = "dflash:16",
+    task: str = "math",
+    concurrency: int = 1,
+    num_prompts: int = 32,
+    repeats: int = 5,
+) -> None:
+    """Print both medians and what they differ by."""
+    with TemporaryDirectory() as folder:
+        asyncio.run(compare(Path(folder), pair, Mode.parse(mode), task, concurrency, num_prompts, repeats))
+
+
+async def compare(
+    out: Path, pair: str, mode: Mode, task: str, concurrency: int, num_prompts: int, repeats: int
+) -> None:
+    found = find_pair(pair, None, None)
+    settings = Settings(
+        pair=found,
+        modes=(mode,),
+        tasks=(task,),
+        concurrencies=(concurrency,),
+        num_prompts=num_prompts,
+        repeats=0,
+        out=out,
+        sampling=Sampling(found.max_tokens, thinking=found.thinking),
+    )
+    theirs = []
+    async with running(settings.launch(mode), out / "server.log") as url:
+        for repeat in range(repeats):
+            session = replace(settings, repeats=repeat + 1, base_urls={mode.label: url})
+            await Session(session, Console(quiet=True)).measure()
+            dataset = await export_prompts(out, url)
+            theirs.append(bench_serving(url, dataset, found.target, settings))
+    ours = Summary(results.read(out)).throughput(mode.label, task, concurrency)
+    report("output tok/s", list(ours.values()), [row["output_throughput"] for row in theirs])
+    tokens = sum(r.completion_tokens for r in results.read(out).requests) / repeats
+    report("output tokens of a run", [tokens], [row["total_output_tokens"] for row in theirs])
+
+
+async def export_prompts(out: Path, url: str) -> Path:
+    """The prompts that were sent, as text in the shape that `--dataset-name custom` reads."""
+    dataset = out / "prompts_for_bench_serving.jsonl"
+    lines = (out / prompt_book.FILE_NAME).read_text().splitlines()
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        with dataset.open("w") as file:
+            for line in lines:
+                body = {"tokens": json.loads(line)["input_ids"], "skip_special_tokens": False}
+                text = (await http.post("/v1/detokenize", json=body)).json()["text"]
+                file.write(json.dumps({"conversations": [{"content": text}, {"content": "an answer"}]}) + "\n")
+    return dataset
+
+
+def bench_serving(url: str, dataset: Path, tokenizer: str, settings: Settings) -> dict[str, float]:
+    """One run of SGLang's harness: its own JSON line."""
+    output = dataset.with_name("bench_serving.jsonl")
+    output.unlink(missing_ok=True)
+    subprocess.run(
+        [
+            sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang", "--base-url", url,
+            "--dataset-name", "custom", "--dataset-path", str(dataset), "--tokenizer", tokenizer,
+            "--sharegpt-output-len", str(settings.sampling.max_tokens), "--disable-ignore-eos",
+            "--num-prompts", str(settings.num_prompts), "--max-concurrency", str(settings.concurrencies[0]),
+            "--flush-cache", "--disable-tqdm", "--output-file", str(output),
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    row: dict[str, float] = json.loads(output.read_text().splitlines()[-1])
+    return row
+
+
+def report(name: str, ours: list[float], theirs: list[float]) -> None:
+    difference = median(ours) / median(theirs) - 1
+    print(f"{name}: ours {median(ours):.1f}, bench_serving {median(theirs):.1f}, {100 * difference:+.1f} %")
+    print(f"  ours {[round(v, 1) for v in ours]}, bench_serving {[round(v, 1) for v in theirs]}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
