@@ -1,0 +1,66 @@
+"""The server refuses every broken pair while it resolves its flags, in the words that ``check`` uses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.broken_pairs import BROKEN, Broken, write_pair
+
+pytest.importorskip("sglang")
+
+SCRIPT = Path(__file__).parent / "refuse_pairs.py"
+NO_DRAFTER = ("--model-path", "TARGET", "--speculative-algorithm", "DFLASH")
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """One process resolves them all: importing SGLang is what takes time."""
+    folder = tmp_path_factory.mktemp("pairs")
+    commands = {}
+    for index, broken in enumerate([*BROKEN, Broken("fits", "")]):
+        pair = folder / str(index)
+        write_pair(pair, broken)
+        drafter = ("--speculative-draft-model-path", str(pair / "drafter"))
+        commands[broken.name] = ["--model-path", str(pair / "target"), *NO_DRAFTER[2:], *drafter, *broken.flags]
+    commands["no drafter"] = ["--model-path", str(folder / "0" / "target"), *NO_DRAFTER[2:]]
+    contradiction = ["--mamba-scheduler-strategy", "extra_buffer", "--mamba-radix-cache-strategy", "no_buffer"]
+    commands["contradiction"] = [*commands["fits"], *contradiction]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)],
+        input=json.dumps(list(commands.values())),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(zip(commands, json.loads(done.stdout), strict=True))
+
+
+def test_the_pair_they_start_from_is_not_refused(refusals: dict[str, str | None]) -> None:
+    assert refusals["fits"] is None
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
+def test_a_broken_pair_is_refused(broken: Broken, refusals: dict[str, str | None]) -> None:
+    refusal = refusals[broken.name]
+    assert refusal is not None, "the server would have started"
+    assert "DFlashError" in refusal
+    assert broken.names in refusal
+    assert "Expected: " in refusal
+    assert "Remedy: " in refusal
+
+
+def test_a_missing_drafter_is_refused(refusals: dict[str, str | None]) -> None:
+    assert "without --speculative-draft-model-path" in str(refusals["no drafter"])
+
+
+def test_an_old_and_a_new_flag_that_contradict_are_a_usage_error(refusals: dict[str, str | None]) -> None:
+    assert "keep only --mamba-radix-cache-strategy" in str(refusals["contradiction"])

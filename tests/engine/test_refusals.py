@@ -1,0 +1,31 @@
+"""A pair that cannot work ends the server's process: a status that says so, one error, nothing left running."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from serving import run_to_exit
+
+from tests.broken_pairs import BROKEN, write_pair
+
+CASES = {broken.name: broken for broken in BROKEN}
+
+
+@pytest.mark.parametrize("name", ['drafter mask_token_id "<|MASK|>"', "two block sizes"])
+def test_the_process_ends_with_the_error(name: str, tmp_path: Path) -> None:
+    write_pair(tmp_path, CASES[name])
+    status, printed = run_to_exit(
+        "--model-path",
+        str(tmp_path / "target"),
+        "--speculative-algorithm",
+        "DFLASH",
+        "--speculative-draft-model-path",
+        str(tmp_path / "drafter"),
+        *CASES[name].flags,
+        timeout=120,
+    )
+    assert status not in (0, None)
+    assert printed.count("DFlashError") == 1
+    assert CASES[name].names in printed
+    assert "Load weight" not in printed
