@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,16 @@ class Launch:
         return shlex.join([*(f"{k}={v}" for k, v in self.env), "python", "-m", "sglang.launch_server", *self.args])
 
 
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Let SIGTERM end this process as Ctrl-C does: a server is in a session of its own and would outlive it."""
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @contextlib.asynccontextmanager
 async def running(launch: Launch, log: Path, timeout_s: float = START_TIMEOUT_S) -> AsyncIterator[str]:
     """Start a server, yield its base URL once it answers, and stop it with all its children.
@@ -60,9 +70,10 @@ async def running(launch: Launch, log: Path, timeout_s: float = START_TIMEOUT_S)
             start_new_session=True,  # Ctrl-C goes to the benchmark, which stops its servers itself
         )
     try:
-        base_url = f"http://127.0.0.1:{port}"
-        await _wait(process, base_url, log, timeout_s)
-        yield base_url
+        with _terminated_like_interrupted():
+            base_url = f"http://127.0.0.1:{port}"
+            await _wait(process, base_url, log, timeout_s)
+            yield base_url
     finally:
         stop(process)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 from bench_fake_server import FakeServer, serve
 from bench_records import request, run
@@ -21,6 +24,18 @@ from sglang_dflash.bench.records import RunKey
 from sglang_dflash.bench.session import Session
 from sglang_dflash.bench.settings import Pair, Settings
 from sglang_dflash.errors import DFlashError
+
+HEALTHY = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
 
 
 @contextlib.contextmanager
@@ -191,3 +206,23 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path):
     (tmp_path / results.FILE_NAME).write_text('{"kind": "prov\n{"kind": "provenance"}\n')
     with pytest.raises(DFlashError, match="line 1 of"):
         results.read(tmp_path)
+
+
+def test_a_terminated_benchmark_stops_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """SIGTERM unwinds like Ctrl-C; the server would otherwise live on in its own session."""
+    from sglang_dflash.bench import server
+
+    monkeypatch.setattr(server.Launch, "command", lambda _, port: [sys.executable, "-c", HEALTHY, str(port)])
+    urls = []
+
+    async def measure() -> None:
+        async with server.running(server.Launch(()), tmp_path / "server.log", timeout_s=30) as url:
+            urls.append(url)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(30)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(measure())
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(urls[0], trust_env=False)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
