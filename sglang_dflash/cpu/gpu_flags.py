@@ -40,6 +40,8 @@ CHOICES: tuple[Choice, ...] = (
     _choice("linear_attn_decode_backend", None, instead="triton", served_by=_TORCH_GDN),
     _choice("linear_attn_verify_backend", None, instead="triton", served_by=_TORCH_GDN),
     _choice("mamba_backend", None, instead="triton", served_by=_TORCH_GDN),
+    _choice("enable_linear_replayssm", instead=False, served_by=_TORCH_GDN),
+    _choice("enable_linear_replayssm_spec", instead=False, served_by=_TORCH_GDN),
     _choice("sampling_backend", instead="pytorch", served_by="torch"),
     _choice("moe_runner_backend", "auto", "triton", instead="auto", served_by="torch experts"),
     _choice("moe_a2a_backend", None, instead="none", served_by=_GLOO),
