@@ -26,6 +26,6 @@ def test_the_process_ends_with_the_error(name: str, tmp_path: Path) -> None:
         timeout=120,
     )
     assert status not in (0, None)
-    assert printed.count("DFlashError") == 1
+    assert printed.count("sglang_dflash.errors.DFlashError: ") == 1
     assert CASES[name].names in printed
     assert "Load weight" not in printed
