@@ -14,8 +14,8 @@ def pool_bytes(target_runner: Any, draft_runner: Any) -> dict[str, int]:
     return {
         "target_weights": _size(target_runner.model.parameters()),
         "drafter_weights": _size(draft_runner.model.parameters()),
-        "target_kv": sum(target_runner.token_to_kv_pool.get_kv_size_bytes()),
-        "draft_kv": sum(draft_runner.token_to_kv_pool.get_kv_size_bytes()),
+        "target_kv": int(sum(target_runner.token_to_kv_pool.get_kv_size_bytes())),  # from numpy, which JSON lacks
+        "draft_kv": int(sum(draft_runner.token_to_kv_pool.get_kv_size_bytes())),
         "states": states,
         "scratch": scratch,
     }
