@@ -137,9 +137,7 @@ def verify(
         Outputs in the shape of ``v`` and the dtype of ``q``.
     """
     if is_kda or cache_ring or not disable_state_update or intermediate_states_buffer is None:
-        raise NotImplementedError(
-            "on a CPU, fused_sigmoid_gating_delta_rule_update runs the verify of GDN only"
-        )
+        raise NotImplementedError("on a CPU, fused_sigmoid_gating_delta_rule_update runs the verify of GDN only")
     assert cu_seqlens is not None and intermediate_state_indices is not None
     bs = cu_seqlens.shape[0] - 1
     HV, V, K = initial_state_source.shape[1:]

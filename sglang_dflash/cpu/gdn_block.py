@@ -69,9 +69,7 @@ def prepare(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, 
 def apply(block: Block, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Run a block from ``state [..., V, K]``: the outputs o and the writes u, both ``[..., T, V]``."""
     from_state, erased = (block.queries_keys @ state.mT).chunk(2, -2)
-    writes = torch.linalg.solve_triangular(
-        block.system, block.values - erased, upper=False, unitriangular=True
-    )
+    writes = torch.linalg.solve_triangular(block.system, block.values - erased, upper=False, unitriangular=True)
     return from_state + block.scores @ writes, writes
 
 
