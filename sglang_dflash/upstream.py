@@ -97,6 +97,7 @@ SYMBOLS: dict[str, Symbol] = {
         _SRT + "mem_cache.allocation_sizing.page_aligned_decode_alloc_lens", ("reqs", "reserve", "page_size")
     ),
     "get_alloc_reserve_per_decode": Symbol(_SRT + "mem_cache.allocation_sizing.get_alloc_reserve_per_decode"),
+    "async_d2h": Symbol(_SRT + "utils.common.async_d2h", ("tensor",)),
     "async_h2d": Symbol(_SRT + "utils.common.async_h2d", ("args", "dtype", "device")),
     "record_stream_each": Symbol(_SRT + "speculative.spec_utils.record_stream_each", ("tensors", "stream")),
     # one step

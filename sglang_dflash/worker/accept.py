@@ -36,6 +36,10 @@ class Acceptance:
         self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, next_token_ids)
         self._sampler.after_prefill(batch, next_token_ids)
 
+    def before_verify(self, batch: Any, tokens: Tensor) -> None:
+        """Before the target's forward over the block, int64 [bs, w]."""
+        self._sampler.before_verify(batch, tokens)
+
     @record_function("dflash.accept")
     def __call__(self, batch: Any, step: Step, tokens: Tensor, logits_output: Any, grammar_mask: Any) -> Accepted:
         """Accept drafts.

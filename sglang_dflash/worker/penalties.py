@@ -55,13 +55,11 @@ class Penalties:
             penalize_block(logits, draft_tokens, self._counts, batch.req_pool_indices, self._coefficients)
         ban_early_stops(batch.reqs, logits, positions)
 
-    def count(self, batch: Any, tokens: Tensor, lens: Tensor | None = None) -> None:
-        """Add each request's first ``lens`` (default: all) of ``tokens`` int64 [bs, w] to its counts."""
+    def count(self, batch: Any, tokens: Tensor, lens: Tensor) -> None:
+        """Each request's first ``lens`` (int [bs]) of ``tokens`` (int64 [bs, w]) are generated."""
         if self._counts is None or batch.sampling_info.acc_additive_penalties is None:
             return
-        new = torch.ones_like(tokens, dtype=torch.int32)
-        if lens is not None:
-            new = (torch.arange(tokens.shape[1], device=tokens.device) < lens[:, None]).int()
+        new = (torch.arange(tokens.shape[1], device=tokens.device) < lens[:, None]).int()
         entries = batch.req_pool_indices.long()[:, None] * self._counts.shape[1] + tokens
         self._counts.view(-1).scatter_add_(0, entries.flatten(), new.flatten())
 

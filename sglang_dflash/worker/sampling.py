@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sglang_dflash.ops import Accepted, filter_probs, seeded_draw
 from sglang_dflash.upstream import Sampler, async_h2d
+from sglang_dflash.worker.history import History
 from sglang_dflash.worker.penalties import Penalties
 
 
@@ -52,15 +53,21 @@ class TargetSampler:
         if type(runner.sampler) is Sampler:
             runner.sampler = SeededSampler()
         self._penalties = Penalties()
+        self._history = History()
 
     def before_prefill(self, batch: Any) -> None:
         """Before the target's prefill, which samples each prompt's first token."""
         self._seed(batch)
         self._penalties.start(batch)
+        self._history.start(batch)
 
     def after_prefill(self, batch: Any, next_token_ids: Tensor) -> None:
         """After it: ``next_token_ids`` int64 [bs] are generated tokens like any other."""
-        self._penalties.count(batch, next_token_ids[:, None])
+        self._generated(batch, next_token_ids[:, None], torch.ones_like(next_token_ids))
+
+    def before_verify(self, batch: Any, draft_tokens: Tensor) -> None:
+        """Before the target's forward over the block int64 [bs, w]: start what is needed on the host behind it."""
+        self._history.expect(batch, draft_tokens)
 
     def choose(
         self, batch: Any, logits_output: Any, draft_tokens: Tensor, positions: Tensor, grammar_mask: Any = None
@@ -88,9 +95,12 @@ class TargetSampler:
         self._seed(batch)
         wants = [batch.top_logprobs_nums, batch.token_ids_logprobs] if batch.return_logprob else [[], []]
         top_logprobs_nums, token_ids_logprobs = ([x for x in want for _ in range(width)] for want in wants)
+        block_info = for_block(batch.sampling_info, width)
+        if info.has_custom_logit_processor:
+            block_info.custom_params = self._history.params_of_block(batch, width)
         tokens = self._runner.sampler(
             logits_output,
-            for_block(batch.sampling_info, width),
+            block_info,
             batch.return_logprob,
             top_logprobs_nums,
             token_ids_logprobs,
@@ -102,7 +112,11 @@ class TargetSampler:
 
     def commit(self, batch: Any, accepted: Accepted) -> None:
         """After acceptance: the accepted tokens are generated."""
-        self._penalties.count(batch, accepted.out_tokens, accepted.accept_lens)
+        self._generated(batch, accepted.out_tokens, accepted.accept_lens)
+
+    def _generated(self, batch: Any, tokens: Tensor, lens: Tensor) -> None:
+        self._penalties.count(batch, tokens, lens)
+        self._history.add(batch, tokens, lens)
 
     def _seed(self, batch: Any) -> None:
         info = batch.sampling_info
@@ -121,7 +135,7 @@ def _fill_in(seeds: list[int | None], device: torch.device | str) -> Tensor:
 
 
 def for_block(info: Any, width: int) -> Any:
-    """The sampling parameters of bs requests, repeated for the bs * width rows of a block."""
+    """The sampling parameters of bs requests, repeated for the bs * width rows of a block, ``custom_params`` aside."""
     if info.is_all_greedy and not info.has_custom_logit_processor:
         return info  # the sampler takes the argmax and reads nothing per row
     repeat = partial(torch.repeat_interleave, repeats=width, dim=0)
@@ -140,5 +154,4 @@ def for_block(info: Any, width: int) -> Any:
             )
             for key, entry in info.custom_logit_processor.items()
         }
-        rows["custom_params"] = [params for params in info.custom_params for _ in range(width)]
     return dataclasses.replace(info, **rows)

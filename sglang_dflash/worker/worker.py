@@ -34,6 +34,7 @@ from sglang_dflash.worker.identity import banner, identity
 from sglang_dflash.worker.inject import Injection
 from sglang_dflash.worker.metrics import step_metrics
 from sglang_dflash.worker.no_sync import sync_guard
+from sglang_dflash.worker.pools import pool_bytes
 from sglang_dflash.worker.state import DraftState
 from sglang_dflash.worker.stats import StepStats, stage_clock
 from sglang_dflash.worker.step import Step
@@ -112,8 +113,9 @@ class DFlashWorker(BaseSpecWorker):
         return [("draft", self._draft_worker.model_runner)]
 
     def server_info(self) -> dict[str, Any]:
-        """What ``/server_info`` shows of this worker: its identity and its counters."""
-        return {**self.identity, **self._stats.as_dict()}
+        """What ``/server_info`` shows of this worker: its identity, its counters and what it allocated."""
+        memory = pool_bytes(self._target_worker.model_runner, self._draft_worker.model_runner)
+        return {**self.identity, **self._stats.as_dict(), "memory_bytes": memory}
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """A step's accept counts reached the host, without anyone waiting for them; steps come in launch order."""
@@ -190,11 +192,13 @@ class DFlashWorker(BaseSpecWorker):
         width = self.width_policy.width(batch.batch_size())
         self._stats.started(width)
         self._clock.mark(None)
-        # A grammar is walked on the host, so the host waits for the drafts there.
-        with nullcontext() if batch.has_grammar else self._no_sync():
+        # Grammars and custom logit processors run on the host, so the host waits for the drafts there.
+        on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
+        with nullcontext() if on_host else self._no_sync():
             step = Step.lay_out(batch, state, target.model_runner, width, self.drafter_config.mask_token_id)
             tokens = self._draft(batch, step)
             tree = grammar_tree(batch, tokens)
+            self._accept.before_verify(batch, tokens)
             self._clock.mark("draft")
             verified = verify(batch, step, tokens, target)
             output = verified.logits_output

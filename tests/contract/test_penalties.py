@@ -61,7 +61,7 @@ def test_counts_follow_prefill_and_accepted_tokens() -> None:
     one, two = request(frequency_penalty=1.0), request(frequency_penalty=1.0)
     batch = batch_of([4, 2], one, two)
     penalties.start(batch)
-    penalties.count(batch, torch.tensor([[5], [6]]))
+    penalties.count(batch, torch.tensor([[5], [6]]), torch.tensor([1, 1]))
     penalties.count(batch, torch.tensor([[5, 7, 8], [6, 6, 6]]), torch.tensor([2, 1]))
     expected = torch.zeros(2, VOCAB)
     expected[0, 5], expected[0, 7], expected[1, 6] = 2, 1, 2
@@ -72,13 +72,16 @@ def test_a_slot_forgets_its_last_owner() -> None:
     penalties = Penalties()
     first = batch_of([3], request(frequency_penalty=1.0))
     penalties.start(first)
-    penalties.count(first, torch.tensor([[5]]))
+    penalties.count(first, torch.tensor([[5]]), torch.tensor([1]))
     plain = batch_of([3], request())
     penalties.start(plain)
     # It shares its next batch with a request that asks for a penalty.
     asking = request(frequency_penalty=1.0)
     penalties.start(batch_of([1], asking))
     assert not frequency_counts(penalties, batch_of([3, 1], plain.reqs[0], asking)).any()
+    again = batch_of([3], request(frequency_penalty=1.0))
+    penalties.start(again)
+    assert not frequency_counts(penalties, again).any()
 
 
 def test_a_retracted_request_keeps_its_history() -> None:
@@ -99,11 +102,11 @@ def test_a_decoding_request_in_a_mixed_prefill_is_not_counted_anew() -> None:
     old = request(frequency_penalty=1.0)
     first = batch_of([0], old)
     penalties.start(first)
-    penalties.count(first, torch.tensor([[5]]))
+    penalties.count(first, torch.tensor([[5]]), torch.tensor([1]))
     old.output_ids = []  # under overlap the host has not seen the token yet
     mixed = batch_of([1, 0], request(frequency_penalty=1.0), old, decoding=(old,))
     penalties.start(mixed)
-    penalties.count(mixed, torch.tensor([[2], [5]]))
+    penalties.count(mixed, torch.tensor([[2], [5]]), torch.tensor([1, 1]))
     counts = frequency_counts(penalties, mixed)
     assert (counts[0, 2], counts[1, 5]) == (1, 2) and counts.sum() == 3
 

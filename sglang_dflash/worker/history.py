@@ -1,0 +1,111 @@
+"""What requests have generated, on the host, for custom logit processors that look at their request.
+
+SGLang shows a processor the request itself (``custom_params["__req__"]``). In a block that is not enough: its
+``output_ids`` end before the drafts that a position follows, and under overlap they lag by a whole step. Processors run
+on the host, so a batch that has some waits for the drafts' copy, as one with a grammar does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor
+
+from sglang_dflash.upstream import async_d2h
+
+_REQUEST = "__req__"
+
+
+class RequestAt:
+    """A request as it is once its history has reached a block position; read like the request.
+
+    Args:
+        req: the request.
+        output_ids: everything generated up to and including that position.
+    """
+
+    def __init__(self, req: Any, output_ids: list[int]) -> None:
+        self._req = req
+        self.output_ids = req.output_ids[:0]  # an array or a list, as SGLang has it
+        self.output_ids.extend(output_ids)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._req, name)
+
+
+class HostCopy:
+    """Device tensors on their way to the host.
+
+    Args:
+        tensors: must not be written before :meth:`wait`.
+    """
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._host = [async_d2h(tensor) for tensor in tensors]
+        self._done = torch.get_device_module(tensors[0].device).Event()
+        self._done.record()
+
+    def wait(self) -> list[Any]:
+        """The tensors as nested lists."""
+        self._done.synchronize()
+        return [tensor.tolist() for tensor in self._host]
+
+
+class History:
+    """Generated tokens of the requests whose processors may look at them; empty while there are none."""
+
+    def __init__(self) -> None:
+        self._generated: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
+        self._arriving: list[tuple[list[tuple[int, ref[Any]]], HostCopy]] = []
+        self._block: HostCopy | None = None
+
+    def start(self, batch: Any) -> None:
+        """Before a prefill: take up its requests. Those that only ride along (mixed batch) are known."""
+        decoding = {id(req) for req in batch.decoding_reqs or ()}
+        fresh = [req for _, req in _watched(batch) if id(req) not in decoding]
+        self._generated.update((req, list(req.output_ids)) for req in fresh)
+        # A retracted request forgets what was on its way; requests that are gone need nothing.
+        settled = {id(None), *map(id, fresh)}
+        waiting = [([(i, req) for i, req in rows if id(req()) not in settled], copy) for rows, copy in self._arriving]
+        self._arriving = [(rows, copy) for rows, copy in waiting if rows]
+
+    def add(self, batch: Any, tokens: Tensor, lens: Tensor) -> None:
+        """Each request's first ``lens`` (int [bs]) of ``tokens`` (int64 [bs, w]) are generated."""
+        if rows := [(i, ref(req)) for i, req in _watched(batch)]:
+            self._arriving.append((rows, HostCopy(tokens, lens)))
+
+    def expect(self, batch: Any, draft_tokens: Tensor) -> None:
+        """Before the target's forward: start the copy of the block, int64 [bs, w]."""
+        self._block = HostCopy(draft_tokens) if any(_watched(batch)) else None
+
+    def params_of_block(self, batch: Any, width: int) -> list[Any]:
+        """The processors' parameters for the bs * width rows of the block, each with the request as of its position."""
+        params = [each for each in batch.sampling_info.custom_params for _ in range(width)]
+        if self._block is None:
+            return params
+        self._settle()
+        (blocks,) = self._block.wait()
+        for i, req in _watched(batch):
+            for j in range(width):
+                seen = self._generated[req] + blocks[i][1 : j + 1]
+                params[i * width + j] = {**params[i * width + j], _REQUEST: RequestAt(req, seen)}
+        return params
+
+    def _settle(self) -> None:
+        for rows, copy in self._arriving:
+            tokens, lens = copy.wait()
+            for i, reference in rows:
+                if (req := reference()) is not None:
+                    self._generated[req] += tokens[i][: lens[i]]
+        self._arriving.clear()
+
+
+def _watched(batch: Any) -> Iterator[tuple[int, Any]]:
+    """Row and request of every request whose processor is shown the request."""
+    if batch.sampling_info.has_custom_logit_processor:
+        for i, params in enumerate(batch.sampling_info.custom_params):
+            if isinstance(params, dict) and _REQUEST in params:
+                yield i, batch.reqs[i]
