@@ -42,7 +42,7 @@ VALUED: dict[str, tuple[type, object]] = {
     "--tp-size": (int, 1),
 }
 SWITCHES = ("--disable-overlap-schedule", "--disable-radix-cache")
-ALIASES = {"--tp-size": ["--tensor-parallel-size", "--tp"], "--pp-size": ["--pipeline-parallel-size", "--pp"]}
+ALIASES = {"--tp-size": ["--tensor-parallel-size", "--tp"], "--pp-size": ["--pipeline-parallel-size"]}
 # Given by the preflight's own arguments; accepted so that a card's command line can be pasted behind them.
 _GIVEN = ("--model-path", "--model", "--speculative-algorithm", "--speculative-draft-model-path")
 
