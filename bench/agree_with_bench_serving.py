@@ -30,7 +30,7 @@ from sglang_dflash.bench.summary import Summary
 def main(
     pair: str = "tiny-hybrid",
     mode: str = "dflash:16",
-    task: str = "math",
+    task: str = "mixed",
     concurrency: int = 1,
     num_prompts: int = 32,
     repeats: int = 5,

@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 from rich.console import Console
 from rich.markup import escape
 
-from sglang_dflash.bench import results, tables
+from sglang_dflash.bench import metrics, results, tables
 from sglang_dflash.bench.client import Sampling
 from sglang_dflash.bench.modes import AR, parse_modes
 from sglang_dflash.bench.provenance import describe_hardware, hardware
@@ -31,7 +31,7 @@ from sglang_dflash.pairs.corpus import prompts
 PAIR = "tiny-hybrid"
 DFLASH = "dflash:16"
 CONCURRENCIES = (1, 8)
-PROMPTS = 8
+PROMPTS = 32
 REPEATS = 5
 
 
@@ -52,20 +52,33 @@ async def demo(console: Console, out: Path) -> None:
     ):
         for task in pair_tasks.TASKS:
             await show_answer(console, task, plain, dflash)
-        console.print(f"\n{REPEATS} alternating runs of {PROMPTS} prompts per task, {describe_hardware(hardware())}")
+        console.print(f"\n{REPEATS} alternating runs of {PROMPTS} prompts, {describe_hardware(hardware())}")
         await Session(comparison(PAIR, out, {AR: plain, DFLASH: dflash}), console).measure()
     summary = Summary(results.read_finished(out))
+    by_task(summary).print(console)
     for table in tables.all_tables(summary):
         table.print(console)
 
 
+def by_task(summary: Summary) -> tables.Table:
+    """Accept length and accuracy of each kind of question in the mixture."""
+    rows = []
+    for task in pair_tasks.TASKS:
+        requests = [r for r in summary.requests(DFLASH) if r.question.startswith(f"{task}/")]
+        accept, right = metrics.accept_length_macro(requests), metrics.accuracy(requests)
+        rows.append([task, tables.number(accept), f"{100 * right:.0f} %"])
+    return tables.Table(
+        "Accept length by task", f"{DFLASH}, mean over answers", ["task", "accept length", "right"], rows
+    )
+
+
 def comparison(pair: str, out: Path, base_urls: dict[str, str]) -> Settings:
-    """Plain decoding against DFLASH at block 16 on the tiny pair's own tasks."""
+    """Plain decoding against DFLASH at block 16 on a mixture of the tiny pair's own tasks."""
     found = find_pair(pair, None, None)
     return Settings(
         pair=found,
         modes=tuple(parse_modes(f"{AR},{DFLASH}")),
-        tasks=pair_tasks.TASKS,
+        tasks=(pair_tasks.MIXED,),
         concurrencies=CONCURRENCIES,
         num_prompts=PROMPTS,
         repeats=REPEATS,

@@ -113,6 +113,12 @@ def test_the_tiny_pairs_own_answers_are_right(name: str):
         assert not item.grader("I do not know")
 
 
+def test_the_mixture_asks_every_task_in_turn():
+    kinds = [q.id.partition("/")[0] for q in tasks.load("mixed", 6)]
+    assert kinds == ["math", "code", "json", "chat", "math", "code"]
+    assert len({q.id for q in tasks.load("mixed", 6)}) == 6
+
+
 def test_a_code_answer_that_never_ends_is_wrong():
     (asked,) = tasks.load("code", 1)
     prompt = prompts("code", "heldout", 1, 0)[0]

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from sglang_dflash.bench.grading import programs
 from sglang_dflash.bench.tasks.question import Grader, Question
 from sglang_dflash.pairs.corpus import TASKS, Prompt, prompts
 
-__all__ = ["TASKS", "load"]
+__all__ = ["MIXED", "TASKS", "load"]
+
+MIXED = "mixed"  # all of them in turn, as a server's real traffic is
 
 
 def load(name: str, count: int, seed: int) -> list[Question]:
-    """`count` held-out questions; earlier turns carry the corpus's answers, so every prompt is the same in all arms."""
+    """`count` held-out questions; earlier turns carry the corpus's answers, so every prompt is the same in all arms.
+
+    A question's id begins with its task.
+    """
+    if name == MIXED:
+        by_task = [load(task, -(-count // len(TASKS)), seed) for task in TASKS]
+        return list(chain.from_iterable(zip(*by_task, strict=True)))[:count]
     return [
-        Question(f"{seed}/{index}", prompt.messages, grader=_grader(prompt))
+        Question(f"{name}/{seed}/{index}", prompt.messages, grader=_grader(prompt))
         for index, prompt in enumerate(prompts(name, "heldout", count, seed))
     ]
 
