@@ -139,9 +139,7 @@ def context_keys(
     return out.to(keys.dtype).transpose(0, 1).contiguous()
 
 
-def penalize_block(
-    logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: Tensor, coefficients: Tensor
-) -> None:
+def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: Tensor, coefficients: Tensor) -> None:
     """Apply frequency, presence and repetition penalties to a block's logits, in place, token by token.
 
     Args:
@@ -192,9 +190,7 @@ def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) 
     ranked, order = probs.sort(dim=-1, descending=True)
     ranks = torch.arange(probs.shape[-1], device=probs.device)
     above = ranked.cumsum(dim=-1) - ranked
-    keep = (
-        (ranks < top_ks[:, None]) & (above <= top_ps[:, None]) & (ranked >= ranked[:, :1] * min_ps[:, None])
-    )
+    keep = (ranks < top_ks[:, None]) & (above <= top_ps[:, None]) & (ranked >= ranked[:, :1] * min_ps[:, None])
     return torch.zeros_like(probs).scatter_(-1, order, ranked.where(keep, 0.0))
 
 

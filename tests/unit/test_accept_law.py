@@ -79,9 +79,7 @@ def speculate(rule: Rule, width: int, seeds: Tensor) -> tuple[Tensor, Tensor]:
         fresh = torch.arange(width) < step.accept_lens[:, None]
         running = lens < LENGTH
         columns = (lens[:, None] + torch.arange(width)).clamp(max=text.shape[1] - 1)
-        text.scatter_(
-            1, columns, torch.where(fresh & running[:, None], step.out_tokens, text.gather(1, columns))
-        )
+        text.scatter_(1, columns, torch.where(fresh & running[:, None], step.out_tokens, text.gather(1, columns)))
         first = step.accept_lens if first is None else first
         anchor = torch.where(running, step.bonus, anchor)
         lens = torch.where(running, step.new_seq_lens, lens)

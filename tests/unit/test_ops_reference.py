@@ -34,9 +34,7 @@ def test_block_starts_with_the_anchor_and_reads_the_request_table() -> None:
 
 def test_block_past_the_context_limit_uses_the_padding_slot() -> None:
     table = torch.arange(1, 41, dtype=torch.int32).view(4, 10)
-    block = prepare_block(
-        torch.tensor([7]), torch.tensor([8]), torch.tensor([3]), table, width=4, mask_token_id=0
-    )
+    block = prepare_block(torch.tensor([7]), torch.tensor([8]), torch.tensor([3]), table, width=4, mask_token_id=0)
     assert block.positions.tolist() == [8, 9, 10, 11]
     assert block.slots.tolist() == [39, 40, 0, 0]
 
@@ -87,9 +85,7 @@ def test_context_keys_normalise_and_rotate_as_complex_numbers(neox: bool) -> Non
                 k = keys[t, layer, head]
                 k = k / (k.square().mean() + 1e-6).sqrt() * weight[layer]
                 pairs = k[:8].view(2, 4).T if neox else k[:8].view(4, 2)
-                turned = torch.view_as_complex(pairs.contiguous()) * torch.polar(
-                    torch.ones(4), angles[position]
-                )
+                turned = torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones(4), angles[position])
                 pairs = torch.view_as_real(turned)
                 expected = torch.cat((pairs.T.flatten() if neox else pairs.flatten(), k[8:]))
                 torch.testing.assert_close(actual[layer, t, head], expected)
@@ -196,9 +192,7 @@ def test_penalties_inside_a_block_equal_a_sequential_loop(width: int) -> None:
         generated = torch.randint(0, vocab, (b * 3,)).tolist() + [int(draft[b, 0])]
         counts[slot_of[b]] = torch.bincount(torch.tensor(generated), minlength=vocab).int()
         expected.append(
-            penalized_one_token_at_a_time(
-                logits[b], draft[b].tolist(), generated, *coefficients[slot_of[b]].tolist()
-            )
+            penalized_one_token_at_a_time(logits[b], draft[b].tolist(), generated, *coefficients[slot_of[b]].tolist())
         )
     actual = logits.clone()
     penalize_block(actual, draft, counts, slot_of, coefficients)

@@ -41,9 +41,7 @@ def penalize_block_kernel(
     tl.store(value_at, tl.where(value < 0, value * scale, value / scale), mask=mask)
 
 
-def penalize_block(
-    logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: Tensor, coefficients: Tensor
-) -> None:
+def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: Tensor, coefficients: Tensor) -> None:
     bs, width, vocab = logits.shape
     # A vocabulary padded for tensor parallelism leaves a gap behind each row of logits.
     assert logits.stride(2) == 1 and logits.stride(0) == width * logits.stride(1)
