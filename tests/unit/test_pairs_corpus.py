@@ -20,7 +20,7 @@ def questions(task: str, split: str, n: int, seed: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_train_and_heldout_never_share_a_question_or_its_parameters(task: str) -> None:
-    train, heldout = questions(task, "train", 4000, 1), questions(task, "heldout", 1000, 2)
+    train, heldout = questions(task, "train", 2500, 1), questions(task, "heldout", 500, 2)
     assert not train.keys() & heldout.keys()
     assert not set(train.values()) & set(heldout.values())
     assert all(split_of(f"{task}/{key}") == "train" for key in train.values())
@@ -32,14 +32,14 @@ def test_a_question_says_all_its_parameters_so_that_one_text_has_one_split(task:
     keys: dict[str, str] = {}
     for seed in range(4):
         rng = Random(seed)
-        for _ in range(1500):
+        for _ in range(800):
             example = draw(task, "train", rng)
             assert keys.setdefault(example.question, example.key) == example.key
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_turn_of_a_heldout_prompt_is_held_out(task: str) -> None:
-    train = {q for t in TASKS for q in questions(t, "train", 3000, 3)}
+    train = {q for t in TASKS for q in questions(t, "train", 1500, 3)}
     asked = [m["content"] for p in prompts(task, n=150) for m in p.messages if m["role"] == "user"]
     assert len(asked) > 250
     assert not train & set(asked)
