@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sglang_dflash.bench.modes import AR
@@ -64,10 +65,9 @@ def _of_arm(summary: Summary, mode: str) -> list[Finding]:
 
 def _slower(row: Row) -> bool:
     """The interval lies below 1, or the ratio does where there are too few repeats for an interval."""
-    bound = row.speed_up if row.speed_up_high != row.speed_up_high else row.speed_up_high
-    return bound < 1
+    return (row.speed_up if math.isnan(row.speed_up_high) else row.speed_up_high) < 1
 
 
 def _standard_error(row: Row) -> float:
     """Of the accuracy, as a binomial share of the questions asked in one repeat."""
-    return float((row.accuracy * (1 - row.accuracy) * row.repeats / row.requests) ** 0.5)
+    return math.sqrt(row.accuracy * (1 - row.accuracy) * row.repeats / row.requests)
