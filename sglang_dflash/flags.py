@@ -133,13 +133,14 @@ def accept_old_keywords(engine_class: Any) -> None:
     constructor.
     """
     server_args_class = engine_class.server_args_class
+    engine_class.server_args_class = staticmethod(lambda **kwargs: server_args_class(**modern_keywords(kwargs)))
 
-    def build(**kwargs: Any) -> Any:
-        modern, notes = modernise_kwargs(kwargs)
-        _log(notes)
-        return server_args_class(**modern)
 
-    engine_class.server_args_class = staticmethod(build)
+def modern_keywords(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Today's keywords for ``Engine(...)``; each old one is one log line."""
+    modern, notes = modernise_kwargs(kwargs)
+    _log(notes)
+    return modern
 
 
 def _log(notes: Sequence[str]) -> None:

@@ -29,15 +29,20 @@ from sglang_dflash.takeover import builtin_requested
 logger = logging.getLogger(__name__)
 
 
-def check_before_weights(server_args: Any, previous: Callable[[Any], None]) -> None:
-    """Resolution hook around ``handle_model_source_paths``, the first step that knows both model paths.
+def after_model_paths(server_args: Any, previous: Callable[[Any], None]) -> None:
+    """Resolution hook around ``handle_model_source_paths``, the first step that knows both model paths."""
+    previous(server_args)
+    check_before_weights(server_args)
+
+
+def check_before_weights(server_args: Any) -> None:
+    """Check what DFLASH is about to serve, and tell what the cards' variables became.
 
     Raises:
         DFlashError: the first thing that cannot work.
     """
     from sglang_dflash.upstream import check_version, declare_resolution, resolving_view
 
-    previous(server_args)
     args = resolving_view(server_args)
     if str(args.speculative_algorithm).upper() != "DFLASH":
         return
