@@ -36,3 +36,9 @@ def copy_of_sglang(folder: Path) -> Path:
 
 def apply(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(PATCHES / "apply.sh"), *arguments], capture_output=True, text=True, check=False)
+
+
+def without_plugins(tree: Path) -> dict[str, str]:
+    """The environment in which the copy under ``tree`` runs with plugins switched off."""
+    path = f"{tree}:{Path(__file__).parents[1]}"
+    return {"PYTHONPATH": path, "SGLANG_PLUGINS": "none", "SGLANG_PLATFORM": "dflash_cpu"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -9,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.patched import apply, copy_of_sglang, series, touched
+from tests.broken_pairs import BROKEN, write_pair
+from tests.patched import apply, copy_of_sglang, series, touched, without_plugins
 
 pytest.importorskip("sglang")
 
@@ -80,3 +83,21 @@ def test_a_checkout_is_found_under_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [(), ("/nowhere",), ("--force", "/nowhere")])
 def test_a_wrong_call_is_refused(arguments: tuple[str, ...]) -> None:
     assert apply(*arguments).returncode == 2
+
+
+def test_patched_and_without_plugins_it_reads_old_flags_and_refuses_a_broken_pair(tree: Path, tmp_path: Path) -> None:
+    broken = next(broken for broken in BROKEN if broken.name == "old window under the block")
+    write_pair(tmp_path / "pair", broken)
+    pair = ("--model-path", str(tmp_path / "pair" / "target"), "--speculative-draft-model-path")
+    command = [*pair, str(tmp_path / "pair" / "drafter"), "--speculative-algorithm", "DFLASH", *broken.flags]
+    assert apply(str(tree)).returncode == 0
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("refuse_pairs.py"))],
+        input=json.dumps([command]),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **without_plugins(tree)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert broken.names in json.loads(done.stdout)[0]
