@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -128,14 +128,17 @@ def train_drafter(
 @app.command()
 def measure(
     name: Name,
-    drafter: Annotated[str | None, typer.Option(help="Measure this drafter's accept lengths, not accuracy.")] = None,
+    drafter: Annotated[
+        list[str] | None, typer.Option(help="Measure this drafter's accept lengths, not accuracy; may be repeated.")
+    ] = None,
     n: Annotated[int | None, typer.Option("-n", help="Prompts per task.")] = None,
     save: Annotated[bool, typer.Option(help="Write the figures to the shipped provenance file.")] = False,
     threads: int = 1,
 ) -> None:
-    """Measure a shipped target's accuracy or a drafter's accept lengths on held-out prompts."""
+    """Measure a shipped target's accuracy or drafters' accept lengths on held-out prompts."""
     with _user_errors():
-        folder = drafter_path(name, drafter) if drafter else target_path(name)
+        target = target_path(name)
+        folders = [drafter_path(name, kind) for kind in drafter or ()]
     import torch
 
     from .measure import measure_accept_lengths, measure_accuracy
@@ -143,18 +146,16 @@ def measure(
     from .train import ACCEPT_PROMPTS, ACCURACY_PROMPTS
 
     torch.set_num_threads(threads)
-    measured: Callable[[], dict[str, Any]]
-    if drafter:
-        key, measured = (
-            "accept_lengths",
-            lambda: measure_accept_lengths(target_path(name), folder, n or ACCEPT_PROMPTS),
-        )
-    else:
-        key, measured = "accuracy", lambda: measure_accuracy(folder, n or ACCURACY_PROMPTS)
-    table = measured()
-    if save:
-        add_measurement(folder, key, table)
-    typer.echo(json.dumps(table, indent=1))
+    plain_outputs: dict[tuple[int, ...], list[int]] = {}
+    for folder in folders or [target]:
+        if folder == target:
+            key, table = "accuracy", measure_accuracy(target, n or ACCURACY_PROMPTS)
+        else:
+            key, count = "accept_lengths", n or ACCEPT_PROMPTS
+            table = measure_accept_lengths(target, folder, count, plain_outputs=plain_outputs)
+        if save:
+            add_measurement(folder, key, table)
+        typer.echo(json.dumps({folder.name: table}, indent=1))
 
 
 if __name__ == "__main__":
