@@ -31,13 +31,15 @@ $(STAMP): requirements/cpu.txt pyproject.toml
 demo: setup
 	$(BIN)/python -m sglang_dflash.bench.demo
 
-# Unit and contract tests share both cores; engine tests start servers, one at a time.
+# One test file a core: a server keeps one core busy, and a file's tests share the servers that it started.
+PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile
+
 test: setup
-	$(BIN)/pytest -q -n 2 -m "not slow and not gpu" tests/unit tests/contract
-	$(BIN)/pytest -q -m "not slow and not gpu" tests/engine
+	$(PYTEST) -m "not slow and not gpu" tests/unit tests/contract
+	$(PYTEST) -m "not slow and not gpu" tests/engine
 
 test-slow: setup
-	$(BIN)/pytest -q -m "slow and not gpu" tests
+	$(PYTEST) -m "slow and not gpu" tests
 
 test-gpu:
 	$(BIN)/pytest -q -m gpu tests/gpu
