@@ -50,7 +50,8 @@ def describe_hardware(row: dict[str, Any]) -> str:
     gpus = row["gpus"]
     if gpus:
         return f"{len(gpus)}x {gpus[0]}"
-    return f"{row['cores']} cores of {row['cpu']}, {row['memory_gib']} GiB, no GPU"
+    cores = "1 core" if row["cores"] == 1 else f"{row['cores']} cores"
+    return f"{cores} of {row['cpu']}, {row['memory_gib']} GiB, no GPU"
 
 
 def _version(package: str) -> str | None:
