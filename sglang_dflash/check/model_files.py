@@ -89,18 +89,20 @@ class ModelFiles:
 
     def tensors(self) -> dict[str, TensorHeader] | None:
         """Every tensor's dtype and shape; None where no safetensors header can be read."""
-        if self.is_local:
-            files = sorted(Path(self.name).glob("*.safetensors"))
+        config = self.path("config.json")
+        stored = sorted(config.parent.glob("*.safetensors")) if config else []
+        if stored or self.is_local:
             merged: dict[str, TensorHeader] = {}
-            for file in files:
+            for file in stored:
                 merged.update(_parse(_header(file)))
             return merged or None
+        from httpx import TransportError
         from huggingface_hub import get_safetensors_metadata
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, NotASafetensorsRepoError
 
         try:
             metadata = get_safetensors_metadata(self.name, revision=self.revision)
-        except (HfHubHTTPError, HFValidationError, NotASafetensorsRepoError, OSError):
+        except (HfHubHTTPError, HFValidationError, NotASafetensorsRepoError, TransportError, OSError):
             return None
         return {
             name: TensorHeader(str(info.dtype), tuple(info.shape))

@@ -82,6 +82,7 @@ class TestFiles:
             {"__metadata__": {}, "a": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}}
         ).encode()
         (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        (tmp_path / "config.json").write_text("{}")
         assert ModelFiles(str(tmp_path)).tensors() == {"a": TensorHeader("BF16", (2, 3))}
         assert TensorHeader("F4", (4, 2)).num_bytes == 4
 
@@ -90,7 +91,7 @@ class TestFiles:
         assert ModelFiles(str(tmp_path)).json("tokenizer.json") is None
 
     def test_a_hub_id_is_read_from_the_local_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        constants = pytest.importorskip("huggingface_hub").constants
+        constants = pytest.importorskip("huggingface_hub.constants")
         snapshot = tmp_path / "models--z-lab--tiny" / "snapshots" / ("0" * 40)
         snapshot.mkdir(parents=True)
         (tmp_path / "models--z-lab--tiny" / "refs").mkdir()
@@ -102,6 +103,7 @@ class TestFiles:
         assert not files.is_local
         assert files.config == {"model_type": "qwen3"}
         assert files.path("tokenizer.json") is None
+        assert files.tensors() is None
 
 
 def text_findings(tmp_path: Path, tokenizer: Any = None, template: str = "", own: Any = None) -> dict[str, Finding]:
