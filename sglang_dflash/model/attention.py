@@ -26,9 +26,7 @@ class DrafterAttention(nn.Module):
         layer_id: index of the layer, also in the drafter's KV pool.
     """
 
-    def __init__(
-        self, config: DrafterConfig, layer_id: int, rotary: nn.Module, quant_config: Any, prefix: str
-    ) -> None:
+    def __init__(self, config: DrafterConfig, layer_id: int, rotary: nn.Module, quant_config: Any, prefix: str) -> None:
         super().__init__()
         self.head_dim = config.head_dim
         self.rotary = rotary

@@ -42,9 +42,7 @@ class DraftOutput(LogitsProcessorOutput):
 class DrafterLayer(nn.Module):
     """Pre-norm transformer layer; the residual travels beside the hidden states, so norms fuse with it."""
 
-    def __init__(
-        self, config: DrafterConfig, layer_id: int, rotary: nn.Module, quant_config: Any, prefix: str
-    ) -> None:
+    def __init__(self, config: DrafterConfig, layer_id: int, rotary: nn.Module, quant_config: Any, prefix: str) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.self_attn = DrafterAttention(config, layer_id, rotary, quant_config, f"{prefix}.self_attn")
@@ -92,10 +90,7 @@ class DFlashDraftModel(nn.Module):
             rope_scaling=None if parsed.rope_scaling is None else dict(parsed.rope_scaling),
         )
         base = f"{prefix}." if prefix else ""
-        layers = [
-            DrafterLayer(parsed, i, rotary, quant_config, f"{base}layers.{i}")
-            for i in range(parsed.num_layers)
-        ]
+        layers = [DrafterLayer(parsed, i, rotary, quant_config, f"{base}layers.{i}") for i in range(parsed.num_layers)]
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(parsed.hidden_size, eps=parsed.rms_norm_eps)
         self.fc = ReplicatedLinear(
