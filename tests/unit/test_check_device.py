@@ -14,6 +14,7 @@ from sglang_dflash.check.model_files import ModelFiles, TensorHeader
 from sglang_dflash.check.options import parse as parse_options
 from sglang_dflash.check.text import check_dtypes, check_text, served_dtype
 from sglang_dflash.config import DrafterConfig
+from tests.broken_pairs import write_tensors
 from tests.unit.drafters import drafter, target
 
 HOPPER = Device("NVIDIA H200", 141 << 30, (9, 0))
@@ -97,13 +98,14 @@ class TestFiles:
         (tmp_path / "models--z-lab--tiny" / "refs").mkdir()
         (tmp_path / "models--z-lab--tiny" / "refs" / "main").write_text(snapshot.name)
         (snapshot / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+        write_tensors(snapshot, {"a": (2, 3)})
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
         files = ModelFiles("z-lab/tiny")
         assert not files.is_local
         assert files.config == {"model_type": "qwen3"}
         assert files.path("tokenizer.json") is None
-        assert files.tensors() is None
+        assert files.tensors() == {"a": TensorHeader("F32", (2, 3))}
 
 
 def text_findings(tmp_path: Path, tokenizer: Any = None, template: str = "", own: Any = None) -> dict[str, Finding]:
