@@ -79,14 +79,12 @@ def bench(
 
 def _measure(settings: Settings) -> bool:
     """Run the session and print its tables; -> whether it was interrupted."""
-    from rich.console import Console
-
     from sglang_dflash.bench import results
     from sglang_dflash.bench.session import Session
     from sglang_dflash.bench.summary import Summary
-    from sglang_dflash.bench.tables import all_tables
+    from sglang_dflash.bench.tables import all_tables, wide_console
 
-    console = Console(soft_wrap=True)
+    console = wide_console()
     interrupted = False
     try:
         Session(settings, console).run()
@@ -126,9 +124,8 @@ def trace(
 ) -> None:
     """Record accept lengths and times of every step, and print what a step costs by width and concurrency."""
     with _user_errors():
-        from rich.console import Console
-
         from sglang_dflash.bench.configure import configure
+        from sglang_dflash.bench.tables import wide_console
         from sglang_dflash.bench.trace import COSTS, TRACES, cost_table, record
 
         settings = configure(
@@ -136,7 +133,7 @@ def trace(
             concurrency=concurrency, num_prompts=num_prompts, max_tokens=max_tokens, base_url=base_url,
             server_args=server_args, builtin_shims=builtin_shims, data_dir=data_dir, out=out,
         )  # fmt: skip
-        console = Console(soft_wrap=True)
+        console = wide_console()
         cost_table(record(settings, console)).print(console)
         console.print(f"traces: {out / TRACES}; costs: {out / COSTS}")
 
@@ -158,17 +155,16 @@ def profile(
 ) -> None:
     """Write a torch profiler trace of some steps, and print the time spent in each stage of our worker."""
     with _user_errors():
-        from rich.console import Console
-
         from sglang_dflash.bench.configure import configure
         from sglang_dflash.bench.profile import record, stage_table
+        from sglang_dflash.bench.tables import wide_console
 
         settings = configure(
             pair=pair, target=target, draft=draft, drafter=drafter, modes=mode, tasks=task,
             concurrency=str(concurrency), num_prompts=8, max_tokens=max_tokens, base_url=base_url,
             server_args=server_args, out=out,
         )  # fmt: skip
-        console = Console(soft_wrap=True)
+        console = wide_console()
         path = record(settings, steps, console)
         stage_table(path).print(console)
         console.print(f"trace: {path}; open it in ui.perfetto.dev")

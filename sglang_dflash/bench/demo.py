@@ -127,7 +127,7 @@ def _print_turn(console: Console, question: str, answer: str) -> None:
 
 
 def main() -> None:
-    console = Console(soft_wrap=True)
+    console = tables.wide_console()
     with tempfile.TemporaryDirectory(prefix="sglang-dflash-demo-") as folder:
         try:
             asyncio.run(demo(console, Path(folder)))

@@ -38,6 +38,12 @@ class Table:
         console.print(table)
 
 
+def wide_console() -> Console:
+    """The terminal; a file or pipe gets lines long enough for every table."""
+    console = Console(soft_wrap=True)
+    return console if console.is_terminal else Console(soft_wrap=True, width=180)
+
+
 def all_tables(summary: Summary) -> list[Table]:
     """Every table of a benchmark; those of speculation only where an arm speculates."""
     speculated = [mode for mode in summary.modes if mode != AR]
