@@ -53,15 +53,21 @@ def test_counts_are_the_servers_own(server: Server, tmp_path: Path):
     for request in measured.requests:
         assert sum(request.accepted_drafts) == request.verify_steps > 0
         assert len(request.output_ids) == request.completion_tokens
-    # The worker counts the same blocks as the requests do.
-    lengths: Counter[str] = Counter()
+    # The worker counts the same blocks, and one more where the overlap scheduler launched a request's next step before
+    # it saw that the request had finished.
+    of_requests = Counter(
+        {
+            length: count
+            for length, count in enumerate(metrics.accepted_histogram(measured.requests).tolist(), 1)
+            if count
+        }
+    )
+    of_worker: Counter[int] = Counter()
     for run in measured.runs:
         assert run.worker is not None
-        lengths.update(run.worker["blocks_by_accept_length"])
-    histogram = metrics.accepted_histogram(measured.requests)
-    assert {int(n): count for n, count in lengths.items() if count} == {
-        k + 1: count for k, count in enumerate(histogram) if count
-    }
+        of_worker.update({int(n): int(count) for n, count in run.worker["blocks_by_accept_length"].items()})
+    assert of_requests <= of_worker
+    assert (of_worker - of_requests).total() <= len(measured.requests)
     assert metrics.mean_width(measured.runs) == 8
 
 
