@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import transformers
 
+from sglang_dflash.pairs import target_path
+
 VOCAB_SIZE = 512
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -118,6 +120,13 @@ def assert_greedy(model: transformers.PreTrainedModel, prompt: list[int], output
         )
 
 
+def processor() -> transformers.ProcessorMixin:
+    """What SGLang loads for a multimodal architecture whether or not an image ever comes."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(target_path("tiny-hybrid"))
+    image, video = transformers.Qwen2VLImageProcessor(), transformers.Qwen3VLVideoProcessor()
+    return transformers.Qwen3VLProcessor(image, tokenizer, video)
+
+
 class Checkpoints:
     """Builds each model once, saves it under ``folder`` and keeps it as the reference."""
 
@@ -129,6 +138,8 @@ class Checkpoints:
         if name not in self._models:
             self._models[name] = build(name)
             self._models[name].save_pretrained(self.path(name))
+            if name == "qwen3_5_vision":
+                processor().save_pretrained(self.path(name))
         return self._models[name]
 
     def path(self, name: str) -> Path:
