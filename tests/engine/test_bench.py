@@ -55,13 +55,8 @@ def test_counts_are_the_servers_own(server: Server, tmp_path: Path):
         assert len(request.output_ids) == request.completion_tokens
     # The worker counts the same blocks, and one more where the overlap scheduler launched a request's next step before
     # it saw that the request had finished.
-    of_requests = Counter(
-        {
-            length: count
-            for length, count in enumerate(metrics.accepted_histogram(measured.requests).tolist(), 1)
-            if count
-        }
-    )
+    histogram = metrics.accepted_histogram(measured.requests).tolist()
+    of_requests = Counter({length: count for length, count in enumerate(histogram, 1) if count})
     of_worker: Counter[int] = Counter()
     for run in measured.runs:
         assert run.worker is not None
