@@ -73,8 +73,11 @@ def _no_graphs(server_args: Any, cfg: Any) -> Any:
 
 
 def _defaults(cfg: Any, model_config: Any) -> dict[str, Any]:
-    """Sizes nobody set: requests that may run, KV tokens, recurrent states."""
-    defaults: dict[str, Any] = {}
+    """Sizes nobody set (requests that may run, KV tokens, recurrent states), and a scheduler that sleeps.
+
+    An idle scheduler polls its sockets without a pause; on a CPU that takes a core from whoever works.
+    """
+    defaults: dict[str, Any] = {"sleep_on_idle": True}
     if cfg.max_running_requests is None:
         defaults["max_running_requests"] = MAX_RUNNING_REQUESTS
     sizes = model_bytes(model_config.hf_text_config.to_dict(), dtype_bytes=model_config.dtype.itemsize)
