@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from statistics import median
 from tempfile import TemporaryDirectory
 
@@ -25,6 +26,8 @@ from sglang_dflash.bench.server import running
 from sglang_dflash.bench.session import Session
 from sglang_dflash.bench.settings import Settings, find_pair
 from sglang_dflash.bench.summary import Summary
+
+SEED = 1  # of bench_serving
 
 
 def main(
@@ -68,15 +71,22 @@ async def compare(
 
 
 async def export_prompts(out: Path, url: str) -> Path:
-    """The prompts that were sent, as text in the shape that `--dataset-name custom` reads."""
+    """The prompts that were sent, as text in the shape that `--dataset-name custom` reads.
+
+    That dataset is shuffled with the run's seed. The lines are written so that the shuffle puts them into our order:
+    with many users, which requests are left at the end decides how well the last seconds are used.
+    """
     dataset = out / "prompts_for_bench_serving.jsonl"
-    lines = (out / prompt_book.FILE_NAME).read_text().splitlines()
+    asked = [json.loads(line)["input_ids"] for line in (out / prompt_book.FILE_NAME).read_text().splitlines()]
+    order = list(range(len(asked)))
+    Random(SEED).shuffle(order)
+    lines = [""] * len(asked)
     async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
-        with dataset.open("w") as file:
-            for line in lines:
-                body = {"tokens": json.loads(line)["input_ids"], "skip_special_tokens": False}
-                text = (await http.post("/v1/detokenize", json=body)).json()["text"]
-                file.write(json.dumps({"conversations": [{"content": text}, {"content": "an answer"}]}) + "\n")
+        for input_ids, position in zip(asked, order, strict=True):
+            body = {"tokens": input_ids, "skip_special_tokens": False}
+            text = (await http.post("/v1/detokenize", json=body)).json()["text"]
+            lines[position] = json.dumps({"conversations": [{"content": text}, {"content": "an answer"}]}) + "\n"
+    dataset.write_text("".join(lines))
     return dataset
 
 
@@ -90,10 +100,11 @@ def bench_serving(url: str, dataset: Path, tokenizer: str, settings: Settings) -
             "--dataset-name", "custom", "--dataset-path", str(dataset), "--tokenizer", tokenizer,
             "--sharegpt-output-len", str(settings.sampling.max_tokens), "--disable-ignore-eos",
             "--num-prompts", str(settings.num_prompts), "--max-concurrency", str(settings.concurrencies[0]),
-            "--flush-cache", "--disable-tqdm", "--output-file", str(output),
+            "--flush-cache", "--disable-tqdm", "--seed", str(SEED), "--output-file", str(output),
         ],
         check=True,
         stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )  # fmt: skip
     row: dict[str, float] = json.loads(output.read_text().splitlines()[-1])
     return row

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import httpx
@@ -19,6 +20,7 @@ from sglang_dflash.errors import DFlashError
 
 _EVENT = b"data: "
 _DONE = b"[DONE]"
+_ERROR = b'{"error"'
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,28 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Generation:
-    """A finished stream: times in seconds since sending, and the server's last event."""
+    """A finished stream: times in seconds since sending, and the server's last event, parsed when it is asked for."""
 
     ttft_s: float
     latency_s: float
-    text: str
-    output_ids: list[int]
-    meta: dict[str, Any]
+    payload: bytes
+
+    @cached_property
+    def _event(self) -> dict[str, Any]:
+        event: dict[str, Any] = json.loads(self.payload)
+        return event
+
+    @property
+    def text(self) -> str:
+        return str(self._event["text"])
+
+    @property
+    def output_ids(self) -> list[int]:
+        return list(self._event["output_ids"])
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        return dict(self._event["meta_info"])
 
 
 class Client:
@@ -82,10 +99,9 @@ class Client:
         async for arrived, payload in self.events(input_ids, sampling):
             first = first or arrived
             end, last = arrived, payload
-        event = json.loads(last)
-        if "error" in event:
-            raise _unhealthy(f"POST {self.base_url}/generate was given up: {event['error']}")
-        return Generation(first - start, end - start, event["text"], event["output_ids"], event["meta_info"])
+        if last.startswith(_ERROR):
+            raise _unhealthy(f"POST {self.base_url}/generate was given up: {last.decode()}")
+        return Generation(first - start, end - start, last)
 
     async def events(self, input_ids: list[int], sampling: Sampling) -> AsyncIterator[tuple[float, bytes]]:
         """The stream's events, unparsed, each with the time it arrived.

@@ -59,7 +59,7 @@ async def measure(
         server_accept_length=after.get("avg_spec_accept_length"),
         worker=_counted(before.get(WORKER_KEY), after.get(WORKER_KEY)),
     )
-    return Measured(run, loop.records)
+    return Measured(run, loop.records())
 
 
 async def _internal_state(client: Client) -> dict[str, Any]:
@@ -78,6 +78,17 @@ def _counted(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dic
     }
 
 
+@dataclass(frozen=True)
+class _Answered:
+    """A turn as it was measured; turned into a record after the run, when nobody waits for the client any more."""
+
+    question: str
+    turn: int
+    input_ids: list[int]
+    sent_s: float
+    generation: Generation
+
+
 class _ClosedLoop:
     """Users who send their next question as soon as the last is answered."""
 
@@ -87,7 +98,7 @@ class _ClosedLoop:
         self._client, self._key, self._book, self._sampling = client, key, book, sampling
         self._on_answer = on_answer
         self._start = 0.0
-        self.records: list[RequestRecord] = []
+        self._answered: list[_Answered] = []
 
     async def run(self, questions: list[Question]) -> float:
         """-> seconds from the first request sent to the last token received."""
@@ -99,32 +110,34 @@ class _ClosedLoop:
                 await self._converse(question)
 
         await asyncio.gather(*(user() for _ in range(self._key.concurrency)))
-        return max(r.start_s + r.latency_s for r in self.records)
+        return max(turn.sent_s + turn.generation.latency_s for turn in self._answered)
+
+    def records(self) -> list[RequestRecord]:
+        return [_record(self._key, turn) for turn in self._answered]
 
     async def _converse(self, question: Question) -> None:
         answers: list[str] = []
         for turn in range(1 + len(question.follow_ups)):
             input_ids = await self._book.input_ids(self._client, self._key.task, question, answers)
-            sent = time.perf_counter() - self._start
+            sent_s = time.perf_counter() - self._start
             generation = await self._client.generate(input_ids, self._sampling)
-            self.records.append(_record(self._key, question.id, turn, input_ids, sent, generation))
-            answers.append(generation.text)
+            self._answered.append(_Answered(question.id, turn, input_ids, sent_s, generation))
             self._on_answer()
+            if turn < len(question.follow_ups):
+                answers.append(generation.text)
 
 
-def _record(
-    key: RunKey, question: str, turn: int, input_ids: list[int], sent: float, generation: Generation
-) -> RequestRecord:
-    meta: dict[str, Any] = generation.meta
+def _record(key: RunKey, turn: _Answered) -> RequestRecord:
+    generation, meta = turn.generation, turn.generation.meta
     return RequestRecord(
         run=key,
-        question=question,
-        turn=turn,
-        prompt_sha256=digest(input_ids),
+        question=turn.question,
+        turn=turn.turn,
+        prompt_sha256=digest(turn.input_ids),
         prompt_tokens=meta["prompt_tokens"],
         cached_tokens=meta["cached_tokens"],
         completion_tokens=meta["completion_tokens"],
-        start_s=sent,
+        start_s=turn.sent_s,
         ttft_s=generation.ttft_s,
         latency_s=generation.latency_s,
         finish_reason=meta["finish_reason"]["type"],

@@ -110,7 +110,7 @@ def _refuse_other_settings(settings: Settings, before: results.Results) -> None:
 def _progress(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TimeRemainingColumn(), console=console, transient=True,
+        TimeRemainingColumn(), console=console, transient=True, refresh_per_second=2,
     )  # fmt: skip
 
 
