@@ -87,8 +87,8 @@ def worker_info(server: Server) -> dict[str, Any]:
 
 def generate(server: Server, prompt: Sequence[int], max_new_tokens: int = 64, **body: Any) -> Answer:
     """One greedy generation (``sampling_params`` of ``body`` win)."""
-    sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, **body.pop("sampling_params", {})}
-    response = server.post("/generate", {"input_ids": list(prompt), "sampling_params": sampling, **body})
+    sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, **body.get("sampling_params", {})}
+    response = server.post("/generate", {**body, "input_ids": list(prompt), "sampling_params": sampling})
     assert response.status_code == 200, response.text
     answer = response.json()
     return Answer(answer["output_ids"], answer["meta_info"])
@@ -99,7 +99,7 @@ def generate_all(
 ) -> list[Answer]:
     """Every prompt once, ``concurrency`` at a time."""
     with ThreadPoolExecutor(concurrency) as pool:
-        return list(pool.map(lambda prompt: generate(server, prompt, max_new_tokens, **dict(body)), inputs))
+        return list(pool.map(lambda prompt: generate(server, prompt, max_new_tokens, **body), inputs))
 
 
 def flush(server: Server) -> None:
