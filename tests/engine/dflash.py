@@ -32,10 +32,10 @@ class Answer:
 
 
 @cache
-def corpus(pair: str, number: int, seed: int = 0) -> list[list[int]]:
-    """Token ids of ``number`` held-out conversations, all tasks in turn, short and long."""
+def corpus(pair: str, number: int, seed: int = 0, shape: str | None = None) -> list[list[int]]:
+    """Token ids of ``number`` held-out conversations, all tasks in turn; short and long unless ``shape`` says."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(target_path(pair))
-    per_task = [prompts(task, n=-(-number // len(TASKS)), seed=seed) for task in TASKS]
+    per_task = [prompts(task, n=-(-number // len(TASKS)), seed=seed, shape=shape) for task in TASKS]
     chosen = itertools.islice(itertools.chain.from_iterable(zip(*per_task, strict=True)), number)
     return [
         tokenizer.apply_chat_template(list(prompt.messages), add_generation_prompt=True, return_dict=False)

@@ -33,8 +33,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         assert_nothing_leaked(server)
 
 
+def short(number: int, seed: int = 0) -> list[list[int]]:
+    return corpus(PAIR, number, seed, shape="single")
+
+
 def reference(server: Server) -> tuple[list[int], Answer]:
-    (prompt,) = corpus(PAIR, 1, seed=5)
+    (prompt,) = short(1, seed=5)
     return prompt, generate(server, prompt, 64, sampling_params={"ignore_eos": True})
 
 
@@ -69,10 +73,10 @@ def test_a_stop_token_ends_inside_a_block(server: Server) -> None:
 
 def test_the_context_limit_ends_inside_a_block(server: Server) -> None:
     """The last block reaches past the context; its far positions must touch nobody's slots."""
-    (seed,) = corpus(PAIR, 1, seed=6)
+    (seed,) = short(1, seed=6)
     prompts = [(seed * 20)[: CONTEXT - room] for room in (8, 9, 12, 17)]
     endless = {"sampling_params": {"ignore_eos": True}}
-    together = generate_all(server, [*prompts, *corpus(PAIR, 4)], 8, 400, **endless)
+    together = generate_all(server, [*prompts, *short(4)], 8, 400, **endless)
     flush(server)
     for prompt, answer in zip(prompts, together, strict=False):
         assert answer.meta["finish_reason"]["type"] == "length"
@@ -82,7 +86,7 @@ def test_the_context_limit_ends_inside_a_block(server: Server) -> None:
 
 def test_an_abandoned_request_gives_its_slots_back(server: Server) -> None:
     """Cut off while waiting, in prefill and in decode: whatever phase the scheduler happens to be in."""
-    prompts = corpus(PAIR, 12, seed=7)
+    prompts = short(12, seed=7)
     before = generate_all(server, prompts[:4], 4)
 
     def abandon(prompt: list[int], seconds: float) -> None:
@@ -100,7 +104,7 @@ def test_an_abandoned_request_gives_its_slots_back(server: Server) -> None:
 
 
 def test_abort_all_and_go_on(server: Server) -> None:
-    prompts = corpus(PAIR, 8, seed=8)
+    prompts = short(8, seed=8)
     body = {"max_new_tokens": 400, "ignore_eos": True}
     with ThreadPoolExecutor(8) as pool:
         running = [pool.submit(generate, server, p, 400, sampling_params=body) for p in prompts]
@@ -113,7 +117,7 @@ def test_abort_all_and_go_on(server: Server) -> None:
 
 def test_requests_join_and_leave_a_running_batch(server: Server) -> None:
     """Mixed lengths at staggered times, so that batches filter and merge at every step; alone they answer the same."""
-    prompts = corpus(PAIR, 16, seed=9)
+    prompts = short(16, seed=9)
     limits = [3 + 7 * i % 60 for i in range(16)]
     barrier = threading.Barrier(16)
 
@@ -131,7 +135,7 @@ def test_requests_join_and_leave_a_running_batch(server: Server) -> None:
 
 def test_counters_reach_server_info_and_prometheus(server: Server) -> None:
     before = worker_info(server)
-    answer = generate(server, corpus(PAIR, 1, seed=10)[0], 48, sampling_params={"ignore_eos": True})
+    answer = generate(server, short(1, seed=10)[0], 48, sampling_params={"ignore_eos": True})
     after = worker_info(server)
     steps = after["steps_by_width"]["16"] - before["steps_by_width"].get("16", 0)
     # With overlap one more step may have been launched before the host saw the request's end.
