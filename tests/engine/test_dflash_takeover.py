@@ -42,6 +42,7 @@ def test_banner_and_server_info_name_the_worker(tmp_path: Path) -> None:
         assert set(info["layers"]) == {"full_attention"}
 
 
+@pytest.mark.slow
 def test_plain_decoding_is_left_alone(tmp_path: Path) -> None:
     with plain_server(PAIR, tmp_path) as server:
         assert "sglang_dflash" not in server.get("/server_info").json()["internal_states"][0]
@@ -70,10 +71,3 @@ def test_misfitting_tensors_are_named(tmp_path: Path) -> None:
     assert "missing: fc.weight, layers.0.self_attn.q_norm.weight" in output
     assert "unexpected: extra.weight" in output
     assert "mis-shaped: fc.weight" in output
-
-
-@pytest.mark.parametrize(("key", "value"), [("mask_token_id", "<mask>"), ("target_layer_ids", [0, 99])])
-def test_an_unusable_configuration_is_refused(tmp_path: Path, key: str, value: object) -> None:
-    config = json.loads((drafter_path(PAIR) / "config.json").read_text())
-    copy = changed_drafter(tmp_path, dflash_config={**config["dflash_config"], key: value})
-    assert key in start(copy)
