@@ -27,7 +27,10 @@ def findings(summary: Summary) -> list[Finding]:
     load = max(row.load for row in summary.rows)
     if load > BUSY * cores:
         found.append(
-            Finding(False, f"the machine was busy: load average up to {load:.1f} on {cores} cores before a run")
+            Finding(
+                False,
+                f"the machine was busy: load average up to {load:.1f} before a run; this process had {cores} of its cores",
+            )
         )
     return sorted(found, key=lambda finding: not finding.serious)
 

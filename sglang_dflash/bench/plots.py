@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from sglang_dflash.bench import metrics
 from sglang_dflash.bench.modes import AR
@@ -35,11 +35,12 @@ _STYLE: Any = {
 def all_plots(summary: Summary) -> Iterator[tuple[str, str, Figure]]:
     """File name, caption and figure; those of speculation only where an arm speculates."""
     speculated = [mode for mode in summary.modes if mode != AR]
+    card = "; ◇: the card's" if card_of(summary) else ""
     plots: list[tuple[str, str, Callable[[Summary, list[str]], Figure]]] = []
     if AR in summary.modes and speculated:
-        plots.append(("speed_up", "Speed-up over plain decoding; bars: 95 % interval; ◇: the card's", speed_up))
+        plots.append(("speed_up", f"Speed-up over plain decoding; bars: 95 % interval{card}", speed_up))
     if speculated:
-        plots.append(("accept_length", "Accept length, mean over turns; ◇: the card's", accept_length))
+        plots.append(("accept_length", f"Accept length, mean over turns{card}", accept_length))
         plots.append(("accept_histogram", "Tokens per verify step, accepted drafts + bonus", accept_histogram))
     plots.append(("latency", "Share of requests answered within a time, by concurrency", latency))
     plots.append(("throughput_over_time", "Throughput of every run, in the order measured", throughput_over_time))
@@ -127,6 +128,7 @@ def throughput_over_time(summary: Summary, _: list[str]) -> Figure:
     axes.set_xlabel("run")
     axes.set_ylabel("output tok/s")
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.legend(fontsize=7, ncols=2, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -146,7 +148,8 @@ def width_over_time(summary: Summary, modes: list[str]) -> Figure:
     axes.set_xlabel("run")
     axes.set_ylabel("tokens per block")
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8)
+    axes.margins(y=0.1)
+    axes.legend(fontsize=8, loc="lower right")
     return figure
 
 
