@@ -32,7 +32,7 @@ def register() -> None:
 
 def _register_hooks() -> None:
     from sglang_dflash import flags, takeover
-    from sglang_dflash.check.server import after_model_paths
+    from sglang_dflash.check.server import after_model_paths, before_speculation
     from sglang_dflash.cpu import install, is_active
     from sglang_dflash.drafter_context import extend_drafter_context
     from sglang_dflash.upstream import HookRegistry, HookType, register_resolution_hook
@@ -53,6 +53,7 @@ def _register_hooks() -> None:
     for target, function, how in hooks:
         HookRegistry.register(target, function, how)
     register_resolution_hook("handle_model_source_paths")(after_model_paths)
+    register_resolution_hook("handle_speculative_decoding")(before_speculation)
     # Only a process that constructs an Engine has the module loaded by now; others need no keywords.
     if engine := sys.modules.get("sglang.srt.entrypoints.engine"):
         flags.accept_old_keywords(engine.Engine)

@@ -29,15 +29,24 @@ def choose_worker(original: Callable[..., type], algorithm: Any, server_args: An
         logger.warning("%s=builtin: DFLASH is served by SGLang's own worker, not by sglang-dflash", SWITCH)
         return original(algorithm, server_args)
     if reason := reason_for_builtin(server_args):
-        if on_our_cpu_platform():
-            raise DFlashError(
-                f"{reason}, on the CPU platform",
-                expected="a plain DFlash drafter without this option",
-                remedy="serve this pair on a GPU, where SGLang's own worker takes it",
-            )
+        refuse_on_cpu(reason)
         logger.warning("sglang-dflash leaves DFLASH to SGLang's own worker: %s", reason)
         return original(algorithm, server_args)
     return our_worker()
+
+
+def refuse_on_cpu(reason: str) -> None:
+    """On the CPU platform nobody else can serve what our worker leaves to SGLang's.
+
+    Raises:
+        DFlashError: this process serves on the CPU platform.
+    """
+    if on_our_cpu_platform():
+        raise DFlashError(
+            f"{reason}, on the CPU platform",
+            expected="a plain DFlash drafter without this option",
+            remedy="serve this pair on a GPU, where SGLang's own worker takes it",
+        )
 
 
 def builtin_requested() -> bool:

@@ -24,7 +24,7 @@ from sglang_dflash.config import DrafterConfig, foreign_kind
 from sglang_dflash.cpu import is_active as on_our_cpu_platform
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.flags import explain_environment
-from sglang_dflash.takeover import builtin_requested
+from sglang_dflash.takeover import builtin_requested, reason_for_builtin, refuse_on_cpu
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,25 @@ def after_model_paths(server_args: Any, previous: Callable[[Any], None]) -> None
     """Resolution hook around ``handle_model_source_paths``, the first step that knows both model paths."""
     previous(server_args)
     check_before_weights(server_args)
+
+
+def before_speculation(server_args: Any, previous: Callable[[Any], None]) -> None:
+    """Resolution hook around ``handle_speculative_decoding``, where device and parallelism are known."""
+    refuse_unserved(server_args)
+    previous(server_args)
+
+
+def refuse_unserved(server_args: Any) -> None:
+    """Refuse on the CPU platform, before any weight, what only SGLang's own worker serves.
+
+    Raises:
+        DFlashError: naming the feature.
+    """
+    from sglang_dflash.upstream import resolving_view
+
+    asked = str(resolving_view(server_args).speculative_algorithm).upper() == "DFLASH"
+    if asked and not builtin_requested() and (reason := reason_for_builtin(server_args)):
+        refuse_on_cpu(reason)
 
 
 def check_before_weights(server_args: Any) -> None:

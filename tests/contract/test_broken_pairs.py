@@ -31,6 +31,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     commands["no drafter"] = ["--model-path", str(folder / "0" / "target"), *NO_DRAFTER[2:]]
     contradiction = ["--mamba-scheduler-strategy", "extra_buffer", "--mamba-radix-cache-strategy", "no_buffer"]
     commands["contradiction"] = [*commands["fits"], *contradiction]
+    commands["lossy"] = [*commands["fits"], "--speculative-accept-threshold-single", "0.5"]
     done = subprocess.run(
         [sys.executable, str(SCRIPT)],
         input=json.dumps(list(commands.values())),
@@ -60,6 +61,11 @@ def test_a_broken_pair_is_refused(broken: Broken, refusals: dict[str, str | None
 
 def test_a_missing_drafter_is_refused(refusals: dict[str, str | None]) -> None:
     assert "without --speculative-draft-model-path" in str(refusals["no drafter"])
+
+
+def test_what_only_sglangs_worker_serves_is_refused_on_a_cpu(refusals: dict[str, str | None]) -> None:
+    assert "not lossless" in str(refusals["lossy"])
+    assert "on the CPU platform" in str(refusals["lossy"])
 
 
 def test_an_old_and_a_new_flag_that_contradict_are_a_usage_error(refusals: dict[str, str | None]) -> None:

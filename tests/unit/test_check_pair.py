@@ -23,9 +23,7 @@ def findings(
 
 
 def test_a_pair_that_fits_has_only_ok_findings() -> None:
-    assert {finding.level for finding in findings(block_size=8, tp_size=2, draft_window=64).values()} == {
-        "ok"
-    }
+    assert {finding.level for finding in findings(block_size=8, tp_size=2, draft_window=64).values()} == {"ok"}
 
 
 def test_a_multimodal_target_is_read_through_its_text_config() -> None:
