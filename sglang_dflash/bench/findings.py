@@ -29,7 +29,7 @@ def findings(summary: Summary) -> list[Finding]:
         found.append(
             Finding(
                 False,
-                f"the machine was busy: load average up to {load:.1f} before a run; this process had {cores} of its cores",
+        busy = f"the machine was busy: load average up to {load:.1f} before a run, on {cores} CPU core(s)"
             )
         )
     return sorted(found, key=lambda finding: not finding.serious)
