@@ -26,12 +26,8 @@ def findings(summary: Summary) -> list[Finding]:
     cores = summary.results.provenance[-1]["hardware"]["cores"]
     load = max(row.load for row in summary.rows)
     if load > BUSY * cores:
-        found.append(
-            Finding(
-                False,
         busy = f"the machine was busy: load average up to {load:.1f} before a run, on {cores} CPU core(s)"
-            )
-        )
+        found.append(Finding(False, busy))
     return sorted(found, key=lambda finding: not finding.serious)
 
 
