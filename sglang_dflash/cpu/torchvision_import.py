@@ -57,8 +57,10 @@ def _declare_operators(package: Path) -> None:
 
 
 def install() -> None:
-    """Arm the import hook; does nothing once torchvision is imported or the hook is armed."""
-    if "torchvision" in sys.modules or any(isinstance(finder, _BeforeTorchvision) for finder in sys.meta_path):
+    """Arm the import hook; does nothing once torchvision is imported, the hook armed or the operators declared."""
+    # A mere look for torchvision (``find_spec``) declares the operators without importing it.
+    armed = any(isinstance(finder, _BeforeTorchvision) for finder in sys.meta_path)
+    if armed or _library is not None or "torchvision" in sys.modules:
         return
     sys.meta_path.insert(0, _BeforeTorchvision())
 
