@@ -110,6 +110,7 @@ def train_drafter(
     mask_token_id: Annotated[
         int | None, typer.Option(help="An unused id, where the tokenizer has no mask token.")
     ] = None,
+    start: Annotated[Path | None, typer.Option(help="A trained drafter of the same widths to start from.")] = None,
     seed: int = 0,
     device: str = "cpu",
     steps: int | None = None,
@@ -122,7 +123,7 @@ def train_drafter(
 
     torch.set_num_threads(threads)
     given = [(json.loads(line), False) for line in chats.read_text().splitlines() if line.strip()] if chats else None
-    train_drafter_kind(kind, target, out, work, seed, device, steps, given, mask_token_id)
+    train_drafter_kind(kind, target, out, work, seed, device, steps, given, mask_token_id, start)
 
 
 @app.command()
