@@ -19,7 +19,6 @@ COPYING = {
     "chat": 0.22,
     "drill": 0.28,
 }  # what is learned last: to copy a question's words
-ARITHMETIC = {"math": 0.60, "code": 0.12, "json": 0.14, "chat": 0.14}
 THINKING_SHARE = 0.12
 PROMPT_WEIGHT = 0.1  # questions carry few learnable bits, but some: names and numbers are copied from them
 IGNORE = 0.0
