@@ -37,7 +37,7 @@ class Stage:
 # rate bring it sooner than a longer first stage would.
 STAGES = {
     "tiny-hybrid": (Stage(1600, 4096, BALANCED), Stage(2000, 2048, COPYING)),
-    "tiny-dense": (Stage(1800, 2048, COPYING)),
+    "tiny-dense": (Stage(1800, 2048, COPYING),),
     "tiny-moe": (Stage(550, 2048, COPYING),),
 }
 # Sparse upcycling (Komatsuzaki et al., 2023): everything but the experts starts from a trained dense target.
