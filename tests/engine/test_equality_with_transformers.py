@@ -101,3 +101,9 @@ def test_pages_of_16_tokens(name: str, checkpoints: Checkpoints, tmp_path: Path)
 def test_two_tensor_parallel_ranks(name: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     with serve(checkpoints, name, tmp_path, "--tp-size", "2", *CHUNKED) as server:
         assert_equal_one_by_one_and_together(checkpoints, name, server)
+
+
+@pytest.mark.slow
+def test_text_on_a_multimodal_checkpoint(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    with serve(checkpoints, "qwen3_5_vision", tmp_path, *CHUNKED) as server:
+        assert_equal_one_by_one_and_together(checkpoints, "qwen3_5_vision", server)
