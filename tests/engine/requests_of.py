@@ -1,0 +1,61 @@
+"""What the request tests share: servers with a tokenizer and every request feature on, and their answers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+from dflash import TRACKED, draft_arguments
+from serving import Server, running
+
+from sglang_dflash.pairs import target_path
+
+PAIR = "tiny-hybrid"
+FEATURES = (
+    *("--dtype", "float32", "--max-running-requests", "16", *TRACKED),
+    *("--enable-custom-logit-processor", "--enable-return-hidden-states"),
+    "--constrained-json-disable-any-whitespace",  # a schema answer then has an end
+)
+# Every device-to-host wait inside a step raises.
+STRICT = {"SGLANG_DFLASH_FORBID_SYNC": "1"}
+
+Params = dict[str, Any]
+
+
+@contextlib.contextmanager
+def plain_server(folder: Path, *arguments: str) -> Iterator[Server]:
+    with running(folder, "--model-path", str(target_path(PAIR)), *FEATURES, *arguments) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def dflash_server(
+    folder: Path, *arguments: str, drafter: str = "good", block: int = 16, **environment: str
+) -> Iterator[Server]:
+    command = ("--model-path", str(target_path(PAIR)), *FEATURES, *draft_arguments(PAIR, drafter, block), *arguments)
+    with running(folder, *command, **environment) as server:
+        assert server.get("/server_info").json()["internal_states"][0]["sglang_dflash"]["block_size"] == block
+        yield server
+
+
+def answers(
+    server: Server, prompts: Sequence[Sequence[int]], params: Params | Sequence[Params], **body: Any
+) -> list[dict[str, Any]]:
+    """One request holding every prompt; ``params`` for all of them or one for each."""
+    response = raw(server, prompts, params, **body)
+    assert response.status_code == 200, response.text
+    found: list[dict[str, Any]] = response.json()
+    return found
+
+
+def raw(
+    server: Server, prompts: Sequence[Sequence[int]], params: Params | Sequence[Params], **body: Any
+) -> httpx.Response:
+    return server.post("/generate", {"input_ids": [list(p) for p in prompts], "sampling_params": params, **body})
+
+
+def tokens(found: Sequence[dict[str, Any]]) -> list[list[int]]:
+    return [answer["output_ids"] for answer in found]
