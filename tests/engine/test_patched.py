@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from checkpoints import assert_greedy
 from serving import running
-from test_cards import FLOAT32, QUICK, generate, prompts
+from test_cards import FLOAT32, RICHEST, generate, prompts
 from tiny_cards import build
 
 from sglang_dflash.worker.identity import SERVER_INFO_KEY
@@ -20,8 +20,8 @@ def test_the_patched_tree_serves_a_card(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     tree = copy_of_sglang(tmp_path / "tree")
     assert apply(str(tree)).returncode == 0
-    target = build(QUICK, tmp_path)
-    arguments = [*card(QUICK).arguments_for(tmp_path / "target", tmp_path / "drafter"), *FLOAT32]
+    target = build(RICHEST, tmp_path)
+    arguments = [*card(RICHEST).arguments_for(tmp_path / "target", tmp_path / "drafter"), *FLOAT32]
     with running(tmp_path, *arguments, **without_plugins(tree)) as server:
         answers = generate(server)
         state = server.get("/server_info").json()["internal_states"][0]
