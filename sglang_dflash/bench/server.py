@@ -40,10 +40,17 @@ class Launch:
         return shlex.join([*(f"{k}={v}" for k, v in self.env), "python", "-m", "sglang.launch_server", *self.args])
 
 
+def _interrupt(*_: object) -> None:
+    """What Ctrl-C does, also in a background job, whose shell made it ignore SIGINT."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
+
+
 @contextlib.contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
     """Let SIGTERM end this process as Ctrl-C does: a server is in a session of its own and would outlive it."""
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
     finally:

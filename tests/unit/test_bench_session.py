@@ -126,7 +126,15 @@ def test_follow_ups_are_the_same_in_all_arms(tmp_path: Path, monkeypatch: pytest
         assert tokenised["messages"][1]["content"].endswith(" 7 8")
 
 
-def test_ctrl_c_keeps_finished_runs_and_a_second_session_makes_the_rest(tmp_path: Path):
+@pytest.fixture
+def foreground() -> Iterator[None]:
+    """SIGINT as a terminal's program has it: a background job, such as a CI runner's, inherits it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_keeps_finished_runs_and_a_second_session_makes_the_rest(tmp_path: Path, foreground: None):
     with two_arms(tmp_path) as (settings, plain, _):
         seen = iter(range(10**6))
         plain.on_generate = lambda: os.kill(os.getpid(), signal.SIGINT) if next(seen) == 9 else None
