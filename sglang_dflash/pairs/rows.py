@@ -18,7 +18,15 @@ COPYING = {
     "json": 0.27,
     "chat": 0.22,
     "drill": 0.28,
-}  # what is learned last: to copy a question's words
+}  # what is learned late: to copy a question's words
+ARITHMETIC = {
+    "math": 0.36,
+    "code": 0.08,
+    "json": 0.18,
+    "chat": 0.14,
+    "drill": 0.04,
+    "sums": 0.20,
+}  # what is learned last: to carry and to borrow
 THINKING_SHARE = 0.12
 PROMPT_WEIGHT = 0.1  # questions carry few learnable bits, but some: names and numbers are copied from them
 IGNORE = 0.0

@@ -55,7 +55,7 @@ class DrafterRecipe:
 
 RECIPES = {
     "good": DrafterRecipe((FULL, FULL), 600),
-    "weak": DrafterRecipe((FULL,), 130),
+    "weak": DrafterRecipe((FULL,), 220),
     # The sliding ones start from the good one's weights: what a layer has to say changes little, whom it sees does.
     "swa": DrafterRecipe((SLIDING, SLIDING), 600, sliding_window=128, start_from="good"),
     "interleaved": DrafterRecipe((SLIDING, SLIDING, FULL), 600, sliding_window=128, start_from="good"),

@@ -17,7 +17,7 @@ from . import target_path
 from .architectures import build_target
 from .hf import transformers
 from .loop import LogEntry, train
-from .rows import BALANCED, COPYING, ConversationEncoder, training_rows
+from .rows import ARITHMETIC, BALANCED, COPYING, ConversationEncoder, training_rows
 
 # Long rows are slow (attention is quadratic) and hold the same questions; they teach positions and distance.
 ROW_LENGTHS = (256, 512, 2048)
@@ -36,9 +36,9 @@ class Stage:
 # The second stage is a restart: copying the words of a question comes late and in jumps, and small steps at a high
 # rate bring it sooner than a longer first stage would.
 STAGES = {
-    "tiny-hybrid": (Stage(1600, 4096, BALANCED), Stage(2000, 2048, COPYING)),
-    "tiny-dense": (Stage(1800, 2048, COPYING),),
-    "tiny-moe": (Stage(550, 2048, COPYING),),
+    "tiny-hybrid": (Stage(1600, 4096, BALANCED), Stage(2000, 2048, COPYING), Stage(500, 2048, ARITHMETIC)),
+    "tiny-dense": (Stage(1800, 2048, COPYING), Stage(2000, 2048, ARITHMETIC)),
+    "tiny-moe": (Stage(1200, 2048, COPYING), Stage(1200, 2048, ARITHMETIC)),
 }
 # Sparse upcycling (Komatsuzaki et al., 2023): everything but the experts starts from a trained dense target.
 START_FROM = {"tiny-moe": "tiny-hybrid"}

@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang_dflash.errors import DFlashError
 
-from . import chat_task, code_task, drill, json_task, math_task
+from . import chat_task, code_task, drill, json_task, math_task, sums
 from .conversation import SHAPES, draw_conversation
 from .example import Example
 
@@ -20,6 +20,7 @@ _TASK_MODULES: dict[str, ModuleType] = {
     "chat": chat_task,
 }
 TASKS = tuple(_TASK_MODULES)
+_TRAINING_ONLY: dict[str, ModuleType] = {"drill": drill, "sums": sums}
 SPLITS = ("train", "heldout")
 
 
@@ -47,8 +48,8 @@ class Prompt:
 
 
 def draw(task: str, split: str, rng: Random) -> Example:
-    """One question of `task`, or the training-only `drill`, whose parameters belong to `split`."""
-    module = drill if task == "drill" else _TASK_MODULES[task]
+    """One question of `task`, or of the training-only `drill` and `sums`, whose parameters belong to `split`."""
+    module = (_TASK_MODULES | _TRAINING_ONLY)[task]
     while True:
         example: Example = module.draw(rng)
         if example.split == split:
