@@ -27,6 +27,7 @@ ARITHMETIC = {
     "drill": 0.04,
     "sums": 0.20,
 }  # what is learned last: to carry and to borrow
+EVEN = {"math": 0.25, "code": 0.25, "json": 0.25, "chat": 0.25}
 THINKING_SHARE = 0.12
 PROMPT_WEIGHT = 0.1  # questions carry few learnable bits, but some: names and numbers are copied from them
 IGNORE = 0.0

@@ -17,7 +17,7 @@ from . import target_path
 from .architectures import build_target
 from .hf import transformers
 from .loop import LogEntry, train
-from .rows import ARITHMETIC, BALANCED, COPYING, ConversationEncoder, training_rows
+from .rows import ARITHMETIC, BALANCED, COPYING, EVEN, ConversationEncoder, training_rows
 
 # Long rows are slow (attention is quadratic) and hold the same questions; they teach positions and distance.
 ROW_LENGTHS = (256, 512, 2048)
@@ -26,19 +26,26 @@ ROW_LENGTH_SHARES = (0.5, 0.3, 0.2)
 
 @dataclass(frozen=True)
 class Stage:
-    """Optimizer steps with a learning-rate schedule of their own, and the share of each task."""
+    """Optimizer steps with a learning-rate schedule of their own (peak `lr`), and the share of each task."""
 
     steps: int
     tokens_per_step: int
     task_weights: dict[str, float]
+    lr: float = 0.02
 
 
 # The second stage is a restart: copying the words of a question comes late and in jumps, and small steps at a high
-# rate bring it sooner than a longer first stage would.
+# rate bring it sooner than a longer first stage would. The stage of sums unlearns some code; a last one at a low rate,
+# with the tasks in equal parts, brings it back.
 STAGES = {
-    "tiny-hybrid": (Stage(1600, 4096, BALANCED), Stage(2000, 2048, COPYING), Stage(500, 2048, ARITHMETIC)),
+    "tiny-hybrid": (
+        Stage(1600, 4096, BALANCED),
+        Stage(2000, 2048, COPYING),
+        Stage(500, 2048, ARITHMETIC),
+        Stage(450, 2048, EVEN, lr=0.006),
+    ),
     "tiny-dense": (Stage(1800, 2048, COPYING), Stage(2000, 2048, ARITHMETIC)),
-    "tiny-moe": (Stage(1200, 2048, COPYING), Stage(1200, 2048, ARITHMETIC)),
+    "tiny-moe": (Stage(1200, 2048, COPYING), Stage(1200, 2048, ARITHMETIC), Stage(450, 2048, EVEN, lr=0.006)),
 }
 # Sparse upcycling (Komatsuzaki et al., 2023): everything but the experts starts from a trained dense target.
 START_FROM = {"tiny-moe": "tiny-hybrid"}
@@ -90,7 +97,7 @@ def train_target(
             ids, weights = training_rows(encoder, rng, stage.tokens_per_step // length, length, stage.task_weights)
             return next_token_loss(model, ids.to(device), weights.to(device))
 
-        for entry in train(model, loss_of_step, validate, steps or stage.steps, run / f"stage-{number}"):
+        for entry in train(model, loss_of_step, validate, steps or stage.steps, run / f"stage-{number}", stage.lr):
             log.append(replace(entry, step=first + entry.step, minutes=minutes + entry.minutes))
         save_target(model, tokenizer, run / f"stage-{number}" / "target")
     shutil.copytree(run / f"stage-{len(STAGES[name])}" / "target", out, dirs_exist_ok=True)
