@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from openai import AsyncOpenAI
 from rich.console import Console
 from rich.markup import escape
@@ -25,7 +27,7 @@ from sglang_dflash.bench.settings import Settings, find_pair
 from sglang_dflash.bench.summary import Summary
 from sglang_dflash.bench.tasks import pair_tasks
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.pairs import NAMES, target_path
+from sglang_dflash.pairs import NAMES
 from sglang_dflash.pairs.corpus import prompts
 
 PAIR = "tiny-hybrid"
@@ -35,14 +37,14 @@ PROMPTS = 32
 REPEATS = 5
 
 
-async def demo(console: Console, out: Path) -> None:
-    """The whole demonstration; results of the comparison are left in `out`."""
+async def demo(console: Console, settings: Settings) -> None:
+    """The whole demonstration; results of the comparison are left in `settings.out`."""
     for name in NAMES:
-        if name != PAIR and target_path(name).exists():
-            await plain_answer(console, name, out)
+        if name != settings.pair.name:
+            await plain_answer(console, replace(settings, pair=find_pair(name, None, None)))
     # Stage times cost a clock reading per stage on a CPU, and tell where a step's time goes.
     os.environ.setdefault("SGLANG_DFLASH_STAGE_TIMES", "1")
-    settings = comparison(PAIR, out, {})
+    out = settings.out
     launches = {mode.label: settings.launch(mode) for mode in settings.modes}
     for launch in launches.values():
         console.print(f"\n[bold]$[/bold] {escape(launch.describe())}")
@@ -52,8 +54,10 @@ async def demo(console: Console, out: Path) -> None:
     ):
         for task in pair_tasks.TASKS:
             await show_answer(console, task, plain, dflash)
-        console.print(f"\n{REPEATS} alternating runs of {PROMPTS} prompts, {describe_hardware(hardware())}")
-        await Session(comparison(PAIR, out, {AR: plain, DFLASH: dflash}), console).measure()
+        console.print(
+            f"\n{settings.repeats} alternating runs of {settings.num_prompts} prompts, {describe_hardware(hardware())}"
+        )
+        await Session(replace(settings, base_urls={AR: plain, DFLASH: dflash}), console).measure()
     summary = Summary(results.read_finished(out))
     by_task(summary).print(console)
     for table in tables.all_tables(summary):
@@ -72,7 +76,7 @@ def by_task(summary: Summary) -> tables.Table:
     )
 
 
-def comparison(pair: str, out: Path, base_urls: dict[str, str]) -> Settings:
+def comparison(pair: str, out: Path, num_prompts: int, repeats: int) -> Settings:
     """Plain decoding against DFLASH at block 16 on a mixture of the tiny pair's own tasks."""
     found = find_pair(pair, None, None)
     return Settings(
@@ -80,20 +84,19 @@ def comparison(pair: str, out: Path, base_urls: dict[str, str]) -> Settings:
         modes=tuple(parse_modes(f"{AR},{DFLASH}")),
         tasks=(pair_tasks.MIXED,),
         concurrencies=CONCURRENCIES,
-        num_prompts=PROMPTS,
-        repeats=REPEATS,
+        num_prompts=num_prompts,
+        repeats=repeats,
         out=out,
         sampling=Sampling(found.max_tokens, thinking=found.thinking),
-        base_urls=base_urls,
+        base_urls={},
     )
 
 
-async def plain_answer(console: Console, name: str, out: Path) -> None:
+async def plain_answer(console: Console, settings: Settings) -> None:
     """One chat completion of a target without speculation."""
-    settings = comparison(name, out, {})
     launch = settings.launch(settings.modes[0])
     console.print(f"\n[bold]$[/bold] {escape(launch.describe())}")
-    async with running(launch, out / "logs" / f"{name}.log") as url:
+    async with running(launch, settings.out / "logs" / f"{settings.pair.name}.log") as url:
         question = list(prompts("chat", "heldout", 1, shape="single")[0].messages)
         _print_turn(console, question[-1]["content"], await ask(url, question))
 
@@ -126,15 +129,20 @@ def _print_turn(console: Console, question: str, answer: str) -> None:
     console.print(f"[bold]model[/bold] {escape(answer)}")
 
 
-def main() -> None:
+def main(
+    pair: Annotated[str, typer.Option(help=f"The pair to compare on: {', '.join(NAMES)}.")] = PAIR,
+    num_prompts: Annotated[int, typer.Option(help="Prompts of a run.")] = PROMPTS,
+    repeats: Annotated[int, typer.Option(help="Runs of each mode, alternating.")] = REPEATS,
+) -> None:
+    """Three small models answer through stock SGLang, then DFLASH runs beside plain decoding: about five minutes."""
     console = tables.wide_console()
     with tempfile.TemporaryDirectory(prefix="sglang-dflash-demo-") as folder:
         try:
-            asyncio.run(demo(console, Path(folder)))
+            asyncio.run(demo(console, comparison(pair, Path(folder), num_prompts, repeats)))
         except DFlashError as error:
             console.print(escape(str(error)))
-            sys.exit(2)
+            raise typer.Exit(2) from None
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)
