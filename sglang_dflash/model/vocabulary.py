@@ -25,6 +25,8 @@ class TargetVocabulary:
         scale: factor that the target's drafters were trained with on top of the embedding.
         first_id: first token id of this rank's shard of the head.
         num_ids: token ids of this rank's shard, padding and added vocabulary excluded.
+        mask_token_id: token id of the block's positions after the anchor.
+        mask_embedding: what the drafter sees there, [H], in the dtype of the embedding; None for the target's own row.
     """
 
     embedding: Any
@@ -32,9 +34,11 @@ class TargetVocabulary:
     scale: float
     first_id: int
     num_ids: int
+    mask_token_id: int
+    mask_embedding: Tensor | None
 
     @classmethod
-    def of(cls, target: Any) -> TargetVocabulary:
+    def of(cls, target: Any, *, mask_token_id: int, mask_embedding: Tensor | None) -> TargetVocabulary:
         """Borrow from a loaded target model.
 
         Raises:
@@ -55,18 +59,26 @@ class TargetVocabulary:
                 expected="a vocabulary that reaches every rank",
                 remedy="lower --tp-size",
             )
+        embedding = unwrap_lora_layer(target.get_input_embeddings())
+        if mask_embedding is not None:
+            mask_embedding = mask_embedding.to(embedding.weight)
         noise_scale = getattr(target, "get_dflash_noise_embedding_scale", lambda: 1.0)
         return cls(
-            embedding=unwrap_lora_layer(target.get_input_embeddings()),
+            embedding=embedding,
             lm_head=lm_head,
             scale=float(noise_scale()),
             first_id=0 if shard is None else shard.org_vocab_start_index,
             num_ids=num_ids,
+            mask_token_id=mask_token_id,
+            mask_embedding=mask_embedding,
         )
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings [n, H] of int64 [n]."""
         embeds = self.embedding(token_ids)
+        if self.mask_embedding is not None:
+            # Never written into the target's table: a tied LM head would change the target's answers.
+            embeds = torch.where((token_ids == self.mask_token_id)[:, None], self.mask_embedding, embeds)
         return embeds if self.scale == 1.0 else embeds * self.scale
 
     def likeliest(self, hidden: Tensor) -> Tensor:

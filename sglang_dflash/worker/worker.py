@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dflash.model.source import drafter_config
+from sglang_dflash.model.source import drafter_config, mask_embedding
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.upstream import (
     BaseSpecWorker,
@@ -77,7 +77,12 @@ class DFlashWorker(BaseSpecWorker):
                 algo_label="DFLASH",
             ).draft_worker
         runner = self._draft_worker.model_runner
-        runner.model.borrow(TargetVocabulary.of(target_worker.model_runner.model))
+        vocabulary = TargetVocabulary.of(
+            target_worker.model_runner.model,
+            mask_token_id=self.drafter_config.mask_token_id,
+            mask_embedding=mask_embedding(),
+        )
+        runner.model.borrow(vocabulary)
         self._stats, self._clock = StepStats(), stage_clock(target_worker.device)
         self._no_sync = sync_guard(target_worker.device)
         self._metrics = step_metrics(self.width_policy.max_width)
