@@ -29,9 +29,10 @@ arguments=("${EXTRA[@]:1}")
 router=("$PYTHON" -m sglang_router.launch_router --port "$ROUTER_PORT" --policy "$POLICY"
     --worker-urls "http://127.0.0.1:$FIRST_PORT" "http://127.0.0.1:$second_port")
 
-# replica GPUS PORT: one server, by the pair's own script.
+# replica GPUS PORT: one server, by the pair's own script, in place of the (sub)shell, so that a signal reaches it.
 replica() {
-    CUDA_VISIBLE_DEVICES=$1 LISTEN_HOST=127.0.0.1 LISTEN_PORT=$2 PYTHON=$PYTHON "$here/$SCRIPT" ${DRY_RUN:+--dry-run} "${arguments[@]}"
+    exec env CUDA_VISIBLE_DEVICES="$1" LISTEN_HOST=127.0.0.1 LISTEN_PORT="$2" PYTHON="$PYTHON" \
+        "$here/$SCRIPT" ${DRY_RUN:+--dry-run} "${arguments[@]}"
 }
 
 if [[ $DRY_RUN ]]; then
@@ -45,7 +46,9 @@ fi
     echo 'replicas.sh: sglang_router is not installed; pip install sglang-router' >&2
     exit 1
 }
-trap 'kill $(jobs -p) 2>/dev/null' EXIT
+# Whichever of the three ends, or a signal to this script, ends all of them.
+trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT
 replica "$FIRST_GPUS" "$FIRST_PORT" &
 replica "$SECOND_GPUS" "$second_port" &
-"${router[@]}"
+"${router[@]}" &
+wait -n
