@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sglang_dflash.config import quantization
 from sglang_dflash.cpu.attention import NAME as ATTENTION
 from sglang_dflash.errors import DFlashError
 
@@ -84,6 +85,40 @@ def check_model(model_config: Any, cfg: Any) -> None:
             f"--kv-cache-dtype {cfg.kv_cache_dtype} on a CPU",
             expected=f"one of {', '.join(_KV_DTYPES)}",
             remedy="leave it out: the KV cache then has the model's dtype",
+        )
+
+
+def check_adapters(cfg: Any) -> None:
+    """Refuse LoRA adapters.
+
+    Raises:
+        DFlashError: the command line asks for them.
+    """
+    if cfg.enable_lora or cfg.lora_paths:
+        raise DFlashError(
+            f"{'--lora-paths' if cfg.lora_paths else '--enable-lora'} on a CPU",
+            expected="a server without adapters: SGLang's LoRA layers take pinned memory, which needs an accelerator",
+            remedy="merge the adapter into the checkpoint, or serve it on a GPU",
+        )
+
+
+def check_drafter_quantization(cfg: Any) -> None:
+    """Refuse a quantised drafter.
+
+    Raises:
+        DFlashError: its checkpoint or the command line names a quantisation.
+    """
+    from sglang_dflash.model.source import published_config
+
+    if cfg.speculative_draft_model_path is None:
+        return
+    published = published_config(cfg.speculative_draft_model_path, cfg.speculative_draft_model_revision)
+    scheme = cfg.speculative_draft_model_quantization or quantization(published)
+    if scheme not in (None, "unquant"):
+        raise DFlashError(
+            f"a drafter with {scheme} quantisation on a CPU",
+            expected="an unquantised drafter: float32, bfloat16 or float16",
+            remedy="use the drafter's unquantised version here, or serve the pair on a GPU",
         )
 
 

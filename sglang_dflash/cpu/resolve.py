@@ -15,12 +15,20 @@ import psutil
 
 from sglang_dflash.cpu.gpu_flags import cpu_values
 from sglang_dflash.cpu.pool_sizes import MAX_RUNNING_REQUESTS, model_bytes, pool_defaults
-from sglang_dflash.cpu.preflight import check_backend_names, check_model, check_model_path
+from sglang_dflash.cpu.preflight import (
+    check_adapters,
+    check_backend_names,
+    check_drafter_quantization,
+    check_model,
+    check_model_path,
+)
 from sglang_dflash.cpu.threads import environment_defaults
 
 logger = logging.getLogger(__name__)
 
 _SOURCE = "sglang_dflash.cpu"
+# What every architecture has, though its checkpoint may name it otherwise (GPT-2's n_layer).
+_SHAPE = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 Step = Callable[[Any], None]
 
 
@@ -42,6 +50,8 @@ def choose_backends(server_args: Any, previous: Step) -> None:
     cfg = resolving_view(server_args)
     model_config = model_config_of(server_args)
     check_model(model_config, cfg)
+    check_adapters(cfg)
+    check_drafter_quantization(cfg)
 
     changes, warnings = cpu_values(lambda field: getattr(cfg, field))
     for line in warnings:
@@ -80,7 +90,8 @@ def _defaults(cfg: Any, model_config: Any) -> dict[str, Any]:
     defaults: dict[str, Any] = {"sleep_on_idle": True}
     if cfg.max_running_requests is None:
         defaults["max_running_requests"] = MAX_RUNNING_REQUESTS
-    sizes = model_bytes(model_config.hf_text_config.to_dict(), dtype_bytes=model_config.dtype.itemsize)
+    config = model_config.hf_text_config.to_dict() | {name: getattr(model_config, name) for name in _SHAPE}
+    sizes = model_bytes(config, dtype_bytes=model_config.dtype.itemsize)
     caps = pool_defaults(
         sizes,
         running=cfg.max_running_requests or MAX_RUNNING_REQUESTS,

@@ -17,13 +17,32 @@ pytest.importorskip("sglang")
 SCRIPT = Path(__file__).parent / "refuse_pairs.py"
 NO_DRAFTER = ("--model-path", "TARGET", "--speculative-algorithm", "DFLASH")
 
+FP8 = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
+# What a GPU serves and the CPU platform does not.
+NOT_ON_A_CPU = [
+    Broken("fp8 target", "fp8 quantisation on a CPU", target=FP8),
+    Broken("int8 target", "w8a8_int8 quantisation on a CPU", flags=("--quantization", "w8a8_int8")),
+    Broken("fp8 drafter", "a drafter with fp8 quantisation on a CPU", drafter=FP8),
+    Broken("fp8 KV cache", "--kv-cache-dtype fp8_e4m3 on a CPU", flags=("--kv-cache-dtype", "fp8_e4m3")),
+    Broken(
+        "drafter quantised by flag",
+        "a drafter with w8a8_int8 quantisation on a CPU",
+        flags=("--speculative-draft-model-quantization", "w8a8_int8"),
+    ),
+    Broken(
+        "adapters",
+        "--enable-lora on a CPU",
+        flags=("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj"),
+    ),
+]
+
 
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     """One process resolves them all: importing SGLang is what takes time."""
     folder = tmp_path_factory.mktemp("pairs")
     commands = {}
-    for index, broken in enumerate([*BROKEN, Broken("fits", "")]):
+    for index, broken in enumerate([*BROKEN, *NOT_ON_A_CPU, Broken("fits", "")]):
         pair = folder / str(index)
         write_pair(pair, broken)
         drafter = ("--speculative-draft-model-path", str(pair / "drafter"))
@@ -49,7 +68,7 @@ def test_the_pair_they_start_from_is_not_refused(refusals: dict[str, str | None]
     assert refusals["fits"] is None
 
 
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
+@pytest.mark.parametrize("broken", [*BROKEN, *NOT_ON_A_CPU], ids=lambda broken: broken.name)
 def test_a_broken_pair_is_refused(broken: Broken, refusals: dict[str, str | None]) -> None:
     refusal = refusals[broken.name]
     assert refusal is not None, "the server would have started"
