@@ -80,10 +80,20 @@ def running(
 ) -> Iterator[Server]:
     """A server that answers ``/health``; killed with all its children at the end, whatever happened."""
     port = free_port()
+    address = ("--host", "127.0.0.1", "--port", str(port))
+    with started(folder, port, command(*arguments, *address, launcher=launcher), **environment) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def started(
+    folder: Path, port: int, command: list[str], health: str = "/health", **environment: str
+) -> Iterator[Server]:
+    """Like :func:`running`, for any command that serves ``port`` of this machine and answers ``health`` when it can."""
     log_path = folder / f"server-{port}.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            command(*arguments, "--host", "127.0.0.1", "--port", str(port), launcher=launcher),
+            command,
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
@@ -91,7 +101,7 @@ def running(
         )
     server = Server(process, port, log_path)
     try:
-        _wait_until_healthy(server)
+        _wait_until_healthy(server, health)
         yield server
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -101,13 +111,13 @@ def running(
         process.wait()
 
 
-def _wait_until_healthy(server: Server) -> None:
+def _wait_until_healthy(server: Server, health: str) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if server.process.poll() is not None:
             raise AssertionError(f"server ended with {server.process.returncode}:\n{server.log[-6000:]}")
         with contextlib.suppress(httpx.TransportError):
-            if server.get("/health").status_code == 200:
+            if server.get(health).status_code == 200:
                 return
         time.sleep(0.5)
     raise AssertionError(f"server not healthy after {START_SECONDS} s:\n{server.log[-6000:]}")
