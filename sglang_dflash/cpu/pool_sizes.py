@@ -8,7 +8,11 @@ SGLang's own sizing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from sglang_dflash.check.sizes import state_bytes, target_kv_per_token
 
 MAX_RUNNING_REQUESTS = 32
 TOKENS_PER_REQUEST = 8192
@@ -44,27 +48,13 @@ def pool_defaults(sizes: ModelBytes, *, running: int, context: int, available: i
     return defaults
 
 
-def model_bytes(config: dict[str, object], dtype_bytes: int) -> ModelBytes:
+def model_bytes(config: Mapping[str, Any], dtype_bytes: int) -> ModelBytes:
     """Sizes from a target's (text) config: its attention layers hold K/V, its linear layers a recurrent state.
 
     Args:
-        config: the HF text config as a mapping.
+        config: the text config as SGLang or the checkpoint has it; SGLang's drops ``layer_types`` of hybrids and keeps
+            ``full_attention_interval``.
         dtype_bytes: bytes of one element of K, V and the convolution state; the recurrent state is float32.
     """
-
-    def number(name: str) -> int:
-        value = config.get(name)
-        return value if isinstance(value, int) else 0
-
-    layers = number("num_hidden_layers")
-    layer_types = config.get("layer_types")
-    kinds = list(layer_types) if isinstance(layer_types, (list, tuple)) else ["full_attention"] * layers
-    linear = sum(kind == "linear_attention" for kind in kinds)
-    heads = number("num_attention_heads")
-    head_dim = number("head_dim") or number("hidden_size") // max(heads, 1)
-    kv_per_layer = 2 * (number("num_key_value_heads") or heads) * head_dim * dtype_bytes
-    keys = number("linear_num_key_heads") * number("linear_key_head_dim")
-    values = number("linear_num_value_heads") * number("linear_value_head_dim")
-    recurrent = values * number("linear_key_head_dim") * 4
-    convolution = (2 * keys + values) * max(number("linear_conv_kernel_dim") - 1, 0) * dtype_bytes
-    return ModelBytes((len(kinds) - linear) * kv_per_layer, linear * (recurrent + convolution))
+    state = state_bytes(config, recurrent_bytes=4, conv_bytes=dtype_bytes, tp_size=1)
+    return ModelBytes(target_kv_per_token(config, kv_bytes=dtype_bytes, tp_size=1), state.slot)

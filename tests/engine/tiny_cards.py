@@ -1,4 +1,4 @@
-"""The published pairs with every structural key kept and every size shrunk, random weights in float32.
+"""The published pairs with every structural key kept and every size shrunk, random weights in the published dtype.
 
 Kept: architecture, the linear/full pattern, experts and how many serve a token, GQA ratios, linear value heads per key
 head, the drafter's layer types, causality, RoPE scaling, number and spacing of captured layers, the mask token's
@@ -26,21 +26,25 @@ VOCAB, HIDDEN, HEAD, CONTEXT = 1024, 64, 32, 4096
 TARGET_LAYERS = 12  # three repetitions of the 3:1 pattern; room for eight captured layers
 DRAFTER_LAYERS = 3
 WINDOW = 32
+DTYPE = torch.bfloat16  # of every published pair
 EOS = 2  # of the tokenizer that `train_tokenizer` makes
 
 
 def build(name: str, folder: Path) -> transformers.PreTrainedModel:
-    """Write ``folder/target`` and ``folder/drafter`` for a card; the target itself comes back as the reference."""
+    """Write ``folder/target`` and ``folder/drafter`` for a card; the target comes back in float32: the reference."""
     torch.manual_seed(0)
     published_target = load_config(FOLDER / name / "target")
     published_drafter = load_config(FOLDER / name / "drafter")
     target = shrink_target(published_target)
     model = _model(target)
     spread_weights(model)
-    model.float().eval().save_pretrained(folder / "target")
+    model.to(DTYPE).save_pretrained(folder / "target")
+    # The published keys in place of what transformers 5 writes: it moves some, where SGLang 0.5.23 does not look for
+    # them (a Qwen3-Next's RoPE base).
+    (folder / "target" / "config.json").write_text(json.dumps(target, indent=2))
     _write_tokenizer(folder / "target", multimodal="vision_config" in target)
     _write_drafter(shrink_drafter(published_drafter, text_config(published_target)), folder / "drafter")
-    return model
+    return model.float().eval()
 
 
 def shrink_target(published: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +66,6 @@ def shrink_target(published: dict[str, Any]) -> dict[str, Any]:
         layer_types=text["layer_types"][:TARGET_LAYERS],
         max_position_embeddings=CONTEXT,
         vocab_size=VOCAB,
-        dtype="float32",
     )
     for key, size in {"intermediate_size": 128, "moe_intermediate_size": 32, "num_experts": 16}.items():
         if key in text:
@@ -98,7 +101,6 @@ def shrink_drafter(published: dict[str, Any], target: Any) -> dict[str, Any]:
         layer_types=config["layer_types"][-DRAFTER_LAYERS:],
         max_position_embeddings=CONTEXT,
         vocab_size=VOCAB,
-        dtype="float32",
     )
     if config.get("sliding_window"):
         config["sliding_window"] = WINDOW
@@ -132,6 +134,7 @@ def _write_drafter(config: dict[str, Any], folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     shapes = expected_shapes(DrafterConfig.from_dict(config))
     weights = {
-        name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * 0.08 for name, shape in shapes.items()
+        name: (torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * 0.08).to(DTYPE)
+        for name, shape in shapes.items()
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -122,6 +122,12 @@ def test_model_bytes_of_a_hybrid() -> None:
     assert sizes.state_per_request == 3 * (4 * 32 * 32 * 4 + (2 * 64 + 128) * 3 * 2)
 
 
+def test_model_bytes_of_a_hybrid_as_sglang_reads_its_config() -> None:
+    config = {**HYBRID, "full_attention_interval": 4}
+    del config["layer_types"]
+    assert model_bytes(config, dtype_bytes=2) == model_bytes(HYBRID, dtype_bytes=2)
+
+
 def test_model_bytes_of_a_dense_model() -> None:
     sizes = model_bytes(
         {"num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}, 4
