@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash.flags import modernise_argv
+from sglang_dflash.pairs import drafter_path, target_path
 from tests.cards import FOLDER, NAMES, card
 
 ROOT = Path(__file__).parents[2]
@@ -50,8 +51,26 @@ def test_every_card_has_its_script() -> None:
 
 def test_shellcheck_is_clean() -> None:
     checker = Path(sys.executable).with_name("shellcheck")
-    done = subprocess.run([checker, *LAUNCH.glob("*.sh")], capture_output=True, text=True, check=False)
+    scripts = [*LAUNCH.glob("*.sh"), ROOT / "patches" / "apply.sh"]
+    done = subprocess.run([checker, *scripts], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_explains_a_script_and_starts_nothing(script: str) -> None:
+    shown = run(script, "--help")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    first_line = (LAUNCH / script).read_text().splitlines()[1].removeprefix("# ")
+    assert shown.stdout.startswith(first_line)
+    assert "--dry-run" in shown.stdout
+
+
+def test_the_demo_prints_its_command() -> None:
+    printed = flags(shlex.split(run("demo.sh", "--dry-run", PAIR="tiny-moe", BLOCK_SIZE="8").stdout))
+    assert printed["--model-path"] == str(target_path("tiny-moe"))
+    assert printed["--speculative-draft-model-path"] == str(drafter_path("tiny-moe"))
+    assert printed["--speculative-num-draft-tokens"] == "8"
+    assert printed["--port"] == "30000"
 
 
 @pytest.mark.parametrize("name", NAMES)
