@@ -45,7 +45,7 @@ STAGES = {
         Stage(450, 2048, EVEN, lr=0.006),
     ),
     "tiny-dense": (Stage(1800, 2048, COPYING), Stage(2000, 2048, ARITHMETIC)),
-    "tiny-moe": (Stage(1200, 2048, COPYING), Stage(1200, 2048, ARITHMETIC), Stage(450, 2048, EVEN, lr=0.006)),
+    "tiny-moe": (Stage(1200, 2048, COPYING), Stage(700, 2048, ARITHMETIC), Stage(300, 2048, EVEN, lr=0.006)),
 }
 # Sparse upcycling (Komatsuzaki et al., 2023): everything but the experts starts from a trained dense target.
 START_FROM = {"tiny-moe": "tiny-hybrid"}
