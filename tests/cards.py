@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent / "fixtures" / "cards"
 NAMES = sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir())
+_RENAMED = "unrecognized arguments: --mamba-scheduler-strategy extra_buffer"
+# What SGLang 0.5.23 says to each command where this package is not installed; it ends with status 2.
+PLAIN_SGLANG_SAYS = dict.fromkeys(NAMES, _RENAMED) | {"Qwen3.5-4B": "tc_piecewise was removed"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,20 @@ class Card:
         for flag, place in places.items():
             arguments[arguments.index(flag) + 1] = place
         return arguments
+
+    def keywords_for(self, target: Path, drafter: Path) -> dict[str, Any]:
+        """The same as keywords of ``sglang.Engine``."""
+        arguments = self.arguments_for(target, drafter)
+        following = zip_longest(arguments, arguments[1:], fillvalue="--")
+        given = {word[2:].replace("-", "_"): value for word, value in following if word.startswith("--")}
+        return {name: True if value.startswith("--") else _number_or_text(value) for name, value in given.items()}
+
+
+def _number_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value
 
 
 def card(name: str) -> Card:
