@@ -99,8 +99,6 @@ def update(
     intermediate_conv_window: torch.Tensor | None = None,
     intermediate_state_indices: torch.Tensor | None = None,
     retrieve_next_token: torch.Tensor | None = None,
-    retrieve_next_sibling: torch.Tensor | None = None,
-    retrieve_parent_token: torch.Tensor | None = None,
     **unused: Any,
 ) -> torch.Tensor:
     """Convolve one token per request (decode) or a block per request (verify).
@@ -115,26 +113,21 @@ def update(
         conv_state_indices: slot of each request, ``[bs]``; negative for padding.
         intermediate_conv_window: verify only, ``[rows, block >= T, dim, width - 1]``; written in place.
         intermediate_state_indices: row of each request in it, ``[bs]``.
-        retrieve_next_token, retrieve_next_sibling: first child and next sibling of every token of a draft
-            tree, -1 for none, ``[bs, T]``; None for a chain.
-        retrieve_parent_token: ``[bs, T]``, filled in with the parent of every token of the tree.
+        retrieve_next_token: given for draft trees, which are refused.
         unused: launch parameters of the upstream kernel.
 
     Returns:
         The shape of ``x``, token-major in memory.
     """
-    if cache_seqlens is not None or num_accept_tokens is not None or conv_state_indices is None:
-        raise NotImplementedError("on a CPU, causal_conv1d_update takes slot-indexed states that are not circular")
+    unsupported = (cache_seqlens, num_accept_tokens, retrieve_next_token)
+    if conv_state_indices is None or any(argument is not None for argument in unsupported):
+        raise NotImplementedError("on a CPU, causal_conv1d_update takes chains and slot-indexed, not circular states")
     tokens = x.unsqueeze(1) if x.dim() == 2 else x.transpose(1, 2)
     width = weight.shape[1]
     slots = live_slots(conv_state_indices)
     history = conv_state.index_select(0, slots).transpose(1, 2).to(x.dtype)
     rows = torch.cat([history, tokens], 1)
-    if retrieve_next_token is not None and retrieve_next_sibling is not None and retrieve_parent_token is not None:
-        retrieve_parent_token.copy_(_parents(retrieve_next_token, retrieve_next_sibling))
-        windows = _tree_windows(rows, retrieve_parent_token, width)
-    else:
-        windows = rows.unfold(1, width, 1)
+    windows = rows.unfold(1, width, 1)
     if intermediate_conv_window is None or intermediate_state_indices is None:
         conv_state.index_copy_(0, slots, rows[:, 1 - width :].transpose(1, 2).to(conv_state.dtype))
     else:
@@ -143,30 +136,3 @@ def update(
         intermediate_conv_window[:, : tokens.shape[1]].index_copy_(0, intermediate_state_indices.long(), stored)
     y = _activate(_filter(windows, weight, bias), activation).to(x.dtype)
     return y.squeeze(1) if x.dim() == 2 else y.transpose(1, 2)
-
-
-def _parents(next_token: torch.Tensor, next_sibling: torch.Tensor) -> torch.Tensor:
-    """Parent of every token of a draft tree, ``[bs, T]``: an earlier token; 0 for the root."""
-    bs, steps = next_token.shape
-    spare = steps  # where links of -1 go
-    parent = next_token.new_zeros(bs, steps + 1, dtype=torch.long)
-    for token in range(steps):
-        for link, value in ((next_token, torch.full((bs,), token)), (next_sibling, parent[:, token].clone())):
-            child = torch.where(link[:, token] < 0, spare, link[:, token]).long()
-            parent.scatter_(1, child[:, None], value[:, None])
-    return parent[:, :steps]
-
-
-def _tree_windows(rows: torch.Tensor, parent: torch.Tensor, width: int) -> torch.Tensor:
-    """Window of every token of a draft tree, ancestors first, itself last: ``[bs, T, dim, width]``."""
-    history = width - 1
-    steps = parent.shape[1]
-    # A token's row is history + t. What precedes the root, or a row of the history, is the row before it.
-    previous = torch.arange(-1, history + steps - 1).clamp(min=0).repeat(parent.shape[0], 1)
-    previous[:, history + 1 :] = parent[:, 1:] + history
-    path = [torch.arange(history, history + steps).expand(parent.shape)]
-    for _ in range(history):
-        path.append(previous.gather(1, path[-1]))
-    index = torch.stack(path[::-1], -1)
-    batch = torch.arange(parent.shape[0])[:, None, None]
-    return rows[batch, index].transpose(-1, -2)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sglang_dflash.cpu import gdn_block
+from sglang_dflash.cpu import gdn_block, gdn_record
 from sglang_dflash.cpu.mamba_state import live_slots
 
 
@@ -120,7 +120,7 @@ def verify(
     cache_ring: bool = False,
     **unused: Any,
 ) -> torch.Tensor:
-    """Run a block of T tokens per request; store the state after every token, and leave the pool as it is.
+    """Run a block of T tokens per request; keep what the commit needs of every token, and leave the pool as it is.
 
     Args:
         A_log, dt_bias: ``[HV]``; a, b: ``[bs * T, HV]``; softplus_beta, softplus_threshold: of the decay.
@@ -128,16 +128,17 @@ def verify(
         initial_state_source: the pool; initial_state_indices: slot of each request, ``[bs]``.
         scale: factor of the queries, ``K ** -0.5`` by default.
         cu_seqlens: ``[bs + 1]``; only its length is read.
-        intermediate_states_buffer: ``[rows, block, HV, V, K]``, block >= T; written in place.
+        intermediate_states_buffer: ``[rows, block, HV, V, K]``, block >= T; written by :mod:`gdn_record`.
         intermediate_state_indices: row of each request in it, at least ``[bs]``.
-        retrieve_parent_token: parent of every token in a draft tree, ``[bs, T]``; None for a chain.
+        retrieve_parent_token: given for draft trees, which are refused.
         unused: parameters of the upstream kernel for other models.
 
     Returns:
         Outputs in the shape of ``v`` and the dtype of ``q``.
     """
-    if is_kda or cache_ring or not disable_state_update or intermediate_states_buffer is None:
-        raise NotImplementedError("on a CPU, fused_sigmoid_gating_delta_rule_update runs the verify of GDN only")
+    unsupported = is_kda or cache_ring or not disable_state_update or retrieve_parent_token is not None
+    if unsupported or intermediate_states_buffer is None:
+        raise NotImplementedError("on a CPU, fused_sigmoid_gating_delta_rule_update runs the verify of GDN chains only")
     assert cu_seqlens is not None and intermediate_state_indices is not None
     bs = cu_seqlens.shape[0] - 1
     HV, V, K = initial_state_source.shape[1:]
@@ -154,40 +155,8 @@ def verify(
     g = by_head(_log_decay(A_log, a, dt_bias, softplus_beta, softplus_threshold), HV)
     beta = by_head(b, HV).sigmoid()
     state = initial_state_source.index_select(0, live_slots(initial_state_indices)).float()
-    run = (q * (scale or K**-0.5), k, by_head(v, HV, V), g, beta)
-    if retrieve_parent_token is None:
-        block = gdn_block.prepare(*run)
-        outputs, writes = gdn_block.apply(block, state)
-        states = gdn_block.all_states(block, state, writes)
-    else:
-        outputs, states = _verify_tree(*run, state, retrieve_parent_token.long())
-    # [bs, HV, T, ...] -> [bs, T, HV, ...]
-    steps = intermediate_states_buffer[:, : outputs.shape[2]]
-    steps.index_copy_(0, intermediate_state_indices[:bs].long(), states.transpose(1, 2).to(steps.dtype))
+    block = gdn_block.prepare(q * (scale or K**-0.5), k, by_head(v, HV, V), g, beta)
+    outputs, writes = gdn_block.apply(block, state)
+    gdn_record.keep(intermediate_states_buffer, intermediate_state_indices[:bs].long(), block, writes)
+    # [bs, HV, T, V] -> [bs, T, HV, V]
     return outputs.transpose(1, 2).reshape(v.shape).to(v.dtype)
-
-
-def _verify_tree(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    parent: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs ``[bs, HV, T, V]`` and states ``[bs, HV, T, V, K]`` of a draft tree, token by token.
-
-    Every token starts from the state of its parent, an earlier token: ``parent [bs, T]``. The other arguments
-    are those of :func:`gdn_block.prepare` and ``state``, with leading dimensions ``[bs, HV]``.
-    """
-    bs, _, steps, _ = v.shape
-    request = torch.arange(bs)
-    states = state.new_empty(*v.shape, k.shape[-1])
-    outputs = torch.empty_like(v)
-    for t in range(steps):
-        before = state if t == 0 else states[request, :, parent[:, t]]
-        block = gdn_block.prepare(*(x[:, :, t : t + 1] for x in (q, k, v, g, beta)))
-        outputs[:, :, t : t + 1], writes = gdn_block.apply(block, before)
-        states[:, :, t] = gdn_block.last_state(block, before, writes)
-    return outputs, states

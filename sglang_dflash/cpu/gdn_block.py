@@ -77,10 +77,3 @@ def last_state(block: Block, state: torch.Tensor, writes: torch.Tensor) -> torch
     """State after the block, ``[..., V, K]``."""
     decay_out = block.decay[..., -1, :].unsqueeze(-1)
     return block.decay_in[..., -1:, :] * state + writes.mT @ (block.keys * decay_out)
-
-
-def all_states(block: Block, state: torch.Tensor, writes: torch.Tensor) -> torch.Tensor:
-    """State after every token of the block, ``[..., T, V, K]``."""
-    outer = (writes.unsqueeze(-1) * block.keys.unsqueeze(-2)).flatten(-2)
-    states = (block.decay @ outer).addcmul_(block.decay_in, state.flatten(-2).unsqueeze(-2))
-    return states.unflatten(-1, state.shape[-2:])

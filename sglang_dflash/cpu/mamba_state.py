@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from sglang_dflash.cpu.gdn_record import Records
+
 
 def live_slots(indices: torch.Tensor) -> torch.Tensor:
     """Slot numbers as an int64 index ``[bs]``, with padding (negative) sent to the reserved slot 0."""
@@ -62,8 +64,8 @@ def commit(
     Args:
         mamba_caches: the pools, ``temporal [layers, slots, HV, V, K]`` and a list ``conv`` of
             ``[layers, slots, dim, width - 1]``; and what the verify wrote for every position of the block,
-            ``intermediate_ssm [layers, rows, block, HV, V, K]`` and, in a list like ``conv``,
-            ``intermediate_conv_window [layers, rows, block, dim, width - 1]``.
+            ``intermediate_ssm [layers, rows, block, HV, V, K]`` (see :mod:`gdn_record`) and, in a list like
+            ``conv``, ``intermediate_conv_window [layers, rows, block, dim, width - 1]``.
         state_indices_tensor: slot of each request, ``[bs]``.
         last_correct_step_indices: block position of the last accepted token, ``[bs]``; -1: commit nothing.
         mamba_track_indices: track slot of each request, ``[bs]``; None where prefix states are not tracked.
@@ -75,12 +77,13 @@ def commit(
     commits = [(state_indices_tensor, last_correct_step_indices)]
     if mamba_track_indices is not None and mamba_steps_to_track is not None:
         commits.append((mamba_track_indices, mamba_steps_to_track))
-    pools = [
-        (mamba_caches.temporal, mamba_caches.intermediate_ssm),
-        *zip(mamba_caches.conv, mamba_caches.intermediate_conv_window, strict=True),
-    ]
+    windows = list(zip(mamba_caches.conv, mamba_caches.intermediate_conv_window, strict=True))
+    temporal = mamba_caches.temporal
+    before = temporal.index_select(1, live_slots(state_indices_tensor)).float()
+    records = Records(mamba_caches.intermediate_ssm, rows, before)
     for slots, steps in commits:
         target = live_slots(torch.where(steps >= 0, slots, 0))
         step = steps.clamp(min=0)
-        for pool, per_step in pools:
+        temporal.index_copy_(1, target, records.state_after(step).to(temporal.dtype))
+        for pool, per_step in windows:
             pool.index_copy_(1, target, per_step[:, rows, step])

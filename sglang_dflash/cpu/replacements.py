@@ -95,7 +95,7 @@ TABLE: tuple[Replacement, ...] = (
             _OPS + "mamba.causal_conv1d_triton.causal_conv1d_update",
             ("x", "conv_state", "weight", "bias", "activation", "cache_seqlens", "conv_state_indices")
             + ("num_accept_tokens", "intermediate_conv_window", "intermediate_state_indices")
-            + ("retrieve_next_token", "retrieve_next_sibling", "retrieve_parent_token"),
+            + ("retrieve_next_token",),
         ),
         conv.update,
         "Triton kernel: causal convolution of a decode or a verify",
@@ -135,7 +135,7 @@ TABLE: tuple[Replacement, ...] = (
             + ("retrieve_parent_token", "is_kda", "cache_ring"),
         ),
         gdn.verify,
-        "Triton kernel: gated delta rule of a verify, with the state after every token",
+        "Triton kernel: gated delta rule of a verify; keeps what the commit needs of every token",
     ),
     Replacement(
         Symbol(

@@ -23,13 +23,12 @@ def delta_rule(
     g: Tensor,
     beta: Tensor,
     state: Tensor,
-    parent: list[int] | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
     """One sequence: q, k ``[T, H, K]``, v ``[T, HV, V]``, g, beta ``[T, HV]``, state ``[HV, V, K]``.
 
-    Queries and keys are normalized here, and queries scaled by ``K ** -0.5``. With ``parent``, token t starts
-    from the state after token ``parent[t]``. Returns outputs ``[T, HV, V]`` and states ``[T, HV, V, K]``.
+    Queries and keys are normalized here, and queries scaled by ``K ** -0.5``. Returns outputs ``[T, HV, V]`` and
+    states ``[T, HV, V, K]``.
     """
     q, k, v, g, beta, state = (x.to(dtype) for x in (q, k, v, g, beta, state))
     repeats = v.shape[1] // k.shape[1]
@@ -37,8 +36,7 @@ def delta_rule(
     k = normalize(k).repeat_interleave(repeats, 1)
     outputs, states = [], []
     for t in range(len(v)):
-        before = state if t == 0 else states[t - 1 if parent is None else parent[t]]
-        after = before * g[t].exp()[:, None, None]
+        after = (states[-1] if states else state) * g[t].exp()[:, None, None]
         write = (v[t] - (after * k[t][:, None]).sum(-1)) * beta[t][:, None]
         after = after + write[:, :, None] * k[t][:, None]
         outputs.append((after * q[t][:, None]).sum(-1))

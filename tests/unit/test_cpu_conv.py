@@ -155,33 +155,6 @@ def test_verify_stores_the_window_after_every_token(bs: int, steps: int, width: 
     assert spare == 0 or (buffer[:, -1, :, -1] == 7).all()
 
 
-def test_verify_of_a_tree_follows_parents() -> None:
-    """Request 0: 0 -> (1 -> 3, 2 -> (4, 5)); request 1: a chain."""
-    child = torch.tensor([[1, 3, 4, -1, -1, -1], [1, 2, 3, 4, 5, -1]])
-    sibling = torch.tensor([[-1, 2, -1, -1, 5, -1], [-1] * 6])
-    parents = [[0, 0, 0, 1, 2, 2], [0, 0, 1, 2, 3, 4]]
-    case = Case(2)
-    x = case.normal(2, 6, DIM)
-    buffer, found = dense_windows(2, 6, 4), torch.full((2, 6), -9, dtype=torch.int32)
-    out = case.update(
-        x.transpose(1, 2),
-        intermediate_conv_window=buffer,
-        intermediate_state_indices=torch.arange(2),
-        retrieve_next_token=child,
-        retrieve_next_sibling=sibling,
-        retrieve_parent_token=found,
-    )
-    assert found.tolist() == parents
-    for i, parent in enumerate(parents):
-        for token in range(6):
-            path = [token]
-            while path[0] != 0:
-                path.insert(0, parent[path[0]])
-            outputs, windows = causal_conv(x[i, path].t(), case.weight, None, case.state(i))
-            torch.testing.assert_close(out[i, :, token].double(), F.silu(outputs[:, -1]), rtol=1e-5, atol=1e-6)
-            torch.testing.assert_close(buffer[i, token].double(), windows[-1], rtol=0, atol=0)
-
-
 def test_decode_and_verify_never_wait_for_a_value() -> None:
     case = Case(2)
     with no_host_sync():

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sglang_dflash.cpu import gdn, gdn_block
+from sglang_dflash.cpu import gdn, gdn_block, gdn_record
 
 SLOTS = 9
 
@@ -62,13 +62,11 @@ class Layer:
         tokens = len(self.qkv)
         return q.view(tokens, -1, self.K), k.view(tokens, -1, self.K), v.view(tokens, -1, self.V)
 
-    def expected(
-        self, request: int, dtype: torch.dtype = torch.float64, parent: list[int] | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def expected(self, request: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
         own = slice(request * self.steps, (request + 1) * self.steps)
         q, k, v = (x[own] for x in self.split())
         state = self.pool[int(self.slots[request])]
-        return delta_rule(q, k, v, self.g[own], self.beta[own], state, parent, dtype)
+        return delta_rule(q, k, v, self.g[own], self.beta[own], state, dtype=dtype)
 
     def decode(self) -> Tensor:
         out = self.qkv.new_empty(self.bs, 1, self.HV, self.V)
@@ -87,7 +85,7 @@ class Layer:
         assert returned is out and pool is self.pool
         return out
 
-    def verify(self, buffer: Tensor, rows: Tensor, parent: Tensor | None = None) -> Tensor:
+    def verify(self, buffer: Tensor, rows: Tensor) -> Tensor:
         q, k, v = (x.unsqueeze(0) for x in self.split())
         return gdn.verify(
             A_log=self.A_log,
@@ -108,8 +106,13 @@ class Layer:
             intermediate_states_buffer=buffer,
             intermediate_state_indices=rows,
             cache_steps=self.steps,
-            retrieve_parent_token=parent,
+            retrieve_parent_token=None,
         )
+
+    def states(self, buffer: Tensor, rows: Tensor, position: int) -> Tensor:
+        """What a commit makes of the buffer: every request's state after one block position, ``[bs, HV, V, K]``."""
+        before = self.pool[None, self.slots.long()].float()
+        return gdn_record.Records(buffer[None], rows.long(), before).state_after(torch.full((self.bs,), position))[0]
 
     def buffer(self, block: int) -> Tensor:
         """An intermediate buffer with one row more than there are requests, filled with a mark."""
@@ -176,9 +179,11 @@ def test_verify_equals_the_recurrence_after_every_token(
         outputs, states = layer.expected(i)
         own = out[0, i * steps : (i + 1) * steps]
         torch.testing.assert_close(own.double(), outputs, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(buffer[rows[i], :steps].double(), states, rtol=1e-4, atol=1e-5)
+        for t in range(steps):
+            kept = layer.states(buffer, rows[:bs], t)[i]
+            torch.testing.assert_close(kept.double(), states[t], rtol=1e-4, atol=1e-5)
     assert torch.equal(layer.pool, pool), "a verify must not advance the committed state"
-    assert (buffer[:, steps:] == 7).all() and (buffer[rows[bs]] == 7).all()
+    assert (buffer[rows[bs]] == 7).all()
 
 
 def test_verify_then_decode_agree_token_by_token() -> None:
@@ -187,13 +192,14 @@ def test_verify_then_decode_agree_token_by_token() -> None:
     buffer = layer.buffer(5)
     out = layer.verify(buffer, torch.arange(3))[0].view(3, 5, layer.HV, layer.V)
     qkv, a, b = (x.view(3, 5, -1) for x in (layer.qkv, layer.a, layer.b))
+    states = [layer.states(buffer, torch.arange(3), t) for t in range(5)]
     for t in range(5):
         layer.qkv, layer.a, layer.b = qkv[:, t], a[:, t], b[:, t]
         torch.testing.assert_close(layer.decode()[:, 0], out[:, t], rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(layer.pool[layer.slots.long()], buffer[:3, t], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(layer.pool[layer.slots.long()], states[t], rtol=1e-4, atol=1e-6)
 
 
-def test_verify_of_bf16_inputs_keeps_states_in_the_buffers_dtype() -> None:
+def test_verify_of_bf16_inputs_keeps_states_in_fp32() -> None:
     layer = Layer(2, 8, dtype=torch.bfloat16, state_dtype=torch.bfloat16)
     buffer = layer.buffer(8)
     out = layer.verify(buffer, torch.arange(2))
@@ -201,7 +207,19 @@ def test_verify_of_bf16_inputs_keeps_states_in_the_buffers_dtype() -> None:
     for i in range(2):
         outputs, states = layer.expected(i)
         torch.testing.assert_close(out[0, i * 8 : i * 8 + 8], outputs.bfloat16(), rtol=2**-7, atol=1e-5)
-        torch.testing.assert_close(buffer[i], states.bfloat16(), rtol=2**-7, atol=1e-5)
+        torch.testing.assert_close(
+            layer.states(buffer, torch.arange(2), 7)[i].double(), states[7], rtol=1e-4, atol=1e-5
+        )
+
+
+def test_a_block_shorter_than_the_last_one_forgets_what_lies_behind_it() -> None:
+    layer = Layer(2, 5)
+    buffer = layer.buffer(8)
+    layer.verify(buffer, torch.arange(2))
+    expected = layer.states(buffer, torch.arange(2), 2)
+    buffer.fill_(float("nan"))
+    layer.verify(buffer, torch.arange(2))
+    assert torch.equal(layer.states(buffer, torch.arange(2), 2), expected)
 
 
 def test_verify_ignores_padding() -> None:
@@ -210,17 +228,6 @@ def test_verify_ignores_padding() -> None:
     out = layer.verify(layer.buffer(4), torch.arange(3))
     torch.testing.assert_close(out[0, 4:8].double(), layer.expected(1)[0], rtol=1e-4, atol=1e-5)
     assert out.isfinite().all()
-
-
-def test_verify_of_a_tree_starts_every_token_from_its_parent() -> None:
-    parents = [[0, 0, 1, 1, 0, 4, 2], [0, 0, 0, 2, 3, 3, 1]]
-    layer = Layer(2, 7)
-    buffer = layer.buffer(7)
-    out = layer.verify(buffer, torch.arange(2), torch.tensor(parents, dtype=torch.int32))
-    for i, parent in enumerate(parents):
-        outputs, states = layer.expected(i, parent=parent)
-        torch.testing.assert_close(out[0, i * 7 : i * 7 + 7].double(), outputs, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(buffer[i].double(), states, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["usual", "strong decay", "mixed decay", "one key, no decay"])
@@ -246,7 +253,11 @@ def test_closed_form_is_as_accurate_as_the_recurrence_in_fp32(case: str) -> None
     first = (gdn.l2_normalize(q) * K**-0.5, gdn.l2_normalize(k), v)
     block = gdn_block.prepare(*(x.transpose(0, 1) for x in (*first, g, beta)))
     outputs, writes = gdn_block.apply(block, state)
-    states = gdn_block.all_states(block, state, writes)
+    buffer, row = torch.empty(1, 1, steps, heads, V, K), torch.tensor([0])
+    batched = gdn_block.prepare(*(x.transpose(0, 1)[None] for x in (*first, g, beta)))
+    gdn_record.keep(buffer[0], row, batched, writes[None])
+    records = gdn_record.Records(buffer, row, state[None, None])
+    states = torch.stack([records.state_after(torch.tensor([t]))[0, 0] for t in range(steps)], 1)
     torch.testing.assert_close(gdn_block.last_state(block, state, writes), states[:, -1])
     closed = outputs.transpose(0, 1), states.transpose(0, 1)
     for ours, theirs, truth in zip(closed, recurrence, exact, strict=True):

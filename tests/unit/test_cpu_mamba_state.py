@@ -9,6 +9,7 @@ import torch
 from gdn_reference import no_host_sync
 
 from sglang_dflash.cpu import mamba_state
+from sglang_dflash.cpu.gdn_record import Records
 
 LAYERS, SLOTS, BLOCK, DIM, WIDTH = 3, 12, 5, 10, 4
 
@@ -16,7 +17,7 @@ LAYERS, SLOTS, BLOCK, DIM, WIDTH = 3, 12, 5, 10, 4
 def pools() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     conv = torch.randn(LAYERS, SLOTS, DIM, WIDTH - 1, generator=generator)
-    return conv, torch.randn(LAYERS, SLOTS, 2, 3, 4, generator=generator)
+    return conv, torch.randn(LAYERS, SLOTS, 2, 3, 5, generator=generator)
 
 
 def caches(bs: int) -> SimpleNamespace:
@@ -24,7 +25,7 @@ def caches(bs: int) -> SimpleNamespace:
     conv, ssm = pools()
     columns = torch.randn(LAYERS, bs + 1, DIM, BLOCK + WIDTH - 2)
     windows = columns.unfold(-1, WIDTH - 1, 1).transpose(2, 3)  # steps share memory, as for any chain
-    intermediate = torch.randn(LAYERS, bs + 1, BLOCK, *ssm.shape[2:])
+    intermediate = torch.randn(LAYERS, bs + 1, BLOCK, *ssm.shape[2:])  # read as writes, keys and decays
     return SimpleNamespace(conv=[conv], temporal=ssm, intermediate_ssm=intermediate, intermediate_conv_window=[windows])
 
 
@@ -56,17 +57,15 @@ def test_commit_takes_the_state_of_the_last_accepted_token(tracking: bool, rows:
     slots, last = torch.tensor([3, 5, 7, 9], dtype=torch.int32), torch.tensor([0, 4, -1, 2])
     track_slots, track_steps = torch.tensor([4, 6, 8, 10]), torch.tensor([-1, 1, -1, 2])
     source = rows or [0, 1, 2, 3]
-    expected = {}
-    for name, pool, steps in (
-        ("ssm", cache.temporal, cache.intermediate_ssm),
-        ("conv", cache.conv[0], cache.intermediate_conv_window[0]),
-    ):
-        expected[name] = pool.clone()
-        for i, row in enumerate(source):
-            if last[i] >= 0:
-                expected[name][:, slots[i]] = steps[:, row, last[i]]
-            if tracking and track_steps[i] >= 0:
-                expected[name][:, track_slots[i]] = steps[:, row, track_steps[i]]
+    ssm, conv, windows = cache.temporal.clone(), cache.conv[0].clone(), cache.intermediate_conv_window[0]
+    wanted = [(slots, last), (track_slots, track_steps)] if tracking else [(slots, last)]
+    for i, row in enumerate(source):
+        before = cache.temporal[:, slots[i : i + 1].long()]
+        for to, positions in wanted:
+            if positions[i] >= 0:
+                records = Records(cache.intermediate_ssm, torch.tensor([row]), before)
+                ssm[:, to[i]] = records.state_after(positions[i : i + 1])[:, 0]
+                conv[:, to[i]] = windows[:, row, positions[i]]
     with no_host_sync():
         mamba_state.commit(
             cache,
@@ -77,8 +76,8 @@ def test_commit_takes_the_state_of_the_last_accepted_token(tracking: bool, rows:
             src_indices_raw=None if rows is None else torch.tensor(rows),
         )
     # Slot 0 is the one that nobody reads: it receives what is not wanted.
-    assert torch.equal(cache.temporal[:, 1:], expected["ssm"][:, 1:])
-    assert torch.equal(cache.conv[0][:, 1:], expected["conv"][:, 1:])
+    torch.testing.assert_close(cache.temporal[:, 1:], ssm[:, 1:])
+    assert torch.equal(cache.conv[0][:, 1:], conv[:, 1:])
 
 
 def test_commit_leaves_real_slots_alone_for_padding() -> None:
