@@ -13,7 +13,7 @@ from serving import Server
 
 from sglang_dflash.worker.identity import SERVER_INFO_KEY
 
-TOLERANCE = 0.03
+TOLERANCE = 0.001  # vectors that SGLang keeps in float32 whatever the dtype (A_log)
 
 
 def estimated(target: Path, drafter: Path, *flags: str) -> dict[str, int]:

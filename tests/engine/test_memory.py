@@ -1,0 +1,37 @@
+"""``sglang-dflash check`` knows what the server will allocate for each shipped pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from memory import allocated, assert_as_estimated, estimated
+from serving import running
+
+from sglang_dflash.pairs import drafter_path, target_path
+
+SIZES = (
+    *("--max-total-tokens", "3000"),
+    *("--max-mamba-cache-size", "60"),
+    *("--max-running-requests", "8"),
+    *("--speculative-num-draft-tokens", "12"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pair", "flags"),
+    [
+        ("tiny-dense", ("--dtype", "float32")),
+        ("tiny-hybrid", ("--dtype", "bfloat16", "--mamba-radix-cache-strategy", "extra_buffer")),
+        ("tiny-moe", ("--dtype", "float32", "--mamba-ssm-dtype", "bfloat16")),
+    ],
+)
+def test_the_memory_table_is_what_the_server_allocates(pair: str, flags: tuple[str, ...], tmp_path: Path) -> None:
+    models = (target_path(pair), drafter_path(pair))
+    draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(models[1]))
+    with running(tmp_path, "--model-path", str(models[0]), *draft, *SIZES, *flags) as server:
+        allocation = allocated(server)
+    assert all(allocation[pool] for pool in ("target_kv", "draft_kv", "target_weights", "drafter_weights"))
+    assert (allocation["states"] > 0) == (pair != "tiny-dense")
+    assert_as_estimated(estimated(*models, *SIZES, *flags), allocation)
