@@ -7,7 +7,14 @@ from typing import Any
 from torch import Tensor
 
 from sglang_dflash.cpu.attention import NAME
-from sglang_dflash.cpu.attention_math import Keys, attend, attend_prompt, block_keys, decode_keys
+from sglang_dflash.cpu.attention_math import (
+    Keys,
+    attend,
+    attend_blocks,
+    attend_prompt,
+    block_keys,
+    decode_keys,
+)
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream import AttentionBackend, AttentionType, KVWriteLoc, SWAKVPool
 
@@ -15,8 +22,8 @@ from sglang_dflash.upstream import AttentionBackend, AttentionType, KVWriteLoc, 
 class TorchAttentionBackend(AttentionBackend):
     """Attention in plain torch for every forward mode that DFLASH uses.
 
-    Decode, verification (causal chain or tree) and the drafter's non-causal block are one padded gather and
-    one SDPA call for the whole batch; prefill is one SDPA call per request. Lengths are read from
+    Decode is one padded gather and one SDPA call for the whole batch; verification (causal chain or tree), the
+    drafter's non-causal block and prefill are one SDPA call per request. Lengths are read from
     ``seq_lens`` itself, which on a CPU is host memory, so no mirror is asked for and the overlap scheduler
     takes the path that it takes on a GPU.
     """
@@ -35,19 +42,19 @@ class TorchAttentionBackend(AttentionBackend):
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Forget the last forward; keys are built by the first layer that asks for them, for all layers."""
-        self._keys: dict[tuple[int | None, bool, bool], Keys] = {}
+        self._keys: dict[tuple[int | None, bool, bool], Any] = {}
         self._swa_out_loc = None
         mode = forward_batch.forward_mode
         if mode.is_idle():
             return
         if self._swa_pool is not None:
             self._swa_out_loc = self._swa_pool.translate_loc_from_full_to_swa(forward_batch.out_cache_loc)
-        if mode.is_decode() or mode.is_target_verify():
-            # numpy reads the lengths in place: no torch op, nothing to wait for.
-            lens = forward_batch.seq_lens.numpy()
+        # numpy reads lengths and rows in place: no torch op, nothing to wait for.
+        lens = forward_batch.seq_lens.numpy()
+        if mode.is_decode():
             self._longest, self._shortest = max(int(lens.max()), 1), int(lens.min())
         else:
-            self._rows = forward_batch.req_pool_indices.tolist()
+            self._lens, self._rows = lens.tolist(), forward_batch.req_pool_indices.numpy().tolist()
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         self.init_forward_metadata(forward_batch)
@@ -101,28 +108,25 @@ class TorchAttentionBackend(AttentionBackend):
         if save_kv_cache and k is not None:
             self._store(layer, forward_batch, k, v)
         if forward_batch.forward_mode.is_target_verify():
-            keys = self._block_keys(layer, forward_batch)
-            return self._attend(q, layer, keys, forward_batch.batch_size)
+            return self._attend_blocks(q, layer, self._block_keys(layer, forward_batch))
         return self._prefill(q, layer, forward_batch)
 
-    def _block_keys(self, layer: Any, forward_batch: Any) -> Keys:
+    def _block_keys(self, layer: Any, forward_batch: Any) -> list[Keys]:
         causal = layer.attn_type != AttentionType.ENCODER_ONLY
         window, swa = self._window(layer), self._is_swa(layer)
-        keys = self._keys.get((window, causal, swa))
+        keys: list[Keys] | None = self._keys.get((window, causal, swa))
         if keys is None:
             tree_mask = getattr(forward_batch.spec_info, "custom_mask", None) if causal else None
             keys = block_keys(
                 self.req_to_token_pool.req_to_token,
-                forward_batch.req_pool_indices,
-                forward_batch.seq_lens,
-                self._longest,
-                self._shortest,
+                self._rows,
+                self._lens,
                 forward_batch.out_cache_loc.view(forward_batch.batch_size, -1),
                 causal=causal,
                 window=window,
                 tree_mask=tree_mask,
             )
-            keys = self._keys[window, causal, swa] = self._in_pool_of(keys, swa)
+            keys = self._keys[window, causal, swa] = [self._in_pool_of(each, swa) for each in keys]
         return keys
 
     def _prefill(self, q: Tensor, layer: Any, forward_batch: Any) -> Tensor:
@@ -155,6 +159,11 @@ class TorchAttentionBackend(AttentionBackend):
         k_pool, v_pool = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
         q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         return attend(q, k_pool, v_pool, keys, batch=batch, scale=layer.scaling).view(q.shape[0], -1)
+
+    def _attend_blocks(self, q: Tensor, layer: Any, keys: list[Keys]) -> Tensor:
+        k_pool, v_pool = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+        q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        return attend_blocks(q, k_pool, v_pool, keys, scale=layer.scaling).view(q.shape[0], -1)
 
     def _store(self, layer: Any, forward_batch: Any, k: Tensor, v: Tensor | None) -> None:
         location = KVWriteLoc.for_batch(forward_batch, swa_loc=self._swa_out_loc)

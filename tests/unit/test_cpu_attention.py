@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dflash.cpu.attention_math import QUERY_TILE, Keys, attend, attend_prompt, block_keys, decode_keys
+from sglang_dflash.cpu.attention_math import (
+    QUERY_TILE,
+    Keys,
+    attend,
+    attend_blocks,
+    attend_prompt,
+    block_keys,
+    decode_keys,
+)
 from tests.attention_reference import loop_attention, rule
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
@@ -80,16 +88,14 @@ def test_block(lens: list[int], window: int | None, causal: bool, page_size: int
     block = torch.stack([pool.slots(i, n + width)[n:] for i, n in enumerate(lens)])
     keys = block_keys(
         pool.req_to_token,
-        pool.rows,
-        pool.lens,
-        max(lens),
-        min(lens),
+        pool.rows.tolist(),
+        lens,
         block,
         causal=causal,
         window=window,
         tree_mask=None,
     )
-    got = attend(q, pool.k, pool.v, keys, batch=len(lens), scale=SCALE).view(len(lens), width, HEADS, DIM)
+    got = attend_blocks(q, pool.k, pool.v, keys, scale=SCALE).view(len(lens), width, HEADS, DIM)
     for i, length in enumerate(lens):
         slots = pool.slots(i, length + width)
         allowed = [
@@ -110,16 +116,14 @@ def test_block_with_a_tree_mask(lens: list[int]) -> None:
     block = torch.stack([pool.slots(i, n + width)[n:] for i, n in enumerate(lens)])
     keys = block_keys(
         pool.req_to_token,
-        pool.rows,
-        pool.lens,
-        max(lens),
-        min(lens),
+        pool.rows.tolist(),
+        lens,
         block,
         causal=True,
         window=None,
         tree_mask=torch.cat([m.view(-1) for m in matrices]),
     )
-    got = attend(q, pool.k, pool.v, keys, batch=len(lens), scale=SCALE).view(len(lens), width, HEADS, DIM)
+    got = attend_blocks(q, pool.k, pool.v, keys, scale=SCALE).view(len(lens), width, HEADS, DIM)
     for i, length in enumerate(lens):
         slots = pool.slots(i, length + width)
         want = loop_attention(
@@ -141,17 +145,7 @@ def test_a_batch_without_padding_needs_no_mask() -> None:
     keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, 12, 12, window=3)
     assert keys.mask is None
     block = pool.slots(0, 16)[None, 12:]
-    keys = block_keys(
-        pool.req_to_token,
-        pool.rows,
-        pool.lens,
-        12,
-        12,
-        block,
-        causal=False,
-        window=None,
-        tree_mask=None,
-    )
+    (keys,) = block_keys(pool.req_to_token, pool.rows.tolist(), [12], block, causal=False, window=None, tree_mask=None)
     assert keys.mask is None
 
 
@@ -159,6 +153,9 @@ def test_a_window_gathers_no_more_than_it_can_read() -> None:
     pool = Pool.random([400, 90], 1, spare=4)
     keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, 400, 90, window=31)
     assert keys.slots.shape == (2 * 32,)
+    block = torch.stack([pool.slots(i, n + 4)[n:] for i, n in enumerate([400, 90])])
+    each = block_keys(pool.req_to_token, pool.rows.tolist(), [400, 10], block, causal=True, window=31, tree_mask=None)
+    assert [len(keys.slots) for keys in each] == [31 + 4, 10 + 4]
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
