@@ -37,11 +37,13 @@ def _register_hooks() -> None:
     from sglang_dflash.drafter_context import extend_drafter_context
     from sglang_dflash.upstream import HookRegistry, HookType, register_resolution_hook
     from sglang_dflash.worker.identity import report_worker
+    from sglang_dflash.worker.prefix_cap import MAX_PREFIX, cap_prefix
     from sglang_dflash.worker.refusals import VALIDATE, refuse_request
 
     hooks = (
         (CREATE_WORKER, takeover.choose_worker, HookType.AROUND),
         (VALIDATE, refuse_request, HookType.AROUND),
+        (MAX_PREFIX, cap_prefix, HookType.AFTER),
         ("sglang.srt.managers.scheduler.Scheduler.get_internal_state", report_worker, HookType.AFTER),
         ("sglang.srt.server_args.ServerArgs.add_cli_args", flags.accept_old_flags, HookType.AFTER),
         (

@@ -75,7 +75,6 @@ def reason_for_builtin(server_args: Any) -> str | None:
         (config.attn_dp_size > 1, "DP attention"),
         (config.attn_cp_size > 1, "context parallelism"),
         (config.disaggregation_mode != "null", "prefill/decode disaggregation"),
-        (config.speculative_draft_window_size, "--speculative-draft-window-size"),
         (config.enable_watermark, "--enable-watermark"),
         (config.speculative_accept_threshold_single != 1.0, "--speculative-accept-threshold-single (not lossless)"),
         (config.speculative_accept_threshold_acc != 1.0, "--speculative-accept-threshold-acc (not lossless)"),

@@ -199,6 +199,10 @@ SYMBOLS: dict[str, Symbol] = {
     "hybrid_gdn_config": Symbol(_SRT + "configs.hybrid_arch.hybrid_gdn_config", ("model_config",)),
     "mambaish_config": Symbol(_SRT + "configs.hybrid_arch.mambaish_config", ("model_config",)),
     # KV pools
+    "ReqToTokenPool": Symbol(
+        _SRT + "mem_cache.memory_pool.ReqToTokenPool",
+        ("size", "max_context_len", "device", "enable_memory_saver"),
+    ),
     "MHATokenToKVPool": Symbol(_SRT + "mem_cache.memory_pool.MHATokenToKVPool"),
     "SWAKVPool": Symbol(_SRT + "mem_cache.swa_memory_pool.SWAKVPool"),
 }

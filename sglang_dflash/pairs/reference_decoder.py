@@ -71,8 +71,10 @@ class TargetRun:
 class DrafterRun:
     """A drafter with the keys and values of its context."""
 
-    def __init__(self, drafter: Drafter, target: transformers.PreTrainedModel, draft_window: int | None) -> None:
-        self.drafter, self.target, self.draft_window = drafter, target, draft_window
+    def __init__(
+        self, drafter: Drafter, target: transformers.PreTrainedModel, draft_window: int | None, page: int = 1
+    ) -> None:
+        self.drafter, self.target, self.draft_window, self.page = drafter, target, draft_window, page
         self.length = 0
         self.context: list[KeyValue] = []
 
@@ -97,8 +99,11 @@ class DrafterRun:
         positions = torch.arange(self.length, self.length + width, device=device)
         keys = torch.arange(self.length + width, device=device)
         start = torch.tensor(self.length, device=device)
+        window = self.draft_window
+        if window is not None:
+            window += (self.length - window) % self.page
         masks = [
-            visible(layer_type, positions[:, None], keys, start, c.sliding_window, self.draft_window)[None, None]
+            visible(layer_type, positions[:, None], keys, start, c.sliding_window, window)[None, None]
             for layer_type in c.layer_types
         ]
         return self.drafter(self.target.model.embed_tokens(tokens), positions[None], self.context, masks)[0]
@@ -170,6 +175,7 @@ class ReferenceDecoder:
         max_new_tokens: int,
         width: Width = 16,
         draft_window: int | None = None,
+        page: int = 1,
         temperature: float = 0.0,
         seed: int = 0,
         capture_state: bool = False,
@@ -180,12 +186,13 @@ class ReferenceDecoder:
             width: positions verified per step including the anchor, 1 .. block size: a number, one per step
                 (the last one repeats), or a function of the step's index.
             draft_window: how many context positions the drafter's full-attention layers see; None for all.
+            page: the window begins at a multiple of this, with up to `page` - 1 positions more.
             temperature: 0.0 is greedy.
             capture_state: keep the target's recurrent state after every step.
         """
         generator = torch.Generator().manual_seed(seed)
         target = TargetRun(self.target)
-        drafter = DrafterRun(self.drafter, self.target, draft_window)
+        drafter = DrafterRun(self.drafter, self.target, draft_window, page)
         logits, hidden = target.append(prompt)
         drafter.inject(hidden, len(prompt))
         tokens = [verify([], logits[-1:], temperature, generator)[-1]]

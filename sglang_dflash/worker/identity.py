@@ -12,7 +12,13 @@ SERVER_INFO_KEY = "sglang_dflash"
 
 
 def identity(
-    config: DrafterConfig, *, target: str, drafter: str, max_width: int, draft_attention_backend: str
+    config: DrafterConfig,
+    *,
+    target: str,
+    drafter: str,
+    max_width: int,
+    window: int | None,
+    draft_attention_backend: str,
 ) -> dict[str, Any]:
     """What the banner prints and ``/server_info`` shows."""
     return {
@@ -23,7 +29,7 @@ def identity(
         "layers": list(config.layer_types),
         "causal": list(config.causal),
         "target_layer_ids": list(config.target_layer_ids),
-        "window": None,
+        "window": window,
         "strategy": f"chain of argmax drafts, fixed width {max_width}",
         "draft_attention_backend": draft_attention_backend,
     }

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from sglang_dflash.upstream import KVWriteLoc, async_h2d, draft_tp_context
+from sglang_dflash.worker.rings import DraftRings
 from sglang_dflash.worker.step import Step
 
 # Long prompts are projected in pieces of this many tokens: the workspace stays out of the memory budget, so
@@ -17,29 +18,33 @@ CHUNK = 2048
 
 
 class Injection:
-    """Writes context K/V into the drafter's KV pool, at the slots that the target's own K/V of the tokens
-    have.
+    """Writes context K/V into the drafter's KV pool.
 
-    One slot number serves both pools, so whatever shares a prefix's slots (the radix cache) shares the
-    drafter's K/V too.
+    Without a draft window one slot number serves both pools, so whatever shares a prefix's slots (the radix
+    cache) shares the drafter's K/V too. With one, each request has a ring of its own slots.
 
     Args:
         runner: the drafter's ``ModelRunner``.
         layout: the parallel layout that the drafter was built for.
+        rings: the drafter's slots under a draft window.
     """
 
-    def __init__(self, runner: Any, layout: Any) -> None:
-        self._runner, self._layout = runner, layout
+    def __init__(self, runner: Any, layout: Any, rings: DraftRings | None) -> None:
+        self._runner, self._layout, self._rings = runner, layout, rings
 
     def prefill(self, batch: Any, hidden: Tensor, kv_loc_plan: Any) -> None:
         """Inject the tokens of a target extend: ``hidden`` [T, K * H], requests back to back."""
+        if self._rings is not None:
+            kept = self._rings.prefill(batch)
+            self._write(hidden[kept.tokens], kept.positions, kept.slots)
+            return
         lens = async_h2d([batch.prefix_lens, batch.extend_lens], dtype=torch.int64, device=hidden.device)
         prefix, extend = lens
         total = sum(batch.extend_lens)
         # Position of the first token, minus its index in the batch, per request.
         shift = prefix - (extend.cumsum(0) - extend)
         positions = shift.repeat_interleave(extend, output_size=total) + torch.arange(total, device=hidden.device)
-        self._write(hidden[:total], positions, kv_loc_plan)
+        self._write(hidden[:total], positions, self._slots(kv_loc_plan))
 
     @record_function("dflash.inject")
     def decode(self, step: Step, hidden: Tensor) -> None:
@@ -49,10 +54,14 @@ class Injection:
         request alone, and the next block overwrites each of them before anything reads it; so no mask is
         needed, and nothing here waits for the accept length.
         """
-        self._write(hidden[: step.block.positions.numel()], step.block.positions, step.kv_loc_plan)
+        positions = step.block.positions
+        self._write(hidden[: positions.numel()], positions, self._slots(step.kv_loc_plan))
 
-    def _write(self, hidden: Tensor, positions: Tensor, kv_loc_plan: Any) -> None:
-        slots = kv_loc_plan.write_ids(self._runner.kv_index_translator)
+    def _slots(self, kv_loc_plan: Any) -> Tensor:
+        slots: Tensor = kv_loc_plan.write_ids(self._runner.kv_index_translator)
+        return slots
+
+    def _write(self, hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
         pool, model = self._runner.token_to_kv_pool, self._runner.model
         with draft_tp_context(self._layout):
             for start in range(0, hidden.shape[0], CHUNK):

@@ -18,6 +18,7 @@ class Step:
 
     Attributes:
         width: positions of the block, anchor included.
+        seq_lens: int64 [bs], context tokens that the step's attention reads before the block.
         block: anchor and mask tokens, positions and KV slots.
         kv_loc_plan: SGLang's plan of the step's KV slots; every forward and writer of the step uses it.
         host_lens: int [bs] on the host, an upper bound of the KV length that the step's attention reads.
@@ -25,6 +26,7 @@ class Step:
     """
 
     width: int
+    seq_lens: Tensor
     block: Block
     kv_loc_plan: Any
     host_lens: Tensor
@@ -59,7 +61,7 @@ class Step:
             write_virtual=block.slots,
             read_extent=width,
         )
-        return cls(width, block, plan, host_lens, host_lens_sum)
+        return cls(width, batch.seq_lens, block, plan, host_lens, host_lens_sum)
 
     def forward_batch(self, batch: Any, runner: Any, tokens: Tensor, capture: CaptureHiddenMode) -> Any:
         """SGLang's batch for a forward of ``runner`` over the block.
@@ -72,6 +74,7 @@ class Step:
         batch.forward_mode = ForwardMode.TARGET_VERIFY
         batch.input_ids = tokens.flatten()
         batch.out_cache_loc = self.block.slots
+        batch.seq_lens = self.seq_lens
         batch.seq_lens_cpu = self.host_lens
         batch.seq_lens_sum = self.host_lens_sum
         batch.spec_info = DFlashVerifyInput(

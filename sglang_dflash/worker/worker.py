@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dflash.draft_window import context_window
 from sglang_dflash.model.source import drafter_config, mask_embedding
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.upstream import (
@@ -22,6 +23,7 @@ from sglang_dflash.upstream import (
     draft_pp_context,
     draft_tp_context,
     get_parallel,
+    get_schedule,
     get_spec,
     record_stream_each,
     resolve_draft_parallel_layout,
@@ -35,6 +37,7 @@ from sglang_dflash.worker.inject import Injection
 from sglang_dflash.worker.metrics import step_metrics
 from sglang_dflash.worker.no_sync import sync_guard
 from sglang_dflash.worker.pools import pool_bytes
+from sglang_dflash.worker.rings import DraftRings, RowAllocator
 from sglang_dflash.worker.state import DraftState
 from sglang_dflash.worker.stats import StepStats, stage_clock
 from sglang_dflash.worker.step import Step
@@ -66,6 +69,8 @@ class DFlashWorker(BaseSpecWorker):
         self._target_worker = target_worker
         self.drafter_config = drafter_config()
         self.width_policy: WidthPolicy = FixedWidth(get_spec().speculative_num_draft_tokens)
+        self._window = context_window(get_spec().speculative_draft_window_size, self.drafter_config)
+        self._rings: DraftRings | None = None
         spec = DraftParallelSpec(tp_execution=DraftTPExecution.SINGLE_GROUP)
         self.draft_parallel_layout = resolve_draft_parallel_layout(spec, collapse_cp=True)
         with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
@@ -91,12 +96,11 @@ class DFlashWorker(BaseSpecWorker):
             target=target_worker.model_runner.model_config.model_path,
             drafter=runner.model_config.model_path,
             max_width=self.width_policy.max_width,
+            window=self._window,
             draft_attention_backend=runner.draft_attention_backend,
         )
         if get_parallel().tp_rank == 0:
             logger.info(banner(self.identity))
-        self._draft = Drafting(runner, self.draft_parallel_layout)
-        self._inject = Injection(runner, self.draft_parallel_layout)
 
     def __getattr__(self, name: str) -> Any:
         """The scheduler asks this worker for whatever it asks a target's worker for."""
@@ -140,8 +144,27 @@ class DFlashWorker(BaseSpecWorker):
         token_to_kv_pool_allocator: Any = None,
     ) -> None:
         with draft_tp_context(self.draft_parallel_layout):
-            super().alloc_memory_pool(memory_pool_config, req_to_token_pool, token_to_kv_pool_allocator)
+            if self._window is None:
+                super().alloc_memory_pool(memory_pool_config, req_to_token_pool, token_to_kv_pool_allocator)
+            else:
+                self._alloc_rings(self._window, memory_pool_config, req_to_token_pool)
+                self.req_to_token_pool, self.token_to_kv_pool_allocator = req_to_token_pool, token_to_kv_pool_allocator
+        runner, layout = self._draft_worker.model_runner, self.draft_parallel_layout
+        self._draft, self._inject = Drafting(runner, layout, self._rings), Injection(runner, layout, self._rings)
         self._accept = Acceptance(self._target_worker.model_runner, get_parallel().tp_group)
+
+    def _alloc_rings(self, window: int, target_config: Any, request_pool: Any) -> None:
+        block, page = self.width_policy.max_width, get_schedule().page_size
+        self._rings = rings = DraftRings(request_pool, window=window, block=block, page=page)
+        self._draft_worker.alloc_memory_pool(
+            memory_pool_config=rings.pool_config(target_config),
+            req_to_token_pool=rings.request_pool,
+            token_to_kv_pool_allocator=RowAllocator(),
+        )
+
+    def _draft_model_runners(self) -> tuple[Any, ...]:
+        """Runners whose KV slots are the target's, for SGLang to move and copy with them; a ring's are not."""
+        return () if self._rings is not None else super()._draft_model_runners()
 
     def init_attention_backends(self) -> None:
         with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
@@ -201,7 +224,8 @@ class DFlashWorker(BaseSpecWorker):
         on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
         with nullcontext() if on_host else self._no_sync():
             step = Step.lay_out(batch, state, target.model_runner, width, self.drafter_config.mask_token_id)
-            tokens = self._draft(batch, step)
+            seen = self._draft.view(batch, step)
+            tokens = self._draft(batch, seen)
             tree = grammar_tree(batch, tokens)
             self._accept.before_verify(batch, tokens)
             self._clock.mark("draft")
@@ -214,7 +238,7 @@ class DFlashWorker(BaseSpecWorker):
             recurrent.commit(batch, step, accepted, target)
             publish(accepted.new_seq_lens)
             self._clock.mark("commit")
-        self._inject.decode(step, output.hidden_states)
+        self._inject.decode(seen, output.hidden_states)
         output.hidden_states = None
         self._clock.mark("inject")
         return GenerationBatchResult(
