@@ -14,6 +14,7 @@ from sglang_dflash.check.parameters import drafter_parameters, target_parameters
 from sglang_dflash.check.sizes import DTYPE_BYTES, StateBytes, draft_kv_per_token, state_bytes, target_kv_per_token
 from sglang_dflash.check.text import served_dtype
 from sglang_dflash.config import DrafterConfig, quantization, text_config
+from sglang_dflash.draft_window import context_window, ring_slots
 
 MAX_RUNNING = 48  # SGLang's for DFLASH, where --max-running-requests is not set
 STATE_SHARE = 0.9  # SGLang's --mamba-full-memory-ratio
@@ -37,19 +38,23 @@ def demand(
     kv_bytes = DTYPE_BYTES.get(args.kv_cache_dtype, DTYPE_BYTES[dtype])
     draft_kv_bytes = DTYPE_BYTES.get(args.speculative_draft_kv_cache_dtype or args.kv_cache_dtype, DTYPE_BYTES[dtype])
     state = _state(args, text, dtype, device)
+    block = args.speculative_num_draft_tokens or args.speculative_dflash_block_size or drafter.block_size or 16
+    window = context_window(args.speculative_draft_window_size, drafter)
+    context = args.context_length or text.get("max_position_embeddings") or drafter.max_position_embeddings
     return Demand(
         target_weights=_weights(target_files, target_parameters(config), dtype, quantization(config)) // tp,
         drafter_weights=_weights(drafter_files, drafter_parameters(drafter), dtype, drafter.quantization) // tp,
         target_kv=target_kv_per_token(text, kv_bytes=kv_bytes, tp_size=tp),
         draft_kv=draft_kv_per_token(drafter, kv_bytes=draft_kv_bytes, tp_size=tp),
         state=state,
-        block=args.speculative_num_draft_tokens or args.speculative_dflash_block_size or drafter.block_size or 16,
+        block=block,
         slots_per_request=slots_per_request(args),
         state_share=args.mamba_full_memory_ratio or STATE_SHARE,
         max_running=args.max_running_requests or MAX_RUNNING,
         max_tokens=args.max_total_tokens,
         max_states=args.max_mamba_cache_size,
         page=_page(args),
+        ring=None if window is None else ring_slots(window, block=block, page=_page(args), context=int(context)),
     )
 
 

@@ -28,6 +28,7 @@ class Demand:
         max_running: requests that may run at once, as asked for.
         max_tokens, max_states: ``--max-total-tokens``, ``--max-mamba-cache-size``; None where SGLang decides.
         page: tokens of a K/V page.
+        ring: slots of the drafter's pool that a request takes under a draft window; None without one.
     """
 
     target_weights: int
@@ -42,6 +43,7 @@ class Demand:
     max_tokens: int | None = None
     max_states: int | None = None
     page: int = 1
+    ring: int | None = None
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,12 @@ def fit(demand: Demand, static_bytes: float) -> Fit:
         tokens = min(tokens, demand.max_tokens // demand.page * demand.page)
     running = min(running, tokens // 2)
     rows = tokens + demand.page if tokens else 0  # one padding page
+    # Rings are there for as many requests as were asked for. SGLang divides as if the drafter had a slot per token.
+    draft_rows = rows if demand.ring is None or not tokens else demand.max_running * demand.ring + demand.page
     return Fit(
         weights=weights,
         target_kv=rows * demand.target_kv,
-        draft_kv=rows * demand.draft_kv,
+        draft_kv=draft_rows * demand.draft_kv,
         states=(state_slots + 1) * state.slot,
         scratch=scratch_slots * state.scratch(demand.block),
         tokens=tokens,

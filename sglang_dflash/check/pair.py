@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_dflash.check.findings import Finding, error, ok, warn
 from sglang_dflash.config import DrafterConfig, text_config
+from sglang_dflash.draft_window import context_window
 
 
 @dataclass(frozen=True)
@@ -185,13 +186,11 @@ def _window(drafter: DrafterConfig, serving: Serving) -> Finding:
             expected=f"{block} or more",
             remedy="choose a window of at least one block; 2048 or 4096 are usual",
         )
+    reads = context_window(window, drafter)
     if "full_attention" not in drafter.layer_types:
-        return warn(
-            about,
-            f"--speculative-draft-window-size {window}, but every layer of the drafter slides already",
-            expected="a drafter with full-attention layers",
-            remedy="leave the flag out: sliding layers keep their own window",
-        )
+        return ok(about, f"{reads} tokens, as every layer slides: the flag only bounds the drafter's K/V")
+    if reads != window:
+        return ok(about, f"{reads} tokens: not {window}, because sliding layers keep their window of {reads + 1}")
     return ok(about, f"{window} tokens for full-attention layers")
 
 

@@ -47,7 +47,7 @@ def _memory(memory: MemoryTable, window: int | None) -> Table:
     table.add_row("drafter's weights", _size(demand.drafter_weights), _size(fit.weights))
     table.add_row("target's K/V, one token", _size(demand.target_kv), _size(fit.target_kv))
     table.add_row("drafter's K/V, one token", _size(demand.draft_kv), _size(fit.draft_kv))
-    rows = (window or WINDOW) + demand.block + demand.page
+    rows = demand.ring or WINDOW + demand.block + demand.page
     label = f"drafter's K/V, one request with a draft window of {window or WINDOW}"
     table.add_row(label, _size(rows * demand.draft_kv), "")
     if demand.state.slot:

@@ -140,3 +140,10 @@ def test_a_27b_pair_keeps_two_gibibytes_of_scratch_a_request() -> None:
     state = state_bytes(text, recurrent_bytes=4, conv_bytes=2, tp_size=1)
     assert state.recurrent == 48 * 48 * 128 * 128 * 4
     assert state.scratch(16) == pytest.approx(2.27 * (1 << 30), rel=0.01)
+
+
+def test_rings_replace_the_drafters_slot_per_token() -> None:
+    """Both as tokens of K/V; SGLang still divides the memory as if the drafter had a slot per token."""
+    fitted = fit(replace(DENSE, ring=7), static_bytes=2200)
+    assert fitted.tokens == 100
+    assert fitted.draft_kv == (3 * 7 + 1) * 2  # one padding token

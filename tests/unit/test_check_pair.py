@@ -70,12 +70,6 @@ WARNINGS = [
     ("mask token", {"mask_token_id": 2}, {}, {}),
     ("context length", {"max_position_embeddings": 2048}, {}, {}),
     ("context length", {}, {}, {"context_length": 8192}),
-    (
-        "draft window",
-        {"layer_types": ["sliding_attention"] * 2, "sliding_window": 32},
-        {},
-        {"draft_window": 64},
-    ),
 ]
 
 
@@ -99,3 +93,19 @@ def test_the_flag_alone_gives_a_block_size_to_a_drafter_without_one() -> None:
 def test_layers_are_summed_up() -> None:
     mixed = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 2048}
     assert findings(mixed)["drafter's layers"].value == "1 causal sliding, 1 full, window 2048"
+
+
+@pytest.mark.parametrize(
+    ("layers", "requested", "said"),
+    [
+        ("full full", 64, "64 tokens for full-attention layers"),
+        ("sliding full", 64, "64 tokens for full-attention layers"),
+        ("sliding full", 16, "31 tokens: not 16, because sliding layers keep their window of 32"),
+        ("sliding sliding", 64, "31 tokens, as every layer slides"),
+    ],
+)
+def test_the_draft_window_found_is_the_one_served(layers: str, requested: int, said: str) -> None:
+    changes = {"layer_types": [f"{kind}_attention" for kind in layers.split()], "sliding_window": 32}
+    found = findings(changes, draft_window=requested)["draft window"]
+    assert found.level == "ok"
+    assert found.value.startswith(said)
