@@ -1,0 +1,162 @@
+"""Drafters of every shape: drafts and tokens equal the reference decoder's, step by step.
+
+The drafters have random weights in which attention weighs much, so that a wrong mask, window, rotation or head layout
+changes their drafts. A bad draft changes no token, so comparing tokens alone would show nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dflash import PROBE, corpus, generate, target_arguments, worker_info
+from serving import running
+from torch import Tensor
+
+from sglang_dflash.pairs import drafter, drafter_path, reference_decoder, target_path
+from sglang_dflash.pairs.drafter import FULL, SLIDING, Drafter, DrafterConfig
+from sglang_dflash.pairs.reference_decoder import Decoded, ReferenceDecoder
+
+PAIR, NEW_TOKENS, WINDOW = "tiny-dense", 24, 20
+FACTOR, ORIGINAL = 4.0, 64
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A drafter beside the plain one.
+
+    Attributes:
+        fields: changes to the plain drafter's configuration.
+        keys: further keys of its ``config.json``.
+        flag: block size on the command line; None leaves it to the checkpoint.
+        causal: what the reference makes of ``is_causal``.
+        yarn: whether the reference scales its rotation.
+        matters: whether the drafts differ from those of the same weights under plain attention.
+    """
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    keys: dict[str, Any] = field(default_factory=dict)
+    flag: int | None = 16
+    causal: bool | None = None
+    yarn: bool = False
+    matters: bool = True
+
+
+YARN = {"rope_type": "yarn", "factor": FACTOR, "original_max_position_embeddings": ORIGINAL}
+SHAPES = {
+    "one KV head, narrow heads, block size of the checkpoint": Shape(
+        {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 32, "block_size": 12}, flag=None, matters=False
+    ),
+    "as many KV heads as heads, wide heads, one target layer": Shape(
+        {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128, "target_layer_ids": (2,)}, matters=False
+    ),
+    "all sliding, block size of the flag": Shape(
+        {"layer_types": (SLIDING,) * 2, "sliding_window": WINDOW, "block_size": 16}, flag=5
+    ),
+    "interleaved, other heads": Shape(
+        {
+            "layer_types": (SLIDING, FULL, SLIDING),
+            "sliding_window": WINDOW,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 32,
+        }
+    ),
+    "causal full attention": Shape(keys={"is_causal": True}, causal=True),
+    "bidirectional sliding attention": Shape(
+        {"layer_types": (SLIDING,) * 2, "sliding_window": WINDOW}, {"is_causal": False}, causal=False
+    ),
+    "YaRN": Shape(keys={"rope_scaling": YARN}, yarn=True),
+}
+QUICK = "interleaved, other heads"
+
+
+def write(shape: Shape, folder: Path) -> Path:
+    torch.manual_seed(0)
+    plain = DrafterConfig.load(drafter_path(PAIR, "good"))
+    model = Drafter(dataclasses.replace(plain, **shape.fields))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("o_proj.weight"):
+                weight.mul_(20)
+            elif name.endswith("q_norm.weight"):
+                weight.mul_(4)
+    model.save(folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **shape.keys}))
+    return folder
+
+
+def visible_where(
+    causal: bool, layer_type: str, query: Tensor, key: Tensor, start: Tensor, window: int | None, *_: Any
+) -> Tensor:
+    """``pairs.drafter.visible`` with ``is_causal`` said for all layers; a window reaches as far ahead as back."""
+    near = (query - key).abs() < window if layer_type == SLIDING and window else torch.ones_like(key == query)
+    return near & (key <= query) if causal else near
+
+
+def yarn_rotation(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """``pairs.drafter.rotate`` under YaRN (Peng et al. 2023, section 3.4; beta 32 and 1, rounded outwards)."""
+    half = x.shape[-1] // 2
+    frequencies = theta ** (-torch.arange(half, dtype=torch.float32) / half)
+    low, high = (half * math.log(ORIGINAL / (turns * 2 * math.pi)) / math.log(theta) for turns in (32, 1))
+    first, last = max(math.floor(low), 0), min(math.ceil(high), x.shape[-1] - 1)
+    slowed = ((torch.arange(half) - first) / max(last - first, 0.001)).clamp(0, 1)
+    frequencies = frequencies * (1 - slowed) + frequencies / FACTOR * slowed
+    angles = positions[:, None, :, None].float() * frequencies
+    cos, sin = (part(angles) * (0.1 * math.log(FACTOR) + 1) for part in (torch.cos, torch.sin))
+    a, b = x.float().split(half, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+def reference(shape: Shape, folder: Path, prompt: list[int], width: int, patch: pytest.MonkeyPatch) -> Decoded:
+    with patch.context() as inside:
+        if shape.causal is not None:
+            rule: Callable[..., Tensor] = lambda *arguments: visible_where(bool(shape.causal), *arguments)  # noqa: E731
+            inside.setattr(reference_decoder, "visible", rule)
+        if shape.yarn:
+            inside.setattr(drafter, "rotate", yarn_rotation)
+        return ReferenceDecoder.load(target_path(PAIR), folder).decode(prompt, NEW_TOKENS, width=width)
+
+
+def undone(shape: Shape, folder: Path, prompt: list[int], width: int) -> Decoded:
+    """What the same weights draft with plain full attention."""
+    decoder = ReferenceDecoder.load(target_path(PAIR), folder)
+    config = decoder.drafter.config
+    decoder.drafter.config = dataclasses.replace(config, layer_types=(FULL,) * len(config.layer_types))
+    return decoder.decode(prompt, NEW_TOKENS, width=width)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SHAPES]
+)
+def test_drafts_equal_the_reference(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = SHAPES[name]
+    folder = write(shape, tmp_path / "drafter")
+    width = shape.flag or shape.fields["block_size"]
+    command = ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(folder)]
+    if shape.flag:
+        command += ["--speculative-num-draft-tokens", str(shape.flag)]
+    probe = {"PYTHONPATH": PROBE, "DFLASH_PROBE": str(tmp_path)}
+    with running(tmp_path, *target_arguments(PAIR), *command, **probe) as server:
+        assert worker_info(server)["block_size"] == width
+        prompts = sorted(corpus(PAIR, 12, seed=4), key=len)[2:5]
+        answers = [generate(server, prompt, NEW_TOKENS) for prompt in prompts]
+    lines = [json.loads(line) for line in (tmp_path / "drafts.jsonl").read_text().splitlines()]
+    told_apart = False
+    for prompt, answer in zip(prompts, answers, strict=True):
+        expected = reference(shape, folder, prompt, width, monkeypatch)
+        drafted = [tuple(line["block"][1:]) for line in lines if line["rid"] == answer.meta["id"]]
+        assert answer.tokens == expected.tokens
+        assert drafted[: len(expected.steps)] == [step.drafted for step in expected.steps]
+        if shape.matters:
+            plain = undone(shape, folder, prompt, width)
+            told_apart |= [step.drafted for step in plain.steps] != [step.drafted for step in expected.steps]
+    assert told_apart == shape.matters, "these drafts are those of plain attention: the comparison says nothing"
