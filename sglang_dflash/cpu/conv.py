@@ -21,9 +21,20 @@ def _activate(y: torch.Tensor, activation: str | bool | None) -> torch.Tensor:
     return F.silu(y, inplace=True) if activation in ("silu", "swish", True) else y
 
 
-def _filter(windows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Weigh each window ``[..., dim, width]`` by ``weight [dim, width]``, in fp32: ``[..., dim]``."""
-    y = (windows * weight.float()).sum(-1)
+def _filter_one(window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Weigh one window per request, rows ``[bs, width, dim]``, by ``weight [dim, width]`` in fp32: ``[bs, 1, dim]``."""
+    y = (window.mT * weight.float()).sum(-1).unsqueeze(1)
+    return y if bias is None else y.add_(bias)
+
+
+def _filter(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Weigh every window of rows ``[..., T + width - 1, dim]``, one tap after the other, in fp32: ``[..., T, dim]``."""
+    taps = weight.float().t().contiguous()
+    steps = rows.shape[-2] - len(taps) + 1
+    rows = rows.float()
+    y = rows[..., :steps, :] * taps[0]
+    for i in range(1, len(taps)):
+        y.addcmul_(rows[..., i : i + steps, :], taps[i])
     return y if bias is None else y.add_(bias)
 
 
@@ -83,7 +94,7 @@ def prefill(
     rows = torch.cat([histories.reshape(-1, dim), x.t()]).index_select(0, layout.order)
     conv_states.index_copy_(0, slots, rows[layout.tails].transpose(1, 2).to(conv_states.dtype))
     # Windows that straddle two sequences are computed too, and dropped by the selection.
-    y = _filter(rows.unfold(0, width, 1), weight, bias).index_select(0, layout.windows)
+    y = _filter(rows, weight, bias).index_select(0, layout.windows)
     return _activate(y, activation).to(x.dtype).t()
 
 
@@ -111,7 +122,8 @@ def update(
         conv_state: pool ``[slots, dim, width - 1]``.
         weight: ``[dim, width]``; bias: ``[dim]`` or None.
         conv_state_indices: slot of each request, ``[bs]``; negative for padding.
-        intermediate_conv_window: verify only, ``[rows, block >= T, dim, width - 1]``; written in place.
+        intermediate_conv_window: verify only, ``[rows, block >= T, dim, width - 1]``; written in place. Windows of
+            consecutive positions share their memory, as SGLang allocates them for chains.
         intermediate_state_indices: row of each request in it, ``[bs]``.
         retrieve_next_token: given for draft trees, which are refused.
         unused: launch parameters of the upstream kernel.
@@ -127,12 +139,19 @@ def update(
     slots = live_slots(conv_state_indices)
     history = conv_state.index_select(0, slots).transpose(1, 2).to(x.dtype)
     rows = torch.cat([history, tokens], 1)
-    windows = rows.unfold(1, width, 1)
     if intermediate_conv_window is None or intermediate_state_indices is None:
         conv_state.index_copy_(0, slots, rows[:, 1 - width :].transpose(1, 2).to(conv_state.dtype))
+        y = _filter_one(rows, weight, bias)
     else:
-        # For a chain SGLang lets windows of consecutive steps share memory; what they share is the same value.
-        stored = windows[..., 1:].to(intermediate_conv_window.dtype)
-        intermediate_conv_window[:, : tokens.shape[1]].index_copy_(0, intermediate_state_indices.long(), stored)
-    y = _activate(_filter(windows, weight, bias), activation).to(x.dtype)
+        columns = _columns(intermediate_conv_window, rows.shape[1] - 1)
+        columns.index_copy_(0, intermediate_state_indices.long(), rows[:, 1:].transpose(1, 2).to(columns.dtype))
+        y = _filter(rows, weight, bias)
+    y = _activate(y, activation).to(x.dtype)
     return y.squeeze(1) if x.dim() == 2 else y.transpose(1, 2)
+
+
+def _columns(windows: torch.Tensor, count: int) -> torch.Tensor:
+    """The first ``count`` columns behind windows ``[rows, block, dim, W]`` that overlap: ``[rows, dim, count]``."""
+    row, step, dim, column = windows.stride()
+    assert step == column, "each window of a chain is the one before it, moved by a token"
+    return windows.as_strided((windows.shape[0], windows.shape[2], count), (row, dim, column))
