@@ -39,11 +39,13 @@ def _register_hooks() -> None:
     from sglang_dflash.worker.identity import report_worker
     from sglang_dflash.worker.prefix_cap import MAX_PREFIX, cap_prefix
     from sglang_dflash.worker.refusals import VALIDATE, refuse_request
+    from sglang_dflash.worker.ring_budget import POOL_CONFIG, charge_rings
 
     hooks = (
         (CREATE_WORKER, takeover.choose_worker, HookType.AROUND),
         (VALIDATE, refuse_request, HookType.AROUND),
         (MAX_PREFIX, cap_prefix, HookType.AFTER),
+        (POOL_CONFIG, charge_rings, HookType.AROUND),
         ("sglang.srt.managers.scheduler.Scheduler.get_internal_state", report_worker, HookType.AFTER),
         ("sglang.srt.server_args.ServerArgs.add_cli_args", flags.accept_old_flags, HookType.AFTER),
         (

@@ -80,12 +80,16 @@ def fit(demand: Demand, static_bytes: float) -> Fit:
         running = min(running, state_slots // demand.slots_per_request)
         scratch_slots = running + 1  # one more: the padding slot
         rest -= state.slot * (scratch_slots * demand.block + state_slots + 1)
-    tokens = max(0, int(rest // (demand.target_kv + demand.draft_kv))) // demand.page * demand.page
+    per_token = demand.target_kv
+    if demand.ring is None:
+        per_token += demand.draft_kv
+    else:
+        rest -= demand.max_running * demand.ring * demand.draft_kv
+    tokens = max(0, int(rest // per_token)) // demand.page * demand.page
     if demand.max_tokens is not None:
         tokens = min(tokens, demand.max_tokens // demand.page * demand.page)
     running = min(running, tokens // 2)
     rows = tokens + demand.page if tokens else 0  # one padding page
-    # Rings are there for as many requests as were asked for. SGLang divides as if the drafter had a slot per token.
     draft_rows = rows if demand.ring is None or not tokens else demand.max_running * demand.ring + demand.page
     return Fit(
         weights=weights,

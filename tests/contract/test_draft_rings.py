@@ -5,15 +5,20 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("sglang")
 
+from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import SpecAuxHiddenStateConfig
+
 from sglang_dflash.cpu.kv_pool import CpuKVPool
 from sglang_dflash.ops.reference import Block
 from sglang_dflash.upstream import ReqToTokenPool
+from sglang_dflash.worker import ring_budget
+from sglang_dflash.worker.ring_budget import charge_rings
 from sglang_dflash.worker.rings import DraftRings
 from sglang_dflash.worker.step import Step
 
@@ -174,3 +179,25 @@ def kv_bytes(slots: int, page: int) -> int:
         enable_alt_stream=False,
     )
     return int(sum(pool.get_kv_size_bytes()))
+
+
+def test_the_budget_is_charged_for_the_rings_and_not_for_a_slot_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_budget, "served_window", lambda: 64)
+    monkeypatch.setattr(ring_budget, "get_spec", lambda: SimpleNamespace(speculative_num_draft_tokens=16))
+    monkeypatch.setattr(ring_budget, "get_schedule", lambda: SimpleNamespace(page_size=1, max_running_requests=4))
+    sizes = SpecAuxHiddenStateConfig(dflash_draft_num_layers=5)
+    configurator = SimpleNamespace(
+        is_draft_worker=False,
+        dflash_draft_cell_size_per_token=10,
+        spec_aux_config=sizes,
+        model_config=SimpleNamespace(context_len=1000),
+    )
+
+    def divide(configurator: Any, budget: int, cap_tokens: int) -> tuple[int, int, int | None]:
+        return budget, cap_tokens, configurator.spec_aux_config.dflash_draft_num_layers
+
+    assert charge_rings(divide, configurator, 10_000, cap_tokens=7) == (10_000 - 4 * (64 + 16) * 10, 7, None)
+    assert configurator.spec_aux_config is sizes
+    assert sizes.dflash_draft_num_layers == 5
+    monkeypatch.setattr(ring_budget, "served_window", lambda: None)
+    assert charge_rings(divide, configurator, 10_000, cap_tokens=7) == (10_000, 7, 5)

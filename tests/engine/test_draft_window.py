@@ -1,0 +1,116 @@
+"""A draft window in a real server: the reference's drafts step by step, plain decoding's tokens, and its memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+from dflash import PROBE, assert_nothing_leaked, corpus, dflash_server, flush, generate, generate_all, worker_info
+from serving import Server
+
+from sglang_dflash.config import DrafterConfig
+from sglang_dflash.draft_window import context_window, ring_slots
+from sglang_dflash.pairs import drafter_path, target_path
+from sglang_dflash.pairs.reference_decoder import Decoded, ReferenceDecoder
+
+PAIR, BLOCK, NEW_TOKENS = "tiny-hybrid", 16, 64
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to serve the pair with a draft window of ``window`` tokens."""
+
+    window: int
+    arguments: tuple[str, ...] = ()
+    drafter: str = "good"
+
+    @property
+    def page(self) -> int:
+        return int(self.arguments[self.arguments.index("--page-size") + 1]) if "--page-size" in self.arguments else 1
+
+    @property
+    def reads(self) -> int:
+        window = context_window(self.window, DrafterConfig.load(drafter_path(PAIR, self.drafter)))
+        assert window is not None
+        return window
+
+    def __str__(self) -> str:
+        return " ".join((str(self.window), self.drafter, *self.arguments))
+
+
+PAGED, CHUNKED, SYNC = ("--page-size", "16"), ("--chunked-prefill-size", "64"), ("--disable-overlap-schedule",)
+QUICK = Case(64, PAGED)
+SLOW = (
+    Case(16),
+    Case(64, (*SYNC, *CHUNKED)),
+    Case(4096, (*PAGED, *CHUNKED)),
+    Case(16, (*SYNC, *PAGED, *CHUNKED)),
+    Case(4096),
+    Case(16, drafter="interleaved"),
+    Case(64, PAGED, drafter="swa"),
+)
+
+
+@cache
+def reference(drafter: str) -> ReferenceDecoder:
+    return ReferenceDecoder.load(target_path(PAIR), drafter_path(PAIR, drafter))
+
+
+def decoded(case: Case, prompt: Sequence[int]) -> Decoded:
+    return reference(case.drafter).decode(prompt, NEW_TOKENS, BLOCK, draft_window=case.reads, page=case.page)
+
+
+def drafts(probe: Path, rid: str) -> list[tuple[int, ...]]:
+    """What was drafted for a request, in order."""
+    lines = map(json.loads, (probe / "drafts.jsonl").read_text().splitlines())
+    return [tuple(line["block"][1:]) for line in lines if line["rid"] == rid]
+
+
+def check(case: Case, folder: Path) -> None:
+    probe = folder / "probe"
+    probe.mkdir()
+    environment = {"PYTHONPATH": PROBE, "DFLASH_PROBE": str(probe), "SGLANG_DFLASH_FORBID_SYNC": "1"}
+    arguments = ("--speculative-draft-window-size", str(case.window), *case.arguments)
+    prompts = corpus(PAIR, 6, seed=1)
+    expected = [decoded(case, prompt) for prompt in prompts]
+    with dflash_server(PAIR, folder, *arguments, drafter=case.drafter, **environment) as server:
+        assert_memory(case, server)
+        flush(server)
+        together = generate_all(server, prompts, 6, NEW_TOKENS)
+        hits = [generate(server, prompt, NEW_TOKENS) for prompt in prompts]
+        for answers in (together, hits):
+            for answer, wanted in zip(answers, expected, strict=True):
+                assert answer.tokens == wanted.tokens
+                steps = [step.drafted for step in wanted.steps]
+                assert drafts(probe, answer.meta["id"])[: len(steps)] == steps
+                assert answer.meta["spec_verify_ct"] == len(steps)
+        for answer, prompt in zip(hits, prompts, strict=True):
+            assert answer.meta["cached_tokens"] <= max(0, len(prompt) - case.reads)
+        assert any(answer.meta["cached_tokens"] for answer in hits) == any(len(p) > case.reads + 64 for p in prompts)
+        assert_nothing_leaked(server)
+    assert sum(sum(wanted.accept_lengths) - len(wanted.steps) for wanted in expected) > 0, "no draft was ever accepted"
+
+
+def assert_memory(case: Case, server: Server) -> None:
+    """The drafter's pool holds a ring per request, and SGLang's padding page."""
+    info = worker_info(server)
+    config = DrafterConfig.load(drafter_path(PAIR, case.drafter))
+    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4  # float32
+    slots = 8 * ring_slots(case.reads, block=BLOCK, page=case.page, context=8192 + 2 * BLOCK)
+    assert info["window"] == case.reads
+    assert info["memory_bytes"]["draft_kv"] == (slots + case.page) * per_token
+
+
+def test_a_window_drafts_as_the_reference(tmp_path: Path) -> None:
+    check(QUICK, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("case", SLOW, ids=str)
+def test_windows_of_every_kind_draft_as_the_reference(case: Case, tmp_path: Path) -> None:
+    check(case, tmp_path)
