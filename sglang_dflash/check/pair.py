@@ -187,6 +187,7 @@ def _window(drafter: DrafterConfig, serving: Serving) -> Finding:
             remedy="choose a window of at least one block; 2048 or 4096 are usual",
         )
     reads = context_window(window, drafter)
+    assert reads is not None  # a window was asked for
     if "full_attention" not in drafter.layer_types:
         return ok(about, f"{reads} tokens, as every layer slides: the flag only bounds the drafter's K/V")
     if reads != window:
