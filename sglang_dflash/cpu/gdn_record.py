@@ -56,4 +56,7 @@ class Records:
         """State of each request after one position of its block, ``positions [bs]``: the shape of ``before``."""
         rows = positions.view(1, -1, 1, 1, 1).expand(*self._decays.shape[:3], 1, self._decays.shape[-1])
         decay = self._decays.gather(3, rows).mT  # [layers, bs, HV, block + 1, 1]
-        return self._before * decay[..., -1:, :] + (self._writes * decay[..., :-1, :]).mT @ self._keys
+        states = self._before * decay[..., -1:, :]
+        writes, keys = (self._writes * decay[..., :-1, :]).flatten(0, 2), self._keys.flatten(0, 2)
+        states.flatten(0, 2).baddbmm_(writes.mT, keys)
+        return states
