@@ -86,28 +86,29 @@ class DraftRings:
     def prefill(self, batch: Any) -> RingWrites:
         """What to write of a target extend: the tokens that its last block can still see, for each request.
 
-        A request that holds its row for the first time starts an empty ring; another chunk goes on in it.
+        A request that holds its row for the first time starts an empty ring; another chunk goes on in it, and so
+        does a decode row of a mixed batch.
         """
         rows = batch.req_pool_indices_cpu.tolist()
-        first, count, skipped, oldest = [], [], [], []
-        flat = 0
+        counts, ends, oldest = [], [], []
         for row, req, prefix, extend in zip(rows, batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True):
-            end = prefix + extend
-            first.append(max(prefix, self._page_start(end - self.window)))
-            count.append(end - first[-1])
-            skipped.append(flat - prefix)
-            flat += extend
+            length = prefix + extend
+            counts.append(min(extend, length - self._page_start(length - self.window)))
+            ends.append(extend + (ends[-1] if ends else 0))
             oldest.append(-1 if self._holds(row, req.rid) else self._page_start(prefix))
-        firsts, counts, shifts, starts, ring_rows = async_h2d(
-            [first, count, skipped, oldest, rows], dtype=torch.int64, device=self._table.device
+        total = sum(counts)
+        count, end, start, row_ids = async_h2d(
+            [counts, ends, oldest, rows], dtype=torch.int64, device=self._table.device
         )
-        self._oldest[ring_rows] = torch.where(starts < 0, self._oldest[ring_rows], starts)
+        self._oldest[row_ids] = torch.where(start < 0, self._oldest[row_ids], start)
 
         def per_token(per_request: Tensor) -> Tensor:
-            return per_request.repeat_interleave(counts, output_size=sum(count))
+            return per_request.repeat_interleave(count, output_size=total)
 
-        positions = per_token(firsts - (counts.cumsum(0) - counts)) + torch.arange(sum(count), device=counts.device)
-        return RingWrites(positions + per_token(shifts), positions, self._slots(per_token(ring_rows), positions))
+        # Index of a token in the batch, and its position: the last ``count`` of each request.
+        tokens = torch.arange(total, device=count.device) + per_token(end - count.cumsum(0))
+        positions = tokens + per_token(batch.seq_lens - end)
+        return RingWrites(tokens, positions, self._slots(per_token(row_ids), positions))
 
     def view(self, step: Step, rows: Tensor, translator: Any) -> Step:
         """The step as the drafter sees it: lengths from its oldest visible token on, slots of its own pool.

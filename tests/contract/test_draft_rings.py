@@ -74,6 +74,7 @@ class Simulation:
                 req_pool_indices_cpu=torch.tensor([request.kv.req_pool_idx]),
                 prefix_lens=[request.length],
                 extend_lens=[extend],
+                seq_lens=torch.tensor([request.length + extend]),
             )
             written = self.rings.prefill(batch)
             assert (written.tokens == written.positions - request.length).all()
