@@ -43,9 +43,10 @@ class Case:
 
 
 PAGED, CHUNKED, SYNC = ("--page-size", "16"), ("--chunked-prefill-size", "64"), ("--disable-overlap-schedule",)
-QUICK = Case(64, PAGED)
+QUICK = Case(64, (*PAGED, *CHUNKED))
 SLOW = (
     Case(16),
+    Case(64, SYNC),
     Case(64, (*SYNC, *CHUNKED)),
     Case(4096, (*PAGED, *CHUNKED)),
     Case(16, (*SYNC, *PAGED, *CHUNKED)),
@@ -90,7 +91,9 @@ def check(case: Case, folder: Path) -> None:
                 assert answer.meta["spec_verify_ct"] == len(steps)
         for answer, prompt in zip(hits, prompts, strict=True):
             assert answer.meta["cached_tokens"] <= max(0, len(prompt) - case.reads)
-        assert any(answer.meta["cached_tokens"] for answer in hits) == any(len(p) > case.reads + 64 for p in prompts)
+        # A hybrid's hit ends at a recurrent state that was kept: one per chunk, the last boundary before its end.
+        if "--chunked-prefill-size" in case.arguments and case.window < 1000:
+            assert max(answer.meta["cached_tokens"] for answer in hits) > 0
         assert_nothing_leaked(server)
     assert sum(sum(wanted.accept_lengths) - len(wanted.steps) for wanted in expected) > 0, "no draft was ever accepted"
 
