@@ -36,15 +36,23 @@ def build(name: str, folder: Path) -> transformers.PreTrainedModel:
     published_target = load_config(FOLDER / name / "target")
     published_drafter = load_config(FOLDER / name / "drafter")
     target = shrink_target(published_target)
-    model = _model(target)
+    model = _model(target).float()
     spread_weights(model)
-    model.to(DTYPE).save_pretrained(folder / "target")
+    _round(model)
+    copy.deepcopy(model).to(DTYPE).save_pretrained(folder / "target")
     # The published keys in place of what transformers 5 writes: it moves some, where SGLang 0.5.23 does not look for
     # them (a Qwen3-Next's RoPE base).
     (folder / "target" / "config.json").write_text(json.dumps(target, indent=2))
     _write_tokenizer(folder / "target", multimodal="vision_config" in target)
     _write_drafter(shrink_drafter(published_drafter, text_config(published_target)), folder / "drafter")
-    return model.float().eval()
+    return model.eval()
+
+
+def _round(model: torch.nn.Module) -> None:
+    """Weights to what ``DTYPE`` can hold, the model stays in float32: its RoPE frequencies are no weights."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(DTYPE))
 
 
 def shrink_target(published: dict[str, Any]) -> dict[str, Any]:
