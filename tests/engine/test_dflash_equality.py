@@ -91,8 +91,9 @@ def assert_equal(case: Case, server: Server, expected: Sequence[Sequence[int]]) 
         answers += generate_all(server, inputs[:2], concurrency, NEW_TOKENS)
         for answer, tokens in zip(answers, [*expected[:number], *expected[:2]], strict=True):
             assert answer.tokens == tokens
-        cached = [answer.meta["cached_tokens"] for answer in answers[-2:]]
-        if "no_buffer" not in case.arguments:
+        # Together, requests share the chunks' budget, and a chunk may end where no recurrent state is kept.
+        if concurrency == 1 and "no_buffer" not in case.arguments:
+            cached = [answer.meta["cached_tokens"] for answer in answers[-2:]]
             assert max(cached) > 0, "the repeated prompts were not read from the prefix cache"
         compared += len(answers)
     assert_nothing_leaked(server)

@@ -51,9 +51,11 @@ def test_accept_length_of_a_request_is_exact(server: Server) -> None:
     assert answer.meta["spec_accept_length"] == len(answer.tokens) / steps
     # Prefill gives the first token, every step its accepted drafts and one more; the last step may run past
     # the end.
-    made = 1 + steps + sum(drafts * count for drafts, count in enumerate(histogram))
+    accepted = sum(drafts * count for drafts, count in enumerate(histogram))
+    made = 1 + steps + accepted
     assert len(answer.tokens) <= made < len(answer.tokens) + 16
     assert answer.meta["spec_accept_length"] > 1.5, "the drafter was not used"
+    assert answer.meta["spec_accept_rate"] == accepted / (steps * 15)
 
 
 @pytest.mark.parametrize("limit", range(1, 20))
