@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
 from dflash import TRACKED, draft_arguments
 from serving import Server, running
 
@@ -17,17 +19,20 @@ PAIR = "tiny-hybrid"
 FEATURES = (
     *("--dtype", "float32", "--max-running-requests", "16", *TRACKED),
     *("--enable-custom-logit-processor", "--enable-return-hidden-states"),
-    "--constrained-json-disable-any-whitespace",  # a schema answer then has an end
 )
+COMPACT_JSON = "--constrained-json-disable-any-whitespace"  # an answer then cannot end in spaces without end
 # Every device-to-host wait inside a step raises.
 STRICT = {"SGLANG_DFLASH_FORBID_SYNC": "1"}
+# Without overlap, plain decoding applies several penalties in an order of its own in every process.
+PENALTY_ORDER = str(Path(__file__).parent / "penalty_order")
 
 Params = dict[str, Any]
 
 
 @contextlib.contextmanager
 def plain_server(folder: Path, *arguments: str) -> Iterator[Server]:
-    with running(folder, "--model-path", str(target_path(PAIR)), *FEATURES, *arguments) as server:
+    command = ("--model-path", str(target_path(PAIR)), *FEATURES, *arguments)
+    with running(folder, *command, PYTHONPATH=PENALTY_ORDER) as server:
         yield server
 
 
@@ -39,6 +44,13 @@ def dflash_server(
     with running(folder, *command, **environment) as server:
         assert server.get("/server_info").json()["internal_states"][0]["sglang_dflash"]["block_size"] == block
         yield server
+
+
+def random_prompts(number: int, length: int = 24) -> list[list[int]]:
+    """Token ids in no order: behind text that it never saw the target is unsure of every token."""
+    vocab = json.loads((target_path(PAIR) / "config.json").read_text())["vocab_size"]
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(vocab, (number, length), generator=generator).tolist()
 
 
 def answers(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import transformers
 from dflash import assert_nothing_leaked, corpus
-from requests_of import PAIR, STRICT, answers, dflash_server, plain_server, raw, tokens
+from requests_of import COMPACT_JSON, PAIR, STRICT, answers, dflash_server, plain_server, raw, tokens
 from serving import Server
 from sglang.srt.sampling import custom_logit_processor
 
@@ -97,7 +97,7 @@ def text_of(ids: list[int]) -> str:
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Plain decoding's answers to every case, and its log-probabilities."""
     prompts = corpus(PAIR, PROMPTS)
-    with plain_server(tmp_path_factory.mktemp("plain"), "--disable-overlap-schedule") as server:
+    with plain_server(tmp_path_factory.mktemp("plain"), "--disable-overlap-schedule", COMPACT_JSON) as server:
         greedy = tokens(answers(server, prompts, {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}))
         found: dict[str, Any] = {"greedy": greedy}
         for name in CASES:
@@ -109,16 +109,12 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with dflash_server(tmp_path_factory.mktemp("dflash")) as server:
+    with dflash_server(tmp_path_factory.mktemp("dflash"), COMPACT_JSON) as server:
         yield server
         assert_nothing_leaked(server)
 
 
-# Known defect: with all three penalties at once one answer of eight differs; the cause is not found yet.
-OPEN = {"all penalties": pytest.mark.xfail(reason="one of eight answers differs from plain decoding's")}
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=OPEN.get(name, ())) for name in CASES])
+@pytest.mark.parametrize("name", CASES)
 def test_the_answer_is_plain_decodings(name: str, served: Server, expected: dict[str, Any]) -> None:
     found = answers(served, corpus(PAIR, PROMPTS), **body_of(name, expected["greedy"]))
     assert tokens(found) == tokens(expected[name])
@@ -224,7 +220,7 @@ def test_what_cannot_be_returned_is_refused_by_name(served: Server, body: dict[s
 def test_every_case_under_other_schedules(
     arguments: tuple[str, ...], environment: dict[str, str], expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    with dflash_server(tmp_path, *arguments, block=8, **environment) as server:
+    with dflash_server(tmp_path, COMPACT_JSON, *arguments, block=8, **environment) as server:
         for name in CASES:
             found = answers(server, corpus(PAIR, PROMPTS), **body_of(name, expected["greedy"]))
             assert tokens(found) == tokens(expected[name]), name
