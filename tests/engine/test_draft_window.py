@@ -74,7 +74,7 @@ def drafts(probe: Path, rid: str) -> list[tuple[int, ...]]:
 def check(case: Case, folder: Path) -> None:
     probe = folder / "probe"
     probe.mkdir()
-    environment = {"PYTHONPATH": PROBE, "DFLASH_PROBE": str(probe), "SGLANG_DFLASH_FORBID_SYNC": "1"}
+    environment = {"PYTHONPATH": PROBE, "DFLASH_PROBE": str(probe)}
     arguments = ("--speculative-draft-window-size", str(case.window), *case.arguments)
     prompts = corpus(PAIR, 6, seed=1)
     expected = [decoded(case, prompt) for prompt in prompts]
