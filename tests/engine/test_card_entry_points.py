@@ -1,0 +1,73 @@
+"""The card with the most flags through SGLang's other entry points, and through its launch script."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoints import assert_greedy
+from serving import free_port, running, started
+from test_cards import RICHEST, assert_served_here, generate, prompts, request
+from test_server import SGLANG_SERVE
+from tiny_cards import build
+
+from sglang_dflash.worker.identity import SERVER_INFO_KEY
+from tests.cards import card
+
+LAUNCH = Path(__file__).parents[2] / "launch"
+PRINTED = card(RICHEST)
+
+
+@pytest.mark.slow
+def test_sglang_serve(tmp_path: Path) -> None:
+    build(RICHEST, tmp_path)
+    arguments = PRINTED.arguments_for(tmp_path / "target", tmp_path / "drafter")
+    with running(tmp_path, *arguments, launcher=SGLANG_SERVE, **PRINTED.environment) as server:
+        assert_served_here(generate(server), server)
+
+
+@pytest.mark.slow
+def test_an_engine(tmp_path: Path) -> None:
+    target = build(RICHEST, tmp_path)
+    keywords = PRINTED.keywords_for(tmp_path / "target", tmp_path / "drafter")
+    asked = {"keywords": {**keywords, "dtype": "float32", "port": free_port()}, "request": request()}
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("engine_card.py"))],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **PRINTED.environment},
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    printed = json.loads(done.stdout.splitlines()[-1])
+    assert SERVER_INFO_KEY in printed["state"]
+    for prompt, answer in zip(prompts(), printed["answers"], strict=True):
+        assert answer["meta_info"]["spec_verify_ct"] > 0
+        assert_greedy(target, prompt, answer["output_ids"])
+
+
+@pytest.mark.slow
+def test_the_launch_script(tmp_path: Path) -> None:
+    build(RICHEST, tmp_path)
+    port = free_port()
+    knobs = {"TARGET": str(tmp_path / "target"), "DRAFTER": str(tmp_path / "drafter"), "PYTHON": sys.executable}
+    script = str(LAUNCH / f"{RICHEST.lower()}.sh")
+    with started(tmp_path, port, [script], LISTEN_HOST="127.0.0.1", LISTEN_PORT=str(port), **knobs) as server:
+        assert_served_here(generate(server), server)
+
+
+@pytest.mark.slow
+def test_the_demo_script(tmp_path: Path) -> None:
+    port = free_port()
+    script = str(LAUNCH / "demo.sh")
+    with started(tmp_path, port, [script], PYTHON=sys.executable, LISTEN_PORT=str(port)) as server:
+        body = {"model": "m", "messages": [{"role": "user", "content": "What is 3 plus 4?"}], "temperature": 0}
+        answer = server.post("/v1/chat/completions", body).json()
+        assert "serves DFLASH" in server.log
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["choices"][0]["message"]["content"]
