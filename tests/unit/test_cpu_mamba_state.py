@@ -8,7 +8,7 @@ import pytest
 import torch
 from gdn_reference import no_host_sync
 
-from sglang_dflash.cpu import mamba_state
+from sglang_dflash.cpu import conv, gdn, mamba_state
 from sglang_dflash.cpu.gdn_record import Records
 
 LAYERS, SLOTS, BLOCK, DIM, WIDTH = 3, 12, 5, 10, 4
@@ -86,3 +86,56 @@ def test_commit_leaves_real_slots_alone_for_padding() -> None:
     mamba_state.commit(cache, torch.tensor([-1, 0]), torch.tensor([2, 1]), None, None)
     assert torch.equal(cache.temporal[:, 1:], before[0][:, 1:])
     assert torch.equal(cache.conv[0][:, 1:], before[1][:, 1:])
+
+
+@pytest.mark.parametrize("accepted", [[[1, 4], [5, 1], [3, 2]], [[5, 5], [1, 1]]], ids=str)
+def test_rounds_of_verify_and_commit_leave_the_states_of_plain_decoding(accepted: list[list[int]]) -> None:
+    """Drafts behind the accepted ones are noise, and the buffers hold what earlier blocks left."""
+    bs, heads, key, value = 2, 2, 8, 8
+    dim = 3 * heads * key
+    generator = torch.Generator().manual_seed(5)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    slots, rows = torch.tensor([3, 7], dtype=torch.int32), torch.arange(bs)
+    weight, a_log, dt_bias = normal(dim, WIDTH), normal(heads), normal(heads)
+    plain_conv, plain_ssm = normal(1, SLOTS, dim, WIDTH - 1), normal(1, SLOTS, heads, value, key)
+    windows = torch.full((1, bs + 1, dim, BLOCK + WIDTH - 2), 7.0).unfold(-1, WIDTH - 1, 1).transpose(2, 3)
+    cache = SimpleNamespace(
+        conv=[plain_conv.clone()],
+        temporal=plain_ssm.clone(),
+        intermediate_ssm=torch.full((1, bs + 1, BLOCK, heads, value, key), 7.0),
+        intermediate_conv_window=[windows],
+    )
+    for lens in accepted:
+        x, a, b = normal(bs, BLOCK, dim), normal(bs, BLOCK, heads), normal(bs, BLOCK, heads)
+        verified = conv.update(
+            x.transpose(1, 2),
+            cache.conv[0][0],
+            weight,
+            activation="silu",
+            conv_state_indices=slots,
+            intermediate_conv_window=windows[0],
+            intermediate_state_indices=rows,
+        )
+        q, k, v = verified.transpose(1, 2).reshape(1, bs * BLOCK, 3 * heads, key).chunk(3, 2)
+        gdn.verify(
+            a_log, a.flatten(0, 1), dt_bias, 1.0, 20.0, q, k, v, b.flatten(0, 1), cache.temporal[0], slots,
+            use_qk_l2norm_in_kernel=True,
+            cu_seqlens=torch.arange(0, bs * BLOCK + 1, BLOCK),
+            disable_state_update=True,
+            intermediate_states_buffer=cache.intermediate_ssm[0],
+            intermediate_state_indices=rows,
+        )  # fmt: skip
+        mamba_state.commit(cache, slots, torch.tensor(lens) - 1, None, None)
+        for i, length in enumerate(lens):
+            one = slots[i : i + 1]
+            for t in range(length):
+                token = conv.update(x[i : i + 1, t], plain_conv[0], weight, activation="silu", conv_state_indices=one)
+                gdn.decode(
+                    token, a[i : i + 1, t], b[i : i + 1, t], a_log, dt_bias, key**-0.5, plain_ssm[0],
+                    torch.empty(1, 1, heads, value), one, use_qk_l2norm_in_kernel=True,
+                )  # fmt: skip
+    torch.testing.assert_close(cache.temporal[:, slots.long()], plain_ssm[:, slots.long()], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(cache.conv[0][:, slots.long()], plain_conv[:, slots.long()], rtol=0, atol=0)
