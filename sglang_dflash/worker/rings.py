@@ -90,11 +90,12 @@ class DraftRings:
         does a decode row of a mixed batch.
         """
         rows = batch.req_pool_indices_cpu.tolist()
-        counts, ends, oldest = [], [], []
+        counts, oldest, ends, end_of_last = [], [], [], 0
         for row, req, prefix, extend in zip(rows, batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True):
             length = prefix + extend
             counts.append(min(extend, length - self._page_start(length - self.window)))
-            ends.append(extend + (ends[-1] if ends else 0))
+            end_of_last += extend
+            ends.append(end_of_last)
             oldest.append(-1 if self._holds(row, req.rid) else self._page_start(prefix))
         total = sum(counts)
         count, end, start, row_ids = async_h2d(
