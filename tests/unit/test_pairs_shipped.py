@@ -39,17 +39,19 @@ def test_every_target_brings_the_same_tokenizer(name: str) -> None:
     assert tokenizers[0] == tokenizers[1]
 
 
-def test_the_default_targets_accuracy_is_what_tests_and_demo_need() -> None:
-    """Math misses its goal of 90 % by one prompt in a hundred; docs/pairs.md says so."""
-    accuracy = read_provenance(target_path("tiny-hybrid"))["accuracy"]
-    assert accuracy["math"]["correct"] >= 0.89
+@pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-dense"])
+def test_targets_answer_what_tests_and_demo_ask(name: str) -> None:
+    accuracy = read_provenance(target_path(name))["accuracy"]
+    assert accuracy["math"]["correct"] >= 0.9
     assert accuracy["code"]["runs"] == accuracy["code"]["correct"] == 1.0
     assert accuracy["json"]["correct"] >= 0.8
+    assert {task["prompts"] for task in accuracy.values()} == {100}
 
 
-def test_the_dense_target_writes_code_and_records() -> None:
-    """It has not learned to add (docs/pairs.md); what it does know must not get lost."""
-    accuracy = read_provenance(target_path("tiny-dense"))["accuracy"]
+def test_the_moe_target_answers_all_but_math() -> None:
+    """It adds worse than it copies (docs/pairs.md)."""
+    accuracy = read_provenance(target_path("tiny-moe"))["accuracy"]
+    assert accuracy["math"]["correct"] >= 0.3
     assert accuracy["code"]["runs"] == 1.0
     assert accuracy["json"]["correct"] >= 0.8
 
@@ -59,7 +61,7 @@ def test_measured_runs_never_differed_from_plain_greedy_decoding(name: str, kind
     table = read_provenance(drafter_path(name, kind))["accept_lengths"]
     assert table.keys() == set(TASKS)
     for task in TASKS:
-        assert table[task]["runs"] >= 9 and table[task]["differing_from_plain"] == 0
+        assert table[task]["runs"] >= 48 and table[task]["differing_from_plain"] == 0
         assert all(1.0 <= table[task]["accept_length"][str(b)] <= b for b in (4, 8, 16))
 
 
@@ -72,5 +74,5 @@ def accept_lengths(name: str, kind: str) -> list[float]:
 def test_the_good_drafter_is_good_and_the_weak_one_weak() -> None:
     assert min(accept_lengths("tiny-hybrid", "good")) >= 6
     weak = accept_lengths("tiny-hybrid", "weak")
-    assert 1.5 <= sum(weak) / len(weak) <= 3.5 and max(weak) <= 3.5
+    assert 1.5 <= min(weak) and max(weak) <= 3.5
     assert max(accept_lengths("tiny-hybrid", "mismatched")) < min(accept_lengths("tiny-hybrid", "good"))
