@@ -65,23 +65,24 @@ HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 ARCHITECTURES = ("qwen3", *HYBRIDS)
 
 
-def build(name: str) -> transformers.PreTrainedModel:
+def build(name: str, vocab_size: int = VOCAB_SIZE) -> transformers.PreTrainedModel:
     """A random model, in fp32, whose largest logit is rarely in doubt."""
     torch.manual_seed(0)
+    common = {**_COMMON, "vocab_size": vocab_size}
     config: transformers.PreTrainedConfig
     if name == "qwen3":
-        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**_COMMON))
+        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**common))
     elif name == "qwen3_next":
-        config = transformers.Qwen3NextConfig(**_COMMON, **_GDN, **_EXPERTS, partial_rotary_factor=0.25)
+        config = transformers.Qwen3NextConfig(**common, **_GDN, **_EXPERTS, partial_rotary_factor=0.25)
         model = transformers.Qwen3NextForCausalLM(config)
     elif name == "qwen3_5":
-        model = transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**_COMMON, **_GDN, **_MROPE))
+        model = transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**common, **_GDN, **_MROPE))
     elif name == "qwen3_5_moe":
-        config = transformers.Qwen3_5MoeTextConfig(**_COMMON, **_GDN, **_EXPERTS, **_MROPE)
+        config = transformers.Qwen3_5MoeTextConfig(**common, **_GDN, **_EXPERTS, **_MROPE)
         model = transformers.Qwen3_5MoeForCausalLM(config)
     elif name == "qwen3_5_vision":
         config = transformers.Qwen3_5Config(
-            text_config={**_COMMON, **_GDN, **_MROPE}, vision_config=_VISION, tie_word_embeddings=False
+            text_config={**common, **_GDN, **_MROPE}, vision_config=_VISION, tie_word_embeddings=False
         )
         model = transformers.Qwen3_5ForConditionalGeneration(config)
     else:
