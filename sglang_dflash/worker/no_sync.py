@@ -43,6 +43,15 @@ class _RefuseOps(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def no_autograd() -> contextlib.AbstractContextManager[None]:
+    """How a step runs without autograd: in inference mode, which saves the host a fifth of a small operator's time.
+
+    SGLang's default is ``no_grad``, and so is this one under the guard: inference mode hides from it what composite
+    operators are made of.
+    """
+    return torch.no_grad() if os.environ.get(SWITCH) == "1" else torch.inference_mode()
+
+
 @contextlib.contextmanager
 def _refuse_on_host() -> Iterator[None]:
     with _RefuseMethods(), _RefuseOps():

@@ -35,7 +35,7 @@ from sglang_dflash.worker.draft import Drafting
 from sglang_dflash.worker.identity import banner, identity
 from sglang_dflash.worker.inject import Injection
 from sglang_dflash.worker.metrics import step_metrics
-from sglang_dflash.worker.no_sync import sync_guard
+from sglang_dflash.worker.no_sync import no_autograd, sync_guard
 from sglang_dflash.worker.pools import pool_bytes
 from sglang_dflash.worker.rings import DraftRings, RowAllocator
 from sglang_dflash.worker.state import DraftState
@@ -192,11 +192,12 @@ class DFlashWorker(BaseSpecWorker):
             pp_proxy_tensors: unused; DFLASH runs on one pipeline stage.
         """
         publish: Publish = on_publish or (lambda new_seq_lens: None)
-        if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
-            return self._prefill(batch, publish)
-        if batch.forward_mode.is_idle():
-            return self._idle(batch, publish)
-        return self._decode(batch, publish, grammar_barrier)
+        with no_autograd():
+            if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+                return self._prefill(batch, publish)
+            if batch.forward_mode.is_idle():
+                return self._idle(batch, publish)
+            return self._decode(batch, publish, grammar_barrier)
 
     def _prefill(self, batch: Any, publish: Publish) -> Any:
         self._wait_for_fused_hicache_load(batch)
