@@ -40,11 +40,12 @@ def draw_twice(
 def keep_likely(
     original: Callable[..., Tensor], sampler: Any, batch: Any, logits_output: Any, draft_tokens: Tensor, *rest: Any
 ) -> Tensor:
-    """A draft is kept whenever the target gives it some probability."""
+    """A draft is kept whenever the target, with the request's bias and temperature, gives it some probability."""
     bs, width = draft_tokens.shape
-    logits = logits_output.next_token_logits.view(bs, width, -1)[:, :-1]
+    info = batch.sampling_info
+    logits = logits_output.next_token_logits.view(bs, width, -1)[:, :-1] + info.logit_bias[:, None]
     drafts = draft_tokens[:, 1:]
-    probs = torch.softmax(logits / batch.sampling_info.temperatures[:, None], dim=-1)
+    probs = torch.softmax(logits / info.temperatures[:, None], dim=-1)
     likely = probs.gather(2, drafts[..., None])[..., 0] > LIKELY
     tokens = original(sampler, batch, logits_output, draft_tokens, *rest)
     tokens[:, :-1] = torch.where(likely, drafts, tokens[:, :-1])
