@@ -43,7 +43,9 @@ def keep_likely(
     """A draft is kept whenever the target, with the request's bias and temperature, gives it some probability."""
     bs, width = draft_tokens.shape
     info = batch.sampling_info
-    logits = logits_output.next_token_logits.view(bs, width, -1)[:, :-1] + info.logit_bias[:, None]
+    logits = logits_output.next_token_logits.view(bs, width, -1)[:, :-1]
+    if info.logit_bias is not None:
+        logits = logits + info.logit_bias[:, None]
     drafts = draft_tokens[:, 1:]
     probs = torch.softmax(logits / info.temperatures[:, None], dim=-1)
     likely = probs.gather(2, drafts[..., None])[..., 0] > LIKELY
