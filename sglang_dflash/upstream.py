@@ -57,6 +57,7 @@ SYMBOLS: dict[str, Symbol] = {
     # plugins and platforms
     "HookRegistry": Symbol(_SRT + "plugins.hook_registry.HookRegistry"),
     "HookType": Symbol(_SRT + "plugins.hook_registry.HookType"),
+    "load_plugins": Symbol(_SRT + "plugins.load_plugins"),
     "CpuDeviceMixin": Symbol(_SRT + "platforms.cpu.CpuDeviceMixin"),
     "SRTPlatform": Symbol(_SRT + "platforms.interface.SRTPlatform"),
     "PlatformCapabilities": Symbol(_SRT + "platforms.interface.PlatformCapabilities"),

@@ -7,8 +7,7 @@ Everything here is tensors in, tensors out, and does not import SGLang. Two idea
   positions they pass.
 * A tiny model spends its time in dispatch, not arithmetic, so what all layers share (slots, mask) is built
   once per forward. A decode is two gathers and one ``scaled_dot_product_attention`` for the whole batch, padded
-  to its longest request. A block has enough queries for the padding to cost more than a call per request:
-  8 requests of 130 to 680 tokens with 16 queries each took 1.9 ms a layer in one call and 0.9 ms in eight.
+  to its longest request. A block has enough queries for the padding to cost more than a call per request.
 
 Scores, softmax and sums are float32 whatever the dtype of the model: torch's bfloat16 attention of one
 query is 3 to 10 times slower on a CPU than converting the gathered keys (AMD EPYC with AVX512-BF16; equal

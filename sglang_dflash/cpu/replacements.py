@@ -1,7 +1,7 @@
-"""Upstream functions that cannot run on a plain CPU, and what stands in for each.
+"""Upstream functions that cannot run on a plain CPU, or run slowly there, and what stands in for each.
 
-Every row names an SGLang function that is written in Triton (or assumes a CUDA stream), the parameters that our
-stand-in takes, why the original cannot run here, and the torch function that replaces it. Rows are applied through
+Every row names an SGLang function that is written in Triton (or assumes a CUDA stream, or is slow), the parameters that
+our stand-in takes, why the original cannot stay, and the torch function that replaces it. Rows are applied through
 SGLang's own ``HookRegistry`` in every process; a contract test asserts that each target has these parameters.
 """
 
@@ -18,6 +18,7 @@ from sglang_dflash.cpu import (
     gates,
     gdn,
     gdn_chunk,
+    linear,
     mamba_state,
     norms,
     threads,
@@ -63,6 +64,14 @@ TABLE: tuple[Replacement, ...] = (
         Symbol("sglang.srt.distributed.bootstrap._init_cpu_threads_env", ("local_omp_cpuid", "dist_init_method")),
         threads.bind_rank,
         "binds ranks to cores through Intel AMX kernels that are not installed, and does nothing without them",
+    ),
+    Replacement(
+        Symbol(
+            "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply",
+            ("layer", "x", "bias"),
+        ),
+        linear.apply,
+        "slow: float32 products go through MKL, which lags behind oneDNN on AMD processors",
     ),
     # --- GDN layers of Qwen3-Next and Qwen3.5, in the order in which a layer calls them
     Replacement(

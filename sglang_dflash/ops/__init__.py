@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 
 from sglang_dflash.ops import reference
+from sglang_dflash.ops.linear import linear
 from sglang_dflash.ops.reference import Accepted, Block, filter_probs, token_hash
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "accept_block",
     "context_keys",
     "filter_probs",
+    "linear",
     "penalize_block",
     "prepare_block",
     "seeded_draw",

@@ -1,0 +1,65 @@
+"""The linear layers' product against float64, on both sides of the size from which oneDNN takes it."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sglang_dflash.ops import linear as run
+from sglang_dflash.ops.linear import LARGE
+
+INPUT, OUTPUT = 256, 192
+
+
+def operands(rows: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    return tuple(
+        torch.randn(*shape, generator=generator).to(dtype) for shape in ((rows, INPUT), (OUTPUT, INPUT), (OUTPUT,))
+    )  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("rows", [1, 16, 86, 100, 128, 129, 192, 300])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_the_product_is_the_products(rows: int, with_bias: bool) -> None:
+    x, weight, bias = operands(rows)
+    result = run(x, weight, bias if with_bias else None)
+    expected = F.linear(x.double(), weight.double(), bias.double() if with_bias else None)
+    assert result.shape == (rows, OUTPUT)
+    assert result.is_contiguous()
+    torch.testing.assert_close(result, expected.float(), rtol=1e-5, atol=1e-4)
+
+
+def test_operands_may_be_slices() -> None:
+    x, weight, _ = operands(200)
+    wide, tall = torch.cat((x, x), dim=1), torch.cat((weight, weight))
+    assert torch.equal(run(wide[:, :INPUT], tall[OUTPUT:]), run(x, weight))
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
+@pytest.mark.parametrize(
+    ("rows", "dtype", "torch_does_it"),
+    [(8, torch.float32, True), (300, torch.float32, False), (300, torch.bfloat16, True)],
+)
+def test_onednn_takes_large_float32_products_only(rows: int, dtype: torch.dtype, torch_does_it: bool) -> None:
+    assert (8 * INPUT * OUTPUT < LARGE) and (300 * INPUT * OUTPUT >= LARGE)
+    x, weight, _ = operands(rows, dtype)
+    with mock.patch.object(F, "linear", wraps=F.linear) as spy:
+        run(x, weight)
+    assert spy.called == torch_does_it
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
+def test_prompts_of_like_length_share_a_kernel() -> None:
+    """oneDNN's kernels are compiled per number of rows, so lengths are rounded up: to 16 while small, then to 64."""
+    seen = set()
+    with torch.profiler.profile(record_shapes=True) as profile:
+        for rows in (90, 95, 130, 140, 192, 193):
+            x, weight, _ = operands(rows)
+            run(x, weight)
+    for event in profile.events():
+        if event.name == "mkldnn::_linear_pointwise":
+            seen.add(event.input_shapes[0][0])
+    assert seen == {96, 192, 256}
