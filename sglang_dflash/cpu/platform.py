@@ -17,7 +17,17 @@ from sglang_dflash.upstream import (  # noqa: E402
     PlatformCapabilities,
     PlatformEnum,
     SRTPlatform,
+    load_plugins,
+    register_resolution_hook,
 )
+
+FIRST_STEP = "handle_deprecated_dp_attention"
+
+
+def _load_plugins_first(server_args: Any, previous: Callable[[Any], None]) -> None:
+    """Before the first step of argument resolution: SGLang's servers have loaded plugins by now, its load tools not."""
+    load_plugins()
+    previous(server_args)
 
 
 class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
@@ -27,6 +37,10 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
     device_name = "cpu"
     device_type = "cpu"
     capabilities = PlatformCapabilities()
+
+    def __init__(self) -> None:
+        super().__init__()
+        register_resolution_hook(FIRST_STEP)(_load_plugins_first)
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Called while the launching process resolves its arguments: refuse to go on without our stand-ins."""

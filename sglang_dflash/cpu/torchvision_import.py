@@ -42,6 +42,7 @@ class _BeforeTorchvision(importlib.abc.MetaPathFinder):
 
 def _declare_operators(package: Path) -> None:
     import torch
+    from torch.library import Library
 
     for extension in package.glob("_C*.so"):
         try:
@@ -50,7 +51,7 @@ def _declare_operators(package: Path) -> None:
         except OSError:  # linked against CUDA libraries that are not here
             continue
     global _library
-    library = torch.library.Library("torchvision", "FRAGMENT")
+    library = Library("torchvision", "FRAGMENT")
     for name in _OPERATORS:
         library.define(name + _SCHEMA)
     _library = library
