@@ -20,10 +20,8 @@ from sglang_dflash.upstream import UnquantizedLinearMethod
 class ContextProjection:
     """Fused context vectors to K/V of all layers at once.
 
-    The layers' plain ``qkv_proj`` weights are laid out back to back in one tensor, of which each layer's
-    parameter is a
-    view: the K/V rows of all layers are then one batched matrix product, without a second copy that an update
-        of the
+    The layers' plain ``qkv_proj`` weights are laid out back to back in one tensor, of which each layer's parameter is a
+    view: the K/V rows of all layers are then one batched matrix product, without a second copy that an update of the
     weights could leave behind. Quantised layers keep their own storage and are asked one by one.
 
     Args:

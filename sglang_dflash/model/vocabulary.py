@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.ops import linear
 from sglang_dflash.upstream import get_parallel, unwrap_lora_layer
 
 
@@ -100,5 +100,5 @@ class TargetVocabulary:
     def _shard_logits(self, hidden: Tensor) -> Tensor:
         weight = self.lm_head.weight
         if weight.is_floating_point() and weight.itemsize > 1:
-            return F.linear(hidden.to(weight.dtype), weight[: self.num_ids])
+            return linear(hidden.to(weight.dtype), weight[: self.num_ids])
         return self.lm_head.quant_method.apply(self.lm_head, hidden, None)[:, : self.num_ids]

@@ -81,6 +81,14 @@ class History:
         """Before the target's forward: start the copy of the block, int64 [bs, w]."""
         self._block = HostCopy(draft_tokens) if any(_watched(batch)) else None
 
+    def params(self, batch: Any) -> list[Any]:
+        """The processors' parameters for the rows of a prefill, each with the request as of now."""
+        self._settle()
+        params = list(batch.sampling_info.custom_params)
+        for i, req in _watched(batch):
+            params[i] = {**params[i], _REQUEST: RequestAt(req, self._generated[req])}
+        return params
+
     def params_of_block(self, batch: Any, width: int) -> list[Any]:
         """The processors' parameters for the bs * width rows of the block, each with the request as of its position."""
         params = [each for each in batch.sampling_info.custom_params for _ in range(width)]

@@ -44,7 +44,7 @@ class _RefuseOps(TorchDispatchMode):
 
 
 def no_autograd() -> contextlib.AbstractContextManager[None]:
-    """How a step runs without autograd: in inference mode, which saves the host a fifth of a small operator's time.
+    """How a step runs without autograd: in inference mode, where a small operator costs the host less.
 
     SGLang's default is ``no_grad``, and so is this one under the guard: inference mode hides from it what composite
     operators are made of.

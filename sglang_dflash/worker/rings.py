@@ -57,12 +57,13 @@ class DraftRings:
         window: context tokens that the drafter reads.
         block: positions of the widest block.
         page: slots of a KV page; the ring is read from a page boundary on.
+        context: the longest sequence, tokens.
     """
 
-    def __init__(self, request_pool: Any, *, window: int, block: int, page: int) -> None:
+    def __init__(self, request_pool: Any, *, window: int, block: int, page: int, context: int) -> None:
         rows, columns = request_pool.req_to_token.shape
         self.window, self.page = window, page
-        self.size = ring_slots(window, block=block, page=page, context=columns)
+        self.size = ring_slots(window, block=block, page=page, context=context)
         # Row 0 is SGLang's padding row: it has no ring, its table stays on the padding slot.
         self.slots = (rows - 1) * self.size
         self.request_pool = ReqToTokenPool(

@@ -60,6 +60,10 @@ class TargetSampler:
         self._seed(batch)
         self._penalties.start(batch)
         self._history.start(batch)
+        info = batch.sampling_info
+        if info.has_custom_logit_processor and batch.decoding_reqs:
+            # A mixed batch samples the next token of requests whose last block the host may not have seen yet.
+            batch.sampling_info = dataclasses.replace(info, custom_params=self._history.params(batch))
 
     def after_prefill(self, batch: Any, next_token_ids: Tensor) -> None:
         """After it: ``next_token_ids`` int64 [bs] are generated tokens like any other."""

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dflash.draft_window import context_window
 from sglang_dflash.model.source import drafter_config, mask_embedding
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.upstream import (
@@ -37,6 +36,7 @@ from sglang_dflash.worker.inject import Injection
 from sglang_dflash.worker.metrics import step_metrics
 from sglang_dflash.worker.no_sync import no_autograd, sync_guard
 from sglang_dflash.worker.pools import pool_bytes
+from sglang_dflash.worker.prefix_cap import served_window
 from sglang_dflash.worker.rings import DraftRings, RowAllocator
 from sglang_dflash.worker.state import DraftState
 from sglang_dflash.worker.stats import StepStats, stage_clock
@@ -69,7 +69,7 @@ class DFlashWorker(BaseSpecWorker):
         self._target_worker = target_worker
         self.drafter_config = drafter_config()
         self.width_policy: WidthPolicy = FixedWidth(get_spec().speculative_num_draft_tokens)
-        self._window = context_window(get_spec().speculative_draft_window_size, self.drafter_config)
+        self._window = served_window()
         self._rings: DraftRings | None = None
         spec = DraftParallelSpec(tp_execution=DraftTPExecution.SINGLE_GROUP)
         self.draft_parallel_layout = resolve_draft_parallel_layout(spec, collapse_cp=True)
@@ -155,7 +155,8 @@ class DFlashWorker(BaseSpecWorker):
 
     def _alloc_rings(self, window: int, target_config: Any, request_pool: Any) -> None:
         block, page = self.width_policy.max_width, get_schedule().page_size
-        self._rings = rings = DraftRings(request_pool, window=window, block=block, page=page)
+        context = self._target_worker.model_runner.model_config.context_len
+        self._rings = rings = DraftRings(request_pool, window=window, block=block, page=page, context=context)
         self._draft_worker.alloc_memory_pool(
             memory_pool_config=rings.pool_config(target_config),
             req_to_token_pool=rings.request_pool,
@@ -194,13 +195,15 @@ class DFlashWorker(BaseSpecWorker):
         publish: Publish = on_publish or (lambda new_seq_lens: None)
         with no_autograd():
             if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
-                return self._prefill(batch, publish)
+                return self._prefill(batch, publish, grammar_barrier)
             if batch.forward_mode.is_idle():
                 return self._idle(batch, publish)
             return self._decode(batch, publish, grammar_barrier)
 
-    def _prefill(self, batch: Any, publish: Publish) -> Any:
+    def _prefill(self, batch: Any, publish: Publish, grammar_barrier: Callable[[], None] | None) -> Any:
         self._wait_for_fused_hicache_load(batch)
+        if batch.has_grammar and batch.decoding_reqs and grammar_barrier is not None:
+            grammar_barrier()  # a mixed batch samples behind blocks that the grammars may not have seen yet
         self._accept.before_prefill(batch)
         result = self._target_worker.forward_batch_generation(
             batch, capture_hidden_mode=CaptureHiddenMode.FULL, return_kv_loc_plan=True

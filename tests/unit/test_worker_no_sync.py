@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sglang_dflash.worker.no_sync import SWITCH, HostSync, sync_guard
+from sglang_dflash.worker.no_sync import SWITCH, HostSync, no_autograd, sync_guard
 
 VALUES = torch.arange(4)
 MASK = VALUES > 1
@@ -21,13 +21,17 @@ WAITS: dict[str, Callable[[], object]] = {
     "mask write": lambda: VALUES.clone().index_put_((MASK,), torch.tensor(1)),
     "masked_select": lambda: VALUES.masked_select(MASK),
     "where": lambda: torch.where(MASK),
+    "argwhere": lambda: torch.argwhere(MASK),
+    "float": lambda: float(VALUES[0]),
+    "list index": lambda: "abcd"[VALUES[0]],
+    "slice": lambda: VALUES[: VALUES[1]],
 }
 
 
 @pytest.mark.parametrize("name", WAITS)
 def test_refuses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "1")
-    with sync_guard("cpu")(), pytest.raises(HostSync):
+    with no_autograd(), sync_guard("cpu")(), pytest.raises(HostSync):  # as a step runs
         WAITS[name]()
 
 
