@@ -32,6 +32,7 @@ def ring_slots(window: int, *, block: int, page: int, context: int) -> int:
         window: context tokens that the drafter reads.
         block: positions of a draft block.
         page: slots of a KV page.
-        context: the longest sequence, tokens; a longer window reads no more than that.
+        context: the longest sequence, tokens. The block that ends a request may commit tokens beyond it, which the
+            step after it reads if it was launched before the host saw that end; a longer window reads no more.
     """
-    return -(-(min(window, context) + page - 1 + block) // page) * page
+    return -(-(min(window, context + block) + page - 1 + block) // page) * page

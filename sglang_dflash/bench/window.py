@@ -80,7 +80,7 @@ def launch(pair: str, window: int, requests: int) -> Launch:
 async def measure(launch: Launch, window: int, prompts: Sequence[Sequence[list[int]]], new_tokens: int) -> list[Row]:
     """One row per inner list of ``prompts``, all of one length."""
     rows = []
-    sampling = Sampling(new_tokens, ignore_eos=True)
+    sampling = Sampling(new_tokens)
     with TemporaryDirectory() as folder:
         async with running(launch, Path(folder) / "server.log") as url, Client(url) as client:
             await client.generate(prompts[0][0], sampling)  # warms up
@@ -133,10 +133,12 @@ def table(rows: Sequence[Row], one_slot_per_token: int) -> str:
 
 def main(
     pair: Annotated[str, typer.Option(help=f"One of {', '.join(NAMES)}.")] = "tiny-hybrid",
-    windows: Annotated[str, typer.Option(help="Tokens; a server without a window is always measured too.")] = "64,512",
+    windows: Annotated[
+        str, typer.Option(help="Tokens; a server without a window is always measured too.")
+    ] = "16,64,512,2048",
     contexts: Annotated[str, typer.Option(help="Prompt lengths, tokens.")] = "512,1024,2048,4096,8000",
     prompts: Annotated[int, typer.Option(help="Prompts of each length.")] = 4,
-    new_tokens: Annotated[int, typer.Option(help="Generated after each prompt.")] = 64,
+    new_tokens: Annotated[int, typer.Option(help="The longest answer.")] = 64,
     requests: Annotated[int, typer.Option(help="Requests that each server has room for.")] = 32,
 ) -> None:
     """Measure a pair under each window and print the table."""

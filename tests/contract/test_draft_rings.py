@@ -22,7 +22,7 @@ from sglang_dflash.worker.ring_budget import charge_rings
 from sglang_dflash.worker.rings import DraftRings
 from sglang_dflash.worker.step import Step
 
-BLOCK, COLUMNS, REQUESTS = 8, 400, 3
+BLOCK, CONTEXT, REQUESTS = 8, 384, 3
 
 
 class Row:
@@ -51,8 +51,8 @@ class Simulation:
 
     def __init__(self, window: int, page: int, seed: int) -> None:
         self.random, self.window, self.page = random.Random(seed), window, page
-        self.pool = ReqToTokenPool(REQUESTS, COLUMNS, "cpu", False)
-        self.rings = DraftRings(self.pool, window=window, block=BLOCK, page=page)
+        self.pool = ReqToTokenPool(REQUESTS, CONTEXT + BLOCK + 4, "cpu", False)
+        self.rings = DraftRings(self.pool, window=window, block=BLOCK, page=page, context=CONTEXT)
         self.ledger: dict[int, tuple[str, int]] = {}
         self.running: list[Request] = []
         self.arrived = 0
@@ -90,7 +90,7 @@ class Simulation:
         request = self.random.choice(self.running)
         self.pool.free(request)
         assert self.pool.alloc([request]) is not None
-        self.fill(request, self.random.randrange(0, request.length) // self.page * self.page)
+        self.fill(request, self.random.randrange(0, min(request.length, CONTEXT // 2)) // self.page * self.page)
 
     def decode(self) -> None:
         """One step of all requests: look at what it would read, and write its block."""
@@ -128,7 +128,7 @@ class Simulation:
 
 
 @pytest.mark.parametrize("page", [1, 16])
-@pytest.mark.parametrize("window", [8, 24, 100])
+@pytest.mark.parametrize("window", [8, 24, 100, 2 * CONTEXT])
 @pytest.mark.parametrize("seed", range(3))
 def test_reads_only_its_own_last_tokens(window: int, page: int, seed: int) -> None:
     simulation = Simulation(window, page, seed)
@@ -138,7 +138,7 @@ def test_reads_only_its_own_last_tokens(window: int, page: int, seed: int) -> No
             [simulation.admit] * free + [simulation.end, simulation.retract] * busy + [simulation.decode] * 8 * busy
         )
         simulation.random.choice(actions)()
-        for request in [r for r in simulation.running if r.length > COLUMNS - 2 * BLOCK]:
+        for request in [r for r in simulation.running if r.length >= CONTEXT + BLOCK]:
             simulation.running.remove(request)
             simulation.pool.free(request)
     assert simulation.arrived > 5
@@ -161,7 +161,7 @@ def test_two_thousand_tokens_for_32_requests_are_a_small_part_of_128k_contexts(p
     """By the bytes of SGLang's K/V pool, once with the rings' slots and once with a slot per token of the target."""
     window, block, requests, context = 2048, 16, 32, 131072
     request_pool = ReqToTokenPool(requests, context + block, "cpu", False)
-    rings = DraftRings(request_pool, window=window, block=block, page=page)
+    rings = DraftRings(request_pool, window=window, block=block, page=page, context=context)
     assert rings.slots <= requests * (window + block + 2 * page)
     assert 0 < kv_bytes(rings.slots, page) <= 0.05 * kv_bytes(requests * context, page)
 
@@ -182,8 +182,13 @@ def kv_bytes(slots: int, page: int) -> int:
     return int(sum(pool.get_kv_size_bytes()))
 
 
-def test_the_budget_is_charged_for_the_rings_and_not_for_a_slot_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_budget, "served_window", lambda: 64)
+@pytest.mark.parametrize("window", [64, 10 * CONTEXT])
+def test_the_budget_is_charged_for_the_rings_and_not_for_a_slot_per_token(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request_pool = ReqToTokenPool(4, CONTEXT + 20, "cpu", False)
+    rings = DraftRings(request_pool, window=window, block=16, page=1, context=CONTEXT)
+    monkeypatch.setattr(ring_budget, "served_window", lambda: window)
     monkeypatch.setattr(ring_budget, "get_spec", lambda: SimpleNamespace(speculative_num_draft_tokens=16))
     monkeypatch.setattr(ring_budget, "get_schedule", lambda: SimpleNamespace(page_size=1, max_running_requests=4))
     sizes = SpecAuxHiddenStateConfig(dflash_draft_num_layers=5)
@@ -191,14 +196,14 @@ def test_the_budget_is_charged_for_the_rings_and_not_for_a_slot_per_token(monkey
         is_draft_worker=False,
         dflash_draft_cell_size_per_token=10,
         spec_aux_config=sizes,
-        model_config=SimpleNamespace(context_len=1000),
+        model_config=SimpleNamespace(context_len=CONTEXT),
     )
 
     def divide(configurator: Any, budget: int, cap_tokens: int) -> tuple[int, int, int | None]:
         return budget, cap_tokens, configurator.spec_aux_config.dflash_draft_num_layers
 
-    assert charge_rings(divide, configurator, 10_000, cap_tokens=7) == (10_000 - 4 * (64 + 16) * 10, 7, None)
+    assert charge_rings(divide, configurator, 100_000, cap_tokens=7) == (100_000 - rings.slots * 10, 7, None)
     assert configurator.spec_aux_config is sizes
     assert sizes.dflash_draft_num_layers == 5
     monkeypatch.setattr(ring_budget, "served_window", lambda: None)
-    assert charge_rings(divide, configurator, 10_000, cap_tokens=7) == (10_000, 7, 5)
+    assert charge_rings(divide, configurator, 100_000, cap_tokens=7) == (100_000, 7, 5)

@@ -32,7 +32,7 @@ class Drafting:
         torch.manual_seed(0)
         self.lens, self.page = torch.tensor(lens), page
         requests = ReqToTokenPool(len(lens), CONTEXT, "cpu", False)
-        self.rings = DraftRings(requests, window=WINDOW, block=BLOCK, page=page)
+        self.rings = DraftRings(requests, window=WINDOW, block=BLOCK, page=page, context=CONTEXT)
         self.rows = torch.tensor(requests.alloc_rows(len(lens)))
         pool = {"dtype": torch.float32, "head_num": KV_HEADS, "head_dim": DIM, "device": "cpu"}
         self.pool = CpuKVPool(self.rings.slots, page_size=page, layer_num=2, enable_memory_saver=False, **pool)

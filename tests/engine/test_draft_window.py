@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from dflash import PROBE, assert_nothing_leaked, corpus, dflash_server, flush, generate, generate_all, worker_info
 from serving import Server
+from torch import Tensor
 
 from sglang_dflash.config import DrafterConfig
 from sglang_dflash.draft_window import context_window, ring_slots
 from sglang_dflash.pairs import drafter_path, target_path
-from sglang_dflash.pairs.reference_decoder import Decoded, ReferenceDecoder
+from sglang_dflash.pairs.reference_decoder import Decoded, DrafterRun, ReferenceDecoder, TargetRun
 
 PAIR, BLOCK, NEW_TOKENS = "tiny-hybrid", 16, 64
 
@@ -51,7 +52,7 @@ SLOW = (
     Case(4096, (*PAGED, *CHUNKED)),
     Case(16, (*SYNC, *PAGED, *CHUNKED)),
     Case(4096),
-    Case(16, drafter="interleaved"),
+    *(Case(window, drafter=drafter) for window in (16, 64, 4096) for drafter in ("weak", "interleaved", "swa")),
     Case(64, PAGED, drafter="swa"),
 )
 
@@ -65,10 +66,10 @@ def decoded(case: Case, prompt: Sequence[int]) -> Decoded:
     return reference(case.drafter).decode(prompt, NEW_TOKENS, BLOCK, draft_window=case.reads, page=case.page)
 
 
-def drafts(probe: Path, rid: str) -> list[tuple[int, ...]]:
-    """What was drafted for a request, in order."""
+def blocks(probe: Path, rid: str) -> list[tuple[int, list[int]]]:
+    """What was drafted for a request, in order: the anchor's position, and the anchor with its drafts."""
     lines = map(json.loads, (probe / "drafts.jsonl").read_text().splitlines())
-    return [tuple(line["block"][1:]) for line in lines if line["rid"] == rid]
+    return [(line["position"], line["block"]) for line in lines if line["rid"] == rid]
 
 
 def check(case: Case, folder: Path) -> None:
@@ -86,8 +87,8 @@ def check(case: Case, folder: Path) -> None:
         for answers in (together, hits):
             for answer, wanted in zip(answers, expected, strict=True):
                 assert answer.tokens == wanted.tokens
-                steps = [step.drafted for step in wanted.steps]
-                assert drafts(probe, answer.meta["id"])[: len(steps)] == steps
+                steps = [list(step.drafted) for step in wanted.steps]
+                assert [block[1:] for _, block in blocks(probe, answer.meta["id"])][: len(steps)] == steps
                 assert answer.meta["spec_verify_ct"] == len(steps)
         for answer, prompt in zip(hits, prompts, strict=True):
             assert answer.meta["cached_tokens"] <= max(0, len(prompt) - case.reads)
@@ -103,7 +104,7 @@ def assert_memory(case: Case, server: Server) -> None:
     info = worker_info(server)
     config = DrafterConfig.load(drafter_path(PAIR, case.drafter))
     per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4  # float32
-    slots = 8 * ring_slots(case.reads, block=BLOCK, page=case.page, context=8192 + 2 * BLOCK)
+    slots = 8 * ring_slots(case.reads, block=BLOCK, page=case.page, context=8192)
     assert info["window"] == case.reads
     assert info["memory_bytes"]["draft_kv"] == (slots + case.page) * per_token
 
@@ -117,3 +118,37 @@ def test_a_window_drafts_as_the_reference(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", SLOW, ids=str)
 def test_windows_of_every_kind_draft_as_the_reference(case: Case, tmp_path: Path) -> None:
     check(case, tmp_path)
+
+
+def block_at(case: Case, tokens: Sequence[int], hidden: tuple[Tensor, ...], position: int) -> list[int]:
+    """The reference's block whose anchor is ``tokens[position]``.
+
+    Args:
+        hidden: the target's hidden states after every layer, for all ``tokens``.
+    """
+    model = reference(case.drafter)
+    drafter = DrafterRun(model.drafter, model.target, case.reads, case.page)
+    drafter.inject(hidden, position)
+    return [tokens[position], *drafter.draft(tokens[position], BLOCK)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [(), (*SYNC, *PAGED)], ids=" ".join)
+def test_a_retracted_request_drafts_with_a_full_window_again(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """A retraction moves the blocks that follow, so each is held to the reference's block at its own place."""
+    case, prompts = Case(64, arguments), corpus(PAIR, 6, seed=1)
+    often = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "2"}
+    environment = {"PYTHONPATH": PROBE, "DFLASH_PROBE": str(tmp_path), **often}
+    with dflash_server(PAIR, tmp_path, "--speculative-draft-window-size", "64", *arguments, **environment) as server:
+        answers = generate_all(server, prompts, len(prompts), NEW_TOKENS)
+        assert_nothing_leaked(server)
+    model = reference(case.drafter)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer.tokens == model.plain(prompt, NEW_TOKENS)
+        tokens = [*prompt, *answer.tokens]
+        hidden = TargetRun(model.target).append(tokens)[1]
+        # The last block may end beyond what was asked for, and another one begin there.
+        drafted = [(at, block) for at, block in blocks(tmp_path, answer.meta["id"]) if at < len(tokens)]
+        assert drafted == [(at, block_at(case, tokens, hidden, at)) for at, _ in drafted]
+    counts = [answer.meta["num_retractions"] for answer in answers]
+    assert any(count for count, prompt in zip(counts, prompts, strict=True) if len(prompt) > case.reads), counts

@@ -25,6 +25,9 @@ SIZES = (
         ("tiny-dense", ("--dtype", "float32")),
         ("tiny-hybrid", ("--dtype", "bfloat16", "--mamba-radix-cache-strategy", "extra_buffer")),
         ("tiny-moe", ("--dtype", "float32", "--mamba-ssm-dtype", "bfloat16")),
+        ("tiny-dense", ("--dtype", "float32", "--speculative-draft-window-size", "64", "--page-size", "16")),
+        # A window that no sequence fills.
+        ("tiny-dense", ("--dtype", "float32", "--speculative-draft-window-size", "4096", "--context-length", "256")),
     ],
 )
 def test_the_memory_table_is_what_the_server_allocates(pair: str, flags: tuple[str, ...], tmp_path: Path) -> None:
