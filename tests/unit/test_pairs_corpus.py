@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from random import Random
 
 import pytest
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.pairs.corpus import SHAPES, TASKS, code_task, draw, prompts, split_of
+from sglang_dflash.pairs.corpus import SHAPES, TASKS, code_task, draw, prompts, split_of, sums
+from sglang_dflash.pairs.corpus.math_task import LARGEST
 
 
 def questions(task: str, split: str, n: int, seed: int) -> dict[str, str]:
@@ -113,3 +115,17 @@ def test_code_that_runs_is_not_always_right() -> None:
 def test_unknown_names_are_refused_with_the_known_ones(task: str, split: str, shape: str | None) -> None:
     with pytest.raises(DFlashError, match="single" if shape else "math" if task == "maths" else "heldout"):
         prompts(task, split, shape=shape)
+
+
+def test_drilled_sums_are_right_and_stay_within_the_math_tasks_numbers() -> None:
+    rng, kinds = Random(0), set()
+    for _ in range(200):
+        example = sums.draw(rng)
+        lines = example.answer.splitlines()
+        for line in lines:
+            a, kind, b, result = re.fullmatch(r"(\d+) ([-+*]) (\d+) = (\d+)", line).groups()
+            assert {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[kind] == int(result)
+            assert max(int(a), int(b), int(result)) <= LARGEST
+            kinds.add(kind)
+        assert ", ".join(line.split(" = ")[0] for line in lines) in example.question
+    assert kinds == {"+", "-", "*"}

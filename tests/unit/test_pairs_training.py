@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
-from sglang_dflash.pairs import target_path
+from sglang_dflash.pairs import drafter_path, target_path
+from sglang_dflash.pairs.cli import app
 from sglang_dflash.pairs.corpus import prompts
+from sglang_dflash.pairs.drafter import Drafter
 from sglang_dflash.pairs.generate import greedy_answers
 from sglang_dflash.pairs.hf import transformers
 from sglang_dflash.pairs.loop import train
 from sglang_dflash.pairs.measure import prompt_ids
 from sglang_dflash.pairs.optim import Muon, Optimizers, _orthogonalise
 from sglang_dflash.pairs.reference_decoder import TargetRun
-from sglang_dflash.pairs.rows import ConversationEncoder, pack, training_conversation, training_rows
+from sglang_dflash.pairs.rows import EVEN, ConversationEncoder, pack, training_conversation, training_rows
 from sglang_dflash.pairs.tokenizer import SPECIAL_TOKENS, train_tokenizer
+from sglang_dflash.pairs.train_target import STAGES, Stage, train_target
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +68,39 @@ def test_a_resumed_training_ends_where_an_unbroken_one_ends(tmp_path: Path) -> N
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "broken", stop_at=150)
     assert torch.equal(run(tmp_path / "broken", None), run(tmp_path / "unbroken", None))
+
+
+def test_a_stage_trains_at_its_own_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second stage's rate is zero: the first one's matrices stay. Embeddings have Adam's rate and move on."""
+    stages = (Stage(1, 2048, EVEN, lr=1.0), Stage(1, 2048, EVEN, lr=0.0))
+    monkeypatch.setitem(STAGES, "tiny-dense", stages)
+    train_target("tiny-dense", target_path("tiny-dense"), tmp_path / "run", tmp_path / "out", 0, "cpu")
+    first, second = (
+        torch.load(tmp_path / "run" / f"stage-{number}" / "checkpoint.pt", weights_only=True)["model"]
+        for number in (1, 2)
+    )
+    matrices = [name for name in first if name.endswith("proj.weight")]
+    assert matrices
+    assert all(torch.equal(first[name], second[name]) for name in matrices)
+    assert not torch.equal(first["model.embed_tokens.weight"], second["model.embed_tokens.weight"])
+
+
+def test_a_drafter_starts_from_the_given_one(tmp_path: Path) -> None:
+    """After one step of the warm-up it is still close to where it started."""
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text("".join(f"{json.dumps(p.messages)}\n" for p in prompts("json", "train", n=12, shape="single")))
+    given = drafter_path("tiny-dense", "good")
+    command = ["train-drafter", str(target_path("tiny-dense")), "--chats", str(chats), "--steps", "1"]
+    farthest = {}
+    for name, start in (("started", ("--start", str(given))), ("afresh", ())):
+        result = CliRunner().invoke(
+            app, [*command, "--work", str(tmp_path / name), "--out", str(tmp_path / name / "drafter"), *start]
+        )
+        assert result.exit_code == 0, result.output
+        before, after = Drafter.load(given).state_dict(), Drafter.load(tmp_path / name / "drafter").state_dict()
+        assert before.keys() == after.keys()
+        farthest[name] = max((after[key] - before[key]).abs().max().item() for key in before)
+    assert farthest["started"] < 0.01 < farthest["afresh"]
 
 
 def test_encoded_conversations_equal_the_chat_template(tokenizer: transformers.PreTrainedTokenizerFast) -> None:

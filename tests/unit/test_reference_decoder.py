@@ -108,6 +108,20 @@ def test_a_draft_window_reaches_the_full_layer_of_an_interleaved_drafter() -> No
     assert not torch.allclose(hidden[0], hidden[2], atol=1e-3)
 
 
+def test_a_draft_window_begins_on_a_page() -> None:
+    d, prompt = decoder("tiny-hybrid"), asked("json", shape="document")[0]
+    window, page = 8, 16
+    length = len(prompt) - (len(prompt) - window) // page * page
+    assert window < length < window + page
+    hidden = []
+    for draft_window, slots in ((window, page), (length, 1), (window, 1)):
+        target, run = TargetRun(d.target), DrafterRun(d.drafter, d.target, draft_window, slots)
+        run.inject(target.append(prompt)[1], len(prompt))
+        hidden.append(run.block_hidden(prompt[-1], 16))
+    assert torch.equal(hidden[0], hidden[1])
+    assert not torch.allclose(hidden[0], hidden[2], atol=1e-3)
+
+
 def test_an_all_sliding_drafter_ignores_the_draft_window() -> None:
     d, prompt = decoder("tiny-hybrid", "swa"), asked("json", shape="document")[0]
     assert d.decode(prompt, MAX_NEW_TOKENS, draft_window=4) == d.decode(prompt, MAX_NEW_TOKENS)

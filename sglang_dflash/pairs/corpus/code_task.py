@@ -132,6 +132,13 @@ def _run(source: str, name: str) -> Callable[[list[int]], Any]:
     return names[name]
 
 
+# What a text without a code block, and a program of the allowed syntax, can raise.
+_WRONG_ANSWER = (
+    ArithmeticError, AttributeError, LookupError, MemoryError, NameError, RecursionError, SyntaxError, TypeError,
+    ValueError,
+)  # fmt: skip
+
+
 def runs(expected: Any, text: str) -> bool:
     """True where the answer's code block defines the asked function and it runs on every input."""
     return _results(expected, text) is not None
@@ -147,5 +154,5 @@ def _results(expected: Any, text: str) -> list[Any] | None:
         source = text.split("```python\n", 1)[1].split("```")[0]
         function = _run(source, expected["name"])
         return [function(list(numbers)) for numbers, _ in expected["cases"]]
-    except Exception:  # noqa: BLE001  whatever a generated program raises is a wrong answer, not our error
+    except _WRONG_ANSWER:
         return None

@@ -1,7 +1,7 @@
 """Training only: sums without a story.
 
 An answer of the math task holds two or three sums among fifty other tokens; here nearly every token of the answer is
-one that only arithmetic gives, so carrying and borrowing are learned in a quarter of the steps.
+one that only arithmetic gives, so carrying and borrowing are met far more often.
 """
 
 from __future__ import annotations
