@@ -1,4 +1,6 @@
-"""Our throughput beside `sglang.bench_serving`'s on the same server and the same prompts, runs in alternation.
+"""Our throughput beside `sglang.bench_serving`'s on the same server and the same prompts, in pairs of runs.
+
+A pair's runs follow each other, and which comes first alternates, so a machine that gets slower favours neither.
 
 python bench/agree_with_bench_serving.py --pair tiny-hybrid --mode dflash:16 --concurrency 8
 """
@@ -57,17 +59,28 @@ async def compare(
         out=out,
         sampling=Sampling(found.max_tokens, thinking=found.thinking),
     )
-    theirs = []
+    theirs: list[dict[str, float]] = []
     async with running(settings.launch(mode), out / "server.log") as url:
-        for repeat in range(repeats):
-            session = replace(settings, repeats=repeat + 1, base_urls={mode.label: url})
+
+        async def run_ours() -> None:
+            session = replace(settings, repeats=len(theirs) + 1, base_urls={mode.label: url})
             await Session(session, Console(quiet=True)).measure()
-            dataset = await export_prompts(out, url)
-            theirs.append(bench_serving(url, dataset, found.target, settings))
+
+        await run_ours()
+        dataset = await export_prompts(out, url)
+        theirs.append(bench_serving(url, dataset, found.target, settings))
+        while len(theirs) < repeats:
+            ours_first = len(theirs) % 2 == 0
+            if ours_first:
+                await run_ours()
+            row = bench_serving(url, dataset, found.target, settings)
+            if not ours_first:
+                await run_ours()
+            theirs.append(row)
     ours = Summary(results.read(out)).throughput(mode.label, task, concurrency)
     report("output tok/s", list(ours.values()), [row["output_throughput"] for row in theirs])
     tokens = sum(r.completion_tokens for r in results.read(out).requests) / repeats
-    report("output tokens of a run", [tokens], [row["total_output_tokens"] for row in theirs])
+    report("output tokens of a run", [tokens] * repeats, [row["total_output_tokens"] for row in theirs])
 
 
 async def export_prompts(out: Path, url: str) -> Path:
@@ -111,9 +124,9 @@ def bench_serving(url: str, dataset: Path, tokenizer: str, settings: Settings) -
 
 
 def report(name: str, ours: list[float], theirs: list[float]) -> None:
-    difference = median(ours) / median(theirs) - 1
-    print(f"{name}: ours {median(ours):.1f}, bench_serving {median(theirs):.1f}, {100 * difference:+.1f} %")
-    print(f"  ours {[round(v, 1) for v in ours]}, bench_serving {[round(v, 1) for v in theirs]}")
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    print(f"{name}: ours {median(ours):.1f}, bench_serving {median(theirs):.1f}, median of the pairs' ratios", end=" ")
+    print(f"{100 * (median(ratios) - 1):+.1f} % ({', '.join(f'{100 * (r - 1):+.1f}' for r in ratios)})")
 
 
 if __name__ == "__main__":

@@ -54,9 +54,8 @@ async def demo(console: Console, settings: Settings) -> None:
     ):
         for task in pair_tasks.TASKS:
             await show_answer(console, task, plain, dflash)
-        console.print(
-            f"\n{settings.repeats} alternating runs of {settings.num_prompts} prompts, {describe_hardware(hardware())}"
-        )
+        runs = f"{settings.repeats} alternating runs of {settings.num_prompts} single questions"
+        console.print(f"\n{runs}, {describe_hardware(hardware())}")
         await Session(replace(settings, base_urls={AR: plain, DFLASH: dflash}), console).measure()
     summary = Summary(results.read_finished(out))
     by_task(summary).print(console)
@@ -65,7 +64,7 @@ async def demo(console: Console, settings: Settings) -> None:
 
 
 def by_task(summary: Summary) -> tables.Table:
-    """Accept length and accuracy of each kind of question in the mixture."""
+    """Accept length and accuracy of each kind of question."""
     rows = []
     for task in pair_tasks.TASKS:
         requests = [r for r in summary.requests(DFLASH) if r.question.startswith(f"{task}/")]
@@ -77,12 +76,12 @@ def by_task(summary: Summary) -> tables.Table:
 
 
 def comparison(pair: str, out: Path, num_prompts: int, repeats: int) -> Settings:
-    """Plain decoding against DFLASH at block 16 on a mixture of the tiny pair's own tasks."""
+    """Plain decoding against DFLASH at block 16 on single questions of all the tiny pair's own tasks."""
     found = find_pair(pair, None, None)
     return Settings(
         pair=found,
         modes=tuple(parse_modes(f"{AR},{DFLASH}")),
-        tasks=(pair_tasks.MIXED,),
+        tasks=(pair_tasks.QUESTIONS,),
         concurrencies=CONCURRENCIES,
         num_prompts=num_prompts,
         repeats=repeats,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +14,7 @@ import pytest
 from rich.console import Console
 from serving import Server, running
 
-from sglang_dflash.bench import metrics, profile, results, trace
+from sglang_dflash.bench import metrics, profile, prompt_book, results, trace
 from sglang_dflash.bench.client import Sampling
 from sglang_dflash.bench.modes import parse_modes
 from sglang_dflash.bench.session import Session
@@ -27,7 +29,8 @@ MODE = "dflash:8"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     settings = comparison(Path(), "")
     launch = settings.launch(settings.modes[0])
-    with running(tmp_path_factory.mktemp("server"), *launch.args) as server:
+    # SGLang averages accept lengths over whole log intervals only: with one of one step none is left out.
+    with running(tmp_path_factory.mktemp("server"), *launch.args, "--decode-log-interval", "1") as server:
         yield server
 
 
@@ -64,6 +67,43 @@ def test_counts_are_the_servers_own(server: Server, tmp_path: Path):
     assert of_requests <= of_worker
     assert (of_worker - of_requests).total() <= len(measured.requests)
     assert metrics.mean_width(measured.runs) == 8
+
+
+def test_meta_info_and_server_info_report_the_same_accept_lengths(server: Server, tmp_path: Path):
+    settings = replace(comparison(tmp_path, server.url), tasks=("math",), concurrencies=(1,))
+    Session(settings, QUIET).run()
+    ours = results.read(tmp_path).requests
+    prompts = [json.loads(line)["input_ids"] for line in (tmp_path / prompt_book.FILE_NAME).read_text().splitlines()]
+    assert len(ours) == len(prompts) == 2
+
+    server.post("/flush_cache")  # starts the server's average anew
+    _, before = accept_figures(server)
+    sampling = {"temperature": 0, "max_new_tokens": 64}
+    metas = [
+        server.post("/generate", {"input_ids": ids, "sampling_params": sampling}).json()["meta_info"] for ids in prompts
+    ]
+    assert [meta["completion_tokens"] / meta["spec_verify_ct"] for meta in metas] == pytest.approx(
+        [meta["spec_accept_length"] for meta in metas]
+    )
+    macro = sum(meta["spec_accept_length"] for meta in metas) / len(metas)
+    assert metrics.accept_length_macro(ours) == pytest.approx(macro)
+
+    average, after = accept_figures(server)
+    blocks = after - before
+    assert average == pytest.approx(sum(n * count for n, count in blocks.items()) / blocks.total())
+
+
+def accept_figures(server: Server) -> tuple[float | None, Counter[int]]:
+    """SGLang's average accept length since the last flush, and our worker's blocks by accept length, when idle."""
+    seen = None
+    while True:
+        (state,) = server.get("/server_info").json()["internal_states"]
+        blocks = Counter({int(n): c for n, c in state["sglang_dflash"]["blocks_by_accept_length"].items()})
+        now = state.get("avg_spec_accept_length"), blocks
+        if now == seen:
+            return now
+        seen = now
+        time.sleep(0.2)
 
 
 def test_the_openai_route_reports_the_same_accept_length(server: Server, tmp_path: Path):

@@ -113,10 +113,16 @@ def test_the_tiny_pairs_own_answers_are_right(name: str):
         assert not item.grader("I do not know")
 
 
-def test_the_mixture_asks_every_task_in_turn():
-    kinds = [q.id.partition("/")[0] for q in tasks.load("mixed", 6)]
+@pytest.mark.parametrize("name", pair_tasks.MIXTURES)
+def test_a_mixture_asks_every_task_in_turn(name: str):
+    kinds = [q.id.partition("/")[0] for q in tasks.load(name, 6)]
     assert kinds == ["math", "code", "json", "chat", "math", "code"]
-    assert len({q.id for q in tasks.load("mixed", 6)}) == 6
+    assert len({q.id for q in tasks.load(name, 6)}) == 6
+
+
+def test_single_questions_have_no_history():
+    assert all(len(q.messages) == 1 for q in tasks.load("questions", 40))
+    assert any(len(q.messages) > 1 for q in tasks.load("mixed", 40))
 
 
 def test_a_code_answer_that_never_ends_is_wrong():

@@ -10,7 +10,7 @@ from sglang_dflash.bench.tasks.datasets import DATASETS
 from sglang_dflash.bench.tasks.question import Question
 from sglang_dflash.errors import DFlashError
 
-TASKS = (*pair_tasks.TASKS, pair_tasks.MIXED, *DATASETS)
+TASKS = (*pair_tasks.TASKS, *pair_tasks.MIXTURES, *DATASETS)
 
 
 def load(name: str, count: int, *, seed: int = 0, data_dir: Path | None = None) -> list[Question]:
@@ -24,7 +24,7 @@ def load(name: str, count: int, *, seed: int = 0, data_dir: Path | None = None) 
     Raises:
         DFlashError: an unknown task, or a dataset that cannot be reached.
     """
-    if name in (*pair_tasks.TASKS, pair_tasks.MIXED):
+    if name in (*pair_tasks.TASKS, *pair_tasks.MIXTURES):
         return pair_tasks.load(name, count, seed)
     if name not in DATASETS:
         raise DFlashError(f"task {name!r}", expected=f"one of {', '.join(TASKS)}", remedy="choose one of these")

@@ -8,9 +8,11 @@ from sglang_dflash.bench.grading import programs
 from sglang_dflash.bench.tasks.question import Grader, Question
 from sglang_dflash.pairs.corpus import TASKS, Prompt, prompts
 
-__all__ = ["MIXED", "TASKS", "load"]
+__all__ = ["MIXED", "MIXTURES", "QUESTIONS", "TASKS", "load"]
 
-MIXED = "mixed"  # all of them in turn, as a server's real traffic is
+MIXED = "mixed"  # all tasks in turn; half of the prompts are long, with earlier turns or a system message
+QUESTIONS = "questions"  # all tasks in turn, one question each, as the public benchmarks ask
+MIXTURES = (MIXED, QUESTIONS)
 
 
 def load(name: str, count: int, seed: int) -> list[Question]:
@@ -18,12 +20,17 @@ def load(name: str, count: int, seed: int) -> list[Question]:
 
     A question's id begins with its task.
     """
-    if name == MIXED:
-        by_task = [load(task, -(-count // len(TASKS)), seed) for task in TASKS]
-        return list(chain.from_iterable(zip(*by_task, strict=True)))[:count]
+    if name not in MIXTURES:
+        return _questions(name, count, seed, shape=None)
+    shape = "single" if name == QUESTIONS else None
+    by_task = [_questions(task, -(-count // len(TASKS)), seed, shape) for task in TASKS]
+    return list(chain.from_iterable(zip(*by_task, strict=True)))[:count]
+
+
+def _questions(task: str, count: int, seed: int, shape: str | None) -> list[Question]:
     return [
-        Question(f"{name}/{seed}/{index}", prompt.messages, grader=_grader(prompt))
-        for index, prompt in enumerate(prompts(name, "heldout", count, seed))
+        Question(f"{task}/{seed}/{index}", prompt.messages, grader=_grader(prompt))
+        for index, prompt in enumerate(prompts(task, "heldout", count, seed, shape))
     ]
 
 
