@@ -9,6 +9,7 @@ from rich.table import Table
 from sglang_dflash.check.findings import Finding
 from sglang_dflash.check.memory import GIB
 from sglang_dflash.check.report import MemoryTable, Report
+from sglang_dflash.draft_window import ring_slots
 
 _STYLE = {"ok": "green", "warn": "yellow", "error": "bold red"}
 _MIB = 1 << 20
@@ -47,7 +48,7 @@ def _memory(memory: MemoryTable, window: int | None) -> Table:
     table.add_row("drafter's weights", _size(demand.drafter_weights), _size(fit.weights))
     table.add_row("target's K/V, one token", _size(demand.target_kv), _size(fit.target_kv))
     table.add_row("drafter's K/V, one token", _size(demand.draft_kv), _size(fit.draft_kv))
-    rows = demand.ring or WINDOW + demand.block + demand.page
+    rows = demand.ring or ring_slots(WINDOW, block=demand.block, page=demand.page, context=WINDOW)
     label = f"drafter's K/V, one request with a draft window of {window or WINDOW}"
     table.add_row(label, _size(rows * demand.draft_kv), "")
     if demand.state.slot:

@@ -51,6 +51,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     contradiction = ["--mamba-scheduler-strategy", "extra_buffer", "--mamba-radix-cache-strategy", "no_buffer"]
     commands["contradiction"] = [*commands["fits"], *contradiction]
     commands["lossy"] = [*commands["fits"], "--speculative-accept-threshold-single", "0.5"]
+    commands["other names"] = ["--model-path", str(gpt2(folder / "gpt2"))]
     done = subprocess.run(
         [sys.executable, str(SCRIPT)],
         input=json.dumps(list(commands.values())),
@@ -62,6 +63,20 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     )
     assert done.returncode == 0, done.stderr
     return dict(zip(commands, json.loads(done.stdout), strict=True))
+
+
+def gpt2(folder: Path) -> Path:
+    """A target that names the parts of its shape in its own way."""
+    folder.mkdir()
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": 512, "vocab_size": 1024}
+    (folder / "config.json").write_text(
+        json.dumps({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **shape})
+    )
+    return folder
+
+
+def test_a_target_with_other_names_for_its_shape_is_not_refused(refusals: dict[str, str | None]) -> None:
+    assert refusals["other names"] is None
 
 
 def test_the_pair_they_start_from_is_not_refused(refusals: dict[str, str | None]) -> None:

@@ -1,4 +1,4 @@
-"""Drafters of every shape: drafts and tokens equal the reference decoder's, step by step.
+"""Drafters of every shape, with and without a draft window: the reference decoder's drafts and tokens, step by step.
 
 The drafters have random weights in which attention weighs much, so that a wrong mask, window, rotation or head layout
 changes their drafts. A bad draft changes no token, so comparing tokens alone would show nothing.
@@ -7,6 +7,8 @@ changes their drafts. A bad draft changes no token, so comparing tokens alone wo
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -20,6 +22,8 @@ from dflash import PROBE, corpus, generate, target_arguments, worker_info
 from serving import running
 from torch import Tensor
 
+from sglang_dflash import config
+from sglang_dflash.draft_window import context_window
 from sglang_dflash.pairs import drafter, drafter_path, reference_decoder, target_path
 from sglang_dflash.pairs.drafter import FULL, SLIDING, Drafter, DrafterConfig
 from sglang_dflash.pairs.reference_decoder import Decoded, ReferenceDecoder
@@ -75,7 +79,8 @@ SHAPES = {
     ),
     "YaRN": Shape(keys={"rope_scaling": YARN}, yarn=True),
 }
-QUICK = "interleaved, other heads"
+WINDOWS = {None: 1, 16: 1, 64: 16, 4096: 1}  # tokens of a draft window -> page that its reading begins on
+QUICK = ("interleaved, other heads", None)
 
 
 def write(shape: Shape, folder: Path) -> Path:
@@ -95,10 +100,13 @@ def write(shape: Shape, folder: Path) -> Path:
 
 
 def visible_where(
-    causal: bool, layer_type: str, query: Tensor, key: Tensor, start: Tensor, window: int | None, *_: Any
+    causal: bool, layer_type: str, query: Tensor, key: Tensor, start: Tensor, sliding: int | None, window: int | None
 ) -> Tensor:
-    """``pairs.drafter.visible`` with ``is_causal`` said for all layers; a window reaches as far ahead as back."""
-    near = (query - key).abs() < window if layer_type == SLIDING and window else torch.ones_like(key == query)
+    """``pairs.drafter.visible`` with ``is_causal`` said for all layers; a sliding layer looks as far ahead as back."""
+    if layer_type == SLIDING and sliding:
+        near = (query - key).abs() < sliding
+    else:
+        near = drafter.visible(FULL, query, key, start, None, window)
     return near & (key <= query) if causal else near
 
 
@@ -116,47 +124,79 @@ def yarn_rotation(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
-def reference(shape: Shape, folder: Path, prompt: list[int], width: int, patch: pytest.MonkeyPatch) -> Decoded:
-    with patch.context() as inside:
-        if shape.causal is not None:
-            rule: Callable[..., Tensor] = lambda *arguments: visible_where(bool(shape.causal), *arguments)  # noqa: E731
-            inside.setattr(reference_decoder, "visible", rule)
-        if shape.yarn:
-            inside.setattr(drafter, "rotate", yarn_rotation)
-        return ReferenceDecoder.load(target_path(PAIR), folder).decode(prompt, NEW_TOKENS, width=width)
+class Reference:
+    """The reference decoder of a shape.
 
+    Args:
+        folder: of the drafter.
+        width: tokens of a block.
+        page: slots of a KV page.
+    """
 
-def undone(shape: Shape, folder: Path, prompt: list[int], width: int) -> Decoded:
-    """What the same weights draft with plain full attention."""
-    decoder = ReferenceDecoder.load(target_path(PAIR), folder)
-    config = decoder.drafter.config
-    decoder.drafter.config = dataclasses.replace(config, layer_types=(FULL,) * len(config.layer_types))
-    return decoder.decode(prompt, NEW_TOKENS, width=width)
+    def __init__(self, shape: Shape, folder: Path, width: int, page: int, patch: pytest.MonkeyPatch) -> None:
+        self.shape, self.width, self.page, self.patch = shape, width, page, patch
+        self.decoder = ReferenceDecoder.load(target_path(PAIR), folder)
+
+    def decode(self, prompt: list[int], window: int | None) -> Decoded:
+        causal = self.shape.causal
+        with self.patch.context() as inside:
+            if causal is not None:
+                inside.setattr(reference_decoder, "visible", functools.partial(visible_where, causal))
+            if self.shape.yarn:
+                inside.setattr(drafter, "rotate", yarn_rotation)
+            return self.decoder.decode(prompt, NEW_TOKENS, self.width, window, self.page)
+
+    def decode_plainly(self, prompt: list[int]) -> Decoded:
+        """What the same weights draft with plain full attention to everything."""
+        model = self.decoder.drafter
+        with self.patch.context() as inside:
+            plain = dataclasses.replace(model.config, layer_types=(FULL,) * len(model.config.layer_types))
+            inside.setattr(model, "config", plain)
+            return self.decoder.decode(prompt, NEW_TOKENS, self.width)
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SHAPES]
+    ("name", "window"),
+    [
+        pytest.param(*case, marks=[] if case == QUICK else pytest.mark.slow)
+        for case in itertools.product(SHAPES, WINDOWS)
+    ],
 )
-def test_drafts_equal_the_reference(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = SHAPES[name]
+def test_drafts_equal_the_reference(
+    name: str, window: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, page = SHAPES[name], WINDOWS[window]
     folder = write(shape, tmp_path / "drafter")
     width = shape.flag or shape.fields["block_size"]
     command = ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(folder)]
     if shape.flag:
         command += ["--speculative-num-draft-tokens", str(shape.flag)]
+    if window:
+        command += ["--speculative-draft-window-size", str(window), "--page-size", str(page)]
+    reads = context_window(window, config.DrafterConfig.load(folder))
     probe = {"PYTHONPATH": PROBE, "DFLASH_PROBE": str(tmp_path)}
+    by_length = sorted(corpus(PAIR, 12, seed=4), key=len)
+    prompts = [*by_length[2:5], by_length[10]]
     with running(tmp_path, *target_arguments(PAIR), *command, **probe) as server:
-        assert worker_info(server)["block_size"] == width
-        prompts = sorted(corpus(PAIR, 12, seed=4), key=len)[2:5]
+        assert (worker_info(server)["block_size"], worker_info(server)["window"]) == (width, reads)
         answers = [generate(server, prompt, NEW_TOKENS) for prompt in prompts]
     lines = [json.loads(line) for line in (tmp_path / "drafts.jsonl").read_text().splitlines()]
-    told_apart = False
+    reference = Reference(shape, folder, width, page, monkeypatch)
+    rivals: dict[str, Callable[[list[int]], Decoded]] = {}
+    if shape.matters:
+        rivals["plain attention"] = reference.decode_plainly
+    if reads and reads < len(prompts[-1]) and FULL in reference.decoder.drafter.config.layer_types:
+        rivals["no window"] = functools.partial(reference.decode, window=None)
+    told_apart = dict.fromkeys(rivals, False)
     for prompt, answer in zip(prompts, answers, strict=True):
-        expected = reference(shape, folder, prompt, width, monkeypatch)
+        expected = reference.decode(prompt, reads)
         drafted = [tuple(line["block"][1:]) for line in lines if line["rid"] == answer.meta["id"]]
         assert answer.tokens == expected.tokens
-        assert drafted[: len(expected.steps)] == [step.drafted for step in expected.steps]
-        if shape.matters:
-            plain = undone(shape, folder, prompt, width)
-            told_apart |= [step.drafted for step in plain.steps] != [step.drafted for step in expected.steps]
-    assert told_apart == shape.matters, "these drafts are those of plain attention: the comparison says nothing"
+        assert drafted[: len(expected.steps)] == drafts(expected)
+        for rival, decode in rivals.items():
+            told_apart[rival] |= drafts(decode(prompt)) != drafts(expected)
+    assert all(told_apart.values()), f"a wrong drafter would draft the same: {told_apart}"
+
+
+def drafts(decoded: Decoded) -> list[tuple[int, ...]]:
+    return [step.drafted for step in decoded.steps]

@@ -1,6 +1,7 @@
 """An SGLang plugin for tests: writes down what the worker does, from inside the server.
 
-A server finds it when ``tests/engine/probe`` is on PYTHONPATH; it writes to the folder DFLASH_PROBE.
+A server finds it when ``tests/engine/probe`` is on PYTHONPATH; it writes to the folder DFLASH_PROBE, and leaves out the
+recurrent states (a file per request and step) where DFLASH_PROBE_STATES is 0.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def record_prefilled_state(result: Any, worker: Any, batch: Any, *_: Any) -> Non
 def record_states(batch: Any, lengths: list[int], target_worker: Any) -> None:
     """Recurrent state of every request after ``length`` tokens: ``state-<rid>-<length>.pt``."""
     pool = target_worker.model_runner.req_to_token_pool
-    if not hasattr(pool, "mamba_pool"):
+    if not hasattr(pool, "mamba_pool") or os.environ.get("DFLASH_PROBE_STATES") == "0":
         return
     cache, slots = pool.mamba_pool.mamba_cache, pool.get_mamba_indices(batch.req_pool_indices).tolist()
     for req, length, slot in zip(batch.reqs, lengths, slots, strict=True):
