@@ -7,7 +7,6 @@ import contextlib
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import httpx
 
+from sglang_dflash.bench.ports import free_port
 from sglang_dflash.errors import DFlashError
 
 START_TIMEOUT_S = 1800.0
@@ -64,7 +64,7 @@ async def running(launch: Launch, log: Path, timeout_s: float = START_TIMEOUT_S)
     Raises:
         DFlashError: it stopped or did not answer in time; the error ends with the last lines of its log.
     """
-    port = _free_port()
+    port = free_port()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         output.write(launch.describe() + "\n")
@@ -123,9 +123,3 @@ async def _wait(process: subprocess.Popen[bytes], base_url: str, log: Path, time
 def _failed(what: str, log: Path) -> DFlashError:
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
     return DFlashError(what, expected="a server that answers /health", remedy=f"see {log}, which ends with:\n{tail}\n")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

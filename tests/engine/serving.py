@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import httpx
 import psutil
+
+from sglang_dflash.bench.ports import free_port
 
 START_SECONDS = 300
 
@@ -45,12 +46,6 @@ class Server:
         """The server's process and everything it started."""
         root = psutil.Process(self.process.pid)
         return [root, *root.children(recursive=True)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def command(*arguments: str, launcher: tuple[str, ...] = ("-m", "sglang.launch_server")) -> list[str]:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from checkpoints import assert_greedy
-from serving import free_port, running, started
+from serving import running, started
 from test_cards import RICHEST, assert_served_here, generate, prompts, request
 from test_server import SGLANG_SERVE
 from tiny_cards import build
 
+from sglang_dflash.bench.ports import free_port
 from sglang_dflash.worker.identity import SERVER_INFO_KEY
 from tests.cards import card
 

@@ -13,7 +13,9 @@ import openai
 import psutil
 import pytest
 from dflash import corpus, dflash_server, generate_all, worker_info
-from serving import START_SECONDS, Server, free_port, started
+from serving import START_SECONDS, Server, started
+
+from sglang_dflash.bench.ports import free_port
 
 PAIR = "tiny-dense"
 SCRIPT = Path(__file__).parents[2] / "launch" / "replicas.sh"
