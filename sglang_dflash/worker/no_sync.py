@@ -1,8 +1,10 @@
 """A debugging aid: make everything raise that would have the host wait for the device inside a step.
 
-Reading a value back (``.item()``, ``.tolist()``, ``if tensor:``) or asking for a shape that depends on values
-(``nonzero``, a boolean mask as an index) stops the host until the device has caught up, and the overlap scheduler
-loses its head start. On a CPU such a call costs nothing, so nothing but this guard would show it there.
+Reading a value back (``.item()``, ``.tolist()``, ``if tensor:``, ``torch.equal``) or asking for a shape that depends on
+values (``nonzero``, ``unique``, a boolean mask as an index) stops the host until the device has caught up, and the
+overlap scheduler loses its head start. On a CPU such a call costs nothing, so nothing but this guard would show it
+there. What it cannot see is ``.cpu()``, which does nothing there, and ``.numpy()``, with which the CPU platform's
+attention reads lengths.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 SWITCH = "SGLANG_DFLASH_FORBID_SYNC"
 
-_READS = {torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.__int__}
-_SHAPED_BY_VALUES = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::unique_dim"}
-_INDEXING = {"aten::index", "aten::index_put", "aten::index_put_"}
+# PyTorch's own classification of operators: these hand the host a value, or a shape that depends on values.
+_WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+_MASKS = (torch.bool, torch.uint8)
 
 
 class HostSync(RuntimeError):
@@ -29,27 +32,30 @@ class HostSync(RuntimeError):
 
 class _RefuseMethods(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _READS:
-            raise HostSync(f"{func.__name__} reads a tensor back to the host inside a step")
+        if func is torch.Tensor.tolist:  # on a CPU it needs no operator that could be seen
+            raise HostSync("tolist reads a tensor back to the host inside a step")
         return func(*args, **(kwargs or {}))
 
 
 class _RefuseOps(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name
-        masked = name in _INDEXING and any(i is not None and i.dtype == torch.bool for i in args[1])
-        if masked or name in _SHAPED_BY_VALUES:
-            raise HostSync(f"{name} makes the host wait inside a step")
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        with self:  # in inference mode composite operators arrive whole: see what they are made of
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+        if _waits(func, args, kwargs):
+            raise HostSync(f"{func._schema.name} makes the host wait inside a step")
+        return func(*args, **kwargs)
 
 
-def no_autograd() -> contextlib.AbstractContextManager[None]:
-    """How a step runs without autograd: in inference mode, where a small operator costs the host less.
-
-    SGLang's default is ``no_grad``, and so is this one under the guard: inference mode hides from it what composite
-    operators are made of.
-    """
-    return torch.no_grad() if os.environ.get(SWITCH) == "1" else torch.inference_mode()
+def _waits(func: Any, args: Any, kwargs: Any) -> bool:
+    name = func._schema.name
+    if name in _INDEXING:
+        return any(index is not None and index.dtype in _MASKS for index in args[1])
+    if name == "aten::repeat_interleave":
+        return kwargs.get("output_size") is None
+    return not _WAITING.isdisjoint(func.tags)
 
 
 @contextlib.contextmanager
