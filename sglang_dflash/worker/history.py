@@ -71,6 +71,7 @@ class History:
         settled = {id(None), *map(id, fresh)}
         waiting = [([(i, req) for i, req in rows if id(req()) not in settled], copy) for rows, copy in self._arriving]
         self._arriving = [(rows, copy) for rows, copy in waiting if rows]
+        self._block = None
 
     def add(self, batch: Any, tokens: Tensor, lens: Tensor) -> None:
         """Each request's first ``lens`` (int [bs]) of ``tokens`` (int64 [bs, w]) are generated."""
@@ -81,22 +82,18 @@ class History:
         """Before the target's forward: start the copy of the block, int64 [bs, w]."""
         self._block = HostCopy(draft_tokens) if any(_watched(batch)) else None
 
-    def params(self, batch: Any) -> list[Any]:
-        """The processors' parameters for the rows of a prefill, each with the request as of now."""
-        self._settle()
-        params = list(batch.sampling_info.custom_params)
-        for i, req in _watched(batch):
-            params[i] = {**params[i], _REQUEST: RequestAt(req, self._generated[req])}
-        return params
+    def params(self, batch: Any, width: int = 1) -> list[Any]:
+        """The processors' parameters for bs * width rows, each with the request as of its position.
 
-    def params_of_block(self, batch: Any, width: int) -> list[Any]:
-        """The processors' parameters for the bs * width rows of the block, each with the request as of its position."""
+        A request's first row, in a prefill its only one, follows what it has generated, each other one a draft more.
+        """
         params = [each for each in batch.sampling_info.custom_params for _ in range(width)]
-        if self._block is None:
+        watched = list(_watched(batch))
+        if not watched:
             return params
         self._settle()
-        (blocks,) = self._block.wait()
-        for i, req in _watched(batch):
+        blocks = self._block.wait()[0] if self._block else [[]] * len(batch.reqs)
+        for i, req in watched:
             for j in range(width):
                 seen = self._generated[req] + blocks[i][1 : j + 1]
                 params[i * width + j] = {**params[i * width + j], _REQUEST: RequestAt(req, seen)}

@@ -101,7 +101,7 @@ class TargetSampler:
         top_logprobs_nums, token_ids_logprobs = ([x for x in want for _ in range(width)] for want in wants)
         block_info = for_block(batch.sampling_info, width)
         if info.has_custom_logit_processor:
-            block_info.custom_params = self._history.params_of_block(batch, width)
+            block_info.custom_params = self._history.params(batch, width)
         tokens = self._runner.sampler(
             logits_output,
             block_info,

@@ -28,7 +28,7 @@ def batch_of(*reqs: Request | None, decoding: tuple[Request, ...] = ()) -> Any:
 
 def seen(history: History, batch: Any, block: list[list[int]]) -> list[list[int] | None]:
     history.expect(batch, torch.tensor(block))
-    params = history.params_of_block(batch, len(block[0]))
+    params = history.params(batch, len(block[0]))
     return [None if p is None else list(p["__req__"].output_ids) for p in params]
 
 
@@ -54,7 +54,7 @@ def test_the_view_is_the_request_otherwise() -> None:
     history.start(batch)
     history.add(batch, *ones(5))
     history.expect(batch, torch.tensor([[5]]))
-    view = history.params_of_block(batch, 1)[0]
+    view = history.params(batch, 1)[0]
     assert (view["budget"], view["__req__"].rid) == (3, "r")
     assert list(view["__req__"].origin_input_ids + view["__req__"].output_ids) == [1, 2, 5]
 
@@ -76,6 +76,7 @@ def test_a_mixed_prefill_shows_what_the_host_has_not_seen_yet() -> None:
     first = batch_of(running)
     history.start(first)
     history.add(first, *ones(5))
+    assert seen(history, first, [[5, 6]]) == [[5], [5, 6]]
     history.add(first, torch.tensor([[6, 7, 0]]), torch.tensor([2]))
     mixed = batch_of(fresh, None, running, decoding=(running,))
     history.start(mixed)
