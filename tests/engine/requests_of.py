@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
+import transformers
 from dflash import TRACKED, draft_arguments
 from serving import Server, running
 
 from sglang_dflash.pairs import target_path
+from sglang_dflash.pairs.corpus.prompts import Prompt
 
 PAIR = "tiny-hybrid"
 FEATURES = (
@@ -30,9 +33,9 @@ Params = dict[str, Any]
 
 
 @contextlib.contextmanager
-def plain_server(folder: Path, *arguments: str) -> Iterator[Server]:
+def plain_server(folder: Path, *arguments: str, plugins: str = PENALTY_ORDER) -> Iterator[Server]:
     command = ("--model-path", str(target_path(PAIR)), *FEATURES, *arguments)
-    with running(folder, *command, PYTHONPATH=PENALTY_ORDER) as server:
+    with running(folder, *command, PYTHONPATH=plugins) as server:
         yield server
 
 
@@ -51,6 +54,21 @@ def random_prompts(number: int, length: int = 24) -> list[list[int]]:
     vocab = json.loads((target_path(PAIR) / "config.json").read_text())["vocab_size"]
     generator = torch.Generator().manual_seed(0)
     return torch.randint(vocab, (number, length), generator=generator).tolist()
+
+
+def chat_ids(asked: Sequence[Prompt]) -> list[list[int]]:
+    """The prompts as the pair's chat template renders them."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(target_path(PAIR))
+    render = partial(tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=False)
+    return [render(list(prompt.messages)) for prompt in asked]
+
+
+def schema_of(prompt: Prompt) -> str:
+    """What the question asks for: its keys, in its order."""
+    kinds = {str: {"type": "string", "maxLength": 16}, int: {"type": "integer", "minimum": 0, "maximum": 999}}
+    properties = {key: kinds[type(value)] for key, value in prompt.expected.items()}
+    shape = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return json.dumps(shape)
 
 
 def answers(

@@ -10,13 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
-import transformers
 from dflash import assert_nothing_leaked, corpus
-from requests_of import PAIR, Params, answers, dflash_server, random_prompts, tokens
+from requests_of import PAIR, Params, answers, chat_ids, dflash_server, random_prompts, schema_of, tokens
 from serving import Server
 
-from sglang_dflash.pairs import target_path
-from sglang_dflash.pairs.corpus.prompts import Prompt, prompts
+from sglang_dflash.pairs.corpus.prompts import prompts
 
 NEW_TOKENS = 48
 PROMPTS = random_prompts(8)
@@ -109,24 +107,12 @@ def test_a_session_continues_where_it_ended(served: Server) -> None:
     assert served.post("/close_session", {"session_id": session}).status_code == 200
 
 
-def schema_of(prompt: Prompt) -> str:
-    """What the question asks for: its keys, in its order."""
-    kinds = {str: {"type": "string", "maxLength": 16}, int: {"type": "integer", "minimum": 0, "maximum": 999}}
-    properties = {key: kinds[type(value)] for key, value in prompt.expected.items()}
-    shape = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-    return json.dumps(shape)
-
-
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_a_schema_answer_parses_and_its_drafts_are_accepted(
     temperature: float, served: Server, record_property: Callable[[str, object], None]
 ) -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(target_path(PAIR))
     asked = prompts("json", n=24)
-    inputs = [
-        tokenizer.apply_chat_template(list(prompt.messages), add_generation_prompt=True, return_dict=False)
-        for prompt in asked
-    ]
+    inputs = chat_ids(asked)
     free = [{"temperature": temperature, "sampling_seed": i, "max_new_tokens": 200} for i in range(len(asked))]
     bound = [{**params, "json_schema": schema_of(prompt)} for params, prompt in zip(free, asked, strict=True)]
     with_grammar = answers(served, inputs, bound)

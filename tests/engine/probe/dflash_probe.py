@@ -23,6 +23,7 @@ def register() -> None:
     HookRegistry.register("sglang_dflash.worker.draft.Drafting.__call__", record_drafts, HookType.AFTER)
     HookRegistry.register("sglang_dflash.worker.recurrent.commit", record_committed_state, HookType.AFTER)
     HookRegistry.register(WORKER + "_prefill", record_prefilled_state, HookType.AFTER)
+    HookRegistry.register(WORKER + "_prefill", record_mixed, HookType.AFTER)
 
 
 def record_drafts(tokens: torch.Tensor, _: Any, batch: Any, step: Any) -> None:
@@ -30,6 +31,16 @@ def record_drafts(tokens: torch.Tensor, _: Any, batch: Any, step: Any) -> None:
     with (FOLDER / "drafts.jsonl").open("a") as file:
         for req, start, block in zip(batch.reqs, batch.seq_lens.tolist(), tokens.tolist(), strict=True):
             file.write(json.dumps({"rid": req.rid, "position": start, "block": block}) + "\n")
+
+
+def record_mixed(result: Any, worker: Any, batch: Any, *_: Any) -> None:
+    """One line per request that decodes beside a prefill: how many of its tokens the scheduler has not yet seen."""
+    decoding = {id(req) for req in batch.decoding_reqs or ()}
+    with (FOLDER / "mixed.jsonl").open("a") as file:
+        for req, length in zip(batch.reqs, batch.seq_lens.tolist(), strict=True):
+            if id(req) in decoding:
+                unseen = length - len(req.origin_input_ids) - len(req.output_ids)
+                file.write(json.dumps({"rid": req.rid, "unseen": unseen}) + "\n")
 
 
 def record_committed_state(_: None, batch: Any, step: Any, accepted: Any, target_worker: Any) -> None:
