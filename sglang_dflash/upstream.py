@@ -173,7 +173,6 @@ SYMBOLS: dict[str, Symbol] = {
         ("input_size", "output_size", "bias", "quant_config", "prefix"),
     ),
     "UnquantizedLinearMethod": Symbol(_SRT + "layers.quantization.unquant.UnquantizedLinearMethod"),
-    "apply_qk_norm": Symbol(_SRT + "models.utils.apply_qk_norm", ("q", "k", "q_norm", "k_norm", "head_dim")),
     "default_weight_loader": Symbol(_SRT + "model_loader.weight_utils.default_weight_loader"),
     "get_rope": Symbol(
         _SRT + "layers.rotary_embedding.get_rope",

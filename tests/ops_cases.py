@@ -60,23 +60,25 @@ def test_accept_block(bs: int, width: int) -> None:
 
 @pytest.mark.parametrize("neox", [True, False])
 @pytest.mark.parametrize(
-    "tokens, layers, heads, head_dim, rotary_dim", [(0, 2, 2, 8, 8), (5, 3, 2, 64, 64), (4, 2, 3, 96, 32)]
+    "layers, tokens, heads, head_dim, rotary_dim", [(2, 0, 2, 8, 8), (3, 5, 2, 64, 64), (1, 4, 6, 96, 32)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_context_keys(
-    tokens: int, layers: int, heads: int, head_dim: int, rotary_dim: int, neox: bool, dtype: torch.dtype
-) -> None:
-    # Keys and values come out of one projection, so the keys are a strided half of it.
-    projected = torch.randn(tokens, layers, 2, heads, head_dim, device=DEVICE).to(dtype)
-    norm_weight = torch.rand(layers, head_dim, device=DEVICE).to(dtype)
+@pytest.mark.parametrize("weight_per_head", [True, False])
+def test_norm_rope(
+    layers: int, tokens: int, heads: int, head_dim: int, rotary_dim: int, neox: bool, dtype: torch.dtype,
+    weight_per_head: bool,
+) -> None:  # fmt: skip
+    # Queries, keys and values come out of one projection, so what is normalised is a strided part of it.
+    projected = torch.randn(layers, tokens, 2, heads, head_dim, device=DEVICE).to(dtype)
+    norm_weight = torch.rand(layers, heads if weight_per_head else 1, head_dim, device=DEVICE).to(dtype)
     args = (
         projected[:, :, 0],
-        norm_weight,
+        norm_weight.expand(-1, heads, -1),
         1e-6,
         ints(0, 40, tokens),
         torch.rand(40, rotary_dim, device=DEVICE),
     )
-    expected, actual = reference.context_keys(*args, neox=neox), kernel("context_keys")(*args, neox=neox)
+    expected, actual = reference.norm_rope(*args, neox=neox), kernel("norm_rope")(*args, neox=neox)
     # float32: order of the sum of squares only. bfloat16: that may move a result to the neighbouring value.
     rtol = {torch.float32: 1e-5, torch.bfloat16: 2**-7}[dtype]
     torch.testing.assert_close(actual, expected, rtol=rtol, atol=1e-6)

@@ -12,8 +12,10 @@ from sglang_dflash.cpu.attention_math import (
     attend,
     attend_blocks,
     attend_prompt,
+    batched_block_keys,
     block_keys,
     decode_keys,
+    padding_pays,
 )
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream import AttentionBackend, AttentionType, KVWriteLoc, SWAKVPool
@@ -22,10 +24,10 @@ from sglang_dflash.upstream import AttentionBackend, AttentionType, KVWriteLoc, 
 class TorchAttentionBackend(AttentionBackend):
     """Attention in plain torch for every forward mode that DFLASH uses.
 
-    Decode is one padded gather and one SDPA call for the whole batch; verification (causal chain or tree), the
-    drafter's non-causal block and prefill are one SDPA call per request. Lengths are read from
-    ``seq_lens`` itself, which on a CPU is host memory, so no mirror is asked for and the overlap scheduler
-    takes the path that it takes on a GPU.
+    Decode, verification (a causal chain) and the drafter's block are one padded gather and one SDPA call for the whole
+    batch, unless the padding would cost more than it saves; tree verification and prefill are one SDPA call per
+    request. Lengths are read from ``seq_lens`` itself, which on a CPU is host memory, so no mirror is asked for and the
+    overlap scheduler takes the path that it takes on a GPU.
     """
 
     needs_cpu_seq_lens = False
@@ -51,9 +53,8 @@ class TorchAttentionBackend(AttentionBackend):
             self._swa_out_loc = self._swa_pool.translate_loc_from_full_to_swa(forward_batch.out_cache_loc)
         # numpy reads lengths and rows in place: no torch op, nothing to wait for.
         lens = forward_batch.seq_lens.numpy()
-        if mode.is_decode():
-            self._longest, self._shortest = max(int(lens.max()), 1), int(lens.min())
-        else:
+        self._longest, self._shortest = max(int(lens.max()), 1), int(lens.min())
+        if not mode.is_decode():
             self._lens, self._rows = lens.tolist(), forward_batch.req_pool_indices.numpy().tolist()
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
@@ -108,7 +109,7 @@ class TorchAttentionBackend(AttentionBackend):
         if save_kv_cache and k is not None:
             self._store(layer, forward_batch, k, v)
         if forward_batch.forward_mode.is_target_verify():
-            return self._attend_blocks(q, layer, self._block_keys(layer, forward_batch))
+            return self._attend_blocks(q, layer, self._block_keys(layer, forward_batch), forward_batch.batch_size)
         return self._prefill(q, layer, forward_batch)
 
     def _block_keys(self, layer: Any, forward_batch: Any) -> list[Keys]:
@@ -116,18 +117,18 @@ class TorchAttentionBackend(AttentionBackend):
         window, swa = self._window(layer), self._is_swa(layer)
         keys: list[Keys] | None = self._keys.get((window, causal, swa))
         if keys is None:
-            tree_mask = getattr(forward_batch.spec_info, "custom_mask", None) if causal else None
-            keys = block_keys(
-                self.req_to_token_pool.req_to_token,
-                self._rows,
-                self._lens,
-                forward_batch.out_cache_loc.view(forward_batch.batch_size, -1),
-                causal=causal,
-                window=window,
-                tree_mask=tree_mask,
-            )
+            keys = self._build_block_keys(forward_batch, causal, window)
             keys = self._keys[window, causal, swa] = [self._in_pool_of(each, swa) for each in keys]
         return keys
+
+    def _build_block_keys(self, forward_batch: Any, causal: bool, window: int | None) -> list[Keys]:
+        table, slots = self.req_to_token_pool.req_to_token, forward_batch.out_cache_loc.view(len(self._rows), -1)
+        tree_mask = getattr(forward_batch.spec_info, "custom_mask", None) if causal else None
+        if tree_mask is None and padding_pays(self._lens, slots.shape[1], window):
+            rows, lens = forward_batch.req_pool_indices, forward_batch.seq_lens
+            longest, shortest = self._longest, self._shortest
+            return [batched_block_keys(table, rows, lens, longest, shortest, slots, causal=causal, window=window)]
+        return block_keys(table, self._rows, self._lens, slots, causal=causal, window=window, tree_mask=tree_mask)
 
     def _prefill(self, q: Tensor, layer: Any, forward_batch: Any) -> Tensor:
         q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
@@ -160,10 +161,10 @@ class TorchAttentionBackend(AttentionBackend):
         q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         return attend(q, k_pool, v_pool, keys, batch=batch, scale=layer.scaling).view(q.shape[0], -1)
 
-    def _attend_blocks(self, q: Tensor, layer: Any, keys: list[Keys]) -> Tensor:
+    def _attend_blocks(self, q: Tensor, layer: Any, keys: list[Keys], batch: int) -> Tensor:
         k_pool, v_pool = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
         q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        return attend_blocks(q, k_pool, v_pool, keys, scale=layer.scaling).view(q.shape[0], -1)
+        return attend_blocks(q, k_pool, v_pool, keys, batch=batch, scale=layer.scaling).view(q.shape[0], -1)
 
     def _store(self, layer: Any, forward_batch: Any, k: Tensor, v: Tensor | None) -> None:
         location = KVWriteLoc.for_batch(forward_batch, swa_loc=self._swa_out_loc)

@@ -6,8 +6,9 @@ Everything here is tensors in, tensors out, and does not import SGLang. Two idea
   positions alone (:func:`visible`), so decode, verification and the drafter's block differ only in the
   positions they pass.
 * A tiny model spends its time in dispatch, not arithmetic, so what all layers share (slots, mask) is built
-  once per forward. A decode is two gathers and one ``scaled_dot_product_attention`` for the whole batch, padded
-  to its longest request. A block has enough queries for the padding to cost more than a call per request.
+  once per forward, and a batch is two gathers and one ``scaled_dot_product_attention``, padded to its longest
+  request. Only where blocks have so many queries, or contexts so different lengths, that the padding costs more than
+  the calls it saves (:func:`padding_pays`), each request has its own.
 
 Scores, softmax and sums are float32 whatever the dtype of the model: torch's bfloat16 attention of one
 query is 3 to 10 times slower on a CPU than converting the gathered keys (AMD EPYC with AVX512-BF16; equal
@@ -29,13 +30,15 @@ from torch.nn.functional import scaled_dot_product_attention
 # Queries of a long prompt are processed this many at a time: a causal tile reads only the keys before its
 # end, so half of the square is never computed, and a mask is at most QUERY_TILE x context.
 QUERY_TILE = 512
+# Query-key pairs of padding that take as long as the calls for one more request (with 4 to 8 heads of 64).
+PAIRS_PER_REQUEST = 1024
 
 
 @dataclass(frozen=True)
 class Keys:
     """What is read of the pool, and a mask to add to the scores (None: everything may be read).
 
-    Of a decode's batch: ``slots [B*C]``, ``mask [B, 1, 1, C]``; of one request's block: ``slots [C]``,
+    Of a batch: ``slots [B*C]``, ``mask`` that broadcasts to ``[B, 1, T, C]``; of one request's block: ``slots [C]``,
     ``mask [T, C]``.
     """
 
@@ -103,6 +106,40 @@ def decode_keys(
     return Keys(slots.view(-1), mask.unsqueeze(1))
 
 
+def padding_pays(lens: list[int], queries: int, window: int | None) -> bool:
+    """Whether blocks of ``queries`` tokens behind contexts of ``lens`` are attended to faster in one padded batch."""
+    reach = lens if window is None else [min(length, window) for length in lens]
+    padding = len(reach) * max(reach) - sum(reach)
+    return padding * queries <= PAIRS_PER_REQUEST * (len(reach) - 1)
+
+
+def batched_block_keys(
+    req_to_token: Tensor,
+    rows: Tensor,
+    lens: Tensor,
+    longest: int,
+    shortest: int,
+    block_slots: Tensor,
+    *,
+    causal: bool,
+    window: int | None,
+) -> Keys:
+    """Keys of a block of ``T`` tokens of each request, as one padded batch; arguments as in the functions beside it.
+
+    Columns count from the start of the block, ``-C .. T - 1``, so one mask is everybody's; a shorter request's padding
+    is on the left.
+    """
+    reach = longest if window is None else min(longest, window)
+    steps, columns = torch.arange(block_slots.shape[1]), torch.arange(-reach, block_slots.shape[1])
+    context = gather_slots(req_to_token, rows, (lens.unsqueeze(1) + columns[:reach]).clamp_(min=0))
+    slots = torch.cat((context, block_slots.to(context.dtype)), dim=1).view(-1)
+    mask = additive(visible(steps, columns, causal=causal, window=window)) if causal or window is not None else None
+    if shortest >= reach:
+        return Keys(slots, mask)
+    padding = additive(columns >= -lens.unsqueeze(1))[:, None, None]
+    return Keys(slots, padding if mask is None else padding + mask)
+
+
 def block_keys(
     req_to_token: Tensor,
     rows: list[int],
@@ -147,13 +184,13 @@ def block_keys(
 
 
 def attend(q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: Keys, *, batch: int, scale: float) -> Tensor:
-    """Attention of a decode's batch, ``q [B, H, D]``, over pool rows ``keys.slots``.
+    """Attention of ``T`` tokens of each of ``B`` requests over pool rows ``keys.slots``: ``q [B*T, H, D]``.
 
     Args:
         k_pool, v_pool: ``[slots, G, D]`` and ``[slots, G, Dv]``, any dtype that converts to that of ``q``.
 
     Returns:
-        ``[B, H, Dv]``.
+        ``[B*T, H, Dv]``.
     """
     k = k_pool.index_select(0, keys.slots).float().view(batch, -1, *k_pool.shape[1:])
     v = v_pool.index_select(0, keys.slots).float().view(batch, -1, *v_pool.shape[1:])
@@ -168,25 +205,17 @@ def attend(q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: Keys, *, batch: int,
     return out.transpose(1, 2).reshape(q.shape[0], q.shape[1], -1).to(q.dtype)
 
 
-def attend_blocks(q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: list[Keys], *, scale: float) -> Tensor:
+def attend_blocks(q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: list[Keys], *, batch: int, scale: float) -> Tensor:
     """Attention of a block of ``T`` tokens of each request: ``q [B*T, H, D]`` to ``[B*T, H, Dv]``.
 
     Args:
         k_pool, v_pool: as in :func:`attend`.
-        keys: of each request.
+        keys: of the whole batch, or of each request.
     """
-    blocks = [
-        _attend_tile(
-            block.float(),
-            k_pool.index_select(0, each.slots).float(),
-            v_pool.index_select(0, each.slots).float(),
-            mask=each.mask,
-            causal=False,
-            scale=scale,
-        )
-        for block, each in zip(q.chunk(len(keys)), keys, strict=True)
-    ]
-    return torch.cat(blocks).to(q.dtype)
+    each = batch // len(keys)
+    blocks = zip(q.chunk(len(keys)), keys, strict=True)
+    parts = [attend(block, k_pool, v_pool, its_keys, batch=each, scale=scale) for block, its_keys in blocks]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def attend_prompt(

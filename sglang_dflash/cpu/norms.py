@@ -1,40 +1,73 @@
-"""Gated RMS norms that close a GDN layer: the norm of its output times an activation of ``z``."""
+"""RMS norms: those of SGLang's layers in float32, and the gated ones that close a GDN layer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+from sglang_dflash.ops.norm import inverse_rms
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "swish": F.silu,
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
 }
 
 
-def _gated_rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float, activation: str
-) -> torch.Tensor:
+Normed = Tensor | tuple[Tensor, Tensor]
+
+
+def _is_plain(x: Tensor, residual: Tensor | None, others: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Nothing is rounded between the steps of the norm, and nothing is asked of it but to add a residual."""
+    float32 = x.dtype == torch.float32 and (residual is None or residual.dtype == torch.float32)
+    return float32 and not others and all(value is None for value in options.values())
+
+
+def rms_norm(
+    original: Callable[..., Normed], self: Any, x: Tensor, residual: Tensor | None = None, *others: Any, **options: Any
+) -> Normed:
+    """``RMSNorm.forward_native``: the norm of ``x + residual``, and that sum where there is a residual."""
+    if not _is_plain(x, residual, others, options) or self.variance_size_override is not None:
+        return original(self, x, residual, *others, **options)
+    total = x if residual is None else x + residual
+    normed = (total * inverse_rms(total, self.variance_epsilon)).mul_(self.weight)
+    return normed if residual is None else (normed, total)
+
+
+def gemma_rms_norm(
+    original: Callable[..., Normed], self: Any, x: Tensor, residual: Tensor | None = None, *others: Any, **options: Any
+) -> Normed:
+    """``GemmaRMSNorm.forward_native``: the same with ``1 + weight`` as the scale."""
+    if not _is_plain(x, residual, others, options):
+        return original(self, x, residual, *others, **options)
+    total = x if residual is None else x + residual
+    normed = total * inverse_rms(total, self.variance_epsilon)
+    normed = torch.addcmul(normed, normed, self.weight)
+    return normed if residual is None else (normed, total)
+
+
+def _gated_rms_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float, activation: str) -> Tensor:
     """``rmsnorm(x) * weight * act(gate)`` over the last dimension, in fp32, rounded once to x's dtype."""
     x32 = x.float()
-    scale = x32.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    normed = (x32 * scale).mul_(weight)
+    normed = (x32 * inverse_rms(x32, eps)).mul_(weight)
     return normed.mul_(_ACTIVATIONS[activation](gate.reshape(x.shape).float())).to(x.dtype)
 
 
 def rms_norm_gated(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    x: Tensor,
+    g: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
     activation: str = "swish",
-    residual: torch.Tensor | None = None,
+    residual: Tensor | None = None,
     prenorm: bool = False,
     residual_in_fp32: bool = False,
     eps: float = 1e-6,
-) -> torch.Tensor:
+) -> Tensor:
     """Qwen3-Next's output norm. ``x`` and ``g``: ``[rows, V]``; ``weight``: ``[V]``."""
     if bias is not None or residual is not None or prenorm:
         raise NotImplementedError("on a CPU, rms_norm_gated has no bias, residual or prenorm")
@@ -42,16 +75,16 @@ def rms_norm_gated(
 
 
 def layernorm_gated(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    z: torch.Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    z: Tensor | None = None,
     eps: float = 1e-6,
     group_size: int | None = None,
     norm_before_gate: bool = True,
     is_rms_norm: bool = False,
     activation: str = "swish",
-) -> torch.Tensor:
+) -> Tensor:
     """Qwen3.5's output norm. ``x`` and ``z``: ``[rows, V]``; ``weight``: ``[V]``."""
     if z is None or bias is not None or group_size is not None or not (norm_before_gate and is_rms_norm):
         raise NotImplementedError("on a CPU, layernorm_fn is an RMS norm followed by a gate")

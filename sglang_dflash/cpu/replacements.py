@@ -28,11 +28,15 @@ from sglang_dflash.upstream import Symbol
 
 @dataclass(frozen=True)
 class Replacement:
-    """One stand-in: ``target`` is replaced by ``function`` because of ``reason``."""
+    """One stand-in: ``target`` is replaced by ``function`` because of ``reason``.
+
+    With ``partial`` the function takes over some calls only: it gets the original as its first argument.
+    """
 
     target: Symbol
     function: Callable[..., Any]
     reason: str
+    partial: bool = False
 
 
 _ALLOCATION = "sglang.srt.mem_cache.allocation."
@@ -72,6 +76,18 @@ TABLE: tuple[Replacement, ...] = (
         ),
         linear.apply,
         "slow: float32 products go through MKL, which lags behind oneDNN on AMD processors",
+    ),
+    Replacement(
+        Symbol("sglang.srt.layers.layernorm.RMSNorm.forward_native", ("x", "residual")),
+        norms.rms_norm,
+        "slow: seven calls, two of them general reductions",
+        partial=True,
+    ),
+    Replacement(
+        Symbol("sglang.srt.layers.layernorm.GemmaRMSNorm.forward_native", ("x", "residual")),
+        norms.gemma_rms_norm,
+        "slow: eight calls, two of them general reductions",
+        partial=True,
     ),
     # --- GDN layers of Qwen3-Next and Qwen3.5, in the order in which a layer calls them
     Replacement(
@@ -203,7 +219,8 @@ def install() -> None:
 
     for row in TABLE:
         if not any(hook is row.function for _, hook, _ in HookRegistry._hooks[row.target.path]):
-            HookRegistry.register(row.target.path, row.function, HookType.REPLACE)
+            hook_type = HookType.AROUND if row.partial else HookType.REPLACE
+            HookRegistry.register(row.target.path, row.function, hook_type)
 
 
 def missing_hooks() -> list[str]:

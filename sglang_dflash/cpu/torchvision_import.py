@@ -42,7 +42,7 @@ class _BeforeTorchvision(importlib.abc.MetaPathFinder):
 
 def _declare_operators(package: Path) -> None:
     import torch
-    from torch.library import Library
+    from torch import library
 
     for extension in package.glob("_C*.so"):
         try:
@@ -51,10 +51,9 @@ def _declare_operators(package: Path) -> None:
         except OSError:  # linked against CUDA libraries that are not here
             continue
     global _library
-    library = Library("torchvision", "FRAGMENT")
+    _library = fragment = library.Library("torchvision", "FRAGMENT")
     for name in _OPERATORS:
-        library.define(name + _SCHEMA)
-    _library = library
+        fragment.define(name + _SCHEMA)
 
 
 def install() -> None:

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from sglang_dflash.config import DrafterConfig
 from sglang_dflash.config_keys import SLIDING
+from sglang_dflash.model.heads import BlockHeads
 from sglang_dflash.upstream import (
     AttentionType,
     QKVParallelLinear,
     RadixAttention,
     RMSNorm,
     RowParallelLinear,
-    apply_qk_norm,
 )
 
 
@@ -22,14 +22,12 @@ class DrafterAttention(nn.Module):
     """Grouped-query attention with per-head Q/K norm and RoPE, causal or not, full or sliding, as configured.
 
     Args:
-        rotary: the RoPE module, shared by all layers.
         layer_id: index of the layer, also in the drafter's KV pool.
     """
 
-    def __init__(self, config: DrafterConfig, layer_id: int, rotary: nn.Module, quant_config: Any, prefix: str) -> None:
+    def __init__(self, config: DrafterConfig, layer_id: int, quant_config: Any, prefix: str) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.rotary = rotary
         self.qkv_proj = QKVParallelLinear(
             config.hidden_size,
             config.head_dim,
@@ -65,12 +63,10 @@ class DrafterAttention(nn.Module):
         key_size = self.num_kv_heads * self.head_dim
         return self.num_heads * self.head_dim, key_size, key_size
 
-    def forward(self, positions: Tensor, hidden: Tensor, forward_batch: Any) -> Tensor:
-        """Attend from the block (``hidden`` [bs * w, H], ``positions`` [bs * w]); its K/V go to its slots."""
+    def forward(self, heads: BlockHeads, hidden: Tensor, forward_batch: Any) -> Tensor:
+        """Attend from the block (``hidden`` [bs * w, H]); its K/V go to its slots."""
         qkv, _ = self.qkv_proj(hidden)
-        q, k, v = qkv.split(self.sizes, dim=-1)
-        q, k = apply_qk_norm(q, k, self.q_norm, self.k_norm, self.head_dim)
-        q, k = self.rotary(positions, q, k)
+        q, k, v = heads(self.attn.layer_id, qkv, self.sizes[0])
         out, _ = self.o_proj(self.attn(q, k, v, forward_batch))
         return out
 

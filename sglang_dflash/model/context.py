@@ -7,13 +7,11 @@ itself.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from sglang_dflash.model.attention import DrafterAttention
-from sglang_dflash.ops import context_keys
+from sglang_dflash.model.heads import HeadNorms
 from sglang_dflash.upstream import UnquantizedLinearMethod
 
 
@@ -26,10 +24,11 @@ class ContextProjection:
 
     Args:
         attentions: the drafter's attention modules, in layer order; their weights may still be empty.
+        heads: their norms.
     """
 
-    def __init__(self, attentions: list[DrafterAttention]) -> None:
-        self.attentions = attentions
+    def __init__(self, attentions: list[DrafterAttention], heads: HeadNorms) -> None:
+        self.attentions, self._head_norms = attentions, heads
         first = attentions[0]
         self._heads, self._head_dim = first.num_kv_heads, first.head_dim
         self._query_size, self._key_size, _ = first.sizes
@@ -50,16 +49,7 @@ class ContextProjection:
             K (normalised, rotated) and V, each [L, T, kv_heads of this rank, head_dim].
         """
         kv = self._project(context).unflatten(-1, (2, self._heads, self._head_dim))
-        rotary: Any = self.attentions[0].rotary
-        k = context_keys(
-            kv[:, :, 0].transpose(0, 1),
-            torch.stack([a.k_norm.weight for a in self.attentions]),
-            self.attentions[0].k_norm.variance_epsilon,
-            positions,
-            rotary.cos_sin_cache,
-            neox=rotary.is_neox_style,
-        )
-        return k, kv[:, :, 1]
+        return self._head_norms.context_keys(kv[:, :, 0], positions), kv[:, :, 1]
 
     def _project(self, context: Tensor) -> Tensor:
         """[L, T, 2 * kv_size]."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sglang_dflash.config import DrafterConfig
 from sglang_dflash.model.attention import DrafterAttention, window_left
 from sglang_dflash.model.context import ContextProjection
+from sglang_dflash.model.heads import BlockHeads, HeadNorms
 from sglang_dflash.model.source import drafter_config
 from sglang_dflash.model.tensors import LoadReport, destination, expected_shapes
 from sglang_dflash.model.vocabulary import TargetVocabulary
@@ -42,10 +43,10 @@ class DraftOutput(LogitsProcessorOutput):
 class DrafterLayer(nn.Module):
     """Pre-norm transformer layer; the residual travels beside the hidden states, so norms fuse with it."""
 
-    def __init__(self, config: DrafterConfig, layer_id: int, rotary: nn.Module, quant_config: Any, prefix: str) -> None:
+    def __init__(self, config: DrafterConfig, layer_id: int, quant_config: Any, prefix: str) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.self_attn = DrafterAttention(config, layer_id, rotary, quant_config, f"{prefix}.self_attn")
+        self.self_attn = DrafterAttention(config, layer_id, quant_config, f"{prefix}.self_attn")
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = Qwen2MLP(
             config.hidden_size,
@@ -56,13 +57,13 @@ class DrafterLayer(nn.Module):
         )
 
     def forward(
-        self, positions: Tensor, hidden: Tensor, residual: Tensor | None, forward_batch: Any
+        self, heads: BlockHeads, hidden: Tensor, residual: Tensor | None, forward_batch: Any
     ) -> tuple[Tensor, Tensor]:
         if residual is None:
             residual, hidden = hidden, self.input_layernorm(hidden)
         else:
             hidden, residual = self.input_layernorm(hidden, residual)
-        hidden = self.self_attn(positions, hidden, forward_batch)
+        hidden = self.self_attn(heads, hidden, forward_batch)
         hidden, residual = self.post_attention_layernorm(hidden, residual)
         return self.mlp(hidden), residual
 
@@ -90,7 +91,7 @@ class DFlashDraftModel(nn.Module):
             rope_scaling=None if parsed.rope_scaling is None else dict(parsed.rope_scaling),
         )
         base = f"{prefix}." if prefix else ""
-        layers = [DrafterLayer(parsed, i, rotary, quant_config, f"{base}layers.{i}") for i in range(parsed.num_layers)]
+        layers = [DrafterLayer(parsed, i, quant_config, f"{base}layers.{i}") for i in range(parsed.num_layers)]
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(parsed.hidden_size, eps=parsed.rms_norm_eps)
         self.fc = ReplicatedLinear(
@@ -101,7 +102,15 @@ class DFlashDraftModel(nn.Module):
             prefix=f"{base}fc",
         )
         self.hidden_norm = RMSNorm(parsed.hidden_size, eps=parsed.rms_norm_eps)
-        self._context_projection = ContextProjection([layer.self_attn for layer in layers])
+        attentions = [layer.self_attn for layer in layers]
+        self._head_norms = HeadNorms(
+            [(attention.q_norm, attention.k_norm) for attention in attentions],
+            attentions[0].num_heads,
+            attentions[0].num_kv_heads,
+            parsed.rms_norm_eps,
+            rotary,
+        )
+        self._context_projection = ContextProjection(attentions, self._head_norms)
         self._vocabulary: TargetVocabulary | None = None
         self._complete = False
 
@@ -120,8 +129,9 @@ class DFlashDraftModel(nn.Module):
         """
         assert self._vocabulary is not None, "borrow() the target's vocabulary before drafting"
         hidden, residual = self._vocabulary.embed(input_ids), None
+        heads = self._head_norms.block(positions)
         for layer in self.layers:
-            hidden, residual = layer(positions, hidden, residual, forward_batch)
+            hidden, residual = layer(heads, hidden, residual, forward_batch)
         hidden, _ = self.norm(hidden, residual)
         width = forward_batch.spec_info.draft_token_num
         # The anchor's position has nothing to predict: only mask positions go through the head.

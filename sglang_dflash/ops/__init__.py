@@ -21,9 +21,9 @@ __all__ = [
     "Accepted",
     "Block",
     "accept_block",
-    "context_keys",
     "filter_probs",
     "linear",
+    "norm_rope",
     "penalize_block",
     "prepare_block",
     "seeded_draw",
@@ -54,6 +54,6 @@ def _by_device(definition: Callable[_P, _R]) -> Callable[_P, _R]:
 
 prepare_block = _by_device(reference.prepare_block)
 accept_block = _by_device(reference.accept_block)
-context_keys = _by_device(reference.context_keys)
+norm_rope = _by_device(reference.norm_rope)
 penalize_block = _by_device(reference.penalize_block)
 seeded_draw = _by_device(reference.seeded_draw)

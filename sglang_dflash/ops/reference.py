@@ -1,7 +1,7 @@
 """Torch definitions of the operations of one decode step. A Triton kernel is right when it equals these.
 
-Shapes: ``bs`` requests, ``w`` block positions (anchor included), ``V`` vocabulary entries, ``T`` context
-tokens, ``L`` drafter layers. No function reads a value back to the host, so none of them makes the device
+Shapes: ``bs`` requests, ``w`` block positions (anchor included), ``V`` vocabulary entries, ``T`` tokens,
+``L`` drafter layers. No function reads a value back to the host, so none of them makes the device
 wait.
 """
 
@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from sglang_dflash.ops.norm import inverse_rms
 
 _WORD = 0xFFFFFFFF
 
@@ -110,33 +112,34 @@ def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor) 
     return Accepted(target_tokens, (accepted_drafts + 1).int(), bonus, seq_lens.long() + accepted_drafts + 1)
 
 
-def context_keys(
-    keys: Tensor, norm_weight: Tensor, eps: float, positions: Tensor, cos_sin: Tensor, *, neox: bool = True
+def norm_rope(
+    heads: Tensor, norm_weight: Tensor, eps: float, positions: Tensor, cos_sin: Tensor, *, neox: bool = True
 ) -> Tensor:
-    """RMS-normalise and rotate the drafter's context keys of all layers at once.
+    """RMS-normalise and rotate attention heads: the queries and keys of a block, or the context keys of all layers.
 
     Args:
-        keys: [T, L, heads, head_dim], projected keys; any strides with a dense last dimension.
-        norm_weight: [L, head_dim], scale of each layer's key norm.
+        heads: [L, T, heads, head_dim], projected; any strides with a dense last dimension.
+        norm_weight: [L, heads, head_dim], scale of each head's norm; any strides with a dense last dimension.
         eps: added to the mean square.
-        positions: int [T], absolute positions.
+        positions: int64 [T], absolute positions.
         cos_sin: [max_position, rotary_dim], cosines then sines of the rotation angles.
         neox: rotate halves (True) or interleaved pairs (False) of the first ``rotary_dim`` entries.
 
     Returns:
-        [L, T, heads, head_dim], dense, in the dtype of ``keys``; the arithmetic is float32.
+        [L, T, heads, head_dim], dense, in the dtype of ``heads``; the arithmetic is float32.
     """
-    scale = norm_weight.float()[None, :, None, :]
-    wide = keys.float()
-    wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps) * scale
-    cos, sin = cos_sin[positions.long()].float()[:, None, None, :].chunk(2, dim=-1)
+    wide = heads.float()
+    wide = (wide * inverse_rms(wide, eps)).mul_(norm_weight[:, None])
+    cos, sin = cos_sin.index_select(0, positions).float()[:, None].chunk(2, dim=-1)
     rotary_dim = cos_sin.shape[1]
     rotated = wide[..., :rotary_dim]
     first, second = rotated.chunk(2, dim=-1) if neox else (rotated[..., 0::2], rotated[..., 1::2])
-    turned = (first * cos - second * sin, second * cos + first * sin)
-    rotated = torch.cat(turned, dim=-1) if neox else torch.stack(turned, dim=-1).flatten(-2)
-    out = torch.cat((rotated, wide[..., rotary_dim:]), dim=-1)
-    return out.to(keys.dtype).transpose(0, 1).contiguous()
+    parts = [torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin)]
+    if not neox:
+        parts = [torch.stack(parts, dim=-1).flatten(-2)]
+    if rotary_dim < heads.shape[-1]:
+        parts.append(wide[..., rotary_dim:])
+    return torch.cat(parts, dim=-1).to(heads.dtype)
 
 
 def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: Tensor, coefficients: Tensor) -> None:

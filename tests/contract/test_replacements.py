@@ -36,12 +36,12 @@ def test_the_target_exists_with_the_parameters_that_we_take(row: Replacement) ->
 def test_the_stand_in_can_be_called_like_the_target(row: Replacement) -> None:
     """What it takes by position comes in the target's order, and it takes every parameter of the target."""
     theirs = list(inspect.signature(row.target.resolve()).parameters)
-    ours = inspect.signature(row.function).parameters.values()
+    ours = list(inspect.signature(row.function).parameters.values())[row.partial :]
     positional = [p.name for p in ours if p.kind is p.POSITIONAL_OR_KEYWORD]
     by_name = [p.name for p in ours if p.kind is p.KEYWORD_ONLY]
     assert positional == theirs[: len(positional)]
     assert set(by_name) <= set(theirs)
-    if not any(p.kind is p.VAR_KEYWORD for p in ours):
+    if not any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in ours):
         assert set(positional + by_name) == set(theirs)
 
 

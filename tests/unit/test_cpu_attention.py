@@ -15,8 +15,10 @@ from sglang_dflash.cpu.attention_math import (
     attend,
     attend_blocks,
     attend_prompt,
+    batched_block_keys,
     block_keys,
     decode_keys,
+    padding_pays,
 )
 from tests.attention_reference import loop_attention, rule
 
@@ -76,26 +78,34 @@ def test_decode(lens: list[int], window: int | None, page_size: int, dtype: torc
         assert_close(got[i : i + 1], loop_attention(q[i : i + 1], pool.k[slots], pool.v[slots], allowed, SCALE))
 
 
+def batched(pool: Pool, lens: list[int], block: Tensor, *, causal: bool, window: int | None) -> list[Keys]:
+    lens_tensor = torch.tensor(lens)
+    return [
+        batched_block_keys(
+            pool.req_to_token, pool.rows, lens_tensor, max(lens), min(lens), block, causal=causal, window=window
+        )
+    ]
+
+
+def each(pool: Pool, lens: list[int], block: Tensor, *, causal: bool, window: int | None) -> list[Keys]:
+    return block_keys(pool.req_to_token, pool.rows.tolist(), lens, block, causal=causal, window=window, tree_mask=None)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("causal", [True, False], ids=["verify", "draft_block"])
 @pytest.mark.parametrize("window", [None, 0, 5, 100])
 @pytest.mark.parametrize("lens", [[1], [23], [1, 40, 17], [9, 9, 9]], ids=str)
-def test_block(lens: list[int], window: int | None, causal: bool, page_size: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("together", [True, False], ids=["batched", "each"])
+def test_block(
+    lens: list[int], window: int | None, causal: bool, page_size: int, dtype: torch.dtype, together: bool
+) -> None:
     width = 4
     pool = Pool.random(lens, page_size, dtype, spare=width)
     q = torch.randn(len(lens) * width, HEADS, DIM).to(dtype)
     block = torch.stack([pool.slots(i, n + width)[n:] for i, n in enumerate(lens)])
-    keys = block_keys(
-        pool.req_to_token,
-        pool.rows.tolist(),
-        lens,
-        block,
-        causal=causal,
-        window=window,
-        tree_mask=None,
-    )
-    got = attend_blocks(q, pool.k, pool.v, keys, scale=SCALE).view(len(lens), width, HEADS, DIM)
+    keys = (batched if together else each)(pool, lens, block, causal=causal, window=window)
+    got = attend_blocks(q, pool.k, pool.v, keys, batch=len(lens), scale=SCALE).view(len(lens), width, HEADS, DIM)
     for i, length in enumerate(lens):
         slots = pool.slots(i, length + width)
         allowed = [
@@ -123,7 +133,7 @@ def test_block_with_a_tree_mask(lens: list[int]) -> None:
         window=None,
         tree_mask=torch.cat([m.view(-1) for m in matrices]),
     )
-    got = attend_blocks(q, pool.k, pool.v, keys, scale=SCALE).view(len(lens), width, HEADS, DIM)
+    got = attend_blocks(q, pool.k, pool.v, keys, batch=len(lens), scale=SCALE).view(len(lens), width, HEADS, DIM)
     for i, length in enumerate(lens):
         slots = pool.slots(i, length + width)
         want = loop_attention(
@@ -145,7 +155,7 @@ def test_a_batch_without_padding_needs_no_mask() -> None:
     keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, 12, 12, window=3)
     assert keys.mask is None
     block = pool.slots(0, 16)[None, 12:]
-    (keys,) = block_keys(pool.req_to_token, pool.rows.tolist(), [12], block, causal=False, window=None, tree_mask=None)
+    (keys,) = batched(pool, [12], block, causal=False, window=None)
     assert keys.mask is None
 
 
@@ -154,8 +164,31 @@ def test_a_window_gathers_no_more_than_it_can_read() -> None:
     keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, 400, 90, window=31)
     assert keys.slots.shape == (2 * 32,)
     block = torch.stack([pool.slots(i, n + 4)[n:] for i, n in enumerate([400, 90])])
-    each = block_keys(pool.req_to_token, pool.rows.tolist(), [400, 10], block, causal=True, window=31, tree_mask=None)
-    assert [len(keys.slots) for keys in each] == [31 + 4, 10 + 4]
+    (together,) = batched(pool, [400, 10], block, causal=True, window=31)
+    assert together.slots.shape == (2 * (31 + 4),)
+    assert [len(keys.slots) for keys in each(pool, [400, 10], block, causal=True, window=31)] == [31 + 4, 10 + 4]
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["verify", "draft_block"])
+def test_padding_longer_than_a_tile_of_the_kernel_leaves_no_trace(causal: bool) -> None:
+    """The short request's first tiles are all masked: a softmax that took their maximum would be nan."""
+    lens = [3000, 2]
+    pool = Pool.random(lens, 1, spare=4)
+    block = torch.stack([pool.slots(i, n + 4)[n:] for i, n in enumerate(lens)])
+    q = torch.randn(2 * 4, HEADS, DIM)
+    got, want = (
+        attend_blocks(q, pool.k, pool.v, keys(pool, lens, block, causal=causal, window=None), batch=2, scale=SCALE)
+        for keys in (batched, each)
+    )
+    torch.testing.assert_close(got, want)
+
+
+def test_padding_pays_where_it_is_little() -> None:
+    assert padding_pays([70], 16, None)
+    assert padding_pays([300] * 8, 16, None)
+    assert padding_pays([300, 250], 16, None)
+    assert not padding_pays([3000, 2], 16, None)
+    assert padding_pays([3000, 2], 16, 64)  # the window bounds it
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])

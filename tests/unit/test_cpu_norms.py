@@ -1,9 +1,12 @@
-"""Gated norms, projection splits and sigmoid gates of the CPU platform against their formulas in float64."""
+"""Norms, projection splits and sigmoid gates of the CPU platform against their formulas in float64."""
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
+from sglang.srt.layers import layernorm
 from torch import Tensor
 
 from sglang_dflash.cpu import gates, norms
@@ -105,3 +108,29 @@ def test_shared_expert_is_added_in_place(dtype: torch.dtype) -> None:
     expected = (routed.double() + gate * shared.double()).to(dtype)
     gates.add_gated(hidden, weight, shared, routed)
     torch.testing.assert_close(routed, expected, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("name", ["RMSNorm", "GemmaRMSNorm"])
+def test_a_layers_norm_is_sglangs(name: str, residual: bool) -> None:
+    layer = getattr(layernorm, name)(24, eps=1e-2)
+    layer.weight.data.copy_(normal(24, seed=3))
+    stand_in = {"RMSNorm": norms.rms_norm, "GemmaRMSNorm": norms.gemma_rms_norm}[name]
+    original = inspect.unwrap(getattr(layernorm, name).forward_native)
+    for dtype in (torch.float32, torch.bfloat16):
+        args = (normal(5, 24, dtype=dtype), *([normal(5, 24, dtype=dtype, seed=1)] if residual else []))
+        kept = [arg.clone() for arg in args]
+        got, want = stand_in(original, layer, *args), original(layer, *args)
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+        assert all(torch.equal(arg, was) for arg, was in zip(args, kept, strict=True))
+
+
+def test_a_norm_with_options_stays_sglangs() -> None:
+    layer = layernorm.RMSNorm(24, var_hidden_size=8)
+    original = inspect.unwrap(layernorm.RMSNorm.forward_native)
+    x, residual, addition = (normal(5, 24, seed=seed) for seed in range(3))
+    assert torch.equal(norms.rms_norm(original, layer, x), original(layer, x))
+    gemma = layernorm.GemmaRMSNorm(24)
+    original = inspect.unwrap(layernorm.GemmaRMSNorm.forward_native)
+    got = norms.gemma_rms_norm(original, gemma, x, residual, post_residual_addition=addition)
+    torch.testing.assert_close(got, original(gemma, x, residual, addition))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sglang_dflash.ops import (
     Accepted,
     accept_block,
-    context_keys,
     filter_probs,
+    norm_rope,
     penalize_block,
     prepare_block,
     seeded_draw,
@@ -71,19 +71,19 @@ def test_accept_keeps_the_agreeing_prefix_and_adds_the_targets_token(
 
 
 @pytest.mark.parametrize("neox", [True, False])
-def test_context_keys_normalise_and_rotate_as_complex_numbers(neox: bool) -> None:
+def test_heads_are_normalised_and_rotated_as_complex_numbers(neox: bool) -> None:
     torch.manual_seed(0)
-    keys, weight = torch.randn(3, 2, 2, 12, dtype=torch.float64).float(), torch.rand(2, 12)
+    heads, weight = torch.randn(2, 3, 2, 12), torch.rand(2, 2, 12)
     angles = torch.rand(50, 4)
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
     positions = torch.tensor([0, 17, 49])
-    actual = context_keys(keys, weight, 1e-6, positions, cos_sin, neox=neox)
+    actual = norm_rope(heads, weight, 1e-6, positions, cos_sin, neox=neox)
     assert actual.shape == (2, 3, 2, 12) and actual.is_contiguous()
     for layer in range(2):
         for t, position in enumerate(positions.tolist()):
             for head in range(2):
-                k = keys[t, layer, head]
-                k = k / (k.square().mean() + 1e-6).sqrt() * weight[layer]
+                k = heads[layer, t, head]
+                k = k / (k.square().mean() + 1e-6).sqrt() * weight[layer, head]
                 pairs = k[:8].view(2, 4).T if neox else k[:8].view(4, 2)
                 turned = torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones(4), angles[position])
                 pairs = torch.view_as_real(turned)

@@ -23,8 +23,8 @@ LAUNCHES: dict[str, tuple[list[str], dict[str, object]]] = {
         {"LANES": 16},
     ),
     "accept_block": (["*i64", "*i64", "*i64", "*i32", "*i64", "*i64", "i32", "i32", "i32"], {"LANES": 16}),
-    "context_keys": (
-        ["*bf16", "*bf16", "*i64", "*fp32", "*bf16", "fp32"] + ["i32"] * 8,
+    "norm_rope": (
+        ["*bf16", "*bf16", "*i64", "*fp32", "*bf16", "fp32"] + ["i32"] * 10,
         {"NEOX": True, "HEADS": 8, "LANES": 128},
     ),
     "penalize_block": (

@@ -1,4 +1,4 @@
-"""Triton kernel of :func:`sglang_dflash.ops.reference.context_keys`: one program per (token, layer)."""
+"""Triton kernel of :func:`sglang_dflash.ops.reference.norm_rope`: one program per (token, layer)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from torch import Tensor
 
 
 @triton.jit
-def context_keys_kernel(
-    keys,
+def norm_rope_kernel(
+    heads,
     norm_weight,
     positions,
     cos_sin,
     out,
     eps,
-    token_stride,
     layer_stride,
+    token_stride,
     head_stride,
+    weight_layer_stride,
+    weight_head_stride,
     angle_stride,
     tokens,
-    heads,
+    num_heads,
     head_dim,
     rotary_dim,
     NEOX: tl.constexpr,
@@ -32,7 +34,7 @@ def context_keys_kernel(
     layer = tl.program_id(1).to(tl.int64)
     head = tl.arange(0, HEADS)[:, None]
     lane = tl.arange(0, LANES)[None, :]
-    mask = (head < heads) & (lane < head_dim)
+    mask = (head < num_heads) & (lane < head_dim)
 
     # Each lane turns with a partner: the other half (neox) or the other member of its pair.
     half = rotary_dim // 2
@@ -47,13 +49,13 @@ def context_keys_kernel(
         angle = lane // 2
     partner = tl.where(turns, partner, lane)
 
-    source = keys + token * token_stride + layer * layer_stride + head * head_stride
+    source = heads + token * token_stride + layer * layer_stride + head * head_stride
     own = tl.load(source + lane, mask=mask, other=0.0).to(tl.float32)
     other = tl.load(source + partner, mask=mask, other=0.0).to(tl.float32)
     inverse_rms = tl.rsqrt(tl.sum(own * own, axis=1, keep_dims=True) / head_dim + eps)
-    scale = norm_weight + layer * head_dim
-    own_scale = tl.load(scale + lane, mask=lane < head_dim, other=0.0).to(tl.float32)
-    other_scale = tl.load(scale + partner, mask=lane < head_dim, other=0.0).to(tl.float32)
+    scale = norm_weight + layer * weight_layer_stride + head * weight_head_stride
+    own_scale = tl.load(scale + lane, mask=mask, other=0.0).to(tl.float32)
+    other_scale = tl.load(scale + partner, mask=mask, other=0.0).to(tl.float32)
     own = own * inverse_rms * own_scale
     other = other * inverse_rms * other_scale
 
@@ -62,35 +64,36 @@ def context_keys_kernel(
     sin = tl.load(angles + half + angle, mask=turns, other=0.0).to(tl.float32)
     turned = own * cos + tl.where(leads, -other, other) * sin
 
-    target = out + ((layer * tokens + token) * heads + head) * head_dim
+    target = out + ((layer * tokens + token) * num_heads + head) * head_dim
     tl.store(target + lane, turned.to(out.dtype.element_ty), mask=mask)
 
 
-def context_keys(
-    keys: Tensor, norm_weight: Tensor, eps: float, positions: Tensor, cos_sin: Tensor, *, neox: bool = True
+def norm_rope(
+    heads: Tensor, norm_weight: Tensor, eps: float, positions: Tensor, cos_sin: Tensor, *, neox: bool = True
 ) -> Tensor:
-    assert keys.stride(-1) == cos_sin.stride(-1) == 1, "last dimensions must be dense"
-    assert norm_weight.is_contiguous()
-    tokens, layers, heads, head_dim = keys.shape
-    out = torch.empty((layers, tokens, heads, head_dim), dtype=keys.dtype, device=keys.device)
+    assert heads.stride(-1) == norm_weight.stride(-1) == cos_sin.stride(-1) == 1, "last dimensions must be dense"
+    layers, tokens, num_heads, head_dim = heads.shape
+    out = torch.empty((layers, tokens, num_heads, head_dim), dtype=heads.dtype, device=heads.device)
     if tokens:
-        context_keys_kernel[(tokens, layers)](
-            keys,
+        norm_rope_kernel[(tokens, layers)](
+            heads,
             norm_weight,
             positions,
             cos_sin,
             out,
             eps,
-            keys.stride(0),
-            keys.stride(1),
-            keys.stride(2),
+            heads.stride(0),
+            heads.stride(1),
+            heads.stride(2),
+            norm_weight.stride(0),
+            norm_weight.stride(1),
             cos_sin.stride(0),
             tokens,
-            heads,
+            num_heads,
             head_dim,
             cos_sin.shape[1],
             NEOX=neox,
-            HEADS=triton.next_power_of_2(heads),
+            HEADS=triton.next_power_of_2(num_heads),
             LANES=triton.next_power_of_2(head_dim),
             num_warps=4,
         )

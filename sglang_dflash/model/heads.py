@@ -1,0 +1,66 @@
+"""Queries and keys of the drafter: RMS norm of each head, then RoPE, for a block and for the context alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sglang_dflash.ops import norm_rope
+
+
+class HeadNorms:
+    """The Q and K norms of all layers and the rotation that follows them.
+
+    The layers' norm weights are rows of one tensor, of which each layer's parameters are views: one lookup then serves
+    a whole forward, and an update of the weights leaves no copy behind.
+
+    Args:
+        norms: (Q norm, K norm) of each layer; their weights may still be empty.
+        num_heads, num_kv_heads: heads of this rank.
+        eps: of every norm.
+        rotary: SGLang's RoPE module, shared by all layers.
+    """
+
+    def __init__(
+        self, norms: list[tuple[nn.Module, nn.Module]], num_heads: int, num_kv_heads: int, eps: float, rotary: Any
+    ) -> None:
+        self._eps, self._rotary = eps, rotary
+        params: list[Any] = [norm.weight for pair in norms for norm in pair]
+        rows = torch.stack([param.data for param in params])
+        for param, row in zip(params, rows, strict=True):
+            param.data = row
+        self._weights = rows.unflatten(0, (len(norms), 2))
+        self._row_of_head = torch.tensor([0] * num_heads + [1] * num_kv_heads, device=rows.device)
+
+    def block(self, positions: Tensor) -> BlockHeads:
+        """What a forward over a block at ``positions`` int64 [T] needs in every layer."""
+        return BlockHeads(self, positions, self._weights.index_select(1, self._row_of_head))
+
+    def context_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """All layers' keys [L, T, num_kv_heads, head_dim], normalised and rotated."""
+        return self.rotate(keys, self._weights[:, 1:].expand(-1, keys.shape[2], -1), positions)
+
+    def rotate(self, heads: Tensor, weights: Tensor, positions: Tensor) -> Tensor:
+        """:func:`~sglang_dflash.ops.reference.norm_rope` of [L, T, heads, head_dim]."""
+        rotary = self._rotary
+        return norm_rope(heads, weights, self._eps, positions, rotary.cos_sin_cache, neox=rotary.is_neox_style)
+
+
+@dataclass(frozen=True)
+class BlockHeads:
+    """One forward's positions, int64 [T], and norm weight of every head, [L, num_heads + num_kv_heads, head_dim]."""
+
+    norms: HeadNorms
+    positions: Tensor
+    weights: Tensor
+
+    def __call__(self, layer_id: int, qkv: Tensor, query_size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Q, K and V as attention takes them, each [T, heads * head_dim], from a layer's projection ``qkv``."""
+        weights = self.weights[layer_id, None]
+        heads, head_dim = weights.shape[1:]
+        rotated = self.norms.rotate(qkv.unflatten(1, (-1, head_dim))[None, :, :heads], weights, self.positions)
+        rotated = rotated.view(-1, heads * head_dim)
+        return rotated[:, :query_size], rotated[:, query_size:], qkv[:, heads * head_dim :]
