@@ -62,21 +62,18 @@ async def compare(
     theirs: list[dict[str, float]] = []
     async with running(settings.launch(mode), out / "server.log") as url:
 
-        async def run_ours() -> None:
-            session = replace(settings, repeats=len(theirs) + 1, base_urls={mode.label: url})
+        async def run_ours(pairs: int) -> None:
+            session = replace(settings, repeats=pairs, base_urls={mode.label: url})
             await Session(session, Console(quiet=True)).measure()
 
-        await run_ours()
-        dataset = await export_prompts(out, url)
-        theirs.append(bench_serving(url, dataset, found.target, settings))
-        while len(theirs) < repeats:
-            ours_first = len(theirs) % 2 == 0
-            if ours_first:
-                await run_ours()
-            row = bench_serving(url, dataset, found.target, settings)
-            if not ours_first:
-                await run_ours()
-            theirs.append(row)
+        async def run_theirs(_: int) -> None:
+            theirs.append(bench_serving(url, await export_prompts(out, url), found.target, settings))
+
+        turns = [run_ours, run_theirs]
+        for pairs in range(1, repeats + 1):
+            for turn in turns:
+                await turn(pairs)
+            turns.reverse()
     ours = Summary(results.read(out)).throughput(mode.label, task, concurrency)
     report("output tok/s", list(ours.values()), [row["output_throughput"] for row in theirs])
     tokens = sum(r.completion_tokens for r in results.read(out).requests) / repeats

@@ -24,6 +24,7 @@ from sglang_dflash.ops import token_hash
 from tests.chi_square import p_value
 
 WRONG_RULE = str(Path(__file__).parent / "wrong_rule")  # a plugin for servers whose text must not have the law
+TEXTS_PER_REQUEST = 256  # a request with thousands outlasts any sensible timeout on a slow machine
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ def sample(
     seeds = torch.arange(len(prompts) * texts)
     each = [{**common, "sampling_seed": seed} if seeded else common for seed in seeds.tolist()]
     inputs = [prompt for prompt in prompts for _ in range(texts)]
-    found = answers(server, inputs, each)
+    pieces = [slice(i, i + TEXTS_PER_REQUEST) for i in range(0, len(inputs), TEXTS_PER_REQUEST)]
+    found = [answer for piece in pieces for answer in answers(server, inputs[piece], each[piece])]
     generated = torch.tensor(tokens(found))
     drafts = judged_drafts(probe, found, inputs) if probe else torch.full_like(generated, -1)
     points, tops, delays, draft_probs = [], [], [], []
