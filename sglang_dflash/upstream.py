@@ -129,8 +129,9 @@ SYMBOLS: dict[str, Symbol] = {
     "SpecTpSyncSite": Symbol(_SRT + "speculative.spec_tp_sync.SpecTpSyncSite"),
     "commit_mamba_states_after_verify": Symbol(
         _SRT + "speculative.spec_utils.commit_mamba_states_after_verify",
-        ("target_worker", "batch", "accept_lens", "accept_index", "draft_token_num"),
+        ("target_worker", "batch", "accept_lens", "accept_index", "draft_token_num", "prepared_step_indices"),
     ),
+    "mamba_track_grid": Symbol(_SRT + "runtime_context.mamba_track_grid", ("tree_page",)),
     "prepare_mamba_track_for_verify": Symbol(
         _SRT + "speculative.spec_utils.prepare_mamba_track_for_verify", ("batch",)
     ),

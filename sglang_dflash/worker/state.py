@@ -28,6 +28,8 @@ class DraftState(SpecInput):
         bonus_tokens: int64 [bs], the next block's anchors.
         new_seq_lens: int64 [bs], committed lengths.
         future_indices: rows of the scheduler's relay buffers; None without overlap.
+        committed_cpu: committed lengths on the host, which lag by one step with overlap. Empty before
+            :meth:`prepare_for_decode`.
         reserved_lens_cpu: int32 [bs] on the host, lengths that have KV slots: an upper bound of what the step
             reads. None before :meth:`prepare_for_decode`.
     """
@@ -41,6 +43,7 @@ class DraftState(SpecInput):
         self.bonus_tokens = bonus_tokens
         self.new_seq_lens = new_seq_lens
         self.future_indices: Tensor | None = None
+        self.committed_cpu: list[int] = []
         self.reserved_lens_cpu: Tensor | None = None
         self.reserved_lens_sum = 0
 
@@ -88,6 +91,7 @@ class DraftState(SpecInput):
             req.decode_batch_idx += 1
         batch.seq_lens_cpu = torch.tensor(committed, dtype=torch.int64)
         batch.seq_lens_sum = sum(committed)
+        self.committed_cpu = committed
         self.reserved_lens_cpu = torch.tensor(reserved, dtype=torch.int32)
         self.reserved_lens_sum = sum(reserved)
 

@@ -239,7 +239,7 @@ class DFlashWorker(BaseSpecWorker):
             mask = grammar_mask(batch, tree, device, grammar_barrier)
             accepted = self._accept(batch, step, tokens, output, mask)
             self._clock.mark("accept")
-            recurrent.commit(batch, step, accepted, target)
+            recurrent.commit(batch, step, accepted, state.committed_cpu, target)
             publish(accepted.new_seq_lens)
             self._clock.mark("commit")
         self._inject.decode(seen, output.hidden_states)
