@@ -43,7 +43,7 @@ def record_mixed(result: Any, worker: Any, batch: Any, *_: Any) -> None:
                 file.write(json.dumps({"rid": req.rid, "unseen": unseen}) + "\n")
 
 
-def record_committed_state(_: None, batch: Any, step: Any, accepted: Any, target_worker: Any) -> None:
+def record_committed_state(_: None, batch: Any, step: Any, accepted: Any, committed: Any, target_worker: Any) -> None:
     record_states(batch, accepted.new_seq_lens.tolist(), target_worker)
 
 
