@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +10,8 @@ from sglang_dflash.bench import ports
 
 
 def test_ports_are_outside_the_ephemeral_range() -> None:
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert max(ports._PORTS) < lowest
+    linux_default = 32768  # a machine may be set otherwise; the test must not depend on that
+    assert max(ports._PORTS) < linux_default
     assert all(ports.free_port() in ports._PORTS for _ in range(100))
 
 
