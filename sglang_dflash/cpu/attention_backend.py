@@ -9,7 +9,6 @@ from torch import Tensor
 from sglang_dflash.cpu.attention import NAME
 from sglang_dflash.cpu.attention_math import (
     Keys,
-    attend,
     attend_blocks,
     attend_prompt,
     batched_block_keys,
@@ -92,7 +91,7 @@ class TorchAttentionBackend(AttentionBackend):
                 window=window,
             )
             keys = self._keys[window, True, swa] = self._in_pool_of(keys, swa)
-        return self._attend(q, layer, keys, forward_batch.batch_size)
+        return self._attend(q, layer, [keys], forward_batch.batch_size)
 
     def forward_extend(
         self,
@@ -109,7 +108,7 @@ class TorchAttentionBackend(AttentionBackend):
         if save_kv_cache and k is not None:
             self._store(layer, forward_batch, k, v)
         if forward_batch.forward_mode.is_target_verify():
-            return self._attend_blocks(q, layer, self._block_keys(layer, forward_batch), forward_batch.batch_size)
+            return self._attend(q, layer, self._block_keys(layer, forward_batch), forward_batch.batch_size)
         return self._prefill(q, layer, forward_batch)
 
     def _block_keys(self, layer: Any, forward_batch: Any) -> list[Keys]:
@@ -156,12 +155,7 @@ class TorchAttentionBackend(AttentionBackend):
             start += length
         return out.view(q.shape[0], -1)
 
-    def _attend(self, q: Tensor, layer: Any, keys: Keys, batch: int) -> Tensor:
-        k_pool, v_pool = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
-        q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        return attend(q, k_pool, v_pool, keys, batch=batch, scale=layer.scaling).view(q.shape[0], -1)
-
-    def _attend_blocks(self, q: Tensor, layer: Any, keys: list[Keys], batch: int) -> Tensor:
+    def _attend(self, q: Tensor, layer: Any, keys: list[Keys], batch: int) -> Tensor:
         k_pool, v_pool = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
         q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         return attend_blocks(q, k_pool, v_pool, keys, batch=batch, scale=layer.scaling).view(q.shape[0], -1)

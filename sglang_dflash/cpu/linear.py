@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from sglang_dflash.ops import linear
@@ -12,4 +11,4 @@ from sglang_dflash.ops import linear
 
 def apply(self: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
     """``UnquantizedLinearMethod.apply``: the product of ``x`` and the weight of ``layer``."""
-    return linear(x, layer.weight, bias) if x.dim() == 2 else F.linear(x, layer.weight, bias)
+    return linear(x, layer.weight, bias)

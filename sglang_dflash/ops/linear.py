@@ -15,8 +15,9 @@ _HAS_ONEDNN = torch.backends.mkldnn.is_available()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``: ``[rows, I]`` and ``[O, I]`` to ``[rows, O]``."""
-    if not (_HAS_ONEDNN and x.is_cpu and x.dtype == torch.float32 and x.numel() * weight.shape[0] >= LARGE):
+    """``x @ weight.T + bias``: ``[rows, I]`` (or more leading dimensions) and ``[O, I]`` to ``[rows, O]``."""
+    large = x.dim() == 2 and x.dtype == torch.float32 and x.numel() * weight.shape[0] >= LARGE
+    if not (_HAS_ONEDNN and x.is_cpu and large):
         return F.linear(x, weight, bias)
     rows = x.shape[0]
     # oneDNN compiles a kernel per number of rows, which takes longer than the product: a prompt's length is rounded up.
