@@ -71,6 +71,15 @@ TABLE: tuple[Replacement, ...] = (
     ),
     Replacement(
         Symbol(
+            "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.create_weights",
+            ("layer", "input_size_per_partition", "output_partition_sizes", "params_dtype"),
+        ),
+        linear.create_weights,
+        "slow: on Intel processors, products with weights that are stored output by output",
+        partial=True,
+    ),
+    Replacement(
+        Symbol(
             "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply",
             ("layer", "x", "bias"),
         ),

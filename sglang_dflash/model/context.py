@@ -34,7 +34,7 @@ class ContextProjection:
         self._query_size, self._key_size, _ = first.sizes
         self._weight: Tensor | None = None
         if all(isinstance(a.qkv_proj.quant_method, UnquantizedLinearMethod) for a in attentions):
-            self._weight = torch.stack([a.qkv_proj.weight.data for a in attentions])
+            self._weight = _stack([a.qkv_proj.weight.data for a in attentions])
             for attention, weight in zip(attentions, self._weight, strict=True):
                 attention.qkv_proj.weight.data = weight
 
@@ -60,3 +60,9 @@ class ContextProjection:
         if biases[0] is None:
             return kv
         return kv + torch.stack(biases)[:, None, self._query_size :]
+
+
+def _stack(weights: list[Tensor]) -> Tensor:
+    """Weights [O, I] as [L, O, I], each stored as it was: output by output or input by input."""
+    by_input = not weights[0].is_contiguous() and weights[0].t().is_contiguous()
+    return torch.stack([w.t() for w in weights]).transpose(1, 2) if by_input else torch.stack(weights)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.ops import linear
+from sglang_dflash.ops import argmax, linear
 from sglang_dflash.upstream import get_parallel, unwrap_lora_layer
 
 
@@ -90,7 +90,7 @@ class TargetVocabulary:
         logits = self._shard_logits(hidden)
         group = get_parallel().tp_group
         if group.world_size == 1:
-            return logits.argmax(dim=-1)
+            return argmax(logits)
         best, index = logits.max(dim=-1)
         pairs = torch.stack((best.float(), (index + self.first_id).float()), dim=-1)
         pairs = group.all_gather(pairs[None], dim=0)

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 
 from sglang_dflash.ops import reference
+from sglang_dflash.ops.argmax import argmax
 from sglang_dflash.ops.linear import linear
 from sglang_dflash.ops.reference import Accepted, Block, filter_probs, token_hash
 
@@ -21,6 +22,7 @@ __all__ = [
     "Accepted",
     "Block",
     "accept_block",
+    "argmax",
     "filter_probs",
     "linear",
     "norm_rope",

@@ -1,10 +1,13 @@
-"""A linear layer's matrix product, and its faster route on a CPU.
+"""A linear layer's matrix product, and its faster routes on a CPU.
 
-Torch sends float32 products to MKL, which is slow on AMD processors, and all others to oneDNN, which is not. A call of
-oneDNN takes longer to get going, so small products stay with torch.
+Torch sends float32 products to MKL and all others to oneDNN. On Intel processors MKL is the faster one, and faster
+still on weights that are stored input by input (2 to 4 times with 16 rows of 256 to 640). On others MKL is slow, but a
+call of oneDNN takes longer to get going, so small products stay with torch.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +17,23 @@ LARGE = 1 << 22  # multiply-adds
 _HAS_ONEDNN = torch.backends.mkldnn.is_available()
 
 
+@cache
+def mkl_is_fast() -> bool:
+    """Whether this processor is one that MKL is made for."""
+    return torch.backends.mkl.is_available() and "Intel" in str(torch.cpu.get_capabilities().get("cpu_name"))
+
+
+def empty_weight(outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
+    """An uninitialised weight ``[outputs, inputs]`` on the CPU, stored as the products here like it best."""
+    if dtype == torch.float32 and mkl_is_fast():
+        return torch.empty(inputs, outputs, dtype=dtype).t()
+    return torch.empty(outputs, inputs, dtype=dtype)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias``: ``[rows, I]`` (or more leading dimensions) and ``[O, I]`` to ``[rows, O]``."""
     large = x.dim() == 2 and x.dtype == torch.float32 and x.numel() * weight.shape[0] >= LARGE
-    if not (_HAS_ONEDNN and x.is_cpu and large):
+    if not (_HAS_ONEDNN and x.is_cpu and large) or mkl_is_fast():
         return F.linear(x, weight, bias)
     rows = x.shape[0]
     # oneDNN compiles a kernel per number of rows, which takes longer than the product: a prompt's length is rounded up.

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 from sglang_dflash.ops import Accepted, accept_block
 from sglang_dflash.upstream import GrammarTree, SpecTpSync, SpecTpSyncSite, build_grammar_vocab_mask
 from sglang_dflash.worker.sampling import TargetSampler
 from sglang_dflash.worker.step import Step
+from sglang_dflash.worker.traced import traced
 
 
 class Acceptance:
@@ -40,7 +40,7 @@ class Acceptance:
         """Before the target's forward over the block, int64 [bs, w]."""
         self._sampler.before_verify(batch, tokens)
 
-    @record_function("dflash.accept")
+    @traced("dflash.accept")
     def __call__(self, batch: Any, step: Step, tokens: Tensor, logits_output: Any, grammar_mask: Any) -> Accepted:
         """Accept drafts.
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 from sglang_dflash.upstream import CaptureHiddenMode, draft_tp_context
 from sglang_dflash.worker.rings import DraftRings
 from sglang_dflash.worker.step import Step
+from sglang_dflash.worker.traced import traced
 
 
 class Drafting:
@@ -31,7 +31,7 @@ class Drafting:
             return step
         return self._rings.view(step, batch.req_pool_indices, self._runner.kv_index_translator)
 
-    @record_function("dflash.draft")
+    @traced("dflash.draft")
     def __call__(self, batch: Any, step: Step) -> Tensor:
         """The block to verify: int64 [bs, w], the anchor and one drafted token per mask position.
 

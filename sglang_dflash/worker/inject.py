@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 from sglang_dflash.upstream import KVWriteLoc, async_h2d, draft_tp_context
 from sglang_dflash.worker.rings import DraftRings
 from sglang_dflash.worker.step import Step
+from sglang_dflash.worker.traced import traced
 
 # Long prompts are projected in pieces of this many tokens: the workspace stays out of the memory budget, so
 # it must stay small, and a piece this long already fills a GPU.
@@ -46,7 +46,7 @@ class Injection:
         positions = shift.repeat_interleave(extend, output_size=total) + torch.arange(total, device=hidden.device)
         self._write(hidden[:total], positions, self._slots(kv_loc_plan))
 
-    @record_function("dflash.inject")
+    @traced("dflash.inject")
     def decode(self, step: Step, hidden: Tensor) -> None:
         """Inject a verified block: ``hidden`` [bs * w, K * H].
 

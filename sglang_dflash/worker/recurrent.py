@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.profiler import record_function
 
 from sglang_dflash.ops import Accepted
 from sglang_dflash.upstream import (
@@ -15,9 +14,10 @@ from sglang_dflash.upstream import (
     mamba_track_grid,
 )
 from sglang_dflash.worker.step import Step
+from sglang_dflash.worker.traced import traced
 
 
-@record_function("dflash.commit")
+@traced("dflash.commit")
 def commit(batch: Any, step: Step, accepted: Accepted, committed: Sequence[int], target_worker: Any) -> None:
     """Commit each request's recurrent state (GDN and convolution) after its last accepted token.
 

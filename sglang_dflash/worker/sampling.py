@@ -14,19 +14,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dflash.ops import Accepted, filter_probs, seeded_draw
+from sglang_dflash.ops import Accepted, argmax, filter_probs, seeded_draw
 from sglang_dflash.upstream import Sampler, async_h2d
 from sglang_dflash.worker.history import History
 from sglang_dflash.worker.penalties import Penalties
 
 
 class SeededSampler(Sampler):
-    """SGLang's sampler, with the seed of a request honoured in every mode.
+    """SGLang's sampler, with the seed of a request honoured in every mode, and a short way for greedy requests.
 
     Stock SGLang reads seeds only under ``--enable-deterministic-inference``; there this class changes nothing, so the
     output equals plain decoding's in that mode. Elsewhere the noise of a token is a function of (seed, position, token)
     alone: not of the batch, the block width or the drafter.
     """
+
+    def forward(
+        self, logits_output: Any, sampling_info: Any, return_logprob: bool, *others: Any, **options: Any
+    ) -> Tensor:
+        if return_logprob or not sampling_info.is_all_greedy:
+            tokens: Tensor = super().forward(logits_output, sampling_info, return_logprob, *others, **options)
+            return tokens
+        tokens = argmax(self._preprocess_logits(logits_output.next_token_logits, sampling_info))
+        self._sync_token_ids_across_tp(tokens, sampling_info)
+        return tokens
 
     def _sample_from_probs(
         self, probs: Tensor, sampling_info: Any, positions: Tensor, simple_sampling_case: bool

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.profiler import record_function
 
 from sglang_dflash.upstream import CaptureHiddenMode, prepare_mamba_track_for_verify
 from sglang_dflash.worker.step import Step
+from sglang_dflash.worker.traced import traced
 
 
-@record_function("dflash.verify")
+@traced("dflash.verify")
 def verify(batch: Any, step: Step, tokens: Tensor, target_worker: Any) -> Any:
     """Run the target over ``tokens`` (int64 [bs, w]) behind the committed context.
 

@@ -1,7 +1,8 @@
-"""The linear layers' product against float64, on both sides of the size from which oneDNN takes it."""
+"""The linear layers' product against float64, on both sides of the size from which oneDNN may take it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from unittest import mock
 
 import pytest
@@ -9,9 +10,17 @@ import torch
 import torch.nn.functional as F
 
 from sglang_dflash.ops import linear as run
-from sglang_dflash.ops.linear import LARGE
+from sglang_dflash.ops.linear import LARGE, empty_weight, mkl_is_fast
 
 INPUT, OUTPUT = 256, 192
+
+
+@pytest.fixture(params=["Intel Xeon 2.50GHz", "AMD EPYC 9B14"])
+def processor(request: pytest.FixtureRequest) -> Iterator[str]:
+    mkl_is_fast.cache_clear()
+    with mock.patch.object(torch.cpu, "get_capabilities", return_value={"cpu_name": request.param}):
+        yield request.param
+    mkl_is_fast.cache_clear()
 
 
 def operands(rows: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -23,9 +32,10 @@ def operands(rows: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tenso
 
 @pytest.mark.parametrize("rows", [1, 16, 86, 100, 128, 129, 192, 300])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_the_product_is_the_products(rows: int, with_bias: bool) -> None:
+def test_the_product_is_the_products(processor: str, rows: int, with_bias: bool) -> None:
     x, weight, bias = operands(rows)
-    result = run(x, weight, bias if with_bias else None)
+    stored = empty_weight(OUTPUT, INPUT, torch.float32).copy_(weight)
+    result = run(x, stored, bias if with_bias else None)
     expected = F.linear(x.double(), weight.double(), bias.double() if with_bias else None)
     assert result.shape == (rows, OUTPUT)
     assert result.is_contiguous()
@@ -38,21 +48,32 @@ def test_operands_may_be_slices() -> None:
     assert torch.equal(run(wide[:, :INPUT], tall[OUTPUT:]), run(x, weight))
 
 
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch was built without MKL")
+def test_float32_weights_are_stored_input_by_input_where_mkl_is_fast(processor: str) -> None:
+    weights = {dtype: empty_weight(OUTPUT, INPUT, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    assert all(weight.shape == (OUTPUT, INPUT) and weight.dtype == dtype for dtype, weight in weights.items())
+    assert weights[torch.float32].t().is_contiguous() == processor.startswith("Intel")
+    assert weights[torch.bfloat16].is_contiguous()
+
+
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
 @pytest.mark.parametrize(
-    ("rows", "dtype", "torch_does_it"),
-    [(8, torch.float32, True), (300, torch.float32, False), (300, torch.bfloat16, True)],
+    ("rows", "dtype", "takes_it"),
+    [(8, torch.float32, False), (300, torch.float32, True), (300, torch.bfloat16, False)],
 )
-def test_onednn_takes_large_float32_products_only(rows: int, dtype: torch.dtype, torch_does_it: bool) -> None:
+def test_onednn_takes_large_float32_products_where_mkl_is_slow(
+    processor: str, rows: int, dtype: torch.dtype, takes_it: bool
+) -> None:
     assert (8 * INPUT * OUTPUT < LARGE) and (300 * INPUT * OUTPUT >= LARGE)
     x, weight, _ = operands(rows, dtype)
     with mock.patch.object(F, "linear", wraps=F.linear) as spy:
         run(x, weight)
-    assert spy.called == torch_does_it
+    assert spy.called == (not takes_it or processor.startswith("Intel"))
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
-def test_prompts_of_like_length_share_a_kernel() -> None:
+@pytest.mark.parametrize("processor", ["AMD EPYC 9B14"], indirect=True)
+def test_prompts_of_like_length_share_a_kernel(processor: str) -> None:
     """oneDNN's kernels are compiled per number of rows, so lengths are rounded up: to 16 while small, then to 64."""
     seen = set()
     with torch.profiler.profile(record_shapes=True) as profile:
