@@ -208,6 +208,29 @@ SYMBOLS: dict[str, Symbol] = {
     "SWAKVPool": Symbol(_SRT + "mem_cache.swa_memory_pool.SWAKVPool"),
 }
 
+# Methods that our subclasses override, or call where they do: reached through the class, so imported by no name.
+METHODS = (
+    Symbol(_SRT + "layers.sampler.Sampler.forward", ("logits_output", "sampling_info", "return_logprob")),
+    Symbol(_SRT + "layers.sampler.Sampler._preprocess_logits", ("logits", "sampling_info")),
+    Symbol(
+        _SRT + "layers.sampler.Sampler._sample_from_probs",
+        ("probs", "sampling_info", "positions", "simple_sampling_case"),
+    ),
+    Symbol(
+        _SRT + "layers.sampler.Sampler._sync_token_ids_across_tp",
+        ("batch_next_token_ids", "sampling_info"),
+    ),
+    Symbol(_SRT + "mem_cache.memory_pool.MHATokenToKVPool._init_kv_copy_and_warmup"),
+    Symbol(
+        _SRT + "mem_cache.memory_pool.MHATokenToKVPool._store_kv_layer",
+        ("layer_idx", "loc", "cache_k", "cache_v"),
+    ),
+    Symbol(
+        _SRT + "mem_cache.memory_pool.MHATokenToKVPool.set_kv_buffer_prefix_valid",
+        ("layer", "loc_2d", "commit_lens", "cache_k", "cache_v", "k_scale", "v_scale", "layer_id_override"),
+    ),
+)
+
 
 def __getattr__(name: str) -> Any:
     symbol = SYMBOLS.get(name)
@@ -248,7 +271,7 @@ def check_symbols(extra: Iterable[Symbol] = ()) -> None:
     Raises:
         DFlashError: listing every symbol that is missing or lacks a parameter.
     """
-    problems = [line for symbol in (*SYMBOLS.values(), *extra) if (line := symbol.problem())]
+    problems = [line for symbol in (*SYMBOLS.values(), *METHODS, *extra) if (line := symbol.problem())]
     if problems:
         raise DFlashError(
             f"SGLang {installed_version()} differs from what sglang-dflash calls: " + "; ".join(problems),

@@ -15,6 +15,11 @@ def test_symbol(name: str) -> None:
     assert upstream.SYMBOLS[name].problem() is None
 
 
+@pytest.mark.parametrize("method", upstream.METHODS, ids=lambda method: ".".join(method.path.rsplit(".", 2)[1:]))
+def test_method(method: upstream.Symbol) -> None:
+    assert method.problem() is None
+
+
 def test_installed_version_is_supported() -> None:
     upstream.check_version()
     upstream.check_symbols(row.target for row in TABLE)
