@@ -31,7 +31,9 @@ class SeededSampler(Sampler):
     def forward(
         self, logits_output: Any, sampling_info: Any, return_logprob: bool, *others: Any, **options: Any
     ) -> Tensor:
-        if return_logprob or not sampling_info.is_all_greedy:
+        # A request that was refused for its sampling mask is still prefilled, and its answer wants one.
+        wants_more = return_logprob or sampling_info.sampling_mask_batch_indices is not None
+        if wants_more or not sampling_info.is_all_greedy:
             tokens: Tensor = super().forward(logits_output, sampling_info, return_logprob, *others, **options)
             return tokens
         tokens = argmax(self._preprocess_logits(logits_output.next_token_logits, sampling_info))
