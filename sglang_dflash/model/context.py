@@ -64,5 +64,5 @@ class ContextProjection:
 
 def _stack(weights: list[Tensor]) -> Tensor:
     """Weights [O, I] as [L, O, I], each stored as it was: output by output or input by input."""
-    by_input = not weights[0].is_contiguous() and weights[0].t().is_contiguous()
+    by_input = weights[0].t().is_contiguous()
     return torch.stack([w.t() for w in weights]).transpose(1, 2) if by_input else torch.stack(weights)

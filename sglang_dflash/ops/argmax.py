@@ -9,6 +9,6 @@ from torch import Tensor
 def argmax(logits: Tensor) -> Tensor:
     """Index of the largest value of each row, the first of equals: [rows, V] to int64 [rows]."""
     if logits.is_cpu and logits.dtype == torch.float32:
-        # Torch looks at one value at a time, numpy at a vector's: 12 times faster with 128 rows of 1,024.
+        # Torch looks at one value at a time, numpy at a vector's.
         return torch.from_numpy(logits.numpy().argmax(-1))
     return logits.argmax(-1)

@@ -1,8 +1,8 @@
 """A linear layer's matrix product, and its faster routes on a CPU.
 
 Torch sends float32 products to MKL and all others to oneDNN. On Intel processors MKL is the faster one, and faster
-still on weights that are stored input by input (2 to 4 times with 16 rows of 256 to 640). On others MKL is slow, but a
-call of oneDNN takes longer to get going, so small products stay with torch.
+still on weights that are stored input by input. On others MKL is slow, but a call of oneDNN takes longer to get going,
+so small products stay with torch.
 """
 
 from __future__ import annotations
