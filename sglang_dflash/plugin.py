@@ -31,15 +31,15 @@ def register() -> None:
 
 
 def _register_hooks() -> None:
-    from sglang_dflash import flags, takeover
-    from sglang_dflash.check.server import after_model_paths, before_speculation
     from sglang_dflash.cpu import install, is_active
-    from sglang_dflash.drafter_context import extend_drafter_context
+    from sglang_dflash.hooks import flags, takeover
+    from sglang_dflash.hooks.context_length import extend_drafter_context
+    from sglang_dflash.hooks.preflight import after_model_paths, before_speculation
+    from sglang_dflash.hooks.requests import VALIDATE, refuse_request
     from sglang_dflash.upstream import HookRegistry, HookType, register_resolution_hook
-    from sglang_dflash.worker.identity import report_worker
-    from sglang_dflash.worker.prefix_cap import MAX_PREFIX, cap_prefix
-    from sglang_dflash.worker.refusals import VALIDATE, refuse_request
-    from sglang_dflash.worker.ring_budget import POOL_CONFIG, charge_rings
+    from sglang_dflash.window.budget import POOL_CONFIG, charge_rings
+    from sglang_dflash.window.prefix_cap import MAX_PREFIX, cap_prefix
+    from sglang_dflash.worker.observe.info import report_worker
 
     hooks = (
         (CREATE_WORKER, takeover.choose_worker, HookType.AROUND),

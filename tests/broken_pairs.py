@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang_dflash.config import DrafterConfig
-from sglang_dflash.model.tensors import expected_shapes
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.tensors import expected_shapes
 from tests.unit.drafters import MISSING, drafter, target
 
 Edit = Callable[[Path], None]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sglang_dflash.check.device import Device
 from sglang_dflash.check.findings import Finding, error, ok, warn
+from sglang_dflash.memory.device import Device
 
 # Backend -> major compute capabilities that can run it; the others run everywhere.
 _MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}}

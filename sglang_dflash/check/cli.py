@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sglang_dflash.check.device import find_device
 from sglang_dflash.check.findings import of_error
 from sglang_dflash.check.options import parse
 from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.check.table import show
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.memory.device import find_device
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 

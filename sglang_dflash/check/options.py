@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from sglang_dflash.flags import modernise_argv
+from sglang_dflash.check.old_flags import modernise_argv
 
 # flag -> (type, default)
 VALUED: dict[str, tuple[type, object]] = {

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_dflash.check.findings import Finding, error, ok, warn
-from sglang_dflash.config import DrafterConfig, text_config
-from sglang_dflash.draft_window import context_window
+from sglang_dflash.drafter.config import DrafterConfig, text_config
+from sglang_dflash.window.size import context_window
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,18 @@ from typing import Any
 
 from sglang_dflash.check.arguments import check_arguments, serving_of
 from sglang_dflash.check.backends import check_backends
-from sglang_dflash.check.budget import MEM_FRACTION, demand
-from sglang_dflash.check.device import Device
 from sglang_dflash.check.findings import Finding, error, of_error, ok, warn
-from sglang_dflash.check.memory import GIB, Demand, Fit, fit
-from sglang_dflash.check.model_files import ModelFiles
 from sglang_dflash.check.pair import check_pair
-from sglang_dflash.check.parameters import FAMILIES, is_known
-from sglang_dflash.check.sizes import is_hybrid
 from sglang_dflash.check.text import check_dtypes, check_text
 from sglang_dflash.check.weights import check_weights
-from sglang_dflash.config import DrafterConfig, foreign_kind, text_config
+from sglang_dflash.drafter.config import DrafterConfig, foreign_kind, text_config
+from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.memory.demand import MEM_FRACTION, demand
+from sglang_dflash.memory.device import Device
+from sglang_dflash.memory.fit import GIB, Demand, Fit, fit
+from sglang_dflash.memory.parameters import FAMILIES, is_known
+from sglang_dflash.memory.sizes import is_hybrid
 
 
 @dataclass(frozen=True)

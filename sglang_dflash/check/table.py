@@ -7,9 +7,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from sglang_dflash.check.findings import Finding
-from sglang_dflash.check.memory import GIB
 from sglang_dflash.check.report import MemoryTable, Report
-from sglang_dflash.draft_window import ring_slots
+from sglang_dflash.memory.fit import GIB
+from sglang_dflash.window.size import ring_slots
 
 _STYLE = {"ok": "green", "warn": "yellow", "error": "bold red"}
 _MIB = 1 << 20

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from sglang_dflash.check.findings import Finding, error, ok, warn
-from sglang_dflash.check.model_files import ModelFiles
-from sglang_dflash.config import DrafterConfig, quantization, text_config
+from sglang_dflash.drafter.config import DrafterConfig, quantization, text_config
+from sglang_dflash.drafter.files import ModelFiles
 
 # Parts of added tokens that chats do contain.
 _IN_TEXTS = ("im_start", "im_end", "endoftext", "think", "tool")

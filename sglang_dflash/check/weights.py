@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sglang_dflash.check.findings import Finding, of_error, ok, warn
-from sglang_dflash.check.model_files import TensorHeader
-from sglang_dflash.config import DrafterConfig
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.files import TensorHeader
+from sglang_dflash.drafter.tensors import LoadReport, expected_shapes
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.model.tensors import LoadReport, expected_shapes
 
 
 def check_weights(drafter: DrafterConfig, tensors: Mapping[str, TensorHeader] | None) -> Finding:

@@ -9,7 +9,9 @@ __all__ = ["activate", "install", "is_active"]
 
 def install() -> None:
     """Put the platform's stand-ins, attention backend and argument handling in place; once a process."""
-    from sglang_dflash.cpu import attention, replacements, resolve, torch_stubs
+    from sglang_dflash.cpu import replacements, torch_stubs
+    from sglang_dflash.cpu.arguments import resolve
+    from sglang_dflash.cpu.layers import attention
 
     torch_stubs.install()
     attention.register()

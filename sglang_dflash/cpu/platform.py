@@ -10,7 +10,7 @@ from sglang_dflash.cpu import torchvision_import
 # SGLang imports this module before anything of its own imports torchvision.
 torchvision_import.install()
 
-from sglang_dflash.cpu.attention import NAME as ATTENTION  # noqa: E402
+from sglang_dflash.cpu.layers.attention import NAME as ATTENTION  # noqa: E402
 from sglang_dflash.errors import DFlashError  # noqa: E402
 from sglang_dflash.upstream import (  # noqa: E402
     CpuDeviceMixin,
@@ -67,7 +67,7 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
     def get_kv_pool_cls(self, *, kind: Literal["mha", "mla", "dsa"]) -> type | None:
         if kind != "mha":  # asked for at every start; models that would use one are refused beforehand
             return None
-        from sglang_dflash.cpu.kv_pool import CpuKVPool
+        from sglang_dflash.cpu.layers.kv_pool import CpuKVPool
 
         return CpuKVPool
 
@@ -85,7 +85,7 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return ATTENTION
 
     def get_speculative_cache_locs_fn(self) -> Callable[..., Any]:
-        from sglang_dflash.cpu.alloc import block_slots
+        from sglang_dflash.cpu.layers.alloc import block_slots
 
         return block_slots
 

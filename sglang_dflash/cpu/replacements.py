@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_dflash.cpu import (
+from sglang_dflash.cpu.arguments import threads
+from sglang_dflash.cpu.layers import (
     alloc,
     collectives,
     conv,
@@ -21,7 +22,6 @@ from sglang_dflash.cpu import (
     linear,
     mamba_state,
     norms,
-    threads,
 )
 from sglang_dflash.upstream import Symbol
 

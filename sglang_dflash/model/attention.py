@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sglang_dflash.config import DrafterConfig
-from sglang_dflash.config_keys import SLIDING
-from sglang_dflash.model.heads import BlockHeads
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.keys import SLIDING
+from sglang_dflash.model.norms import BlockHeads
 from sglang_dflash.upstream import (
     AttentionType,
     QKVParallelLinear,

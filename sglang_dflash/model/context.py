@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.model.attention import DrafterAttention
-from sglang_dflash.model.heads import HeadNorms
+from sglang_dflash.model.norms import HeadNorms
 from sglang_dflash.upstream import UnquantizedLinearMethod
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sglang_dflash.config import DrafterConfig
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.served import drafter_config
+from sglang_dflash.drafter.tensors import LoadReport, destination, expected_shapes
 from sglang_dflash.model.attention import DrafterAttention, window_left
 from sglang_dflash.model.context import ContextProjection
-from sglang_dflash.model.heads import BlockHeads, HeadNorms
-from sglang_dflash.model.source import drafter_config
-from sglang_dflash.model.tensors import LoadReport, destination, expected_shapes
+from sglang_dflash.model.norms import BlockHeads, HeadNorms
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.upstream import (
     DraftParallelSpec,

@@ -12,10 +12,9 @@ from typing import Annotated
 import typer
 
 from sglang_dflash.errors import DFlashError
-
-from . import NAMES, drafter_kinds, drafter_path, target_path
-from .corpus import TASKS, prompts
-from .table import pair_figures, print_table
+from sglang_dflash.pairs import NAMES, drafter_kinds, drafter_path, target_path
+from sglang_dflash.pairs.corpus import TASKS, prompts
+from sglang_dflash.pairs.table import pair_figures, print_table
 
 app = typer.Typer(no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help=", ".join(NAMES))]
@@ -92,7 +91,7 @@ def train(
             drafter_path(name, kind)
     import torch
 
-    from .train import train_pair
+    from sglang_dflash.train.recipe import train_pair
 
     torch.set_num_threads(threads)
     train_pair(name, out, work, seed, device, steps, kinds, measure)
@@ -119,7 +118,7 @@ def train_drafter(
     """Train a drafter for your own target. See docs/pairs.md for what this recipe can and cannot do."""
     import torch
 
-    from .train import train_drafter_kind
+    from sglang_dflash.train.recipe import train_drafter_kind
 
     torch.set_num_threads(threads)
     given = [(json.loads(line), False) for line in chats.read_text().splitlines() if line.strip()] if chats else None
@@ -142,9 +141,9 @@ def measure(
         folders = [drafter_path(name, kind) for kind in drafter or ()]
     import torch
 
-    from .measure import measure_accept_lengths, measure_accuracy
-    from .provenance import add_measurement
-    from .train import ACCEPT_PROMPTS, ACCURACY_PROMPTS
+    from sglang_dflash.train.measure import measure_accept_lengths, measure_accuracy
+    from sglang_dflash.train.provenance import add_measurement
+    from sglang_dflash.train.recipe import ACCEPT_PROMPTS, ACCURACY_PROMPTS
 
     torch.set_num_threads(threads)
     plain_outputs: dict[tuple[int, ...], list[int]] = {}

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from . import drafter_kinds, drafter_path, target_path
-from .corpus import TASKS
+from sglang_dflash.pairs import drafter_kinds, drafter_path, target_path
+from sglang_dflash.pairs.corpus import TASKS
 
 
 def pair_figures(name: str) -> dict[str, Any]:

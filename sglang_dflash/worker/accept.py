@@ -10,9 +10,9 @@ from torch import Tensor
 
 from sglang_dflash.ops import Accepted, accept_block
 from sglang_dflash.upstream import GrammarTree, SpecTpSync, SpecTpSyncSite, build_grammar_vocab_mask
-from sglang_dflash.worker.sampling import TargetSampler
+from sglang_dflash.worker.observe.traced import traced
+from sglang_dflash.worker.sampling.sampler import TargetSampler
 from sglang_dflash.worker.step import Step
-from sglang_dflash.worker.traced import traced
 
 
 class Acceptance:

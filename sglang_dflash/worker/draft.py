@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.upstream import CaptureHiddenMode, draft_tp_context
-from sglang_dflash.worker.rings import DraftRings
+from sglang_dflash.window.rings import DraftRings
+from sglang_dflash.worker.observe.traced import traced
 from sglang_dflash.worker.step import Step
-from sglang_dflash.worker.traced import traced
 
 
 class Drafting:

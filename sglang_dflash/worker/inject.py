@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.upstream import KVWriteLoc, async_h2d, draft_tp_context
-from sglang_dflash.worker.rings import DraftRings
+from sglang_dflash.window.rings import DraftRings
+from sglang_dflash.worker.observe.traced import traced
 from sglang_dflash.worker.step import Step
-from sglang_dflash.worker.traced import traced
 
 # Long prompts are projected in pieces of this many tokens: the workspace stays out of the memory budget, so
 # it must stay small, and a piece this long already fills a GPU.

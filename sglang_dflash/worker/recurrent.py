@@ -13,8 +13,8 @@ from sglang_dflash.upstream import (
     get_alloc_reserve_per_decode,
     mamba_track_grid,
 )
+from sglang_dflash.worker.observe.traced import traced
 from sglang_dflash.worker.step import Step
-from sglang_dflash.worker.traced import traced
 
 
 @traced("dflash.commit")

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from sglang_dflash.upstream import CaptureHiddenMode, prepare_mamba_track_for_verify
+from sglang_dflash.worker.observe.traced import traced
 from sglang_dflash.worker.step import Step
-from sglang_dflash.worker.traced import traced
 
 
 @traced("dflash.verify")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dflash.model.source import drafter_config, mask_embedding
+from sglang_dflash.drafter.served import drafter_config, mask_embedding
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.upstream import (
     BaseSpecWorker,
@@ -28,18 +28,18 @@ from sglang_dflash.upstream import (
     resolve_draft_parallel_layout,
 )
 from sglang_dflash.width import FixedWidth, WidthPolicy
+from sglang_dflash.window.prefix_cap import served_window
+from sglang_dflash.window.rings import DraftRings, RowAllocator
 from sglang_dflash.worker import recurrent
 from sglang_dflash.worker.accept import Acceptance, grammar_mask, grammar_tree
 from sglang_dflash.worker.draft import Drafting
-from sglang_dflash.worker.identity import banner, identity
 from sglang_dflash.worker.inject import Injection
-from sglang_dflash.worker.metrics import step_metrics
-from sglang_dflash.worker.no_sync import sync_guard
-from sglang_dflash.worker.pools import pool_bytes
-from sglang_dflash.worker.prefix_cap import served_window
-from sglang_dflash.worker.rings import DraftRings, RowAllocator
+from sglang_dflash.worker.observe.info import banner, identity
+from sglang_dflash.worker.observe.metrics import step_metrics
+from sglang_dflash.worker.observe.no_sync import sync_guard
+from sglang_dflash.worker.observe.pools import pool_bytes
+from sglang_dflash.worker.observe.stats import StepStats, stage_clock
 from sglang_dflash.worker.state import DraftState
-from sglang_dflash.worker.stats import StepStats, stage_clock
 from sglang_dflash.worker.step import Step
 from sglang_dflash.worker.verify import verify
 

@@ -101,7 +101,7 @@ def test_patched_and_without_plugins_it_reads_old_flags_and_refuses_a_broken_pai
     command = [*pair, str(tmp_path / "pair" / "drafter"), "--speculative-algorithm", "DFLASH", *broken.flags]
     assert apply(str(tree)).returncode == 0
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("refuse_pairs.py"))],
+        [sys.executable, str(Path(__file__).parent / "check" / "refuse_pairs.py")],
         input=json.dumps([command]),
         capture_output=True,
         text=True,

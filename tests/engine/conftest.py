@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from checkpoints import Checkpoints
+
+from tests.engine.checkpoints import Checkpoints
 
 # The reference shares the machine with the server under test: spinning OpenMP workers would starve it.
 torch.set_num_threads(1)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from serving import Server, running
 
 from sglang_dflash.pairs import drafter_path, target_path
 from sglang_dflash.pairs.corpus.prompts import TASKS, prompts
+from tests.engine.serving import Server, running
 
 BASE = ("--dtype", "float32", "--skip-tokenizer-init", "--max-running-requests", "8", "--enable-metrics")
 # Track boundaries of the recurrent states every 64 tokens, so that short prompts cross some inside a block.

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import Server
 
-from sglang_dflash.worker.identity import SERVER_INFO_KEY
+from sglang_dflash.worker.observe.info import SERVER_INFO_KEY
+from tests.engine.serving import Server
 
 TOLERANCE = 0.001  # vectors that SGLang keeps in float32 whatever the dtype (A_log)
 

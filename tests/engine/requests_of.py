@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import torch
 import transformers
-from dflash import TRACKED, draft_arguments
-from serving import Server, running
 
 from sglang_dflash.pairs import target_path
 from sglang_dflash.pairs.corpus.prompts import Prompt
+from tests.engine.dflash import TRACKED, draft_arguments
+from tests.engine.serving import Server, running
 
 PAIR = "tiny-hybrid"
 FEATURES = (

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from requests_of import Params, answers, tokens
-from serving import Server
 from torch import Tensor
 
 from sglang_dflash.ops import token_hash
 from tests.chi_square import p_value
+from tests.engine.requests_of import Params, answers, tokens
+from tests.engine.serving import Server
 
 WRONG_RULE = str(Path(__file__).parent / "wrong_rule")  # a plugin for servers whose text must not have the law
 TEXTS_PER_REQUEST = 256  # a request with thousands outlasts any sensible timeout on a slow machine

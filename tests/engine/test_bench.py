@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx
 import pytest
 from rich.console import Console
-from serving import Server, running
 
 from sglang_dflash.bench import metrics, profile, prompt_book, results, trace
 from sglang_dflash.bench.client import Sampling
@@ -20,6 +19,7 @@ from sglang_dflash.bench.modes import parse_modes
 from sglang_dflash.bench.session import Session
 from sglang_dflash.bench.settings import Settings, find_pair
 from sglang_dflash.bench.tasks import load
+from tests.engine.serving import Server, running
 
 QUIET = Console(quiet=True)
 MODE = "dflash:8"

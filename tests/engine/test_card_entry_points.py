@@ -9,15 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoints import assert_greedy
-from serving import running, started
-from test_cards import RICHEST, assert_served_here, generate, prompts, request
-from test_server import SGLANG_SERVE
-from tiny_cards import build
 
 from sglang_dflash.bench.ports import free_port
-from sglang_dflash.worker.identity import SERVER_INFO_KEY
+from sglang_dflash.worker.observe.info import SERVER_INFO_KEY
 from tests.cards import card
+from tests.engine.checkpoints import assert_greedy
+from tests.engine.serving import running, started
+from tests.engine.test_cards import RICHEST, assert_served_here, generate, prompts, request
+from tests.engine.test_server import SGLANG_SERVE
+from tests.engine.tiny_cards import build
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 PRINTED = card(RICHEST)

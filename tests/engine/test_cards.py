@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import assert_greedy
-from memory import allocated, assert_as_estimated, estimated
-from serving import Server, run_to_exit, running
-from tiny_cards import VOCAB, build
 
-from sglang_dflash.worker.identity import SERVER_INFO_KEY
+from sglang_dflash.worker.observe.info import SERVER_INFO_KEY
 from tests.cards import NAMES, PLAIN_SGLANG_SAYS, card
+from tests.engine.checkpoints import assert_greedy
+from tests.engine.memory import allocated, assert_as_estimated, estimated
+from tests.engine.serving import Server, run_to_exit, running
+from tests.engine.tiny_cards import VOCAB, build
 
 NEW_TOKENS = 48
 ORACLE = Path(__file__).parent / "oracle"

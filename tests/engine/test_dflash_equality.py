@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from dflash import assert_nothing_leaked, corpus, dflash_server, flush, generate_all, plain_server
-from serving import Server
 
 from sglang_dflash.pairs import NAMES, drafter_kinds
+from tests.engine.dflash import assert_nothing_leaked, corpus, dflash_server, flush, generate_all, plain_server
+from tests.engine.serving import Server
 
 NEW_TOKENS = 64
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from dflash import assert_nothing_leaked, corpus, dflash_server, flush, generate_all, plain_server
+
+from tests.engine.dflash import assert_nothing_leaked, corpus, dflash_server, flush, generate_all, plain_server
 
 NEW_TOKENS = 48
 

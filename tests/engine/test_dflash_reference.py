@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from dflash import PROBE, TRACKED, corpus, dflash_server, flush, generate
-from serving import Server
 
 from sglang_dflash.pairs import drafter_path, target_path
-from sglang_dflash.pairs.reference_decoder import ReferenceDecoder
+from sglang_dflash.train.reference_decoder import ReferenceDecoder
+from tests.engine.dflash import PROBE, TRACKED, corpus, dflash_server, flush, generate
+from tests.engine.serving import Server
 
 PAIR = "tiny-hybrid"
 NEW_TOKENS = 80

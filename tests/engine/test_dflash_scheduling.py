@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from dflash import (
+
+from tests.engine.dflash import (
     Answer,
     assert_nothing_leaked,
     corpus,
@@ -19,7 +20,7 @@ from dflash import (
     generate_all,
     worker_info,
 )
-from serving import Server
+from tests.engine.serving import Server
 
 PAIR = "tiny-dense"
 CONTEXT = 512

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import safetensors.torch
-from dflash import dflash_server, draft_arguments, plain_server, target_arguments, worker_info
-from serving import run_to_exit
 
 import sglang_dflash
 from sglang_dflash.pairs import drafter_path
+from tests.engine.dflash import dflash_server, draft_arguments, plain_server, target_arguments, worker_info
+from tests.engine.serving import run_to_exit
 
 PAIR = "tiny-dense"
 

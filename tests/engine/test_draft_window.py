@@ -9,14 +9,23 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from dflash import PROBE, assert_nothing_leaked, corpus, dflash_server, flush, generate, generate_all, worker_info
-from serving import Server
 from torch import Tensor
 
-from sglang_dflash.config import DrafterConfig
-from sglang_dflash.draft_window import context_window, ring_slots
+from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.pairs import drafter_path, target_path
-from sglang_dflash.pairs.reference_decoder import Decoded, DrafterRun, ReferenceDecoder, TargetRun
+from sglang_dflash.train.reference_decoder import Decoded, DrafterRun, ReferenceDecoder, TargetRun
+from sglang_dflash.window.size import context_window, ring_slots
+from tests.engine.dflash import (
+    PROBE,
+    assert_nothing_leaked,
+    corpus,
+    dflash_server,
+    flush,
+    generate,
+    generate_all,
+    worker_info,
+)
+from tests.engine.serving import Server
 
 PAIR, BLOCK, NEW_TOKENS = "tiny-hybrid", 16, 64
 

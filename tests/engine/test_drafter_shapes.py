@@ -18,15 +18,16 @@ from typing import Any
 
 import pytest
 import torch
-from dflash import PROBE, corpus, generate, target_arguments, worker_info
-from serving import running
 from torch import Tensor
 
-from sglang_dflash import config
-from sglang_dflash.draft_window import context_window
-from sglang_dflash.pairs import drafter, drafter_path, reference_decoder, target_path
-from sglang_dflash.pairs.drafter import FULL, SLIDING, Drafter, DrafterConfig
-from sglang_dflash.pairs.reference_decoder import Decoded, ReferenceDecoder
+from sglang_dflash.drafter import config
+from sglang_dflash.pairs import drafter_path, target_path
+from sglang_dflash.train import drafter, reference_decoder
+from sglang_dflash.train.drafter import FULL, SLIDING, Drafter, DrafterConfig
+from sglang_dflash.train.reference_decoder import Decoded, ReferenceDecoder
+from sglang_dflash.window.size import context_window
+from tests.engine.dflash import PROBE, corpus, generate, target_arguments, worker_info
+from tests.engine.serving import running
 
 PAIR, NEW_TOKENS, WINDOW = "tiny-dense", 24, 20
 FACTOR, ORIGINAL = 4.0, 64

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkpoints import ARCHITECTURES, HYBRIDS, VOCAB_SIZE, Checkpoints, assert_greedy
-from serving import Server, running
+
+from tests.engine.checkpoints import ARCHITECTURES, HYBRIDS, VOCAB_SIZE, Checkpoints, assert_greedy
+from tests.engine.serving import Server, running
 
 NEW_TOKENS = 24
 CHUNK = 128

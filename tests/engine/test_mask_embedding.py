@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from dflash import corpus, dflash_server, draft_arguments, generate_all, target_arguments
-from serving import running
 
 from sglang_dflash.pairs import drafter_path
+from tests.engine.dflash import corpus, dflash_server, draft_arguments, generate_all, target_arguments
+from tests.engine.serving import running
 
 PAIR = "tiny-dense"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from memory import allocated, assert_as_estimated, estimated
-from serving import running
 
 from sglang_dflash.pairs import drafter_path, target_path
+from tests.engine.memory import allocated, assert_as_estimated, estimated
+from tests.engine.serving import running
 
 SIZES = (
     *("--max-total-tokens", "3000"),

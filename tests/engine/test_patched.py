@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from checkpoints import assert_greedy
-from serving import running
-from test_cards import FLOAT32, RICHEST, generate, prompts
-from tiny_cards import build
 
-from sglang_dflash.worker.identity import SERVER_INFO_KEY
+from sglang_dflash.worker.observe.info import SERVER_INFO_KEY
 from tests.cards import card
+from tests.engine.checkpoints import assert_greedy
+from tests.engine.serving import running
+from tests.engine.test_cards import FLOAT32, RICHEST, generate, prompts
+from tests.engine.tiny_cards import build
 from tests.patched import apply, copy_of_sglang, without_plugins
 
 

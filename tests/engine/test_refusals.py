@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from serving import run_to_exit
 
 from tests.broken_pairs import BROKEN, write_pair
+from tests.engine.serving import run_to_exit
 
 CASES = {broken.name: broken for broken in BROKEN}
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import transformers
-from dflash import assert_nothing_leaked, corpus
-from requests_of import COMPACT_JSON, PAIR, STRICT, answers, dflash_server, plain_server, raw, tokens
-from serving import Server
 from sglang.srt.sampling import custom_logit_processor
 
 from sglang_dflash.pairs import target_path
+from tests.engine.dflash import assert_nothing_leaked, corpus
+from tests.engine.requests_of import COMPACT_JSON, PAIR, STRICT, answers, dflash_server, plain_server, raw, tokens
+from tests.engine.serving import Server
 
 NEW_TOKENS = 48
 PROMPTS = 6

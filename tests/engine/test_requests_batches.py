@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
-from dflash import assert_nothing_leaked, corpus
-from requests_of import PAIR, Params, answers, chat_ids, dflash_server, random_prompts, schema_of, tokens
-from serving import Server
 
 from sglang_dflash.pairs.corpus.prompts import prompts
+from tests.engine.dflash import assert_nothing_leaked, corpus
+from tests.engine.requests_of import PAIR, Params, answers, chat_ids, dflash_server, random_prompts, schema_of, tokens
+from tests.engine.serving import Server
 
 NEW_TOKENS = 48
 PROMPTS = random_prompts(8)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import build
-from dflash import BASE, TRACKED
-from requests_of import Params
-from sampled_law import WRONG_RULE, Sample, assert_seeds_decided, p_of_one_and_two, sample
-from serving import Server, running
 
-from sglang_dflash.pairs.drafter import FULL, Drafter, DrafterConfig
+from sglang_dflash.train.drafter import FULL, Drafter, DrafterConfig
+from tests.engine.checkpoints import build
+from tests.engine.dflash import BASE, TRACKED
+from tests.engine.requests_of import Params
+from tests.engine.sampled_law import WRONG_RULE, Sample, assert_seeds_decided, p_of_one_and_two, sample
+from tests.engine.serving import Server, running
 
 VOCAB, DRAFT, BIAS = 32, 3, 3.5
 PROMPTS, PROMPT_LENGTH, TEXTS, LENGTH = 16, 24, 20, 64

@@ -16,12 +16,19 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from dflash import PROBE, dflash_server
-from requests_of import PAIR, Params, random_prompts
-from sampled_law import WRONG_RULE, Sample, assert_seeds_decided, p_of_kept_drafts, p_of_one_and_two, sample
-from serving import Server
 
 from sglang_dflash.pairs import target_path
+from tests.engine.dflash import PROBE, dflash_server
+from tests.engine.requests_of import PAIR, Params, random_prompts
+from tests.engine.sampled_law import (
+    WRONG_RULE,
+    Sample,
+    assert_seeds_decided,
+    p_of_kept_drafts,
+    p_of_one_and_two,
+    sample,
+)
+from tests.engine.serving import Server
 
 PROMPTS, TEXTS, LENGTH = 80, 16, 64
 BLOCK, UNSURE = 4, 0.9

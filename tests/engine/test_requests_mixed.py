@@ -11,10 +11,9 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
-from dflash import PROBE, assert_nothing_leaked
-from requests_of import Params, answers, chat_ids, dflash_server, plain_server, schema_of, tokens
-
 from sglang_dflash.pairs.corpus.prompts import Prompt, prompts
+from tests.engine.dflash import PROBE, assert_nothing_leaked
+from tests.engine.requests_of import Params, answers, chat_ids, dflash_server, plain_server, schema_of, tokens
 
 FIFTHS = str(Path(__file__).parent / "fifths")
 # A class pickled by reference, as SGLang's ``to_str`` writes one.

@@ -12,10 +12,10 @@ from pathlib import Path
 import openai
 import psutil
 import pytest
-from dflash import corpus, dflash_server, generate_all, worker_info
-from serving import START_SECONDS, Server, started
 
 from sglang_dflash.bench.ports import free_port
+from tests.engine.dflash import corpus, dflash_server, generate_all, worker_info
+from tests.engine.serving import START_SECONDS, Server, started
 
 PAIR = "tiny-dense"
 SCRIPT = Path(__file__).parents[2] / "launch" / "replicas.sh"

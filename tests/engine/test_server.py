@@ -14,9 +14,9 @@ import httpx
 import openai
 import psutil
 import pytest
-from serving import Server, run_to_exit, running
 
 from sglang_dflash.pairs import target_path
+from tests.engine.serving import Server, run_to_exit, running
 
 QUESTION = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples does Tom have now?"}]
 SGLANG_SERVE = (str(Path(sys.executable).with_name("sglang")), "serve")

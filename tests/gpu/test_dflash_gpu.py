@@ -10,7 +10,15 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "engine"))
 
-from dflash import assert_nothing_leaked, corpus, dflash_server, flush, generate_all, plain_server, worker_info
+from tests.engine.dflash import (
+    assert_nothing_leaked,
+    corpus,
+    dflash_server,
+    flush,
+    generate_all,
+    plain_server,
+    worker_info,
+)
 
 pytestmark = [
     pytest.mark.gpu,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .conversation import SHAPES, Conversation, draw_conversation
-from .example import Example, split_of
-from .prompts import TASKS, Prompt, check, draw, prompts
+from sglang_dflash.pairs.corpus.conversation import SHAPES, Conversation, draw_conversation
+from sglang_dflash.pairs.corpus.example import Example, split_of
+from sglang_dflash.pairs.corpus.prompts import TASKS, Prompt, check, draw, prompts
 
 __all__ = [
     "SHAPES",

@@ -5,8 +5,21 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from .example import Example
-from .words import ANIMALS, CITIES, DAYS, FOODS, MONTHS, MOODS, NAMES, OBJECTS, PLACES, SIGHTS, TIPS, TOPICS
+from sglang_dflash.pairs.corpus.example import Example
+from sglang_dflash.pairs.corpus.words import (
+    ANIMALS,
+    CITIES,
+    DAYS,
+    FOODS,
+    MONTHS,
+    MOODS,
+    NAMES,
+    OBJECTS,
+    PLACES,
+    SIGHTS,
+    TIPS,
+    TOPICS,
+)
 
 _facts = Random(20240607)
 CITY_FACTS = {

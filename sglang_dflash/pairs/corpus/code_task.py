@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from .example import Example
+from sglang_dflash.pairs.corpus.example import Example
 
 _FILTERS = (
     ("all", "numbers", ""),

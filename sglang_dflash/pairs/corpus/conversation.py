@@ -6,8 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from .example import Example
-from .words import ANIMALS, CITIES, COLORS, DAYS, FOODS, MOODS, NAMES, OBJECTS, PLACES, SIGHTS, TOPICS
+from sglang_dflash.pairs.corpus.example import Example
+from sglang_dflash.pairs.corpus.words import (
+    ANIMALS,
+    CITIES,
+    COLORS,
+    DAYS,
+    FOODS,
+    MOODS,
+    NAMES,
+    OBJECTS,
+    PLACES,
+    SIGHTS,
+    TOPICS,
+)
 
 SHAPES = ("single", "turns", "document")
 # 120 notes of about 10 tokens and three turns of at most 120 stay below 1,600 tokens

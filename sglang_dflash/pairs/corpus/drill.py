@@ -9,8 +9,20 @@ from __future__ import annotations
 import json
 from random import Random
 
-from .example import Example
-from .words import ANIMALS, CITIES, COLORS, DAYS, FOODS, ITEMS, MONTHS, NAMES, OBJECTS, PLACES, TOPICS
+from sglang_dflash.pairs.corpus.example import Example
+from sglang_dflash.pairs.corpus.words import (
+    ANIMALS,
+    CITIES,
+    COLORS,
+    DAYS,
+    FOODS,
+    ITEMS,
+    MONTHS,
+    NAMES,
+    OBJECTS,
+    PLACES,
+    TOPICS,
+)
 
 _CLASSES = {
     "name": NAMES,

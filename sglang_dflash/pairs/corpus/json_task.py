@@ -6,8 +6,8 @@ import json
 from random import Random
 from typing import Any
 
-from .example import Example
-from .words import CITIES, COLORS, DAYS, ITEMS, NAMES
+from sglang_dflash.pairs.corpus.example import Example
+from sglang_dflash.pairs.corpus.words import CITIES, COLORS, DAYS, ITEMS, NAMES
 
 
 def draw(rng: Random) -> Example:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from .example import Example
-from .words import ITEMS, NAMES
+from sglang_dflash.pairs.corpus.example import Example
+from sglang_dflash.pairs.corpus.words import ITEMS, NAMES
 
 LARGEST = 99
 

@@ -8,10 +8,9 @@ from types import ModuleType
 from typing import Any
 
 from sglang_dflash.errors import DFlashError
-
-from . import chat_task, code_task, drill, json_task, math_task, sums
-from .conversation import SHAPES, draw_conversation
-from .example import Example
+from sglang_dflash.pairs.corpus import chat_task, code_task, drill, json_task, math_task, sums
+from sglang_dflash.pairs.corpus.conversation import SHAPES, draw_conversation
+from sglang_dflash.pairs.corpus.example import Example
 
 _TASK_MODULES: dict[str, ModuleType] = {
     "math": math_task,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from random import Random
 
-from .example import Example
-from .math_task import LARGEST
+from sglang_dflash.pairs.corpus.example import Example
+from sglang_dflash.pairs.corpus.math_task import LARGEST
 
 
 def draw(rng: Random) -> Example:

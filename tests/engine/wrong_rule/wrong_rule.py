@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHOOSE = "sglang_dflash.worker.sampling.TargetSampler.choose"
+CHOOSE = "sglang_dflash.worker.sampling.sampler.TargetSampler.choose"
 LIKELY = 0.3
 
 

@@ -1,0 +1,1 @@
+"""Server arguments on the CPU platform: refused, mapped or given defaults."""

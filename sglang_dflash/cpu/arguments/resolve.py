@@ -1,0 +1,110 @@
+"""Server arguments on our CPU platform: refuse, map, default, and say so; SGLang calls these while it resolves.
+
+Two of SGLang's overridable resolution steps are wrapped: the runtime validation, which runs before the model's path is
+resolved, and the CPU back-end choice, which for SGLang's own CPU engine picks Intel AMX kernels.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from sglang_dflash.cpu.arguments.gpu_flags import cpu_values
+from sglang_dflash.cpu.arguments.pool_sizes import MAX_RUNNING_REQUESTS, model_bytes, pool_defaults
+from sglang_dflash.cpu.arguments.refusals import (
+    check_adapters,
+    check_backend_names,
+    check_drafter_quantization,
+    check_model,
+    check_model_path,
+)
+from sglang_dflash.cpu.arguments.threads import environment_defaults
+
+logger = logging.getLogger(__name__)
+
+_SOURCE = "sglang_dflash.cpu"
+# What every architecture has, though its checkpoint may name it otherwise (GPT-2's n_layer).
+_SHAPE = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+Step = Callable[[Any], None]
+
+
+def validate_runtime(server_args: Any, previous: Step) -> None:
+    """Wraps ``handle_hardware_runtime_validation``: what can be refused before the model's config is read."""
+    from sglang_dflash.upstream import ATTENTION_BACKEND_CHOICES, resolving_view
+
+    previous(server_args)
+    cfg = resolving_view(server_args)
+    check_backend_names(cfg, list(ATTENTION_BACKEND_CHOICES))
+    check_model_path(cfg.model_path)
+
+
+def choose_backends(server_args: Any, previous: Step) -> None:
+    """Replaces ``handle_cpu_backends`` (``previous`` is not called: it would pick kernels that are not installed)."""
+    from sglang_dflash.upstream import declare_resolution, model_config_of, resolving_view
+
+    del previous
+    cfg = resolving_view(server_args)
+    model_config = model_config_of(server_args)
+    check_model(model_config, cfg)
+    check_adapters(cfg)
+    check_drafter_quantization(cfg)
+
+    changes, warnings = cpu_values(lambda field: getattr(cfg, field))
+    for line in warnings:
+        logger.warning("CPU platform: %s", line)
+    changes["cuda_graph_config"] = _no_graphs(server_args, cfg)
+    defaults = _defaults(cfg, model_config)
+    declare_resolution(server_args, _SOURCE, **changes, **defaults)
+
+    ranks = cfg.tp_size * cfg.pp_size * cfg.dp_size
+    environment = environment_defaults(ranks, conv_dtype=str(model_config.dtype).removeprefix("torch."))
+    os.environ.update(environment)
+    settings = {**defaults, **environment}
+    logger.info("CPU platform defaults: %s", ", ".join(f"{k}={v}" for k, v in settings.items()) or "none")
+
+
+def _no_graphs(server_args: Any, cfg: Any) -> Any:
+    """``cuda_graph_config`` with both phases off; one warning if the command line asked for graphs."""
+    from sglang_dflash.upstream import Backend, Phase, with_phase
+
+    asked = sorted(getattr(server_args, "_cuda_graph_config_locked", ()))
+    if any(
+        key != "backend" or getattr(cfg.cuda_graph_config, phase).backend != Backend.DISABLED for phase, key in asked
+    ):
+        logger.warning("CPU platform: CUDA-graph flags need a GPU: every forward runs eagerly on this CPU")
+    config = cfg.cuda_graph_config
+    for phase in (Phase.DECODE, Phase.PREFILL):
+        config = with_phase(config, phase, backend=Backend.DISABLED)
+    return config
+
+
+def _defaults(cfg: Any, model_config: Any) -> dict[str, Any]:
+    """Sizes nobody set (requests that may run, KV tokens, recurrent states), and a scheduler that sleeps.
+
+    An idle scheduler polls its sockets without a pause; on a CPU that takes a core from whoever works.
+    """
+    defaults: dict[str, Any] = {"sleep_on_idle": True}
+    if cfg.max_running_requests is None:
+        defaults["max_running_requests"] = MAX_RUNNING_REQUESTS
+    config = model_config.hf_text_config.to_dict() | {name: getattr(model_config, name) for name in _SHAPE}
+    sizes = model_bytes(config, dtype_bytes=model_config.dtype.itemsize)
+    caps = pool_defaults(
+        sizes,
+        running=cfg.max_running_requests or MAX_RUNNING_REQUESTS,
+        context=model_config.context_len,
+        available=psutil.virtual_memory().available,
+    )
+    defaults.update({name: value for name, value in caps.items() if getattr(cfg, name) is None})
+    return defaults
+
+
+def install() -> None:
+    """Register both steps; SGLang keeps them in registration order, so a process calls this once."""
+    from sglang_dflash.upstream import register_resolution_hook
+
+    register_resolution_hook("handle_hardware_runtime_validation")(validate_runtime)
+    register_resolution_hook("handle_cpu_backends")(choose_backends)

@@ -1,0 +1,1 @@
+"""Torch implementations of the kernels that SGLang lacks on a CPU."""

@@ -1,0 +1,1 @@
+"""What a published drafter is: its configuration, files and tensors."""

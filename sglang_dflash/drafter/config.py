@@ -1,0 +1,152 @@
+"""The drafter's ``config.json``, read once and strictly: what it does not say is an error, never a guess.
+
+The file is read as published, not through transformers, whose Qwen3 configuration drops ``sliding_window``
+where ``use_sliding_window`` is false, although ``layer_types`` may name sliding layers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sglang_dflash.drafter.keys import SLIDING, ConfigKeys, text_config, unusable
+from sglang_dflash.drafter.kinds import ARCHITECTURES, foreign_kind
+from sglang_dflash.errors import DFlashError
+
+__all__ = ["DrafterConfig", "foreign_kind", "load_config", "quantization", "text_config"]
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """What the worker and the drafter model need to know, every field checked on its own.
+
+    Attributes:
+        block_size: tokens of one draft block, the anchor included; None where the checkpoint does not say.
+        mask_token_id: token id of the block's positions after the anchor.
+        target_layer_ids: target layers whose *output* feeds the drafter, 0-based, in ``fc``'s order.
+        num_target_layers: layers of the target it was trained with; None where the checkpoint does not say.
+        layer_types: ``full_attention`` or ``sliding_attention`` per drafter layer.
+        sliding_window: tokens that a sliding layer sees, the current one included; None without such layers.
+        causal: per layer, whether a position of the block sees only positions up to itself. Sliding layers
+            are causal and full layers bidirectional unless ``is_causal`` says otherwise for all.
+        rotary_dim: dimensions of a head that RoPE turns.
+        rope_scaling: parameters of a scaled RoPE (YaRN), ``rope_type`` included; None for plain RoPE.
+        dtype: the checkpoint's dtype as it names it; None where it does not say.
+        quantization: quantisation method of the checkpoint, None for plain weights.
+    """
+
+    block_size: int | None
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]
+    num_target_layers: int | None
+    num_layers: int
+    layer_types: tuple[str, ...]
+    sliding_window: int | None
+    causal: tuple[bool, ...]
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    attention_bias: bool
+    rope_theta: float
+    rotary_dim: int
+    rope_scaling: Mapping[str, Any] | None
+    dtype: str | None
+    quantization: str | None
+
+    @classmethod
+    def load(cls, path: str | Path) -> DrafterConfig:
+        """Read ``config.json`` of a local drafter directory.
+
+        Raises:
+            DFlashError: the file is missing or not JSON, or as :meth:`from_dict`.
+        """
+        return cls.from_dict(load_config(path))
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> DrafterConfig:
+        """Parse a drafter's configuration.
+
+        Raises:
+            DFlashError: the drafter is of another kind (:func:`foreign_kind`), or a key is unusable.
+        """
+        if kind := foreign_kind(config):
+            raise DFlashError(
+                f"the drafter is of the kind {kind}",
+                expected=f"a plain DFlash drafter (architectures {list(ARCHITECTURES)})",
+                remedy="serve it with SGLang's own worker: set SGLANG_DFLASH=builtin",
+            )
+        keys = ConfigKeys(config)
+        layer_types = keys.layer_types()
+        is_causal = keys.is_causal()
+        head_dim = keys.integer("head_dim")
+        rope_theta, rotary_dim, rope_scaling = keys.rope(head_dim)
+        num_heads, num_kv_heads = keys.integer("num_attention_heads"), keys.integer("num_key_value_heads")
+        if num_heads % num_kv_heads:
+            multiple = f"a multiple of num_key_value_heads {num_kv_heads}"
+            raise unusable("num_attention_heads", num_heads, multiple)
+        return cls(
+            block_size=keys.optional_integer("block_size", minimum=2),
+            mask_token_id=keys.mask_token_id(),
+            target_layer_ids=keys.target_layer_ids(),
+            num_target_layers=keys.optional_integer("num_target_layers"),
+            num_layers=len(layer_types),
+            layer_types=layer_types,
+            sliding_window=keys.integer("sliding_window") if SLIDING in layer_types else None,
+            causal=tuple(kind == SLIDING if is_causal is None else is_causal for kind in layer_types),
+            hidden_size=keys.integer("hidden_size"),
+            intermediate_size=keys.integer("intermediate_size"),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            vocab_size=keys.integer("vocab_size"),
+            max_position_embeddings=keys.integer("max_position_embeddings"),
+            rms_norm_eps=keys.number("rms_norm_eps"),
+            attention_bias=bool(keys.optional("attention_bias", bool, "true or false")),
+            rope_theta=rope_theta,
+            rotary_dim=rotary_dim,
+            rope_scaling=rope_scaling,
+            dtype=keys.get("dtype") or keys.get("torch_dtype"),
+            quantization=quantization(config),
+        )
+
+
+def load_config(path: str | Path) -> dict[str, Any]:
+    """Read ``config.json`` of a local model directory.
+
+    Raises:
+        DFlashError: the file is missing, or is not a JSON object.
+    """
+    file = Path(path) / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise DFlashError(
+            f"{file} does not exist", expected="a model directory", remedy="check the model's path"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DFlashError(
+            f"{file} is not JSON ({error})", expected="a JSON object", remedy="download the model again"
+        ) from None
+    if not isinstance(config, dict):
+        raise DFlashError(
+            f"{file} holds a {type(config).__name__}",
+            expected="a JSON object",
+            remedy="download the model again",
+        )
+    return config
+
+
+def quantization(config: Mapping[str, Any]) -> str | None:
+    """Quantisation method that a checkpoint declares (``"fp8"``, ``"modelopt"``), None for plain weights."""
+    declared = config.get("quantization_config") or text_config(config).get("quantization_config")
+    if not isinstance(declared, Mapping):
+        return None
+    return str(declared.get("quant_method") or declared.get("quant_algo") or "unnamed")

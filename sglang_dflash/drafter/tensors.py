@@ -1,0 +1,113 @@
+"""Which tensors a drafter checkpoint holds, with their shapes, and where each one goes.
+
+Only the names of plain DFlash are known: what a checkpoint has beyond them is another kind of drafter, and
+serving it without its extra weights would draft badly without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.errors import DFlashError
+
+# checkpoint module -> (the fused module that holds it, its shard there)
+_FUSED: dict[str, tuple[str, str | int]] = {
+    "q_proj": ("qkv_proj", "q"),
+    "k_proj": ("qkv_proj", "k"),
+    "v_proj": ("qkv_proj", "v"),
+    "gate_proj": ("gate_up_proj", 0),
+    "up_proj": ("gate_up_proj", 1),
+}
+
+
+def destination(name: str) -> tuple[str, str | int | None]:
+    """Parameter and shard of a checkpoint tensor: ``layers.0.mlp.up_proj.weight`` is shard 1 of gate_up."""
+    parts = name.split(".")
+    for i, part in enumerate(parts):
+        if part in _FUSED:
+            fused, shard = _FUSED[part]
+            return ".".join((*parts[:i], fused, *parts[i + 1 :])), shard
+    return name, None
+
+
+def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor in an unquantised checkpoint, by its name there."""
+    hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
+    queries, keys = config.num_heads * head, config.num_kv_heads * head
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.q_norm.weight": (head,),
+        "self_attn.k_norm.weight": (head,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    for name, rows, columns in (
+        ("q_proj", queries, hidden),
+        ("k_proj", keys, hidden),
+        ("v_proj", keys, hidden),
+        ("o_proj", hidden, queries),
+    ):
+        layer[f"self_attn.{name}.weight"] = (rows, columns)
+        if config.attention_bias:
+            layer[f"self_attn.{name}.bias"] = (rows,)
+    shapes = {f"layers.{i}.{name}": shape for i in range(config.num_layers) for name, shape in layer.items()}
+    shapes["fc.weight"] = (hidden, len(config.target_layer_ids) * hidden)
+    shapes["hidden_norm.weight"] = shapes["norm.weight"] = (hidden,)
+    return shapes
+
+
+@dataclass
+class LoadReport:
+    """What a checkpoint brought, compared with ``expected`` shapes by name.
+
+    A quantised checkpoint's layout is its quantisation method's business: there only the modules are
+    compared.
+    """
+
+    expected: Mapping[str, tuple[int, ...]]
+    quantized: bool
+    loaded: set[str] = field(default_factory=set)
+    unexpected: list[str] = field(default_factory=list)
+    misshaped: list[str] = field(default_factory=list)
+
+    def accepts(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Note a checkpoint tensor; False if it must not be loaded."""
+        key = self._key(name)
+        if key not in map(self._key, self.expected):
+            self.unexpected.append(name)
+        elif not self.quantized and self.expected[name] != shape:
+            self.misshaped.append(f"{name} is {list(shape)}, not {list(self.expected[name])}")
+        else:
+            self.loaded.add(key)
+            return True
+        return False
+
+    def check(self, *, complete: bool) -> None:
+        """Raise if anything was wrong, or if the checkpoint was to be complete and is not.
+
+        Raises:
+            DFlashError: naming every missing, unexpected and mis-shaped tensor.
+        """
+        missing = sorted(set(map(self._key, self.expected)) - self.loaded) if complete else []
+        problems = [
+            f"{what}: {', '.join(sorted(names))}"
+            for what, names in (
+                ("missing", missing),
+                ("unexpected", self.unexpected),
+                ("mis-shaped", self.misshaped),
+            )
+            if names
+        ]
+        if problems:
+            raise DFlashError(
+                f"the drafter's tensors do not fit its config.json ({'; '.join(problems)})",
+                expected="the tensors of a plain DFlash drafter with this configuration",
+                remedy="use its own config.json, or SGLANG_DFLASH=builtin for a drafter of another kind",
+            )
+
+    def _key(self, name: str) -> str:
+        return name.rpartition(".")[0] if self.quantized else name

@@ -1,0 +1,51 @@
+"""Servers take the published cards' old flags: rewritten before SGLang parses them, one log line each."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sglang_dflash.check.old_flags import modernise_argv, modernise_kwargs
+from sglang_dflash.errors import DFlashError
+
+logger = logging.getLogger(__name__)
+
+
+def accept_old_flags(_: None, parser: ArgumentParser) -> None:
+    """Hook after ``ServerArgs.add_cli_args``: ``parser`` reads old flags, from a ``--config`` file too."""
+    parse = parser.parse_known_args
+
+    def parse_modern(args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        try:
+            argv, notes = modernise_argv(sys.argv[1:] if args is None else args)
+        except DFlashError as error:
+            parser.error(str(error))
+        _log(notes)
+        return parse(argv, namespace)
+
+    parser.parse_known_args = parse_modern  # type: ignore[assignment, method-assign]
+
+
+def accept_old_keywords(engine_class: Any) -> None:
+    """Make ``Engine(...)`` take old keyword arguments too.
+
+    The class attribute ``server_args_class`` is exchanged, as no hook can be put on a msgspec structure's
+    constructor.
+    """
+    server_args_class = engine_class.server_args_class
+    engine_class.server_args_class = staticmethod(lambda **kwargs: server_args_class(**modern_keywords(kwargs)))
+
+
+def modern_keywords(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Today's keywords for ``Engine(...)``; each old one is one log line."""
+    modern, notes = modernise_kwargs(kwargs)
+    _log(notes)
+    return modern
+
+
+def _log(notes: Sequence[str]) -> None:
+    for note in notes:
+        logger.warning("DFLASH: %s", note)

@@ -1,0 +1,1 @@
+"""What a pair takes of a device, from configurations and headers alone."""

@@ -1,0 +1,82 @@
+"""Parameters of a target, from its configuration: what its weights will take where no safetensors header can be read.
+
+Covers the families of the published targets: Qwen3 (dense and MoE), Qwen3-Next and Qwen3.5, the vision tower included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_dflash.drafter.config import DrafterConfig, text_config
+from sglang_dflash.drafter.tensors import expected_shapes
+from sglang_dflash.memory.sizes import full_layers
+
+FAMILIES = {
+    "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text",
+}  # fmt: skip
+
+
+def is_known(config: Mapping[str, Any]) -> bool:
+    """Whether the sizes computed here hold for the target."""
+    return text_config(config).get("model_type") in FAMILIES
+
+
+def drafter_parameters(drafter: DrafterConfig) -> int:
+    """Parameters of a plain DFlash drafter; embedding and LM head are the target's."""
+    return sum(math.prod(shape) for shape in expected_shapes(drafter).values())
+
+
+def target_parameters(config: Mapping[str, Any]) -> int:
+    """Parameters of the target, without the layers for multi-token prediction that its checkpoint may carry."""
+    text = text_config(config)
+    hidden, layers = int(text["hidden_size"]), int(text["num_hidden_layers"])
+    tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
+    embeddings = int(text["vocab_size"]) * hidden * (1 if tied else 2)
+    full = full_layers(text)
+    norms = layers * 2 * hidden + hidden
+    mixers = full * _attention(text) + (layers - full) * _linear_attention(text)
+    return embeddings + norms + mixers + layers * _feed_forward(text) + _vision(config.get("vision_config"))
+
+
+def _attention(text: Mapping[str, Any]) -> int:
+    hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
+    head = int(text.get("head_dim") or hidden // heads)
+    kv = int(text.get("num_key_value_heads") or heads)
+    gated = text.get("attn_output_gate", "linear_num_value_heads" in text)  # hybrids gate their attention's output
+    queries = heads * head * (2 if gated else 1)
+    return hidden * (queries + 2 * kv * head) + heads * head * hidden + 2 * head
+
+
+def _linear_attention(text: Mapping[str, Any]) -> int:
+    if "linear_num_value_heads" not in text:
+        return 0
+    hidden, heads = int(text["hidden_size"]), int(text["linear_num_value_heads"])
+    keys = int(text["linear_num_key_heads"]) * int(text["linear_key_head_dim"])
+    values = heads * int(text["linear_value_head_dim"])
+    mixed = 2 * keys + values
+    projections = hidden * (mixed + values + 2 * heads) + values * hidden
+    return projections + mixed * int(text["linear_conv_kernel_dim"]) + 2 * heads + int(text["linear_value_head_dim"])
+
+
+def _feed_forward(text: Mapping[str, Any]) -> int:
+    hidden = int(text["hidden_size"])
+    experts = int(text.get("num_experts") or 0)
+    if not experts:
+        return 3 * hidden * int(text["intermediate_size"])
+    shared = int(text.get("shared_expert_intermediate_size") or 0)
+    gate = hidden if shared else 0
+    return hidden * experts + 3 * hidden * (experts * int(text["moe_intermediate_size"]) + shared) + gate
+
+
+def _vision(vision: Mapping[str, Any] | None) -> int:
+    if not vision:
+        return 0
+    hidden, inner = int(vision["hidden_size"]), int(vision["intermediate_size"])
+    patch = int(vision["in_channels"]) * int(vision["temporal_patch_size"]) * int(vision["patch_size"]) ** 2
+    block = 4 * hidden * hidden + 4 * hidden + 2 * hidden * inner + inner + hidden + 4 * hidden
+    merged = hidden * int(vision["spatial_merge_size"]) ** 2
+    merger = 2 * hidden + merged * merged + merged + merged * int(vision["out_hidden_size"])
+    positions = int(vision.get("num_position_embeddings") or 0) * hidden
+    return patch * hidden + hidden + positions + int(vision["depth"]) * block + merger + int(vision["out_hidden_size"])

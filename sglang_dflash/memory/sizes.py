@@ -1,0 +1,91 @@
+"""Bytes that a token or a request takes on one rank, from the two configurations alone.
+
+The formulas are those of SGLang 0.5.23's pools: ``mem_cache/memory_pool.py`` for K/V and recurrent states,
+``configs/mamba_utils.py`` for the states' shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_dflash.drafter.config import DrafterConfig, text_config
+
+DTYPE_BYTES = {
+    "float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "bf16": 2,
+    "fp8_e4m3": 1, "fp8_e5m2": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """One request's recurrent state over all linear layers of one rank; both parts 0 for a dense target.
+
+    Attributes:
+        recurrent: the gated delta rule's matrices.
+        conv: the last ``conv_kernel - 1`` inputs of the causal convolution.
+        conv_column: one of those inputs.
+    """
+
+    recurrent: int
+    conv: int
+    conv_column: int
+
+    @property
+    def slot(self) -> int:
+        return self.recurrent + self.conv
+
+    def scratch(self, block: int) -> int:
+        """State after every position of a block of ``block`` tokens, which verification keeps until it commits.
+
+        Recurrent states are stored whole, convolution inputs as one overlapping window.
+        """
+        return block * self.recurrent + (self.conv + (block - 1) * self.conv_column)
+
+
+def full_layers(text: Mapping[str, Any]) -> int:
+    """Layers of the target that keep K/V."""
+    types = text.get("layer_types")
+    if isinstance(types, list):
+        return sum(kind != "linear_attention" for kind in types)
+    layers = int(text["num_hidden_layers"])
+    interval = text.get("full_attention_interval")
+    return layers // int(interval) if interval else layers
+
+
+def is_hybrid(config: Mapping[str, Any]) -> bool:
+    """Whether a target has recurrent layers beside its attention."""
+    text = text_config(config)
+    layers = text.get("num_hidden_layers")
+    return isinstance(layers, int) and full_layers(text) < layers
+
+
+def target_kv_per_token(text: Mapping[str, Any], *, kv_bytes: int, tp_size: int) -> int:
+    """K and V of one token in the target's attention layers, bytes on one rank."""
+    heads = int(text.get("num_key_value_heads") or text["num_attention_heads"])
+    head_dim = int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])
+    return 2 * full_layers(text) * _heads_per_rank(heads, tp_size) * head_dim * kv_bytes
+
+
+def draft_kv_per_token(drafter: DrafterConfig, *, kv_bytes: int, tp_size: int) -> int:
+    """K and V of one token in the drafter's layers, bytes on one rank."""
+    return 2 * drafter.num_layers * _heads_per_rank(drafter.num_kv_heads, tp_size) * drafter.head_dim * kv_bytes
+
+
+def state_bytes(text: Mapping[str, Any], *, recurrent_bytes: int, conv_bytes: int, tp_size: int) -> StateBytes:
+    """Recurrent state of one request in a gated-delta-net target, on one rank."""
+    layers = int(text["num_hidden_layers"]) - full_layers(text)
+    if layers == 0:
+        return StateBytes(0, 0, 0)
+    values, keys = int(text["linear_num_value_heads"]), int(text["linear_num_key_heads"])
+    value_dim, key_dim = int(text["linear_value_head_dim"]), int(text["linear_key_head_dim"])
+    recurrent = values // tp_size * value_dim * key_dim * recurrent_bytes
+    column = (2 * keys * key_dim + values * value_dim) // tp_size * conv_bytes
+    conv = column * (int(text["linear_conv_kernel_dim"]) - 1)
+    return StateBytes(layers * recurrent, layers * conv, layers * column)
+
+
+def _heads_per_rank(heads: int, tp_size: int) -> int:
+    """Ranks beyond the number of KV heads hold copies."""
+    return max(1, heads // tp_size)

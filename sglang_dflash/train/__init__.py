@@ -1,0 +1,1 @@
+"""How the shipped pairs were trained: `sglang-dflash pairs train`."""

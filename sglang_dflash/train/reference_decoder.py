@@ -1,0 +1,246 @@
+"""DFLASH chain decoding in plain PyTorch and transformers: the oracle of the engine tests.
+
+One request, no batching, no paging, nothing clever: dense and hybrid targets, greedy and sampled, any width
+at each step, a draft window over the drafter's full-attention layers, sliding-attention drafters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sglang_dflash.train.drafter import Drafter, KeyValue, context_features, visible
+from sglang_dflash.train.hf import transformers
+
+Width = int | Sequence[int] | Callable[[int], int]
+RecurrentState = dict[int, tuple[Tensor, Tensor]]  # layer -> convolution state, recurrent state
+
+
+class TargetRun:
+    """A target with its cache: appends tokens, and can go back to a mark."""
+
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
+        self.model = model
+        self.cache = transformers.DynamicCache(config=model.config)
+        self.length = 0
+
+    @torch.no_grad()
+    def append(self, tokens: Sequence[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """-> logits fp32 [n, vocabulary] and transformers' tuple of hidden states, each [1, n, hidden]."""
+        device = self.model.device
+        out = self.model.model(
+            input_ids=torch.tensor([list(tokens)], device=device),
+            position_ids=torch.arange(self.length, self.length + len(tokens), device=device)[None],
+            past_key_values=self.cache,
+            use_cache=True,
+            output_hidden_states=True,
+        )
+        self.length += len(tokens)
+        return self.model.lm_head(out.last_hidden_state)[0].float(), out.hidden_states
+
+    def recurrent_state(self) -> RecurrentState:
+        """A copy of the state of every linear-attention layer; empty for a dense target."""
+        return {
+            i: (layer.conv_states[0].clone(), layer.recurrent_states[0].clone())
+            for i, layer in enumerate(self.cache.layers)
+            if hasattr(layer, "recurrent_states")
+        }
+
+    def restore(self, state: RecurrentState) -> None:
+        for i, (convolution, recurrent) in state.items():
+            self.cache.layers[i].conv_states[0].copy_(convolution)
+            self.cache.layers[i].recurrent_states[0].copy_(recurrent)
+
+    def rewind(self, length: int, state: RecurrentState) -> None:
+        """Back to `length` tokens, whose recurrent state was `state`.
+
+        Keys and values of rejected tokens can be cut off; a recurrent state has absorbed them and cannot be
+        un-absorbed (transformers' `Cache.crop` does not try), hence the copy from before.
+        """
+        for i, layer in enumerate(self.cache.layers):
+            if i not in state and length < self.length:
+                layer.crop(length - self.length)
+        self.restore(state)
+        self.length = length
+
+
+class DrafterRun:
+    """A drafter with the keys and values of its context."""
+
+    def __init__(
+        self, drafter: Drafter, target: transformers.PreTrainedModel, draft_window: int | None, page: int = 1
+    ) -> None:
+        self.drafter, self.target, self.draft_window, self.page = drafter, target, draft_window, page
+        self.length = 0
+        self.context: list[KeyValue] = []
+
+    @torch.no_grad()
+    def inject(self, hidden_states: tuple[Tensor, ...], n: int) -> None:
+        """Append the context of the target's first `n` newly committed positions."""
+        features = context_features(hidden_states, self.drafter.config.target_layer_ids)[:, :n]
+        positions = torch.arange(self.length, self.length + n, device=features.device)[None]
+        new = self.drafter.context_key_values(features, positions)
+        old = self.context or [(k[:, :, :0], v[:, :, :0]) for k, v in new]
+        self.context = [
+            (torch.cat((k, new_k), dim=2), torch.cat((v, new_v), dim=2))
+            for (k, v), (new_k, new_v) in zip(old, new, strict=True)
+        ]
+        self.length += n
+
+    @torch.no_grad()
+    def block_hidden(self, anchor: int, width: int) -> Tensor:
+        """The drafter's hidden states for the block of `anchor` and `width` - 1 masks, [width, hidden]."""
+        c, device = self.drafter.config, self.target.device
+        tokens = torch.tensor([[anchor] + [c.mask_token_id] * (width - 1)], device=device)
+        positions = torch.arange(self.length, self.length + width, device=device)
+        keys = torch.arange(self.length + width, device=device)
+        start = torch.tensor(self.length, device=device)
+        window = self.draft_window
+        if window is not None:
+            window += (self.length - window) % self.page
+        masks = [
+            visible(layer_type, positions[:, None], keys, start, c.sliding_window, window)[None, None]
+            for layer_type in c.layer_types
+        ]
+        return self.drafter(self.target.model.embed_tokens(tokens), positions[None], self.context, masks)[0]
+
+    def draft(self, anchor: int, width: int) -> list[int]:
+        """`width` - 1 proposals for the positions after `anchor`, the likeliest token of each."""
+        if width == 1:
+            return []
+        return self.target.lm_head(self.block_hidden(anchor, width)[1:]).argmax(-1).tolist()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One draft-and-verify step.
+
+    Attributes:
+        drafted: the proposals, width - 1 of them.
+        accept_length: accepted proposals plus the bonus token; at least 1. Not cut at the end token.
+        state: the target's recurrent state after the step, if capturing was asked for.
+    """
+
+    drafted: tuple[int, ...]
+    accept_length: int
+    state: RecurrentState = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Output tokens, up to and including the end token, and the steps that made all but the first of them."""
+
+    tokens: list[int]
+    steps: list[Step]
+
+    @property
+    def accept_lengths(self) -> list[int]:
+        return [step.accept_length for step in self.steps]
+
+    @property
+    def mean_accept_length(self) -> float:
+        """Output tokens after the first (which prefill gives) per step; 0.0 without steps."""
+        return (len(self.tokens) - 1) / len(self.steps) if self.steps else 0.0
+
+
+class ReferenceDecoder:
+    """A target and a drafter that share its embedding and LM head."""
+
+    def __init__(self, target: transformers.PreTrainedModel, drafter: Drafter) -> None:
+        self.target, self.drafter = target, drafter
+        self.eos = target.config.eos_token_id
+
+    @classmethod
+    def load(
+        cls, target: Path, drafter: Path, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    ) -> ReferenceDecoder:
+        model = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=dtype).to(device).eval()
+        return cls(model, Drafter.load(drafter, dtype).to(device))
+
+    def plain(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+        """The target's own greedy output, one token at a time, up to and including the end token."""
+        run = TargetRun(self.target)
+        tokens = [int(run.append(prompt)[0][-1].argmax())]
+        while tokens[-1] != self.eos and len(tokens) < max_new_tokens:
+            tokens.append(int(run.append(tokens[-1:])[0][-1].argmax()))
+        return tokens
+
+    def decode(
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        width: Width = 16,
+        draft_window: int | None = None,
+        page: int = 1,
+        temperature: float = 0.0,
+        seed: int = 0,
+        capture_state: bool = False,
+    ) -> Decoded:
+        """Chain decoding of one prompt.
+
+        Args:
+            width: positions verified per step including the anchor, 1 .. block size: a number, one per step
+                (the last one repeats), or a function of the step's index.
+            draft_window: how many context positions the drafter's full-attention layers see; None for all.
+            page: the window begins at a multiple of this, with up to `page` - 1 positions more.
+            temperature: 0.0 is greedy.
+            capture_state: keep the target's recurrent state after every step.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        target = TargetRun(self.target)
+        drafter = DrafterRun(self.drafter, self.target, draft_window, page)
+        logits, hidden = target.append(prompt)
+        drafter.inject(hidden, len(prompt))
+        tokens = [verify([], logits[-1:], temperature, generator)[-1]]
+        steps: list[Step] = []
+        while self.eos not in tokens and len(tokens) < max_new_tokens:
+            anchor, length, state = tokens[-1], target.length, target.recurrent_state()
+            drafted = drafter.draft(anchor, _width(width, len(steps)))
+            block = [anchor, *drafted]
+            logits, hidden = target.append(block)
+            new = verify(drafted, logits, temperature, generator)
+            if len(new) < len(block):
+                target.rewind(length, state)
+                target.append(block[: len(new)])
+            drafter.inject(hidden, len(new))
+            tokens += new
+            steps.append(Step(tuple(drafted), len(new), target.recurrent_state() if capture_state else {}))
+        end = tokens.index(self.eos) + 1 if self.eos in tokens else len(tokens)
+        return Decoded(tokens[: min(end, max_new_tokens)], steps)
+
+
+def verify(drafted: Sequence[int], logits: Tensor, temperature: float, generator: torch.Generator) -> list[int]:
+    """The accepted proposals and the bonus token; exactly the target's distribution.
+
+    Speculative sampling (Leviathan et al., 2023; Chen et al., 2023), for a proposal that is sure of its
+    token x: accept x with probability p(x); otherwise draw from p without x, renormalised. Greedy is its limit.
+
+    Args:
+        drafted: n proposals.
+        logits: the target's, fp32 [n + 1, vocabulary]; row i judges proposal i, the last one the bonus.
+    """
+    if temperature == 0.0:
+        best = logits.argmax(-1).tolist()
+        agreeing = next((i for i, token in enumerate(drafted) if token != best[i]), len(drafted))
+        return best[: agreeing + 1]
+    accepted: list[int] = []
+    for token, p in zip(drafted, torch.softmax(logits / temperature, dim=-1), strict=False):
+        if torch.rand((), generator=generator) < p[token]:
+            accepted.append(token)
+            continue
+        p[token] = 0.0
+        return [*accepted, int(torch.multinomial(p, 1, generator=generator))]
+    p = torch.softmax(logits[-1] / temperature, dim=-1)
+    return [*accepted, int(torch.multinomial(p, 1, generator=generator))]
+
+
+def _width(width: Width, step: int) -> int:
+    if callable(width):
+        return width(step)
+    if isinstance(width, int):
+        return width
+    return width[min(step, len(width) - 1)]

@@ -1,0 +1,1 @@
+"""The target's own token at every block position."""

@@ -1,0 +1,209 @@
+"""The drafter's rings against a ledger of who wrote which slot: no read of another request, nor of an older token."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sglang")
+
+from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import SpecAuxHiddenStateConfig
+
+from sglang_dflash.cpu.layers.kv_pool import CpuKVPool
+from sglang_dflash.ops.reference import Block
+from sglang_dflash.upstream import ReqToTokenPool
+from sglang_dflash.window import budget as ring_budget
+from sglang_dflash.window.budget import charge_rings
+from sglang_dflash.window.rings import DraftRings
+from sglang_dflash.worker.step import Step
+
+BLOCK, CONTEXT, REQUESTS = 8, 384, 3
+
+
+class Row:
+    """As much of SGLang's record of a request's KV as ``ReqToTokenPool`` asks for."""
+
+    req_pool_idx: int | None = None
+    kv_allocated_len = 1
+
+    @property
+    def holds_kv(self) -> bool:
+        return self.req_pool_idx is not None
+
+
+@dataclass
+class Request:
+    """As much of SGLang's ``Req`` as a row needs."""
+
+    rid: str
+    kv: Row = field(default_factory=Row)
+    start: int = 0  # tokens of the prefix hit
+    length: int = 0
+
+
+class Simulation:
+    """Random prefills, chunks, steps, ends and retractions on the real request pool, and the ledger of writes."""
+
+    def __init__(self, window: int, page: int, seed: int) -> None:
+        self.random, self.window, self.page = random.Random(seed), window, page
+        self.pool = ReqToTokenPool(REQUESTS, CONTEXT + BLOCK + 4, "cpu", False)
+        self.rings = DraftRings(self.pool, window=window, block=BLOCK, page=page, context=CONTEXT)
+        self.ledger: dict[int, tuple[str, int]] = {}
+        self.running: list[Request] = []
+        self.arrived = 0
+
+    def admit(self) -> None:
+        """A new request with a prefix hit, prefilled in chunks."""
+        request = Request(f"r{self.arrived}")
+        self.arrived += 1
+        assert self.pool.alloc([request]) is not None
+        self.fill(request, self.random.randrange(0, 100) // self.page * self.page)
+        self.running.append(request)
+
+    def fill(self, request: Request, prefix: int) -> None:
+        request.start = request.length = prefix
+        for _ in range(self.random.randint(1, 3)):
+            extend = self.random.randint(1, 60)
+            batch = SimpleNamespace(
+                reqs=[request],
+                req_pool_indices_cpu=torch.tensor([request.kv.req_pool_idx]),
+                prefix_lens=[request.length],
+                extend_lens=[extend],
+                seq_lens=torch.tensor([request.length + extend]),
+            )
+            written = self.rings.prefill(batch)
+            assert (written.tokens == written.positions - request.length).all()
+            request.length += extend
+            assert written.tokens.max() == extend - 1
+            self.write(request, written.positions, written.slots)
+
+    def end(self) -> None:
+        self.pool.free(self.running.pop(self.random.randrange(len(self.running))))
+
+    def retract(self) -> None:
+        """The request loses its row, and comes back at once with a prefix hit: often into the same row."""
+        request = self.random.choice(self.running)
+        self.pool.free(request)
+        assert self.pool.alloc([request]) is not None
+        self.fill(request, self.random.randrange(0, min(request.length, CONTEXT // 2)) // self.page * self.page)
+
+    def decode(self) -> None:
+        """One step of all requests: look at what it would read, and write its block."""
+        rows = torch.tensor([request.kv.req_pool_idx for request in self.running])
+        lens = torch.tensor([request.length for request in self.running])
+        positions = lens[:, None] + torch.arange(BLOCK)
+        block = Block(torch.zeros_like(positions), positions.flatten(), torch.zeros_like(positions).flatten())
+        step = Step(BLOCK, lens, block, None, lens + BLOCK, int(lens.sum()) + BLOCK * len(rows))
+        plans = SimpleNamespace(plan=lambda **arguments: SimpleNamespace(**arguments))
+        seen = self.rings.view(step, rows, plans)
+        table = self.rings.request_pool.req_to_token
+        for i, request in enumerate(self.running):
+            visible = int(seen.seq_lens[i])
+            oldest = max(request.start, (request.length - self.window) // self.page * self.page)
+            assert visible == request.length - oldest
+            slots = table[rows[i], :visible].tolist()
+            assert [self.ledger[slot] for slot in slots] == [(request.rid, oldest + c) for c in range(visible)]
+            blocks = seen.block.slots.view(-1, BLOCK)[i]
+            assert table[rows[i], visible : visible + BLOCK].tolist() == blocks.tolist()
+            assert visible + BLOCK <= seen.host_lens[i] <= self.window + self.page - 1 + BLOCK
+            for page in range(0, visible, self.page):  # a page of the table is a page of the pool
+                assert slots[page] % self.page == 0
+        self.written_beyond(seen, positions)
+
+    def written_beyond(self, seen: Step, positions: torch.Tensor) -> None:
+        for i, request in enumerate(self.running):
+            self.write(request, positions[i], seen.block.slots.view(-1, BLOCK)[i])
+            request.length += self.random.randint(1, BLOCK)
+
+    def write(self, request: Request, positions: torch.Tensor, slots: torch.Tensor) -> None:
+        assert slots.unique().numel() == slots.numel()
+        assert self.page <= slots.min()
+        assert slots.max() < self.page + self.rings.slots
+        self.ledger.update(zip(slots.tolist(), ((request.rid, p) for p in positions.tolist()), strict=True))
+
+
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("window", [8, 24, 100, 2 * CONTEXT])
+@pytest.mark.parametrize("seed", range(3))
+def test_reads_only_its_own_last_tokens(window: int, page: int, seed: int) -> None:
+    simulation = Simulation(window, page, seed)
+    for _ in range(150):
+        free, busy = len(simulation.running) < REQUESTS, bool(simulation.running)
+        actions = (
+            [simulation.admit] * free + [simulation.end, simulation.retract] * busy + [simulation.decode] * 8 * busy
+        )
+        simulation.random.choice(actions)()
+        for request in [r for r in simulation.running if r.length >= CONTEXT + BLOCK]:
+            simulation.running.remove(request)
+            simulation.pool.free(request)
+    assert simulation.arrived > 5
+
+
+def test_another_turn_in_the_same_row_starts_over() -> None:
+    """A streaming session keeps the row between turns; the ring may have gone past where the next turn begins."""
+    simulation = Simulation(window=16, page=1, seed=0)
+    simulation.admit()
+    for _ in range(20):
+        simulation.decode()
+    turn = simulation.running[0]
+    turn.rid += "-next"
+    simulation.fill(turn, turn.length - 30)
+    simulation.decode()
+
+
+@pytest.mark.parametrize("page", [1, 64])
+def test_two_thousand_tokens_for_32_requests_are_a_small_part_of_128k_contexts(page: int) -> None:
+    """By the bytes of SGLang's K/V pool, once with the rings' slots and once with a slot per token of the target."""
+    window, block, requests, context = 2048, 16, 32, 131072
+    request_pool = ReqToTokenPool(requests, context + block, "cpu", False)
+    rings = DraftRings(request_pool, window=window, block=block, page=page, context=context)
+    assert rings.slots <= requests * (window + block + 2 * page)
+    assert 0 < kv_bytes(rings.slots, page) <= 0.05 * kv_bytes(requests * context, page)
+
+
+def kv_bytes(slots: int, page: int) -> int:
+    """Of a pool with one narrow layer: a drafter's layers and heads multiply both sides."""
+    pool = CpuKVPool(
+        slots,
+        page_size=page,
+        dtype=torch.float16,
+        head_num=1,
+        head_dim=8,
+        layer_num=1,
+        device="cpu",
+        enable_memory_saver=False,
+        enable_alt_stream=False,
+    )
+    return int(sum(pool.get_kv_size_bytes()))
+
+
+@pytest.mark.parametrize("window", [64, 10 * CONTEXT])
+def test_the_budget_is_charged_for_the_rings_and_not_for_a_slot_per_token(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request_pool = ReqToTokenPool(4, CONTEXT + 20, "cpu", False)
+    rings = DraftRings(request_pool, window=window, block=16, page=1, context=CONTEXT)
+    monkeypatch.setattr(ring_budget, "served_window", lambda: window)
+    monkeypatch.setattr(ring_budget, "get_spec", lambda: SimpleNamespace(speculative_num_draft_tokens=16))
+    monkeypatch.setattr(ring_budget, "get_schedule", lambda: SimpleNamespace(page_size=1, max_running_requests=4))
+    sizes = SpecAuxHiddenStateConfig(dflash_draft_num_layers=5)
+    configurator = SimpleNamespace(
+        is_draft_worker=False,
+        dflash_draft_cell_size_per_token=10,
+        spec_aux_config=sizes,
+        model_config=SimpleNamespace(context_len=CONTEXT),
+    )
+
+    def divide(configurator: Any, budget: int, cap_tokens: int) -> tuple[int, int, int | None]:
+        return budget, cap_tokens, configurator.spec_aux_config.dflash_draft_num_layers
+
+    assert charge_rings(divide, configurator, 100_000, cap_tokens=7) == (100_000 - rings.slots * 10, 7, None)
+    assert configurator.spec_aux_config is sizes
+    assert sizes.dflash_draft_num_layers == 5
+    monkeypatch.setattr(ring_budget, "served_window", lambda: None)
+    assert charge_rings(divide, configurator, 100_000, cap_tokens=7) == (100_000, 7, 5)

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_dflash.check.backends import check_backends, needs_bfloat16_states
+from sglang_dflash.check.findings import Finding
+from sglang_dflash.check.options import parse as parse_options
+from sglang_dflash.check.text import check_dtypes, check_text, served_dtype
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.files import ModelFiles, TensorHeader
+from sglang_dflash.memory.device import Device, parse
+from tests.broken_pairs import write_tensors
+from tests.unit.drafters import drafter, target
+
+HOPPER = Device("NVIDIA H200", 141 << 30, (9, 0))
+BLACKWELL = Device("NVIDIA B200", 180 << 30, (10, 0))
+WORKSTATION = Device("NVIDIA RTX PRO 6000", 96 << 30, (12, 0))
+AMPERE = Device("NVIDIA A100", 80 << 30, (8, 0))
+
+
+def options(*flags: str) -> Namespace:
+    return parse_options(flags, target="t", drafter="d")[0]
+
+
+def backends(device: Device | None, *flags: str, hybrid: bool = True) -> list[Finding]:
+    return list(check_backends(options(*flags), device, hybrid=hybrid))
+
+
+class TestDevice:
+    def test_reads_the_drivers_answer(self) -> None:
+        assert parse("NVIDIA H200, 143771, 9.0\nNVIDIA H200, 143771, 9.0\n") == Device(
+            "NVIDIA H200", 143771 << 20, (9, 0)
+        )
+
+    @pytest.mark.parametrize("answer", ["", "No devices were found\n"])
+    def test_no_device_is_none(self, answer: str) -> None:
+        assert parse(answer) is None
+
+
+class TestBackends:
+    @pytest.mark.parametrize(
+        ("device", "flag", "name", "fits"),
+        [
+            (HOPPER, "--attention-backend", "fa3", True),
+            (AMPERE, "--attention-backend", "fa3", True),
+            (BLACKWELL, "--attention-backend", "fa3", False),
+            (WORKSTATION, "--attention-backend", "fa3", False),
+            (BLACKWELL, "--attention-backend", "trtllm_mha", True),
+            (HOPPER, "--attention-backend", "trtllm_mha", True),
+            (AMPERE, "--attention-backend", "trtllm_mha", False),
+            (BLACKWELL, "--speculative-draft-attention-backend", "fa4", True),
+            (WORKSTATION, "--speculative-draft-attention-backend", "fa4", False),
+            (AMPERE, "--attention-backend", "triton", True),
+        ],
+    )
+    def test_a_backend_is_held_against_the_gpu(self, device: Device, flag: str, name: str, fits: bool) -> None:
+        (finding,) = backends(device, flag, name)
+        assert (finding.level == "ok") is fits
+        if not fits:
+            assert name in finding.value and device.name in finding.value
+            assert flag in finding.remedy
+
+    def test_without_a_gpu_nothing_is_held_against_it(self) -> None:
+        assert [finding.level for finding in backends(None, "--attention-backend", "fa3")] == ["ok"]
+
+    def test_flashinfers_linear_decode_on_blackwell_needs_bfloat16_states(self) -> None:
+        flags = ("--linear-attn-decode-backend", "flashinfer")
+        assert needs_bfloat16_states(options(*flags), BLACKWELL)
+        assert not needs_bfloat16_states(options(*flags), HOPPER)
+        assert not needs_bfloat16_states(options(*flags), None)
+        assert not needs_bfloat16_states(options(*flags, "--mamba-ssm-dtype", "bfloat16"), BLACKWELL)
+        assert [finding.level for finding in backends(BLACKWELL, *flags)] == ["warn"]
+
+
+class TestFiles:
+    def test_headers_are_read_without_the_weights(self, tmp_path: Path) -> None:
+        header = json.dumps(
+            {"__metadata__": {}, "a": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}}
+        ).encode()
+        (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        (tmp_path / "config.json").write_text("{}")
+        assert ModelFiles(str(tmp_path)).tensors() == {"a": TensorHeader("BF16", (2, 3))}
+        assert TensorHeader("F4", (4, 2)).num_bytes == 4
+
+    def test_no_file_is_none(self, tmp_path: Path) -> None:
+        assert ModelFiles(str(tmp_path)).tensors() is None
+        assert ModelFiles(str(tmp_path)).json("tokenizer.json") is None
+
+    def test_a_hub_id_is_read_from_the_local_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        constants = pytest.importorskip("huggingface_hub.constants")
+        snapshot = tmp_path / "models--z-lab--tiny" / "snapshots" / ("0" * 40)
+        snapshot.mkdir(parents=True)
+        (tmp_path / "models--z-lab--tiny" / "refs").mkdir()
+        (tmp_path / "models--z-lab--tiny" / "refs" / "main").write_text(snapshot.name)
+        (snapshot / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+        write_tensors(snapshot, {"a": (2, 3)})
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        files = ModelFiles("z-lab/tiny")
+        assert not files.is_local
+        assert files.config == {"model_type": "qwen3"}
+        assert files.path("tokenizer.json") is None
+        assert files.tensors() == {"a": TensorHeader("F32", (2, 3))}
+
+
+def text_findings(tmp_path: Path, tokenizer: Any = None, template: str = "", own: Any = None) -> dict[str, Finding]:
+    for name, content in (("target", tokenizer), ("drafter", own)):
+        (tmp_path / name).mkdir()
+        if content is not None:
+            (tmp_path / name / "tokenizer.json").write_text(json.dumps(content))
+    if template:
+        (tmp_path / "target" / "chat_template.jinja").write_text(template)
+    files = (ModelFiles(str(tmp_path / "drafter")), ModelFiles(str(tmp_path / "target")))
+    return {finding.about: finding for finding in check_text(DrafterConfig.from_dict(drafter()), *files)}
+
+
+def tokenizer(content: str | None = None, words: dict[str, int] | None = None) -> dict[str, Any]:
+    added = [] if content is None else [{"id": 900, "content": content}]
+    return {"added_tokens": added, "model": {"vocab": words or {}}}
+
+
+class TestText:
+    def test_the_targets_own_tokenizer_and_template_are_fine(self, tmp_path: Path) -> None:
+        found = text_findings(tmp_path, tokenizer("<|MASK|>"), "{{ messages }}")
+        assert {finding.level for finding in found.values()} == {"ok"}
+        assert found["mask token's name"].value == "<|MASK|>"
+
+    def test_an_unnamed_mask_token_is_a_free_row(self, tmp_path: Path) -> None:
+        assert "unused" in text_findings(tmp_path, tokenizer())["mask token's name"].value
+
+    @pytest.mark.parametrize("known", [tokenizer("<|im_end|>"), tokenizer(words={"hello": 900})])
+    def test_a_mask_token_that_texts_contain_is_doubtful(self, tmp_path: Path, known: Any) -> None:
+        assert text_findings(tmp_path, known)["mask token's name"].level == "warn"
+
+    def test_another_tokenizer_is_an_error(self, tmp_path: Path) -> None:
+        found = text_findings(tmp_path, tokenizer(), own=tokenizer("<|MASK|>"))
+        assert found["tokenizer"].level == "error"
+
+    def test_a_missing_template_is_doubtful_and_thinking_is_told(self, tmp_path: Path) -> None:
+        (tmp_path / "a").mkdir()
+        (tmp_path / "b").mkdir()
+        assert text_findings(tmp_path / "a", tokenizer())["chat template"].level == "warn"
+        told = text_findings(tmp_path / "b", tokenizer(), "{% if enable_thinking %}")
+        assert "thinking" in told["chat template"].value
+
+
+class TestDtypes:
+    @pytest.mark.parametrize(
+        ("stated", "flag", "served"),
+        [
+            ("bfloat16", "auto", "bfloat16"),
+            ("float32", "auto", "float16"),
+            (None, "auto", "float16"),
+            ("float32", "float32", "float32"),
+            ("bfloat16", "half", "float16"),
+        ],
+    )
+    def test_what_sglang_serves_in(self, stated: str | None, flag: str, served: str) -> None:
+        assert served_dtype({"dtype": stated}, flag) == served
+
+    def test_float16_is_doubtful(self) -> None:
+        config = DrafterConfig.from_dict(drafter())
+        assert [finding.level for finding in check_dtypes(config, target(), "float16")] == ["warn", "ok"]
+        assert [finding.level for finding in check_dtypes(config, target(), "bfloat16")] == ["ok", "ok"]
+
+    def test_a_quantised_drafter_is_told(self) -> None:
+        config = DrafterConfig.from_dict(drafter(quantization_config={"quant_method": "fp8"}))
+        assert "fp8" in list(check_dtypes(config, target(), "bfloat16"))[1].value
+
+
+class TestOptions:
+    def test_a_cards_command_can_be_pasted(self) -> None:
+        pasted = [
+            "--model-path",
+            "x",
+            "--speculative-algorithm",
+            "DFLASH",
+            "--tp-size",
+            "2",
+            "--mamba-scheduler-strategy",
+        ]
+        args, notes, unread = parse_options([*pasted, "extra_buffer", "--host", "0.0.0.0"], target="t", drafter="d")
+        assert (args.model_path, args.speculative_draft_model_path, args.tp_size) == ("t", "d", 2)
+        assert args.mamba_radix_cache_strategy == "extra_buffer"
+        assert len(notes) == 1
+        assert unread == ["--host"]

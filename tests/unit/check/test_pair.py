@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from sglang_dflash.check.findings import Finding, of_error, raise_first_error
+from sglang_dflash.check.pair import Serving, check_pair
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.errors import DFlashError
+from tests.unit.drafters import MISSING, drafter, target
+
+
+def findings(
+    drafter_changes: Mapping[str, Any] | None = None,
+    target_changes: Mapping[str, Any] | None = None,
+    **serving: Any,
+) -> dict[str, Finding]:
+    config = DrafterConfig.from_dict(drafter(**(drafter_changes or {})))
+    found = check_pair(config, target(**(target_changes or {})), Serving(**serving))
+    return {finding.about: finding for finding in found}
+
+
+def test_a_pair_that_fits_has_only_ok_findings() -> None:
+    assert {finding.level for finding in findings(block_size=8, tp_size=2, draft_window=64).values()} == {"ok"}
+
+
+def test_a_multimodal_target_is_read_through_its_text_config() -> None:
+    nested = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": target()}
+    found = check_pair(DrafterConfig.from_dict(drafter()), nested, Serving())
+    assert {finding.level for finding in found} == {"ok"}
+
+
+ERRORS = [
+    ("hidden size", {"hidden_size": 128}, {}, {}, "hidden_size 128 of the drafter, 64 of the target"),
+    ("vocabulary", {"vocab_size": 1000}, {}, {}, "vocab_size 1000"),
+    ("vocabulary", {}, {"vocab_size": MISSING}, {}, "None of the target"),
+    ("target's layers", {"num_target_layers": 9}, {}, {}, "num_target_layers 9"),
+    ("target_layer_ids", {"target_layer_ids": [1, 4, 7]}, {}, {}, "7 cannot be captured"),
+    ("target_layer_ids", {"target_layer_ids": [1, 40, 6]}, {}, {}, "40 cannot be captured"),
+    ("target_layer_ids", {}, {"num_hidden_layers": MISSING}, {}, "num_hidden_layers None"),
+    ("mask token", {"mask_token_id": 1024}, {}, {}, "mask_token_id 1024"),
+    ("block size", {}, {}, {"block_size": 17}, "block size 17"),
+    ("block size", {}, {}, {"block_size": 1}, "block size 1"),
+    ("block size", {"block_size": MISSING}, {}, {}, "block_size is missing"),
+    ("heads by tensor parallelism", {}, {}, {"tp_size": 3}, "--tp-size 3"),
+    ("heads by tensor parallelism", {}, {}, {"tp_size": 8}, "4 heads"),
+    ("heads by tensor parallelism", {"intermediate_size": 126}, {}, {"tp_size": 4}, "intermediate_size 126"),
+    ("draft window", {}, {}, {"draft_window": 15}, "--speculative-draft-window-size 15"),
+]
+
+
+@pytest.mark.parametrize(("about", "drafter_changes", "target_changes", "serving", "named"), ERRORS)
+def test_a_pair_that_does_not_fit_is_an_error_that_says_what_to_do(
+    about: str, drafter_changes: Any, target_changes: Any, serving: Any, named: str
+) -> None:
+    found = findings(drafter_changes, target_changes, **serving)
+    assert found[about].level == "error"
+    assert named in found[about].value
+    assert found[about].expected and found[about].remedy
+    with pytest.raises(DFlashError) as raised:
+        raise_first_error(found.values())
+    first = next(finding for finding in found.values() if finding.level == "error")
+    assert of_error(first.about, raised.value) == first
+
+
+WARNINGS = [
+    ("target's layers", {"num_target_layers": MISSING}, {}, {}),
+    ("mask token", {"mask_token_id": 2}, {}, {}),
+    ("context length", {"max_position_embeddings": 2048}, {}, {}),
+    ("context length", {}, {}, {"context_length": 8192}),
+]
+
+
+@pytest.mark.parametrize(("about", "drafter_changes", "target_changes", "serving"), WARNINGS)
+def test_a_doubtful_pair_is_warned_of_and_still_starts(
+    about: str, drafter_changes: Any, target_changes: Any, serving: Any
+) -> None:
+    found = findings(drafter_changes, target_changes, **serving)
+    assert [finding.about for finding in found.values() if finding.level == "warn"] == [about]
+    raise_first_error(found.values())
+
+
+def test_more_ranks_than_kv_heads_share_them() -> None:
+    assert findings(tp_size=4)["heads by tensor parallelism"].level == "ok"
+
+
+def test_the_flag_alone_gives_a_block_size_to_a_drafter_without_one() -> None:
+    assert findings({"block_size": MISSING}, block_size=8)["block size"].value == "8"
+
+
+def test_layers_are_summed_up() -> None:
+    mixed = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 2048}
+    assert findings(mixed)["drafter's layers"].value == "1 causal sliding, 1 full, window 2048"
+
+
+@pytest.mark.parametrize(
+    ("layers", "requested", "said"),
+    [
+        ("full full", 64, "64 tokens for full-attention layers"),
+        ("sliding full", 64, "64 tokens for full-attention layers"),
+        ("sliding full", 16, "31 tokens: not 16, because sliding layers keep their window of 32"),
+        ("sliding sliding", 64, "31 tokens, as every layer slides"),
+    ],
+)
+def test_the_draft_window_found_is_the_one_served(layers: str, requested: int, said: str) -> None:
+    changes = {"layer_types": [f"{kind}_attention" for kind in layers.split()], "sliding_window": 32}
+    found = findings(changes, draft_window=requested)["draft window"]
+    assert found.level == "ok"
+    assert found.value.startswith(said)

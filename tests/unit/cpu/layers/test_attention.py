@@ -1,0 +1,236 @@
+"""The batched attention of the CPU backend against a loop over requests, heads and positions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from sglang_dflash.cpu.layers.attention_math import (
+    QUERY_TILE,
+    Keys,
+    attend,
+    attend_blocks,
+    attend_prompt,
+    batched_block_keys,
+    block_keys,
+    decode_keys,
+    padding_pays,
+)
+from tests.attention_reference import loop_attention, rule
+
+HEADS, KV_HEADS, DIM = 4, 2, 16
+SCALE = 1 / math.sqrt(DIM)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3}  # bfloat16: the rounding of the result
+
+
+@dataclass
+class Pool:
+    """A paged pool with requests scattered over it; slots of no request hold values that must not be read."""
+
+    req_to_token: Tensor
+    rows: Tensor
+    lens: Tensor
+    k: Tensor
+    v: Tensor
+
+    @classmethod
+    def random(cls, lens: list[int], page_size: int, dtype: torch.dtype = torch.float32, spare: int = 0) -> Pool:
+        generator = torch.Generator().manual_seed(sum(lens) + page_size)
+        pages_each = [-(-(length + spare) // page_size) for length in lens]
+        total = sum(pages_each) + 3
+        order = (torch.randperm(total, generator=generator) + 1).tolist()  # page 0 is padding
+        req_to_token = torch.zeros(len(lens) + 4, max(pages_each) * page_size + 8, dtype=torch.int32)
+        rows = torch.randperm(len(lens) + 4, generator=generator)[: len(lens)]
+        used = torch.zeros((total + 1) * page_size, dtype=torch.bool)
+        for row, pages in zip(rows.tolist(), pages_each, strict=True):
+            slots = torch.cat([torch.arange(page_size) + order.pop() * page_size for _ in range(pages)])
+            req_to_token[row, : slots.shape[0]] = slots.int()
+            used[slots] = True
+        shape = (used.shape[0], KV_HEADS, DIM)
+        k, v = (torch.randn(shape, generator=generator) for _ in range(2))
+        k[~used], v[~used] = 1e4, 1e4
+        return cls(req_to_token, rows, torch.tensor(lens), k.to(dtype), v.to(dtype))
+
+    def slots(self, request: int, stop: int) -> Tensor:
+        return self.req_to_token[self.rows[request], :stop].long()
+
+
+def assert_close(got: Tensor, want: Tensor) -> None:
+    torch.testing.assert_close(got.double(), want, atol=TOLERANCE[got.dtype], rtol=TOLERANCE[got.dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("window", [None, 0, 5, 100])
+@pytest.mark.parametrize("lens", [[1], [23], [1, 40, 17], [9, 9, 9]], ids=str)
+def test_decode(lens: list[int], window: int | None, page_size: int, dtype: torch.dtype) -> None:
+    pool = Pool.random(lens, page_size, dtype)
+    q = torch.randn(len(lens), HEADS, DIM).to(dtype)
+    keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, max(lens), min(lens), window=window)
+    got = attend(q, pool.k, pool.v, keys, batch=len(lens), scale=SCALE)
+    for i, length in enumerate(lens):
+        slots = pool.slots(i, length)
+        allowed = [[rule(length - 1, c, causal=True, window=window) for c in range(length)]]
+        assert_close(got[i : i + 1], loop_attention(q[i : i + 1], pool.k[slots], pool.v[slots], allowed, SCALE))
+
+
+def batched(pool: Pool, lens: list[int], block: Tensor, *, causal: bool, window: int | None) -> list[Keys]:
+    lens_tensor = torch.tensor(lens)
+    return [
+        batched_block_keys(
+            pool.req_to_token, pool.rows, lens_tensor, max(lens), min(lens), block, causal=causal, window=window
+        )
+    ]
+
+
+def each(pool: Pool, lens: list[int], block: Tensor, *, causal: bool, window: int | None) -> list[Keys]:
+    return block_keys(pool.req_to_token, pool.rows.tolist(), lens, block, causal=causal, window=window, tree_mask=None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("causal", [True, False], ids=["verify", "draft_block"])
+@pytest.mark.parametrize("window", [None, 0, 5, 100])
+@pytest.mark.parametrize("lens", [[1], [23], [1, 40, 17], [9, 9, 9]], ids=str)
+@pytest.mark.parametrize("together", [True, False], ids=["batched", "each"])
+def test_block(
+    lens: list[int], window: int | None, causal: bool, page_size: int, dtype: torch.dtype, together: bool
+) -> None:
+    width = 4
+    pool = Pool.random(lens, page_size, dtype, spare=width)
+    q = torch.randn(len(lens) * width, HEADS, DIM).to(dtype)
+    block = torch.stack([pool.slots(i, n + width)[n:] for i, n in enumerate(lens)])
+    keys = (batched if together else each)(pool, lens, block, causal=causal, window=window)
+    got = attend_blocks(q, pool.k, pool.v, keys, batch=len(lens), scale=SCALE).view(len(lens), width, HEADS, DIM)
+    for i, length in enumerate(lens):
+        slots = pool.slots(i, length + width)
+        allowed = [
+            [rule(length + t, c, causal=causal, window=window) for c in range(length + width)] for t in range(width)
+        ]
+        want = loop_attention(q.view(len(lens), width, HEADS, DIM)[i], pool.k[slots], pool.v[slots], allowed, SCALE)
+        assert_close(got[i], want)
+
+
+@pytest.mark.parametrize("lens", [[6], [3, 11, 7]], ids=str)
+def test_block_with_a_tree_mask(lens: list[int]) -> None:
+    width = 4
+    pool = Pool.random(lens, 1, spare=width)
+    q = torch.randn(len(lens) * width, HEADS, DIM)
+    # Nodes 1 and 2 are children of node 0, node 3 is a child of node 1.
+    tree = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], dtype=torch.bool)
+    matrices = [torch.cat([torch.ones(width, n, dtype=torch.bool), tree], dim=1) for n in lens]
+    block = torch.stack([pool.slots(i, n + width)[n:] for i, n in enumerate(lens)])
+    keys = block_keys(
+        pool.req_to_token,
+        pool.rows.tolist(),
+        lens,
+        block,
+        causal=True,
+        window=None,
+        tree_mask=torch.cat([m.view(-1) for m in matrices]),
+    )
+    got = attend_blocks(q, pool.k, pool.v, keys, batch=len(lens), scale=SCALE).view(len(lens), width, HEADS, DIM)
+    for i, length in enumerate(lens):
+        slots = pool.slots(i, length + width)
+        want = loop_attention(
+            q.view(len(lens), width, HEADS, DIM)[i], pool.k[slots], pool.v[slots], matrices[i].tolist(), SCALE
+        )
+        assert_close(got[i], want)
+
+
+def test_a_padded_request_of_length_zero_gives_finite_numbers() -> None:
+    pool = Pool.random([7, 1], 1)
+    keys = decode_keys(pool.req_to_token, pool.rows, torch.tensor([7, 0]), 7, 0, window=None)
+    out = attend(torch.randn(2, HEADS, DIM), pool.k, pool.v, keys, batch=2, scale=SCALE)
+    assert torch.isfinite(out).all()
+
+
+def test_a_batch_without_padding_needs_no_mask() -> None:
+    """The common case of one request pays for no mask at all, in decode and in the drafter's block."""
+    pool = Pool.random([12], 1, spare=4)
+    keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, 12, 12, window=3)
+    assert keys.mask is None
+    block = pool.slots(0, 16)[None, 12:]
+    (keys,) = batched(pool, [12], block, causal=False, window=None)
+    assert keys.mask is None
+
+
+def test_a_window_gathers_no_more_than_it_can_read() -> None:
+    pool = Pool.random([400, 90], 1, spare=4)
+    keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, 400, 90, window=31)
+    assert keys.slots.shape == (2 * 32,)
+    block = torch.stack([pool.slots(i, n + 4)[n:] for i, n in enumerate([400, 90])])
+    (together,) = batched(pool, [400, 10], block, causal=True, window=31)
+    assert together.slots.shape == (2 * (31 + 4),)
+    assert [len(keys.slots) for keys in each(pool, [400, 10], block, causal=True, window=31)] == [31 + 4, 10 + 4]
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["verify", "draft_block"])
+def test_padding_longer_than_a_tile_of_the_kernel_leaves_no_trace(causal: bool) -> None:
+    """The short request's first tiles are all masked: a softmax that took their maximum would be nan."""
+    lens = [3000, 2]
+    pool = Pool.random(lens, 1, spare=4)
+    block = torch.stack([pool.slots(i, n + 4)[n:] for i, n in enumerate(lens)])
+    q = torch.randn(2 * 4, HEADS, DIM)
+    got, want = (
+        attend_blocks(q, pool.k, pool.v, keys(pool, lens, block, causal=causal, window=None), batch=2, scale=SCALE)
+        for keys in (batched, each)
+    )
+    torch.testing.assert_close(got, want)
+
+
+def test_padding_pays_where_it_is_little() -> None:
+    assert padding_pays([70], 16, None)
+    assert padding_pays([300] * 8, 16, None)
+    assert padding_pays([300, 250], 16, None)
+    assert not padding_pays([3000, 2], 16, None)
+    assert padding_pays([3000, 2], 16, 64)  # the window bounds it
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("window", [None, 0, 6, 1000])
+@pytest.mark.parametrize("prefix", [0, 1, 33])
+def test_prompt(prefix: int, window: int | None, causal: bool) -> None:
+    length = 19
+    q = torch.randn(length, HEADS, DIM)
+    k, v = (torch.randn(prefix + length, KV_HEADS, DIM) for _ in range(2))
+    oldest = 0 if window is None else max(0, prefix - window)
+    got = attend_prompt(q, k[oldest:], v[oldest:], prefix=prefix, causal=causal, window=window, scale=SCALE)
+    allowed = [
+        [rule(prefix + t, c, causal=causal, window=window) for c in range(prefix + length)] for t in range(length)
+    ]
+    assert_close(got, loop_attention(q, k, v, allowed, SCALE))
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_long_prompt_is_cut_into_tiles(window: int | None, causal: bool) -> None:
+    """Longer than two tiles: equal to one attention over the whole mask."""
+    prefix, length = 70, 2 * QUERY_TILE + 9
+    q = torch.randn(length, HEADS, DIM)
+    k, v = (torch.randn(prefix + length, KV_HEADS, DIM) for _ in range(2))
+    oldest = 0 if window is None else max(0, prefix - window)
+    got = attend_prompt(q, k[oldest:], v[oldest:], prefix=prefix, causal=causal, window=window, scale=SCALE)
+    distance = (torch.arange(length) + prefix).unsqueeze(1) - torch.arange(prefix + length)
+    allowed = torch.ones_like(distance, dtype=torch.bool)
+    if causal:
+        allowed &= distance >= 0
+    if window is not None:
+        allowed &= distance.abs() <= window
+    scores = torch.einsum("thd,chd->htc", q, k.repeat_interleave(HEADS // KV_HEADS, 1)) * SCALE
+    weights = scores.masked_fill(~allowed, float("-inf")).softmax(-1)
+    want = torch.einsum("htc,chd->thd", weights, v.repeat_interleave(HEADS // KV_HEADS, 1))
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def test_pool_dtype_may_differ_from_the_queries() -> None:
+    pool = Pool.random([5], 1, torch.bfloat16)
+    q = torch.randn(1, HEADS, DIM)
+    got = attend(q, pool.k, pool.v, Keys(pool.slots(0, 5), None), batch=1, scale=SCALE)
+    assert got.dtype == torch.float32
+    want = loop_attention(q, pool.k[pool.slots(0, 5)], pool.v[pool.slots(0, 5)], [[True] * 5], SCALE)
+    assert_close(got, want)

@@ -1,0 +1,165 @@
+"""Causal convolution of the CPU platform (prefill, decode, verify) against a loop over tokens in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sglang_dflash.cpu.layers import conv, mamba_state
+from tests.unit.cpu.layers.gdn_reference import causal_conv, no_host_sync
+
+SLOTS, DIM = 9, 10
+
+
+class Case:
+    """Random weights, a pool of states, and distinct slots for some sequences."""
+
+    def __init__(self, count: int, width: int = 4, bias: bool = False, dtype: torch.dtype = torch.float32):
+        self.generator = torch.Generator().manual_seed(count + width)
+        self.weight = self.normal(DIM, width).to(dtype)
+        self.bias = self.normal(DIM).to(dtype) if bias else None
+        self.pool = self.normal(SLOTS, DIM, width - 1).to(dtype)
+        self.slots = (1 + torch.randperm(SLOTS - 1, generator=self.generator)[:count]).int()
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator)
+
+    def state(self, i: int) -> Tensor:
+        return self.pool[int(self.slots[i])].clone()
+
+    def prefill(self, x: Tensor, lengths: list[int], fresh: list[bool], activation: str | None = "silu") -> Tensor:
+        return conv.prefill(
+            x.t(),
+            self.weight,
+            self.bias,
+            activation=activation,
+            conv_states=self.pool,
+            has_initial_state=~torch.tensor(fresh),
+            cache_indices=self.slots,
+            query_start_loc=torch.tensor([0, *lengths]).cumsum(0).int(),
+            seq_lens_cpu=lengths,
+        )
+
+    def update(self, x: Tensor, activation: str | None = "silu", **verify: Tensor | None) -> Tensor:
+        return conv.update(x, self.pool, self.weight, self.bias, activation, conv_state_indices=self.slots, **verify)
+
+
+def shared_windows(rows: int, block: int, width: int) -> Tensor:
+    """Windows that share memory from step to step, as SGLang allocates them for chains; one layer of two."""
+    columns = torch.full((2, rows, DIM, block + width - 2), 7.0)
+    return columns.unfold(-1, width - 1, 1).transpose(2, 3)[1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 200), min_size=1, max_size=5).filter(any),
+    width=st.integers(2, 4),
+    bias=st.booleans(),
+    fresh=st.lists(st.booleans(), min_size=5, max_size=5),
+)
+def test_prefill_equals_the_loop(lengths: list[int], width: int, bias: bool, fresh: list[bool]) -> None:
+    case = Case(len(lengths), width, bias)
+    fresh = fresh[: len(lengths)]
+    x = case.normal(sum(lengths), DIM)
+    histories = [torch.zeros_like(case.state(i)) if new else case.state(i) for i, new in enumerate(fresh)]
+    before = case.pool.clone()
+    out = case.prefill(x, lengths, fresh)
+    assert out.shape == (DIM, sum(lengths)) and out.t().is_contiguous()
+    for i, (own, y) in enumerate(zip(x.split(lengths), out.t().split(lengths), strict=True)):
+        if len(own) == 0:
+            assert torch.equal(case.state(i), histories[i])
+            continue
+        outputs, windows = causal_conv(own.t(), case.weight, case.bias, histories[i])
+        torch.testing.assert_close(y.t().double(), F.silu(outputs), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(case.state(i).double(), windows[-1], rtol=0, atol=0)
+    others = [slot for slot in range(SLOTS) if slot not in case.slots]
+    assert torch.equal(case.pool[others], before[others])
+
+
+def test_prefill_takes_strided_bf16_inputs() -> None:
+    case = Case(2, dtype=torch.bfloat16)
+    x = case.normal(12, 2 * DIM).bfloat16()[:, :DIM]
+    history = case.state(1)
+    out = case.prefill(x, [5, 7], [True, False], activation=None)
+    outputs, windows = causal_conv(x[5:].t(), case.weight, None, history)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out[:, 5:], outputs.bfloat16(), rtol=2**-7, atol=1e-5)
+    assert torch.equal(case.state(1), windows[-1].bfloat16())
+
+
+@pytest.mark.parametrize("garbage", [float("nan"), float("inf")])
+def test_a_fresh_sequence_does_not_read_its_slot(garbage: float) -> None:
+    case = Case(1)
+    case.pool.fill_(garbage)
+    assert case.prefill(case.normal(6, DIM), [6], [True]).isfinite().all()
+    assert case.state(0).isfinite().all()
+
+
+def test_prefill_and_update_keep_padding_away_from_real_slots() -> None:
+    case = Case(3)
+    case.slots[1] = -1
+    before = case.pool.clone()
+    case.prefill(case.normal(9, DIM), [3, 3, 3], [False, False, False])
+    case.update(case.normal(3, DIM))
+    untouched = [slot for slot in range(1, SLOTS) if slot not in case.slots[[0, 2]]]
+    assert torch.equal(case.pool[untouched], before[untouched])
+
+
+@pytest.mark.parametrize("width", [2, 3, 4])
+@pytest.mark.parametrize("bs", [1, 4])
+@pytest.mark.parametrize("activation", ["silu", None])
+def test_decode_equals_the_loop(bs: int, width: int, activation: str | None) -> None:
+    case = Case(bs, width, bias=True)
+    histories = [case.state(i) for i in range(bs)]
+    x = case.normal(3, bs, DIM)
+    out = torch.stack([case.update(row, activation) for row in x])
+    assert out.shape == x.shape
+    for i in range(bs):
+        outputs, windows = causal_conv(x[:, i].t(), case.weight, case.bias, histories[i])
+        expected = F.silu(outputs) if activation else outputs
+        torch.testing.assert_close(out[:, i].t().double(), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(case.state(i).double(), windows[-1], rtol=0, atol=0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    bs=st.integers(1, 4),
+    steps=st.integers(1, 16),
+    width=st.integers(2, 4),
+    spare=st.integers(0, 3),
+)
+def test_verify_stores_the_window_after_every_token(bs: int, steps: int, width: int, spare: int) -> None:
+    case = Case(bs, width)
+    buffer = shared_windows(bs + 1, steps + spare, width)
+    rows = torch.randperm(bs + 1, generator=case.generator)[:bs].int()
+    x = case.normal(bs, steps, DIM)
+    pool = case.pool.clone()
+    out = case.update(x.transpose(1, 2), intermediate_conv_window=buffer, intermediate_state_indices=rows)
+    assert out.shape == (bs, DIM, steps) and out.transpose(1, 2).is_contiguous()
+    assert torch.equal(case.pool, pool), "a verify must not advance the committed state"
+    for i in range(bs):
+        outputs, windows = causal_conv(x[i].t(), case.weight, None, case.state(i))
+        torch.testing.assert_close(out[i].double(), F.silu(outputs), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(buffer[rows[i], :steps].double(), windows, rtol=0, atol=0)
+    unused = next(row for row in range(bs + 1) if row not in rows)
+    assert (buffer[unused] == 7).all()
+    assert spare == 0 or (buffer[:, -1, :, -1] == 7).all()
+
+
+def test_decode_and_verify_never_wait_for_a_value() -> None:
+    case = Case(2)
+    with no_host_sync():
+        case.update(case.normal(2, DIM))
+        case.update(
+            case.normal(2, DIM, 5),
+            intermediate_conv_window=shared_windows(3, 6, 4),
+            intermediate_state_indices=torch.arange(2),
+        )
+
+
+def test_a_negative_slot_is_the_reserved_one() -> None:
+    assert mamba_state.live_slots(torch.tensor([3, -1, 0, 7], dtype=torch.int32)).tolist() == [3, 0, 0, 7]

@@ -1,0 +1,312 @@
+"""GDN decode and verify of the CPU platform against the recurrence, token by token, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sglang_dflash.cpu.layers import gdn, gdn_block, gdn_record
+from tests.unit.cpu.layers.gdn_reference import delta_rule, no_host_sync
+
+SLOTS = 9
+
+
+@dataclass
+class Layer:
+    """Random inputs of one GDN layer for ``bs`` requests of ``steps`` tokens."""
+
+    bs: int
+    steps: int
+    H: int = 2
+    HV: int = 4
+    K: int = 8
+    V: int = 6
+    dtype: torch.dtype = torch.float32
+    state_dtype: torch.dtype = torch.float32
+    decay: float = 1.0  # scale of exp(A_log): how fast the state fades
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        tokens = self.bs * self.steps
+        self.A_log = torch.log(self.decay * (0.1 + torch.rand(self.HV, generator=generator)))
+        self.dt_bias = normal(self.HV)
+        self.a = normal(tokens, self.HV).to(self.dtype)
+        self.b = normal(tokens, self.HV).to(self.dtype)
+        self.qkv = normal(tokens, 2 * self.H * self.K + self.HV * self.V).to(self.dtype)
+        self.pool = normal(SLOTS, self.HV, self.V, self.K).to(self.state_dtype)
+        self.slots = (1 + torch.randperm(SLOTS - 1, generator=generator)[: self.bs]).to(torch.int32)
+
+    @property
+    def g(self) -> Tensor:
+        step = torch.nn.functional.softplus(self.a.double() + self.dt_bias.double())
+        return -self.A_log.double().exp() * step
+
+    @property
+    def beta(self) -> Tensor:
+        return self.b.double().sigmoid()
+
+    def split(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k ``[tokens, H, K]`` and v ``[tokens, HV, V]``, views of the packed projection."""
+        q, k, v = self.qkv.split([self.H * self.K, self.H * self.K, self.HV * self.V], -1)
+        tokens = len(self.qkv)
+        return q.view(tokens, -1, self.K), k.view(tokens, -1, self.K), v.view(tokens, -1, self.V)
+
+    def expected(self, request: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+        own = slice(request * self.steps, (request + 1) * self.steps)
+        q, k, v = (x[own] for x in self.split())
+        state = self.pool[int(self.slots[request])]
+        return delta_rule(q, k, v, self.g[own], self.beta[own], state, dtype=dtype)
+
+    def decode(self) -> Tensor:
+        out = self.qkv.new_empty(self.bs, 1, self.HV, self.V)
+        returned, pool = gdn.decode(
+            self.qkv,
+            self.a,
+            self.b,
+            A_log=self.A_log,
+            dt_bias=self.dt_bias,
+            scale=self.K**-0.5,
+            initial_state=self.pool,
+            out=out,
+            ssm_state_indices=self.slots,
+            use_qk_l2norm_in_kernel=True,
+        )
+        assert returned is out and pool is self.pool
+        return out
+
+    def verify(self, buffer: Tensor, rows: Tensor) -> Tensor:
+        q, k, v = (x.unsqueeze(0) for x in self.split())
+        return gdn.verify(
+            A_log=self.A_log,
+            a=self.a,
+            dt_bias=self.dt_bias,
+            softplus_beta=1.0,
+            softplus_threshold=20.0,
+            q=q,
+            k=k,
+            v=v,
+            b=self.b,
+            initial_state_source=self.pool,
+            initial_state_indices=self.slots,
+            use_qk_l2norm_in_kernel=True,
+            cu_seqlens=torch.arange(0, self.bs * self.steps + 1, self.steps, dtype=torch.int32),
+            is_kda=False,
+            disable_state_update=True,
+            intermediate_states_buffer=buffer,
+            intermediate_state_indices=rows,
+            cache_steps=self.steps,
+            retrieve_parent_token=None,
+        )
+
+    def states(self, buffer: Tensor, rows: Tensor, position: int) -> Tensor:
+        """What a commit makes of the buffer: every request's state after one block position, ``[bs, HV, V, K]``."""
+        before = self.pool[None, self.slots.long()].float()
+        return gdn_record.Records(buffer[None], rows.long(), before).state_after(torch.full((self.bs,), position))[0]
+
+    def buffer(self, block: int) -> Tensor:
+        """An intermediate buffer with one row more than there are requests, filled with a mark."""
+        return torch.full((self.bs + 1, block, self.HV, self.V, self.K), 7.0, dtype=self.state_dtype)
+
+
+HEADS = pytest.mark.parametrize(("H", "HV"), [(1, 1), (2, 2), (2, 4), (1, 3)])
+
+
+@HEADS
+@pytest.mark.parametrize("bs", [1, 5])
+def test_decode_advances_each_requests_state(bs: int, H: int, HV: int) -> None:
+    layer = Layer(bs, 1, H, HV)
+    expected = [layer.expected(i) for i in range(bs)]
+    before = layer.pool.clone()
+    out = layer.decode()
+    for i, (outputs, states) in enumerate(expected):
+        torch.testing.assert_close(out[i].double(), outputs, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(layer.pool[int(layer.slots[i])].double(), states[0], rtol=1e-5, atol=1e-6)
+    others = [slot for slot in range(SLOTS) if slot not in layer.slots]
+    assert torch.equal(layer.pool[others], before[others])
+
+
+def test_decode_leaves_every_real_slot_alone_for_padding() -> None:
+    layer = Layer(3, 1)
+    layer.slots[1] = -1
+    before, expected = layer.pool.clone(), layer.expected(2)[0]
+    out = layer.decode()
+    torch.testing.assert_close(out[2].double(), expected, rtol=1e-5, atol=1e-6)
+    untouched = [slot for slot in range(1, SLOTS) if slot not in (int(layer.slots[0]), int(layer.slots[2]))]
+    assert torch.equal(layer.pool[untouched], before[untouched])
+    assert out.isfinite().all()
+
+
+def test_decode_of_bf16_inputs_and_states_rounds_only_the_results() -> None:
+    layer = Layer(4, 1, dtype=torch.bfloat16, state_dtype=torch.bfloat16)
+    expected = [layer.expected(i) for i in range(4)]
+    out = layer.decode()
+    assert out.dtype == torch.bfloat16
+    for i, (outputs, states) in enumerate(expected):
+        torch.testing.assert_close(out[i], outputs.bfloat16(), rtol=2**-7, atol=1e-5)
+        torch.testing.assert_close(layer.pool[int(layer.slots[i])], states[0].bfloat16(), rtol=2**-7, atol=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    bs=st.integers(1, 4),
+    steps=st.integers(1, 16),
+    heads=st.sampled_from([(1, 1), (2, 4), (1, 3)]),
+    decay=st.sampled_from([1e-3, 1.0, 30.0]),
+    spare=st.integers(0, 3),
+    seed=st.integers(0, 99),
+)
+def test_verify_equals_the_recurrence_after_every_token(
+    bs: int, steps: int, heads: tuple[int, int], decay: float, spare: int, seed: int
+) -> None:
+    layer = Layer(bs, steps, *heads, decay=decay, seed=seed)
+    buffer = layer.buffer(steps + spare)
+    rows = torch.randperm(bs + 1, generator=torch.Generator().manual_seed(seed)).to(torch.int32)
+    pool = layer.pool.clone()
+    out = layer.verify(buffer, rows)
+    assert out.shape == (1, bs * steps, layer.HV, layer.V)
+    for i in range(bs):
+        outputs, states = layer.expected(i)
+        own = out[0, i * steps : (i + 1) * steps]
+        torch.testing.assert_close(own.double(), outputs, rtol=1e-4, atol=1e-5)
+        for t in range(steps):
+            kept = layer.states(buffer, rows[:bs], t)[i]
+            torch.testing.assert_close(kept.double(), states[t], rtol=1e-4, atol=1e-5)
+    assert torch.equal(layer.pool, pool), "a verify must not advance the committed state"
+    assert (buffer[rows[bs]] == 7).all()
+
+
+def test_verify_then_decode_agree_token_by_token() -> None:
+    """The state after block position t is the one that t + 1 plain decode steps leave."""
+    layer = Layer(3, 5)
+    buffer = layer.buffer(5)
+    out = layer.verify(buffer, torch.arange(3))[0].view(3, 5, layer.HV, layer.V)
+    qkv, a, b = (x.view(3, 5, -1) for x in (layer.qkv, layer.a, layer.b))
+    states = [layer.states(buffer, torch.arange(3), t) for t in range(5)]
+    for t in range(5):
+        layer.qkv, layer.a, layer.b = qkv[:, t], a[:, t], b[:, t]
+        torch.testing.assert_close(layer.decode()[:, 0], out[:, t], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(layer.pool[layer.slots.long()], states[t], rtol=1e-4, atol=1e-6)
+
+
+def test_verify_of_bf16_inputs_keeps_states_in_fp32() -> None:
+    layer = Layer(2, 8, dtype=torch.bfloat16, state_dtype=torch.bfloat16)
+    buffer = layer.buffer(8)
+    out = layer.verify(buffer, torch.arange(2))
+    assert out.dtype == torch.bfloat16
+    for i in range(2):
+        outputs, states = layer.expected(i)
+        torch.testing.assert_close(out[0, i * 8 : i * 8 + 8], outputs.bfloat16(), rtol=2**-7, atol=1e-5)
+        torch.testing.assert_close(
+            layer.states(buffer, torch.arange(2), 7)[i].double(), states[7], rtol=1e-4, atol=1e-5
+        )
+
+
+def test_a_block_shorter_than_the_last_one_forgets_what_lies_behind_it() -> None:
+    layer = Layer(2, 5)
+    buffer = layer.buffer(8)
+    layer.verify(buffer, torch.arange(2))
+    expected = layer.states(buffer, torch.arange(2), 2)
+    buffer.fill_(float("nan"))
+    layer.verify(buffer, torch.arange(2))
+    assert torch.equal(layer.states(buffer, torch.arange(2), 2), expected)
+
+
+def test_verify_ignores_padding() -> None:
+    layer = Layer(3, 4)
+    layer.slots[0] = -1
+    out = layer.verify(layer.buffer(4), torch.arange(3))
+    torch.testing.assert_close(out[0, 4:8].double(), layer.expected(1)[0], rtol=1e-4, atol=1e-5)
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("case", ["usual", "strong decay", "mixed decay", "one key, no decay"])
+def test_closed_form_is_as_accurate_as_the_recurrence_in_fp32(case: str) -> None:
+    """The largest error against float64 is at most a few times that of the recurrence in fp32."""
+    heads, steps, K, V = 32, 16, 32, 32
+    generator = torch.Generator().manual_seed(1)
+    q, k = (torch.randn(steps, heads, K, generator=generator) for _ in range(2))
+    v = torch.randn(steps, heads, V, generator=generator)
+    g = -torch.rand(steps, heads, generator=generator)
+    beta = torch.rand(steps, heads, generator=generator)
+    if case == "strong decay":
+        g = g * 50
+    elif case == "mixed decay":
+        g[0] = -1000.0
+        g[1:] *= 1e-2
+    elif case == "one key, no decay":
+        k, g, beta = k[:1].expand_as(k), torch.zeros_like(g), torch.full_like(beta, 0.999)
+    state = torch.randn(heads, V, K, generator=generator)
+    exact = delta_rule(q, k, v, g, beta, state)
+    recurrence = delta_rule(q, k, v, g, beta, state, dtype=torch.float32)
+
+    first = (gdn.l2_normalize(q) * K**-0.5, gdn.l2_normalize(k), v)
+    block = gdn_block.prepare(*(x.transpose(0, 1) for x in (*first, g, beta)))
+    outputs, writes = gdn_block.apply(block, state)
+    buffer, row = torch.empty(1, 1, steps, heads, V, K), torch.tensor([0])
+    batched = gdn_block.prepare(*(x.transpose(0, 1)[None] for x in (*first, g, beta)))
+    gdn_record.keep(buffer[0], row, batched, writes[None])
+    records = gdn_record.Records(buffer, row, state[None, None])
+    states = torch.stack([records.state_after(torch.tensor([t]))[0, 0] for t in range(steps)], 1)
+    torch.testing.assert_close(gdn_block.last_state(block, state, writes), states[:, -1])
+    closed = outputs.transpose(0, 1), states.transpose(0, 1)
+    for ours, theirs, truth in zip(closed, recurrence, exact, strict=True):
+        allowed = 3 * (theirs - truth).abs().max()
+        assert (ours - truth).abs().max() <= allowed
+
+
+def test_pairwise_decay_is_the_decay_between_two_tokens() -> None:
+    g = torch.tensor([-1.0, -2.0, -300.0, -0.5])
+    decay = gdn_block.pairwise_decay(g)
+    for t in range(4):
+        for i in range(4):
+            expected = g[i + 1 : t + 1].double().sum().exp() if i <= t else torch.tensor(0.0)
+            torch.testing.assert_close(decay[t, i].double(), expected.double(), rtol=1e-6, atol=1e-38)
+
+
+def test_gates_are_the_log_decay_and_the_write_strength() -> None:
+    layer = Layer(1, 12, dtype=torch.bfloat16)
+    layer.a[0] = 40.0  # past the threshold, where softplus is the identity
+    g, beta = gdn.gates(layer.A_log, layer.a, layer.b, layer.dt_bias)
+    assert g.dtype == beta.dtype == torch.float32
+    torch.testing.assert_close(g[0].double(), layer.g, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(beta[0].double(), layer.beta, rtol=1e-5, atol=1e-7)
+
+
+def test_decode_and_verify_never_wait_for_a_value() -> None:
+    with no_host_sync():
+        Layer(3, 1).decode()
+        layer = Layer(2, 4)
+        layer.verify(layer.buffer(4), torch.arange(2))
+
+
+@pytest.mark.parametrize("wait", [Tensor.item, Tensor.any, Tensor.nonzero, Tensor.tolist, lambda x: x[x > 0]])
+def test_the_guard_against_waiting_bites(wait: Callable[[Tensor], object]) -> None:
+    with pytest.raises(AssertionError, match="waits for"), no_host_sync():
+        bool(wait(torch.ones(1)))
+
+
+def test_verify_refuses_what_only_other_models_ask_for() -> None:
+    layer = Layer(1, 2)
+    with pytest.raises(NotImplementedError, match="verify of GDN"):
+        gdn.verify(
+            layer.A_log,
+            layer.a,
+            layer.dt_bias,
+            1.0,
+            20.0,
+            *(x.unsqueeze(0) for x in layer.split()),
+            b=layer.b,
+            initial_state_source=layer.pool,
+            initial_state_indices=layer.slots,
+        )

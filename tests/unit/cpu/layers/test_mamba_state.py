@@ -1,0 +1,141 @@
+"""Tracking and committing recurrent states, against copies made slot by slot."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_dflash.cpu.layers import conv, gdn, mamba_state
+from sglang_dflash.cpu.layers.gdn_record import Records
+from tests.unit.cpu.layers.gdn_reference import no_host_sync
+
+LAYERS, SLOTS, BLOCK, DIM, WIDTH = 3, 12, 5, 10, 4
+
+
+def pools() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    conv = torch.randn(LAYERS, SLOTS, DIM, WIDTH - 1, generator=generator)
+    return conv, torch.randn(LAYERS, SLOTS, 2, 3, 5, generator=generator)
+
+
+def caches(bs: int) -> SimpleNamespace:
+    """The tensors of SGLang's speculative state pool for ``bs`` requests and a padding row."""
+    conv, ssm = pools()
+    columns = torch.randn(LAYERS, bs + 1, DIM, BLOCK + WIDTH - 2)
+    windows = columns.unfold(-1, WIDTH - 1, 1).transpose(2, 3)  # steps share memory, as for any chain
+    intermediate = torch.randn(LAYERS, bs + 1, BLOCK, *ssm.shape[2:])  # read as writes, keys and decays
+    return SimpleNamespace(conv=[conv], temporal=ssm, intermediate_ssm=intermediate, intermediate_conv_window=[windows])
+
+
+@pytest.mark.parametrize("mask", [[True, False, True, True], [False] * 4])
+def test_track_copies_the_masked_requests_in_all_layers(mask: list[bool]) -> None:
+    conv, ssm = pools()
+    source, target = torch.tensor([1, 2, 3, 4], dtype=torch.int32), torch.tensor([5, 6, 7, 8])
+    expected = [pool.clone() for pool in (conv, ssm)]
+    for pool in expected:
+        for i, wanted in enumerate(mask):
+            if wanted:
+                pool[:, target[i]] = pool[:, source[i]]
+    mamba_state.track(conv, ssm, source, torch.tensor(mask), target, 4)
+    assert torch.equal(conv, expected[0]) and torch.equal(ssm, expected[1])
+
+
+def test_track_ignores_rows_past_the_batch_and_freed_slots() -> None:
+    conv, ssm = pools()
+    before = conv.clone(), ssm.clone()
+    source, target = torch.tensor([-1, 2, 3]), torch.tensor([5, -1, 7])
+    mamba_state.track(conv, ssm, source[1:], torch.tensor([True, True]), target[1:], 1, check_freed_slots=True)
+    assert torch.equal(conv[:, 1:], before[0][:, 1:]) and torch.equal(ssm[:, 1:], before[1][:, 1:])
+
+
+@pytest.mark.parametrize("tracking", [False, True])
+@pytest.mark.parametrize("rows", [None, [2, 0, 3, 1]])
+def test_commit_takes_the_state_of_the_last_accepted_token(tracking: bool, rows: list[int] | None) -> None:
+    cache = caches(bs=4)
+    slots, last = torch.tensor([3, 5, 7, 9], dtype=torch.int32), torch.tensor([0, 4, -1, 2])
+    track_slots, track_steps = torch.tensor([4, 6, 8, 10]), torch.tensor([-1, 1, -1, 2])
+    source = rows or [0, 1, 2, 3]
+    ssm, conv, windows = cache.temporal.clone(), cache.conv[0].clone(), cache.intermediate_conv_window[0]
+    wanted = [(slots, last), (track_slots, track_steps)] if tracking else [(slots, last)]
+    for i, row in enumerate(source):
+        before = cache.temporal[:, slots[i : i + 1].long()]
+        for to, positions in wanted:
+            if positions[i] >= 0:
+                records = Records(cache.intermediate_ssm, torch.tensor([row]), before)
+                ssm[:, to[i]] = records.state_after(positions[i : i + 1])[:, 0]
+                conv[:, to[i]] = windows[:, row, positions[i]]
+    with no_host_sync():
+        mamba_state.commit(
+            cache,
+            slots,
+            last,
+            track_slots if tracking else None,
+            track_steps if tracking else None,
+            src_indices_raw=None if rows is None else torch.tensor(rows),
+        )
+    # Slot 0 is the one that nobody reads: it receives what is not wanted.
+    torch.testing.assert_close(cache.temporal[:, 1:], ssm[:, 1:])
+    assert torch.equal(cache.conv[0][:, 1:], conv[:, 1:])
+
+
+def test_commit_leaves_real_slots_alone_for_padding() -> None:
+    cache = caches(bs=2)
+    before = cache.temporal.clone(), cache.conv[0].clone()
+    mamba_state.commit(cache, torch.tensor([-1, 0]), torch.tensor([2, 1]), None, None)
+    assert torch.equal(cache.temporal[:, 1:], before[0][:, 1:])
+    assert torch.equal(cache.conv[0][:, 1:], before[1][:, 1:])
+
+
+@pytest.mark.parametrize("accepted", [[[1, 4], [5, 1], [3, 2]], [[5, 5], [1, 1]]], ids=str)
+def test_rounds_of_verify_and_commit_leave_the_states_of_plain_decoding(accepted: list[list[int]]) -> None:
+    """Drafts behind the accepted ones are noise, and the buffers hold what earlier blocks left."""
+    bs, heads, key, value = 2, 2, 8, 8
+    dim = 3 * heads * key
+    generator = torch.Generator().manual_seed(5)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    slots, rows = torch.tensor([3, 7], dtype=torch.int32), torch.arange(bs)
+    weight, a_log, dt_bias = normal(dim, WIDTH), normal(heads), normal(heads)
+    plain_conv, plain_ssm = normal(1, SLOTS, dim, WIDTH - 1), normal(1, SLOTS, heads, value, key)
+    windows = torch.full((1, bs + 1, dim, BLOCK + WIDTH - 2), 7.0).unfold(-1, WIDTH - 1, 1).transpose(2, 3)
+    cache = SimpleNamespace(
+        conv=[plain_conv.clone()],
+        temporal=plain_ssm.clone(),
+        intermediate_ssm=torch.full((1, bs + 1, BLOCK, heads, value, key), 7.0),
+        intermediate_conv_window=[windows],
+    )
+    for lens in accepted:
+        x, a, b = normal(bs, BLOCK, dim), normal(bs, BLOCK, heads), normal(bs, BLOCK, heads)
+        verified = conv.update(
+            x.transpose(1, 2),
+            cache.conv[0][0],
+            weight,
+            activation="silu",
+            conv_state_indices=slots,
+            intermediate_conv_window=windows[0],
+            intermediate_state_indices=rows,
+        )
+        q, k, v = verified.transpose(1, 2).reshape(1, bs * BLOCK, 3 * heads, key).chunk(3, 2)
+        gdn.verify(
+            a_log, a.flatten(0, 1), dt_bias, 1.0, 20.0, q, k, v, b.flatten(0, 1), cache.temporal[0], slots,
+            use_qk_l2norm_in_kernel=True,
+            cu_seqlens=torch.arange(0, bs * BLOCK + 1, BLOCK),
+            disable_state_update=True,
+            intermediate_states_buffer=cache.intermediate_ssm[0],
+            intermediate_state_indices=rows,
+        )  # fmt: skip
+        mamba_state.commit(cache, slots, torch.tensor(lens) - 1, None, None)
+        for i, length in enumerate(lens):
+            one = slots[i : i + 1]
+            for t in range(length):
+                token = conv.update(x[i : i + 1, t], plain_conv[0], weight, activation="silu", conv_state_indices=one)
+                gdn.decode(
+                    token, a[i : i + 1, t], b[i : i + 1, t], a_log, dt_bias, key**-0.5, plain_ssm[0],
+                    torch.empty(1, 1, heads, value), one, use_qk_l2norm_in_kernel=True,
+                )  # fmt: skip
+    torch.testing.assert_close(cache.temporal[:, slots.long()], plain_ssm[:, slots.long()], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(cache.conv[0][:, slots.long()], plain_conv[:, slots.long()], rtol=0, atol=0)

@@ -1,0 +1,142 @@
+"""GPU-only choices map to ours, thread and core defaults, pool sizes: the pure parts of argument handling on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_dflash.cpu.arguments import threads
+from sglang_dflash.cpu.arguments.gpu_flags import ATTENTION, CHOICES, cpu_values
+from sglang_dflash.cpu.arguments.pool_sizes import ModelBytes, model_bytes, pool_defaults
+from sglang_dflash.cpu.arguments.refusals import check_backend_names, check_model_path
+from sglang_dflash.errors import DFlashError
+
+DEFAULTS: dict[str, Any] = {
+    **{choice.field: choice.instead for choice in CHOICES},
+    "attention_backend": None,
+    "sampling_backend": None,
+    "linear_attn_prefill_backend": None,
+    "linear_attn_decode_backend": None,
+    "linear_attn_verify_backend": None,
+    "speculative_draft_attention_backend": None,
+}
+
+
+def test_arguments_left_alone_change_silently() -> None:
+    changes, warnings = cpu_values(DEFAULTS.__getitem__)
+    assert changes == {"attention_backend": ATTENTION, "sampling_backend": "pytorch"}
+    assert warnings == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "becomes"),
+    [
+        ("attention_backend", "fa3", ATTENTION),
+        ("attention_backend", "trtllm_mha", ATTENTION),
+        ("speculative_draft_attention_backend", "fa4", ATTENTION),
+        ("linear_attn_decode_backend", "flashinfer", "triton"),
+        ("linear_attn_prefill_backend", "flashinfer", "triton"),
+        ("prefill_attention_backend", "fa3", None),
+        ("flashinfer_allreduce_fusion_backend", "auto", None),
+        ("enable_torch_compile", True, False),
+    ],
+)
+def test_a_gpu_choice_maps_with_one_warning(field: str, value: Any, becomes: Any) -> None:
+    changes, warnings = cpu_values({**DEFAULTS, field: value}.__getitem__)
+    assert changes[field] == becomes
+    assert len(warnings) == 1
+    assert "--" + field.replace("_", "-") in warnings[0]
+
+
+def test_our_own_backend_passes_untouched() -> None:
+    changes, warnings = cpu_values({**DEFAULTS, "attention_backend": ATTENTION}.__getitem__)
+    assert "attention_backend" not in changes
+    assert not warnings
+
+
+class _Args:
+    attention_backend = "fa33"
+    prefill_attention_backend = None
+    decode_attention_backend = None
+
+
+def test_unknown_attention_backend_is_named() -> None:
+    with pytest.raises(DFlashError, match="attention_backend='fa33'"):
+        check_backend_names(_Args(), ["fa3", ATTENTION])
+
+
+def test_missing_model_path(tmp_path: Any) -> None:
+    check_model_path(str(tmp_path))
+    check_model_path("Qwen/Qwen3.5-4B")
+    with pytest.raises(DFlashError, match="does not exist"):
+        check_model_path(str(tmp_path / "nothing"))
+
+
+@given(st.integers(1, 64), st.integers(1, 16))
+def test_every_rank_gets_cores_and_no_core_idles(cores: int, ranks: int) -> None:
+    groups = threads.cores_per_rank(list(range(cores)), ranks)
+    assert len(groups) == ranks
+    assert all(groups)
+    if ranks <= cores:
+        assert sorted(core for group in groups for core in group) == list(range(cores))
+
+
+def test_environment_defaults_leave_the_users_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "SGLANG_MAMBA_CONV_DTYPE", threads.BIND_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    assert threads.environment_defaults(1, "float32") == {
+        "OMP_NUM_THREADS": "1",
+        "SGLANG_MAMBA_CONV_DTYPE": "float32",
+    }
+    assert len(threads.environment_defaults(2, "float32")[threads.BIND_VARIABLE].split("|")) == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    monkeypatch.setenv("SGLANG_MAMBA_CONV_DTYPE", "bfloat16")
+    assert threads.environment_defaults(1, "float32") == {}
+
+
+def test_core_lists() -> None:
+    assert threads.parse_cores("0-2,5") == {0, 1, 2, 5}
+    assert threads.parse_cores("7") == {7}
+
+
+HYBRID = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+def test_model_bytes_of_a_hybrid() -> None:
+    sizes = model_bytes(HYBRID, dtype_bytes=2)
+    assert sizes.kv_per_token == 1 * 2 * 2 * 64 * 2
+    assert sizes.state_per_request == 3 * (4 * 32 * 32 * 4 + (2 * 64 + 128) * 3 * 2)
+
+
+def test_model_bytes_of_a_hybrid_as_sglang_reads_its_config() -> None:
+    config = {**HYBRID, "full_attention_interval": 4}
+    del config["layer_types"]
+    assert model_bytes(config, dtype_bytes=2) == model_bytes(HYBRID, dtype_bytes=2)
+
+
+def test_model_bytes_of_a_dense_model() -> None:
+    sizes = model_bytes(
+        {"num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}, 4
+    )
+    assert sizes == ModelBytes(kv_per_token=6 * 2 * 2 * 32 * 4, state_per_request=0)
+
+
+def test_pools_of_a_small_model_are_capped_and_those_of_a_large_one_are_left() -> None:
+    small = pool_defaults(ModelBytes(1024, 4096), running=32, context=2048, available=8 << 30)
+    assert small == {"max_total_tokens": 32 * 2048, "max_mamba_cache_size": 256}
+    large = pool_defaults(ModelBytes(65536, 151 << 20), running=32, context=262144, available=8 << 30)
+    assert large == {}

@@ -1,0 +1,78 @@
+"""The weights in the repository: all there, small, loadable, and as good as the documentation says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from sglang_dflash.pairs import NAMES, WEIGHTS, drafter_kinds, drafter_path, target_path
+from sglang_dflash.pairs.corpus import TASKS
+from sglang_dflash.train.provenance import read_provenance
+
+DRAFTERS = [(name, kind) for name in NAMES for kind in drafter_kinds(name)]
+FOLDERS = [target_path(name) for name in NAMES] + [drafter_path(name, kind) for name, kind in DRAFTERS]
+
+
+def test_all_pairs_together_stay_within_25_megabytes() -> None:
+    assert sum(file.stat().st_size for file in WEIGHTS.rglob("*") if file.is_file()) <= 25e6
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
+def test_every_model_is_bf16_safetensors_with_its_provenance(folder: Path) -> None:
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        names = weights.keys()
+        assert {weights.get_slice(name).get_dtype() for name in names} == {"BF16"}
+    assert "auto_map" not in json.loads((folder / "config.json").read_text())
+    assert (folder / "loss.png").stat().st_size > 1000
+    provenance = read_provenance(folder)
+    for key in ("command", "commit", "machine", "versions", "seed", "recipe", "minutes", "log"):
+        assert provenance[key] not in (None, "", [], {}), key
+    assert provenance["minutes"] <= 90  # of one core, shared with other work: 45 minutes of two
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_target_brings_the_same_tokenizer(name: str) -> None:
+    tokenizers = [json.loads((target_path(n) / "tokenizer.json").read_text()) for n in (name, "tiny-hybrid")]
+    assert tokenizers[0] == tokenizers[1]
+
+
+@pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-dense"])
+def test_targets_answer_what_tests_and_demo_ask(name: str) -> None:
+    accuracy = read_provenance(target_path(name))["accuracy"]
+    assert accuracy["math"]["correct"] >= 0.9
+    assert accuracy["code"]["runs"] == accuracy["code"]["correct"] == 1.0
+    assert accuracy["json"]["correct"] >= 0.8
+    assert {task["prompts"] for task in accuracy.values()} == {100}
+
+
+def test_the_moe_target_answers_all_but_math() -> None:
+    """It adds worse than it copies (docs/pairs.md)."""
+    accuracy = read_provenance(target_path("tiny-moe"))["accuracy"]
+    assert accuracy["math"]["correct"] >= 0.3
+    assert accuracy["code"]["runs"] == 1.0
+    assert accuracy["json"]["correct"] >= 0.8
+
+
+@pytest.mark.parametrize(("name", "kind"), DRAFTERS)
+def test_measured_runs_never_differed_from_plain_greedy_decoding(name: str, kind: str) -> None:
+    table = read_provenance(drafter_path(name, kind))["accept_lengths"]
+    assert table.keys() == set(TASKS)
+    for task in TASKS:
+        assert table[task]["runs"] >= 48 and table[task]["differing_from_plain"] == 0
+        assert all(1.0 <= table[task]["accept_length"][str(b)] <= b for b in (4, 8, 16))
+
+
+def accept_lengths(name: str, kind: str) -> list[float]:
+    """At block 16, by task."""
+    table = read_provenance(drafter_path(name, kind))["accept_lengths"]
+    return [table[task]["accept_length"]["16"] for task in TASKS]
+
+
+def test_the_good_drafter_is_good_and_the_weak_one_weak() -> None:
+    assert min(accept_lengths("tiny-hybrid", "good")) >= 6
+    weak = accept_lengths("tiny-hybrid", "weak")
+    assert min(weak) >= 1.5 and max(weak) <= 3.5
+    assert max(accept_lengths("tiny-hybrid", "mismatched")) < min(accept_lengths("tiny-hybrid", "good"))

@@ -1,0 +1,85 @@
+"""The guard that proves a step free of host waits: it must see every kind of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from sglang_dflash.worker.observe.no_sync import SWITCH, HostSync, sync_guard
+
+VALUES = torch.arange(4)
+MASK = VALUES > 1
+ROWS = torch.tensor([0, 2])
+WAITS: dict[str, Callable[[], object]] = {
+    "item": lambda: VALUES[0].item(),
+    "tolist": lambda: VALUES.tolist(),
+    "int": lambda: int(VALUES[0]),
+    "bool": lambda: bool(MASK[0]),
+    "nonzero": lambda: MASK.nonzero(),
+    "mask read": lambda: VALUES[MASK],
+    "mask write": lambda: VALUES.clone().index_put_((MASK,), torch.tensor(1)),
+    "masked_select": lambda: VALUES.masked_select(MASK),
+    "where": lambda: torch.where(MASK),
+    "argwhere": lambda: torch.argwhere(MASK),
+    "float": lambda: float(VALUES[0]),
+    "list index": lambda: "abcd"[VALUES[0]],
+    "slice": lambda: VALUES[: VALUES[1]],
+    "shape": lambda: torch.zeros(VALUES[1]),
+    "byte mask read": lambda: torch.ops.aten.index(VALUES, [MASK.byte()]),
+    "mask assignment": lambda: VALUES.clone().__setitem__(MASK, ROWS),
+    "nonzero as tuple": lambda: MASK.nonzero(as_tuple=True),
+    "unique": lambda: VALUES.unique(),
+    "unique inverse": lambda: torch.unique(VALUES, return_inverse=True),
+    "unique rows": lambda: torch.unique(VALUES[:, None], dim=0),
+    "unique_consecutive": lambda: VALUES.unique_consecutive(),
+    "bincount": lambda: VALUES.bincount(),
+    "repeat_interleave": lambda: VALUES.repeat_interleave(VALUES),
+    "repeat_interleave of counts": lambda: torch.repeat_interleave(VALUES),
+    "one_hot": lambda: torch.nn.functional.one_hot(VALUES),
+    "equal": lambda: torch.equal(VALUES, VALUES.clone()),
+    "allclose": lambda: torch.allclose(VALUES, VALUES.clone()),
+    "is_nonzero": lambda: VALUES[0].is_nonzero(),
+    "in": lambda: 2 in VALUES,
+    "range": lambda: range(VALUES[2]),
+    "format": lambda: f"{VALUES[2]}",
+}
+# What the above are easily confused with.
+PASSES: dict[str, Callable[[], object]] = {
+    "rows": lambda: VALUES[ROWS],
+    "write to rows": lambda: VALUES.clone().index_put_((ROWS,), ROWS, accumulate=True),
+    "where": lambda: torch.where(MASK, VALUES, 0),
+    "masked_fill": lambda: VALUES.masked_fill(MASK, 0),
+    "masked_fill by a tensor": lambda: VALUES.clone().masked_fill_(MASK, VALUES[0]),
+    "scatter": lambda: VALUES.scatter(0, ROWS, 1).cumsum(0),
+    "one value of the device as another's bound": lambda: VALUES.clamp(max=VALUES[1]),
+    "repeat_interleave by a number": lambda: VALUES.repeat_interleave(2),
+    "repeat_interleave to a size": lambda: VALUES.repeat_interleave(VALUES, output_size=6),
+    "one_hot of a number of classes": lambda: torch.nn.functional.one_hot(VALUES, 4),
+    "nonzero to a size": lambda: MASK.nonzero_static(size=2),
+    "sort": lambda: VALUES.sort(),
+    "eq": lambda: (VALUES == VALUES).all(),
+    "iteration": lambda: list(VALUES),
+    "composite": lambda: torch.nn.functional.linear(VALUES.float()[None], VALUES.float()[None]),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_refuses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "1")
+    with torch.inference_mode(), sync_guard("cpu")(), pytest.raises(HostSync):  # as a step runs
+        WAITS[name]()
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_lets_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "1")
+    with torch.inference_mode(), sync_guard("cpu")():
+        PASSES[name]()
+
+
+def test_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    with sync_guard("cpu")():
+        assert VALUES[MASK].tolist() == [2, 3]
