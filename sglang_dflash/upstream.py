@@ -1,10 +1,10 @@
-"""The seam to SGLang: every fragile upstream name this package uses, in one table.
+"""The seam to SGLang: every fragile upstream name this package uses, and every function it hooks, in one table.
 
 Import a name from here (``from sglang_dflash.upstream import BaseSpecWorker``) and it is resolved on first use, so
-importing this module imports nothing of SGLang. :func:`check` resolves the whole table and compares the parameters
-that we rely on, so that a new SGLang release breaks here, in one message, and not in the middle of a step.
-The CPU platform's function replacements have a table of their own (:mod:`sglang_dflash.cpu.replacements`), because
-there the upstream name is the *target* of a hook; :func:`check` is given those rows too.
+importing this module imports nothing of SGLang. :func:`check_symbols` resolves the whole table and compares parameters;
+a server that is asked for DFLASH runs it before it loads weights, so that a changed SGLang is refused there, in one
+message. The functions that the CPU platform replaces have a table of their own (:mod:`sglang_dflash.cpu.replacements`),
+which is checked with this one on that platform.
 """
 
 from __future__ import annotations
@@ -15,9 +15,20 @@ import pkgutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.errors import DFlashError
+
+if TYPE_CHECKING:  # names that only annotations use: import them from here under ``if TYPE_CHECKING:`` too
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput as LogitsProcessorOutput
+    from sglang.srt.managers.schedule_batch import Req as Req
+    from sglang.srt.managers.schedule_batch import ScheduleBatch as ScheduleBatch
+    from sglang.srt.managers.scheduler import Scheduler as Scheduler
+    from sglang.srt.managers.tp_worker import TpModelWorker as TpModelWorker
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch as ForwardBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner as ModelRunner
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo as SamplingBatchInfo
+    from sglang.srt.server_args import ServerArgs as ServerArgs
 
 SUPPORTED_VERSIONS = ("0.5.23",)
 ALLOW_ANY_VERSION = "SGLANG_DFLASH_ALLOW_ANY_SGLANG"
@@ -28,8 +39,8 @@ class Symbol:
     """An upstream object and the parameters we pass to it.
 
     Attributes:
-        path: dotted path of the object, the class attribute included (``"pkg.mod.Class.method"``).
-        params: parameter names that must exist in its signature; empty for constants and types.
+        path: dotted path of the object, ``"pkg.mod.Class.method"`` for a method.
+        params: parameter names that must exist in its signature; empty if none is passed.
     """
 
     path: str
@@ -51,185 +62,125 @@ class Symbol:
         return f"{self.path}: parameters {missing} not in ({', '.join(found)})" if missing else None
 
 
-_SRT = "sglang.srt."
-
-SYMBOLS: dict[str, Symbol] = {
+# Module under ``sglang.srt`` -> name there -> the parameters that we pass or, for a hook, that our function takes.
+_TABLE: dict[str, dict[str, str]] = {
     # plugins and platforms
-    "HookRegistry": Symbol(_SRT + "plugins.hook_registry.HookRegistry"),
-    "HookType": Symbol(_SRT + "plugins.hook_registry.HookType"),
-    "load_plugins": Symbol(_SRT + "plugins.load_plugins"),
-    "CpuDeviceMixin": Symbol(_SRT + "platforms.cpu.CpuDeviceMixin"),
-    "SRTPlatform": Symbol(_SRT + "platforms.interface.SRTPlatform"),
-    "PlatformCapabilities": Symbol(_SRT + "platforms.interface.PlatformCapabilities"),
-    "PlatformEnum": Symbol(_SRT + "platforms.device_mixin.PlatformEnum"),
-    # start-up: the drafter's runner, and what the configuration resolved to
-    "ModelRegistry": Symbol(_SRT + "models.registry.ModelRegistry"),
-    "SpeculativeAlgorithm": Symbol(_SRT + "speculative.spec_info.SpeculativeAlgorithm"),
-    "build_draft_tp_worker": Symbol(
-        _SRT + "speculative.draft_worker_common.build_draft_tp_worker",
-        ("server_args", "gpu_id", "nccl_port", "target_model_config", "algo_label"),
-    ),
-    "resolve_draft_parallel_layout": Symbol(
-        _SRT + "speculative.draft_parallel.resolve_draft_parallel_layout", ("model_spec", "collapse_cp")
-    ),
-    "DraftParallelSpec": Symbol(_SRT + "configs.draft_parallel.DraftParallelSpec"),
-    "DraftTPExecution": Symbol(_SRT + "configs.draft_parallel.DraftTPExecution"),
-    "draft_tp_context": Symbol(_SRT + "speculative.spec_utils.draft_tp_context", ("layout",)),
-    "draft_pp_context": Symbol(_SRT + "speculative.spec_utils.draft_pp_context"),
-    "get_observability": Symbol(_SRT + "runtime_context.get_observability"),
-    "get_serving": Symbol(_SRT + "runtime_context.get_serving"),
-    "get_parallel": Symbol(_SRT + "runtime_context.get_parallel"),
-    "get_schedule": Symbol(_SRT + "runtime_context.get_schedule"),
-    "get_spec": Symbol(_SRT + "runtime_context.get_spec"),
-    "resolving_view": Symbol(_SRT + "arg_groups.overrides.resolving_view", ("server_args",)),
-    # the worker and what it hands to the scheduler
-    "BaseSpecWorker": Symbol(_SRT + "speculative.base_spec_worker.BaseSpecWorker"),
-    "GenerationBatchResult": Symbol(
-        _SRT + "managers.utils.GenerationBatchResult",
-        ("logits_output", "next_token_ids", "accept_lens", "new_seq_lens", "next_draft_input"),
-    ),
-    "SpecInput": Symbol(_SRT + "speculative.spec_info.SpecInput", ("spec_input_type",)),
-    "SpecInputType": Symbol(_SRT + "speculative.spec_info.SpecInputType"),
-    "alloc_for_spec_decode": Symbol(
-        _SRT + "mem_cache.allocation.alloc_for_spec_decode",
-        ("reqs", "req_pool_indices", "cur_kv_lens", "nxt_kv_lens", "num_needed_tokens", "batch"),
-    ),
-    "page_aligned_decode_alloc_lens": Symbol(
-        _SRT + "mem_cache.allocation_sizing.page_aligned_decode_alloc_lens", ("reqs", "reserve", "page_size")
-    ),
-    "get_alloc_reserve_per_decode": Symbol(_SRT + "mem_cache.allocation_sizing.get_alloc_reserve_per_decode"),
-    "async_d2h": Symbol(_SRT + "utils.common.async_d2h", ("tensor",)),
-    "async_h2d": Symbol(_SRT + "utils.common.async_h2d", ("args", "dtype", "device")),
-    "record_stream_each": Symbol(_SRT + "speculative.spec_utils.record_stream_each", ("tensors", "stream")),
-    # one step
-    "CaptureHiddenMode": Symbol(_SRT + "model_executor.forward_batch_info.CaptureHiddenMode"),
-    "DFlashVerifyInput": Symbol(
-        _SRT + "speculative.dflash_info.DFlashVerifyInput",
-        ("draft_token", "positions", "draft_token_num", "capture_hidden_mode", "kv_loc_plan"),
-    ),
-    "ForwardBatch": Symbol(
-        _SRT + "model_executor.forward_batch_info.ForwardBatch",
-        (
-            "forward_mode",
-            "batch_size",
-            "input_ids",
-            "req_pool_indices",
-            "seq_lens",
-            "out_cache_loc",
-            "seq_lens_sum",
-        ),
-    ),
-    "ForwardMode": Symbol(_SRT + "model_executor.forward_batch_info.ForwardMode"),
-    "GrammarTree": Symbol(_SRT + "speculative.spec_utils.GrammarTree"),
-    "build_grammar_vocab_mask": Symbol(
-        _SRT + "speculative.spec_utils.build_grammar_vocab_mask",
-        ("reqs", "tree", "sampling_info", "device", "barrier"),
-    ),
-    "SpecTpSync": Symbol(_SRT + "speculative.spec_tp_sync.SpecTpSync", ("tp_group",)),
-    "SpecTpSyncSite": Symbol(_SRT + "speculative.spec_tp_sync.SpecTpSyncSite"),
-    "commit_mamba_states_after_verify": Symbol(
-        _SRT + "speculative.spec_utils.commit_mamba_states_after_verify",
-        ("target_worker", "batch", "accept_lens", "accept_index", "draft_token_num", "prepared_step_indices"),
-    ),
-    "mamba_track_grid": Symbol(_SRT + "runtime_context.mamba_track_grid", ("tree_page",)),
-    "prepare_mamba_track_for_verify": Symbol(
-        _SRT + "speculative.spec_utils.prepare_mamba_track_for_verify", ("batch",)
-    ),
-    "compute_spec_logprobs": Symbol(
-        _SRT + "layers.logprob_processor.compute_spec_logprobs",
-        ("batch", "logits_output", "predict", "chain_stride"),
-    ),
-    "Sampler": Symbol(_SRT + "layers.sampler.Sampler"),
-    "KVWriteLoc": Symbol(_SRT + "mem_cache.memory_pool.KVWriteLoc", ("loc", "physical")),
-    # the drafter's layers
-    "AttentionType": Symbol(_SRT + "layers.radix_attention.AttentionType"),
-    "LogitsProcessorOutput": Symbol(_SRT + "layers.logits_processor.LogitsProcessorOutput", ("next_token_logits",)),
-    "QKVParallelLinear": Symbol(
-        _SRT + "layers.linear.QKVParallelLinear",
-        (
-            "hidden_size",
-            "head_size",
-            "total_num_heads",
-            "total_num_kv_heads",
-            "bias",
-            "quant_config",
-            "prefix",
-        ),
-    ),
-    "Qwen2MLP": Symbol(
-        _SRT + "models.qwen2.Qwen2MLP",
-        ("hidden_size", "intermediate_size", "hidden_act", "quant_config", "prefix"),
-    ),
-    "RMSNorm": Symbol(_SRT + "layers.layernorm.RMSNorm", ("hidden_size", "eps")),
-    "RadixAttention": Symbol(
-        _SRT + "layers.radix_attention.RadixAttention",
-        ("num_heads", "head_dim", "scaling", "num_kv_heads", "layer_id", "sliding_window_size", "attn_type"),
-    ),
-    "ReplicatedLinear": Symbol(
-        _SRT + "layers.linear.ReplicatedLinear",
-        ("input_size", "output_size", "bias", "quant_config", "prefix"),
-    ),
-    "RowParallelLinear": Symbol(
-        _SRT + "layers.linear.RowParallelLinear",
-        ("input_size", "output_size", "bias", "quant_config", "prefix"),
-    ),
-    "UnquantizedLinearMethod": Symbol(_SRT + "layers.quantization.unquant.UnquantizedLinearMethod"),
-    "default_weight_loader": Symbol(_SRT + "model_loader.weight_utils.default_weight_loader"),
-    "get_rope": Symbol(
-        _SRT + "layers.rotary_embedding.get_rope",
-        ("head_size", "rotary_dim", "max_position", "base", "is_neox_style", "rope_scaling"),
-    ),
-    "unwrap_lora_layer": Symbol(_SRT + "lora.layers.unwrap_lora_layer", ("module",)),
-    # attention
-    "AttentionBackend": Symbol(_SRT + "layers.attention.base_attn_backend.AttentionBackend"),
-    "register_attention_backend": Symbol(
-        _SRT + "layers.attention.attention_registry.register_attention_backend", ("name",)
-    ),
-    "ATTENTION_BACKEND_CHOICES": Symbol(_SRT + "arg_groups.choices.ATTENTION_BACKEND_CHOICES"),
-    "DRAFT_ATTENTION_BACKEND_CHOICES": Symbol(_SRT + "arg_groups.choices.DRAFT_ATTENTION_BACKEND_CHOICES"),
-    "add_attention_backend_choices": Symbol(_SRT + "arg_groups.choices.add_attention_backend_choices"),
-    "add_draft_attention_backend_choices": Symbol(_SRT + "arg_groups.choices.add_draft_attention_backend_choices"),
+    "plugins": {"load_plugins": ""},
+    "plugins.hook_registry": {"HookRegistry": "", "HookType": ""},
+    "platforms.cpu": {"CpuDeviceMixin": ""},
+    "platforms.device_mixin": {"PlatformEnum": ""},
+    "platforms.interface": {"PlatformCapabilities": "", "SRTPlatform": ""},
     # server arguments
-    "register_resolution_hook": Symbol(_SRT + "arg_groups.resolution_hooks.register_resolution_hook", ("name",)),
-    "declare_resolution": Symbol(_SRT + "arg_groups.overrides.declare_resolution", ("server_args", "source")),
-    "model_config_of": Symbol(_SRT + "arg_groups.overrides.model_config_of", ("server_args",)),
-    "Backend": Symbol(_SRT + "model_executor.cuda_graph_config.Backend"),
-    "Phase": Symbol(_SRT + "model_executor.cuda_graph_config.Phase"),
-    "with_phase": Symbol(_SRT + "model_executor.cuda_graph_config.with_phase", ("config", "phase")),
-    "AttentionArch": Symbol(_SRT + "configs.model_config.AttentionArch"),
-    "hybrid_gdn_config": Symbol(_SRT + "configs.hybrid_arch.hybrid_gdn_config", ("model_config",)),
-    "mambaish_config": Symbol(_SRT + "configs.hybrid_arch.mambaish_config", ("model_config",)),
+    "arg_groups.choices": {
+        "ATTENTION_BACKEND_CHOICES": "",
+        "DRAFT_ATTENTION_BACKEND_CHOICES": "",
+        "add_attention_backend_choices": "",
+        "add_draft_attention_backend_choices": "",
+    },
+    "arg_groups.overrides": {
+        "declare_resolution": "server_args source",
+        "model_config_of": "server_args",
+        "resolving_view": "server_args",
+    },
+    "arg_groups.resolution_hooks": {"register_resolution_hook": "name"},
+    "configs.hybrid_arch": {"hybrid_gdn_config": "model_config", "mambaish_config": "model_config"},
+    "configs.model_config": {"AttentionArch": ""},
+    "model_executor.cuda_graph_config": {"Backend": "", "Phase": "", "with_phase": "config phase"},
+    # start-up: the drafter's runner, and what the configuration resolved to
+    "configs.draft_parallel": {"DraftParallelSpec": "", "DraftTPExecution": ""},
+    "models.registry": {"ModelRegistry": ""},
+    "runtime_context": {
+        "get_observability": "",
+        "get_parallel": "",
+        "get_schedule": "",
+        "get_serving": "",
+        "get_spec": "",
+        "mamba_track_grid": "tree_page",
+    },
+    "speculative.draft_parallel": {"resolve_draft_parallel_layout": "model_spec collapse_cp"},
+    "speculative.draft_worker_common": {
+        "build_draft_tp_worker": "server_args gpu_id nccl_port target_model_config algo_label",
+    },
+    # the worker, one step, and what it hands to the scheduler
+    "layers.logprob_processor": {"compute_spec_logprobs": "batch logits_output predict chain_stride"},
+    "layers.sampler": {
+        "Sampler": "",
+        "Sampler.forward": "logits_output sampling_info return_logprob",
+        "Sampler._preprocess_logits": "logits sampling_info",
+        "Sampler._sample_from_probs": "probs sampling_info positions simple_sampling_case",
+        "Sampler._sync_token_ids_across_tp": "batch_next_token_ids sampling_info",
+    },
+    "managers.utils": {
+        "GenerationBatchResult": "logits_output next_token_ids accept_lens new_seq_lens next_draft_input",
+    },
+    "mem_cache.allocation": {
+        "alloc_for_spec_decode": "reqs req_pool_indices cur_kv_lens nxt_kv_lens num_needed_tokens batch",
+    },
+    "mem_cache.allocation_sizing": {
+        "get_alloc_reserve_per_decode": "",
+        "page_aligned_decode_alloc_lens": "reqs reserve page_size",
+    },
+    "model_executor.forward_batch_info": {
+        "CaptureHiddenMode": "",
+        "ForwardBatch": "forward_mode batch_size input_ids req_pool_indices seq_lens out_cache_loc seq_lens_sum",
+        "ForwardMode": "",
+    },
+    "speculative.base_spec_worker": {"BaseSpecWorker": ""},
+    "speculative.dflash_info": {
+        "DFlashVerifyInput": "draft_token positions draft_token_num capture_hidden_mode kv_loc_plan",
+    },
+    "speculative.spec_info": {"SpecInput": "spec_input_type", "SpecInputType": "", "SpeculativeAlgorithm": ""},
+    "speculative.spec_tp_sync": {"SpecTpSync": "tp_group", "SpecTpSyncSite": ""},
+    "speculative.spec_utils": {
+        "GrammarTree": "",
+        "build_grammar_vocab_mask": "reqs tree sampling_info device barrier",
+        "commit_mamba_states_after_verify": (
+            "target_worker batch accept_lens accept_index draft_token_num prepared_step_indices"
+        ),
+        "draft_pp_context": "",
+        "draft_tp_context": "layout",
+        "prepare_mamba_track_for_verify": "batch",
+        "record_stream_each": "tensors stream",
+    },
+    "utils.common": {"async_d2h": "tensor", "async_h2d": "args dtype device"},
+    # the drafter's layers
+    "layers.attention.attention_registry": {"register_attention_backend": "name"},
+    "layers.attention.base_attn_backend": {"AttentionBackend": ""},
+    "layers.layernorm": {"RMSNorm": "hidden_size eps"},
+    "layers.linear": {
+        "QKVParallelLinear": ("hidden_size head_size total_num_heads total_num_kv_heads bias quant_config prefix"),
+        "ReplicatedLinear": "input_size output_size bias quant_config prefix",
+        "RowParallelLinear": "input_size output_size bias quant_config prefix",
+    },
+    "layers.logits_processor": {"LogitsProcessorOutput": "next_token_logits"},
+    "layers.quantization.unquant": {"UnquantizedLinearMethod": ""},
+    "layers.radix_attention": {
+        "AttentionType": "",
+        "RadixAttention": "num_heads head_dim scaling num_kv_heads layer_id sliding_window_size attn_type",
+    },
+    "layers.rotary_embedding": {"get_rope": "head_size rotary_dim max_position base is_neox_style rope_scaling"},
+    "lora.layers": {"unwrap_lora_layer": "module"},
+    "model_loader.weight_utils": {"default_weight_loader": ""},
+    "models.qwen2": {"Qwen2MLP": "hidden_size intermediate_size hidden_act quant_config prefix"},
     # KV pools
-    "ReqToTokenPool": Symbol(
-        _SRT + "mem_cache.memory_pool.ReqToTokenPool",
-        ("size", "max_context_len", "device", "enable_memory_saver"),
-    ),
-    "MHATokenToKVPool": Symbol(_SRT + "mem_cache.memory_pool.MHATokenToKVPool"),
-    "SWAKVPool": Symbol(_SRT + "mem_cache.swa_memory_pool.SWAKVPool"),
+    "mem_cache.memory_pool": {
+        "KVWriteLoc": "loc physical",
+        "MHATokenToKVPool": "",
+        "MHATokenToKVPool._init_kv_copy_and_warmup": "",
+        "MHATokenToKVPool._store_kv_layer": "layer_idx loc cache_k cache_v",
+        "MHATokenToKVPool.set_kv_buffer_prefix_valid": (
+            "layer loc_2d commit_lens cache_k cache_v k_scale v_scale layer_id_override"
+        ),
+        "ReqToTokenPool": "size max_context_len device enable_memory_saver",
+    },
+    "mem_cache.swa_memory_pool": {"SWAKVPool": ""},
 }
 
-# Methods that our subclasses override, or call where they do: reached through the class, so imported by no name.
-METHODS = (
-    Symbol(_SRT + "layers.sampler.Sampler.forward", ("logits_output", "sampling_info", "return_logprob")),
-    Symbol(_SRT + "layers.sampler.Sampler._preprocess_logits", ("logits", "sampling_info")),
-    Symbol(
-        _SRT + "layers.sampler.Sampler._sample_from_probs",
-        ("probs", "sampling_info", "positions", "simple_sampling_case"),
-    ),
-    Symbol(
-        _SRT + "layers.sampler.Sampler._sync_token_ids_across_tp",
-        ("batch_next_token_ids", "sampling_info"),
-    ),
-    Symbol(_SRT + "mem_cache.memory_pool.MHATokenToKVPool._init_kv_copy_and_warmup"),
-    Symbol(
-        _SRT + "mem_cache.memory_pool.MHATokenToKVPool._store_kv_layer",
-        ("layer_idx", "loc", "cache_k", "cache_v"),
-    ),
-    Symbol(
-        _SRT + "mem_cache.memory_pool.MHATokenToKVPool.set_kv_buffer_prefix_valid",
-        ("layer", "loc_2d", "commit_lens", "cache_k", "cache_v", "k_scale", "v_scale", "layer_id_override"),
-    ),
-)
+SYMBOLS = {
+    name: Symbol(f"sglang.srt.{module}.{name}", tuple(params.split()))
+    for module, names in _TABLE.items()
+    for name, params in names.items()
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -271,7 +222,7 @@ def check_symbols(extra: Iterable[Symbol] = ()) -> None:
     Raises:
         DFlashError: listing every symbol that is missing or lacks a parameter.
     """
-    problems = [line for symbol in (*SYMBOLS.values(), *METHODS, *extra) if (line := symbol.problem())]
+    problems = [line for symbol in (*SYMBOLS.values(), *extra) if (line := symbol.problem())]
     if problems:
         raise DFlashError(
             f"SGLang {installed_version()} differs from what sglang-dflash calls: " + "; ".join(problems),
