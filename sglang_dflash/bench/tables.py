@@ -18,12 +18,21 @@ MISSING = "–"
 
 @dataclass(frozen=True)
 class Table:
-    """A title, a caption that defines the cells, column names and rows of text."""
+    """A title, a caption that defines the cells, column headings and rows of text.
+
+    Raises:
+        ValueError: a row has not one cell under every heading.
+    """
 
     title: str
     caption: str
     columns: list[str]
     rows: list[list[str]]
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"{self.title}: {len(row)} cell(s) under {len(self.columns)} headings: {row}")
 
     def markdown(self) -> str:
         lines = [self.columns, ["---"] * len(self.columns), *self.rows]
@@ -83,40 +92,41 @@ def accept_length(summary: Summary, modes: list[str]) -> Table:
 
 
 def latency(summary: Summary) -> Table:
-    return Table(
+    return _by_row(
         "Latency",
         "milliseconds, over all requests; decode: tokens/s of one user after the first token; "
         "spread: (max - min) / median of the throughput over repeats; "
         "load: highest 1-minute load average before a run",
-        ["mode", "task", "c", "TTFT p50", "p99", "TPOT p50", "p95", "p99", "decode tok/s", "spread", "load"],
+        summary.rows,
         [
-            [
-                row.mode, row.task, str(row.concurrency), *(
-                    _milliseconds(v) for v in (row.ttft_p50, row.ttft_p99, row.tpot_p50, row.tpot_p95, row.tpot_p99)
-                ),
-                number(row.decode, 1), _percent(row.spread), number(row.load, 1),
-            ]
-            for row in summary.rows
+            ("TTFT p50", lambda row: _milliseconds(row.ttft_p50)),
+            ("p99", lambda row: _milliseconds(row.ttft_p99)),
+            ("TPOT p50", lambda row: _milliseconds(row.tpot_p50)),
+            ("p95", lambda row: _milliseconds(row.tpot_p95)),
+            ("p99", lambda row: _milliseconds(row.tpot_p99)),
+            ("decode tok/s", lambda row: number(row.decode, 1)),
+            ("spread", lambda row: _percent(row.spread)),
+            ("load", lambda row: number(row.load, 1)),
         ],
-    )  # fmt: skip
+    )
 
 
 def acceptance_detail(summary: Summary, modes: list[str]) -> Table:
-    return Table(
+    return _by_row(
         "Acceptance and steps",
         "macro: mean over turns; micro: sum of tokens / sum of steps; committed: accepted drafts + bonus per step; "
         "width: block width per step of our worker; step: decode milliseconds per verify step of a request; "
-        "host: those outside draft and verify, where the server measures stage times",
-        ["mode", "task", "c", "macro", "micro", "committed", "width", "step ms", "host ms"],
+        "host: those outside draft and verify, if the server measures stage times",
+        [row for row in summary.rows if row.mode in modes],
         [
-            [
-                row.mode, row.task, str(row.concurrency), number(row.accept_macro), number(row.accept_micro),
-                number(row.committed), number(row.width, 1), _milliseconds(row.step_s),
-            ]
-            for row in summary.rows
-            if row.mode in modes
+            ("macro", lambda row: number(row.accept_macro)),
+            ("micro", lambda row: number(row.accept_micro)),
+            ("committed", lambda row: number(row.committed)),
+            ("width", lambda row: number(row.width, 1)),
+            ("step ms", lambda row: _milliseconds(row.step_s)),
+            ("host ms", lambda row: _milliseconds(row.host_s)),
         ],
-    )  # fmt: skip
+    )
 
 
 def step_breakdown(summary: Summary, modes: list[str]) -> Table | None:
@@ -142,20 +152,27 @@ def step_breakdown(summary: Summary, modes: list[str]) -> Table | None:
 
 
 def answers(summary: Summary) -> Table:
-    def cell(row: Row) -> list[str]:
-        equal = f"{row.equal} / {row.compared}" if row.compared else MISSING
-        return [row.mode, row.task, str(row.concurrency), str(row.requests), _percent(row.accuracy), equal]
-
-    return Table(
+    return _by_row(
         "Answers",
         "accuracy: exact match, or generated code that passes its tests; "
         "equal: answers whose tokens are those of the ar arm on the same prompt, concurrency and repeat",
-        ["mode", "task", "c", "answers", "accuracy", "equal to ar"],
-        [cell(row) for row in summary.rows],
+        summary.rows,
+        [
+            ("answers", lambda row: str(row.requests)),
+            ("accuracy", lambda row: _percent(row.accuracy)),
+            ("equal to ar", lambda row: f"{row.equal} / {row.compared}" if row.compared else MISSING),
+        ],
     )
 
 
+def _by_row(title: str, caption: str, rows: list[Row], columns: list[tuple[str, Callable[[Row], str]]]) -> Table:
+    """One line per row of the summary; each column is a heading with what stands under it."""
+    cells = [[row.mode, row.task, str(row.concurrency), *(cell(row) for _, cell in columns)] for row in rows]
+    return Table(title, caption, ["mode", "task", "c", *(heading for heading, _ in columns)], cells)
+
+
 def _by_cell(summary: Summary, title: str, caption: str, modes: list[str], cell: Callable[[Row], str]) -> Table:
+    """One line per task and concurrency, one column per arm."""
     rows = []
     for task in summary.tasks:
         for concurrency in summary.concurrencies:
@@ -169,8 +186,8 @@ def number(value: float, digits: int = 2) -> str:
     return MISSING if math.isnan(value) else f"{value:.{digits}f}"
 
 
-def _milliseconds(value: float) -> str:
-    return number(1000 * value, 2)
+def _milliseconds(seconds: float) -> str:
+    return number(1000 * seconds)
 
 
 def _percent(value: float) -> str:

@@ -1,0 +1,54 @@
+"""Every table has a cell under every heading."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from sglang_dflash.bench import metrics, tables
+from sglang_dflash.bench.summary import Summary
+from tests.unit.bench.records import comparison
+
+STAGES = {"draft": 0.3, "verify": 0.6}
+
+
+def summary_with_stage_times() -> Summary:
+    """Records that fill every table and every column of it."""
+    content = comparison()
+    for run in content.runs:
+        if run.worker is not None:
+            run.worker["stage_seconds"].update(STAGES)
+    return Summary(content)
+
+
+def test_every_table_has_a_cell_under_every_heading():
+    found = tables.all_tables(summary_with_stage_times())
+    assert len(found) == 6
+    for table in found:
+        assert table.rows
+        assert {len(row) for row in table.rows} == {len(table.columns)}, table.title
+        assert len({line.count("|") for line in table.markdown().splitlines()}) == 1, table.title
+
+
+def test_a_ragged_table_is_refused():
+    with pytest.raises(ValueError, match=r"Two cells: 1 cell\(s\) under 2 headings"):
+        tables.Table("Two cells", "", ["a", "b"], [["1", "2"], ["3"]])
+
+
+def test_the_step_table_prints_the_time_outside_draft_and_verify():
+    summary = summary_with_stage_times()
+    table = next(table for table in tables.all_tables(summary) if "host ms" in table.columns)
+    (cells,) = table.rows
+    requests, runs = summary.requests("dflash:16"), summary.runs("dflash:16")
+    host_ms = 1000 * metrics.host_seconds_per_step(requests, runs)
+    assert cells[table.columns.index("host ms")] == f"{host_ms:.2f}"
+
+
+def test_the_csv_file_has_a_value_under_every_heading(tmp_path: Path):
+    path = tmp_path / "rows.csv"
+    summary_with_stage_times().write_csv(path)
+    heading, *rows = csv.reader(path.read_text().splitlines())
+    assert len(rows) == 2
+    assert {len(row) for row in rows} == {len(heading)}
