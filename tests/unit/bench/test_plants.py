@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-BENCH = Path(__file__).parents[3] / "bench"
+MEASURE = Path(__file__).parents[3] / "measure"
 LIST = "from importlib.metadata import entry_points; print([e.value for e in entry_points(group='sglang.srt.plugins')])"
 
 
@@ -22,14 +22,14 @@ LIST = "from importlib.metadata import entry_points; print([e.value for e in ent
 def test_a_folder_on_the_path_is_a_plugin(folder: str, entry: str):
     listed = [
         subprocess.run([sys.executable, "-c", LIST], env=env, capture_output=True, text=True, check=True).stdout
-        for env in ({**os.environ, "PYTHONPATH": str(BENCH / folder)}, {**os.environ, "PYTHONPATH": ""})
+        for env in ({**os.environ, "PYTHONPATH": str(MEASURE / folder)}, {**os.environ, "PYTHONPATH": ""})
     ]
     assert entry in listed[0]
     assert entry not in listed[1]
 
 
 def test_every_nth_decode_step_reports_one_wrong_token(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(BENCH / "plants")
+    monkeypatch.syspath_prepend(MEASURE / "plants")
     import planted_faults
 
     right = torch.arange(8)
@@ -47,7 +47,7 @@ def test_every_nth_decode_step_reports_one_wrong_token(monkeypatch: pytest.Monke
 
 
 def test_only_decode_steps_are_slowed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(BENCH / "plants")
+    monkeypatch.syspath_prepend(MEASURE / "plants")
     import planted_faults
 
     slept: list[float] = []

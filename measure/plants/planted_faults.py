@@ -3,7 +3,7 @@
 `PLANT=sleep:SECONDS` makes every decode step that much slower; `PLANT=token:N` reports a wrong token in every N-th
 decode step. Enabled for one arm of a comparison:
 
-    sglang-dflash bench --modes ar,dflash:16,dflash:16+PYTHONPATH=bench/plants+PLANT=sleep:0.01 …
+    sglang-dflash bench --modes ar,dflash:16,dflash:16+PYTHONPATH=measure/plants+PLANT=sleep:0.01 …
 """
 
 from __future__ import annotations

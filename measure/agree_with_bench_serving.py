@@ -2,7 +2,7 @@
 
 A pair's runs follow each other, and which comes first alternates, so a machine that gets slower favours neither.
 
-python bench/agree_with_bench_serving.py --pair tiny-hybrid --mode dflash:16 --concurrency 8
+python measure/agree_with_bench_serving.py --pair tiny-hybrid --mode dflash:16 --concurrency 8
 """
 
 from __future__ import annotations
