@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.ops import Accepted
-from sglang_dflash.upstream import Sampler, async_h2d
+from sglang_dflash.upstream import Sampler
 from sglang_dflash.worker.sampling.history import History
 from sglang_dflash.worker.sampling.penalties import Penalties
-from sglang_dflash.worker.sampling.seeded import SeededSampler
+from sglang_dflash.worker.sampling.seeded import SeededSampler, mark_seeded_rows
 
 
 class TargetSampler:
@@ -38,13 +38,13 @@ class TargetSampler:
 
     def before_prefill(self, batch: Any) -> None:
         """Before the target's prefill, which samples each prompt's first token."""
-        self._seed(batch)
         self._penalties.start(batch)
         self._history.start(batch)
         info = batch.sampling_info
         if info.has_custom_logit_processor and batch.decoding_reqs:
             # A mixed batch samples the next token of requests whose last block the host may not have seen yet.
             batch.sampling_info = dataclasses.replace(info, custom_params=self._history.params(batch))
+        mark_seeded_rows(batch.sampling_info, batch.reqs)
 
     def after_prefill(self, batch: Any, next_token_ids: Tensor) -> None:
         """After it: ``next_token_ids`` int64 [bs] are generated tokens like any other."""
@@ -77,10 +77,10 @@ class TargetSampler:
         if info.logit_bias is not None:
             logits.add_(info.logit_bias[:, None])
 
-        self._seed(batch)
         wants = [batch.top_logprobs_nums, batch.token_ids_logprobs] if batch.return_logprob else [[], []]
         top_logprobs_nums, token_ids_logprobs = ([x for x in want for _ in range(width)] for want in wants)
-        block_info = for_block(batch.sampling_info, width)
+        block_info = for_block(info, width)
+        mark_seeded_rows(block_info, batch.reqs, width)
         if info.has_custom_logit_processor:
             block_info.custom_params = self._history.params(batch, width)
         tokens = self._runner.sampler(
@@ -102,21 +102,6 @@ class TargetSampler:
     def _generated(self, batch: Any, tokens: Tensor, lens: Tensor) -> None:
         self._penalties.count(batch, tokens, lens)
         self._history.add(batch, tokens, lens)
-
-    def _seed(self, batch: Any) -> None:
-        info = batch.sampling_info
-        if info.sampling_seed is not None or info.is_all_greedy:  # set by SGLang in deterministic mode
-            return
-        seeds = [req.sampling_params.sampling_seed for req in batch.reqs]
-        if any(seed is not None for seed in seeds):
-            info.sampling_seed = _fill_in(seeds, self._runner.device)
-
-
-def _fill_in(seeds: list[int | None], device: torch.device | str) -> Tensor:
-    """int64 [bs]; a request without a seed gets a new one each step, from the device's generator."""
-    given = [[seed or 0, seed is not None] for seed in seeds]
-    value, is_given = async_h2d(given, dtype=torch.int64, device=device).unbind(1)
-    return torch.where(is_given.bool(), value, torch.randint(-(2**63), 2**63 - 1, (len(seeds),), device=device))
 
 
 def for_block(info: Any, width: int) -> Any:

@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sglang_dflash.ops import argmax, filter_probs, seeded_draw
-from sglang_dflash.upstream import Sampler
+from sglang_dflash.upstream import Sampler, async_h2d
+
+
+class SeededRows(NamedTuple):
+    """The rows of a batch whose requests have a seed.
+
+    Attributes:
+        rows: int64 [k], at least one.
+        seeds: int64 [k].
+    """
+
+    rows: Tensor
+    seeds: Tensor
+
+
+def mark_seeded_rows(sampling_info: Any, reqs: list[Any], width: int = 1) -> None:
+    """Tell :class:`SeededSampler` which rows have a seed, through the only argument that SGLang hands on to it.
+
+    Args:
+        sampling_info: of ``len(reqs) * width`` rows, ``width`` consecutive ones for each request. A copy made with
+            ``dataclasses.replace`` loses the mark.
+        reqs: the batch's requests. Only their host-side parameters are read, so nothing waits for the device.
+    """
+    sampling_info.seeded_rows = None
+    seeds = [(row, seed) for row, req in enumerate(reqs) if (seed := req.sampling_params.sampling_seed) is not None]
+    if not seeds or sampling_info.is_all_greedy:
+        return
+    device = sampling_info.temperatures.device
+    rows, values = async_h2d(seeds, dtype=torch.int64, device=device).unbind(1)
+    block = rows[:, None] * width + torch.arange(width, device=device)
+    sampling_info.seeded_rows = SeededRows(block.flatten(), values[:, None].expand(-1, width).flatten())
 
 
 class SeededSampler(Sampler):
@@ -34,10 +64,24 @@ class SeededSampler(Sampler):
     def _sample_from_probs(
         self, probs: Tensor, sampling_info: Any, positions: Tensor, simple_sampling_case: bool
     ) -> tuple[Tensor, Any]:
-        if self.enable_deterministic or sampling_info.sampling_seed is None:
+        seeded: SeededRows | None = getattr(sampling_info, "seeded_rows", None)
+        if self.enable_deterministic or seeded is None:
             return super()._sample_from_probs(probs, sampling_info, positions, simple_sampling_case)
-        if not simple_sampling_case:
-            # 1.0 means no filter: rounding of the running sum must not cut the tail because others in the batch filter.
-            top_ps = sampling_info.top_ps.masked_fill(sampling_info.top_ps >= 1, torch.inf)
-            probs = filter_probs(probs, sampling_info.top_ks, top_ps, sampling_info.min_ps)
-        return seeded_draw(probs, sampling_info.sampling_seed, positions), None
+        drawn = _draw(probs, sampling_info, positions, seeded, simple_sampling_case)
+        if len(drawn) == len(probs) and sampling_info.sampling_mask_batch_indices is None:
+            return drawn, None  # mark_seeded_rows lists rows in order
+        # SGLang draws for all rows, which is cheaper than to copy the unseeded ones, and the seeded ones are replaced.
+        tokens, mask = super()._sample_from_probs(probs, sampling_info, positions, simple_sampling_case)
+        return tokens.long().index_copy_(0, seeded.rows, drawn), mask
+
+
+def _draw(probs: Tensor, sampling_info: Any, positions: Tensor, seeded: SeededRows, simple: bool) -> Tensor:
+    """Tokens int64 [k] of the seeded rows."""
+    top_ks, top_ps, min_ps, weights, positions = (
+        values.index_select(0, seeded.rows)
+        for values in (sampling_info.top_ks, sampling_info.top_ps, sampling_info.min_ps, probs, positions)
+    )
+    if not simple:
+        # 1.0 means no filter: rounding of the running sum must not cut the tail because others in the batch filter.
+        weights = filter_probs(weights, top_ks, top_ps.masked_fill(top_ps >= 1, torch.inf), min_ps)
+    return seeded_draw(weights, seeded.seeds, positions)
