@@ -1,15 +1,14 @@
-"""From the command line's options to `Settings`."""
+"""From the command line's options to :class:`Settings`."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import replace
-from pathlib import Path
 
 from sglang_dflash.bench import tasks as all_tasks
 from sglang_dflash.bench.client import Sampling
 from sglang_dflash.bench.modes import Mode, parse_modes
+from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.settings import Pair, Settings, find_pair, published_pairs
 from sglang_dflash.bench.tasks import pair_tasks
 from sglang_dflash.errors import DFlashError
@@ -17,62 +16,43 @@ from sglang_dflash.errors import DFlashError
 _URL = re.compile(r"(?:(?P<mode>.+)=)?(?P<url>https?://.+)")
 
 
-def configure(
-    *,
-    pair: str | None,
-    target: str | None,
-    draft: str | None,
-    drafter: str,
-    modes: str,
-    tasks: str | None,
-    concurrency: str,
-    num_prompts: int,
-    max_tokens: int | None,
-    base_url: list[str] | None,
-    server_args: str,
-    out: Path,
-    repeats: int = 1,
-    temperature: float = 0.0,
-    thinking: bool | None = None,
-    seed: int = 0,
-    one_at_a_time: bool | None = None,
-    builtin_shims: Path | None = None,
-    data_dir: Path | None = None,
-) -> Settings:
-    """The options as `Settings`.
+def configure(options: Options) -> Settings:
+    """The options as :class:`Settings`.
 
     Raises:
         DFlashError: an option that cannot be read, named with what was expected.
     """
-    arms = tuple(parse_modes(modes))
-    urls = base_urls(base_url or [], arms)
-    if urls and pair is None and target is None:
-        chosen = Pair(target=next(iter(urls.values())), drafter=None)  # the server knows its models
+    arms = tuple(parse_modes(options.modes))
+    urls = base_urls(options.base_url or [], arms)
+    if urls and options.pair is None and options.target is None:
+        pair = Pair(target=next(iter(urls.values())), drafter=None)  # the server knows its models
     else:
-        chosen = find_pair(pair, target, draft, drafter)
+        pair = find_pair(options.pair, options.target, options.draft, options.drafter)
     return Settings(
-        pair=chosen,
+        pair=pair,
         modes=arms,
-        tasks=_tasks(tasks, chosen),
-        concurrencies=_numbers(concurrency),
-        num_prompts=num_prompts,
-        repeats=repeats,
-        out=out,
-        sampling=replace(
-            Sampling(max_tokens or chosen.max_tokens, temperature, seed),
-            thinking=chosen.thinking if thinking is None else thinking,
+        tasks=_tasks(options.tasks, pair),
+        concurrencies=_numbers(options.concurrency),
+        num_prompts=options.num_prompts,
+        repeats=options.repeats,
+        out=options.out,
+        sampling=Sampling(
+            options.max_tokens or pair.max_tokens,
+            options.temperature,
+            options.seed,
+            thinking=pair.thinking if options.thinking is None else options.thinking,
         ),
-        seed=seed,
-        together=chosen.tiny if one_at_a_time is None else not one_at_a_time,
-        server_args=tuple(shlex.split(server_args)),
+        seed=options.seed,
+        together=pair.tiny if options.one_at_a_time is None else not options.one_at_a_time,
+        server_args=tuple(shlex.split(options.server_args)),
         base_urls=urls,
-        builtin_path=builtin_shims,
-        data_dir=data_dir,
+        builtin_path=options.builtin_shims,
+        data_dir=options.data_dir,
     )
 
 
 def base_urls(texts: list[str], modes: tuple[Mode, ...]) -> dict[str, str]:
-    """`--base-url` options as URL by mode label; empty for none.
+    """``--base-url`` options as URL by mode label; empty for none.
 
     Raises:
         DFlashError: not a URL, or not one for every mode.

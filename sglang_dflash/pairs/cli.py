@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sglang_dflash.errors import DFlashError
 from sglang_dflash.pairs import NAMES, drafter_kinds, drafter_path, target_path
 from sglang_dflash.pairs.corpus import TASKS, prompts
 from sglang_dflash.pairs.table import pair_figures, print_table
+from sglang_dflash.user_errors import user_errors
 
 app = typer.Typer(no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help=", ".join(NAMES))]
-
-
-@contextmanager
-def _user_errors() -> Iterator[None]:
-    try:
-        yield
-    except DFlashError as error:
-        typer.echo(error, err=True)
-        raise typer.Exit(2) from None
 
 
 @app.command()
@@ -35,7 +24,7 @@ def path(
     drafter: Annotated[str | None, typer.Option(help="Print this drafter's folder instead.")] = None,
 ) -> None:
     """Print the folder of a pair's target, or of one of its drafters."""
-    with _user_errors():
+    with user_errors():
         typer.echo(drafter_path(name, drafter) if drafter else target_path(name))
 
 
@@ -60,7 +49,7 @@ def print_prompts(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
     """Print prompts with their checkable answers. All pairs are trained for the same ones."""
-    with _user_errors():
+    with user_errors():
         target_path(name)
         asked = prompts(task, split, n, seed, shape)
     if as_json:
@@ -85,7 +74,7 @@ def train(
     threads: Annotated[int, typer.Option(help="PyTorch's threads; these models are too small for many.")] = 1,
 ) -> None:
     """Train a pair from nothing and write its provenance: 30 to 60 minutes on one CPU core, resumable."""
-    with _user_errors():
+    with user_errors():
         kinds = drafter or list(drafter_kinds(name))
         for kind in kinds:
             drafter_path(name, kind)
@@ -136,7 +125,7 @@ def measure(
     threads: int = 1,
 ) -> None:
     """Measure a shipped target's accuracy or drafters' accept lengths on held-out prompts."""
-    with _user_errors():
+    with user_errors():
         target = target_path(name)
         folders = [drafter_path(name, kind) for kind in drafter or ()]
     import torch

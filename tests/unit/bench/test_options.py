@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from sglang_dflash.bench import configure
 from sglang_dflash.bench.modes import Mode, parse_modes
+from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.settings import Settings
 from sglang_dflash.cli import app
 from sglang_dflash.errors import DFlashError
 
 
 def settings(**changes: object) -> Settings:
-    options: dict[str, object] = {
-        "pair": "tiny-hybrid", "target": None, "draft": None, "drafter": "good", "modes": "ar,dflash:16",
-        "tasks": None, "concurrency": "1,8", "num_prompts": 4, "max_tokens": None, "base_url": None,
-        "server_args": "", "out": Path("out"),
-    }  # fmt: skip
-    return configure.configure(**{**options, **changes})  # type: ignore[arg-type]
+    options = Options(pair="tiny-hybrid", modes="ar,dflash:16", num_prompts=4, out=Path("out"))
+    return configure.configure(replace(options, **changes))
 
 
 def test_modes():
@@ -124,3 +123,50 @@ def test_the_command_line_reports_a_users_error_in_one_line(tmp_path: Path):
     outcome = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert outcome.exit_code == 2
     assert "no finished run" in outcome.output
+
+
+SERVER = {"--pair", "--target", "--draft", "--drafter", "--max-tokens", "--base-url", "--server-args", "--out"}
+QUESTIONS = {"--modes", "--tasks", "--concurrency", "--num-prompts", "--builtin-shims", "--data-dir"}
+COMPARISON = {"--repeats", "--temperature", "--thinking", "--seed", "--one-at-a-time"}
+
+
+@pytest.mark.parametrize(
+    ("command", "names", "defaults"),
+    [
+        (
+            [],
+            SERVER | QUESTIONS | COMPARISON,
+            {"modes": "ar,dflash:8,dflash:16", "num_prompts": 32, "repeats": 5, "out": Path("bench-results")},
+        ),
+        (
+            ["trace"],
+            SERVER | QUESTIONS,
+            {"modes": "dflash:4,dflash:8,dflash:16", "num_prompts": 8, "out": Path("bench-trace")},
+        ),
+        (
+            ["profile"],
+            SERVER | {"--mode", "--task", "--concurrency", "--steps"},
+            {"mode": "dflash:16", "task": "math", "concurrency": 1, "steps": 20, "out": Path("bench-profile")},
+        ),
+    ],
+)
+def test_each_command_has_its_options_and_defaults(command: list[str], names: set[str], defaults: dict[str, object]):
+    found = typer.main.get_command(app).commands["bench"]
+    for name in command:
+        found = found.commands[name]
+    assert {parameter.opts[0] for parameter in found.params} - {"--help"} == names
+    assert all(parameter.help for parameter in found.params)
+    assert {parameter.name: parameter.default for parameter in found.params if parameter.name in defaults} == defaults
+
+
+def test_a_command_gets_what_was_typed_and_its_own_defaults(monkeypatch: pytest.MonkeyPatch):
+    from sglang_dflash.bench import trace
+
+    received: list[Settings] = []
+    monkeypatch.setattr(trace, "record", lambda settings, _: received.append(settings) or [])
+    command = ["bench", "trace", "--pair", "tiny-moe", "--concurrency", "2,4", "--num-prompts", "3"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    (given,) = received
+    assert (given.pair.name, given.concurrencies, given.num_prompts) == ("tiny-moe", (2, 4), 3)
+    assert [mode.label for mode in given.modes] == ["dflash:4", "dflash:8", "dflash:16"]
+    assert (given.repeats, given.out) == (1, Path("bench-trace"))
