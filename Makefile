@@ -25,7 +25,7 @@ $(STAMP): requirements/cpu.txt pyproject.toml
 	$(PIP) setuptools -r requirements/cpu.txt
 	$(PIP) --no-build-isolation --editable '.[bench,dev]'
 	$(PIP) --no-deps $(SGLANG) $(TORCHVISION)
-	$(BIN)/python -m sglang_dflash.cpu.torchvision_import
+	$(BIN)/python -m sglang_dflash.torchvision_import
 	rm -f $(VENV)/.setup-* && touch $@
 
 demo: setup

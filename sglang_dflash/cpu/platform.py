@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from sglang_dflash.cpu import torchvision_import
+from sglang_dflash import torchvision_import
 
 # SGLang imports this module before anything of its own imports torchvision.
 torchvision_import.install()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_dflash.cpu import torchvision_import
+from sglang_dflash import torchvision_import
 
 torchvision_import.install()
 

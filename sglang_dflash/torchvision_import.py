@@ -68,7 +68,7 @@ def install() -> None:
 def write_pth() -> Path:
     """Write the ``.pth`` file that arms the hook at the start of every interpreter of this environment."""
     path = Path(sysconfig.get_path("purelib")) / PTH_NAME
-    path.write_text("import sglang_dflash.cpu.torchvision_import as hook; hook.install()\n")
+    path.write_text("import sglang_dflash.torchvision_import as hook; hook.install()\n")
     return path
 
 
