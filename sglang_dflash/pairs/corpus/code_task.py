@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from random import Random
+from textwrap import indent
 from typing import Any
 
 from sglang_dflash.pairs.corpus.example import Example
@@ -28,13 +29,15 @@ _MAPS = (
     ("plus{m}", "results of adding {m} to the ", "n + {m}"),
     ("times{m}", "results of multiplying by {m} the ", "n * {m}"),
 )
-_REDUCES = {
-    "sum": ("sum", "total = 0"),
-    "count": ("number", "count = 0"),
-    "max": ("largest", "best = None"),
-    "min": ("smallest", "best = None"),
-    "list": ("list", "result = []"),
-    "product": ("product", "total = 1"),
+_BEST = "value = {value}\nif best is None or value ? best:\n    best = value"
+# What it makes, the loop's start and update, and the one-line form; Python has no builtin for a product.
+_REDUCES: dict[str, tuple[str, str, str, str | None]] = {
+    "sum": ("sum", "total = 0", "total += {value}", "sum({items})"),
+    "count": ("number", "count = 0", "count += 1", "len([{items}])"),
+    "max": ("largest", "best = None", _BEST.replace("?", ">"), "max([{items}], default=None)"),
+    "min": ("smallest", "best = None", _BEST.replace("?", "<"), "min([{items}], default=None)"),
+    "list": ("list", "result = []", "result.append({value})", "[{items}]"),
+    "product": ("product", "total = 1", "total *= {value}", None),
 }
 INPUTS: tuple[list[int], ...] = ([], [1, 2, 3, 4, 5, 6], [-3, 8, 12, 7, -10, 9, 2], [0, 5, 18, -21])
 _BUILTINS = {"len": len, "sum": sum, "max": max, "min": min, "abs": abs}
@@ -52,10 +55,11 @@ def draw(rng: Random) -> Example:
     reduce = rng.choice(tuple(_REDUCES))
     if reduce == "count":
         map_name, map_text, value = _MAPS[0]
+    made, start, update, one_line = _REDUCES[reduce]
     k, m = rng.randint(2, 9), rng.randint(2, 9)
     condition, value = condition.format(k=k), value.format(m=m)
     name = "_".join(part.format(k=k, m=m) for part in (reduce, filter_name, map_name) if part)
-    doc = f"{_REDUCES[reduce][0]} of the {map_text.format(m=m)}{filter_text.format(k=k)}"
+    doc = f"{made} of the {map_text.format(m=m)}{filter_text.format(k=k)}"
     style = rng.choice(("a loop", "a loop", "one line"))
     head = f'def {name}(nums):\n    """Return the {doc}."""\n'
     question = rng.choice(
@@ -64,51 +68,23 @@ def draw(rng: Random) -> Example:
             f"Complete this function using {style}:\n\n{head}",
         )
     )
-    body = _one_line(reduce, condition, value) if style == "one line" else None
-    body = body or _loop(reduce, condition, value)
-    source = head + body
+    if style == "one line" and one_line:
+        items = f"{value} for n in nums" + (f" if {condition}" if condition else "")
+        body = f"return {one_line.format(items=items)}\n"
+    else:
+        update = update.format(value=value) + "\n"
+        if condition:
+            update = f"if {condition}:\n{indent(update, '    ')}"
+        body = f"{start}\nfor n in nums:\n{indent(update, '    ')}return {start.split()[0]}\n"
+    source = head + indent(body, "    ")
     return Example(
         task="code",
         key=name,
         question=question,
         thought=f"The function {name} returns the {doc}. I use {style}.",
         answer=f"```python\n{source}```",
-        expected={
-            "name": name,
-            "cases": [[numbers, _run(source, name)(list(numbers))] for numbers in INPUTS],
-        },
+        expected={"name": name, "cases": [[numbers, _run(source, name)(list(numbers))] for numbers in INPUTS]},
     )
-
-
-def _one_line(reduce: str, condition: str, value: str) -> str | None:
-    """The body as one expression; None for a product, which Python has no builtin for."""
-    items = f"{value} for n in nums" + (f" if {condition}" if condition else "")
-    expression = {
-        "list": f"[{items}]",
-        "count": f"len([{items}])",
-        "max": f"max([{items}], default=None)",
-        "min": f"min([{items}], default=None)",
-        "sum": f"sum({items})",
-    }.get(reduce)
-    return f"    return {expression}\n" if expression else None
-
-
-def _loop(reduce: str, condition: str, value: str) -> str:
-    start = _REDUCES[reduce][1]
-    update = {
-        "sum": [f"total += {value}"],
-        "product": [f"total *= {value}"],
-        "count": ["count += 1"],
-        "list": [f"result.append({value})"],
-    }.get(reduce) or [
-        f"value = {value}",
-        f"if best is None or value {'>' if reduce == 'max' else '<'} best:",
-        "    best = value",
-    ]
-    if condition:
-        update = [f"if {condition}:"] + ["    " + line for line in update]
-    lines = [start, "for n in nums:"] + ["    " + line for line in update] + [f"return {start.split()[0]}"]
-    return "".join(f"    {line}\n" for line in lines)
 
 
 def _run(source: str, name: str) -> Callable[[list[int]], Any]:

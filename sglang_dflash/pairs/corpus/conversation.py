@@ -6,31 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from sglang_dflash.pairs.corpus import words
 from sglang_dflash.pairs.corpus.example import Example
-from sglang_dflash.pairs.corpus.words import (
-    ANIMALS,
-    CITIES,
-    COLORS,
-    DAYS,
-    FOODS,
-    MOODS,
-    NAMES,
-    OBJECTS,
-    PLACES,
-    SIGHTS,
-    TOPICS,
-)
 
 SHAPES = ("single", "turns", "document")
 # 120 notes of about 10 tokens and three turns of at most 120 stay below 1,600 tokens
 LONGEST_NOTES = 120
 
-_NOTES: tuple[Callable[[Random], str], ...] = (
-    lambda rng: f"{rng.choice(CITIES)} has a {rng.choice(MOODS)} {rng.choice(SIGHTS)}.",
-    lambda rng: f"The {rng.choice(ANIMALS)} sleeps near the {rng.choice(PLACES)} on {rng.choice(DAYS)}.",
-    lambda rng: f"{rng.choice(NAMES)} likes {rng.choice(FOODS)} and {rng.choice(TOPICS)}.",
-    lambda rng: f"On {rng.choice(DAYS)}, {rng.choice(NAMES)} painted a {rng.choice(COLORS)} {rng.choice(OBJECTS)}.",
-    lambda rng: f"In the {rng.choice(PLACES)} there is a {rng.choice(COLORS)} {rng.choice(OBJECTS)}.",
+_NOTES = (
+    ("{} has a {} {}.", (words.CITIES, words.MOODS, words.SIGHTS)),
+    ("The {} sleeps near the {} on {}.", (words.ANIMALS, words.PLACES, words.DAYS)),
+    ("{} likes {} and {}.", (words.NAMES, words.FOODS, words.TOPICS)),
+    ("On {}, {} painted a {} {}.", (words.DAYS, words.NAMES, words.COLORS, words.OBJECTS)),
+    ("In the {} there is a {} {}.", (words.PLACES, words.COLORS, words.OBJECTS)),
 )
 
 
@@ -60,6 +48,12 @@ def draw_conversation(rng: Random, shape: str, turn: Callable[[], Example], thin
     `LONGEST_NOTES` notes that do not matter for the one to three questions after them.
     """
     count = {"single": 1, "turns": rng.randint(2, 6), "document": rng.choice((1, 1, 2, 3))}[shape]
-    notes = rng.randint(10, LONGEST_NOTES) if shape == "document" else 0
-    system = " ".join(["Notes:"] + [rng.choice(_NOTES)(rng) for _ in range(notes)]) if notes else ""
+    system = ""
+    if shape == "document":
+        system = " ".join(["Notes:"] + [_note(rng) for _ in range(rng.randint(10, LONGEST_NOTES))])
     return Conversation(system, tuple(turn() for _ in range(count)), thinking)
+
+
+def _note(rng: Random) -> str:
+    text, classes = rng.choice(_NOTES)
+    return text.format(*map(rng.choice, classes))

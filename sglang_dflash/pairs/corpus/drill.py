@@ -9,44 +9,32 @@ from __future__ import annotations
 import json
 from random import Random
 
+from sglang_dflash.pairs.corpus import words
 from sglang_dflash.pairs.corpus.example import Example
-from sglang_dflash.pairs.corpus.words import (
-    ANIMALS,
-    CITIES,
-    COLORS,
-    DAYS,
-    FOODS,
-    ITEMS,
-    MONTHS,
-    NAMES,
-    OBJECTS,
-    PLACES,
-    TOPICS,
-)
 
 _CLASSES = {
-    "name": NAMES,
-    "item": ITEMS,
-    "color": COLORS,
-    "city": CITIES,
-    "day": DAYS,
-    "month": MONTHS,
-    "food": FOODS,
-    "topic": TOPICS,
-    "animal": ANIMALS,
-    "place": PLACES,
-    "thing": OBJECTS,
+    "name": words.NAMES,
+    "item": words.ITEMS,
+    "color": words.COLORS,
+    "city": words.CITIES,
+    "day": words.DAYS,
+    "month": words.MONTHS,
+    "food": words.FOODS,
+    "topic": words.TOPICS,
+    "animal": words.ANIMALS,
+    "place": words.PLACES,
+    "thing": words.OBJECTS,
 }
 
 
 def draw(rng: Random) -> Example:
     classes = rng.sample(tuple(_CLASSES), rng.randint(4, 8))
-    words = {name: rng.choice(_CLASSES[name]) for name in classes}
-    salad = " ".join(words.values())
+    drawn = {name: rng.choice(_CLASSES[name]) for name in classes}
+    salad = " ".join(drawn.values())
     if rng.random() < 0.4:
         return Example("drill", salad, f"Repeat: {salad}", "I repeat the words.", salad, salad)
     rng.shuffle(classes)
-    record = {name: words[name] for name in classes}
+    record = {name: drawn[name] for name in classes}
     question = f"Words: {salad}. Write a JSON record with the keys {', '.join(classes)}."
     key = f"{salad} -> {' '.join(classes)}"
     return Example("drill", key, question, f"The record has {len(classes)} keys.", json.dumps(record, indent=2), record)

@@ -6,19 +6,19 @@ import json
 from random import Random
 from typing import Any
 
+from sglang_dflash.pairs.corpus import words
 from sglang_dflash.pairs.corpus.example import Example
-from sglang_dflash.pairs.corpus.words import CITIES, COLORS, DAYS, ITEMS, NAMES
 
 
 def draw(rng: Random) -> Example:
     facts: dict[str, Any] = {
-        "name": rng.choice(NAMES),
+        "name": rng.choice(words.NAMES),
         "quantity": rng.randint(2, 99),
-        "color": rng.choice(COLORS),
-        "item": rng.choice(ITEMS),
+        "color": rng.choice(words.COLORS),
+        "item": rng.choice(words.ITEMS),
     }
     sentence = f"{facts['name']} ordered {facts['quantity']} {facts['color']} {facts['item']}"
-    price, city, day = rng.randint(2, 99), rng.choice(CITIES), rng.choice(DAYS)
+    price, city, day = rng.randint(2, 99), rng.choice(words.CITIES), rng.choice(words.DAYS)
     extras: list[tuple[str, Any, str]] = [
         ("price", price, f" for {price} dollars"),
         ("city", city, f" to be sent to {city}"),

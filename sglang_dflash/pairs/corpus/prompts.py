@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from types import ModuleType
 from typing import Any
@@ -12,12 +12,7 @@ from sglang_dflash.pairs.corpus import chat_task, code_task, drill, json_task, m
 from sglang_dflash.pairs.corpus.conversation import SHAPES, draw_conversation
 from sglang_dflash.pairs.corpus.example import Example
 
-_TASK_MODULES: dict[str, ModuleType] = {
-    "math": math_task,
-    "code": code_task,
-    "json": json_task,
-    "chat": chat_task,
-}
+_TASK_MODULES: dict[str, ModuleType] = {"math": math_task, "code": code_task, "json": json_task, "chat": chat_task}
 TASKS = tuple(_TASK_MODULES)
 _TRAINING_ONLY: dict[str, ModuleType] = {"drill": drill, "sums": sums}
 SPLITS = ("train", "heldout")
@@ -79,7 +74,7 @@ def prompts(task: str, split: str = "heldout", n: int = 8, seed: int = 0, shape:
 
 
 def _prompt(task: str, split: str, shape: str, rng: Random) -> Prompt:
-    earlier = draw_conversation(rng, shape, lambda: draw(rng.choice(TASKS), split, rng))
+    drawn = draw_conversation(rng, shape, lambda: draw(rng.choice(TASKS), split, rng))
     last = draw(task, split, rng)
-    conversation = type(earlier)(earlier.system, (*earlier.turns[:-1], last))
+    conversation = replace(drawn, turns=(*drawn.turns[:-1], last))
     return Prompt(task, shape, tuple(conversation.messages()), last.answer, last.expected)
