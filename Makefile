@@ -16,7 +16,7 @@ STAMP := $(VENV)/.setup-$(shell cat requirements/*.txt pyproject.toml Makefile |
 # OpenMP workers spin while they wait: two pools on two cores slow each other down by orders of magnitude.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-slow quality bench clean
+.PHONY: setup demo test test-slow test-matrix test-gpu quality bench clean
 setup: $(STAMP)
 
 $(STAMP): requirements/cpu.txt pyproject.toml
@@ -31,8 +31,9 @@ $(STAMP): requirements/cpu.txt pyproject.toml
 demo: setup
 	$(BIN)/python -m sglang_dflash.bench.demo
 
-# One test file a core: a server keeps one core busy, and a file's tests share the servers that it started.
-PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile
+# One group of tests a core: a server keeps one core busy, and the tests of a group share servers
+# (tests/engine/conftest.py).
+PYTEST := $(BIN)/pytest -q -n 2 --dist loadgroup
 
 test: setup
 	$(PYTEST) -m "not slow and not gpu" tests/unit tests/contract
@@ -40,6 +41,11 @@ test: setup
 
 test-slow: setup
 	$(PYTEST) -m "slow and not gpu" tests
+
+# The slow equality matrix alone; interrupted, it goes on with the cells that are not yet in .cache/matrix.jsonl.
+test-matrix: setup
+	$(PYTEST) -m slow tests/engine/test_dflash_equality.py
+	$(BIN)/python -m tests.support.matrix
 
 test-gpu:
 	$(BIN)/pytest -q -m gpu tests/gpu

@@ -1,16 +1,77 @@
-"""Fixtures of the engine tests: models on disk, once a session."""
+"""Fixtures of the engine tests: models on disk and servers that several files share, once a session.
+
+Starting a server takes longer than most tests. Files that share one run in the same worker of pytest-xdist
+(``--dist loadgroup``); every other file is a group of its own, so that its tests share what it starts.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 
-from tests.engine.checkpoints import Checkpoints
+from tests.support.checkpoints import Checkpoints
+from tests.support.generation import assert_nothing_leaked
+from tests.support.pair_servers import FEATURES, STRICT, dflash_server, plain_server, with_plugin
+from tests.support.servers import Server
 
 # The reference shares the machine with the server under test: spinning OpenMP workers would starve it.
 torch.set_num_threads(1)
+
+SHARED = dict.fromkeys(("test_dflash_equality", "test_requests", "test_requests_batches"), "features") | dict.fromkeys(
+    ("test_dflash_reference", "test_requests_mixed"), "recorded"
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(SHARED.get(item.path.stem, item.path.stem)))
+
+
+@dataclass(frozen=True)
+class RecordedServer:
+    """A server and the folder in which it records its drafts, states and mixed batches (``tests/plugin``)."""
+
+    server: Server
+    folder: Path
 
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="session")
+def plain_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """``tiny-hybrid`` without speculation.
+
+    Without overlap too: with it, SGLang's penalties learn of a token one step late, where ours never do.
+    """
+    folder = tmp_path_factory.mktemp("plain")
+    plugin = with_plugin(folder, "penalty_order")
+    with plain_server("tiny-hybrid", folder, "--disable-overlap-schedule", base=FEATURES, **plugin) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def dflash_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """``tiny-hybrid`` under DFLASH with every request feature."""
+    with dflash_server("tiny-hybrid", tmp_path_factory.mktemp("dflash"), base=FEATURES, **STRICT) as server:
+        yield server
+        assert_nothing_leaked(server)
+
+
+@pytest.fixture(scope="session")
+def recorded_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedServer]:
+    """``tiny-hybrid`` under DFLASH, recorded; few requests may run, so that the others are prefilled beside them."""
+    folder = tmp_path_factory.mktemp("recorded")
+    schedule = ("--max-running-requests", "4", "--chunked-prefill-size", "256", "--enable-mixed-chunk")
+    plugin = with_plugin(folder, "drafts", "states", "mixed")
+    with dflash_server("tiny-hybrid", folder, *schedule, base=FEATURES, **plugin) as server:
+        yield RecordedServer(server, folder)
+        assert_nothing_leaked(server)

@@ -19,7 +19,7 @@ from sglang_dflash.bench.modes import parse_modes
 from sglang_dflash.bench.session import Session
 from sglang_dflash.bench.settings import Settings, find_pair
 from sglang_dflash.bench.tasks import load
-from tests.engine.serving import Server, running
+from tests.support.servers import Server, running
 
 QUIET = Console(quiet=True)
 MODE = "dflash:8"

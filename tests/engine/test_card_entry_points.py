@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash.bench.ports import free_port
-from sglang_dflash.worker.observe.info import SERVER_INFO_KEY
-from tests.cards import card
-from tests.engine.checkpoints import assert_greedy
-from tests.engine.serving import running, started
+from sglang_dflash.hooks.server_info import SERVER_INFO_KEY
 from tests.engine.test_cards import RICHEST, assert_served_here, generate, prompts, request
 from tests.engine.test_server import SGLANG_SERVE
-from tests.engine.tiny_cards import build
+from tests.support.cards import card
+from tests.support.checkpoints import assert_greedy
+from tests.support.servers import running, started
+from tests.support.shrunk_cards import build
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 PRINTED = card(RICHEST)
@@ -37,7 +37,7 @@ def test_an_engine(tmp_path: Path) -> None:
     keywords = PRINTED.keywords_for(tmp_path / "target", tmp_path / "drafter")
     asked = {"keywords": {**keywords, "dtype": "float32", "port": free_port()}, "request": request()}
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("engine_card.py"))],
+        [sys.executable, str(Path(__file__).parents[1] / "support" / "run_engine.py")],
         input=json.dumps(asked),
         capture_output=True,
         text=True,

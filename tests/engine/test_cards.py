@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 from pathlib import Path
@@ -11,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.worker.observe.info import SERVER_INFO_KEY
-from tests.cards import NAMES, PLAIN_SGLANG_SAYS, card
-from tests.engine.checkpoints import assert_greedy
-from tests.engine.memory import allocated, assert_as_estimated, estimated
-from tests.engine.serving import Server, run_to_exit, running
-from tests.engine.tiny_cards import VOCAB, build
+from sglang_dflash.hooks.server_info import SERVER_INFO_KEY
+from tests.support.cards import NAMES, PLAIN_SGLANG_SAYS, card
+from tests.support.checkpoints import assert_greedy
+from tests.support.memory import allocated, assert_as_estimated, estimated
+from tests.support.pair_servers import with_plugin
+from tests.support.servers import Server, run_to_exit, running
+from tests.support.shrunk_cards import VOCAB, build
 
 NEW_TOKENS = 48
-ORACLE = Path(__file__).parent / "oracle"
 # The one flag added where tokens are compared: in the published bfloat16 a block's forward rounds otherwise than a
 # token's, with any worker.
 FLOAT32 = ("--dtype", "float32")
@@ -52,8 +51,8 @@ def test_tokens_are_the_targets_and_memory_is_as_estimated(name: str, tmp_path: 
     target = build(name, tmp_path)
     pair = {"target": tmp_path / "target", "drafter": tmp_path / "drafter"}
     flags = [*card(name).arguments_for(**pair), *FLOAT32]
-    oracle = tmp_path / "answers.json"
-    with running(tmp_path, *flags, **card(name).environment, **told_by(oracle)) as server:
+    oracle = tmp_path / "answers.json"  # drafts are right once it is there: a random drafter's never are
+    with running(tmp_path, *flags, **card(name).environment, **with_plugin(tmp_path, "oracle")) as server:
         answers = generate(server)
         oracle.write_text(json.dumps([p + a["output_ids"] for p, a in zip(prompts(), answers, strict=True)]))
         assert server.post("/flush_cache").status_code == 200
@@ -64,12 +63,6 @@ def test_tokens_are_the_targets_and_memory_is_as_estimated(name: str, tmp_path: 
         assert again["output_ids"] == answer["output_ids"]
     assert 0 < 2 * blocks(accepting) < blocks(answers)
     assert_as_estimated(estimated(*pair.values(), *flags, *found), allocation)
-
-
-def told_by(oracle: Path) -> dict[str, str]:
-    """Environment of a server whose drafts are right once the file is there: a random drafter's never are."""
-    path = os.pathsep.join(filter(None, (str(ORACLE), os.environ.get("PYTHONPATH"))))
-    return {"PYTHONPATH": path, "DFLASH_ORACLE": str(oracle)}
 
 
 def blocks(answers: list[dict[str, Any]]) -> int:

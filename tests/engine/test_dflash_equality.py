@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from sglang_dflash.pairs import NAMES, drafter_kinds
-from tests.engine.dflash import assert_nothing_leaked, corpus, dflash_server, flush, generate_all, plain_server
-from tests.engine.serving import Server
+from tests.support.generation import assert_nothing_leaked, flush, generate_all
+from tests.support.matrix import MATRIX
+from tests.support.pair_servers import dflash_server, plain_server
+from tests.support.prompts import corpus
+from tests.support.servers import Server
 
 NEW_TOKENS = 64
 
@@ -37,12 +40,7 @@ PAGED = ("--page-size", "16")
 CHUNKED = ("--chunked-prefill-size", "64")
 RETRACTED = (("SGLANG_TEST_RETRACT", "1"),)
 
-QUICK = (
-    Case("tiny-hybrid", environment=(("SGLANG_DFLASH_FORBID_SYNC", "1"),)),
-    Case("tiny-dense", block=4, arguments=(*SYNC, *PAGED, *CHUNKED)),
-)
-# Every drafter at every block size; overlap, page size, chunks and retraction in turn, each with each of the
-# others.
+# Every drafter at every block size; overlap, page size, chunks and retraction in turn, each with each of the others.
 TURNS = itertools.cycle(
     [
         ((), ()),
@@ -71,26 +69,12 @@ FULL = tuple(
 )
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[list[int]]]]:
-    """Plain decoding's tokens by pair, filled on first use."""
-    yield PlainTokens(tmp_path_factory.mktemp("plain"))
+def plain_tokens(server: Server, pair: str) -> list[list[int]]:
+    return [answer.tokens for answer in generate_all(server, corpus(pair, 16), 8, NEW_TOKENS)]
 
 
-class PlainTokens(dict[str, list[list[int]]]):
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self._folder = folder
-
-    def __missing__(self, pair: str) -> list[list[int]]:
-        with plain_server(pair, self._folder) as server:
-            answers = generate_all(server, corpus(pair, 16), 8, NEW_TOKENS)
-        self[pair] = [answer.tokens for answer in answers]
-        return self[pair]
-
-
-def assert_equal(case: Case, server: Server, expected: Sequence[Sequence[int]]) -> int:
-    """Alone, together, and from the prefix cache; the number of generations compared."""
+def compare(case: Case, server: Server, expected: Sequence[Sequence[int]]) -> int:
+    """Together, alone, and from the prefix cache; the number of generations compared."""
     inputs = corpus(case.pair, len(expected))
     compared = 0
     for concurrency, number in ((8, len(expected)), (1, len(expected) // 2)):
@@ -108,26 +92,35 @@ def assert_equal(case: Case, server: Server, expected: Sequence[Sequence[int]]) 
     return compared
 
 
-def check(case: Case, folder: Path, plain: dict[str, list[list[int]]], record: Callable[[str, object], None]) -> None:
-    expected = plain[case.pair]
+def start_and_compare(case: Case, folder: Path, expected: Sequence[Sequence[int]]) -> int:
+    variables = dict(case.environment)
     with dflash_server(
-        case.pair,
-        folder,
-        *case.arguments,
-        drafter=case.drafter,
-        block=case.block,
-        **dict(case.environment),
+        case.pair, folder, *case.arguments, drafter=case.drafter, block=case.block, **variables
     ) as server:
-        record("generations", assert_equal(case, server, expected))
+        return compare(case, server, expected)
 
 
-@pytest.mark.parametrize("case", QUICK, ids=str)
-def test_equal_tokens(case: Case, tmp_path: Path, plain, record_property) -> None:
-    check(case, tmp_path, plain, record_property)
+def test_equal_tokens_without_a_sync(plain_hybrid: Server, dflash_hybrid: Server) -> None:
+    assert compare(Case("tiny-hybrid"), dflash_hybrid, plain_tokens(plain_hybrid, "tiny-hybrid")) == 28
+
+
+def test_equal_tokens_without_overlap_in_pages_and_chunks(tmp_path: Path) -> None:
+    case = Case("tiny-dense", block=4, arguments=(*SYNC, *PAGED, *CHUNKED))
+    with plain_server(case.pair, tmp_path) as server:
+        expected = plain_tokens(server, case.pair)
+    assert start_and_compare(case, tmp_path, expected) == 28
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("case", FULL, ids=str)
-def test_equal_tokens_everywhere(case: Case, tmp_path: Path, plain, record_property) -> None:
-    check(case, tmp_path, plain, record_property)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.xdist_group(str(case))) for case in FULL], ids=str
+)
+def test_equal_tokens_everywhere(case: Case, tmp_path: Path) -> None:
+    finished = MATRIX.finished()
+    if str(case) in finished:
+        pytest.skip("passed before with this very package (tests/support/matrix.py)")
+    if case.pair not in finished:
+        with plain_server(case.pair, tmp_path) as server:
+            MATRIX.add(case.pair, plain_tokens(server, case.pair))
+    MATRIX.add(str(case), start_and_compare(case, tmp_path, MATRIX.finished()[case.pair]))

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.dflash import assert_nothing_leaked, corpus, dflash_server, flush, generate_all, plain_server
+from tests.support.generation import assert_nothing_leaked, flush, generate_all
+from tests.support.pair_servers import dflash_server, plain_server
+from tests.support.prompts import corpus
 
 NEW_TOKENS = 48
 

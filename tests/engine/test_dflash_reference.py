@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,24 +10,25 @@ import torch
 
 from sglang_dflash.pairs import drafter_path, target_path
 from sglang_dflash.train.reference_decoder import ReferenceDecoder
-from tests.engine.dflash import PROBE, TRACKED, corpus, dflash_server, flush, generate
-from tests.engine.serving import Server
+from tests.engine.conftest import RecordedServer
+from tests.support.generation import flush, generate
+from tests.support.pair_servers import TRACKED
+from tests.support.prompts import corpus
+from tests.support.servers import Server
 
 PAIR = "tiny-hybrid"
 NEW_TOKENS = 80
 STATE_TOLERANCE = 1e-5
 
 
-@pytest.fixture(scope="module")
-def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("probe")
+@pytest.fixture
+def server(recorded_hybrid: RecordedServer) -> Server:
+    return recorded_hybrid.server
 
 
-@pytest.fixture(scope="module")
-def server(probe: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    environment = {"PYTHONPATH": PROBE, "DFLASH_PROBE": str(probe)}
-    with dflash_server(PAIR, tmp_path_factory.mktemp("server"), **environment) as server:
-        yield server
+@pytest.fixture
+def probe(recorded_hybrid: RecordedServer) -> Path:
+    return recorded_hybrid.folder
 
 
 def blocks(probe: Path, rid: str) -> list[list[int]]:
@@ -76,13 +76,13 @@ def assert_equal_states(found: Path, expected: Path) -> None:
 
 
 def test_a_prefix_hit_after_a_crossed_boundary_restarts_from_the_right_state(server: Server, probe: Path) -> None:
-    """The state behind the prompt shows it: this target's tokens are often right from a wrong state too."""
+    """The state after the prompt shows it: this target's tokens are often right from a wrong state too."""
     (prompt,) = corpus(PAIR, 1, seed=3)
     flush(server)
     first = generate(server, prompt, 150, sampling_params={"ignore_eos": True})
     text = [*prompt, *first.tokens]
     longer = generate(server, text[:-10], 40, sampling_params={"ignore_eos": True})
-    assert longer.meta["cached_tokens"] > len(prompt), "the hit must end behind the first block"
+    assert longer.meta["cached_tokens"] > len(prompt), "the hit must end after the first block"
     flush(server)
     fresh = generate(server, text[:-10], 40, sampling_params={"ignore_eos": True})
     assert fresh.meta["cached_tokens"] == 0

@@ -10,17 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.engine.dflash import (
-    Answer,
-    assert_nothing_leaked,
-    corpus,
-    dflash_server,
-    flush,
-    generate,
-    generate_all,
-    worker_info,
-)
-from tests.engine.serving import Server
+import sglang_dflash
+from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
+from tests.support.pair_servers import dflash_server, worker_info
+from tests.support.prompts import corpus
+from tests.support.servers import Server
 
 PAIR = "tiny-dense"
 CONTEXT = 512
@@ -33,6 +27,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with dflash_server(PAIR, tmp_path_factory.mktemp("server"), *arguments) as server:
         yield server
         assert_nothing_leaked(server)
+
+
+def test_banner_and_server_info_name_the_worker(server: Server) -> None:
+    info = worker_info(server)
+    assert info["version"] == sglang_dflash.__version__
+    assert f"sglang-dflash {sglang_dflash.__version__} serves DFLASH" in server.log
+    assert "fixed width 16" in server.log
+    assert set(info["layers"]) == {"full_attention"}
 
 
 def short(number: int, seed: int = 0) -> list[list[int]]:
@@ -77,7 +79,7 @@ def test_a_stop_token_ends_inside_a_block(server: Server) -> None:
 
 
 def test_the_context_limit_ends_inside_a_block(server: Server) -> None:
-    """The last block reaches past the context; its far positions must touch nobody's slots."""
+    """The last block reaches past the context; its far positions must touch no other request's slots."""
     (seed,) = short(1, seed=6)
     prompts = [(seed * 20)[: CONTEXT - room] for room in (8, 9, 12, 17)]
 

@@ -1,4 +1,4 @@
-"""DFLASH means our worker, says so, and steps aside or refuses where it must."""
+"""What DFLASH is asked for and our worker cannot serve is refused by name; plain decoding is left alone."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 
-import sglang_dflash
 from sglang_dflash.pairs import drafter_path
-from tests.engine.dflash import dflash_server, draft_arguments, plain_server, target_arguments, worker_info
-from tests.engine.serving import run_to_exit
+from tests.support.pair_servers import draft_arguments, plain_server, target_arguments
+from tests.support.servers import run_to_exit
 
 PAIR = "tiny-dense"
 
@@ -31,15 +30,6 @@ def changed_drafter(folder: Path, **changes: object) -> Path:
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, **changes}))
     return copy
-
-
-def test_banner_and_server_info_name_the_worker(tmp_path: Path) -> None:
-    with dflash_server(PAIR, tmp_path, block=8) as server:
-        info = worker_info(server)
-        assert info["version"] == sglang_dflash.__version__
-        assert f"sglang-dflash {sglang_dflash.__version__} serves DFLASH" in server.log
-        assert "fixed width 8" in server.log
-        assert set(info["layers"]) == {"full_attention"}
 
 
 @pytest.mark.slow

@@ -15,17 +15,10 @@ from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.pairs import drafter_path, target_path
 from sglang_dflash.train.reference_decoder import Decoded, DrafterRun, ReferenceDecoder, TargetRun
 from sglang_dflash.window.size import context_window, ring_slots
-from tests.engine.dflash import (
-    PROBE,
-    assert_nothing_leaked,
-    corpus,
-    dflash_server,
-    flush,
-    generate,
-    generate_all,
-    worker_info,
-)
-from tests.engine.serving import Server
+from tests.support.generation import assert_nothing_leaked, flush, generate, generate_all
+from tests.support.pair_servers import dflash_server, with_plugin, worker_info
+from tests.support.prompts import corpus
+from tests.support.servers import Server
 
 PAIR, BLOCK, NEW_TOKENS = "tiny-hybrid", 16, 64
 
@@ -84,11 +77,10 @@ def blocks(probe: Path, rid: str) -> list[tuple[int, list[int]]]:
 def check(case: Case, folder: Path) -> None:
     probe = folder / "probe"
     probe.mkdir()
-    environment = {"PYTHONPATH": PROBE, "DFLASH_PROBE": str(probe)}
     arguments = ("--speculative-draft-window-size", str(case.window), *case.arguments)
     prompts = corpus(PAIR, 6, seed=1)
     expected = [decoded(case, prompt) for prompt in prompts]
-    with dflash_server(PAIR, folder, *arguments, drafter=case.drafter, **environment) as server:
+    with dflash_server(PAIR, folder, *arguments, drafter=case.drafter, **with_plugin(probe, "drafts")) as server:
         assert_memory(case, server)
         flush(server)
         together = generate_all(server, prompts, 6, NEW_TOKENS)
@@ -147,7 +139,7 @@ def test_a_retracted_request_drafts_with_a_full_window_again(arguments: tuple[st
     """A retraction moves the blocks that follow, so each is held to the reference's block at its own place."""
     case, prompts = Case(64, arguments), corpus(PAIR, 6, seed=1)
     often = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "2"}
-    environment = {"PYTHONPATH": PROBE, "DFLASH_PROBE": str(tmp_path), **often}
+    environment = {**with_plugin(tmp_path, "drafts"), **often}
     with dflash_server(PAIR, tmp_path, "--speculative-draft-window-size", "64", *arguments, **environment) as server:
         answers = generate_all(server, prompts, len(prompts), NEW_TOKENS)
         assert_nothing_leaked(server)

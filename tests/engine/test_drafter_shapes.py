@@ -26,8 +26,10 @@ from sglang_dflash.train import drafter, reference_decoder
 from sglang_dflash.train.drafter import FULL, SLIDING, Drafter, DrafterConfig
 from sglang_dflash.train.reference_decoder import Decoded, ReferenceDecoder
 from sglang_dflash.window.size import context_window
-from tests.engine.dflash import PROBE, corpus, generate, target_arguments, worker_info
-from tests.engine.serving import running
+from tests.support.generation import generate
+from tests.support.pair_servers import target_arguments, with_plugin, worker_info
+from tests.support.prompts import corpus
+from tests.support.servers import running
 
 PAIR, NEW_TOKENS, WINDOW = "tiny-dense", 24, 20
 FACTOR, ORIGINAL = 4.0, 64
@@ -175,10 +177,9 @@ def test_drafts_equal_the_reference(
     if window:
         command += ["--speculative-draft-window-size", str(window), "--page-size", str(page)]
     reads = context_window(window, config.DrafterConfig.load(folder))
-    probe = {"PYTHONPATH": PROBE, "DFLASH_PROBE": str(tmp_path)}
     by_length = sorted(corpus(PAIR, 12, seed=4), key=len)
     prompts = [*by_length[2:5], by_length[10]]
-    with running(tmp_path, *target_arguments(PAIR), *command, **probe) as server:
+    with running(tmp_path, *target_arguments(PAIR), *command, **with_plugin(tmp_path, "drafts")) as server:
         assert (worker_info(server)["block_size"], worker_info(server)["window"]) == (width, reads)
         answers = [generate(server, prompt, NEW_TOKENS) for prompt in prompts]
     lines = [json.loads(line) for line in (tmp_path / "drafts.jsonl").read_text().splitlines()]

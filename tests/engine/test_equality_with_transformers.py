@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.checkpoints import ARCHITECTURES, HYBRIDS, VOCAB_SIZE, Checkpoints, assert_greedy
-from tests.engine.serving import Server, running
+from tests.support.checkpoints import ARCHITECTURES, HYBRIDS, VOCAB_SIZE, Checkpoints, assert_greedy
+from tests.support.servers import Server, running
 
 NEW_TOKENS = 24
 CHUNK = 128

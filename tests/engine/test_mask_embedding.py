@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from sglang_dflash.pairs import drafter_path
-from tests.engine.dflash import corpus, dflash_server, draft_arguments, generate_all, target_arguments
-from tests.engine.serving import running
+from tests.support.generation import generate_all
+from tests.support.pair_servers import dflash_server, draft_arguments, target_arguments
+from tests.support.prompts import corpus
+from tests.support.servers import running
 
 PAIR = "tiny-dense"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash.pairs import drafter_path, target_path
-from tests.engine.memory import allocated, assert_as_estimated, estimated
-from tests.engine.serving import running
+from tests.support.memory import allocated, assert_as_estimated, estimated
+from tests.support.servers import running
 
 SIZES = (
     *("--max-total-tokens", "3000"),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.broken_pairs import BROKEN, write_pair
-from tests.engine.serving import run_to_exit
+from tests.support.broken_pairs import BROKEN, write_pair
+from tests.support.servers import run_to_exit
 
 CASES = {broken.name: broken for broken in BROKEN}
 

@@ -1,12 +1,8 @@
-"""Whatever a greedy request asks for, DFLASH answers as plain decoding does.
-
-Plain decoding runs without overlap: with it, SGLang's penalties learn of a token one step late, where ours never do.
-"""
+"""Whatever a greedy request asks for, DFLASH answers as plain decoding does."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +11,12 @@ import transformers
 from sglang.srt.sampling import custom_logit_processor
 
 from sglang_dflash.pairs import target_path
-from tests.engine.dflash import assert_nothing_leaked, corpus
-from tests.engine.requests_of import COMPACT_JSON, PAIR, STRICT, answers, dflash_server, plain_server, raw, tokens
-from tests.engine.serving import Server
+from tests.support.generation import answers, assert_nothing_leaked, raw, tokens
+from tests.support.pair_servers import FEATURES, STRICT, dflash_server
+from tests.support.prompts import corpus
+from tests.support.servers import Server
 
+PAIR = "tiny-hybrid"
 NEW_TOKENS = 48
 PROMPTS = 6
 SCHEMA = json.dumps(
@@ -94,29 +92,21 @@ def text_of(ids: list[int]) -> str:
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def expected(plain_hybrid: Server) -> dict[str, Any]:
     """Plain decoding's answers to every case, and its log-probabilities."""
     prompts = corpus(PAIR, PROMPTS)
-    with plain_server(tmp_path_factory.mktemp("plain"), "--disable-overlap-schedule", COMPACT_JSON) as server:
-        greedy = tokens(answers(server, prompts, {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}))
-        found: dict[str, Any] = {"greedy": greedy}
-        for name in CASES:
-            found[name] = answers(server, prompts, **body_of(name, greedy))
-        found["log-probabilities"] = answers(server, prompts, **LOGPROBS)
-        found["stream"] = streamed(server, prompts[0])
+    params = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    greedy = tokens(answers(plain_hybrid, prompts, params))
+    found: dict[str, Any] = {"greedy": greedy}
+    for name in CASES:
+        found[name] = answers(plain_hybrid, prompts, **body_of(name, greedy))
+    found["log-probabilities"] = answers(plain_hybrid, prompts, **LOGPROBS)
     return found
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with dflash_server(tmp_path_factory.mktemp("dflash"), COMPACT_JSON) as server:
-        yield server
-        assert_nothing_leaked(server)
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_the_answer_is_plain_decodings(name: str, served: Server, expected: dict[str, Any]) -> None:
-    found = answers(served, corpus(PAIR, PROMPTS), **body_of(name, expected["greedy"]))
+def test_the_answer_is_plain_decodings(name: str, dflash_hybrid: Server, expected: dict[str, Any]) -> None:
+    found = answers(dflash_hybrid, corpus(PAIR, PROMPTS), **body_of(name, expected["greedy"]))
     assert tokens(found) == tokens(expected[name])
     for ours, plain in zip(found, expected[name], strict=True):
         assert ours["text"] == plain["text"]
@@ -126,9 +116,9 @@ def test_the_answer_is_plain_decodings(name: str, served: Server, expected: dict
         assert tokens(found) != tokens(expected[without]), "the case constrains nothing"
 
 
-def test_schema_answers_parse(expected: dict[str, Any], served: Server) -> None:
+def test_schema_answers_parse(expected: dict[str, Any], dflash_hybrid: Server) -> None:
     params = {"temperature": 1.0, "max_new_tokens": 200, "json_schema": SCHEMA}
-    found = answers(served, corpus(PAIR, 12), [{**params, "sampling_seed": i} for i in range(12)])
+    found = answers(dflash_hybrid, corpus(PAIR, 12), [{**params, "sampling_seed": i} for i in range(12)])
     for answer in found:
         assert answer["meta_info"]["finish_reason"]["type"] == "stop"
         assert json.loads(answer["text"]).keys() == {"name", "age"}
@@ -143,8 +133,8 @@ LOGPROBS: dict[str, Any] = {
 }
 
 
-def test_log_probabilities_are_plain_decodings(served: Server, expected: dict[str, Any]) -> None:
-    found = answers(served, corpus(PAIR, PROMPTS), **LOGPROBS)
+def test_log_probabilities_are_plain_decodings(dflash_hybrid: Server, expected: dict[str, Any]) -> None:
+    found = answers(dflash_hybrid, corpus(PAIR, PROMPTS), **LOGPROBS)
     for ours, plain in zip(found, expected["log-probabilities"], strict=True):
         for field in ("input_token_logprobs", "output_token_logprobs"):
             assert_same_logprobs([ours["meta_info"][field]], [plain["meta_info"][field]])
@@ -161,10 +151,10 @@ def assert_same_logprobs(ours: list[Any], plain: list[Any]) -> None:
             assert value == pytest.approx(other, abs=1e-4)  # float32 logits of a block against those of one token
 
 
-def test_sampled_log_probabilities_are_those_of_the_law_before_filters(served: Server) -> None:
+def test_sampled_log_probabilities_are_those_of_the_law_before_filters(dflash_hybrid: Server) -> None:
     """SGLang reports log softmax(logits / temperature); the chosen token's must be the one in the full list."""
     params = {"temperature": 0.7, "top_p": 0.9, "max_new_tokens": 20, "sampling_seed": 5}
-    (found,) = answers(served, corpus(PAIR, 1), params, return_logprob=True, top_logprobs_num=200)
+    (found,) = answers(dflash_hybrid, corpus(PAIR, 1), params, return_logprob=True, top_logprobs_num=200)
     meta = found["meta_info"]
     for (value, token, _), top in zip(meta["output_token_logprobs"], meta["output_top_logprobs"], strict=True):
         by_token = {entry[1]: entry[0] for entry in top}
@@ -182,8 +172,8 @@ def streamed(server: Server, prompt: list[int]) -> list[list[int]]:
     return [chunk["output_ids"] for chunk in chunks]
 
 
-def test_a_stream_grows_in_order_to_the_same_tokens(served: Server, expected: dict[str, Any]) -> None:
-    chunks = streamed(served, corpus(PAIR, 1)[0])
+def test_a_stream_grows_in_order_to_the_same_tokens(dflash_hybrid: Server, expected: dict[str, Any]) -> None:
+    chunks = streamed(dflash_hybrid, corpus(PAIR, 1)[0])
     assert len(chunks) > 1
     joined = [token for chunk in chunks for token in chunk]
     if chunks[-1][: len(chunks[0])] == chunks[0] and len(chunks[-1]) == NEW_TOKENS:  # cumulative chunks
@@ -193,16 +183,16 @@ def test_a_stream_grows_in_order_to_the_same_tokens(served: Server, expected: di
     assert joined == expected["greedy"][0]
 
 
-def test_parallel_samples_share_a_prompt(served: Server, expected: dict[str, Any]) -> None:
+def test_parallel_samples_share_a_prompt(dflash_hybrid: Server, expected: dict[str, Any]) -> None:
     params = {**body_of("logit bias", expected["greedy"])["params"], "temperature": 1.5, "n": 6}
-    found = answers(served, corpus(PAIR, 1), params)
+    found = answers(dflash_hybrid, corpus(PAIR, 1), params)
     assert len(found) == 6
     assert len({tuple(answer["output_ids"]) for answer in found}) > 1
 
 
 @pytest.mark.parametrize("body", [{"return_hidden_states": True}, {"return_sampling_mask": True}])
-def test_what_cannot_be_returned_is_refused_by_name(served: Server, body: dict[str, Any]) -> None:
-    response = raw(served, corpus(PAIR, 1), {"temperature": 0, "max_new_tokens": 4}, **body)
+def test_what_cannot_be_returned_is_refused_by_name(dflash_hybrid: Server, body: dict[str, Any]) -> None:
+    response = raw(dflash_hybrid, corpus(PAIR, 1), {"temperature": 0, "max_new_tokens": 4}, **body)
     assert response.status_code == 400
     assert next(iter(body)) in response.text and "Remedy" in response.text
 
@@ -215,12 +205,13 @@ def test_what_cannot_be_returned_is_refused_by_name(served: Server, body: dict[s
         (("--chunked-prefill-size", "64", "--enable-mixed-chunk"), {}),
         ((), {"SGLANG_TEST_RETRACT": "1"}),
         ((), STRICT),
+        ((), {}),
     ],
 )
 def test_every_case_under_other_schedules(
     arguments: tuple[str, ...], environment: dict[str, str], expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    with dflash_server(tmp_path, COMPACT_JSON, *arguments, block=8, **environment) as server:
+    with dflash_server(PAIR, tmp_path, *arguments, base=FEATURES, block=8, **environment) as server:
         for name in CASES:
             found = answers(server, corpus(PAIR, PROMPTS), **body_of(name, expected["greedy"]))
             assert tokens(found) == tokens(expected[name]), name

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from sglang_dflash.train.drafter import FULL, Drafter, DrafterConfig
-from tests.engine.checkpoints import build
-from tests.engine.dflash import BASE, TRACKED
-from tests.engine.requests_of import Params
-from tests.engine.sampled_law import WRONG_RULE, Sample, assert_seeds_decided, p_of_one_and_two, sample
-from tests.engine.serving import Server, running
+from tests.support.checkpoints import build
+from tests.support.generation import Params
+from tests.support.pair_servers import BASE, TRACKED, with_plugin
+from tests.support.sampled_law import Sample, assert_seeds_decided, p_of_one_and_two, sample
+from tests.support.servers import Server, running
 
 VOCAB, DRAFT, BIAS = 32, 3, 3.5
 PROMPTS, PROMPT_LENGTH, TEXTS, LENGTH = 16, 24, 20, 64
@@ -116,7 +116,7 @@ def test_so_has_text_without_a_seed(
 def test_a_wrong_acceptance_rule_is_noticed(
     rule: str, target: Any, drafter: Path, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    with running(tmp_path, *arguments(target, drafter), PYTHONPATH=WRONG_RULE, WRONG_RULE=rule) as server:
+    with running(tmp_path, *arguments(target, drafter), **with_plugin(tmp_path, rule)) as server:
         for name in ("temperature 0.6", "temperature 1.4", "penalties"):
             one, two = p_of_one_and_two(draw(server, target, name, seeded=False).points)
             record_property(f"{rule}, {name}", f"{one:.1e} {two:.1e}")

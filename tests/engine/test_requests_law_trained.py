@@ -1,6 +1,6 @@
 """Sampled text of a trained pair has the target's law, counted where the target is unsure.
 
-A trained target is sure of nearly every token, and there any acceptance rule gives the same. So the texts start behind
+A trained target is sure of nearly every token, and there any acceptance rule gives the same. So the texts start after
 random tokens, which leaves the target many ways to go on, and the law is counted at those tokens before which no choice
 had a probability of ``UNSURE`` or more: a quarter of them, or a third. A draft is in doubt at few of these, so a wrong
 rule hardly moves that count; it does move the number of drafts that are kept.
@@ -9,7 +9,6 @@ rule hardly moves that count; it does move the number of drafts that are kept.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,18 +17,13 @@ import torch
 import transformers
 
 from sglang_dflash.pairs import target_path
-from tests.engine.dflash import PROBE, dflash_server
-from tests.engine.requests_of import PAIR, Params, random_prompts
-from tests.engine.sampled_law import (
-    WRONG_RULE,
-    Sample,
-    assert_seeds_decided,
-    p_of_kept_drafts,
-    p_of_one_and_two,
-    sample,
-)
-from tests.engine.serving import Server
+from tests.support.generation import Params
+from tests.support.pair_servers import dflash_server, with_plugin
+from tests.support.prompts import random_prompts
+from tests.support.sampled_law import Sample, assert_seeds_decided, p_of_kept_drafts, p_of_one_and_two, sample
+from tests.support.servers import Server
 
+PAIR = "tiny-hybrid"
 PROMPTS, TEXTS, LENGTH = 80, 16, 64
 BLOCK, UNSURE = 4, 0.9
 BATCH = ("--max-running-requests", "32")
@@ -50,11 +44,9 @@ def target() -> transformers.PreTrainedModel:
 
 
 @contextlib.contextmanager
-def recorded_server(folder: Path, *plugins: str, **environment: str) -> Iterator[Server]:
-    """A server that writes its drafts to ``folder``."""
-    environment |= {"DFLASH_PROBE": str(folder), "DFLASH_PROBE_STATES": "0"}
-    path = os.pathsep.join((PROBE, *plugins))
-    with dflash_server(PAIR, folder, *BATCH, block=BLOCK, PYTHONPATH=path, **environment) as server:
+def recorded_server(folder: Path, *modes: str) -> Iterator[Server]:
+    """A server that writes its drafts to ``folder``; further modes of the plugin."""
+    with dflash_server(PAIR, folder, *BATCH, block=BLOCK, **with_plugin(folder, "drafts", *modes)) as server:
         yield server
 
 
@@ -74,7 +66,7 @@ def draw(
 ) -> Sample:
     generator = torch.Generator().manual_seed(0)
     size = {"texts": TEXTS, "length": LENGTH}
-    inputs = random_prompts(prompts)
+    inputs = random_prompts(PAIR, prompts)
     return sample(server, target, inputs, SETTINGS[name], **size, seeded=seeded, generator=generator, probe=probe)
 
 
@@ -102,7 +94,7 @@ def test_a_wrong_acceptance_rule_is_noticed(
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    with recorded_server(tmp_path, WRONG_RULE, WRONG_RULE=rule) as server:
+    with recorded_server(tmp_path, rule) as server:
         found = draw(server, target, tmp_path, "temperature 1.4", prompts=PROMPTS // 4, seeded=False)
     kept = p_of_kept_drafts(found)
     record_property(f"{rule}, temperature 1.4", f"kept drafts {kept:.1e}")

@@ -7,20 +7,17 @@ before. A grammar then stands where it stood a step ago, and so does the history
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
-from pathlib import Path
 
 from sglang_dflash.pairs.corpus.prompts import Prompt, prompts
-from tests.engine.dflash import PROBE, assert_nothing_leaked
-from tests.engine.requests_of import Params, answers, chat_ids, dflash_server, plain_server, schema_of, tokens
+from tests.engine.conftest import RecordedServer
+from tests.support.generation import Params, answers, tokens
+from tests.support.prompts import chat_ids, schema_of
+from tests.support.servers import Server
 
-FIFTHS = str(Path(__file__).parent / "fifths")
 # A class pickled by reference, as SGLang's ``to_str`` writes one.
-PROCESSOR = json.dumps({"callable": b"cfifths\nFifths\n.".hex()})
+PROCESSOR = json.dumps({"callable": b"cdflash_test_plugin.custom_processor\nBanAFifth\n.".hex()})
 KINDS = ("json schema", "regex", "custom processor", "regex and penalty")
-# More prompts than may run, so that the rest are prefilled beside the first; no arrival has to be timed.
-SCHEDULE = ("--max-running-requests", "4", "--chunked-prefill-size", "256", "--enable-mixed-chunk")
 
 
 def params_of(kind: str, prompt: Prompt) -> Params:
@@ -33,24 +30,21 @@ def params_of(kind: str, prompt: Prompt) -> Params:
     return {"temperature": 0, "max_new_tokens": 64, **constraint[kind]}
 
 
-def test_requests_beside_a_prefill_answer_as_plain_decoding_does(tmp_path: Path) -> None:
+def test_requests_beside_a_prefill_answer_as_plain_decoding_does(
+    plain_hybrid: Server, recorded_hybrid: RecordedServer
+) -> None:
+    # More prompts than may run, so that the rest are prefilled beside the first; no arrival has to be timed.
     asked, kinds = prompts("json", n=16), KINDS * 4
     params = [params_of(kind, prompt) for kind, prompt in zip(kinds, asked, strict=True)]
     body = {"custom_logit_processor": [PROCESSOR if kind == "custom processor" else None for kind in kinds]}
-    inputs = chat_ids(asked)
-    with plain_server(tmp_path, "--disable-overlap-schedule", plugins=FIFTHS) as server:
-        expected = answers(server, inputs, params, **body)
-
-    probe = {"PYTHONPATH": os.pathsep.join((PROBE, FIFTHS)), "DFLASH_PROBE": str(tmp_path), "DFLASH_PROBE_STATES": "0"}
-    with dflash_server(tmp_path, *SCHEDULE, **probe) as server:
-        found = answers(server, inputs, params, **body)
-        assert_nothing_leaked(server)
-
+    inputs = chat_ids("tiny-hybrid", asked)
+    expected = answers(plain_hybrid, inputs, params, **body)
+    found = answers(recorded_hybrid.server, inputs, params, **body)
     for ours, plain, kind in zip(tokens(found), tokens(expected), kinds, strict=True):
         assert ours == plain, kind
     unseen = defaultdict(list)
     kind_of = {answer["meta_info"]["id"]: kind for answer, kind in zip(found, kinds, strict=True)}
-    for line in map(json.loads, (tmp_path / "mixed.jsonl").read_text().splitlines()):
-        unseen[kind_of[line["rid"]]].append(line["unseen"])
+    for line in map(json.loads, (recorded_hybrid.folder / "mixed.jsonl").read_text().splitlines()):
+        unseen[kind_of.get(line["rid"])].append(line["unseen"])
     for kind in ("regex", "custom processor"):  # the longest answers
         assert unseen[kind] and min(unseen[kind]) > 0, f"{kind}: no prefill ran beside it, or the scheduler kept up"

@@ -14,8 +14,10 @@ import psutil
 import pytest
 
 from sglang_dflash.bench.ports import free_port
-from tests.engine.dflash import corpus, dflash_server, generate_all, worker_info
-from tests.engine.serving import START_SECONDS, Server, started
+from tests.support.generation import generate_all
+from tests.support.pair_servers import dflash_server, worker_info
+from tests.support.prompts import corpus
+from tests.support.servers import START_SECONDS, Server, started
 
 PAIR = "tiny-dense"
 SCRIPT = Path(__file__).parents[2] / "launch" / "replicas.sh"

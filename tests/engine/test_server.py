@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from sglang_dflash.pairs import target_path
-from tests.engine.serving import Server, run_to_exit, running
+from tests.support.servers import Server, run_to_exit, running
 
 QUESTION = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples does Tom have now?"}]
 SGLANG_SERVE = (str(Path(sys.executable).with_name("sglang")), "serve")

@@ -1,56 +1,57 @@
-"""On a CUDA device: the same tokens as plain decoding, eager and as graphs, and where a step's time goes."""
+"""On a CUDA device, in bfloat16: plain decoding's tokens up to a near-tie, eager and as graphs, and a step's stages."""
 
 from __future__ import annotations
 
-import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parents[1] / "engine"))
-
-from tests.engine.dflash import (
-    assert_nothing_leaked,
-    corpus,
-    dflash_server,
-    flush,
-    generate_all,
-    plain_server,
-    worker_info,
-)
+from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
+from tests.support.near_tie import assert_parting_only_at_near_ties
+from tests.support.pair_servers import dflash_server, plain_server, worker_info
+from tests.support.prompts import corpus
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device that this torch can use"),
 ]
 
-PAIR = "tiny-hybrid"
-NEW_TOKENS = 128
+PROMPTS, NEW_TOKENS = 32, 128
+BASE = ("--dtype", "bfloat16", "--skip-tokenizer-init", "--max-running-requests", "8")
 SYNC, EAGER = "--disable-overlap-schedule", "--disable-cuda-graph"
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
-    with plain_server(PAIR, tmp_path_factory.mktemp("plain"), "--attention-backend", "triton") as server:
-        return [answer.tokens for answer in generate_all(server, corpus(PAIR, 32), 8, NEW_TOKENS)]
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plain")
 
 
+@cache
+def plain_answers(pair: str, folder: Path) -> list[Answer]:
+    """Plain decoding's texts, each with the target's two largest log-probabilities at every token."""
+    with plain_server(pair, folder, "--attention-backend", "triton", base=BASE) as server:
+        return generate_all(server, corpus(pair, PROMPTS), 8, NEW_TOKENS, return_logprob=True, top_logprobs_num=2)
+
+
+@pytest.mark.parametrize("pair", ["tiny-dense", "tiny-hybrid"])
 @pytest.mark.parametrize("backend", ["triton", "flashinfer"])
 @pytest.mark.parametrize("options", [(), (SYNC,), (EAGER,), (SYNC, EAGER)], ids=" ".join)
 def test_tokens_equal_plain_decoding(
-    backend: str, options: tuple[str, ...], tmp_path: Path, plain: list[list[int]]
+    pair: str, backend: str, options: tuple[str, ...], tmp_path: Path, folder: Path
 ) -> None:
+    plain = plain_answers(pair, folder)
     arguments = ("--attention-backend", backend, "--speculative-draft-attention-backend", backend, *options)
     environment = {"SGLANG_DFLASH_STAGE_TIMES": "1", "SGLANG_DFLASH_FORBID_SYNC": "1" if backend == "triton" else "0"}
-    with dflash_server(PAIR, tmp_path, *arguments, **environment) as server:
+    with dflash_server(pair, tmp_path, *arguments, base=BASE, **environment) as server:
         for concurrency in (8, 1):
             flush(server)
-            answers = generate_all(server, corpus(PAIR, 32), concurrency, NEW_TOKENS)
-            assert [answer.tokens for answer in answers] == plain
+            answers = generate_all(server, corpus(pair, PROMPTS), concurrency, NEW_TOKENS)
+            assert_parting_only_at_near_ties(answers, plain)
         info = worker_info(server)
         assert_nothing_leaked(server)
     steps = sum(info["steps_by_width"].values())
     assert set(info["stage_seconds"]) == {"draft", "verify", "accept", "commit", "inject"}
     times = {stage: f"{1000 * seconds / steps:.3f} ms" for stage, seconds in info["stage_seconds"].items()}
-    print(f"\n{backend} {' '.join(options)}: accept length {info['mean_accept_length']:.2f}, per step {times}")
+    print(f"\n{pair} {backend} {options}: accept length {info['mean_accept_length']:.2f}, per step {times}")

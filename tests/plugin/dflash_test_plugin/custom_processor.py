@@ -1,4 +1,4 @@
-"""A custom logit processor for tests, found by servers that have this folder on PYTHONPATH."""
+"""A custom logit processor: requests name its class, no mode of the plugin does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
 
-class Fifths(CustomLogitProcessor):
+class BanAFifth(CustomLogitProcessor):
     """Bans a fifth of the vocabulary, another one after every token: a history that lags by one token shows."""
 
     def __call__(self, logits: torch.Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import expected_shapes
-from tests.unit.drafters import MISSING, drafter, target
+from tests.support.configs import MISSING, drafter, target
 
 Edit = Callable[[Path], None]
 

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parent / "fixtures" / "cards"
+FOLDER = Path(__file__).parents[1] / "fixtures" / "cards"
 NAMES = sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir())
 _RENAMED = "unrecognized arguments: --mamba-scheduler-strategy extra_buffer"
 # What SGLang 0.5.23 says to each command where this package is not installed; it ends with status 2.

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.worker.observe.info import SERVER_INFO_KEY
-from tests.engine.serving import Server
+from sglang_dflash.hooks.server_info import SERVER_INFO_KEY
+from tests.support.servers import Server
 
 TOLERANCE = 0.001  # vectors that SGLang keeps in float32 whatever the dtype (A_log)
 

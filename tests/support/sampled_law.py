@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.ops import token_hash
-from tests.chi_square import p_value
-from tests.engine.requests_of import Params, answers, tokens
-from tests.engine.serving import Server
+from tests.support.chi_square import p_value
+from tests.support.generation import Params, answers, tokens
+from tests.support.servers import Server
 
-WRONG_RULE = str(Path(__file__).parent / "wrong_rule")  # a plugin for servers whose text must not have the law
 TEXTS_PER_REQUEST = 256  # a request with thousands outlasts any sensible timeout on a slow machine
 
 
@@ -59,14 +58,14 @@ def sample(
     generator: torch.Generator,
     probe: Path | None = None,
 ) -> Sample:
-    """``texts`` texts of ``length`` tokens behind each of the prompts.
+    """``texts`` texts of ``length`` tokens after each of the prompts.
 
     Args:
         target: the target in transformers.
         params: of SGLang's ``sampling_params``.
         seeded: each text has a seed of its own, its index; otherwise none has.
         generator: of the points inside their intervals.
-        probe: where the server's plugin writes its drafts.
+        probe: the folder in which the server records its drafts (``tests/plugin``).
     """
     common = {**params, "max_new_tokens": length, "ignore_eos": True}
     seeds = torch.arange(len(prompts) * texts)
@@ -107,7 +106,7 @@ def judged_drafts(probe: Path, found: Sequence[dict[str, Any]], inputs: Sequence
             if i >= drafts.shape[1]:
                 break
             drafts[row, i] = draft
-            if texts[row][i] != draft:  # those behind a rejected draft are not judged
+            if texts[row][i] != draft:  # those after a rejected draft are not judged
                 break
     return drafts
 

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-PATCHES = Path(__file__).parents[1] / "patches"
+PATCHES = Path(__file__).parents[2] / "patches"
 
 
 def series() -> list[Path]:
@@ -40,5 +40,5 @@ def apply(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def without_plugins(tree: Path) -> dict[str, str]:
     """The environment in which the copy under ``tree`` runs with plugins switched off."""
-    path = f"{tree}:{Path(__file__).parents[1]}"
+    path = f"{tree}:{Path(__file__).parents[2]}"
     return {"PYTHONPATH": path, "SGLANG_PLUGINS": "none", "SGLANG_PLATFORM": "dflash_cpu"}

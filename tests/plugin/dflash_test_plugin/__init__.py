@@ -1,0 +1,38 @@
+"""An SGLang plugin for tests: looks into a server, or changes what it does, in the modes that a test names.
+
+A server loads it when ``tests/plugin`` is on PYTHONPATH. ``SGLANG_DFLASH_TEST_PLUGIN`` names the modes, separated by
+commas; ``SGLANG_DFLASH_TEST_FOLDER`` is the folder that they write to or read from.
+"""
+
+from __future__ import annotations
+
+import os
+
+DRAFT = "sglang_dflash.worker.draft.Draft.__call__"
+COMMIT = "sglang_dflash.worker.recurrent.RecurrentCommit.__call__"
+PREFILL = "sglang_dflash.worker.worker.DFlashWorker._prefill"
+CHOOSE = "sglang_dflash.worker.accept.Accept.target_tokens"
+PENALTIES = "sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply"
+
+
+def register() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry
+    from sglang.srt.plugins.hook_registry import HookType as When
+
+    from dflash_test_plugin import oracle, penalty_order, probe, wrong_rule
+
+    modes = {
+        "drafts": [(DRAFT, probe.record_drafts, When.AFTER)],
+        "mixed": [(PREFILL, probe.record_mixed, When.AFTER)],
+        "states": [
+            (COMMIT, probe.record_committed_state, When.AFTER),
+            (PREFILL, probe.record_prefilled_state, When.AFTER),
+        ],
+        "oracle": [(DRAFT, oracle.know_answers, When.AFTER)],
+        "penalty_order": [(PENALTIES, penalty_order.as_for_a_block_of_one, When.AROUND)],
+        "draw_twice": [(CHOOSE, wrong_rule.draw_twice, When.AROUND)],
+        "keep_likely": [(CHOOSE, wrong_rule.keep_likely, When.AROUND)],
+    }
+    for mode in filter(None, os.environ.get("SGLANG_DFLASH_TEST_PLUGIN", "").split(",")):
+        for target, hook, when in modes[mode]:
+            HookRegistry.register(target, hook, when)

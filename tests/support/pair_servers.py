@@ -1,0 +1,81 @@
+"""Servers of the shipped pairs, plain and under DFLASH, and what our worker says of itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sglang_dflash.pairs import drafter_path, target_path
+from tests.support.servers import Server, running
+
+# Track boundaries of the recurrent states every 64 tokens, so that short prompts cross some inside a block.
+TRACKED = ("--mamba-track-interval", "64")
+BASE = ("--dtype", "float32", "--skip-tokenizer-init", "--max-running-requests", "8", "--enable-metrics")
+# In place of ``BASE``: every request feature.
+FEATURES = (
+    *("--dtype", "float32", "--max-running-requests", "16"),
+    *("--enable-custom-logit-processor", "--enable-return-hidden-states"),
+    "--constrained-json-disable-any-whitespace",  # an answer then cannot end in spaces without end
+)
+# Every device-to-host wait inside a step raises.
+STRICT = {"SGLANG_DFLASH_FORBID_SYNC": "1"}
+
+
+def target_arguments(pair: str, base: tuple[str, ...] = BASE) -> tuple[str, ...]:
+    tracked = () if pair == "tiny-dense" else TRACKED
+    return ("--model-path", str(target_path(pair)), *base, *tracked)
+
+
+def draft_arguments(pair: str, drafter: str = "good", block: int = 16) -> tuple[str, ...]:
+    return (
+        "--speculative-algorithm",
+        "DFLASH",
+        "--speculative-draft-model-path",
+        str(drafter_path(pair, drafter)),
+        "--speculative-num-draft-tokens",
+        str(block),
+    )
+
+
+@contextlib.contextmanager
+def plain_server(
+    pair: str, folder: Path, *arguments: str, base: tuple[str, ...] = BASE, **environment: str
+) -> Iterator[Server]:
+    """The pair's target without speculation."""
+    with running(folder, *target_arguments(pair, base), *arguments, **environment) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def dflash_server(
+    pair: str,
+    folder: Path,
+    *arguments: str,
+    base: tuple[str, ...] = BASE,
+    drafter: str = "good",
+    block: int = 16,
+    **environment: str,
+) -> Iterator[Server]:
+    """The pair under DFLASH; asserts that it is our worker that serves."""
+    command = (*target_arguments(pair, base), *draft_arguments(pair, drafter, block), *arguments)
+    with running(folder, *command, **environment) as server:
+        info = worker_info(server)
+        assert info["drafter"] == str(drafter_path(pair, drafter))
+        assert info["block_size"] == block
+        yield server
+
+
+def with_plugin(folder: Path, *modes: str) -> dict[str, str]:
+    """Environment of a server that loads ``tests/plugin`` in these modes; ``folder`` is where they write and read."""
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1] / "plugin"), os.environ.get("PYTHONPATH"))))
+    variables = {"SGLANG_DFLASH_TEST_PLUGIN": ",".join(modes), "SGLANG_DFLASH_TEST_FOLDER": str(folder)}
+    return {"PYTHONPATH": path, **variables}
+
+
+def worker_info(server: Server) -> dict[str, Any]:
+    """What our worker says of itself in ``/server_info``."""
+    info: dict[str, Any] = server.get("/server_info").json()["internal_states"][0]["sglang_dflash"]
+    return info
