@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.broken_pairs import BROKEN, write_pair
-from tests.patched import apply, copy_of_sglang, series, touched, without_plugins
+from tests.support.broken_pairs import BROKEN, write_pair
+from tests.support.patched import apply, copy_of_sglang, series, touched, without_plugins
 
 pytest.importorskip("sglang")
 

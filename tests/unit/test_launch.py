@@ -13,7 +13,7 @@ import pytest
 
 from sglang_dflash.check.old_flags import modernise_argv
 from sglang_dflash.pairs import drafter_path, target_path
-from tests.cards import FOLDER, NAMES, card
+from tests.support.cards import FOLDER, NAMES, card
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch"

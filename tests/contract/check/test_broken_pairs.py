@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broken_pairs import BROKEN, Broken, write_pair
+from tests.support.broken_pairs import BROKEN, Broken, write_pair
 
 pytest.importorskip("sglang")
 

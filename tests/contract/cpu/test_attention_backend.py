@@ -18,7 +18,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 from sglang_dflash.cpu.layers.attention_backend import TorchAttentionBackend
 from sglang_dflash.cpu.layers.kv_pool import CpuKVPool
 from sglang_dflash.errors import DFlashError
-from tests.attention_reference import loop_attention, rule
+from tests.support.attention import loop_attention, rule
 
 HEADS, KV_HEADS, DIM, SCALE = 4, 2, 16, 0.3
 SLOTS, PAGE = 256, 1

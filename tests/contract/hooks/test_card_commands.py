@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cards import NAMES, PLAIN_SGLANG_SAYS, card
+from tests.support.cards import NAMES, PLAIN_SGLANG_SAYS, card
 
 pytest.importorskip("sglang")
 

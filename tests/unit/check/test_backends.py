@@ -14,8 +14,8 @@ from sglang_dflash.check.text import check_dtypes, check_text, served_dtype
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.files import ModelFiles, TensorHeader
 from sglang_dflash.memory.device import Device, parse
-from tests.broken_pairs import write_tensors
-from tests.unit.drafters import drafter, target
+from tests.support.broken_pairs import write_tensors
+from tests.support.configs import drafter, target
 
 HOPPER = Device("NVIDIA H200", 141 << 30, (9, 0))
 BLACKWELL = Device("NVIDIA B200", 180 << 30, (10, 0))

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sglang_dflash.cli import app
-from tests.broken_pairs import BROKEN, Broken, write_pair
+from tests.support.broken_pairs import BROKEN, Broken, write_pair
 
 FITS = Broken("", "")
 

@@ -9,7 +9,7 @@ from sglang_dflash.check.findings import Finding, of_error, raise_first_error
 from sglang_dflash.check.pair import Serving, check_pair
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
-from tests.unit.drafters import MISSING, drafter, target
+from tests.support.configs import MISSING, drafter, target
 
 
 def findings(

@@ -8,7 +8,7 @@ import pytest
 
 from sglang_dflash.drafter.config import DrafterConfig, foreign_kind, load_config
 from sglang_dflash.errors import DFlashError
-from tests.unit.drafters import MISSING, drafter
+from tests.support.configs import MISSING, drafter
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 1024}
 

@@ -11,7 +11,7 @@ import torch
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.mask_embedding import FILE, load_mask_embedding
 from sglang_dflash.errors import DFlashError
-from tests.unit.drafters import drafter
+from tests.support.configs import drafter
 
 CONFIG = DrafterConfig.from_dict(drafter())
 

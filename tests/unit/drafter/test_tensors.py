@@ -7,7 +7,7 @@ import pytest
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import LoadReport, destination, expected_shapes
 from sglang_dflash.errors import DFlashError
-from tests.unit.drafters import drafter
+from tests.support.configs import drafter
 
 SHAPES = expected_shapes(DrafterConfig.from_dict(drafter()))
 

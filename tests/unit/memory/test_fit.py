@@ -12,8 +12,8 @@ from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.memory.fit import Demand, fit
 from sglang_dflash.memory.parameters import drafter_parameters, target_parameters
 from sglang_dflash.memory.sizes import StateBytes, draft_kv_per_token, state_bytes, target_kv_per_token
-from tests.cards import FOLDER, NAMES, card
-from tests.unit.drafters import drafter
+from tests.support.cards import FOLDER, NAMES, card
+from tests.support.configs import drafter
 
 HYBRID = {
     "num_hidden_layers": 4,

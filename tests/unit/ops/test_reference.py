@@ -19,7 +19,7 @@ from sglang_dflash.ops import (
     seeded_draw,
     token_hash,
 )
-from tests.chi_square import p_value
+from tests.support.chi_square import p_value
 
 
 def test_block_starts_with_the_anchor_and_reads_the_request_table() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.window.size import context_window, ring_slots
-from tests.unit.drafters import drafter
+from tests.support.configs import drafter
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

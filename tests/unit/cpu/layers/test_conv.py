@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sglang_dflash.cpu.layers import conv, mamba_state
-from tests.unit.cpu.layers.gdn_reference import causal_conv, no_host_sync
+from tests.support.gated_delta import causal_conv, no_host_sync
 
 SLOTS, DIM = 9, 10
 

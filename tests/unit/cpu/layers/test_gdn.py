@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sglang_dflash.cpu.layers import gdn, gdn_block, gdn_record
-from tests.unit.cpu.layers.gdn_reference import delta_rule, no_host_sync
+from tests.support.gated_delta import delta_rule, no_host_sync
 
 SLOTS = 9
 
@@ -277,7 +277,7 @@ def test_pairwise_decay_is_the_decay_between_two_tokens() -> None:
 def test_gates_are_the_log_decay_and_the_write_strength() -> None:
     layer = Layer(1, 12, dtype=torch.bfloat16)
     layer.a[0] = 40.0  # past the threshold, where softplus is the identity
-    g, beta = gdn.gates(layer.A_log, layer.a, layer.b, layer.dt_bias)
+    g, beta = gdn.decay_and_strength(layer.A_log, layer.a, layer.b, layer.dt_bias)
     assert g.dtype == beta.dtype == torch.float32
     torch.testing.assert_close(g[0].double(), layer.g, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(beta[0].double(), layer.beta, rtol=1e-5, atol=1e-7)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sglang_dflash.cpu.layers import gdn_chunk
-from tests.unit.cpu.layers.gdn_reference import delta_rule
+from tests.support.gated_delta import delta_rule
 
 SLOTS = 9
 
