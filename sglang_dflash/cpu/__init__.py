@@ -10,10 +10,10 @@ __all__ = ["activate", "install", "is_active"]
 def install() -> None:
     """Put the platform's stand-ins, attention backend and argument handling in place; once a process."""
     from sglang_dflash.cpu import replacements, torch_stubs
-    from sglang_dflash.cpu.arguments import resolve
-    from sglang_dflash.cpu.layers import attention
+    from sglang_dflash.cpu.arguments import resolution_steps
+    from sglang_dflash.cpu.layers import attention_registry
 
     torch_stubs.install()
-    attention.register()
+    attention_registry.register()
     replacements.install()
-    resolve.install()
+    resolution_steps.install()

@@ -10,7 +10,7 @@ from sglang_dflash import torchvision_import
 # SGLang imports this module before anything of its own imports torchvision.
 torchvision_import.install()
 
-from sglang_dflash.cpu.layers.attention import NAME as ATTENTION  # noqa: E402
+from sglang_dflash.cpu.layers import ATTENTION_BACKEND  # noqa: E402
 from sglang_dflash.errors import DFlashError  # noqa: E402
 from sglang_dflash.upstream import (  # noqa: E402
     CpuDeviceMixin,
@@ -62,7 +62,7 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     # --- attention and memory
     def get_default_attention_backend(self) -> str:
-        return ATTENTION
+        return ATTENTION_BACKEND
 
     def get_kv_pool_cls(self, *, kind: Literal["mha", "mla", "dsa"]) -> type | None:
         if kind != "mha":  # asked for at every start; models that would use one are refused beforehand
@@ -79,10 +79,10 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return algorithm == "DFLASH"
 
     def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
-        return backend == ATTENTION
+        return backend == ATTENTION_BACKEND
 
     def get_default_speculative_draft_attention_backend(self, algorithm: str) -> str:
-        return ATTENTION
+        return ATTENTION_BACKEND
 
     def get_speculative_cache_locs_fn(self) -> Callable[..., Any]:
         from sglang_dflash.cpu.layers.alloc import block_slots

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from torch import Tensor
 
 
 def install() -> None:
     """Patch ``torch.Tensor`` for this process; only called where the CPU platform is active."""
-    torch.Tensor.pin_memory = _pin_memory  # type: ignore[method-assign, assignment]
-    torch.Tensor.record_stream = _record_stream  # type: ignore[method-assign, assignment]
+    Tensor.pin_memory = _pin_memory  # type: ignore[method-assign, assignment]
+    Tensor.record_stream = _record_stream  # type: ignore[method-assign, assignment]
 
 
-def _pin_memory(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _pin_memory(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return tensor
 
 
-def _record_stream(tensor: torch.Tensor, stream: Any) -> None:
+def _record_stream(tensor: Tensor, stream: Any) -> None:
     return None

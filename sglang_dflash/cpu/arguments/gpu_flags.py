@@ -9,59 +9,63 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_dflash.cpu.layers.attention import NAME as ATTENTION
+from sglang_dflash.cpu.layers import ATTENTION_BACKEND
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One server argument: the values a CPU can serve, and the value taken instead of any other."""
+    """One server argument on a CPU.
+
+    Attributes:
+        field: its name.
+        instead: the value taken for every other that a CPU cannot serve.
+        served_by: what serves the user's choice, for the warning.
+        allowed: values that pass through, besides ``instead``.
+    """
 
     field: str
-    allowed: frozenset[Any]
     instead: Any
     served_by: str
+    allowed: tuple[Any, ...] = ()
 
 
-def _choice(field: str, *allowed: Any, instead: Any, served_by: str) -> Choice:
-    return Choice(field, frozenset({*allowed, instead}), instead, served_by)
-
-
-_TORCH_GDN = "the CPU platform's torch kernels"
+_ATTENTION = "torch attention"
+_GDN = "the CPU platform's torch kernels"
 _GLOO = "gloo"
 
 CHOICES: tuple[Choice, ...] = (
-    _choice("attention_backend", instead=ATTENTION, served_by="torch attention"),
-    _choice("prefill_attention_backend", instead=None, served_by="torch attention"),
-    _choice("decode_attention_backend", instead=None, served_by="torch attention"),
-    _choice("speculative_draft_attention_backend", None, instead=ATTENTION, served_by="torch attention"),
+    Choice("attention_backend", ATTENTION_BACKEND, _ATTENTION),
+    Choice("prefill_attention_backend", None, _ATTENTION),
+    Choice("decode_attention_backend", None, _ATTENTION),
+    Choice("speculative_draft_attention_backend", ATTENTION_BACKEND, _ATTENTION, (None,)),
     # "triton" is upstream's name for the functions that our table replaces.
-    _choice("linear_attn_backend", instead="triton", served_by=_TORCH_GDN),
-    _choice("linear_attn_prefill_backend", None, instead="triton", served_by=_TORCH_GDN),
-    _choice("linear_attn_decode_backend", None, instead="triton", served_by=_TORCH_GDN),
-    _choice("linear_attn_verify_backend", None, instead="triton", served_by=_TORCH_GDN),
-    _choice("mamba_backend", None, instead="triton", served_by=_TORCH_GDN),
-    _choice("enable_linear_replayssm", instead=False, served_by=_TORCH_GDN),
-    _choice("enable_linear_replayssm_spec", instead=False, served_by=_TORCH_GDN),
-    _choice("sampling_backend", instead="pytorch", served_by="torch"),
-    _choice("moe_runner_backend", "auto", "triton", instead="auto", served_by="torch experts"),
-    _choice("moe_a2a_backend", None, instead="none", served_by=_GLOO),
-    _choice("bf16_gemm_backend", "auto", instead="torch", served_by="torch"),
-    _choice("flashinfer_allreduce_fusion_backend", instead=None, served_by=_GLOO),
-    _choice("enable_flashinfer_allreduce_fusion", instead=False, served_by=_GLOO),
-    _choice("enable_aiter_allreduce_fusion", instead=False, served_by=_GLOO),
-    _choice("enable_mscclpp", instead=False, served_by=_GLOO),
-    _choice("enable_nccl_nvls", instead=False, served_by=_GLOO),
-    _choice("enable_symm_mem", instead=False, served_by=_GLOO),
-    _choice("enable_torch_symm_mem", instead=False, served_by=_GLOO),
-    _choice("enable_torch_compile", instead=False, served_by="eager torch"),
+    Choice("linear_attn_backend", "triton", _GDN),
+    Choice("linear_attn_prefill_backend", "triton", _GDN, (None,)),
+    Choice("linear_attn_decode_backend", "triton", _GDN, (None,)),
+    Choice("linear_attn_verify_backend", "triton", _GDN, (None,)),
+    Choice("mamba_backend", "triton", _GDN, (None,)),
+    Choice("enable_linear_replayssm", False, _GDN),
+    Choice("enable_linear_replayssm_spec", False, _GDN),
+    Choice("sampling_backend", "pytorch", "torch"),
+    Choice("moe_runner_backend", "auto", "torch experts", ("triton",)),
+    Choice("moe_a2a_backend", "none", _GLOO, (None,)),
+    Choice("bf16_gemm_backend", "torch", "torch", ("auto",)),
+    Choice("flashinfer_allreduce_fusion_backend", None, _GLOO),
+    Choice("enable_flashinfer_allreduce_fusion", False, _GLOO),
+    Choice("enable_aiter_allreduce_fusion", False, _GLOO),
+    Choice("enable_mscclpp", False, _GLOO),
+    Choice("enable_nccl_nvls", False, _GLOO),
+    Choice("enable_symm_mem", False, _GLOO),
+    Choice("enable_torch_symm_mem", False, _GLOO),
+    Choice("enable_torch_compile", False, "eager torch"),
 )
 
-# Not worth a line in the log: nobody asks for these, they are what an argument left alone holds.
-_SILENT = {("attention_backend", None), ("sampling_backend", None)}
+# What these hold if the user said nothing; not worth a warning.
+_UNSET = {("attention_backend", None), ("sampling_backend", None)}
 
 
 def cpu_values(value_of: Callable[[str], Any]) -> tuple[dict[str, Any], list[str]]:
-    """Server arguments to change, and a warning line for each choice that was somebody's.
+    """Server arguments to change, and a warning line for each that the user chose.
 
     Args:
         value_of: reads a server argument by name.
@@ -69,10 +73,10 @@ def cpu_values(value_of: Callable[[str], Any]) -> tuple[dict[str, Any], list[str
     changes, warnings = {}, []
     for choice in CHOICES:
         value = value_of(choice.field)
-        if value in choice.allowed:
+        if value == choice.instead or value in choice.allowed:
             continue
         changes[choice.field] = choice.instead
-        if (choice.field, value) not in _SILENT:
+        if (choice.field, value) not in _UNSET:
             flag = "--" + choice.field.replace("_", "-")
             asked = flag if value is True else f"{flag} {value}"
             warnings.append(f"{asked} needs a GPU: served by {choice.served_by} on this CPU")

@@ -1,1 +1,3 @@
-"""Torch implementations of the kernels that SGLang lacks on a CPU."""
+"""What SGLang runs in a forward pass, in plain torch: attention, recurrent layers, norms, and their pools."""
+
+ATTENTION_BACKEND = "torch_dflash"  # SGLang's name for our attention backend

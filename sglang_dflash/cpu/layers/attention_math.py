@@ -7,16 +7,16 @@ Everything here is tensors in, tensors out, and does not import SGLang. Two idea
   positions they pass.
 * A tiny model spends its time in dispatch, not arithmetic, so what all layers share (slots, mask) is built
   once per forward, and a batch is two gathers and one ``scaled_dot_product_attention``, padded to its longest
-  request. Only where blocks have so many queries, or contexts so different lengths, that the padding costs more than
-  the calls it saves (:func:`padding_pays`), each request has its own.
+  request. If that padding would cost more than the calls it saves, because blocks are long or context lengths differ
+  much, each request has its own call (:func:`padding_pays`).
 
 Scores, softmax and sums are float32 whatever the dtype of the model: torch's bfloat16 attention of one
 query is 3 to 10 times slower on a CPU than converting the gathered keys (AMD EPYC with AVX512-BF16; equal
 for prompts).
 
 Shapes: ``B`` requests, ``T`` queries per request, ``C`` keys per request (padded), ``H``/``G`` query/KV
-heads, ``D`` head dim. A window ``w`` lets a query read the ``w`` positions before its own (and, where it is
-not causal, the ``w`` after).
+heads, ``D`` head dim. A window ``w`` lets a query read the ``w`` positions before its own (and, if it is not
+causal, the ``w`` after).
 """
 
 from __future__ import annotations
@@ -59,76 +59,85 @@ def additive(allowed: Tensor) -> Tensor:
     return torch.zeros(allowed.shape).masked_fill_(~allowed, float("-inf"))
 
 
-def context_columns(lens: Tensor, longest: int, reach: int | None) -> Tensor:
-    """Token positions ``[B, C]`` that each request may have to read, ``C = min(longest, reach)``.
-
-    ``reach`` counts the positions before ``lens [B]`` that are worth reading (None: all). A request shorter
-    than ``C`` gets positions from ``lens`` on at its end; the caller masks those.
-    """
-    width = longest if reach is None else min(longest, reach)
-    columns = torch.arange(width)
-    if width == longest:
-        return columns.expand(lens.shape[0], width)
-    return (lens - width).clamp_(min=0).unsqueeze(1) + columns
-
-
 def gather_slots(req_to_token: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """``req_to_token[rows[b], columns[b, c]]`` as ``[B, C]``; one ``index_select`` on the flattened table."""
     flat = rows.unsqueeze(1) * req_to_token.stride(0) + columns
     return req_to_token.view(-1).index_select(0, flat.view(-1)).view(columns.shape)
 
 
-def decode_keys(
-    req_to_token: Tensor,
-    rows: Tensor,
-    lens: Tensor,
-    longest: int,
-    shortest: int,
-    *,
-    window: int | None,
-) -> Keys:
+def _extremes(lens: Tensor) -> tuple[int, int]:
+    """The longest and the shortest of ``lens [B]``, read in place: no torch operation, nothing to wait for."""
+    host = lens.numpy()
+    return max(int(host.max()), 1), int(host.min())
+
+
+def decode_keys(req_to_token: Tensor, rows: Tensor, lens: Tensor, *, window: int | None) -> Keys:
     """Keys of one new token per request.
 
     Args:
         req_to_token: KV slots ``[requests, positions]`` int32.
         rows: row of each request ``[B]`` int64.
         lens: length ``[B]``, the new token included (its K/V are in the pool already).
-        longest, shortest: ``lens.max()`` and ``lens.min()`` as host numbers.
         window: sliding window, or None.
     """
-    columns = context_columns(lens, longest, None if window is None else window + 1)
-    slots = gather_slots(req_to_token, rows, columns)
+    longest, shortest = _extremes(lens)
+    width = longest if window is None else min(longest, window + 1)
+    # A request shorter than the width gets positions from its length on at its end, which the mask takes out.
+    columns = torch.arange(width).expand(len(lens), width)
+    if width < longest:
+        columns = (lens - width).clamp_(min=0).unsqueeze(1) + columns
+    slots = gather_slots(req_to_token, rows, columns).view(-1)
     if shortest == longest:  # every column is a real token inside the window
-        return Keys(slots.view(-1), None)
+        return Keys(slots, None)
     # A padded request has length 0; it reads position 0 so that its softmax has a term.
     newest = (lens.clamp(min=1) - 1).unsqueeze(1)
     mask = additive(visible(newest, columns, causal=True, window=window))
-    return Keys(slots.view(-1), mask.unsqueeze(1))
+    return Keys(slots, mask.unsqueeze(1))
+
+
+def block_keys(
+    req_to_token: Tensor,
+    rows: Tensor,
+    lens: Tensor,
+    block_slots: Tensor,
+    *,
+    causal: bool,
+    window: int | None,
+    tree_mask: Tensor | None = None,
+) -> list[Keys]:
+    """Keys of a block of ``T`` tokens of each request, its context and the block itself: one padded batch, or one each.
+
+    Args:
+        req_to_token: KV slots ``[requests, positions]`` int32.
+        rows: row of each request ``[B]`` int64.
+        lens: context length of each request ``[B]``, the block **not** included.
+        block_slots: KV slots of the block ``[B, T]``.
+        causal: verification is causal; the drafter's block is not (every position sees the whole block).
+        window: sliding window, or None.
+        tree_mask: flat bool ``[sum_b T * (lens[b] + T)]``, one ``[T, lens[b] + T]`` matrix per request
+            after the other, which replaces the causal rule inside the block; None for a chain.
+    """
+    if tree_mask is None and padding_pays(lens.numpy().tolist(), block_slots.shape[1], window):
+        return [padded_block_keys(req_to_token, rows, lens, block_slots, causal=causal, window=window)]
+    return separate_block_keys(req_to_token, rows, lens, block_slots, causal=causal, window=window, tree_mask=tree_mask)
 
 
 def padding_pays(lens: list[int], queries: int, window: int | None) -> bool:
-    """Whether blocks of ``queries`` tokens behind contexts of ``lens`` are attended to faster in one padded batch."""
+    """Whether blocks of ``queries`` tokens after contexts of ``lens`` are attended to faster in one padded batch."""
     reach = lens if window is None else [min(length, window) for length in lens]
     padding = len(reach) * max(reach) - sum(reach)
     return padding * queries <= PAIRS_PER_REQUEST * (len(reach) - 1)
 
 
-def batched_block_keys(
-    req_to_token: Tensor,
-    rows: Tensor,
-    lens: Tensor,
-    longest: int,
-    shortest: int,
-    block_slots: Tensor,
-    *,
-    causal: bool,
-    window: int | None,
+def padded_block_keys(
+    req_to_token: Tensor, rows: Tensor, lens: Tensor, block_slots: Tensor, *, causal: bool, window: int | None
 ) -> Keys:
-    """Keys of a block of ``T`` tokens of each request, as one padded batch; arguments as in the functions beside it.
+    """:func:`block_keys` of a chain as one padded batch.
 
-    Columns count from the start of the block, ``-C .. T - 1``, so one mask is everybody's; a shorter request's padding
-    is on the left.
+    Columns count from the start of the block, ``-C .. T - 1``, so one mask serves all requests; the padding of a
+    shorter request is on the left.
     """
+    longest, shortest = _extremes(lens)
     reach = longest if window is None else min(longest, window)
     steps, columns = torch.arange(block_slots.shape[1]), torch.arange(-reach, block_slots.shape[1])
     context = gather_slots(req_to_token, rows, (lens.unsqueeze(1) + columns[:reach]).clamp_(min=0))
@@ -140,42 +149,33 @@ def batched_block_keys(
     return Keys(slots, padding if mask is None else padding + mask)
 
 
-def block_keys(
+def separate_block_keys(
     req_to_token: Tensor,
-    rows: list[int],
-    lens: list[int],
+    rows: Tensor,
+    lens: Tensor,
     block_slots: Tensor,
     *,
     causal: bool,
     window: int | None,
-    tree_mask: Tensor | None,
+    tree_mask: Tensor | None = None,
 ) -> list[Keys]:
-    """Keys of a block of ``T`` tokens of each request: its context, then the block itself.
-
-    Args:
-        req_to_token: KV slots ``[requests, positions]`` int32.
-        rows, lens: row and context length of each request, the block **not** included.
-        block_slots: KV slots of the block ``[B, T]``.
-        causal: verification is causal; the drafter's block is not (every position sees the whole block).
-        window: sliding window, or None.
-        tree_mask: flat bool ``[sum_b T * (lens[b] + T)]``, one ``[T, lens[b] + T]`` matrix per request
-            after the other, which replaces the causal rule inside the block; None for a chain.
-    """
-    reach = [length if window is None else min(length, window) for length in lens]
+    """:func:`block_keys` of each request on its own, without padding."""
+    lengths = lens.numpy().tolist()
+    reach = [length if window is None else min(length, window) for length in lengths]
     blocks = block_slots.to(req_to_token.dtype).unbind()
     slots = [
         torch.cat([req_to_token[row, length - read : length], block])
-        for row, length, read, block in zip(rows, lens, reach, blocks, strict=True)
+        for row, length, read, block in zip(rows.numpy().tolist(), lengths, reach, blocks, strict=True)
     ]
     if not causal and window is None:
         return [Keys(each, None) for each in slots]
-    # Counted from the start of the block, the last ``C`` columns of the longest request's mask are everybody's.
+    # Counted from the start of the block, the last ``C`` columns of the longest request's mask serve every request.
     steps, columns = torch.arange(block_slots.shape[1]), torch.arange(-max(reach), block_slots.shape[1])
     allowed = visible(steps, columns, causal=causal and tree_mask is None, window=window)
     if tree_mask is None:
         mask = additive(allowed)
         return [Keys(each, mask[:, -each.shape[0] :]) for each in slots]
-    sizes = [len(steps) * (length + len(steps)) for length in lens]
+    sizes = [len(steps) * (length + len(steps)) for length in lengths]
     trees = [tree.view(len(steps), -1) for tree in tree_mask.view(-1).to(torch.bool).split(sizes)]
     return [
         Keys(each, additive(allowed[:, -each.shape[0] :] & tree[:, -each.shape[0] :]))
@@ -187,35 +187,31 @@ def attend(q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: Keys, *, batch: int,
     """Attention of ``T`` tokens of each of ``B`` requests over pool rows ``keys.slots``: ``q [B*T, H, D]``.
 
     Args:
+        q: queries of a batch of requests, or of one.
         k_pool, v_pool: ``[slots, G, D]`` and ``[slots, G, Dv]``, any dtype that converts to that of ``q``.
+        keys: which slots are read, and the mask.
+        batch: ``B``.
+        scale: factor of the scores.
 
     Returns:
         ``[B*T, H, Dv]``.
     """
-    k = k_pool.index_select(0, keys.slots).float().view(batch, -1, *k_pool.shape[1:])
-    v = v_pool.index_select(0, keys.slots).float().view(batch, -1, *v_pool.shape[1:])
-    out = scaled_dot_product_attention(
-        q.float().view(batch, -1, *q.shape[1:]).transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=keys.mask,
-        scale=scale,
-        enable_gqa=q.shape[1] != k_pool.shape[1],
-    )
-    return out.transpose(1, 2).reshape(q.shape[0], q.shape[1], -1).to(q.dtype)
+    k, v = (pool.index_select(0, keys.slots).float().view(batch, -1, *pool.shape[1:]) for pool in (k_pool, v_pool))
+    out = _attention(q.float().view(batch, -1, *q.shape[1:]), k, v, keys.mask, scale=scale)
+    return out.reshape(*q.shape[:2], -1).to(q.dtype)
 
 
 def attend_blocks(q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: list[Keys], *, batch: int, scale: float) -> Tensor:
     """Attention of a block of ``T`` tokens of each request: ``q [B*T, H, D]`` to ``[B*T, H, Dv]``.
 
     Args:
-        k_pool, v_pool: as in :func:`attend`.
+        q, k_pool, v_pool, batch, scale: as in :func:`attend`.
         keys: of the whole batch, or of each request.
     """
-    each = batch // len(keys)
+    if len(keys) == 1:
+        return attend(q, k_pool, v_pool, keys[0], batch=batch, scale=scale)
     blocks = zip(q.chunk(len(keys)), keys, strict=True)
-    parts = [attend(block, k_pool, v_pool, its_keys, batch=each, scale=scale) for block, its_keys in blocks]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return torch.cat([attend(block, k_pool, v_pool, its_keys, batch=1, scale=scale) for block, its_keys in blocks])
 
 
 def attend_prompt(
@@ -226,15 +222,16 @@ def attend_prompt(
     Args:
         q: queries of positions ``prefix .. prefix + T - 1``, ``[T, H, D]``.
         k, v: keys and values of the last ``C`` positions up to the end of the chunk, ``[C, G, D]``; ``C``
-            may be less than ``prefix + T`` where a window makes the oldest unreadable.
+            may be less than ``prefix + T`` if a window makes the oldest unreadable.
 
     Returns:
         ``[T, H, Dv]``.
     """
+    q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
     if prefix == 0 and causal and window is None:
-        return _attend_tile(q, k, v, mask=None, causal=True, scale=scale)
-    end = prefix + q.shape[0]
-    first = end - k.shape[0]
+        return _attention(q, k, v, None, causal=True, scale=scale)[0]
+    end = prefix + q.shape[1]
+    first = end - k.shape[1]
     tiles = []
     for start in range(prefix, end, QUERY_TILE):
         stop = min(start + QUERY_TILE, end)
@@ -245,19 +242,19 @@ def attend_prompt(
         if causal or window is not None:
             positions, key_positions = torch.arange(start, stop), torch.arange(oldest, reach)
             mask = additive(visible(positions, key_positions, causal=causal, window=window))
-        queries = q[start - prefix : stop - prefix]
-        tiles.append(_attend_tile(queries, k[span], v[span], mask=mask, causal=False, scale=scale))
-    return tiles[0] if len(tiles) == 1 else torch.cat(tiles)
+        tiles.append(_attention(q[:, start - prefix : stop - prefix], k[:, span], v[:, span], mask, scale=scale))
+    return (tiles[0] if len(tiles) == 1 else torch.cat(tiles, 1))[0]
 
 
-def _attend_tile(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, causal: bool = False) -> Tensor:
+    """Softmax attention of ``q [B, T, H, D]`` over ``k [B, C, G, D]`` and ``v [B, C, G, Dv]``: ``[B, T, H, Dv]``."""
     out = scaled_dot_product_attention(
-        q.transpose(0, 1).unsqueeze(0),
-        k.transpose(0, 1).unsqueeze(0),
-        v.transpose(0, 1).unsqueeze(0),
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
         attn_mask=mask,
         is_causal=causal,
         scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
+        enable_gqa=q.shape[2] != k.shape[2],
     )
-    return out.squeeze(0).transpose(0, 1)
+    return out.transpose(1, 2)

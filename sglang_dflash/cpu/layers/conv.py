@@ -13,21 +13,22 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from sglang_dflash.cpu.layers.mamba_state import live_slots
 
 
-def _activate(y: torch.Tensor, activation: str | bool | None) -> torch.Tensor:
+def _activate(y: Tensor, activation: str | bool | None) -> Tensor:
     return F.silu(y, inplace=True) if activation in ("silu", "swish", True) else y
 
 
-def _filter_one(window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _filter_one(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Weigh one window per request, rows ``[bs, width, dim]``, by ``weight [dim, width]`` in fp32: ``[bs, 1, dim]``."""
     y = (window.mT * weight.float()).sum(-1).unsqueeze(1)
     return y if bias is None else y.add_(bias)
 
 
-def _filter(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _filter(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Weigh every window of rows ``[..., T + width - 1, dim]``, one tap after the other, in fp32: ``[..., T, dim]``."""
     taps = weight.float().t().contiguous()
     steps = rows.shape[-2] - len(taps) + 1
@@ -41,9 +42,9 @@ def _filter(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
 class _PackedRows(NamedTuple):
     """Where the rows of each sequence lie when all are laid out one after another, history first."""
 
-    order: torch.Tensor  # [sum(W + len)] index into (all histories, then all tokens)
-    windows: torch.Tensor  # [tokens] the first row of each token's window
-    tails: torch.Tensor  # [N, W] the last W rows of each sequence: its next state
+    order: Tensor  # [sum(W + len)] index into (all histories, then all tokens)
+    windows: Tensor  # [tokens] the first row of each token's window
+    tails: Tensor  # [N, W] the last W rows of each sequence: its next state
 
 
 @lru_cache(maxsize=8)
@@ -60,17 +61,17 @@ def _pack(starts: tuple[int, ...], history: int) -> _PackedRows:
 
 
 def prefill(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    conv_states: torch.Tensor,
-    query_start_loc: torch.Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_states: Tensor,
+    query_start_loc: Tensor,
     seq_lens_cpu: Sequence[int],
-    cache_indices: torch.Tensor,
-    has_initial_state: torch.Tensor,
+    cache_indices: Tensor,
+    has_initial_state: Tensor,
     activation: str | bool | None = "silu",
     **unused: Any,
-) -> torch.Tensor:
+) -> Tensor:
     """Convolve the new tokens of several sequences (prefill).
 
     Args:
@@ -99,19 +100,19 @@ def prefill(
 
 
 def update(
-    x: torch.Tensor,
-    conv_state: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     activation: str | bool | None = None,
-    cache_seqlens: torch.Tensor | None = None,
-    conv_state_indices: torch.Tensor | None = None,
-    num_accept_tokens: torch.Tensor | None = None,
-    intermediate_conv_window: torch.Tensor | None = None,
-    intermediate_state_indices: torch.Tensor | None = None,
-    retrieve_next_token: torch.Tensor | None = None,
+    cache_seqlens: Tensor | None = None,
+    conv_state_indices: Tensor | None = None,
+    num_accept_tokens: Tensor | None = None,
+    intermediate_conv_window: Tensor | None = None,
+    intermediate_state_indices: Tensor | None = None,
+    retrieve_next_token: Tensor | None = None,
     **unused: Any,
-) -> torch.Tensor:
+) -> Tensor:
     """Convolve one token per request (decode) or a block per request (verify).
 
     A decode advances ``conv_state`` in place. A verify leaves it as it is and stores the window after every
@@ -150,7 +151,7 @@ def update(
     return y.squeeze(1) if x.dim() == 2 else y.transpose(1, 2)
 
 
-def _columns(windows: torch.Tensor, count: int) -> torch.Tensor:
+def _columns(windows: Tensor, count: int) -> Tensor:
     """The first ``count`` columns behind windows ``[rows, block, dim, W]`` that overlap: ``[rows, dim, count]``."""
     row, step, dim, column = windows.stride()
     assert step == column, "each window of a chain is the one before it, moved by a token"

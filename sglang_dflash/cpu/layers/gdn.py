@@ -2,7 +2,10 @@
 
 There are H key heads and HV value heads; value head j reads key head ``j // (HV / H)``. The pool is
 ``[slots, HV, V, K]``, and states are advanced in fp32 whatever its dtype. A slot < 0 is padding: see
-``mamba_state``.
+:mod:`mamba_state`.
+
+A prefill is :mod:`gdn_chunk`. The closed form that it shares with the verify is :mod:`gdn_block`; what the verify keeps
+for the commit is :mod:`gdn_record`.
 """
 
 from __future__ import annotations
@@ -11,32 +14,43 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from sglang_dflash.cpu.layers import gdn_block, gdn_record
 from sglang_dflash.cpu.layers.mamba_state import live_slots
 
 
-def l2_normalize(x: torch.Tensor) -> torch.Tensor:
+def l2_normalize(x: Tensor) -> Tensor:
     """``x / sqrt(sum(x^2) + 1e-6)`` over the last dimension, the norm of queries and keys."""
     return x * x.square().sum(-1, keepdim=True).add_(1e-6).rsqrt_()
 
 
-def _log_decay(
-    A_log: torch.Tensor, a: torch.Tensor, dt_bias: torch.Tensor, beta: float = 1.0, threshold: float = 20.0
-) -> torch.Tensor:
+def per_value_head(q: Tensor, k: Tensor, heads: int, *, scale: float | None, normalize: bool) -> tuple[Tensor, Tensor]:
+    """Queries, scaled, and keys as each of ``heads`` value heads reads them.
+
+    Args:
+        q, k: fp32, heads in dimension 1, elements of a head in the last.
+        heads: HV.
+        scale: factor of the queries, ``K ** -0.5`` by default.
+        normalize: whether to divide both by their norm first.
+    """
+    if normalize:
+        q, k = l2_normalize(q), l2_normalize(k)
+    q = q * (scale or k.shape[-1] ** -0.5)
+    if k.shape[1] != heads:
+        q, k = (x.repeat_interleave(heads // x.shape[1], 1) for x in (q, k))
+    return q, k
+
+
+def _log_decay(A_log: Tensor, a: Tensor, dt_bias: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """``g = -exp(A_log) * softplus(a + dt_bias)`` in fp32, the shape of ``a``."""
     step = F.softplus(a.float() + dt_bias.float(), beta, threshold)
     return step.mul_(A_log.float().exp()).neg_()
 
 
-def gates(
-    A_log: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    dt_bias: torch.Tensor,
-    beta: float = 1.0,
-    threshold: float = 20.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def decay_and_strength(
+    A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor, beta: float = 1.0, threshold: float = 20.0
+) -> tuple[Tensor, Tensor]:
     """Log-decay and write strength for a prefill.
 
     Args:
@@ -50,17 +64,17 @@ def gates(
 
 
 def decode(
-    mixed_qkv: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    A_log: torch.Tensor,
-    dt_bias: torch.Tensor,
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
     scale: float,
-    initial_state: torch.Tensor,
-    out: torch.Tensor,
-    ssm_state_indices: torch.Tensor,
+    initial_state: Tensor,
+    out: Tensor,
+    ssm_state_indices: Tensor,
     use_qk_l2norm_in_kernel: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Advance every request by one token.
 
     Args:
@@ -97,29 +111,29 @@ def decode(
 
 
 def verify(
-    A_log: torch.Tensor,
-    a: torch.Tensor,
-    dt_bias: torch.Tensor,
+    A_log: Tensor,
+    a: Tensor,
+    dt_bias: Tensor,
     softplus_beta: float,
     softplus_threshold: float,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    b: torch.Tensor,
-    initial_state_source: torch.Tensor,
-    initial_state_indices: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    b: Tensor,
+    initial_state_source: Tensor,
+    initial_state_indices: Tensor,
     scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     *,
     disable_state_update: bool = False,
-    intermediate_states_buffer: torch.Tensor | None = None,
-    intermediate_state_indices: torch.Tensor | None = None,
-    retrieve_parent_token: torch.Tensor | None = None,
+    intermediate_states_buffer: Tensor | None = None,
+    intermediate_state_indices: Tensor | None = None,
+    retrieve_parent_token: Tensor | None = None,
     is_kda: bool = False,
     cache_ring: bool = False,
     **unused: Any,
-) -> torch.Tensor:
+) -> Tensor:
     """Run a block of T tokens per request; keep what the commit needs of every token, and leave the pool as it is.
 
     Args:
@@ -143,19 +157,16 @@ def verify(
     bs = cu_seqlens.shape[0] - 1
     HV, V, K = initial_state_source.shape[1:]
 
-    def by_head(x: torch.Tensor, *widths: int) -> torch.Tensor:
+    def by_head(x: Tensor, *widths: int) -> Tensor:
         """``[bs * T, heads, ...]`` to fp32 ``[bs, heads, T, ...]``."""
         return x.reshape(bs, -1, *widths).transpose(1, 2).float()
 
     q, k = (by_head(x, *x.shape[2:]) for x in (q, k))
-    if use_qk_l2norm_in_kernel:
-        q, k = l2_normalize(q), l2_normalize(k)
-    if k.shape[1] != HV:
-        q, k = (x.repeat_interleave(HV // x.shape[1], 1) for x in (q, k))
+    q, k = per_value_head(q, k, HV, scale=scale, normalize=use_qk_l2norm_in_kernel)
     g = by_head(_log_decay(A_log, a, dt_bias, softplus_beta, softplus_threshold), HV)
     beta = by_head(b, HV).sigmoid()
     state = initial_state_source.index_select(0, live_slots(initial_state_indices)).float()
-    block = gdn_block.prepare(q * (scale or K**-0.5), k, by_head(v, HV, V), g, beta)
+    block = gdn_block.prepare(q, k, by_head(v, HV, V), g, beta)
     outputs, writes = gdn_block.apply(block, state)
     gdn_record.keep(intermediate_states_buffer, intermediate_state_indices[:bs].long(), block, writes)
     # [bs, HV, T, V] -> [bs, T, HV, V]

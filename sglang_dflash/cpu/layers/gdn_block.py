@@ -21,9 +21,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import torch
+from torch import Tensor
 
 
-def pairwise_decay(g: torch.Tensor) -> torch.Tensor:
+def pairwise_decay(g: Tensor) -> Tensor:
     """``D[t, i] = exp(g_{i+1} + .. + g_t)`` for i <= t, else 0: ``[..., T, T]``.
 
     Each sum is formed on its own. The difference of two cumulative sums would lose what a strong decay early
@@ -37,20 +38,20 @@ def pairwise_decay(g: torch.Tensor) -> torch.Tensor:
 class Block:
     """What a block needs of its tokens before the state is known; every field may have leading dimensions."""
 
-    queries_keys: torch.Tensor  # [2T, K]  e_t q_t, then beta_t e_t k_t
-    system: torch.Tensor  # [T, T]  beta_t D[t, i] (k_t . k_i); only i < t is read
-    scores: torch.Tensor  # [T, T]  D[t, i] (q_t . k_i)
-    values: torch.Tensor  # [T, V]  beta_t v_t
-    keys: torch.Tensor  # [T, K]
-    decay: torch.Tensor  # [T, T]  D
-    decay_in: torch.Tensor  # [T, 1]  e
+    queries_keys: Tensor  # [2T, K]  e_t q_t, then beta_t e_t k_t
+    system: Tensor  # [T, T]  beta_t D[t, i] (k_t . k_i); only i < t is read
+    scores: Tensor  # [T, T]  D[t, i] (q_t . k_i)
+    values: Tensor  # [T, V]  beta_t v_t
+    keys: Tensor  # [T, K]
+    decay: Tensor  # [T, T]  D
+    decay_in: Tensor  # [T, 1]  e
 
     def rows(self, rows: slice) -> Block:
         """The blocks ``rows`` of the first leading dimension."""
         return Block(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
-def prepare(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> Block:
+def prepare(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Block:
     """Terms of the closed form, for any number of blocks at once (leading dimensions)."""
     decay = pairwise_decay(g)
     decay_in = g.cumsum(-1).exp_().unsqueeze(-1)
@@ -66,14 +67,14 @@ def prepare(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, 
     )
 
 
-def apply(block: Block, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def apply(block: Block, state: Tensor) -> tuple[Tensor, Tensor]:
     """Run a block from ``state [..., V, K]``: the outputs o and the writes u, both ``[..., T, V]``."""
     from_state, erased = (block.queries_keys @ state.mT).chunk(2, -2)
     writes = torch.linalg.solve_triangular(block.system, block.values - erased, upper=False, unitriangular=True)
     return from_state + block.scores @ writes, writes
 
 
-def last_state(block: Block, state: torch.Tensor, writes: torch.Tensor) -> torch.Tensor:
+def last_state(block: Block, state: Tensor, writes: Tensor) -> Tensor:
     """State after the block, ``[..., V, K]``."""
     decay_out = block.decay[..., -1, :].unsqueeze(-1)
     return block.decay_in[..., -1:, :] * state + writes.mT @ (block.keys * decay_out)

@@ -1,4 +1,4 @@
-"""Gated delta rule over whole prompts (prefill), which are cut into chunks of 64 tokens: see ``gdn_block``.
+"""Gated delta rule over whole prompts (prefill), which are cut into chunks of 64 tokens: see :mod:`gdn_block`.
 
 What a chunk needs of its own tokens is computed for all chunks of all sequences at once. Only the state goes
 from chunk to chunk: step c of the loop runs the c-th chunk of every sequence that has one. The sequences are
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from sglang_dflash.cpu.layers import gdn_block
-from sglang_dflash.cpu.layers.gdn import l2_normalize
+from sglang_dflash.cpu.layers.gdn import per_value_head
 from sglang_dflash.cpu.layers.mamba_state import live_slots
 
 CHUNK_SIZE = 64
@@ -24,12 +25,12 @@ CHUNK_SIZE = 64
 class _Layout:
     """Chunks of C tokens in step order; C is the chunk size, or the longest sequence if that is shorter."""
 
-    tokens: torch.Tensor  # [chunks, C] index of each token; a short chunk repeats its last one
-    valid: torch.Tensor  # [chunks, C, 1] false for these repetitions
-    positions: torch.Tensor  # [tokens] where each token lies in [chunks * C]
-    sequences: torch.Tensor  # [N] sequences by decreasing number of chunks
+    tokens: Tensor  # [chunks, C] index of each token; a short chunk repeats its last one
+    valid: Tensor  # [chunks, C, 1] false for these repetitions
+    positions: Tensor  # [tokens] where each token lies in [chunks * C]
+    sequences: Tensor  # [N] sequences by decreasing number of chunks
     steps: tuple[slice, ...]  # the chunks of each step
-    sequence_major: torch.Tensor  # [chunks] order of the chunks sequence by sequence
+    sequence_major: Tensor  # [chunks] order of the chunks sequence by sequence
 
 
 @lru_cache(maxsize=8)
@@ -61,20 +62,20 @@ def _layout(starts: tuple[int, ...]) -> _Layout:
 
 
 def prefill(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
     *,
-    initial_state: torch.Tensor,
-    initial_state_indices: torch.Tensor,
-    cu_seqlens: torch.Tensor,
+    initial_state: Tensor,
+    initial_state_indices: Tensor,
+    cu_seqlens: Tensor,
     scale: float | None = None,
     head_first: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     inplace_update: bool = True,
-) -> tuple[torch.Tensor, None, torch.Tensor]:
+) -> tuple[Tensor, None, Tensor]:
     """Run the new tokens of several sequences, each from the state in its slot.
 
     Args:
@@ -92,18 +93,12 @@ def prefill(
     """
     assert not head_first and q.shape[0] == 1
     layout = _layout(tuple(cu_seqlens.tolist()))
-    repeats = v.shape[2] // k.shape[2]
 
-    def by_chunk(x: torch.Tensor) -> torch.Tensor:
+    def by_chunk(x: Tensor) -> Tensor:
         """``[tokens, heads, ...]`` to ``[chunks, heads, C, ...]``."""
         return x[layout.tokens].transpose(1, 2)
 
-    q32, k32 = q[0].float(), k[0].float()
-    if use_qk_l2norm_in_kernel:
-        q32, k32 = l2_normalize(q32), l2_normalize(k32)
-    q32 = q32 * (scale or k.shape[-1] ** -0.5)
-    if repeats > 1:
-        q32, k32 = q32.repeat_interleave(repeats, 1), k32.repeat_interleave(repeats, 1)
+    q32, k32 = per_value_head(q[0].float(), k[0].float(), v.shape[2], scale=scale, normalize=use_qk_l2norm_in_kernel)
     # A repeated token neither decays the state nor writes to it.
     gates = (torch.where(layout.valid, x[0].float()[layout.tokens], 0).transpose(1, 2) for x in (g, beta))
     blocks = gdn_block.prepare(by_chunk(q32), by_chunk(k32), by_chunk(v[0].float()), *gates)

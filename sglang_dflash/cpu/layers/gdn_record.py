@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from sglang_dflash.cpu.layers.gdn_block import Block
 
 
-def _words(buffer: torch.Tensor) -> torch.Tensor:
+def _words(buffer: Tensor) -> Tensor:
     """``[..., block, HV, V, K]`` of any dtype as fp32 ``[..., HV, block, words]``: memory, laid out anew."""
     block, heads = buffer.shape[-4:-2]
     return buffer.flatten(-4).view(torch.float32).unflatten(-1, (heads, block, -1))
 
 
-def keep(buffer: torch.Tensor, rows: torch.Tensor, block: Block, writes: torch.Tensor) -> None:
+def keep(buffer: Tensor, rows: Tensor, block: Block, writes: Tensor) -> None:
     """Note the block of T tokens of every request.
 
     Args:
@@ -46,13 +47,13 @@ class Records:
         before: states before the block, fp32 ``[layers, bs, HV, V, K]``.
     """
 
-    def __init__(self, buffer: torch.Tensor, rows: torch.Tensor, before: torch.Tensor) -> None:
+    def __init__(self, buffer: Tensor, rows: Tensor, before: Tensor) -> None:
         widths = [*before.shape[-2:], buffer.shape[2] + 1]
         records = _words(buffer)[..., : sum(widths)].index_select(1, rows)
         self._writes, self._keys, self._decays = records.split(widths, -1)
         self._before = before
 
-    def state_after(self, positions: torch.Tensor) -> torch.Tensor:
+    def state_after(self, positions: Tensor) -> Tensor:
         """State of each request after one position of its block, ``positions [bs]``: the shape of ``before``."""
         rows = positions.view(1, -1, 1, 1, 1).expand(*self._decays.shape[:3], 1, self._decays.shape[-1])
         decay = self._decays.gather(3, rows).mT  # [layers, bs, HV, block + 1, 1]

@@ -5,20 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, dtype
 
 from sglang_dflash.ops.linear import empty_weight, linear
 
 
-def create_weights(original: Callable[..., None], self: Any, layer: Any, *sizes: Any, **attributes: Any) -> None:
-    """``UnquantizedLinearMethod.create_weights``, with the weight stored for this processor.
+def create_weights(
+    original: Callable[..., None],
+    self: Any,
+    layer: Any,
+    input_size_per_partition: int,
+    output_partition_sizes: list[int],
+    input_size: int,
+    output_size: int,
+    params_dtype: dtype,
+    **attributes: Any,
+) -> None:
+    """``UnquantizedLinearMethod.create_weights``, with the weight ``[O, I]`` stored for this processor.
 
-    Done before any weight is loaded: whoever lays several weights out in one tensor finds the order of their numbers
-    as it will be.
+    No weight is loaded yet, so code that later lays several weights out in one tensor sees their final memory order.
     """
-    original(self, layer, *sizes, **attributes)
-    outputs, inputs = layer.weight.shape
-    layer.weight.data = empty_weight(outputs, inputs, layer.weight.dtype)
+    sizes = (input_size_per_partition, output_partition_sizes, input_size, output_size)
+    original(self, layer, *sizes, params_dtype, **attributes)
+    layer.weight.data = empty_weight(sum(output_partition_sizes), input_size_per_partition, params_dtype)
 
 
 def apply(self: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:

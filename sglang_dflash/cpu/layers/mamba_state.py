@@ -10,21 +10,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sglang_dflash.cpu.layers.gdn_record import Records
 
 
-def live_slots(indices: torch.Tensor) -> torch.Tensor:
+def live_slots(indices: Tensor) -> Tensor:
     """Slot numbers as an int64 index ``[bs]``, with padding (negative) sent to the reserved slot 0."""
     return indices.clamp(min=0).long()
 
 
 def track(
-    conv_states_pool: torch.Tensor,
-    ssm_states_pool: torch.Tensor,
-    cache_indices: torch.Tensor,
-    mamba_track_mask: torch.Tensor,
-    mamba_track_indices: torch.Tensor,
+    conv_states_pool: Tensor,
+    ssm_states_pool: Tensor,
+    cache_indices: Tensor,
+    mamba_track_mask: Tensor,
+    mamba_track_indices: Tensor,
     batch_size: int,
     check_freed_slots: bool = False,
 ) -> None:
@@ -51,11 +52,11 @@ def track(
 
 def commit(
     mamba_caches: Any,
-    state_indices_tensor: torch.Tensor,
-    last_correct_step_indices: torch.Tensor,
-    mamba_track_indices: torch.Tensor | None,
-    mamba_steps_to_track: torch.Tensor | None,
-    src_indices_raw: torch.Tensor | None = None,
+    state_indices_tensor: Tensor,
+    last_correct_step_indices: Tensor,
+    mamba_track_indices: Tensor | None,
+    mamba_steps_to_track: Tensor | None,
+    src_indices_raw: Tensor | None = None,
 ) -> None:
     """Commit, in all layers, the state after the last accepted token, and the one at a track boundary.
 

@@ -11,7 +11,7 @@ pytest.importorskip("sglang")
 
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
-from sglang_dflash.cpu.layers import attention
+from sglang_dflash.cpu.layers import ATTENTION_BACKEND, attention_registry
 from sglang_dflash.cpu.layers.attention_backend import TorchAttentionBackend
 from sglang_dflash.cpu.layers.kv_pool import CpuKVPool
 from sglang_dflash.cpu.platform import DFlashCpuPlatform
@@ -25,14 +25,14 @@ from sglang_dflash.upstream import (
 )
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.target.path.rsplit(".", 1)[1])
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.path.rsplit(".", 1)[1])
 def test_the_target_exists_with_the_parameters_that_we_take(row: Replacement) -> None:
     assert row.target.problem() is None
-    assert row.target.params, "a row without parameters checks nothing"
+    assert row.target.params, "a stand-in that names no parameter checks nothing"
     assert row.reason
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.target.path.rsplit(".", 1)[1])
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.path.rsplit(".", 1)[1])
 def test_the_stand_in_can_be_called_like_the_target(row: Replacement) -> None:
     """What it takes by position comes in the target's order, and it takes every parameter of the target."""
     theirs = list(inspect.signature(row.target.resolve()).parameters)
@@ -46,7 +46,7 @@ def test_the_stand_in_can_be_called_like_the_target(row: Replacement) -> None:
 
 
 def test_no_target_is_replaced_twice() -> None:
-    paths = [row.target.path for row in TABLE]
+    paths = [row.path for row in TABLE]
     assert len(set(paths)) == len(paths)
 
 
@@ -58,11 +58,11 @@ def test_a_renamed_target_is_reported() -> None:
 
 
 def test_the_attention_backend_is_a_choice_everywhere_once() -> None:
-    attention.register()
-    attention.register()
-    assert ATTENTION_BACKENDS[attention.NAME] is attention.create
-    assert ATTENTION_BACKEND_CHOICES.count(attention.NAME) == 1
-    assert DRAFT_ATTENTION_BACKEND_CHOICES.count(attention.NAME) == 1
+    attention_registry.register()
+    attention_registry.register()
+    assert ATTENTION_BACKENDS[ATTENTION_BACKEND] is attention_registry.create
+    assert ATTENTION_BACKEND_CHOICES.count(ATTENTION_BACKEND) == 1
+    assert DRAFT_ATTENTION_BACKEND_CHOICES.count(ATTENTION_BACKEND) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dflash.cpu.arguments import threads
-from sglang_dflash.cpu.arguments.gpu_flags import ATTENTION, CHOICES, cpu_values
-from sglang_dflash.cpu.arguments.pool_sizes import ModelBytes, model_bytes, pool_defaults
-from sglang_dflash.cpu.arguments.refusals import check_backend_names, check_model_path
+from sglang_dflash.cpu.arguments.gpu_flags import CHOICES, cpu_values
+from sglang_dflash.cpu.arguments.pool_sizes import STATES_PER_REQUEST, pool_defaults
+from sglang_dflash.cpu.arguments.refusals import check_before_model
+from sglang_dflash.cpu.layers import ATTENTION_BACKEND
 from sglang_dflash.errors import DFlashError
 
 DEFAULTS: dict[str, Any] = {
@@ -27,16 +29,16 @@ DEFAULTS: dict[str, Any] = {
 
 def test_arguments_left_alone_change_silently() -> None:
     changes, warnings = cpu_values(DEFAULTS.__getitem__)
-    assert changes == {"attention_backend": ATTENTION, "sampling_backend": "pytorch"}
+    assert changes == {"attention_backend": ATTENTION_BACKEND, "sampling_backend": "pytorch"}
     assert warnings == []
 
 
 @pytest.mark.parametrize(
     ("field", "value", "becomes"),
     [
-        ("attention_backend", "fa3", ATTENTION),
-        ("attention_backend", "trtllm_mha", ATTENTION),
-        ("speculative_draft_attention_backend", "fa4", ATTENTION),
+        ("attention_backend", "fa3", ATTENTION_BACKEND),
+        ("attention_backend", "trtllm_mha", ATTENTION_BACKEND),
+        ("speculative_draft_attention_backend", "fa4", ATTENTION_BACKEND),
         ("linear_attn_decode_backend", "flashinfer", "triton"),
         ("linear_attn_prefill_backend", "flashinfer", "triton"),
         ("prefill_attention_backend", "fa3", None),
@@ -52,27 +54,27 @@ def test_a_gpu_choice_maps_with_one_warning(field: str, value: Any, becomes: Any
 
 
 def test_our_own_backend_passes_untouched() -> None:
-    changes, warnings = cpu_values({**DEFAULTS, "attention_backend": ATTENTION}.__getitem__)
+    changes, warnings = cpu_values({**DEFAULTS, "attention_backend": ATTENTION_BACKEND}.__getitem__)
     assert "attention_backend" not in changes
     assert not warnings
 
 
-class _Args:
-    attention_backend = "fa33"
-    prefill_attention_backend = None
-    decode_attention_backend = None
+def arguments(**fields: Any) -> SimpleNamespace:
+    unset = dict.fromkeys(("attention_backend", "prefill_attention_backend", "decode_attention_backend"))
+    return SimpleNamespace(**{**unset, "model_path": "Qwen/Qwen3.5-4B", **fields})
 
 
 def test_unknown_attention_backend_is_named() -> None:
+    check_before_model(arguments(attention_backend="fa3"), ["fa3", ATTENTION_BACKEND])
     with pytest.raises(DFlashError, match="attention_backend='fa33'"):
-        check_backend_names(_Args(), ["fa3", ATTENTION])
+        check_before_model(arguments(attention_backend="fa33"), ["fa3", ATTENTION_BACKEND])
 
 
 def test_missing_model_path(tmp_path: Any) -> None:
-    check_model_path(str(tmp_path))
-    check_model_path("Qwen/Qwen3.5-4B")
+    for path in (str(tmp_path), "Qwen/Qwen3.5-4B", "s3://bucket/a/b"):
+        check_before_model(arguments(model_path=path), [])
     with pytest.raises(DFlashError, match="does not exist"):
-        check_model_path(str(tmp_path / "nothing"))
+        check_before_model(arguments(model_path=str(tmp_path / "nothing")), [])
 
 
 @given(st.integers(1, 64), st.integers(1, 16))
@@ -116,27 +118,40 @@ HYBRID = {
 }
 
 
-def test_model_bytes_of_a_hybrid() -> None:
-    sizes = model_bytes(HYBRID, dtype_bytes=2)
-    assert sizes.kv_per_token == 1 * 2 * 2 * 64 * 2
-    assert sizes.state_per_request == 3 * (4 * 32 * 32 * 4 + (2 * 64 + 128) * 3 * 2)
+DENSE = {"num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
 
 
-def test_model_bytes_of_a_hybrid_as_sglang_reads_its_config() -> None:
+@pytest.mark.parametrize(
+    ("config", "dtype_bytes", "token", "state"),
+    [
+        (HYBRID, 2, 1 * 2 * 2 * 64 * 2, 3 * (4 * 32 * 32 * 4 + (2 * 64 + 128) * 3 * 2)),
+        (DENSE, 4, 6 * 2 * 2 * 32 * 4, 0),
+    ],
+    ids=["hybrid", "dense"],
+)
+def test_a_pool_is_capped_if_it_takes_at_most_a_tenth_of_the_memory(
+    config: dict[str, Any], dtype_bytes: int, token: int, state: int
+) -> None:
+    for name, taken in (("max_total_tokens", 32 * 2048 * token), ("max_mamba_cache_size", 32 * 8 * state)):
+        if taken:
+            options = {"dtype_bytes": dtype_bytes, "running": 32, "context": 2048}
+            assert name in pool_defaults(config, **options, available=10 * taken)
+            assert name not in pool_defaults(config, **options, available=10 * taken - 10)
+
+
+def test_a_hybrid_as_sglang_reads_its_config() -> None:
     config = {**HYBRID, "full_attention_interval": 4}
     del config["layer_types"]
-    assert model_bytes(config, dtype_bytes=2) == model_bytes(HYBRID, dtype_bytes=2)
-
-
-def test_model_bytes_of_a_dense_model() -> None:
-    sizes = model_bytes(
-        {"num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}, 4
-    )
-    assert sizes == ModelBytes(kv_per_token=6 * 2 * 2 * 32 * 4, state_per_request=0)
+    for available in (1 << 20, 200 << 20, 1 << 30, 8 << 30):
+        options = {"dtype_bytes": 2, "running": 32, "context": 2048, "available": available}
+        assert pool_defaults(config, **options) == pool_defaults(HYBRID, **options)
 
 
 def test_pools_of_a_small_model_are_capped_and_those_of_a_large_one_are_left() -> None:
-    small = pool_defaults(ModelBytes(1024, 4096), running=32, context=2048, available=8 << 30)
-    assert small == {"max_total_tokens": 32 * 2048, "max_mamba_cache_size": 256}
-    large = pool_defaults(ModelBytes(65536, 151 << 20), running=32, context=262144, available=8 << 30)
-    assert large == {}
+    small = pool_defaults(HYBRID, dtype_bytes=2, running=32, context=2048, available=8 << 30)
+    assert small == {"max_total_tokens": 32 * 2048, "max_mamba_cache_size": 32 * STATES_PER_REQUEST}
+    assert pool_defaults(DENSE, dtype_bytes=2, running=32, context=2048, available=8 << 30) == {
+        "max_total_tokens": 32 * 2048
+    }
+    large = {**HYBRID, "num_hidden_layers": 400, "layer_types": HYBRID["layer_types"] * 100}
+    assert pool_defaults(large, dtype_bytes=2, running=32, context=262144, available=8 << 30) == {}

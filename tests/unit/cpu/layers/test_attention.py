@@ -15,12 +15,13 @@ from sglang_dflash.cpu.layers.attention_math import (
     attend,
     attend_blocks,
     attend_prompt,
-    batched_block_keys,
     block_keys,
     decode_keys,
+    padded_block_keys,
     padding_pays,
+    separate_block_keys,
 )
-from tests.attention_reference import loop_attention, rule
+from tests.support.attention import loop_attention, rule
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
 SCALE = 1 / math.sqrt(DIM)
@@ -70,7 +71,7 @@ def assert_close(got: Tensor, want: Tensor) -> None:
 def test_decode(lens: list[int], window: int | None, page_size: int, dtype: torch.dtype) -> None:
     pool = Pool.random(lens, page_size, dtype)
     q = torch.randn(len(lens), HEADS, DIM).to(dtype)
-    keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, max(lens), min(lens), window=window)
+    keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, window=window)
     got = attend(q, pool.k, pool.v, keys, batch=len(lens), scale=SCALE)
     for i, length in enumerate(lens):
         slots = pool.slots(i, length)
@@ -79,16 +80,11 @@ def test_decode(lens: list[int], window: int | None, page_size: int, dtype: torc
 
 
 def batched(pool: Pool, lens: list[int], block: Tensor, *, causal: bool, window: int | None) -> list[Keys]:
-    lens_tensor = torch.tensor(lens)
-    return [
-        batched_block_keys(
-            pool.req_to_token, pool.rows, lens_tensor, max(lens), min(lens), block, causal=causal, window=window
-        )
-    ]
+    return [padded_block_keys(pool.req_to_token, pool.rows, torch.tensor(lens), block, causal=causal, window=window)]
 
 
 def each(pool: Pool, lens: list[int], block: Tensor, *, causal: bool, window: int | None) -> list[Keys]:
-    return block_keys(pool.req_to_token, pool.rows.tolist(), lens, block, causal=causal, window=window, tree_mask=None)
+    return separate_block_keys(pool.req_to_token, pool.rows, torch.tensor(lens), block, causal=causal, window=window)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -126,8 +122,8 @@ def test_block_with_a_tree_mask(lens: list[int]) -> None:
     block = torch.stack([pool.slots(i, n + width)[n:] for i, n in enumerate(lens)])
     keys = block_keys(
         pool.req_to_token,
-        pool.rows.tolist(),
-        lens,
+        pool.rows,
+        pool.lens,
         block,
         causal=True,
         window=None,
@@ -144,7 +140,7 @@ def test_block_with_a_tree_mask(lens: list[int]) -> None:
 
 def test_a_padded_request_of_length_zero_gives_finite_numbers() -> None:
     pool = Pool.random([7, 1], 1)
-    keys = decode_keys(pool.req_to_token, pool.rows, torch.tensor([7, 0]), 7, 0, window=None)
+    keys = decode_keys(pool.req_to_token, pool.rows, torch.tensor([7, 0]), window=None)
     out = attend(torch.randn(2, HEADS, DIM), pool.k, pool.v, keys, batch=2, scale=SCALE)
     assert torch.isfinite(out).all()
 
@@ -152,7 +148,7 @@ def test_a_padded_request_of_length_zero_gives_finite_numbers() -> None:
 def test_a_batch_without_padding_needs_no_mask() -> None:
     """The common case of one request pays for no mask at all, in decode and in the drafter's block."""
     pool = Pool.random([12], 1, spare=4)
-    keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, 12, 12, window=3)
+    keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, window=3)
     assert keys.mask is None
     block = pool.slots(0, 16)[None, 12:]
     (keys,) = batched(pool, [12], block, causal=False, window=None)
@@ -161,7 +157,7 @@ def test_a_batch_without_padding_needs_no_mask() -> None:
 
 def test_a_window_gathers_no_more_than_it_can_read() -> None:
     pool = Pool.random([400, 90], 1, spare=4)
-    keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, 400, 90, window=31)
+    keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, window=31)
     assert keys.slots.shape == (2 * 32,)
     block = torch.stack([pool.slots(i, n + 4)[n:] for i, n in enumerate([400, 90])])
     (together,) = batched(pool, [400, 10], block, causal=True, window=31)
@@ -189,6 +185,13 @@ def test_padding_pays_where_it_is_little() -> None:
     assert padding_pays([300, 250], 16, None)
     assert not padding_pays([3000, 2], 16, None)
     assert padding_pays([3000, 2], 16, 64)  # the window bounds it
+
+
+@pytest.mark.parametrize(("lens", "builds"), [([9, 9], 1), ([3000, 2], 2)], ids=str)
+def test_a_batch_is_padded_only_if_that_pays(lens: list[int], builds: int) -> None:
+    pool = Pool.random(lens, 1, spare=16)
+    block = torch.stack([pool.slots(i, n + 16)[n:] for i, n in enumerate(lens)])
+    assert len(block_keys(pool.req_to_token, pool.rows, pool.lens, block, causal=True, window=None)) == builds
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])

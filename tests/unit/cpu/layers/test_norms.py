@@ -9,7 +9,7 @@ import torch
 from sglang.srt.layers import layernorm
 from torch import Tensor
 
-from sglang_dflash.cpu.layers import gates, norms
+from sglang_dflash.cpu.layers import gdn_projections, norms, sigmoid_gates
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, torch.bfloat16: {"rtol": 2**-7, "atol": 1e-5}}
@@ -79,7 +79,7 @@ def test_projections_are_split_head_by_head(H: int, HV: int, grouped: bool) -> N
         gate_parts = tuple(x[:, h * ratio : (h + 1) * ratio] for h in range(H) for x in (b, a))
     qkvz = torch.cat([part.reshape(tokens, -1) for part in parts], -1)
     ba = torch.cat(gate_parts, -1)
-    split = gates.split_grouped_projections if grouped else gates.split_projections
+    split = gdn_projections.split_grouped if grouped else gdn_projections.split
     mixed_qkv, z_out, b_out, a_out = split(qkvz, ba, H, HV, K, V)
     assert torch.equal(mixed_qkv, torch.cat([x.reshape(tokens, -1) for x in (q, k, v)], -1))
     assert torch.equal(z_out, z) and torch.equal(b_out, b) and torch.equal(a_out, a)
@@ -93,11 +93,11 @@ def test_sigmoid_mul(dtype: torch.dtype, inplace: bool, strided: bool) -> None:
     gate = normal(5, 3, 8, dtype=dtype, seed=1)[..., 4:] if strided else normal(5, 12, dtype=dtype, seed=1)
     expected = (attn.double() * gate.reshape(5, 12).double().sigmoid()).to(dtype)
     kept, kept_gate = attn.clone(), gate.clone()
-    out = gates.sigmoid_mul(attn, gate, inplace=inplace)
+    out = sigmoid_gates.sigmoid_mul(attn, gate, inplace=inplace)
     torch.testing.assert_close(out, expected, **TOLERANCE[dtype])
     assert torch.equal(attn, out if inplace else kept) and torch.equal(gate, kept_gate)
     with pytest.raises(NotImplementedError, match="FP8"):
-        gates.sigmoid_mul(attn, gate, quant=True)
+        sigmoid_gates.sigmoid_mul(attn, gate, quant=True)
 
 
 @DTYPES
@@ -106,7 +106,7 @@ def test_shared_expert_is_added_in_place(dtype: torch.dtype) -> None:
     shared, routed = normal(5, 12, dtype=dtype, seed=2), normal(5, 12, dtype=dtype, seed=3)
     gate = (hidden.double() @ weight.double()).sigmoid()[:, None]
     expected = (routed.double() + gate * shared.double()).to(dtype)
-    gates.add_gated(hidden, weight, shared, routed)
+    sigmoid_gates.add_gated(hidden, weight, shared, routed)
     torch.testing.assert_close(routed, expected, **TOLERANCE[dtype])
 
 

@@ -1,10 +1,10 @@
-"""The attention backend ``torch_dflash``: its name, and its registration with SGLang."""
+"""Registration of our attention backend with SGLang."""
 
 from __future__ import annotations
 
 from typing import Any
 
-NAME = "torch_dflash"
+from sglang_dflash.cpu.layers import ATTENTION_BACKEND
 
 
 def create(runner: Any) -> Any:
@@ -24,8 +24,8 @@ def register() -> None:
         register_attention_backend,
     )
 
-    register_attention_backend(NAME)(create)
-    if NAME not in ATTENTION_BACKEND_CHOICES:
-        add_attention_backend_choices([NAME])
-    if NAME not in DRAFT_ATTENTION_BACKEND_CHOICES:
-        add_draft_attention_backend_choices([NAME])
+    register_attention_backend(ATTENTION_BACKEND)(create)
+    if ATTENTION_BACKEND not in ATTENTION_BACKEND_CHOICES:
+        add_attention_backend_choices([ATTENTION_BACKEND])
+    if ATTENTION_BACKEND not in DRAFT_ATTENTION_BACKEND_CHOICES:
+        add_draft_attention_backend_choices([ATTENTION_BACKEND])

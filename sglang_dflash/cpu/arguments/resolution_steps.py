@@ -1,4 +1,4 @@
-"""Server arguments on our CPU platform: refuse, map, default, and say so; SGLang calls these while it resolves.
+"""Our part in SGLang's resolution of server arguments on a CPU: refuse, map, default, and say so in the log.
 
 Two of SGLang's overridable resolution steps are wrapped: the runtime validation, which runs before the model's path is
 resolved, and the CPU back-end choice, which for SGLang's own CPU engine picks Intel AMX kernels.
@@ -14,14 +14,8 @@ from typing import Any
 import psutil
 
 from sglang_dflash.cpu.arguments.gpu_flags import cpu_values
-from sglang_dflash.cpu.arguments.pool_sizes import MAX_RUNNING_REQUESTS, model_bytes, pool_defaults
-from sglang_dflash.cpu.arguments.refusals import (
-    check_adapters,
-    check_backend_names,
-    check_drafter_quantization,
-    check_model,
-    check_model_path,
-)
+from sglang_dflash.cpu.arguments.pool_sizes import MAX_RUNNING_REQUESTS, pool_defaults
+from sglang_dflash.cpu.arguments.refusals import check_before_model, check_drafter, check_target
 from sglang_dflash.cpu.arguments.threads import environment_defaults
 
 logger = logging.getLogger(__name__)
@@ -37,9 +31,7 @@ def validate_runtime(server_args: Any, previous: Step) -> None:
     from sglang_dflash.upstream import ATTENTION_BACKEND_CHOICES, resolving_view
 
     previous(server_args)
-    cfg = resolving_view(server_args)
-    check_backend_names(cfg, list(ATTENTION_BACKEND_CHOICES))
-    check_model_path(cfg.model_path)
+    check_before_model(resolving_view(server_args), list(ATTENTION_BACKEND_CHOICES))
 
 
 def choose_backends(server_args: Any, previous: Step) -> None:
@@ -49,9 +41,8 @@ def choose_backends(server_args: Any, previous: Step) -> None:
     del previous
     cfg = resolving_view(server_args)
     model_config = model_config_of(server_args)
-    check_model(model_config, cfg)
-    check_adapters(cfg)
-    check_drafter_quantization(cfg)
+    check_target(model_config, cfg)
+    check_drafter(cfg)
 
     changes, warnings = cpu_values(lambda field: getattr(cfg, field))
     for line in warnings:
@@ -71,39 +62,34 @@ def _no_graphs(server_args: Any, cfg: Any) -> Any:
     """``cuda_graph_config`` with both phases off; one warning if the command line asked for graphs."""
     from sglang_dflash.upstream import Backend, Phase, with_phase
 
-    asked = sorted(getattr(server_args, "_cuda_graph_config_locked", ()))
-    if any(
-        key != "backend" or getattr(cfg.cuda_graph_config, phase).backend != Backend.DISABLED for phase, key in asked
-    ):
-        logger.warning("CPU platform: CUDA-graph flags need a GPU: every forward runs eagerly on this CPU")
     config = cfg.cuda_graph_config
+    asked = getattr(server_args, "_cuda_graph_config_locked", ())
+    if any(key != "backend" or getattr(config, phase).backend != Backend.DISABLED for phase, key in asked):
+        logger.warning("CPU platform: CUDA-graph flags need a GPU: every forward runs eagerly on this CPU")
     for phase in (Phase.DECODE, Phase.PREFILL):
         config = with_phase(config, phase, backend=Backend.DISABLED)
     return config
 
 
 def _defaults(cfg: Any, model_config: Any) -> dict[str, Any]:
-    """Sizes nobody set (requests that may run, KV tokens, recurrent states), and a scheduler that sleeps.
+    """Sizes that the user left open (running requests, KV tokens, recurrent states), and a scheduler that sleeps.
 
-    An idle scheduler polls its sockets without a pause; on a CPU that takes a core from whoever works.
+    An idle scheduler polls its sockets without a pause, which on a CPU takes a core from the rest of the machine.
     """
-    defaults: dict[str, Any] = {"sleep_on_idle": True}
-    if cfg.max_running_requests is None:
-        defaults["max_running_requests"] = MAX_RUNNING_REQUESTS
-    config = model_config.hf_text_config.to_dict() | {name: getattr(model_config, name) for name in _SHAPE}
-    sizes = model_bytes(config, dtype_bytes=model_config.dtype.itemsize)
+    running = cfg.max_running_requests or MAX_RUNNING_REQUESTS
     caps = pool_defaults(
-        sizes,
-        running=cfg.max_running_requests or MAX_RUNNING_REQUESTS,
+        model_config.hf_text_config.to_dict() | {name: getattr(model_config, name) for name in _SHAPE},
+        dtype_bytes=model_config.dtype.itemsize,
+        running=running,
         context=model_config.context_len,
         available=psutil.virtual_memory().available,
     )
-    defaults.update({name: value for name, value in caps.items() if getattr(cfg, name) is None})
-    return defaults
+    sizes = {"max_running_requests": running, **caps}
+    return {"sleep_on_idle": True} | {name: value for name, value in sizes.items() if getattr(cfg, name) is None}
 
 
 def install() -> None:
-    """Register both steps; SGLang keeps them in registration order, so a process calls this once."""
+    """Register both steps. SGLang runs a step as often as it is registered: call this once a process."""
     from sglang_dflash.upstream import register_resolution_hook
 
     register_resolution_hook("handle_hardware_runtime_validation")(validate_runtime)
