@@ -11,8 +11,9 @@ import sys
 from typing import Any
 
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.upstream import SYMBOLS
 
-CREATE_WORKER = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
+CREATE_WORKER = "SpeculativeAlgorithm.create_worker"
 
 _registered = False
 
@@ -35,31 +36,29 @@ def _register_hooks() -> None:
     from sglang_dflash.hooks import flags, takeover
     from sglang_dflash.hooks.context_length import extend_drafter_context
     from sglang_dflash.hooks.preflight import after_model_paths, before_speculation
-    from sglang_dflash.hooks.requests import VALIDATE, refuse_request
+    from sglang_dflash.hooks.requests import refuse_request
+    from sglang_dflash.hooks.server_info import report_worker
     from sglang_dflash.upstream import HookRegistry, HookType, register_resolution_hook
-    from sglang_dflash.window.budget import POOL_CONFIG, charge_rings
-    from sglang_dflash.window.prefix_cap import MAX_PREFIX, cap_prefix
-    from sglang_dflash.worker.observe.info import report_worker
+    from sglang_dflash.window.budget import charge_rings
+    from sglang_dflash.window.prefix_cap import cap_prefix
 
-    hooks = (
+    for name, function, how in (
         (CREATE_WORKER, takeover.choose_worker, HookType.AROUND),
-        (VALIDATE, refuse_request, HookType.AROUND),
-        (MAX_PREFIX, cap_prefix, HookType.AFTER),
-        (POOL_CONFIG, charge_rings, HookType.AROUND),
-        ("sglang.srt.managers.scheduler.Scheduler.get_internal_state", report_worker, HookType.AFTER),
-        ("sglang.srt.server_args.ServerArgs.add_cli_args", flags.accept_old_flags, HookType.AFTER),
-        (
-            "sglang.srt.configs.model_config.ModelConfig._derive_context_length",
-            extend_drafter_context,
-            HookType.BEFORE,
-        ),
-    )
-    for target, function, how in hooks:
-        HookRegistry.register(target, function, how)
-    register_resolution_hook("handle_model_source_paths")(after_model_paths)
-    register_resolution_hook("handle_speculative_decoding")(before_speculation)
+        ("validate_dflash_request", refuse_request, HookType.AROUND),
+        ("Req._compute_max_prefix_len", cap_prefix, HookType.AFTER),
+        ("KVCacheConfigurator.config_from_budget", charge_rings, HookType.AROUND),
+        ("Scheduler.get_internal_state", report_worker, HookType.AFTER),
+        ("ServerArgs.add_cli_args", flags.accept_old_flags, HookType.AFTER),
+        ("ModelConfig._derive_context_length", extend_drafter_context, HookType.BEFORE),
+    ):
+        HookRegistry.register(SYMBOLS[name].path, function, how)
+    for name, function in (
+        ("handle_model_source_paths", after_model_paths),
+        ("handle_speculative_decoding", before_speculation),
+    ):
+        register_resolution_hook(name)(function)
     # Only a process that constructs an Engine has the module loaded by now; others need no keywords.
-    if engine := sys.modules.get("sglang.srt.entrypoints.engine"):
+    if engine := sys.modules.get(SYMBOLS["Engine.server_args_class"].path.rsplit(".", 2)[0]):
         flags.accept_old_keywords(engine.Engine)
     if is_active():
         install()
@@ -78,4 +77,4 @@ def _refuse_dflash(error: Exception) -> None:
             remedy="install that version (`sglang-dflash version` names it), or uninstall sglang-dflash",
         ) from error
 
-    HookRegistry.register(CREATE_WORKER, refuse, HookType.AROUND)
+    HookRegistry.register(SYMBOLS[CREATE_WORKER].path, refuse, HookType.AROUND)

@@ -10,35 +10,31 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from sglang_dflash.upstream import get_schedule, get_spec
-from sglang_dflash.window.prefix_cap import served_window
-from sglang_dflash.window.size import ring_slots
+from sglang_dflash.upstream import get_schedule
+from sglang_dflash.window.served import served_window
 
 POOL_CONFIG = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator.config_from_budget"
 
 
-def charge_rings(original: Callable[..., Any], configurator: Any, budget_bytes: int, **options: Any) -> Any:
+def charge_rings(
+    original: Callable[..., Any], configurator: Any, budget_bytes: int, *, cap_tokens: int | None = None
+) -> Any:
     """Around SGLang's division of the memory for K/V.
 
     Args:
         configurator: SGLang's ``KVCacheConfigurator`` of the target.
         budget_bytes: memory of this rank for the K/V of target and drafter.
+        cap_tokens: the pool's size so far. SGLang gives it when it sizes the pool again after graph capture
+            (``SGLANG_ENABLE_POST_CAPTURE_KV_SIZING``), from the memory that is free then: the rings exist already.
     """
     window, per_token = served_window(), configurator.dflash_draft_cell_size_per_token
     if window is None or not per_token or configurator.is_draft_worker:
-        return original(configurator, budget_bytes, **options)
-    slots = ring_slots(
-        window,
-        block=get_spec().speculative_num_draft_tokens,
-        page=get_schedule().page_size,
-        context=configurator.model_config.context_len,
-    )
-    rings = get_schedule().max_running_requests * slots * per_token
-    sizes = configurator.spec_aux_config
-    configurator.spec_aux_config = copy.copy(sizes)
-    configurator.spec_aux_config.dflash_draft_num_layers = None
-    configurator.dflash_draft_cell_size_per_token = None
-    try:
-        return original(configurator, budget_bytes - rings, **options)
-    finally:
-        configurator.spec_aux_config, configurator.dflash_draft_cell_size_per_token = sizes, per_token
+        return original(configurator, budget_bytes, cap_tokens=cap_tokens)
+    if cap_tokens is None:
+        slots = window.ring_slots(configurator.model_config.context_len)
+        budget_bytes -= get_schedule().max_running_requests * slots * per_token
+    targets_only = copy.copy(configurator)
+    targets_only.spec_aux_config = copy.copy(configurator.spec_aux_config)
+    targets_only.spec_aux_config.dflash_draft_num_layers = None
+    targets_only.dflash_draft_cell_size_per_token = None
+    return original(targets_only, budget_bytes, cap_tokens=cap_tokens)

@@ -7,21 +7,11 @@ prompt: the prefill recomputes at most that many tokens, and the first block alr
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-from sglang_dflash.drafter.served import drafter_config
-from sglang_dflash.upstream import get_spec
-from sglang_dflash.window.size import context_window
+from sglang_dflash.window.served import served_window
 
 MAX_PREFIX = "sglang.srt.managers.schedule_batch.Req._compute_max_prefix_len"
-
-
-def served_window() -> int | None:
-    """Context tokens that the drafter of this process reads; None for all, or where our worker does not serve."""
-    if "sglang_dflash.worker.worker" not in sys.modules:
-        return None
-    return context_window(get_spec().speculative_draft_window_size, drafter_config())
 
 
 def cap_prefix(longest: int, req: Any, input_len: int) -> int:
@@ -32,4 +22,4 @@ def cap_prefix(longest: int, req: Any, input_len: int) -> int:
         input_len: tokens of the request so far.
     """
     window = served_window()
-    return longest if window is None else max(0, min(longest, input_len - window))
+    return longest if window is None else max(0, min(longest, input_len - window.tokens))

@@ -1,4 +1,4 @@
-"""Rings: the drafter's K/V where a draft window bounds what it reads.
+"""Rings: the drafter's K/V under a draft window.
 
 Without a window the drafter's pool has the target's slots, one per token. With one it has a ring of slots per
 request: position ``p`` goes to slot ``p mod size`` of its ring, over a token that has left the window. The drafter
@@ -9,14 +9,17 @@ may see. Its attention counts lengths and distances from there; rotations stay a
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sglang_dflash.upstream import ReqToTokenPool, async_h2d
-from sglang_dflash.window.size import ring_slots
-from sglang_dflash.worker.step import Step
+from sglang_dflash.window.kv import BlockKV
+from sglang_dflash.window.served import DraftWindow
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import ScheduleBatch
 
 
 class RingWrites(NamedTuple):
@@ -34,7 +37,7 @@ class RingWrites(NamedTuple):
 
 
 class RowAllocator:
-    """Stands where SGLang wants the allocator of a pool's slots: a ring is handed out with its request's row.
+    """The allocator that SGLang wants for a pool's slots: a ring is handed out with its request's row.
 
     The drafter's runner and its attention backends ask it for nothing but the kind of pool that it hands out from.
     """
@@ -54,16 +57,14 @@ class DraftRings:
 
     Args:
         request_pool: the target's ``ReqToTokenPool``, whose rows are the requests.
-        window: context tokens that the drafter reads.
-        block: positions of the widest block.
-        page: slots of a KV page; the ring is read from a page boundary on.
+        window: what the drafter reads; from a page boundary on.
         context: the longest sequence, tokens.
     """
 
-    def __init__(self, request_pool: Any, *, window: int, block: int, page: int, context: int) -> None:
+    def __init__(self, request_pool: Any, window: DraftWindow, context: int) -> None:
         rows, columns = request_pool.req_to_token.shape
-        self.window, self.page = window, page
-        self.size = ring_slots(window, block=block, page=page, context=context)
+        self._window = window
+        self.size = window.ring_slots(context)
         # Row 0 is SGLang's padding row: it has no ring, its table stays on the padding slot.
         self.slots = (rows - 1) * self.size
         self.request_pool = ReqToTokenPool(
@@ -72,6 +73,7 @@ class DraftRings:
         self._table = self.request_pool.req_to_token
         self._columns = torch.arange(self.size, device=self._table.device)
         self._oldest = torch.zeros(rows, dtype=torch.int64, device=self._table.device)
+        self._oldest_cpu = torch.zeros(rows, dtype=torch.int64)
         self._generation = request_pool.req_generation
         self._holders: list[tuple[int, str] | None] = [None] * rows
 
@@ -84,25 +86,27 @@ class DraftRings:
         }
         return replace(target, **sizes)
 
-    def prefill(self, batch: Any) -> RingWrites:
+    def prefill(self, batch: ScheduleBatch) -> RingWrites:
         """What to write of a target extend: the tokens that its last block can still see, for each request.
 
         A request that holds its row for the first time starts an empty ring; another chunk goes on in it, and so
         does a decode row of a mixed batch.
         """
         rows = batch.req_pool_indices_cpu.tolist()
-        counts, oldest, ends, end_of_last = [], [], [], 0
+        counts, ends, end_of_last = [], [], 0
         for row, req, prefix, extend in zip(rows, batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True):
             length = prefix + extend
-            counts.append(min(extend, length - self._page_start(length - self.window)))
+            counts.append(min(extend, length - self._page_start(length - self._window.tokens)))
             end_of_last += extend
             ends.append(end_of_last)
-            oldest.append(-1 if self._holds(row, req.rid) else self._page_start(prefix))
+            if not self._holds(row, req.rid):
+                self._oldest_cpu[row] = self._page_start(prefix)
         total = sum(counts)
+        oldest = self._oldest_cpu[rows].tolist()
         count, end, start, row_ids = async_h2d(
             [counts, ends, oldest, rows], dtype=torch.int64, device=self._table.device
         )
-        self._oldest[row_ids] = torch.where(start < 0, self._oldest[row_ids], start)
+        self._oldest[row_ids] = start
 
         def per_token(per_request: Tensor) -> Tensor:
             return per_request.repeat_interleave(count, output_size=total)
@@ -112,33 +116,34 @@ class DraftRings:
         positions = tokens + per_token(batch.seq_lens - end)
         return RingWrites(tokens, positions, self._slots(per_token(row_ids), positions))
 
-    def view(self, step: Step, rows: Tensor, translator: Any) -> Step:
-        """The step as the drafter sees it: lengths from its oldest visible token on, slots of its own pool.
+    def view(self, kv: BlockKV, positions: Tensor, batch: ScheduleBatch, translator: Any) -> BlockKV:
+        """The block as the drafter sees it: lengths from its oldest visible token on, slots of its own pool.
 
         Args:
-            rows: int64 [bs], ``req_pool_indices``.
+            kv: the block in the target's pool.
+            positions: int64 [bs * w], absolute positions of the block.
             translator: the drafter's ``kv_index_translator``.
         """
-        start = torch.maximum(self._oldest[rows], self._page_start(step.seq_lens - self.window))
+        rows, width = batch.req_pool_indices, kv.width
+        start = self._first_read(self._oldest[rows], kv.seq_lens)
         self._table[rows, : self.size] = self._slots(rows[:, None], start[:, None] + self._columns).int()
-        slots = self._slots(rows[:, None], step.block.positions.view(-1, step.width)).flatten()
-        lens = step.seq_lens - start
-        bound = self.window + self.page - 1 + step.width
-        host_lens = step.host_lens.clamp(max=bound)
-        plan = translator.plan(
-            req_pool_indices=rows,
-            seq_lens=lens,
-            seq_lens_cpu=host_lens,
-            write_virtual=slots,
-            read_extent=step.width,
-        )
-        return replace(
-            step,
-            seq_lens=lens,
-            block=step.block._replace(slots=slots),
-            kv_loc_plan=plan,
+        if kv.exact:
+            oldest = self._oldest_cpu[batch.req_pool_indices_cpu]
+            host_lens = kv.host_lens - self._first_read(oldest, kv.host_lens - width)
+            host_lens_sum = int(host_lens.numpy().sum())
+        else:
+            bound = self._window.tokens + self._window.page - 1 + width
+            host_lens = kv.host_lens.clamp(max=bound)
+            host_lens_sum = min(kv.host_lens_sum, bound * len(host_lens))
+        return BlockKV.planned(
+            translator,
+            rows,
+            width=width,
+            seq_lens=kv.seq_lens - start,
+            slots=self._slots(rows[:, None], positions.view(-1, width)).flatten(),
             host_lens=host_lens,
-            host_lens_sum=min(step.host_lens_sum, bound * rows.shape[0]),
+            host_lens_sum=host_lens_sum,
+            exact=kv.exact,
         )
 
     def _holds(self, row: int, rid: str) -> bool:
@@ -152,10 +157,14 @@ class DraftRings:
         self._holders[row] = holder
         return known
 
+    def _first_read(self, oldest: Tensor, committed: Tensor) -> Tensor:
+        """First position that a block after ``committed`` tokens reads, [bs], on either device."""
+        return torch.maximum(oldest, self._page_start(committed - self._window.tokens))
+
     def _page_start(self, position: Any) -> Any:
         """First position of the page; ints and tensors. Of a negative position, a negative one."""
-        return position - position % self.page
+        return position - position % self._window.page
 
     def _slots(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Slots of positions; the pool's first page is padding."""
-        return self.page + (rows - 1) * self.size + positions % self.size
+        return self._window.page + (rows - 1) * self.size + positions % self.size

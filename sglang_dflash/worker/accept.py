@@ -1,82 +1,114 @@
-"""Accept: the target's own tokens, and which drafts agree with them."""
+"""Accept: the target's own token at every block position, and which drafts agree with it.
+
+Plain decoding adjusts one row of logits per request and hands it to SGLang's sampler. Here a request has ``w`` rows,
+one per block position, each adjusted and sampled as plain decoding would if the drafts before it had been accepted.
+:func:`sglang_dflash.ops.reference.accept_block` says why that is exact.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from sglang_dflash.ops import Accepted, accept_block
-from sglang_dflash.upstream import GrammarTree, SpecTpSync, SpecTpSyncSite, build_grammar_vocab_mask
-from sglang_dflash.worker.observe.traced import traced
-from sglang_dflash.worker.sampling.sampler import TargetSampler
+from sglang_dflash.ops import accept_block
+from sglang_dflash.upstream import GrammarTree, Sampler, SpecTpSync, SpecTpSyncSite, build_grammar_vocab_mask
+from sglang_dflash.worker.sampling.history import History
+from sglang_dflash.worker.sampling.penalties import Penalties
+from sglang_dflash.worker.sampling.rows import for_block
+from sglang_dflash.worker.sampling.seeded import SeededSampler, mark_seeded_rows
 from sglang_dflash.worker.step import Step
 
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import ModelRunner, ScheduleBatch
 
-class Acceptance:
-    """Chooses the target's token at every block position; the drafts that agree with it are accepted.
+
+class Accept:
+    """Chooses the target's tokens, in a prefill through SGLang and in a block here.
 
     Args:
-        runner: the target's ``ModelRunner``.
+        runner: the target's; its sampler is replaced by :class:`SeededSampler`, unless the user brought one with
+            ``--sampling-backend``.
         tp_group: ranks that serve the same batch; they must commit the same tokens.
     """
 
-    def __init__(self, runner: Any, tp_group: Any) -> None:
-        self._sampler = TargetSampler(runner)
-        self._sync = SpecTpSync(tp_group)
+    def __init__(self, runner: ModelRunner, tp_group: Any) -> None:
+        self._runner, self._sync = runner, SpecTpSync(tp_group)
+        if type(runner.sampler) is Sampler:
+            runner.sampler = SeededSampler()
+        self._penalties, self._history = Penalties(), History()
 
-    def before_prefill(self, batch: Any) -> None:
-        """Before the target's prefill, in which SGLang samples the next token."""
-        self._sampler.before_prefill(batch)
+    def before_prefill(self, batch: ScheduleBatch) -> None:
+        """Before the target's prefill, which samples each prompt's first token from ``batch.sampling_info``."""
+        self._penalties.start(batch)
+        self._history.start(batch)
+        info = batch.sampling_info
+        if info.has_custom_logit_processor and batch.decoding_reqs:
+            # A mixed batch samples the next token of requests whose last block the host may not have seen yet.
+            batch.sampling_info = dataclasses.replace(info, custom_params=self._history.params(batch))
+        mark_seeded_rows(batch.sampling_info, batch.reqs)
 
-    def after_prefill(self, batch: Any, next_token_ids: Tensor) -> None:
-        """After it: make all ranks agree on the token of each request, int64 [bs], in place."""
+    def after_prefill(self, batch: ScheduleBatch, next_token_ids: Tensor) -> None:
+        """After it: all ranks agree on ``next_token_ids``, int64 [bs], in place; they are generated tokens."""
         self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, next_token_ids)
-        self._sampler.after_prefill(batch, next_token_ids)
+        self._generated(batch, next_token_ids[:, None], torch.ones_like(next_token_ids))
 
-    def before_verify(self, batch: Any, tokens: Tensor) -> None:
-        """Before the target's forward over the block, int64 [bs, w]."""
-        self._sampler.before_verify(batch, tokens)
+    def before_verify(self, step: Step) -> None:
+        """Before the target's forward: copy the drafts to the host for grammars and processors that walk them there."""
+        if step.batch.has_grammar:
+            step.grammar_tree = GrammarTree.from_linear_chain(step.tokens)
+        self._history.expect(step.batch, step.tokens)
 
-    @traced("dflash.accept")
-    def __call__(self, batch: Any, step: Step, tokens: Tensor, logits_output: Any, grammar_mask: Any) -> Accepted:
-        """Accept drafts.
-
-        Args:
-            batch: the ``ScheduleBatch``; ``seq_lens`` holds the committed lengths.
-            step: the block's positions.
-            tokens: int64 [bs, w], the verified block.
-            logits_output: the target's logits [bs * w, V] after every block position, used up; takes the
-                log-probabilities that the requests ask for.
-            grammar_mask: the tokens that the requests' grammars allow in each of those rows, or None.
+    def __call__(self, step: Step) -> None:
+        """Fill ``step.accepted``. The logits are adjusted in place and used up; log-probabilities that requests ask
+        for are left on the target's output.
         """
-        positions = step.block.positions
-        target_tokens = self._sampler.choose(batch, logits_output, tokens, positions, grammar_mask)
+        target_tokens = self.target_tokens(step)
         self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, target_tokens)
-        accepted = accept_block(tokens, target_tokens, batch.seq_lens)
-        self._sampler.commit(batch, accepted)
-        return accepted
+        step.accepted = accept_block(step.tokens, target_tokens, step.batch.seq_lens)
+        self._generated(step.batch, step.accepted.out_tokens, step.accepted.accept_lens)
 
+    def target_tokens(self, step: Step) -> Tensor:
+        """The target's token after each block position, int64 [bs, w]."""
+        batch, width, output = step.batch, step.width, step.verified.logits_output
+        info, rows = batch.sampling_info, output.next_token_logits
+        logits = rows.view(-1, width, rows.shape[-1])
+        grammar_mask = self._grammar_mask(step)
+        # The order of plain decoding: penalties, grammar, bias, then (in the sampler) custom processors.
+        self._penalties.apply(batch, logits, step.tokens, step.positions.view(-1, width))
+        if grammar_mask is not None:
+            grammar_mask.apply(rows)
+        if info.logit_bias is not None:
+            logits.add_(info.logit_bias[:, None])
 
-def grammar_tree(batch: Any, tokens: Tensor) -> Any:
-    """The block (int64 [bs, w]) on its way to the host, where the grammars walk it; None if no request has a grammar.
+        wants = [batch.top_logprobs_nums, batch.token_ids_logprobs] if batch.return_logprob else [[], []]
+        top_logprobs_nums, token_ids_logprobs = ([x for x in want for _ in range(width)] for want in wants)
+        block_info = for_block(info, width)
+        mark_seeded_rows(block_info, batch.reqs, width)
+        if info.has_custom_logit_processor:
+            block_info.custom_params = self._history.params(batch, width)
+        tokens: Tensor = self._runner.sampler(
+            output, block_info, batch.return_logprob, top_logprobs_nums, token_ids_logprobs, step.positions
+        )
+        if batch.return_logprob:
+            output.next_token_logprobs = output.next_token_logprobs.view(-1, width)
+        return tokens.view(-1, width).long()
 
-    Called before the target's forward, so that the copy is done when :func:`grammar_mask` needs it.
-    """
-    return GrammarTree.from_linear_chain(tokens) if batch.has_grammar else None
+    def _grammar_mask(self, step: Step) -> Any:
+        """The tokens that the grammars allow in each row, built on the host while the target's forward runs."""
+        if step.grammar_tree is None:
+            return None
+        return build_grammar_vocab_mask(
+            reqs=step.batch.reqs,
+            tree=step.grammar_tree,
+            sampling_info=step.batch.sampling_info,
+            device=step.tokens.device,
+            barrier=step.grammar_barrier,
+        )
 
-
-def grammar_mask(batch: Any, tree: Any, device: torch.device, grammar_barrier: Callable[[], None] | None) -> Any:
-    """The tokens that the grammars allow after every block position, built while the target's forward runs.
-
-    Args:
-        tree: what :func:`grammar_tree` returned.
-        grammar_barrier: brings the grammars up to the last step's tokens (overlap scheduling).
-    """
-    if tree is None:
-        return None
-    return build_grammar_vocab_mask(
-        reqs=batch.reqs, tree=tree, sampling_info=batch.sampling_info, device=device, barrier=grammar_barrier
-    )
+    def _generated(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
+        """Each request's first ``lens`` (int [bs]) of ``tokens`` (int64 [bs, w]) are generated."""
+        self._penalties.count(batch, tokens, lens)
+        self._history.add(batch, tokens, lens)

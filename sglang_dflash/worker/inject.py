@@ -2,41 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from sglang_dflash.upstream import KVWriteLoc, async_h2d, draft_tp_context
 from sglang_dflash.window.rings import DraftRings
-from sglang_dflash.worker.observe.traced import traced
 from sglang_dflash.worker.step import Step
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import ModelRunner, ScheduleBatch
 
 # Long prompts are projected in pieces of this many tokens: the workspace stays out of the memory budget, so
 # it must stay small, and a piece this long already fills a GPU.
 CHUNK = 2048
 
 
-class Injection:
+class Inject:
     """Writes context K/V into the drafter's KV pool.
 
     Without a draft window one slot number serves both pools, so whatever shares a prefix's slots (the radix
     cache) shares the drafter's K/V too. With one, each request has a ring of its own slots.
 
     Args:
-        runner: the drafter's ``ModelRunner``.
+        runner: the drafter's.
         layout: the parallel layout that the drafter was built for.
         rings: the drafter's slots under a draft window.
     """
 
-    def __init__(self, runner: Any, layout: Any, rings: DraftRings | None) -> None:
+    def __init__(self, runner: ModelRunner, layout: Any, rings: DraftRings | None) -> None:
         self._runner, self._layout, self._rings = runner, layout, rings
 
-    def prefill(self, batch: Any, hidden: Tensor, kv_loc_plan: Any) -> None:
+    def __call__(self, step: Step) -> None:
+        """Inject a verified block.
+
+        Every position is written, accepted or not. The slots after the accepted ones belong to the request
+        alone, and the next block overwrites each of them before anything reads it; so no mask is needed, and
+        nothing here waits for the accept length.
+        """
+        hidden = step.verified.logits_output.hidden_states[: step.positions.numel()]
+        self._write(hidden, None, step.positions, self._slots(step.draft_kv.plan))
+
+    def prefill(self, batch: ScheduleBatch, hidden: Tensor, kv_loc_plan: Any) -> None:
         """Inject the tokens of a target extend: ``hidden`` [T, K * H], requests back to back."""
         if self._rings is not None:
-            kept = self._rings.prefill(batch)
-            self._write(hidden[kept.tokens], kept.positions, kept.slots)
+            self._write(hidden, *self._rings.prefill(batch))
             return
         lens = async_h2d([batch.prefix_lens, batch.extend_lens], dtype=torch.int64, device=hidden.device)
         prefix, extend = lens
@@ -44,29 +55,19 @@ class Injection:
         # Position of the first token, minus its index in the batch, per request.
         shift = prefix - (extend.cumsum(0) - extend)
         positions = shift.repeat_interleave(extend, output_size=total) + torch.arange(total, device=hidden.device)
-        self._write(hidden[:total], positions, self._slots(kv_loc_plan))
-
-    @traced("dflash.inject")
-    def decode(self, step: Step, hidden: Tensor) -> None:
-        """Inject a verified block: ``hidden`` [bs * w, K * H].
-
-        Every position is written, accepted or not. Behind the accepted ones lie slots that belong to the
-        request alone, and the next block overwrites each of them before anything reads it; so no mask is
-        needed, and nothing here waits for the accept length.
-        """
-        positions = step.block.positions
-        self._write(hidden[: positions.numel()], positions, self._slots(step.kv_loc_plan))
+        self._write(hidden, None, positions, self._slots(kv_loc_plan))
 
     def _slots(self, kv_loc_plan: Any) -> Tensor:
         slots: Tensor = kv_loc_plan.write_ids(self._runner.kv_index_translator)
         return slots
 
-    def _write(self, hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
+    def _write(self, hidden: Tensor, rows: Tensor | None, positions: Tensor, slots: Tensor) -> None:
+        """Write the tokens at ``rows`` of ``hidden``, int64 [T]; None for its first T rows."""
         pool, model = self._runner.token_to_kv_pool, self._runner.model
         with draft_tp_context(self._layout):
-            for start in range(0, hidden.shape[0], CHUNK):
-                piece = slice(start, start + CHUNK)
-                keys, values = model.context_kv(hidden[piece], positions[piece])
+            for start in range(0, positions.shape[0], CHUNK):
+                piece = slice(start, min(start + CHUNK, positions.shape[0]))
+                keys, values = model.context_kv(hidden[piece if rows is None else rows[piece]], positions[piece])
                 where = KVWriteLoc(slots[piece], physical=True)
                 for layer, k, v in zip(model.attention_layers(), keys, values, strict=True):
                     pool.set_kv_buffer(layer, where, k, v, layer.k_scale, layer.v_scale)

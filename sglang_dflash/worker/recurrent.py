@@ -2,52 +2,63 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from sglang_dflash.ops import Accepted
 from sglang_dflash.upstream import (
     commit_mamba_states_after_verify,
     get_alloc_reserve_per_decode,
     mamba_track_grid,
 )
-from sglang_dflash.worker.observe.traced import traced
 from sglang_dflash.worker.step import Step
 
 
-@traced("dflash.commit")
-def commit(batch: Any, step: Step, accepted: Accepted, committed: Sequence[int], target_worker: Any) -> None:
-    """Commit each request's recurrent state (GDN and convolution) after its last accepted token.
+class RecurrentCommit:
+    """Commits each request's recurrent state (GDN and convolution) after its last accepted token.
 
-    Verification kept the state after every block position. A request that crosses a prefix-cache track
-    boundary inside the block gets that boundary's state snapshotted too. ``batch.seq_lens`` must still hold
-    the lengths before the step. Does nothing for a target without recurrent layers.
+    Verification kept the state after every block position. A request that crosses a prefix-cache track boundary inside
+    the block gets that boundary's state snapshotted too. Does nothing for a target without recurrent layers.
 
     Args:
-        committed: the host's lengths before the step, at most one block behind.
+        target_worker: SGLang's ``TpModelWorker`` of the target.
     """
-    if getattr(target_worker.model_runner.req_to_token_pool, "mamba_pool", None) is None:
-        return
-    last_step = None
-    if batch.mamba_track_indices is not None:
-        # What a request may gain until the host hears of it: the block that it has not heard of, and this one.
-        growth = get_alloc_reserve_per_decode()
-        if not may_cross(committed, growth, mamba_track_grid(batch.tree_cache.page_size)):
-            # Snapshots cost as much as the commit, and at most steps no request is near a boundary.
-            batch.mamba_track_indices = None
-    if batch.mamba_track_indices is None:
-        last_step = (accepted.accept_lens.long() - 1, None)
-    chain = torch.arange(step.block.positions.numel(), dtype=torch.int32, device=accepted.accept_lens.device)
-    commit_mamba_states_after_verify(
-        target_worker,
-        batch,
-        accept_lens=accepted.accept_lens,
-        accept_index=chain.view(-1, step.width),
-        draft_token_num=step.width,
-        prepared_step_indices=last_step,
-    )
+
+    def __init__(self, target_worker: Any) -> None:
+        self.target_worker = target_worker
+        self._recurrent = getattr(target_worker.model_runner.req_to_token_pool, "mamba_pool", None) is not None
+        self._chain = torch.empty(0, dtype=torch.int32, device=target_worker.device)
+
+    def __call__(self, step: Step) -> None:
+        """Commit ``step.accepted``; the batch's ``seq_lens`` must still hold the lengths before the step."""
+        if not self._recurrent:
+            return
+        batch, accept_lens, last_step = step.batch, step.accepted.accept_lens, None
+        if batch.mamba_track_indices is not None:
+            # What a request may gain until the host hears of it: the block that it has not heard of, and this one.
+            growth = get_alloc_reserve_per_decode()
+            if not may_cross(step.state.committed_cpu, growth, mamba_track_grid(batch.tree_cache.page_size)):
+                # A snapshot costs as much as the commit, and at most steps no request is near a boundary.
+                batch = copy.copy(batch)
+                batch.mamba_track_indices = None
+        if batch.mamba_track_indices is None:
+            last_step = (accept_lens.long() - 1, None)
+        commit_mamba_states_after_verify(
+            self.target_worker,
+            batch,
+            accept_lens=accept_lens,
+            accept_index=self._rows(step.tokens.numel()).view(-1, step.width),
+            draft_token_num=step.width,
+            prepared_step_indices=last_step,
+        )
+
+    def _rows(self, number: int) -> torch.Tensor:
+        """int32 [number] 0, 1, ...: the logits' rows of a chain of accepted drafts; kept from step to step."""
+        if number > self._chain.numel():
+            self._chain = torch.arange(2 * number, dtype=torch.int32, device=self._chain.device)
+        return self._chain[:number]
 
 
 def may_cross(lengths: Sequence[int], growth: int, interval: int) -> bool:

@@ -1,45 +1,80 @@
-"""One decode step's block: what it holds, where its KV goes, how far its attention may read."""
+"""One decode step as data: each stage reads what the stages before it filled in, and fills in its own part."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from sglang_dflash.ops import Block, prepare_block
-from sglang_dflash.upstream import CaptureHiddenMode, DFlashVerifyInput, ForwardBatch, ForwardMode
+from sglang_dflash.ops import Accepted, prepare_block
+from sglang_dflash.upstream import (
+    CaptureHiddenMode,
+    DFlashVerifyInput,
+    ForwardBatch,
+    ForwardMode,
+    GenerationBatchResult,
+    record_stream_each,
+)
+from sglang_dflash.window.kv import BlockKV
 from sglang_dflash.worker.state import DraftState
 
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import ModelRunner, ScheduleBatch
 
-@dataclass(frozen=True)
+
+@dataclass
 class Step:
-    """The block of one step, shared by the draft forward, the target's verification and the injection.
+    """A step's block, from its layout to what it commits; ``bs`` requests, ``w`` positions each.
 
     Attributes:
-        width: positions of the block, anchor included.
-        seq_lens: int64 [bs], context tokens that the step's attention reads before the block.
-        block: anchor and mask tokens, positions and KV slots.
-        kv_loc_plan: SGLang's plan of the step's KV slots; every forward and writer of the step uses it.
-        host_lens: int [bs] on the host, an upper bound of the KV length that the step's attention reads.
-        host_lens_sum: its sum.
+        batch: the scheduler's batch; ``seq_lens`` holds the committed lengths before the step.
+        state: what the last step left.
+        width: positions ``w`` of the block, anchor included.
+        grammar_barrier: brings the grammars up to the last step's tokens (overlap scheduling); None without overlap.
+        positions: int64 [bs * w], absolute positions of the block.
+        tokens: int64 [bs, w], anchor and mask tokens; *draft* replaces the mask tokens.
+        target_kv: where the target keeps the block's K/V.
+        draft_kv: where the drafter keeps them: in the same place unless there is a draft window.
+        grammar_tree: from *accept*, before verify: the block on its way to the host, for grammars; None without one.
+        verified: from *verify*: SGLang's ``GenerationBatchResult`` of the target, with logits [bs * w, V] and the
+            captured hidden states [bs * w, K * H].
+        accepted: from *accept*: the tokens that the step commits.
     """
 
+    batch: ScheduleBatch
+    state: DraftState
     width: int
-    seq_lens: Tensor
-    block: Block
-    kv_loc_plan: Any
-    host_lens: Tensor
-    host_lens_sum: int
+    grammar_barrier: Callable[[], None] | None
+    positions: Tensor
+    tokens: Tensor
+    target_kv: BlockKV
+    draft_kv: BlockKV
+    grammar_tree: Any = None
+    verified: Any = field(init=False)
+    accepted: Accepted = field(init=False)
 
     @classmethod
-    def lay_out(cls, batch: Any, state: DraftState, runner: Any, width: int, mask_token_id: int) -> Step:
-        """Place the next block of every request behind its committed tokens.
+    def lay_out(
+        cls,
+        batch: ScheduleBatch,
+        width: int,
+        grammar_barrier: Callable[[], None] | None,
+        *,
+        runner: ModelRunner,
+        mask_token_id: int,
+    ) -> Step:
+        """Place the next block of every request after its committed tokens.
 
         Args:
-            batch: SGLang's ``ScheduleBatch``; ``seq_lens`` holds the committed lengths.
-            runner: the target's ``ModelRunner``, whose KV slots the block takes.
+            runner: the target's, whose KV slots the block takes.
         """
+        state = batch.spec_info
+        # The lengths were gathered on the scheduler's stream.
+        record_stream_each((batch.seq_lens,), torch.get_device_module(batch.seq_lens.device).current_stream())
         block = prepare_block(
             state.bonus_tokens,
             batch.seq_lens,
@@ -48,46 +83,66 @@ class Step:
             width=width,
             mask_token_id=mask_token_id,
         )
-        # Without lengths on the host (no attention backend asks for them) the reserved slots are the bound.
+        # The scheduler tells a unified memory pool which slots this step writes, and reads them here.
+        batch.out_cache_loc = block.slots
+        # The lengths are on the host if an attention backend asks for them; else the reserved slots bound them.
+        exact = batch.seq_lens_cpu is not None
         host_lens, host_lens_sum = state.reserved_lens_cpu, state.reserved_lens_sum
-        if batch.seq_lens_cpu is not None:
+        if exact:
             host_lens = batch.seq_lens_cpu + width
             host_lens_sum = batch.seq_lens_sum + width * batch.batch_size()
         assert host_lens is not None, "prepare_for_decode() has not run"
-        plan = runner.kv_index_translator.plan(
-            req_pool_indices=batch.req_pool_indices,
+        kv = BlockKV.planned(
+            runner.kv_index_translator,
+            batch.req_pool_indices,
+            width=width,
             seq_lens=batch.seq_lens,
-            seq_lens_cpu=host_lens,
-            write_virtual=block.slots,
-            read_extent=width,
+            slots=block.slots,
+            host_lens=host_lens,
+            host_lens_sum=host_lens_sum,
+            exact=exact,
         )
-        return cls(width, batch.seq_lens, block, plan, host_lens, host_lens_sum)
+        return cls(batch, state, width, grammar_barrier, block.positions, block.tokens, kv, kv)
 
-    def forward_batch(self, batch: Any, runner: Any, tokens: Tensor, capture: CaptureHiddenMode) -> Any:
+    def forward_batch(self, runner: ModelRunner, kv: BlockKV, capture: CaptureHiddenMode) -> ForwardBatch:
         """SGLang's batch for a forward of ``runner`` over the block.
 
         Args:
-            batch: the ``ScheduleBatch``; the scheduler restores it after the step, so its fields are scratch.
-            tokens: int64 [bs, w].
+            kv: the block in the runner's pool.
             capture: FULL for the target (hidden states of ``target_layer_ids``), NULL for the drafter.
         """
+        batch = copy.copy(self.batch)  # the forward's own: the scheduler's batch keeps its fields
         batch.forward_mode = ForwardMode.TARGET_VERIFY
-        batch.input_ids = tokens.flatten()
-        batch.out_cache_loc = self.block.slots
-        batch.seq_lens = self.seq_lens
-        batch.seq_lens_cpu = self.host_lens
-        batch.seq_lens_sum = self.host_lens_sum
+        batch.input_ids = self.tokens.flatten()
+        batch.out_cache_loc = kv.slots
+        batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum = kv.seq_lens, kv.host_lens, kv.host_lens_sum
         batch.spec_info = DFlashVerifyInput(
             draft_token=batch.input_ids,
-            positions=self.block.positions,
+            positions=self.positions,
             draft_token_num=self.width,
             capture_hidden_mode=capture,
-            kv_loc_plan=self.kv_loc_plan,
+            kv_loc_plan=kv.plan,
         )
         return ForwardBatch.init_new(
             batch,
             runner,
             capture_hidden_mode=capture,
             return_hidden_states_before_norm=False,
-            kv_loc_plan=self.kv_loc_plan,
+            kv_loc_plan=kv.plan,
+        )
+
+    def result(self) -> GenerationBatchResult:
+        """What the scheduler takes from the step. The hidden states stay behind, or it would copy them to the host."""
+        accepted, output = self.accepted, self.verified.logits_output
+        output.hidden_states = None
+        return GenerationBatchResult(
+            logits_output=output,
+            next_token_ids=accepted.out_tokens.flatten(),
+            accept_lens=accepted.accept_lens,
+            new_seq_lens=accepted.new_seq_lens,
+            next_draft_input=DraftState(accepted.bonus, accepted.new_seq_lens),
+            speculative_num_draft_tokens=self.width,
+            can_run_cuda_graph=self.verified.can_run_cuda_graph,
+            routed_experts_output=self.verified.routed_experts_output,
+            indexer_topk_output=self.verified.indexer_topk_output,
         )

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from sglang_dflash.upstream import CaptureHiddenMode, prepare_mamba_track_for_verify
-from sglang_dflash.worker.observe.traced import traced
 from sglang_dflash.worker.step import Step
 
 
-@traced("dflash.verify")
-def verify(batch: Any, step: Step, tokens: Tensor, target_worker: Any) -> Any:
-    """Run the target over ``tokens`` (int64 [bs, w]) behind the committed context.
+class Verify:
+    """The target's forward over the block.
 
-    Recurrent layers start from the committed state and leave it alone: they keep the state after each
-    position aside until :mod:`~sglang_dflash.worker.recurrent` commits one of them.
-
-    Returns:
-        SGLang's ``GenerationBatchResult``: logits [bs * w, V] and the captured hidden states [bs * w, K * H].
+    Args:
+        target_worker: SGLang's ``TpModelWorker`` of the target.
     """
-    # The recurrent states' track slots are looked up per step, before init_new snapshots them into the
-    # forward batch.
-    prepare_mamba_track_for_verify(batch)
-    forward_batch = step.forward_batch(batch, target_worker.model_runner, tokens, CaptureHiddenMode.FULL)
-    return target_worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
+
+    def __init__(self, target_worker: Any) -> None:
+        self._target = target_worker
+
+    def __call__(self, step: Step) -> None:
+        """Fill ``step.verified``.
+
+        Recurrent layers start from the committed state and leave it alone: they keep the state after each
+        position aside until :mod:`~sglang_dflash.worker.recurrent` commits one of them.
+        """
+        # Looks up the recurrent states' snapshot slots of this step and leaves them on the batch: the forward batch
+        # takes them from there, and so does SGLang's commit.
+        prepare_mamba_track_for_verify(step.batch)
+        forward_batch = step.forward_batch(self._target.model_runner, step.target_kv, CaptureHiddenMode.FULL)
+        step.verified = self._target.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,30 +23,32 @@ from sglang_dflash.upstream import (
     draft_pp_context,
     draft_tp_context,
     get_parallel,
-    get_schedule,
     get_spec,
-    record_stream_each,
     resolve_draft_parallel_layout,
 )
 from sglang_dflash.width import FixedWidth, WidthPolicy
-from sglang_dflash.window.prefix_cap import served_window
 from sglang_dflash.window.rings import DraftRings, RowAllocator
-from sglang_dflash.worker import recurrent
-from sglang_dflash.worker.accept import Acceptance, grammar_mask, grammar_tree
-from sglang_dflash.worker.draft import Drafting
-from sglang_dflash.worker.inject import Injection
-from sglang_dflash.worker.observe.info import banner, identity
+from sglang_dflash.window.served import DraftWindow, served_window
+from sglang_dflash.worker.accept import Accept
+from sglang_dflash.worker.draft import Draft
+from sglang_dflash.worker.inject import Inject
+from sglang_dflash.worker.observe.info import allocated_bytes, banner, identity
 from sglang_dflash.worker.observe.metrics import step_metrics
 from sglang_dflash.worker.observe.no_sync import sync_guard
-from sglang_dflash.worker.observe.pools import pool_bytes
-from sglang_dflash.worker.observe.stats import StepStats, stage_clock
+from sglang_dflash.worker.observe.stages import Stages
+from sglang_dflash.worker.observe.stats import StepStats
+from sglang_dflash.worker.recurrent import RecurrentCommit
 from sglang_dflash.worker.state import DraftState
 from sglang_dflash.worker.step import Step
-from sglang_dflash.worker.verify import verify
+from sglang_dflash.worker.verify import Verify
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import ScheduleBatch, ServerArgs, TpModelWorker
 
 logger = logging.getLogger(__name__)
 
 Publish = Callable[[Tensor], None]
+GrammarBarrier = Callable[[], None]
 
 
 class DFlashWorker(BaseSpecWorker):
@@ -64,7 +67,7 @@ class DFlashWorker(BaseSpecWorker):
 
     speculative_num_steps = 1
 
-    def __init__(self, *, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+    def __init__(self, *, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker) -> None:
         super().__init__()
         self._target_worker = target_worker
         self.drafter_config = drafter_config()
@@ -87,8 +90,8 @@ class DFlashWorker(BaseSpecWorker):
             mask_token_id=self.drafter_config.mask_token_id,
             mask_embedding=mask_embedding(),
         )
-        runner.model.borrow(vocabulary)
-        self._stats, self._clock = StepStats(), stage_clock(target_worker.device)
+        runner.model.set_vocabulary(vocabulary)
+        self._stats, self._stages = StepStats(), Stages(target_worker.device)
         self._no_sync = sync_guard(target_worker.device)
         self._metrics = step_metrics(self.width_policy.max_width)
         self.identity = identity(
@@ -96,7 +99,7 @@ class DFlashWorker(BaseSpecWorker):
             target=target_worker.model_runner.model_config.model_path,
             drafter=runner.model_config.model_path,
             max_width=self.width_policy.max_width,
-            window=self._window,
+            window=None if self._window is None else self._window.tokens,
             draft_attention_backend=runner.draft_attention_backend,
         )
         if get_parallel().tp_rank == 0:
@@ -123,15 +126,16 @@ class DFlashWorker(BaseSpecWorker):
 
     def server_info(self) -> dict[str, Any]:
         """What ``/server_info`` shows of this worker: its identity, its counters and what it allocated."""
-        memory = pool_bytes(self._target_worker.model_runner, self._draft_worker.model_runner)
-        return {**self.identity, **self._stats.as_dict(), "memory_bytes": memory}
+        memory = allocated_bytes(self._target_worker.model_runner, self._draft_worker.model_runner)
+        counters = {**self._stats.as_dict(), "stage_seconds": self._stages.collect()}
+        return {**self.identity, **counters, "memory_bytes": memory}
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """A step's accept counts reached the host, without anyone waiting for them; steps come in launch order."""
         accept_lens = [n + 1 for n in num_correct_drafts_per_req]
         width = self._stats.finished(accept_lens)
         self.width_policy.observe(width, accept_lens)
-        self._clock.collect(self._stats.stage_seconds)
+        self._stages.collect()
         if self._metrics is not None:
             self._metrics.observe(width, accept_lens)
 
@@ -149,14 +153,19 @@ class DFlashWorker(BaseSpecWorker):
             else:
                 self._alloc_rings(self._window, memory_pool_config, req_to_token_pool)
                 self.req_to_token_pool, self.token_to_kv_pool_allocator = req_to_token_pool, token_to_kv_pool_allocator
-        runner, layout = self._draft_worker.model_runner, self.draft_parallel_layout
-        self._draft, self._inject = Drafting(runner, layout, self._rings), Injection(runner, layout, self._rings)
-        self._accept = Acceptance(self._target_worker.model_runner, get_parallel().tp_group)
+        target, drafter = self._target_worker, self._draft_worker.model_runner
+        self._lay_out = partial(
+            Step.lay_out, runner=target.model_runner, mask_token_id=self.drafter_config.mask_token_id
+        )
+        self._draft = Draft(drafter, self.draft_parallel_layout, self._rings)
+        self._verify = Verify(target)
+        self._accept = Accept(target.model_runner, get_parallel().tp_group)
+        self._commit = RecurrentCommit(target)
+        self._inject = Inject(drafter, self.draft_parallel_layout, self._rings)
 
-    def _alloc_rings(self, window: int, target_config: Any, request_pool: Any) -> None:
-        block, page = self.width_policy.max_width, get_schedule().page_size
+    def _alloc_rings(self, window: DraftWindow, target_config: Any, request_pool: Any) -> None:
         context = self._target_worker.model_runner.model_config.context_len
-        self._rings = rings = DraftRings(request_pool, window=window, block=block, page=page, context=context)
+        self._rings = rings = DraftRings(request_pool, window, context)
         self._draft_worker.alloc_memory_pool(
             memory_pool_config=rings.pool_config(target_config),
             req_to_token_pool=rings.request_pool,
@@ -179,11 +188,11 @@ class DFlashWorker(BaseSpecWorker):
 
     def forward_batch_generation(
         self,
-        batch: Any,
+        batch: ScheduleBatch,
         on_publish: Publish | None = None,
-        grammar_barrier: Callable[[], None] | None = None,
+        grammar_barrier: GrammarBarrier | None = None,
         pp_proxy_tensors: Any = None,
-    ) -> Any:
+    ) -> GenerationBatchResult:
         """Run one prefill or decode step of a ``ScheduleBatch``.
 
         Args:
@@ -200,10 +209,12 @@ class DFlashWorker(BaseSpecWorker):
                 return self._idle(batch, publish)
             return self._decode(batch, publish, grammar_barrier)
 
-    def _prefill(self, batch: Any, publish: Publish, grammar_barrier: Callable[[], None] | None) -> Any:
+    def _prefill(
+        self, batch: ScheduleBatch, publish: Publish, grammar_barrier: GrammarBarrier | None
+    ) -> GenerationBatchResult:
         self._wait_for_fused_hicache_load(batch)
         if batch.has_grammar and batch.decoding_reqs and grammar_barrier is not None:
-            grammar_barrier()  # a mixed batch samples behind blocks that the grammars may not have seen yet
+            grammar_barrier()  # a mixed batch samples after blocks that the grammars may not have seen yet
         self._accept.before_prefill(batch)
         result = self._target_worker.forward_batch_generation(
             batch, capture_hidden_mode=CaptureHiddenMode.FULL, return_kv_loc_plan=True
@@ -217,47 +228,31 @@ class DFlashWorker(BaseSpecWorker):
         result.next_draft_input = DraftState(result.next_token_ids, batch.seq_lens)
         return result
 
-    def _decode(self, batch: Any, publish: Publish, grammar_barrier: Callable[[], None] | None) -> Any:
-        state, device, target = batch.spec_info, batch.seq_lens.device, self._target_worker
-        # The lengths were gathered on the scheduler's stream.
-        record_stream_each((batch.seq_lens,), torch.get_device_module(device).current_stream())
+    def _decode(
+        self, batch: ScheduleBatch, publish: Publish, grammar_barrier: GrammarBarrier | None
+    ) -> GenerationBatchResult:
         width = self.width_policy.width(batch.batch_size())
         self._stats.started(width)
-        self._clock.mark(None)
         # Grammars and custom logit processors run on the host, so the host waits for the drafts there.
         on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
+        stage = self._stages
         with nullcontext() if on_host else self._no_sync():
-            step = Step.lay_out(batch, state, target.model_runner, width, self.drafter_config.mask_token_id)
-            seen = self._draft.view(batch, step)
-            tokens = self._draft(batch, seen)
-            tree = grammar_tree(batch, tokens)
-            self._accept.before_verify(batch, tokens)
-            self._clock.mark("draft")
-            verified = verify(batch, step, tokens, target)
-            output = verified.logits_output
-            self._clock.mark("verify")
-            mask = grammar_mask(batch, tree, device, grammar_barrier)
-            accepted = self._accept(batch, step, tokens, output, mask)
-            self._clock.mark("accept")
-            recurrent.commit(batch, step, accepted, state.committed_cpu, target)
-            publish(accepted.new_seq_lens)
-            self._clock.mark("commit")
-        self._inject.decode(seen, output.hidden_states)
-        output.hidden_states = None
-        self._clock.mark("inject")
-        return GenerationBatchResult(
-            logits_output=output,
-            next_token_ids=accepted.out_tokens.flatten(),
-            accept_lens=accepted.accept_lens,
-            new_seq_lens=accepted.new_seq_lens,
-            next_draft_input=DraftState(accepted.bonus, accepted.new_seq_lens),
-            speculative_num_draft_tokens=width,
-            can_run_cuda_graph=verified.can_run_cuda_graph,
-            routed_experts_output=verified.routed_experts_output,
-            indexer_topk_output=verified.indexer_topk_output,
-        )
+            with stage("draft"):
+                step = self._lay_out(batch, width, grammar_barrier)
+                self._draft(step)
+            with stage("verify"):
+                self._accept.before_verify(step)
+                self._verify(step)
+            with stage("accept"):
+                self._accept(step)
+            with stage("commit"):
+                self._commit(step)
+                publish(step.accepted.new_seq_lens)
+        with stage("inject"):
+            self._inject(step)
+        return step.result()
 
-    def _idle(self, batch: Any, publish: Publish) -> Any:
+    def _idle(self, batch: ScheduleBatch, publish: Publish) -> GenerationBatchResult:
         state = DraftState.idle(batch.seq_lens.device)
         publish(state.new_seq_lens)
         return GenerationBatchResult(

@@ -1,14 +1,20 @@
-"""Which worker serves, said where a user and a test can see it: the log and ``/server_info``."""
+"""What the log and ``/server_info`` say of a worker: which pair it serves, how, and what it allocated."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from sglang_dflash import __version__
 from sglang_dflash.drafter.config import DrafterConfig
 
-SERVER_INFO_KEY = "sglang_dflash"
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import ModelRunner
+
+# Inputs that a state replay (``--enable-linear-replayssm-spec``) keeps instead of a state per block position.
+_REPLAYED = ("replayssm_d", "replayssm_k", "replayssm_g", "replayssm_rawv", "replayssm_rawk", "replayssm_beta")
 
 
 def identity(
@@ -20,7 +26,7 @@ def identity(
     window: int | None,
     draft_attention_backend: str,
 ) -> dict[str, Any]:
-    """What the banner prints and ``/server_info`` shows."""
+    """Which pair is served, and how."""
     return {
         "version": __version__,
         "target": target,
@@ -44,9 +50,33 @@ def banner(identity: Mapping[str, Any]) -> str:
     )
 
 
-def report_worker(result: Any, scheduler: Any, *_: Any) -> Any:
-    """After ``Scheduler.get_internal_state``: add our worker's identity and counters under one key."""
-    worker = scheduler.draft_worker
-    if hasattr(type(worker), "server_info"):
-        result.internal_state[SERVER_INFO_KEY] = worker.server_info()
-    return result
+def allocated_bytes(target: ModelRunner, drafter: ModelRunner) -> dict[str, int]:
+    """Bytes on this rank, read from the allocators: the figures that ``sglang-dflash check`` estimates.
+
+    ``states`` are committed recurrent states with their snapshots, ``scratch`` is what verification keeps of a block
+    until one state is committed.
+    """
+    states, scratch = _recurrent(target.req_to_token_pool)
+    return {
+        "target_weights": _size(target.model.parameters()),
+        "drafter_weights": _size(drafter.model.parameters()),
+        "target_kv": int(sum(target.token_to_kv_pool.get_kv_size_bytes())),  # from numpy, which JSON lacks
+        "draft_kv": int(sum(drafter.token_to_kv_pool.get_kv_size_bytes())),
+        "states": states,
+        "scratch": scratch,
+    }
+
+
+def _recurrent(request_pool: Any) -> tuple[int, int]:
+    pool = getattr(request_pool, "mamba_pool", None)
+    if pool is None:
+        return 0, 0
+    cache = pool.mamba_cache
+    # The convolution's windows overlap in storage: their view is larger than what was allocated.
+    windows = pool._intermediate_conv_window_phys or cache.intermediate_conv_window
+    kept = [getattr(cache, name, None) for name in ("intermediate_ssm", *_REPLAYED)]
+    return _size([*cache.conv, cache.temporal]), _size([*windows, *(tensor for tensor in kept if tensor is not None)])
+
+
+def _size(tensors: Iterable[Tensor]) -> int:
+    return sum(int(tensor.numel() * tensor.element_size()) for tensor in tensors)

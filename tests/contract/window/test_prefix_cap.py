@@ -8,6 +8,7 @@ pytest.importorskip("sglang")
 
 from sglang_dflash.window import prefix_cap
 from sglang_dflash.window.prefix_cap import cap_prefix
+from sglang_dflash.window.served import DraftWindow
 
 WINDOW = 64
 
@@ -25,7 +26,7 @@ WINDOW = 64
 def test_a_hit_leaves_the_windows_tokens_to_the_prefill(
     longest: int, input_len: int, reusable: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefix_cap, "served_window", lambda: WINDOW)
+    monkeypatch.setattr(prefix_cap, "served_window", lambda: DraftWindow(WINDOW, block=16, page=1))
     assert cap_prefix(longest, None, input_len) == reusable
 
 

@@ -16,10 +16,10 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 
 from sglang_dflash.cpu.layers.attention_backend import TorchAttentionBackend
 from sglang_dflash.cpu.layers.kv_pool import CpuKVPool
-from sglang_dflash.ops.reference import Block
+from sglang_dflash.window.kv import BlockKV
 from sglang_dflash.window.rings import DraftRings
-from sglang_dflash.worker.step import Step
-from tests.attention_reference import loop_attention, rule
+from sglang_dflash.window.served import DraftWindow
+from tests.support.attention import loop_attention, rule
 
 HEADS, KV_HEADS, DIM, SCALE = 4, 2, 16, 0.3
 BLOCK, WINDOW, SLIDING, CONTEXT = 8, 24, 10, 200
@@ -32,7 +32,7 @@ class Drafting:
         torch.manual_seed(0)
         self.lens, self.page = torch.tensor(lens), page
         requests = ReqToTokenPool(len(lens), CONTEXT, "cpu", False)
-        self.rings = DraftRings(requests, window=WINDOW, block=BLOCK, page=page, context=CONTEXT)
+        self.rings = DraftRings(requests, DraftWindow(WINDOW, BLOCK, page), CONTEXT)
         self.rows = torch.tensor(requests.alloc_rows(len(lens)))
         pool = {"dtype": torch.float32, "head_num": KV_HEADS, "head_dim": DIM, "device": "cpu"}
         self.pool = CpuKVPool(self.rings.slots, page_size=page, layer_num=2, enable_memory_saver=False, **pool)
@@ -71,9 +71,10 @@ class Drafting:
     def step(self, accepted: list[int]) -> None:
         """Attend from a block, compare with the loop, and inject the context of the block's positions."""
         positions = self.lens[:, None] + torch.arange(BLOCK)
-        block = Block(torch.zeros_like(positions), positions.flatten(), torch.zeros_like(positions).flatten())
-        step = Step(BLOCK, self.lens, block, None, self.lens + BLOCK, int(self.lens.sum()) + BLOCK * len(accepted))
-        seen = self.rings.view(step, self.rows, SimpleNamespace(plan=SimpleNamespace))
+        host_lens = self.lens + BLOCK
+        kv = BlockKV(BLOCK, self.lens, torch.empty(0), None, host_lens, int(host_lens.sum()), exact=True)
+        requests: Any = SimpleNamespace(req_pool_indices=self.rows, req_pool_indices_cpu=self.rows)
+        seen = self.rings.view(kv, positions.flatten(), requests, SimpleNamespace(plan=SimpleNamespace))
         tokens = positions.numel()
         batch = ForwardBatch(
             forward_mode=ForwardMode.TARGET_VERIFY,
@@ -81,7 +82,7 @@ class Drafting:
             input_ids=torch.zeros(tokens, dtype=torch.int64),
             req_pool_indices=self.rows,
             seq_lens=seen.seq_lens,
-            out_cache_loc=seen.block.slots,
+            out_cache_loc=seen.slots,
             seq_lens_sum=0,
         )
         q = torch.randn(tokens, HEADS, DIM)
@@ -101,7 +102,7 @@ class Drafting:
         contexts = [
             torch.cat([kv[i, n : n + BLOCK] for i, n in enumerate(self.lens.tolist())]) for kv in (self.k, self.v)
         ]
-        self.inject(seen.block.slots, *contexts)
+        self.inject(seen.slots, *contexts)
         self.lens = self.lens + torch.tensor(accepted)
 
 

@@ -12,15 +12,11 @@ import torch
 
 pytest.importorskip("sglang")
 
-from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import SpecAuxHiddenStateConfig
-
 from sglang_dflash.cpu.layers.kv_pool import CpuKVPool
-from sglang_dflash.ops.reference import Block
 from sglang_dflash.upstream import ReqToTokenPool
-from sglang_dflash.window import budget as ring_budget
-from sglang_dflash.window.budget import charge_rings
+from sglang_dflash.window.kv import BlockKV
 from sglang_dflash.window.rings import DraftRings
-from sglang_dflash.worker.step import Step
+from sglang_dflash.window.served import DraftWindow
 
 BLOCK, CONTEXT, REQUESTS = 8, 384, 3
 
@@ -52,7 +48,7 @@ class Simulation:
     def __init__(self, window: int, page: int, seed: int) -> None:
         self.random, self.window, self.page = random.Random(seed), window, page
         self.pool = ReqToTokenPool(REQUESTS, CONTEXT + BLOCK + 4, "cpu", False)
-        self.rings = DraftRings(self.pool, window=window, block=BLOCK, page=page, context=CONTEXT)
+        self.rings = DraftRings(self.pool, DraftWindow(window, BLOCK, page), CONTEXT)
         self.ledger: dict[int, tuple[str, int]] = {}
         self.running: list[Request] = []
         self.arrived = 0
@@ -97,10 +93,19 @@ class Simulation:
         rows = torch.tensor([request.kv.req_pool_idx for request in self.running])
         lens = torch.tensor([request.length for request in self.running])
         positions = lens[:, None] + torch.arange(BLOCK)
-        block = Block(torch.zeros_like(positions), positions.flatten(), torch.zeros_like(positions).flatten())
-        step = Step(BLOCK, lens, block, None, lens + BLOCK, int(lens.sum()) + BLOCK * len(rows))
-        plans = SimpleNamespace(plan=lambda **arguments: SimpleNamespace(**arguments))
-        seen = self.rings.view(step, rows, plans)
+        batch: Any = SimpleNamespace(req_pool_indices=rows, req_pool_indices_cpu=rows)
+        plans = SimpleNamespace(plan=SimpleNamespace)
+
+        def view(host_lens: torch.Tensor, exact: bool) -> BlockKV:
+            total = int(host_lens.sum())
+            kv = BlockKV(BLOCK, lens, torch.zeros_like(positions).flatten(), None, host_lens, total, exact)
+            return self.rings.view(kv, positions.flatten(), batch, plans)
+
+        bound = view(lens + 2 * BLOCK, exact=False)  # what the host knows if no backend asks for the lengths
+        seen = view(lens + BLOCK, exact=True)
+        assert seen.host_lens.tolist() == (seen.seq_lens + BLOCK).tolist() == seen.plan.seq_lens_cpu.tolist()
+        assert seen.host_lens_sum == sum(seen.host_lens.tolist())
+        assert bound.host_lens_sum >= seen.host_lens_sum
         table = self.rings.request_pool.req_to_token
         for i, request in enumerate(self.running):
             visible = int(seen.seq_lens[i])
@@ -108,16 +113,16 @@ class Simulation:
             assert visible == request.length - oldest
             slots = table[rows[i], :visible].tolist()
             assert [self.ledger[slot] for slot in slots] == [(request.rid, oldest + c) for c in range(visible)]
-            blocks = seen.block.slots.view(-1, BLOCK)[i]
+            blocks = seen.slots.view(-1, BLOCK)[i]
             assert table[rows[i], visible : visible + BLOCK].tolist() == blocks.tolist()
-            assert visible + BLOCK <= seen.host_lens[i] <= self.window + self.page - 1 + BLOCK
+            assert visible + BLOCK <= bound.host_lens[i] <= self.window + self.page - 1 + BLOCK
             for page in range(0, visible, self.page):  # a page of the table is a page of the pool
                 assert slots[page] % self.page == 0
         self.written_beyond(seen, positions)
 
-    def written_beyond(self, seen: Step, positions: torch.Tensor) -> None:
+    def written_beyond(self, seen: BlockKV, positions: torch.Tensor) -> None:
         for i, request in enumerate(self.running):
-            self.write(request, positions[i], seen.block.slots.view(-1, BLOCK)[i])
+            self.write(request, positions[i], seen.slots.view(-1, BLOCK)[i])
             request.length += self.random.randint(1, BLOCK)
 
     def write(self, request: Request, positions: torch.Tensor, slots: torch.Tensor) -> None:
@@ -161,7 +166,7 @@ def test_two_thousand_tokens_for_32_requests_are_a_small_part_of_128k_contexts(p
     """By the bytes of SGLang's K/V pool, once with the rings' slots and once with a slot per token of the target."""
     window, block, requests, context = 2048, 16, 32, 131072
     request_pool = ReqToTokenPool(requests, context + block, "cpu", False)
-    rings = DraftRings(request_pool, window=window, block=block, page=page, context=context)
+    rings = DraftRings(request_pool, DraftWindow(window, block, page), context)
     assert rings.slots <= requests * (window + block + 2 * page)
     assert 0 < kv_bytes(rings.slots, page) <= 0.05 * kv_bytes(requests * context, page)
 
@@ -180,30 +185,3 @@ def kv_bytes(slots: int, page: int) -> int:
         enable_alt_stream=False,
     )
     return int(sum(pool.get_kv_size_bytes()))
-
-
-@pytest.mark.parametrize("window", [64, 10 * CONTEXT])
-def test_the_budget_is_charged_for_the_rings_and_not_for_a_slot_per_token(
-    window: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request_pool = ReqToTokenPool(4, CONTEXT + 20, "cpu", False)
-    rings = DraftRings(request_pool, window=window, block=16, page=1, context=CONTEXT)
-    monkeypatch.setattr(ring_budget, "served_window", lambda: window)
-    monkeypatch.setattr(ring_budget, "get_spec", lambda: SimpleNamespace(speculative_num_draft_tokens=16))
-    monkeypatch.setattr(ring_budget, "get_schedule", lambda: SimpleNamespace(page_size=1, max_running_requests=4))
-    sizes = SpecAuxHiddenStateConfig(dflash_draft_num_layers=5)
-    configurator = SimpleNamespace(
-        is_draft_worker=False,
-        dflash_draft_cell_size_per_token=10,
-        spec_aux_config=sizes,
-        model_config=SimpleNamespace(context_len=CONTEXT),
-    )
-
-    def divide(configurator: Any, budget: int, cap_tokens: int) -> tuple[int, int, int | None]:
-        return budget, cap_tokens, configurator.spec_aux_config.dflash_draft_num_layers
-
-    assert charge_rings(divide, configurator, 100_000, cap_tokens=7) == (100_000 - rings.slots * 10, 7, None)
-    assert configurator.spec_aux_config is sizes
-    assert sizes.dflash_draft_num_layers == 5
-    monkeypatch.setattr(ring_budget, "served_window", lambda: None)
-    assert charge_rings(divide, configurator, 100_000, cap_tokens=7) == (100_000, 7, 5)

@@ -14,7 +14,7 @@ from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsPro
 from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatchInfo
 
 from sglang_dflash.worker.sampling import seeded
-from sglang_dflash.worker.sampling.sampler import for_block
+from sglang_dflash.worker.sampling.rows import for_block
 from sglang_dflash.worker.sampling.seeded import SeededSampler, mark_seeded_rows
 from tests.support.chi_square import p_value
 

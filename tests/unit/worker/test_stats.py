@@ -5,8 +5,8 @@ from __future__ import annotations
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.width import FixedWidth, WidthPolicy
 from sglang_dflash.worker.observe.info import banner, identity
-from sglang_dflash.worker.observe.stats import HostClock, NoClock, StepStats, stage_clock
-from tests.unit.drafters import drafter
+from sglang_dflash.worker.observe.stats import StepStats
+from tests.support.configs import drafter
 
 
 def test_steps_are_counted_in_launch_order_with_their_own_width() -> None:
@@ -19,31 +19,11 @@ def test_steps_are_counted_in_launch_order_with_their_own_width() -> None:
         "steps_by_width": {"4": 1, "16": 1},
         "blocks_by_accept_length": {"1": 1, "3": 1, "4": 1, "16": 1},
         "mean_accept_length": 6.0,
-        "stage_seconds": {},
     }
 
 
 def test_no_accept_length_before_the_first_block() -> None:
     assert StepStats().mean_accept_length is None
-
-
-def test_stage_times_only_on_request(monkeypatch) -> None:
-    assert isinstance(stage_clock("cpu"), NoClock)
-    monkeypatch.setenv("SGLANG_DFLASH_STAGE_TIMES", "1")
-    assert isinstance(stage_clock("cpu"), HostClock)
-
-
-def test_the_host_clock_hands_each_time_out_once() -> None:
-    clock, stats = HostClock(), StepStats()
-    clock.mark(None)
-    clock.mark("draft")
-    clock.mark("verify")
-    clock.collect(stats.stage_seconds)
-    first = dict(stats.stage_seconds)
-    clock.collect(stats.stage_seconds)
-    assert set(first) == {"draft", "verify"}
-    assert all(seconds >= 0 for seconds in first.values())
-    assert stats.stage_seconds == first
 
 
 def test_fixed_width_ignores_what_it_sees() -> None:

@@ -1,0 +1,55 @@
+"""What injection takes of a prefill's hidden states at a time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("sglang")
+
+from sglang_dflash.worker import inject
+from sglang_dflash.worker.inject import Inject
+
+
+class Hidden:
+    """A prefill's hidden states; notes how many rows each read copies."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, tokens: int) -> None:
+        self.states = torch.arange(tokens, dtype=torch.float32)[:, None]
+        self.copied: list[int] = []
+
+    def __getitem__(self, rows: Tensor | slice) -> Tensor:
+        found = self.states[rows]
+        if isinstance(rows, Tensor):
+            self.copied.append(len(found))
+        return found
+
+
+def test_a_windowed_prefill_is_gathered_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of all kept rows would be as large as the prompt's hidden states, outside the memory budget."""
+    monkeypatch.setattr(inject, "CHUNK", 4)
+    monkeypatch.setattr(inject, "draft_tp_context", lambda layout: torch.no_grad())
+    kept = torch.tensor([5, 6, 7, 8, 9, 20, 21, 22, 23])
+    slots, positions = torch.arange(9) + 100, torch.arange(9)
+    written: list[tuple[list[float], list[int]]] = []
+
+    def set_kv_buffer(layer: Any, where: Any, k: Tensor, v: Tensor, *scales: Any) -> None:
+        written.append((k.flatten().tolist(), where.loc.tolist()))
+
+    layer = SimpleNamespace(k_scale=None, v_scale=None)
+    model = SimpleNamespace(
+        context_kv=lambda hidden, positions: (hidden[None], hidden[None]), attention_layers=lambda: [layer]
+    )
+    runner: Any = SimpleNamespace(token_to_kv_pool=SimpleNamespace(set_kv_buffer=set_kv_buffer), model=model)
+    rings: Any = SimpleNamespace(prefill=lambda batch: (kept, positions, slots))
+    hidden: Any = Hidden(30)
+    Inject(runner, None, rings).prefill(None, hidden, None)
+    assert hidden.copied == [4, 4, 1]
+    assert [token for tokens, _ in written for token in tokens] == kept.tolist()
+    assert [slot for _, at in written for slot in at] == slots.tolist()
