@@ -1,8 +1,9 @@
-"""In which order the runs are made, so that a drifting machine does not favour an arm."""
+"""The order in which the runs are made, so that a drifting machine favours no arm."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 from sglang_dflash.bench.records import RunKey
 
@@ -15,11 +16,8 @@ def interleaved(
     The order of the arms is turned around in every second repeat (A B, B A, …), so a linear drift cancels.
     """
     for repeat in range(repeats):
-        order = _turned(modes, repeat)
-        for concurrency in concurrencies:
-            for task in tasks:
-                for mode in order:
-                    yield RunKey(mode, task, concurrency, repeat)
+        for concurrency, task, mode in product(concurrencies, tasks, _turned(modes, repeat)):
+            yield RunKey(mode, task, concurrency, repeat)
 
 
 def one_server_at_a_time(
@@ -30,11 +28,9 @@ def one_server_at_a_time(
     The arm that ends a repeat begins the next one, so it is started once for both.
     """
     for repeat in range(repeats):
-        for mode in _turned(modes, repeat):
-            for concurrency in concurrencies:
-                for task in tasks:
-                    yield RunKey(mode, task, concurrency, repeat)
+        for mode, concurrency, task in product(_turned(modes, repeat), concurrencies, tasks):
+            yield RunKey(mode, task, concurrency, repeat)
 
 
-def _turned(modes: Sequence[str], repeat: int) -> list[str]:
-    return list(modes) if repeat % 2 == 0 else list(reversed(modes))
+def _turned(modes: Sequence[str], repeat: int) -> Sequence[str]:
+    return modes[::-1] if repeat % 2 else modes

@@ -1,7 +1,7 @@
-"""`bench profile`: a torch profiler trace of some decode steps, and where their time goes by stage.
+"""``bench profile``: a torch profiler trace of some decode steps, and where their time goes by stage.
 
-SGLang writes the trace (`/start_profile`); our worker names its stages in it, so that `dflash.draft`, `.verify`,
-`.accept`, `.commit` and `.inject` show as ranges in Perfetto or `chrome://tracing`.
+SGLang writes the trace (``/start_profile``); our worker names its stages in it, so that ``dflash.draft``,
+``.verify``, ``.accept``, ``.commit`` and ``.inject`` show as ranges in Perfetto or ``chrome://tracing``.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import asyncio
 import gzip
 import json
 import shutil
+from itertools import cycle
 from pathlib import Path
 
 from rich.console import Console
 
-from sglang_dflash.bench import results, tasks
-from sglang_dflash.bench.client import Client
-from sglang_dflash.bench.prompt_book import PromptBook
-from sglang_dflash.bench.servers import Servers
+from sglang_dflash.bench.runner import closed_loop
+from sglang_dflash.bench.servers import Prompt, Servers
 from sglang_dflash.bench.settings import Settings
 from sglang_dflash.bench.tables import Table
 from sglang_dflash.errors import DFlashError
@@ -28,7 +27,7 @@ _WRITTEN_WITHIN_S = 120.0
 
 
 def record(settings: Settings, steps: int, console: Console) -> Path:
-    """Profile `steps` scheduler steps of the first mode under the first concurrency's load; -> the trace file.
+    """Profile ``steps`` scheduler steps of the first mode under the first concurrency's load; -> the trace file.
 
     Raises:
         DFlashError: the server wrote no trace.
@@ -40,39 +39,23 @@ async def _record(settings: Settings, steps: int, console: Console) -> Path:
     folder = settings.out / FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    writer = results.Writer(settings.out)
-    try:
-        async with Servers(settings, writer, console.print) as servers:
-            client = await servers.client(settings.modes[0].label)
-            book = PromptBook(settings.out, settings.sampling.thinking)
-            questions = tasks.load(settings.tasks[0], settings.num_prompts, seed=settings.seed)
-            prompts = [await book.input_ids(client, settings.tasks[0], question, []) for question in questions]
-            await client.generate(prompts[0], settings.sampling)
-            return await _profile_under_load(client, prompts, settings, folder, steps)
-    finally:
-        writer.close()
+    async with Servers(settings, console.print) as servers:
+        client = await servers.client(settings.modes[0].label)
+        prompts = await servers.prompts(client)
 
+        async def ask(prompt: Prompt) -> None:
+            await client.generate(prompt.input_ids, settings.sampling)
 
-async def _profile_under_load(
-    client: Client, prompts: list[list[int]], settings: Settings, folder: Path, steps: int
-) -> Path:
-    """Ask until the server has profiled its steps and written them down."""
-
-    async def user(number: int) -> None:
-        turn = number
-        while True:
-            await client.generate(prompts[turn % len(prompts)], settings.sampling)
-            turn += settings.concurrencies[0]
-
-    users = [asyncio.create_task(user(number)) for number in range(settings.concurrencies[0])]
-    try:
-        # Without activities SGLang takes the CPU's and, where there is one, the GPU's.
-        await client.start_profile({"output_dir": str(folder.resolve()), "num_steps": steps})
-        return await _wait_for_trace(folder)
-    finally:
-        for task in users:
-            task.cancel()
-        await asyncio.gather(*users, return_exceptions=True)
+        await ask(prompts[0])
+        # Ask until the server has profiled its steps and written them down.
+        load = asyncio.create_task(closed_loop(cycle(prompts), settings.concurrencies[0], ask))
+        try:
+            # Without activities SGLang takes the CPU's and, if there is one, the GPU's.
+            await client.start_profile({"output_dir": str(folder.resolve()), "num_steps": steps})
+            return await _wait_for_trace(folder)
+        finally:
+            load.cancel()
+            await asyncio.gather(load, return_exceptions=True)
 
 
 async def _wait_for_trace(folder: Path) -> Path:

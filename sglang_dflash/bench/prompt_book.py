@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from sglang_dflash.bench.client import Client
+from sglang_dflash.bench.files import append_lines
 from sglang_dflash.bench.tasks.question import Message, Question
 
 FILE_NAME = "prompts.jsonl"
@@ -29,18 +30,13 @@ class PromptBook:
                 self._ids[row["task"], row["question"], row["turn"]] = row["input_ids"]
 
     async def input_ids(self, client: Client, task: str, question: Question, answers: list[str]) -> list[int]:
-        """The prompt of the turn after `answers`, rendered by the server's chat template the first time it is asked."""
+        """The prompt of the turn after ``answers``, rendered by the server's chat template the first time."""
         key = task, question.id, len(answers)
         if key not in self._ids:
             self._ids[key] = await client.tokenize(conversation(question, answers), self._thinking)
-            self._append(key)
+            row = {"task": task, "question": question.id, "turn": len(answers), "input_ids": self._ids[key]}
+            append_lines(self._path, [row])
         return self._ids[key]
-
-    def _append(self, key: tuple[str, str, int]) -> None:
-        task, question, turn = key
-        row = {"task": task, "question": question, "turn": turn, "input_ids": self._ids[key]}
-        with self._path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
 
 
 def conversation(question: Question, answers: list[str]) -> list[Message]:

@@ -5,7 +5,7 @@ All times are seconds of the client's monotonic clock.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 
@@ -25,13 +25,22 @@ class RunKey:
     concurrency: int
     repeat: int
 
-    @property
-    def cell(self) -> tuple[str, int]:
-        return self.task, self.concurrency
+
+@dataclass(frozen=True)
+class Record:
+    """A line of the results file that belongs to a run."""
+
+    run: RunKey
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Self:
+        """The record, without the row's ``kind`` and without what a newer version may have added."""
+        known = {f.name: row[f.name] for f in fields(cls) if f.name in row}
+        return cls(**{**known, "run": RunKey(**row["run"])})
 
 
 @dataclass(frozen=True)
-class RequestRecord:
+class RequestRecord(Record):
     """One generation turn as the client saw it.
 
     Attributes:
@@ -49,7 +58,6 @@ class RequestRecord:
         correct: whether the answer is right; None where the task has no checkable answer.
     """
 
-    run: RunKey
     question: str
     turn: int
     prompt_sha256: str
@@ -66,16 +74,9 @@ class RequestRecord:
     text: str = ""
     correct: bool | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, row: dict[str, Any]) -> Self:
-        return cls(**{**_known(cls, row), "run": RunKey(**row["run"])})
-
 
 @dataclass(frozen=True)
-class RunRecord:
+class RunRecord(Record):
     """One measured run; its line is written after those of its requests, so it also says that they are complete.
 
     Attributes:
@@ -89,23 +90,9 @@ class RunRecord:
             `blocks_by_accept_length` and, where the server measures them, `stage_seconds`. None for another worker.
     """
 
-    run: RunKey
     wall_s: float
     session: int
     started_at: str
     load_average: float
     server_accept_length: float | None = None
     worker: dict[str, dict[str, float]] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, row: dict[str, Any]) -> Self:
-        return cls(**{**_known(cls, row), "run": RunKey(**row["run"])})
-
-
-def _known(cls: type, row: dict[str, Any]) -> dict[str, Any]:
-    """The row without its `kind` and without what a newer version may have added."""
-    names = {f.name for f in fields(cls)}
-    return {name: value for name, value in row.items() if name in names}

@@ -1,21 +1,22 @@
-"""`results.jsonl`: appended line by line while a benchmark runs, read back to resume it and to report it.
+"""``results.jsonl``: appended line by line while a benchmark runs, read back to resume it and to report it.
 
-Four kinds of lines, told apart by `kind`:
+Four kinds of lines, told apart by ``kind``:
 
-* `provenance`: one per invocation that added to the file; runs point to it by their `session`.
-* `server`: one per server started, with the command, the environment and what `/server_info` says of it.
-* `request`: one per answered turn.
-* `run`: one per finished run, after its requests. Requests without it belong to a run that was interrupted.
+* ``provenance``: one per invocation that added to the file; runs point to it by their ``session``.
+* ``server``: one per server started, with the command, the environment and what ``/server_info`` says of it.
+* ``request``: one per answered turn.
+* ``run``: one per finished run, after its requests. Requests without it belong to a run that was interrupted.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sglang_dflash.bench.files import append_lines
 from sglang_dflash.bench.records import RequestRecord, RunKey, RunRecord
 from sglang_dflash.errors import DFlashError
 
@@ -24,7 +25,7 @@ FILE_NAME = "results.jsonl"
 
 @dataclass
 class Results:
-    """The content of a results file; `requests` holds those of finished runs only."""
+    """The content of a results file; ``requests`` holds those of finished runs only."""
 
     provenance: list[dict[str, Any]] = field(default_factory=list)
     servers: list[dict[str, Any]] = field(default_factory=list)
@@ -37,17 +38,14 @@ class Results:
 
 
 def read(folder: Path) -> Results:
-    """Read `folder/results.jsonl`; an empty `Results` where there is none.
+    """Read ``folder/results.jsonl``; an empty :class:`Results` if there is none.
 
     A last line cut short by a kill is dropped. A run that was started again after an interruption keeps only the
     requests of the attempt that finished.
     """
     results = Results()
-    path = folder / FILE_NAME
-    if not path.exists():
-        return results
     open_requests: dict[RunKey, list[RequestRecord]] = {}
-    for row in _rows(path):
+    for row in _rows(folder / FILE_NAME):
         kind = row.pop("kind")
         if kind == "provenance":
             results.provenance.append(row)
@@ -65,10 +63,10 @@ def read(folder: Path) -> Results:
 
 
 def read_finished(folder: Path) -> Results:
-    """`read`, for those who need at least one run.
+    """:func:`read`, for those who need at least one run.
 
     Raises:
-        DFlashError: no results file in `folder`, or none of its runs finished.
+        DFlashError: no results file in ``folder``, or none of its runs finished.
     """
     results = read(folder)
     if not results.runs:
@@ -80,8 +78,22 @@ def read_finished(folder: Path) -> Results:
     return results
 
 
-def _rows(path: Path) -> Iterable[dict[str, Any]]:
-    lines = path.read_text().split("\n")
+def append(folder: Path, kind: str, rows: Iterable[dict[str, Any]]) -> None:
+    """Add lines of one kind. A line that a kill cut short is dropped first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE_NAME
+    _drop_torn_tail(path)
+    append_lines(path, ({"kind": kind, **row} for row in rows))
+
+
+def append_run(folder: Path, run: RunRecord, requests: Iterable[RequestRecord]) -> None:
+    """Add a finished run: its requests, then the line that says that they are complete."""
+    append(folder, "request", map(asdict, requests))
+    append(folder, "run", [asdict(run)])
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    lines = path.read_text().split("\n") if path.exists() else []
     for number, line in enumerate(lines, 1):
         if not line:
             continue
@@ -97,35 +109,11 @@ def _rows(path: Path) -> Iterable[dict[str, Any]]:
             ) from error
 
 
-class Writer:
-    """Appends to a results file. Every call ends with whole lines on the disk, whatever happens next."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / FILE_NAME
-        if path.exists():
-            _drop_torn_tail(path)
-        self._file = path.open("a")
-
-    def provenance(self, row: dict[str, Any]) -> None:
-        self._write("provenance", [row])
-
-    def server(self, row: dict[str, Any]) -> None:
-        self._write("server", [row])
-
-    def run(self, run: RunRecord, requests: list[RequestRecord]) -> None:
-        self._write("request", [request.to_json() for request in requests])
-        self._write("run", [run.to_json()])
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _write(self, kind: str, rows: list[dict[str, Any]]) -> None:
-        self._file.writelines(json.dumps({"kind": kind, **row}) + "\n" for row in rows)
-        self._file.flush()
-
-
 def _drop_torn_tail(path: Path) -> None:
-    content = path.read_bytes()
-    if content and not content.endswith(b"\n"):
-        path.write_bytes(content[: content.rfind(b"\n") + 1])
+    with path.open("ab+") as file:
+        if file.tell() == 0:
+            return
+        file.seek(-1, 2)
+        if file.read() != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)

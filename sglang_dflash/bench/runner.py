@@ -1,13 +1,12 @@
-"""One measured run: a closed loop of `concurrency` users over a task's questions."""
+"""One measured run: a closed loop of ``concurrency`` users over a task's questions."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 from sglang_dflash.bench.client import Client, Generation, Sampling
 from sglang_dflash.bench.prompt_book import PromptBook, digest
@@ -15,14 +14,20 @@ from sglang_dflash.bench.provenance import now
 from sglang_dflash.bench.records import RequestRecord, RunKey, RunRecord
 from sglang_dflash.bench.tasks.question import Question
 
-WORKER_KEY = "sglang_dflash"  # our worker's entry in the internal state of `/server_info`
+WORKER_KEY = "sglang_dflash"  # our worker's entry in the internal state of ``/server_info``
 WARM_UP_TOKENS = 32
+Item = TypeVar("Item")
 
 
-@dataclass(frozen=True)
-class Measured:
-    run: RunRecord
-    requests: list[RequestRecord]
+async def closed_loop(items: Iterable[Item], users: int, ask: Callable[[Item], Awaitable[None]]) -> None:
+    """``users`` who each ask for the next item as soon as their last one is answered."""
+    waiting = iter(items)
+
+    async def user() -> None:
+        for item in waiting:
+            await ask(item)
+
+    await asyncio.gather(*(user() for _ in range(users)))
 
 
 async def measure(
@@ -33,36 +38,49 @@ async def measure(
     sampling: Sampling,
     session: int,
     on_answer: Callable[[], None] = lambda: None,
-) -> Measured:
-    """Warm up, empty the prefix cache, ask every question once, `key.concurrency` at a time.
+) -> tuple[RunRecord, list[RequestRecord]]:
+    """Warm up, empty the prefix cache, ask every question once, ``key.concurrency`` at a time.
 
     First turns are tokenised before the clock starts. The warm-up asks the same questions, shortly, at the same
     concurrency: kernels and graphs of that batch size are ready, and the flush afterwards takes its prefixes away.
     """
-    for question in questions:
-        await book.input_ids(client, key.task, question, [])
+    prompts = [await book.input_ids(client, key.task, question, []) for question in questions]
     brief = Sampling(min(WARM_UP_TOKENS, sampling.max_tokens), sampling.temperature, ignore_eos=True)
-    warm_up = [await book.input_ids(client, key.task, question, []) for question in questions[: key.concurrency]]
-    await asyncio.gather(*(client.generate(input_ids, brief) for input_ids in warm_up))
+    await asyncio.gather(*(client.generate(input_ids, brief) for input_ids in prompts[: key.concurrency]))
     await client.flush_cache()
-    before = await _internal_state(client)
-    started_at, load = now(), os.getloadavg()[0]
-    loop = _ClosedLoop(client, key, book, sampling, on_answer)
-    wall_s = await loop.run(questions)
-    after = await _internal_state(client)
+    before = await internal_state(client)
+    started_at, load, start = now(), os.getloadavg()[0], time.perf_counter()
+    turns: list[tuple[str, int, list[int], float, Generation]] = []
+
+    async def converse(question: Question) -> None:
+        answers: list[str] = []
+        for turn in range(1 + len(question.follow_ups)):
+            input_ids = await book.input_ids(client, key.task, question, answers)
+            sent_s = time.perf_counter() - start
+            generation = await client.generate(input_ids, sampling)
+            turns.append((question.id, turn, input_ids, sent_s, generation))
+            on_answer()
+            if turn < len(question.follow_ups):
+                answers.append(generation.text)
+
+    await closed_loop(questions, key.concurrency, converse)
+    # Answers are parsed only now: while requests are in flight, that would take the time which is being measured.
+    requests = [_record(key, *turn) for turn in turns]
+    after = await internal_state(client)
     run = RunRecord(
         key,
-        wall_s,
-        session,
-        started_at,
-        load,
+        wall_s=max(request.start_s + request.latency_s for request in requests),
+        session=session,
+        started_at=started_at,
+        load_average=load,
         server_accept_length=after.get("avg_spec_accept_length"),
         worker=_counted(before.get(WORKER_KEY), after.get(WORKER_KEY)),
     )
-    return Measured(run, loop.records())
+    return run, requests
 
 
-async def _internal_state(client: Client) -> dict[str, Any]:
+async def internal_state(client: Client) -> dict[str, Any]:
+    """What the scheduler tells of itself in ``/server_info``; our worker's part is under ``WORKER_KEY``."""
     state: dict[str, Any] = (await client.server_info())["internal_states"][0]
     return state
 
@@ -78,66 +96,19 @@ def _counted(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dic
     }
 
 
-@dataclass(frozen=True)
-class _Answered:
-    """A turn as it was measured; turned into a record after the run, when nobody waits for the client any more."""
-
-    question: str
-    turn: int
-    input_ids: list[int]
-    sent_s: float
-    generation: Generation
-
-
-class _ClosedLoop:
-    """Users who send their next question as soon as the last is answered."""
-
-    def __init__(
-        self, client: Client, key: RunKey, book: PromptBook, sampling: Sampling, on_answer: Callable[[], None]
-    ) -> None:
-        self._client, self._key, self._book, self._sampling = client, key, book, sampling
-        self._on_answer = on_answer
-        self._start = 0.0
-        self._answered: list[_Answered] = []
-
-    async def run(self, questions: list[Question]) -> float:
-        """-> seconds from the first request sent to the last token received."""
-        waiting = iter(questions)
-        self._start = time.perf_counter()
-
-        async def user() -> None:
-            for question in waiting:
-                await self._converse(question)
-
-        await asyncio.gather(*(user() for _ in range(self._key.concurrency)))
-        return max(turn.sent_s + turn.generation.latency_s for turn in self._answered)
-
-    def records(self) -> list[RequestRecord]:
-        return [_record(self._key, turn) for turn in self._answered]
-
-    async def _converse(self, question: Question) -> None:
-        answers: list[str] = []
-        for turn in range(1 + len(question.follow_ups)):
-            input_ids = await self._book.input_ids(self._client, self._key.task, question, answers)
-            sent_s = time.perf_counter() - self._start
-            generation = await self._client.generate(input_ids, self._sampling)
-            self._answered.append(_Answered(question.id, turn, input_ids, sent_s, generation))
-            self._on_answer()
-            if turn < len(question.follow_ups):
-                answers.append(generation.text)
-
-
-def _record(key: RunKey, turn: _Answered) -> RequestRecord:
-    generation, meta = turn.generation, turn.generation.meta
+def _record(
+    key: RunKey, question: str, turn: int, input_ids: list[int], sent_s: float, generation: Generation
+) -> RequestRecord:
+    meta = generation.meta
     return RequestRecord(
         run=key,
-        question=turn.question,
-        turn=turn.turn,
-        prompt_sha256=digest(turn.input_ids),
+        question=question,
+        turn=turn,
+        prompt_sha256=digest(input_ids),
         prompt_tokens=meta["prompt_tokens"],
         cached_tokens=meta["cached_tokens"],
         completion_tokens=meta["completion_tokens"],
-        start_s=turn.sent_s,
+        start_s=sent_s,
         ttft_s=generation.ttft_s,
         latency_s=generation.latency_s,
         finish_reason=meta["finish_reason"]["type"],

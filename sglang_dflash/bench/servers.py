@@ -1,78 +1,92 @@
-"""The servers of a session by arm: started when first needed, checked for being what their arm says."""
+"""The servers of a benchmark by arm: started when first needed, checked for being what their arm says."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any, Self
+from typing import Any, NamedTuple
 
+from sglang_dflash.bench import results
 from sglang_dflash.bench.client import Client
 from sglang_dflash.bench.modes import AR, Mode
-from sglang_dflash.bench.results import Writer
+from sglang_dflash.bench.prompt_book import PromptBook
 from sglang_dflash.bench.runner import WORKER_KEY
 from sglang_dflash.bench.server import running
 from sglang_dflash.bench.settings import Settings
 from sglang_dflash.errors import DFlashError
 
-# What of `/server_info` is worth a line in the results: the rest repeats the command or changes all the time.
+# What of ``/server_info`` is worth a line in the results: the rest repeats the command or changes all the time.
 _KEPT = ("version", "launch_command", "dtype", "attention_backend", "tp_size", "dp_size", "page_size")
 
 
-class Servers:
-    """Clients of the arms' servers; use as an async context manager, which stops what it started."""
+class Prompt(NamedTuple):
+    """A first turn: which question of which task, and its token ids."""
 
-    def __init__(self, settings: Settings, writer: Writer, say: Callable[[str], None]) -> None:
-        self._settings, self._writer, self._say = settings, writer, say
+    task: str
+    question: str
+    input_ids: list[int]
+
+
+class Servers(AsyncExitStack):
+    """Clients of the arms' servers; use as an async context manager, which stops what it started.
+
+    Each server adds its line to the results file in ``settings.out``.
+
+    Attributes:
+        book: the prompts, the same for every arm.
+    """
+
+    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self._settings, self._say = settings, say
         self._modes = {mode.label: mode for mode in settings.modes}
         self._clients: dict[str, Client] = {}
-        self._stack = AsyncExitStack()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stop_all()
+        self.book = PromptBook(settings.out, settings.sampling.thinking)
 
     async def client(self, label: str) -> Client:
         """The client of an arm. With one server at a time, the other arm's server is stopped first."""
         if label not in self._clients:
             if not (self._settings.together or self._settings.base_urls):
-                await self._stop_all()
+                self._clients.clear()
+                await self.aclose()
             self._clients[label] = await self._start(self._modes[label])
         return self._clients[label]
 
+    async def prompts(self, client: Client) -> list[Prompt]:
+        """The first turn of every question of every task."""
+        return [
+            Prompt(task, question.id, await self.book.input_ids(client, task, question, []))
+            for task in self._settings.tasks
+            for question in self._settings.questions(task)
+        ]
+
     async def _start(self, mode: Mode) -> Client:
         url = self._settings.base_urls.get(mode.label)
-        launch = None
+        command = url
         if url is None:
             launch = self._settings.launch(mode)
-            self._say(f"starting {mode.label}: {launch.describe()}")
-            file_name = re.sub(r"[^\w.-]", "_", mode.label) + ".log"
-            log = self._settings.out / "logs" / file_name
-            url = await self._stack.enter_async_context(running(launch, log))
-        client = await self._stack.enter_async_context(Client(url))
+            command = launch.describe()
+            self._say(f"starting {mode.label}: {command}")
+            log = self._settings.out / "logs" / (re.sub(r"[^\w.-]", "_", mode.label) + ".log")
+            url = await self.enter_async_context(running(launch, log))
+        client = await self.enter_async_context(Client(url))
         info = await client.server_info()
         check_arm(mode, info)
-        self._writer.server(
-            {
-                "mode": mode.label,
-                "command": launch.describe() if launch else url,
-                "info": {key: info.get(key) for key in _KEPT},
-                "worker": info["internal_states"][0].get(WORKER_KEY),
-            }
-        )
+        row = {
+            "mode": mode.label,
+            "command": command,
+            "info": {key: info.get(key) for key in _KEPT},
+            "worker": info["internal_states"][0].get(WORKER_KEY),
+        }
+        results.append(self._settings.out, "server", [row])
         return client
-
-    async def _stop_all(self) -> None:
-        self._clients.clear()
-        await self._stack.aclose()
 
 
 def check_arm(mode: Mode, info: dict[str, Any]) -> None:
     """Refuse to measure something else than the arm says.
 
-    SGLang only logs a plugin that it could not load: without this check a run of `dflash` could measure the builtin
+    SGLang only logs a plugin that it could not load: without this check a run of ``dflash`` could measure the builtin
     worker.
 
     Raises:

@@ -10,11 +10,10 @@ from functools import partial
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from sglang_dflash.bench import plan, provenance, results, tasks
+from sglang_dflash.bench import plan, provenance, results
 from sglang_dflash.bench.metrics import output_throughput
-from sglang_dflash.bench.prompt_book import PromptBook
 from sglang_dflash.bench.records import RequestRecord, RunKey
-from sglang_dflash.bench.runner import Measured, measure
+from sglang_dflash.bench.runner import measure
 from sglang_dflash.bench.servers import Servers
 from sglang_dflash.bench.settings import Settings
 from sglang_dflash.bench.tasks.question import Question
@@ -22,10 +21,10 @@ from sglang_dflash.errors import DFlashError
 
 
 class Session:
-    """Runs `settings` and appends to `settings.out/results.jsonl`.
+    """Runs ``settings`` and appends to ``settings.out/results.jsonl``.
 
     Interrupt it at any time: finished runs are on the disk, the interrupted one is made again by the next session with
-    the same `--out`.
+    the same ``--out``.
     """
 
     def __init__(self, settings: Settings, console: Console) -> None:
@@ -34,10 +33,7 @@ class Session:
         _refuse_other_settings(settings, before)
         self._number = len(before.provenance)
         self._todo = [key for key in self._plan() if key not in before.finished]
-        self._questions = {
-            name: tasks.load(name, settings.num_prompts, seed=settings.seed, data_dir=settings.data_dir)
-            for name in settings.tasks
-        }
+        self._questions = {name: settings.questions(name) for name in settings.tasks}
         self._grades: dict[tuple[str, str, str], bool] = {}
 
     def run(self) -> None:
@@ -49,30 +45,27 @@ class Session:
         asyncio.run(self.measure())
 
     async def measure(self) -> None:
-        """`run`, for a caller that is in an event loop already."""
+        """:meth:`run`, for a caller that is in an event loop already."""
         if not self._todo:
             return
-        writer = results.Writer(self._settings.out)
-        writer.provenance(provenance.collect(self._settings.describe()))
-        book = PromptBook(self._settings.out, self._settings.sampling.thinking)
-        try:
-            async with Servers(self._settings, writer, self._console.print) as servers:
-                with _progress(self._console) as progress:
-                    runs = progress.add_task("runs", total=len(self._todo))
-                    for key in self._todo:
-                        client = await servers.client(key.mode)
-                        questions = self._questions[key.task]
-                        answers = progress.add_task(_name(key), total=sum(1 + len(q.follow_ups) for q in questions))
-                        measured = await measure(
-                            client, key, questions, book, self._settings.sampling, self._number,
-                            on_answer=partial(progress.advance, answers),
-                        )  # fmt: skip
-                        writer.run(measured.run, self._graded(measured.requests))
-                        progress.remove_task(answers)
-                        progress.advance(runs)
-                        self._console.print(_line(measured))
-        finally:
-            writer.close()
+        out = self._settings.out
+        results.append(out, "provenance", [provenance.collect(self._settings.describe())])
+        async with Servers(self._settings, self._console.print) as servers:
+            with _progress(self._console) as progress:
+                runs = progress.add_task("runs", total=len(self._todo))
+                for key in self._todo:
+                    client = await servers.client(key.mode)
+                    questions = self._questions[key.task]
+                    answers = progress.add_task(_name(key), total=sum(1 + len(q.follow_ups) for q in questions))
+                    on_answer = partial(progress.advance, answers)
+                    run, requests = await measure(
+                        client, key, questions, servers.book, self._settings.sampling, self._number, on_answer
+                    )
+                    results.append_run(out, run, self._graded(requests))
+                    progress.remove_task(answers)
+                    progress.advance(runs)
+                    speed = output_throughput(requests, run.wall_s)
+                    self._console.print(f"{_name(key)}: {speed:.1f} tok/s, {run.wall_s:.1f} s")
 
     def _plan(self) -> Iterator[RunKey]:
         s = self._settings
@@ -116,8 +109,3 @@ def _progress(console: Console) -> Progress:
 
 def _name(key: RunKey) -> str:
     return f"{key.mode}  {key.task}  c={key.concurrency}  repeat {key.repeat + 1}"
-
-
-def _line(measured: Measured) -> str:
-    speed = output_throughput(measured.requests, measured.run.wall_s)
-    return f"{_name(measured.run.run)}: {speed:.1f} tok/s, {measured.run.wall_s:.1f} s"

@@ -8,9 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sglang_dflash.bench import tasks
 from sglang_dflash.bench.client import Sampling
 from sglang_dflash.bench.modes import Mode
 from sglang_dflash.bench.server import Launch
+from sglang_dflash.bench.tasks.question import Question
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.pairs import NAMES, drafter_path, target_path
 
@@ -83,6 +85,10 @@ class Settings:
         if mode.kind == "builtin" and self.builtin_path is not None:
             env["PYTHONPATH"] = str(self.builtin_path)
         return Launch(args, tuple(env.items()))
+
+    def questions(self, task: str) -> list[Question]:
+        """What is asked of a task."""
+        return tasks.load(task, self.num_prompts, seed=self.seed, data_dir=self.data_dir)
 
     def describe(self) -> dict[str, Any]:
         """The settings as JSON, for the provenance line."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from sglang_dflash.bench import metrics
+from sglang_dflash.bench.files import write_csv
 from sglang_dflash.bench.modes import AR
-from sglang_dflash.bench.records import RequestRecord, RunRecord
+from sglang_dflash.bench.records import Record, RequestRecord, RunKey, RunRecord
 from sglang_dflash.bench.results import Results
 
-NAN = float("nan")
+R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,11 @@ class Summary:
 
     def requests(self, mode: str, task: str | None = None, concurrency: int | None = None) -> list[RequestRecord]:
         """Requests of an arm, in one cell or in all."""
-        return [
-            r
-            for r in self.results.requests
-            if r.run.mode == mode and task in (None, r.run.task) and concurrency in (None, r.run.concurrency)
-        ]
+        return _select(self.results.requests, mode, task, concurrency)
+
+    def runs(self, mode: str, task: str | None = None, concurrency: int | None = None) -> list[RunRecord]:
+        """Runs of an arm, in one cell or in all, in the order in which they were made."""
+        return _select(self.results.runs, mode, task, concurrency)
 
     def first_differences(self, mode: str) -> tuple[int, ...]:
         """Per answer that differs from the `ar` arm's in any cell: the first output token that does."""
@@ -92,10 +93,7 @@ class Summary:
         )
 
     def write_csv(self, path: Path) -> None:
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(Row.__dataclass_fields__))
-            writer.writeheader()
-            writer.writerows(asdict(row) for row in self.rows)
+        write_csv(path, Row, self.rows)
 
     def throughput(self, mode: str, task: str, concurrency: int) -> dict[int, float]:
         """Output tokens/s by repeat."""
@@ -105,14 +103,6 @@ class Summary:
             repeat: metrics.output_throughput([r for r in requests if r.run.repeat == repeat], wall)
             for repeat, wall in sorted(walls.items())
         }
-
-    def runs(self, mode: str, task: str | None = None, concurrency: int | None = None) -> list[RunRecord]:
-        """Runs of an arm, in one cell or in all, in the order in which they were made."""
-        return [
-            run
-            for run in self.results.runs
-            if run.run.mode == mode and task in (None, run.run.task) and concurrency in (None, run.run.concurrency)
-        ]
 
     def _row(self, mode: str, task: str, concurrency: int) -> Row:
         requests, runs = self.requests(mode, task, concurrency), self.runs(mode, task, concurrency)
@@ -150,6 +140,13 @@ class Summary:
             compared=agreement.compared,
             load=max(run.load_average for run in runs),
         )
+
+
+def _select(records: Sequence[R], mode: str, task: str | None, concurrency: int | None) -> list[R]:
+    def wanted(key: RunKey) -> bool:
+        return key.mode == mode and task in (None, key.task) and concurrency in (None, key.concurrency)
+
+    return [record for record in records if wanted(record.run)]
 
 
 def _unique(values: Sequence[str], first: str | None = None) -> list[str]:

@@ -1,4 +1,4 @@
-"""`bench trace`: which step committed how many tokens and how long it took, for later work on block widths.
+"""``bench trace``: which step committed how many tokens and how long it took, for later work on block widths.
 
 Needs nothing of the server but its stream: SGLang sends one event per request and step, with the number of tokens so
 far, so the differences are accept lengths and the gaps are step times as the client sees them. Works for any worker.
@@ -7,20 +7,21 @@ far, so the differences are accept lengths and the gaps are step times as the cl
 from __future__ import annotations
 
 import asyncio
-import csv
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from sglang_dflash.bench import provenance, results, tasks
-from sglang_dflash.bench.client import Client
+from sglang_dflash.bench import provenance
+from sglang_dflash.bench.client import Client, Sampling
+from sglang_dflash.bench.files import append_lines, write_csv
 from sglang_dflash.bench.modes import Mode
-from sglang_dflash.bench.prompt_book import PromptBook
-from sglang_dflash.bench.servers import Servers
+from sglang_dflash.bench.runner import closed_loop
+from sglang_dflash.bench.servers import Prompt, Servers
 from sglang_dflash.bench.settings import Settings
 from sglang_dflash.bench.tables import Table, number
 
@@ -65,48 +66,39 @@ class StepCost:
 
 
 def record(settings: Settings, console: Console) -> list[Trace]:
-    """Trace every question once per mode and concurrency; written to `settings.out` with their provenance."""
+    """Trace every question once per mode and concurrency; written to ``settings.out`` with their provenance."""
     traces = asyncio.run(_record(settings, console))
-    with (settings.out / COSTS).open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(StepCost.__dataclass_fields__))
-        writer.writeheader()
-        writer.writerows(asdict(cost) for cost in step_costs(traces))
+    write_csv(settings.out / COSTS, StepCost, step_costs(traces))
     return traces
 
 
 async def _record(settings: Settings, console: Console) -> list[Trace]:
-    writer = results.Writer(settings.out)
-    book = PromptBook(settings.out, settings.sampling.thinking)
     traces: list[Trace] = []
-    with (settings.out / TRACES).open("w") as file:
-        header = {"kind": "provenance", **provenance.collect(settings.describe())}
-        file.write(json.dumps(header) + "\n")
-        async with Servers(settings, writer, console.print) as servers:
-            for mode in settings.modes:
-                for concurrency in settings.concurrencies:
-                    client = await servers.client(mode.label)
-                    console.print(f"tracing {mode.label} at concurrency {concurrency}")
-                    new = await _trace_arm(client, mode, concurrency, settings, book)
-                    file.writelines(json.dumps({"kind": "trace", **asdict(trace)}) + "\n" for trace in new)
-                    traces += new
-    writer.close()
+    path = settings.out / TRACES
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    append_lines(path, [{"kind": "provenance", **provenance.collect(settings.describe())}])
+    async with Servers(settings, console.print) as servers:
+        for mode, concurrency in product(settings.modes, settings.concurrencies):
+            client = await servers.client(mode.label)
+            console.print(f"tracing {mode.label} at concurrency {concurrency}")
+            new = await _trace_arm(client, await servers.prompts(client), mode, concurrency, settings.sampling)
+            append_lines(path, ({"kind": "trace", **asdict(trace)} for trace in new))
+            traces += new
     return traces
 
 
-async def _trace_arm(client: Client, mode: Mode, concurrency: int, settings: Settings, book: PromptBook) -> list[Trace]:
-    asked = []
-    for name in settings.tasks:
-        for question in tasks.load(name, settings.num_prompts, seed=settings.seed, data_dir=settings.data_dir):
-            asked.append((name, question.id, await book.input_ids(client, name, question, [])))
+async def _trace_arm(
+    client: Client, prompts: list[Prompt], mode: Mode, concurrency: int, sampling: Sampling
+) -> list[Trace]:
+    traces = []
+
+    async def ask(prompt: Prompt) -> None:
+        events = [event async for event in client.events(prompt.input_ids, sampling)]
+        traces.append(read_events(events, mode, prompt.task, prompt.question, concurrency))
+
     await client.flush_cache()
-    waiting, traces = iter(asked), []
-
-    async def user() -> None:
-        for name, question, input_ids in waiting:
-            events = [event async for event in client.events(input_ids, settings.sampling)]
-            traces.append(read_events(events, mode, name, question, concurrency))
-
-    await asyncio.gather(*(user() for _ in range(concurrency)))
+    await closed_loop(prompts, concurrency, ask)
     return traces
 
 
@@ -114,9 +106,7 @@ def read_events(events: list[tuple[float, bytes]], mode: Mode, task: str, questi
     """A request's trace from its stream; the first event is the prefill's token, each later one a step."""
     metas: list[dict[str, Any]] = [json.loads(payload)["meta_info"] for _, payload in events]
     counts = [meta["completion_tokens"] for meta in metas]
-    arrived = [time for time, _ in events]
-    committed = [after - before for before, after in zip(counts, counts[1:], strict=False)]
-    steps = metas[-1].get("spec_verify_ct", counts[-1] - 1)
+    committed = [after - before for before, after in pairwise(counts)]
     return Trace(
         mode=mode.label,
         task=task,
@@ -125,8 +115,8 @@ def read_events(events: list[tuple[float, bytes]], mode: Mode, task: str, questi
         width=mode.block or 1,
         prompt_tokens=metas[0]["prompt_tokens"],
         committed=committed,
-        step_s=[after - before for before, after in zip(arrived, arrived[1:], strict=False)],
-        whole=len(committed) == steps,
+        step_s=[after - before for (before, _), (after, _) in pairwise(events)],
+        whole=len(committed) == metas[-1].get("spec_verify_ct", counts[-1] - 1),
     )
 
 
@@ -148,16 +138,14 @@ def step_costs(traces: Iterable[Trace]) -> list[StepCost]:
 def cost_table(traces: list[Trace]) -> Table:
     """The step costs, with the share of traces they were read from."""
     whole = sum(trace.whole for trace in traces)
+    rows = []
+    for cost in step_costs(traces):
+        figures = [number(value) for value in (1000 * cost.median_s, 1000 * cost.p90_s, cost.committed)]
+        rows.append([cost.mode, str(cost.width), str(cost.concurrency), str(cost.steps), *figures])
     return Table(
         "Step costs",
         f"milliseconds between the events of a request, as the client sees them; "
         f"from {whole} of {len(traces)} traces, those in which every step had an event of its own",
         ["mode", "width", "c", "steps", "median ms", "p90 ms", "tokens per step"],
-        [
-            [
-                cost.mode, str(cost.width), str(cost.concurrency), str(cost.steps),
-                number(1000 * cost.median_s), number(1000 * cost.p90_s), number(cost.committed),
-            ]
-            for cost in step_costs(traces)
-        ],
-    )  # fmt: skip
+        rows,
+    )

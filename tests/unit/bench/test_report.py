@@ -19,12 +19,9 @@ from tests.unit.bench.records import comparison, provenance, request
 
 
 def _write(folder: Path, content: results.Results) -> None:
-    writer = results.Writer(folder)
-    for row in content.provenance:
-        writer.provenance(row)
+    results.append(folder, "provenance", content.provenance)
     for run in content.runs:
-        writer.run(run, [r for r in content.requests if r.run == run.run])
-    writer.close()
+        results.append_run(folder, run, [r for r in content.requests if r.run == run.run])
 
 
 def test_nothing_is_found_where_all_is_well():

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import httpx
@@ -188,25 +188,19 @@ def test_a_failing_server_ends_the_session_with_its_words(tmp_path: Path):
 
 
 def test_requests_of_an_unfinished_run_do_not_count(tmp_path: Path):
-    writer = results.Writer(tmp_path)
-    writer.run(run("ar"), [request()])
-    writer._write("request", [request(repeat=1).to_json()])
-    writer.close()
+    results.append_run(tmp_path, run("ar"), [request()])
+    results.append(tmp_path, "request", [asdict(request(repeat=1))])
     read = results.read(tmp_path)
     assert read.finished == {RunKey("ar", "math", 1, 0)}
     assert len(read.requests) == 1
 
 
 def test_a_line_cut_short_by_a_kill_is_dropped(tmp_path: Path):
-    writer = results.Writer(tmp_path)
-    writer.run(run("ar"), [request()])
-    writer.close()
+    results.append_run(tmp_path, run("ar"), [request()])
     path = tmp_path / results.FILE_NAME
     path.write_text(path.read_text() + '{"kind": "request", "ru')
     assert len(results.read(tmp_path).runs) == 1
-    again = results.Writer(tmp_path)
-    again.run(run("ar", repeat=1), [request(repeat=1)])
-    again.close()
+    results.append_run(tmp_path, run("ar", repeat=1), [request(repeat=1)])
     assert len(results.read(tmp_path).runs) == 2
 
 
