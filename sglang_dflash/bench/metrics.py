@@ -13,8 +13,9 @@ Throughputs are tokens per second, times are seconds, lengths and widths are tok
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,11 +49,6 @@ def ttfts(requests: Sequence[RequestRecord]) -> Floats:
 def tpots(requests: Sequence[RequestRecord]) -> Floats:
     """Time per output token after the first, (latency - TTFT) / (tokens - 1), per request (*bench_serving*)."""
     return np.array([(r.latency_s - r.ttft_s) / (r.completion_tokens - 1) for r in requests if r.completion_tokens > 1])
-
-
-def latencies(requests: Sequence[RequestRecord]) -> Floats:
-    """From sending to the last token, per request."""
-    return np.array([r.latency_s for r in requests])
 
 
 def percentiles(values: Floats, at: Sequence[float] = (50, 95, 99)) -> tuple[float, ...]:
@@ -96,7 +92,8 @@ def committed_per_step(requests: Sequence[RequestRecord]) -> float:
 
 def accepted_histogram(requests: Sequence[RequestRecord]) -> NDArray[np.int64]:
     """`[k]`: steps that accepted `k` drafted tokens, the bonus token not counted."""
-    return _sum_histograms([r.accepted_drafts for r in requests])
+    columns = zip_longest(*(r.accepted_drafts for r in requests), fillvalue=0)
+    return np.array([sum(column) for column in columns], dtype=np.int64)
 
 
 def mean_width(runs: Sequence[RunRecord]) -> float:
@@ -216,29 +213,12 @@ def speed_up(
     return SpeedUp(ratio, float(low), float(high), len(repeats))
 
 
-def over_repeats(
-    requests: Sequence[RequestRecord], measure: Callable[[Sequence[RequestRecord]], float]
-) -> dict[int, float]:
-    """`measure` of each repeat's requests, by repeat."""
-    by_repeat: dict[int, list[RequestRecord]] = {}
-    for request in requests:
-        by_repeat.setdefault(request.run.repeat, []).append(request)
-    return {repeat: measure(members) for repeat, members in sorted(by_repeat.items())}
-
-
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if len(values) else float("nan")
 
 
 def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else float("nan")
-
-
-def _sum_histograms(histograms: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    total = np.zeros(max((len(h) for h in histograms), default=0), dtype=np.int64)
-    for histogram in histograms:
-        total[: len(histogram)] += np.array(histogram, dtype=np.int64)
-    return total
 
 
 def _sum_counters(runs: Sequence[RunRecord], name: str) -> Counter[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
-from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -20,27 +18,19 @@ from sglang_dflash.bench.tables import all_tables
 PAGE, TABLES, ROWS = "report.html", "tables.md", "summary.csv"
 
 
-@dataclass(frozen=True)
-class Picture:
-    name: str
-    caption: str
-    png: bytes
-
-    @property
-    def data_uri(self) -> str:
-        return "data:image/png;base64," + base64.b64encode(self.png).decode()
-
-
 def write_report(folder: Path) -> Path:
-    """Write `report.html`, `tables.md`, `summary.csv` and the PNG files into the results folder; -> the page.
+    """Write ``report.html``, ``tables.md``, ``summary.csv`` and the PNG files into the results folder; -> the page.
 
     Raises:
         DFlashError: the folder has no finished run.
     """
     summary = Summary(results.read_finished(folder))
-    pictures = _pictures(summary)
-    for picture in pictures:
-        (folder / f"{picture.name}.png").write_bytes(picture.png)
+    pictures = []
+    for name, caption, figure in all_plots(summary):
+        png = folder / f"{name}.png"
+        figure.savefig(png, dpi=130)
+        data = base64.b64encode(png.read_bytes()).decode()
+        pictures.append({"name": name, "caption": caption, "base64": data})
     summary.write_csv(folder / ROWS)
     (folder / TABLES).write_text(markdown(summary))
     page = folder / PAGE
@@ -48,7 +38,7 @@ def write_report(folder: Path) -> Path:
     return page
 
 
-def render(summary: Summary, pictures: list[Picture]) -> str:
+def render(summary: Summary, pictures: list[dict[str, str]]) -> str:
     """The page as text: no script, no link to anything it needs."""
     card = card_of(summary)
     last = summary.results.provenance[-1]
@@ -79,12 +69,3 @@ def markdown(summary: Summary) -> str:
     found = "".join(f"* {finding.text}\n" for finding in findings(summary))
     tables = [f"### {table.title}\n\n{table.markdown()}\n\n{table.caption}\n" for table in all_tables(summary)]
     return "\n".join([head, *([found] if found else []), *tables])
-
-
-def _pictures(summary: Summary) -> list[Picture]:
-    pictures = []
-    for name, caption, figure in all_plots(summary):
-        png = io.BytesIO()
-        figure.savefig(png, format="png", dpi=130)
-        pictures.append(Picture(name, caption, png.getvalue()))
-    return pictures

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
 from sglang_dflash.bench import metrics
 from sglang_dflash.bench.files import write_csv
 from sglang_dflash.bench.modes import AR
-from sglang_dflash.bench.records import Record, RequestRecord, RunKey, RunRecord
+from sglang_dflash.bench.records import RequestRecord, RunKey, RunRecord
 from sglang_dflash.bench.results import Results
-
-R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,9 @@ class Summary:
 
     def __init__(self, results: Results) -> None:
         self.results = results
+        self._requests: defaultdict[RunKey, list[RequestRecord]] = defaultdict(list)
+        for request in results.requests:
+            self._requests[request.run].append(request)
         self.modes = _unique([run.run.mode for run in results.runs], first=AR)
         self.tasks = _unique([run.run.task for run in results.runs])
         self.concurrencies = sorted({run.run.concurrency for run in results.runs})
@@ -75,13 +76,25 @@ class Summary:
     def row(self, mode: str, task: str, concurrency: int) -> Row | None:
         return next((r for r in self.rows if (r.mode, r.task, r.concurrency) == (mode, task, concurrency)), None)
 
-    def requests(self, mode: str, task: str | None = None, concurrency: int | None = None) -> list[RequestRecord]:
-        """Requests of an arm, in one cell or in all."""
-        return _select(self.results.requests, mode, task, concurrency)
-
     def runs(self, mode: str, task: str | None = None, concurrency: int | None = None) -> list[RunRecord]:
         """Runs of an arm, in one cell or in all, in the order in which they were made."""
-        return _select(self.results.runs, mode, task, concurrency)
+        return [
+            run
+            for run in self.results.runs
+            if run.run.mode == mode and task in (None, run.run.task) and concurrency in (None, run.run.concurrency)
+        ]
+
+    def requests(self, mode: str, task: str | None = None, concurrency: int | None = None) -> list[RequestRecord]:
+        """Requests of an arm, in one cell or in all."""
+        return [request for run in self.runs(mode, task, concurrency) for request in self._requests[run.run]]
+
+    def throughput_of(self, run: RunRecord) -> float:
+        """Output tokens/s."""
+        return metrics.output_throughput(self._requests[run.run], run.wall_s)
+
+    def throughput(self, mode: str, task: str, concurrency: int) -> dict[int, float]:
+        """Output tokens/s by repeat."""
+        return {run.run.repeat: self.throughput_of(run) for run in self.runs(mode, task, concurrency)}
 
     def first_differences(self, mode: str) -> tuple[int, ...]:
         """Per answer that differs from the `ar` arm's in any cell: the first output token that does."""
@@ -94,15 +107,6 @@ class Summary:
 
     def write_csv(self, path: Path) -> None:
         write_csv(path, Row, self.rows)
-
-    def throughput(self, mode: str, task: str, concurrency: int) -> dict[int, float]:
-        """Output tokens/s by repeat."""
-        requests = self.requests(mode, task, concurrency)
-        walls = {run.run.repeat: run.wall_s for run in self.runs(mode, task, concurrency)}
-        return {
-            repeat: metrics.output_throughput([r for r in requests if r.run.repeat == repeat], wall)
-            for repeat, wall in sorted(walls.items())
-        }
 
     def _row(self, mode: str, task: str, concurrency: int) -> Row:
         requests, runs = self.requests(mode, task, concurrency), self.runs(mode, task, concurrency)
@@ -123,7 +127,7 @@ class Summary:
             speed_up=gain.ratio,
             speed_up_low=gain.low,
             speed_up_high=gain.high,
-            decode=float(np.median(list(metrics.over_repeats(requests, metrics.decode_throughput).values()))),
+            decode=float(np.median([metrics.decode_throughput(self._requests[run.run]) for run in runs])),
             ttft_p50=ttft_p50,
             ttft_p99=ttft_p99,
             tpot_p50=tpot_p50,
@@ -140,13 +144,6 @@ class Summary:
             compared=agreement.compared,
             load=max(run.load_average for run in runs),
         )
-
-
-def _select(records: Sequence[R], mode: str, task: str | None, concurrency: int | None) -> list[R]:
-    def wanted(key: RunKey) -> bool:
-        return key.mode == mode and task in (None, key.task) and concurrency in (None, key.concurrency)
-
-    return [record for record in records if wanted(record.run)]
 
 
 def _unique(values: Sequence[str], first: str | None = None) -> list[str]:
