@@ -7,7 +7,6 @@ Starting a server takes longer than most tests. Files that share one run in the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import torch
 
 from tests.support.checkpoints import Checkpoints
 from tests.support.generation import assert_nothing_leaked
-from tests.support.pair_servers import FEATURES, STRICT, dflash_server, plain_server, with_plugin
+from tests.support.pair_servers import FEATURES, STRICT, RecordedServer, dflash_server, plain_server, with_plugin
 from tests.support.servers import Server
 
 # The reference shares the machine with the server under test: spinning OpenMP workers would starve it.
@@ -31,14 +30,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents and not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(SHARED.get(item.path.stem, item.path.stem)))
-
-
-@dataclass(frozen=True)
-class RecordedServer:
-    """A server and the folder in which it records its drafts, states and mixed batches (``tests/plugin``)."""
-
-    server: Server
-    folder: Path
 
 
 @pytest.fixture(scope="session")

@@ -12,12 +12,10 @@ import pytest
 
 from sglang_dflash.bench.ports import free_port
 from sglang_dflash.hooks.server_info import SERVER_INFO_KEY
-from tests.engine.test_cards import RICHEST, assert_served_here, generate, prompts, request
-from tests.engine.test_server import SGLANG_SERVE
 from tests.support.cards import card
 from tests.support.checkpoints import assert_greedy
-from tests.support.servers import running, started
-from tests.support.shrunk_cards import build
+from tests.support.servers import SGLANG_SERVE, running, started
+from tests.support.shrunk_cards import RICHEST, assert_served_here, build, generate, prompts, request
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 PRINTED = card(RICHEST)

@@ -3,46 +3,18 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sglang_dflash.hooks.server_info import SERVER_INFO_KEY
 from tests.support.cards import NAMES, PLAIN_SGLANG_SAYS, card
 from tests.support.checkpoints import assert_greedy
 from tests.support.memory import allocated, assert_as_estimated, estimated
 from tests.support.pair_servers import with_plugin
 from tests.support.servers import Server, run_to_exit, running
-from tests.support.shrunk_cards import VOCAB, build
-
-NEW_TOKENS = 48
-# The one flag added where tokens are compared: in the published bfloat16 a block's forward rounds otherwise than a
-# token's, with any worker.
-FLOAT32 = ("--dtype", "float32")
-RICHEST = "Qwen3.5-4B"  # the card with the most flags, and an exported variable
-
-
-def prompts() -> list[list[int]]:
-    """Random tokens; the longest answer crosses SGLang's track boundary of recurrent states, at 256 tokens."""
-    draw = random.Random(0)
-    return [draw.choices(range(10, VOCAB - 300), k=length) for length in (3, 16, 17, 40, 64, 65, 130, 220)]
-
-
-def request() -> dict[str, Any]:
-    """Eight requests that arrive together."""
-    sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
-    return {"input_ids": prompts(), "sampling_params": sampling}
-
-
-def generate(server: Server) -> list[dict[str, Any]]:
-    response = server.post("/generate", request())
-    assert response.status_code == 200, response.text
-    answers: list[dict[str, Any]] = response.json()
-    assert [len(answer["output_ids"]) for answer in answers] == [NEW_TOKENS] * 8
-    return answers
+from tests.support.shrunk_cards import FLOAT32, assert_served_here, build, generate, prompts
 
 
 @pytest.mark.slow
@@ -91,15 +63,6 @@ def test_the_command_as_printed_serves(name: str, tmp_path: Path) -> None:
     arguments = printed.arguments_for(tmp_path / "target", tmp_path / "drafter")
     with running(tmp_path, *arguments, **printed.environment) as server:
         assert_served_here(generate(server), server)
-
-
-def assert_served_here(answers: list[dict[str, Any]], server: Server) -> None:
-    """It was this package's worker that drafted and verified, in the checkpoint's own dtype."""
-    assert "serves DFLASH" in server.log
-    info = server.get("/server_info").json()
-    assert SERVER_INFO_KEY in info["internal_states"][0], "another worker served"
-    assert "KV Cache is allocated. dtype: torch.bfloat16" in server.log
-    assert all(answer["meta_info"]["spec_verify_ct"] > 0 for answer in answers)
 
 
 @pytest.mark.slow

@@ -10,9 +10,8 @@ import torch
 
 from sglang_dflash.pairs import drafter_path, target_path
 from sglang_dflash.train.reference_decoder import ReferenceDecoder
-from tests.engine.conftest import RecordedServer
 from tests.support.generation import flush, generate
-from tests.support.pair_servers import TRACKED
+from tests.support.pair_servers import TRACKED, RecordedServer
 from tests.support.prompts import corpus
 from tests.support.servers import Server
 

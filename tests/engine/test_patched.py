@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash.hooks.server_info import SERVER_INFO_KEY
-from tests.engine.test_cards import FLOAT32, RICHEST, generate, prompts
 from tests.support.cards import card
 from tests.support.checkpoints import assert_greedy
 from tests.support.patched import apply, copy_of_sglang, without_plugins
 from tests.support.servers import running
-from tests.support.shrunk_cards import build
+from tests.support.shrunk_cards import FLOAT32, RICHEST, build, generate, prompts
 
 
 @pytest.mark.slow

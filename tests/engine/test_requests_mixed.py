@@ -10,8 +10,8 @@ import json
 from collections import defaultdict
 
 from sglang_dflash.pairs.corpus.prompts import Prompt, prompts
-from tests.engine.conftest import RecordedServer
 from tests.support.generation import Params, answers, tokens
+from tests.support.pair_servers import RecordedServer
 from tests.support.prompts import chat_ids, schema_of
 from tests.support.servers import Server
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +15,9 @@ import psutil
 import pytest
 
 from sglang_dflash.pairs import target_path
-from tests.support.servers import Server, run_to_exit, running
+from tests.support.servers import SGLANG_SERVE, Server, run_to_exit, running
 
 QUESTION = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples does Tom have now?"}]
-SGLANG_SERVE = (str(Path(sys.executable).with_name("sglang")), "serve")
 
 
 def arguments() -> tuple[str, ...]:
@@ -28,8 +26,8 @@ def arguments() -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """``python -m sglang.launch_server``."""
-    with running(tmp_path_factory.mktemp("server"), *arguments()) as server:
+    """``sglang serve``; the other files start ``python -m sglang.launch_server``."""
+    with running(tmp_path_factory.mktemp("server"), *arguments(), launcher=SGLANG_SERVE) as server:
         yield server
 
 
@@ -66,15 +64,15 @@ def running_requests(server: Server) -> int:
     return sum(load["num_running_reqs"] for load in loads["loads"])
 
 
-def test_sglang_serve_answers_and_stops_on_sigterm_leaving_no_process(tmp_path: Path) -> None:
-    with running(tmp_path, *arguments(), launcher=SGLANG_SERVE) as server:
-        answer = client(server).chat.completions.create(model="m", messages=QUESTION, temperature=0, max_tokens=8)
-        assert answer.choices[0].message.content
-        family = server.family()
-        assert len(family) > 2, "expected a scheduler and a detokenizer beside the HTTP process"
-        server.process.send_signal(signal.SIGTERM)
-        _, alive = psutil.wait_procs(family, timeout=60)
-        assert not alive
+def test_stops_on_sigterm_leaving_no_process(server: Server) -> None:
+    """The last test of this server."""
+    answer = client(server).chat.completions.create(model="m", messages=QUESTION, temperature=0, max_tokens=8)
+    assert answer.choices[0].message.content
+    family = server.family()
+    assert len(family) > 2, "expected a scheduler and a detokenizer beside the HTTP process"
+    server.process.send_signal(signal.SIGTERM)
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
 
 
 @pytest.fixture()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,14 @@ def dflash_server(
         assert info["drafter"] == str(drafter_path(pair, drafter))
         assert info["block_size"] == block
         yield server
+
+
+@dataclass(frozen=True)
+class RecordedServer:
+    """A server, and the folder in which the plugin records its drafts, states and mixed batches."""
+
+    server: Server
+    folder: Path
 
 
 def with_plugin(folder: Path, *modes: str) -> dict[str, str]:

@@ -18,6 +18,9 @@ import psutil
 from sglang_dflash.bench.ports import free_port
 
 START_SECONDS = 300
+# Launchers: what follows the Python interpreter.
+LAUNCH_SERVER = ("-m", "sglang.launch_server")
+SGLANG_SERVE = (str(Path(sys.executable).with_name("sglang")), "serve")
 
 
 @dataclass
@@ -48,8 +51,7 @@ class Server:
         return [root, *root.children(recursive=True)]
 
 
-def command(*arguments: str, launcher: tuple[str, ...] = ("-m", "sglang.launch_server")) -> list[str]:
-    """A server command; the launcher is what follows the Python interpreter."""
+def command(*arguments: str, launcher: tuple[str, ...] = LAUNCH_SERVER) -> list[str]:
     return [sys.executable, *launcher, *arguments]
 
 
@@ -70,7 +72,7 @@ def run_to_exit(*arguments: str, timeout: float = START_SECONDS, **environment: 
 def running(
     folder: Path,
     *arguments: str,
-    launcher: tuple[str, ...] = ("-m", "sglang.launch_server"),
+    launcher: tuple[str, ...] = LAUNCH_SERVER,
     **environment: str,
 ) -> Iterator[Server]:
     """A server that answers ``/health``; killed with all its children at the end, whatever happened."""

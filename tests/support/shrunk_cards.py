@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,20 @@ from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash.train.tokenizer import train_tokenizer
 from tests.support.cards import FOLDER
 from tests.support.checkpoints import spread_weights
+from tests.support.pair_servers import worker_info
+from tests.support.servers import Server
 
 VOCAB, HIDDEN, HEAD, CONTEXT = 1024, 64, 32, 4096
 TARGET_LAYERS = 12  # three repetitions of the 3:1 pattern; room for eight captured layers
 DRAFTER_LAYERS = 3
 WINDOW = 32
 DTYPE = torch.bfloat16  # of every published pair
+NEW_TOKENS = 48
 EOS = 2  # of the tokenizer that `train_tokenizer` makes
+# The one flag added where tokens are compared: in the published bfloat16 a block's forward rounds otherwise than a
+# token's, with any worker.
+FLOAT32 = ("--dtype", "float32")
+RICHEST = "Qwen3.5-4B"  # the card with the most flags, and an exported variable
 
 
 def build(name: str, folder: Path) -> transformers.PreTrainedModel:
@@ -146,3 +154,31 @@ def _write_drafter(config: dict[str, Any], folder: Path) -> None:
         for name, shape in shapes.items()
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def prompts() -> list[list[int]]:
+    """Random tokens; the longest answer crosses SGLang's track boundary of recurrent states, at 256 tokens."""
+    draw = random.Random(0)
+    return [draw.choices(range(10, VOCAB - 300), k=length) for length in (3, 16, 17, 40, 64, 65, 130, 220)]
+
+
+def request() -> dict[str, Any]:
+    """Eight requests that arrive together."""
+    sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    return {"input_ids": prompts(), "sampling_params": sampling}
+
+
+def generate(server: Server) -> list[dict[str, Any]]:
+    response = server.post("/generate", request())
+    assert response.status_code == 200, response.text
+    answers: list[dict[str, Any]] = response.json()
+    assert [len(answer["output_ids"]) for answer in answers] == [NEW_TOKENS] * 8
+    return answers
+
+
+def assert_served_here(answers: list[dict[str, Any]], server: Server) -> None:
+    """It was this package's worker that drafted and verified, in the checkpoint's own dtype."""
+    assert "serves DFLASH" in server.log
+    assert worker_info(server)["version"], "another worker served"
+    assert "KV Cache is allocated. dtype: torch.bfloat16" in server.log
+    assert all(answer["meta_info"]["spec_verify_ct"] > 0 for answer in answers)
