@@ -52,11 +52,8 @@ def _register_hooks() -> None:
         ("ModelConfig._derive_context_length", extend_drafter_context, HookType.BEFORE),
     ):
         HookRegistry.register(SYMBOLS[name].path, function, how)
-    for name, function in (
-        ("handle_model_source_paths", after_model_paths),
-        ("handle_speculative_decoding", before_speculation),
-    ):
-        register_resolution_hook(name)(function)
+    register_resolution_hook("handle_model_source_paths")(after_model_paths)
+    register_resolution_hook("handle_speculative_decoding")(before_speculation)
     # Only a process that constructs an Engine has the module loaded by now; others need no keywords.
     if engine := sys.modules.get(SYMBOLS["Engine.server_args_class"].path.rsplit(".", 2)[0]):
         flags.accept_old_keywords(engine.Engine)

@@ -9,12 +9,14 @@ which is checked with this one on that platform.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
 import pkgutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.errors import DFlashError
@@ -32,6 +34,9 @@ if TYPE_CHECKING:  # names that only annotations use: import them from here unde
 
 SUPPORTED_VERSIONS = ("0.5.23",)
 ALLOW_ANY_VERSION = "SGLANG_DFLASH_ALLOW_ANY_SGLANG"
+
+# Its module imports every model of SGLang, which takes 2 s and which no launching process needs: only its text is read.
+_MODEL_REGISTRY = "sglang.srt.models.registry.ModelRegistry"
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,8 @@ class Symbol:
     def problem(self) -> str | None:
         """One line saying what is wrong with the symbol in the installed SGLang, or None."""
         try:
+            if self.path == _MODEL_REGISTRY:
+                return None if self._is_written() else f"{self.path}: not found"
             target = self.resolve()
         except (ImportError, AttributeError) as error:
             return f"{self.path}: not found ({error})"
@@ -61,8 +68,14 @@ class Symbol:
         missing = [name for name in self.params if name not in found]
         return f"{self.path}: parameters {missing} not in ({', '.join(found)})" if missing else None
 
+    def _is_written(self) -> bool:
+        module, _, name = self.path.rpartition(".")
+        spec = importlib.util.find_spec(module)
+        source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
+        return f"\n{name} = " in source
 
-# Module under ``sglang.srt`` -> name there -> the parameters that we pass or, for a hook, that our function takes.
+
+# Module under ``sglang.srt`` -> name there -> parameters that we pass, or that our function takes if it is a hook.
 _TABLE: dict[str, dict[str, str]] = {
     # plugins and platforms
     "plugins": {"load_plugins": ""},
@@ -84,7 +97,15 @@ _TABLE: dict[str, dict[str, str]] = {
     },
     "arg_groups.resolution_hooks": {"register_resolution_hook": "name"},
     "configs.hybrid_arch": {"hybrid_gdn_config": "model_config", "mambaish_config": "model_config"},
-    "configs.model_config": {"AttentionArch": ""},
+    "arg_groups.model_path_hook": {"handle_model_source_paths": "server_args"},
+    "arg_groups.platform_hook": {
+        "handle_cpu_backends": "server_args",
+        "handle_hardware_runtime_validation": "server_args",
+    },
+    "arg_groups.speculative_hook": {"handle_speculative_decoding": "server_args"},
+    "configs.model_config": {"AttentionArch": "", "ModelConfig._derive_context_length": "self context_length"},
+    "entrypoints.engine": {"Engine.server_args_class": ""},
+    "server_args": {"ServerArgs.add_cli_args": "parser"},
     "model_executor.cuda_graph_config": {"Backend": "", "Phase": "", "with_phase": "config phase"},
     # start-up: the drafter's runner, and what the configuration resolved to
     "configs.draft_parallel": {"DraftParallelSpec": "", "DraftTPExecution": ""},
@@ -93,6 +114,7 @@ _TABLE: dict[str, dict[str, str]] = {
         "get_observability": "",
         "get_parallel": "",
         "get_schedule": "",
+        "get_server_args": "",
         "get_serving": "",
         "get_spec": "",
         "mamba_track_grid": "tree_page",
@@ -110,6 +132,8 @@ _TABLE: dict[str, dict[str, str]] = {
         "Sampler._sample_from_probs": "probs sampling_info positions simple_sampling_case",
         "Sampler._sync_token_ids_across_tp": "batch_next_token_ids sampling_info",
     },
+    "managers.schedule_batch": {"Req._compute_max_prefix_len": "self input_len"},
+    "managers.scheduler": {"Scheduler.get_internal_state": "self"},
     "managers.utils": {
         "GenerationBatchResult": "logits_output next_token_ids accept_lens new_seq_lens next_draft_input",
     },
@@ -129,7 +153,13 @@ _TABLE: dict[str, dict[str, str]] = {
     "speculative.dflash_info": {
         "DFlashVerifyInput": "draft_token positions draft_token_num capture_hidden_mode kv_loc_plan",
     },
-    "speculative.spec_info": {"SpecInput": "spec_input_type", "SpecInputType": "", "SpeculativeAlgorithm": ""},
+    "speculative.dflash_utils": {"validate_dflash_request": "req enable_overlap"},
+    "speculative.spec_info": {
+        "SpecInput": "spec_input_type",
+        "SpecInputType": "",
+        "SpeculativeAlgorithm": "",
+        "SpeculativeAlgorithm.create_worker": "self server_args",
+    },
     "speculative.spec_tp_sync": {"SpecTpSync": "tp_group", "SpecTpSyncSite": ""},
     "speculative.spec_utils": {
         "GrammarTree": "",
@@ -163,6 +193,7 @@ _TABLE: dict[str, dict[str, str]] = {
     "model_loader.weight_utils": {"default_weight_loader": ""},
     "models.qwen2": {"Qwen2MLP": "hidden_size intermediate_size hidden_act quant_config prefix"},
     # KV pools
+    "mem_cache.kv_cache_configurator": {"KVCacheConfigurator.config_from_budget": "self budget_bytes cap_tokens"},
     "mem_cache.memory_pool": {
         "KVWriteLoc": "loc physical",
         "MHATokenToKVPool": "",

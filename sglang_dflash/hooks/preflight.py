@@ -10,6 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 from sglang_dflash.check.arguments import check_arguments, serving_of
@@ -25,6 +26,7 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.hooks.takeover import builtin_requested, reason_for_builtin, refuse_on_cpu
 from sglang_dflash.memory.device import Device, find_device
 from sglang_dflash.memory.sizes import is_hybrid
+from sglang_dflash.upstream import check_symbols, check_version
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +62,7 @@ def check_before_weights(server_args: Any) -> None:
     Raises:
         DFlashError: the first thing that cannot work.
     """
-    from sglang_dflash.upstream import check_version, declare_resolution, resolving_view
+    from sglang_dflash.upstream import declare_resolution, resolving_view
 
     args = resolving_view(server_args)
     if str(args.speculative_algorithm).upper() != "DFLASH":
@@ -69,7 +71,7 @@ def check_before_weights(server_args: Any) -> None:
         logger.warning("DFLASH: %s", line)
     if builtin_requested():
         return
-    check_version()
+    check_sglang()
     refuse_unapplied_hooks()
     device = None if on_our_cpu_platform() else find_device()
     findings = list(findings_for(args, device))
@@ -79,6 +81,22 @@ def check_before_weights(server_args: Any) -> None:
             logger.warning("DFLASH: %s", finding)
     if needs_bfloat16_states(args, device):
         declare_resolution(server_args, "sglang_dflash.check", mamba_ssm_dtype="bfloat16")
+
+
+@cache
+def check_sglang() -> None:
+    """Refuse an SGLang that this package does not fit, once in a launching process; a check takes 0.01 s.
+
+    Raises:
+        DFlashError: its version was not tested, or naming everything that it lacks.
+    """
+    check_version()
+    if on_our_cpu_platform():
+        from sglang_dflash.cpu.replacements import TABLE
+
+        check_symbols(row.target for row in TABLE)
+    else:
+        check_symbols()
 
 
 def findings_for(args: Any, device: Device | None) -> Iterator[Finding]:

@@ -8,8 +8,6 @@ from typing import Any
 
 from sglang_dflash.errors import DFlashError
 
-VALIDATE = "sglang.srt.speculative.dflash_utils.validate_dflash_request"
-
 _REASONS = {
     "return_hidden_states": "a block's hidden states feed the drafter and are not kept per output token",
     "return_sampling_mask": "the sets that filters leave are not kept per block position",

@@ -13,8 +13,6 @@ from typing import Any
 from sglang_dflash.upstream import get_schedule
 from sglang_dflash.window.served import served_window
 
-POOL_CONFIG = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator.config_from_budget"
-
 
 def charge_rings(
     original: Callable[..., Any], configurator: Any, budget_bytes: int, *, cap_tokens: int | None = None

@@ -11,8 +11,6 @@ from typing import Any
 
 from sglang_dflash.window.served import served_window
 
-MAX_PREFIX = "sglang.srt.managers.schedule_batch.Req._compute_max_prefix_len"
-
 
 def cap_prefix(longest: int, req: Any, input_len: int) -> int:
     """After SGLang's bound on a request's reusable prefix: leave the window's tokens to the prefill.

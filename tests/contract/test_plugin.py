@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import pytest
 
 from sglang_dflash import plugin
+from sglang_dflash.cpu.arguments import resolution_steps
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.upstream import SYMBOLS
+
+CREATE_WORKER = SYMBOLS[plugin.CREATE_WORKER].path
 
 
 class _Algorithm:
@@ -24,12 +29,12 @@ def test_failed_registration_refuses_dflash_and_nothing_else(monkeypatch: pytest
     def fail() -> None:
         raise ImportError("cannot import name 'gone'")
 
-    monkeypatch.setattr(HookRegistry, "_hooks", {plugin.CREATE_WORKER: []})
+    monkeypatch.setattr(HookRegistry, "_hooks", {CREATE_WORKER: []})
     monkeypatch.setattr(plugin, "_registered", False)
     monkeypatch.setattr(plugin, "_register_hooks", fail)
     with pytest.raises(ImportError):
         plugin.register()
-    [(_, refuse, _)] = HookRegistry._hooks[plugin.CREATE_WORKER]
+    [(_, refuse, _)] = HookRegistry._hooks[CREATE_WORKER]
 
     def original(algorithm: Any, server_args: Any) -> str:
         return "builtin"
@@ -37,3 +42,21 @@ def test_failed_registration_refuses_dflash_and_nothing_else(monkeypatch: pytest
     assert refuse(original, _Algorithm(dflash=False), None) == "builtin"
     with pytest.raises(DFlashError, match="cannot import name 'gone'"):
         refuse(original, _Algorithm(dflash=True), None)
+
+
+def test_every_hook_target_is_a_row_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.arg_groups import resolution_hooks
+
+    from sglang_dflash import cpu
+    from sglang_dflash.upstream import HookRegistry
+
+    monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
+    monkeypatch.setattr(resolution_hooks, "_HOOKS", {})
+    monkeypatch.setattr(cpu, "install", resolution_steps.install)  # its replacements have a table of their own
+    monkeypatch.setattr(cpu, "is_active", lambda: True)
+    plugin._register_hooks()
+    rows = {symbol.path for symbol in SYMBOLS.values()}
+    assert len(HookRegistry._hooks) > 5
+    assert set(HookRegistry._hooks) <= rows
+    assert len(resolution_hooks._HOOKS) == 4
+    assert set(resolution_hooks._HOOKS) <= set(SYMBOLS)
