@@ -39,6 +39,7 @@ def test_plain_decoding_is_left_alone(tmp_path: Path) -> None:
         assert "serves DFLASH" not in server.log
 
 
+@pytest.mark.slow  # a quick one without a process: "Domino" in tests/contract/check/test_broken_pairs.py
 def test_another_kind_of_drafter_is_refused_by_name(tmp_path: Path) -> None:
     output = start(changed_drafter(tmp_path, projector_type="domino"))
     assert "Domino" in output

@@ -12,7 +12,10 @@ from tests.support.servers import run_to_exit
 CASES = {broken.name: broken for broken in BROKEN}
 
 
-@pytest.mark.parametrize("name", ['drafter mask_token_id "<|MASK|>"', "two block sizes"])
+# Every other broken pair is refused by the same call, without a process: tests/contract/check/test_broken_pairs.py.
+@pytest.mark.parametrize(
+    "name", ['drafter mask_token_id "<|MASK|>"', pytest.param("two block sizes", marks=pytest.mark.slow)]
+)
 def test_the_process_ends_with_the_error(name: str, tmp_path: Path) -> None:
     write_pair(tmp_path, CASES[name])
     status, printed = run_to_exit(

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
 from tests.support.near_tie import assert_parting_only_at_near_ties
-from tests.support.pair_servers import dflash_server, plain_server, worker_info
+from tests.support.pair_servers import BFLOAT16, dflash_server, plain_server, worker_info
 from tests.support.prompts import corpus
 
 pytestmark = [
@@ -19,7 +19,6 @@ pytestmark = [
 ]
 
 PROMPTS, NEW_TOKENS = 32, 128
-BASE = ("--dtype", "bfloat16", "--skip-tokenizer-init", "--max-running-requests", "8")
 SYNC, EAGER = "--disable-overlap-schedule", "--disable-cuda-graph"
 
 
@@ -31,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def plain_answers(pair: str, folder: Path) -> list[Answer]:
     """Plain decoding's texts, each with the target's two largest log-probabilities at every token."""
-    with plain_server(pair, folder, "--attention-backend", "triton", base=BASE) as server:
+    with plain_server(pair, folder, "--attention-backend", "triton", base=BFLOAT16) as server:
         return generate_all(server, corpus(pair, PROMPTS), 8, NEW_TOKENS, return_logprob=True, top_logprobs_num=2)
 
 
@@ -44,7 +43,7 @@ def test_tokens_equal_plain_decoding(
     plain = plain_answers(pair, folder)
     arguments = ("--attention-backend", backend, "--speculative-draft-attention-backend", backend, *options)
     environment = {"SGLANG_DFLASH_STAGE_TIMES": "1", "SGLANG_DFLASH_FORBID_SYNC": "1" if backend == "triton" else "0"}
-    with dflash_server(pair, tmp_path, *arguments, base=BASE, **environment) as server:
+    with dflash_server(pair, tmp_path, *arguments, base=BFLOAT16, **environment) as server:
         for concurrency in (8, 1):
             flush(server)
             answers = generate_all(server, corpus(pair, PROMPTS), concurrency, NEW_TOKENS)

@@ -15,6 +15,7 @@ from tests.support.servers import Server, running
 # Track boundaries of the recurrent states every 64 tokens, so that short prompts cross some inside a block.
 TRACKED = ("--mamba-track-interval", "64")
 BASE = ("--dtype", "float32", "--skip-tokenizer-init", "--max-running-requests", "8", "--enable-metrics")
+BFLOAT16 = ("--dtype", "bfloat16", "--skip-tokenizer-init", "--max-running-requests", "8")
 # In place of ``BASE``: every request feature.
 FEATURES = (
     *("--dtype", "float32", "--max-running-requests", "16"),

@@ -1,0 +1,114 @@
+"""Which room of the package may import which: one table, and every import of the package held to it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sglang_dflash
+
+PACKAGE = Path(sglang_dflash.__file__).parent
+NAME = PACKAGE.name
+
+BASE = {"errors", "upstream"}
+GROUND = BASE | {"ops", "drafter", "memory"}
+STEP = GROUND | {"window", "width", "model"}
+COMMAND = GROUND | {"user_errors"}
+# A room is a folder of the package, or a module beside the folders. An entry with a dot allows that module alone.
+ALLOWED: dict[str, set[str]] = {
+    "__init__": set(),
+    "errors": set(),
+    "upstream": {"errors"},
+    "user_errors": {"errors"},
+    "torchvision_import": set(),
+    "ops": BASE,
+    "drafter": BASE,
+    "memory": BASE | {"drafter", "window.size"},
+    "model": GROUND,
+    "width": GROUND,
+    "window": GROUND,
+    "worker": STEP,
+    "hooks": STEP | {"worker", "check", "cpu"},
+    "plugin": STEP | {"worker", "check", "cpu", "hooks"},
+    "cpu": GROUND | {"window.size", "torchvision_import"},
+    "check": COMMAND | {"window.size"},
+    "train": COMMAND | {"pairs", "torchvision_import"},
+    "pairs": COMMAND | {"train"},
+    "bench": COMMAND | {"pairs", "train", "check"},
+    "cli": COMMAND | {"bench", "check", "pairs", "train"},
+}
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of every import that runs, also inside functions; not those for type checkers alone."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            for other in node.orelse:
+                yield from imports(other)
+        elif isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        else:
+            yield from imports(node)
+
+
+def violations(file: Path, text: str) -> Iterator[str]:
+    """``file:line: room imports name`` for every import that the table does not allow.
+
+    Args:
+        file: relative to the package.
+    """
+    room = file.parts[0].removesuffix(".py")
+    for line, name in imports(ast.parse(text)):
+        package, _, inside = name.partition(".")
+        target = inside.split(".")[0]
+        if package != NAME or target == room or not is_room(target):
+            continue
+        if not any(f"{inside}.".startswith(f"{allowed}.") for allowed in ALLOWED[room]):
+            yield f"{NAME}/{file}:{line}: {room} imports {inside}"
+
+
+def is_room(name: str) -> bool:
+    """False for what the package itself defines, its version."""
+    return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").exists()
+
+
+def test_every_import_goes_an_allowed_way() -> None:
+    files = {path.relative_to(PACKAGE): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+    assert {file.parts[0].removesuffix(".py") for file in files} == set(ALLOWED), "a room is not in the table"
+    found = [line for file, text in files.items() for line in violations(file, text)]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("room", "text"),
+    [
+        ("ops/a.py", "from sglang_dflash.worker.step import Step"),
+        ("ops/a.py", "import sglang_dflash.worker"),
+        ("ops/a.py", "from sglang_dflash import worker"),
+        ("bench/a.py", "def f():\n    from sglang_dflash.cpu import platform"),
+        ("check/a.py", "from sglang_dflash.window.budget import charge_rings"),
+        ("check/a.py", "from sglang_dflash.cpu import is_active"),
+        ("upstream.py", "try:\n    from sglang_dflash.ops import argmax\nexcept ImportError:\n    pass"),
+    ],
+)
+def test_a_wrong_way_is_found(room: str, text: str) -> None:
+    assert len(list(violations(Path(room), text))) == 1
+
+
+@pytest.mark.parametrize(
+    ("room", "text"),
+    [
+        ("ops/a.py", "if TYPE_CHECKING:\n    from sglang_dflash.worker.step import Step"),
+        ("ops/a.py", "from sglang_dflash.ops.kernels import accept"),
+        ("check/a.py", "from sglang_dflash.window.size import ring_slots"),
+        ("bench/a.py", "from sglang_dflash import __version__"),
+    ],
+)
+def test_a_right_way_is_not(room: str, text: str) -> None:
+    assert not list(violations(Path(room), text))
