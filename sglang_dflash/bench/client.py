@@ -51,21 +51,10 @@ class Generation:
     payload: bytes
 
     @cached_property
-    def _event(self) -> dict[str, Any]:
+    def event(self) -> dict[str, Any]:
+        """``text``, ``output_ids`` and ``meta_info`` of the whole answer."""
         event: dict[str, Any] = json.loads(self.payload)
         return event
-
-    @property
-    def text(self) -> str:
-        return str(self._event["text"])
-
-    @property
-    def output_ids(self) -> list[int]:
-        return list(self._event["output_ids"])
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        return dict(self._event["meta_info"])
 
 
 class Client:

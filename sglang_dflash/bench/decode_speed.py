@@ -1,4 +1,4 @@
-"""`python -m sglang_dflash.bench.decode_speed --model PATH`: how fast one user gets tokens, and a prompt of 1,000.
+"""``python -m sglang_dflash.bench.decode_speed --model PATH``: how fast one user gets tokens, and a prompt of 1,000.
 
 Plain decoding of any target through the server; the figures to look at first on a new machine.
 """
@@ -52,14 +52,13 @@ def main(
     decode, prefill = asyncio.run(measure(launch, repeats, seed))
     typer.echo(launch.describe())
     typer.echo(describe_hardware(hardware()))
-    typer.echo(
-        f"decode, concurrency 1, {DECODED} tokens: median {median(decode):.0f} tok/s "
-        f"({min(decode):.0f} to {max(decode):.0f}, {repeats} runs)"
-    )
-    typer.echo(
-        f"prefill of {LONG_PROMPT} tokens: median {median(prefill):.3f} s "
-        f"({min(prefill):.3f} to {max(prefill):.3f}, {repeats} runs)"
-    )
+    typer.echo(f"decode, concurrency 1, {DECODED} tokens: {_spread(decode, 0)} tok/s")
+    typer.echo(f"prefill of {LONG_PROMPT} tokens: {_spread(prefill, 3)} s")
+
+
+def _spread(values: list[float], digits: int) -> str:
+    low, middle, high = (f"{value:.{digits}f}" for value in (min(values), median(values), max(values)))
+    return f"median {middle}, {low} to {high} in {len(values)} runs,"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""`make demo`: stock SGLang answers with three small models, then DFLASH beside plain decoding on one of them.
+"""``make demo``: stock SGLang answers with three small models, then DFLASH beside plain decoding on one of them.
 
-Everything goes through `python -m sglang.launch_server` and its HTTP interface.
+Everything goes through ``python -m sglang.launch_server`` and its HTTP interface.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from rich.console import Console
 from rich.markup import escape
 
 from sglang_dflash.bench import metrics, results, tables
-from sglang_dflash.bench.client import Sampling
-from sglang_dflash.bench.modes import AR, parse_modes
+from sglang_dflash.bench.configure import configure
+from sglang_dflash.bench.modes import AR
+from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.provenance import describe_hardware, hardware
 from sglang_dflash.bench.server import running
 from sglang_dflash.bench.session import Session
 from sglang_dflash.bench.settings import Settings, find_pair
 from sglang_dflash.bench.summary import Summary
 from sglang_dflash.bench.tasks import pair_tasks
-from sglang_dflash.errors import DFlashError
 from sglang_dflash.pairs import NAMES
 from sglang_dflash.pairs.corpus import prompts
+from sglang_dflash.user_errors import user_errors
 
 PAIR = "tiny-hybrid"
 DFLASH = "dflash:16"
-CONCURRENCIES = (1, 8)
+CONCURRENCIES = "1,8"
 PROMPTS = 32
 REPEATS = 5
 
 
 async def demo(console: Console, settings: Settings) -> None:
-    """The whole demonstration; results of the comparison are left in `settings.out`."""
+    """The whole demonstration; results of the comparison are left in ``settings.out``."""
     for name in NAMES:
         if name != settings.pair.name:
             await plain_answer(console, replace(settings, pair=find_pair(name, None, None)))
@@ -77,18 +78,16 @@ def by_task(summary: Summary) -> tables.Table:
 
 def comparison(pair: str, out: Path, num_prompts: int, repeats: int) -> Settings:
     """Plain decoding against DFLASH at block 16 on single questions of all the tiny pair's own tasks."""
-    found = find_pair(pair, None, None)
-    return Settings(
-        pair=found,
-        modes=tuple(parse_modes(f"{AR},{DFLASH}")),
-        tasks=(pair_tasks.QUESTIONS,),
-        concurrencies=CONCURRENCIES,
+    options = Options(
+        pair=pair,
+        modes=f"{AR},{DFLASH}",
+        tasks=pair_tasks.QUESTIONS,
+        concurrency=CONCURRENCIES,
         num_prompts=num_prompts,
         repeats=repeats,
         out=out,
-        sampling=Sampling(found.max_tokens, thinking=found.thinking),
-        base_urls={},
     )
+    return configure(options)
 
 
 async def plain_answer(console: Console, settings: Settings) -> None:
@@ -135,12 +134,8 @@ def main(
 ) -> None:
     """Three small models answer through stock SGLang, then DFLASH runs beside plain decoding: about five minutes."""
     console = tables.wide_console()
-    with tempfile.TemporaryDirectory(prefix="sglang-dflash-demo-") as folder:
-        try:
-            asyncio.run(demo(console, comparison(pair, Path(folder), num_prompts, repeats)))
-        except DFlashError as error:
-            console.print(escape(str(error)))
-            raise typer.Exit(2) from None
+    with user_errors(), tempfile.TemporaryDirectory(prefix="sglang-dflash-demo-") as folder:
+        asyncio.run(demo(console, comparison(pair, Path(folder), num_prompts, repeats)))
 
 
 if __name__ == "__main__":

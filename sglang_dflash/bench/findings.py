@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sglang_dflash.bench.modes import AR
@@ -14,7 +15,7 @@ BUSY = 1.5
 
 @dataclass(frozen=True)
 class Finding:
-    """`serious`: the arm is wrong or loses; else something that widens the error of the figures."""
+    """``serious``: the arm is wrong or loses; else something that widens the error of the figures."""
 
     serious: bool
     text: str
@@ -22,48 +23,34 @@ class Finding:
 
 def findings(summary: Summary) -> list[Finding]:
     """Serious ones first: answers that differ from plain decoding, arms slower than it, then a busy machine."""
-    found = [finding for mode in summary.modes if mode != AR for finding in _of_arm(summary, mode)]
+    found = [Finding(True, text) for mode in summary.modes if mode != AR for text in _of_arm(summary, mode)]
     cores = summary.results.provenance[-1]["hardware"]["cores"]
     load = max(row.load for row in summary.rows)
     if load > BUSY * cores:
         busy = f"the machine was busy: load average up to {load:.1f} before a run, on {cores} CPU core(s)"
         found.append(Finding(False, busy))
-    return sorted(found, key=lambda finding: not finding.serious)
-
-
-def _of_arm(summary: Summary, mode: str) -> list[Finding]:
-    rows = [row for row in summary.rows if row.mode == mode]
-    found = []
-    different = sum(row.compared - row.equal for row in rows)
-    if different:
-        first = min(summary.first_differences(mode))
-        compared = sum(row.compared for row in rows)
-        found.append(
-            Finding(
-                True,
-                f"{mode}: {different} of {compared} answers differ from plain decoding on the same prompt, "
-                f"the earliest at output token {first}",
-            )
-        )
-    slower = [row for row in rows if _slower(row)]
-    if slower:
-        cells = ", ".join(f"{row.task} at c={row.concurrency} ({row.speed_up:.2f}x)" for row in slower)
-        found.append(Finding(True, f"{mode} is slower than plain decoding: {cells}"))
-    for row in rows:
-        plain = summary.row(AR, row.task, row.concurrency)
-        if plain and row.accuracy < plain.accuracy - 2 * _standard_error(plain):
-            found.append(
-                Finding(
-                    True,
-                    f"{mode} answers {row.task} at c={row.concurrency} right in {100 * row.accuracy:.0f} %, "
-                    f"plain decoding in {100 * plain.accuracy:.0f} %",
-                )
-            )
     return found
 
 
+def _of_arm(summary: Summary, mode: str) -> Iterator[str]:
+    rows = [row for row in summary.rows if row.mode == mode]
+    different = sum(row.compared - row.equal for row in rows)
+    if different:
+        compared, first = sum(row.compared for row in rows), min(summary.first_differences(mode))
+        answers = f"{different} of {compared} answers differ from plain decoding on the same prompt"
+        yield f"{mode}: {answers}, the earliest at output token {first}"
+    slower = ", ".join(f"{row.task} at c={row.concurrency} ({row.speed_up:.2f}x)" for row in rows if _slower(row))
+    if slower:
+        yield f"{mode} is slower than plain decoding: {slower}"
+    for row in rows:
+        plain = summary.row(AR, row.task, row.concurrency)
+        if plain and row.accuracy < plain.accuracy - 2 * _standard_error(plain):
+            right = f"right in {100 * row.accuracy:.0f} %, plain decoding in {100 * plain.accuracy:.0f} %"
+            yield f"{mode} answers {row.task} at c={row.concurrency} {right}"
+
+
 def _slower(row: Row) -> bool:
-    """The interval lies below 1, or the ratio does where there are too few repeats for an interval."""
+    """The interval lies below 1, or the ratio does if there are too few repeats for an interval."""
     return (row.speed_up if math.isnan(row.speed_up_high) else row.speed_up_high) < 1
 
 

@@ -12,12 +12,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 _PACKAGES = ("sglang-dflash", "sglang", "torch", "transformers", "triton", "flashinfer-python", "httpx", "numpy")
 _VARIABLES = ("SGLANG_", "OMP_", "MKL_", "CUDA_VISIBLE", "NCCL_", "PYTORCH_", "HF_HUB_OFFLINE")
 
 
 def collect(settings: dict[str, Any]) -> dict[str, Any]:
-    """The provenance of this invocation; `settings` are the benchmark's own, seeds included."""
+    """The provenance of this invocation; ``settings`` are the benchmark's own, seeds included."""
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "time": now(),
@@ -35,11 +37,10 @@ def now() -> str:
 
 def hardware() -> dict[str, Any]:
     """CPU, cores this process may use, memory in GiB, GPUs; what the client's machine has."""
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": round(pages / 2**30, 1),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": _gpus(),
         "system": platform.platform(),
     }
@@ -62,7 +63,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Commit of the source tree this package runs from, `-dirty` where it has uncommitted changes; None installed."""
+    """Commit of the source tree this package runs from, ``-dirty`` if it has uncommitted changes; None installed."""
     git = ["git", "-C", str(Path(__file__).parent)]
     tracked = _output([*git, "ls-files", Path(__file__).name])
     return _output([*git, "describe", "--always", "--dirty", "--abbrev=12"]) if tracked else None

@@ -61,7 +61,7 @@ async def measure(
             turns.append((question.id, turn, input_ids, sent_s, generation))
             on_answer()
             if turn < len(question.follow_ups):
-                answers.append(generation.text)
+                answers.append(generation.event["text"])
 
     await closed_loop(questions, key.concurrency, converse)
     # Answers are parsed only now: while requests are in flight, that would take the time which is being measured.
@@ -99,7 +99,7 @@ def _counted(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dic
 def _record(
     key: RunKey, question: str, turn: int, input_ids: list[int], sent_s: float, generation: Generation
 ) -> RequestRecord:
-    meta = generation.meta
+    meta = generation.event["meta_info"]
     return RequestRecord(
         run=key,
         question=question,
@@ -114,6 +114,6 @@ def _record(
         finish_reason=meta["finish_reason"]["type"],
         verify_steps=meta.get("spec_verify_ct", 0),
         accepted_drafts=list(meta.get("spec_correct_drafts_histogram", ())),
-        output_ids=generation.output_ids,
-        text=generation.text,
+        output_ids=generation.event["output_ids"],
+        text=generation.event["text"],
     )

@@ -25,7 +25,7 @@ _STOP_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True)
 class Launch:
-    """A server to be started: arguments of `sglang.launch_server` without host and port, and extra environment."""
+    """A server to be started: arguments of ``sglang.launch_server`` without host and port, and extra environment."""
 
     args: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
@@ -87,23 +87,14 @@ async def running(launch: Launch, log: Path, timeout_s: float = START_TIMEOUT_S)
 
 def stop(process: subprocess.Popen[bytes]) -> None:
     """SIGTERM to the server's whole session, SIGKILL to what is still there after 20 s."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError):  # raised once nothing of the session is left
+        for number in (signal.SIGTERM, signal.SIGKILL):
             os.killpg(process.pid, number)
-        deadline = time.monotonic() + _STOP_TIMEOUT_S
-        while time.monotonic() < deadline:
-            process.poll()
-            if not _session_alive(process.pid):
-                return
-            time.sleep(0.1)
-
-
-def _session_alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+            deadline = time.monotonic() + _STOP_TIMEOUT_S
+            while time.monotonic() < deadline:
+                process.poll()
+                os.killpg(process.pid, 0)
+                time.sleep(0.1)
 
 
 async def _wait(process: subprocess.Popen[bytes], base_url: str, log: Path, timeout_s: float) -> None:

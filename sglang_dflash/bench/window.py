@@ -1,4 +1,4 @@
-"""`python -m sglang_dflash.bench.window`: what a draft window costs and saves, by context length.
+"""``python -m sglang_dflash.bench.window``: what a draft window costs and saves, by context length.
 
 One server per window, one request at a time. A prompt of the wanted length is the end of a run of the pair's own
 conversations, so that the target keeps writing what it was trained to write.
@@ -17,12 +17,16 @@ from typing import Annotated, Any
 import typer
 
 from sglang_dflash.bench.client import Client, Sampling
+from sglang_dflash.bench.configure import configure
+from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.provenance import describe_hardware, hardware
-from sglang_dflash.bench.runner import WORKER_KEY
+from sglang_dflash.bench.runner import WORKER_KEY, internal_state
 from sglang_dflash.bench.server import Launch, running
-from sglang_dflash.pairs import NAMES, drafter_path, target_path
+from sglang_dflash.bench.tables import Table, number
+from sglang_dflash.pairs import NAMES, target_path
 
 NO_WINDOW = 0
+MODE = "dflash:16+SGLANG_DFLASH_STAGE_TIMES=1"
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,10 @@ def conversations(pair: str, lengths: Sequence[int], seed: int) -> list[list[int
 
 def launch(pair: str, window: int, requests: int) -> Launch:
     """A server of the pair with ``window`` (0: none), for ``requests`` at once."""
-    option = ("--speculative-draft-window-size", str(window)) if window else ()
-    arguments = (
-        *("--model-path", str(target_path(pair)), "--dtype", "float32", "--skip-tokenizer-init"),
-        *("--max-running-requests", str(requests), "--speculative-algorithm", "DFLASH"),
-        *("--speculative-draft-model-path", str(drafter_path(pair, "good")), *option),
-    )
-    return Launch(arguments, (("SGLANG_DFLASH_STAGE_TIMES", "1"),))
+    option = f" --speculative-draft-window-size {window}" if window else ""
+    options = Options(pair=pair, modes=MODE, concurrency=str(requests), server_args=f"--skip-tokenizer-init{option}")
+    settings = configure(options)
+    return settings.launch(settings.modes[0])
 
 
 async def measure(launch: Launch, window: int, prompts: Sequence[Sequence[list[int]]], new_tokens: int) -> list[Row]:
@@ -89,14 +90,16 @@ async def measure(launch: Launch, window: int, prompts: Sequence[Sequence[list[i
                 before = await _worker(client)
                 first = [await client.generate(prompt, sampling) for prompt in same_length]
                 after = await _worker(client)
-                turns = [[*prompt, *answer.output_ids] for prompt, answer in zip(same_length, first, strict=True)]
+                turns = [
+                    [*prompt, *answer.event["output_ids"]] for prompt, answer in zip(same_length, first, strict=True)
+                ]
                 second = [await client.generate(turn, Sampling(1, ignore_eos=True)) for turn in turns]
-                cached = fmean(answer.meta["cached_tokens"] for answer in second)
+                cached = fmean(answer.event["meta_info"]["cached_tokens"] for answer in second)
                 draft_s = after["stage_seconds"]["draft"] - before["stage_seconds"].get("draft", 0.0)
                 row = Row(
                     window=window,
                     context=len(same_length[0]),
-                    accept_length=fmean(answer.meta["spec_accept_length"] for answer in first),
+                    accept_length=fmean(answer.event["meta_info"]["spec_accept_length"] for answer in first),
                     draft_ms=1000 * draft_s / (_steps(after) - _steps(before)),
                     draft_kv=after["memory_bytes"]["draft_kv"],
                     reused=cached,
@@ -107,28 +110,24 @@ async def measure(launch: Launch, window: int, prompts: Sequence[Sequence[list[i
 
 
 async def _worker(client: Client) -> dict[str, Any]:
-    info: dict[str, Any] = (await client.server_info())["internal_states"][0][WORKER_KEY]
-    return info
+    return dict((await internal_state(client))[WORKER_KEY])
 
 
 def _steps(worker: dict[str, Any]) -> int:
     return sum(worker["steps_by_width"].values())
 
 
-def table(rows: Sequence[Row], one_slot_per_token: int) -> str:
-    """Markdown; ``one_slot_per_token`` is the K/V of a drafter pool as large as the target's, in bytes."""
-    lines = [
-        "| window | context | accept length | draft, ms a step | draft K/V | one slot per token | share "
-        "| next turn: reused | recomputed |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+def table(rows: Sequence[Row], one_slot_per_token: int) -> Table:
+    """The rows; ``one_slot_per_token`` is the K/V of a drafter pool as large as the target's, in bytes."""
+    cells = []
     for row in rows:
-        lines.append(
-            f"| {row.window or 'none'} | {row.context} | {row.accept_length:.2f} | {row.draft_ms:.2f} "
-            f"| {row.draft_kv / 2**20:.1f} MiB | {one_slot_per_token / 2**20:.1f} MiB "
-            f"| {row.draft_kv / one_slot_per_token:.1%} | {row.reused:.0f} | {row.recomputed:.0f} |"
-        )
-    return "\n".join(lines)
+        sizes = [f"{size / 2**20:.1f} MiB" for size in (row.draft_kv, one_slot_per_token)]
+        share = f"{row.draft_kv / one_slot_per_token:.1%}"
+        lengths = [number(row.accept_length), number(row.draft_ms)]
+        tokens = [number(row.reused, 0), number(row.recomputed, 0)]
+        cells.append([str(row.window or "none"), str(row.context), *lengths, *sizes, share, *tokens])
+    columns = ["window", "context", "accept length", "draft, ms a step", "draft K/V", "one slot per token", "share"]
+    return Table("Draft windows", "", [*columns, "next turn: reused", "recomputed"], cells)
 
 
 def main(
@@ -149,7 +148,7 @@ def main(
     for window in (NO_WINDOW, *(int(window) for window in windows.split(","))):
         rows += asyncio.run(measure(launch(pair, window, requests), window, inputs, new_tokens))
     typer.echo(describe_hardware(hardware()))
-    typer.echo(table(rows, rows[0].draft_kv))
+    typer.echo(table(rows, rows[0].draft_kv).markdown())
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Run a generated program in a subprocess with limits.
 
 What holds: CPU seconds, memory, file size, open files, wall time; an empty environment, a temporary folder as home and
-working directory, isolated mode (no user site, no `PYTHON*` variables), its own session so that children die with it,
-and, where the kernel lets an unprivileged user make namespaces, no network.
+working directory, isolated mode (no user site, no ``PYTHON*`` variables), its own session so that children die with it,
+and, if the kernel lets an unprivileged user make namespaces, no network.
 What does not: the program can read files that the user can read. Run benchmarks with generated code in a container
-where that matters.
+if that matters.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tempfile
 from dataclasses import dataclass
 
 MIB = 1 << 20
+_KEPT_BYTES = 100_000  # of a program's output
 
 
 @dataclass(frozen=True)
@@ -36,27 +37,26 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`ok`: exit status 0 within the limits. `stdout`, `stderr`: the beginning of what the program printed."""
+    """``ok``: exit status 0 within the limits. ``stdout``: the beginning of what the program printed."""
 
     ok: bool
     stdout: str
-    stderr: str
 
 
 def run_program(source: str, stdin: str = "", limits: Limits | None = None) -> Outcome:
-    """Run `source` as a Python program; whatever it does is an `Outcome`, never an exception."""
+    """Run ``source`` as a Python program; whatever it does is an ``Outcome``, never an exception."""
     limits = limits or Limits()
     with tempfile.TemporaryDirectory(prefix="bench-sandbox-") as folder:
         program = f"{folder}/program.py"
         with open(program, "w") as file:
             file.write(source)
-        # Output goes to files, not pipes: the file-size limit then bounds it too.
-        with open(f"{folder}/out", "w+b") as out, open(f"{folder}/err", "w+b") as err:
+        # Output goes to a file, not a pipe: the file-size limit then bounds it too.
+        with open(f"{folder}/out", "w+b") as out:
             process = subprocess.Popen(
                 [*_without_network(), sys.executable, "-I", program],
                 stdin=subprocess.PIPE,
                 stdout=out,
-                stderr=err,
+                stderr=subprocess.DEVNULL,
                 cwd=folder,
                 env={"HOME": folder, "PATH": os.defpath},
                 start_new_session=True,
@@ -69,7 +69,8 @@ def run_program(source: str, stdin: str = "", limits: Limits | None = None) -> O
                 ok = False
             finally:
                 _kill_session(process)
-            return Outcome(ok, _beginning(f"{folder}/out"), _beginning(f"{folder}/err"))
+            out.seek(0)
+            return Outcome(ok, out.read(_KEPT_BYTES).decode(errors="replace"))
 
 
 def _limit(limits: Limits) -> None:
@@ -85,7 +86,7 @@ def _limit(limits: Limits) -> None:
 
 @functools.cache
 def _without_network() -> tuple[str, ...]:
-    """`unshare` with a user and a network namespace of its own, where this machine allows it."""
+    """``unshare`` with a user and a network namespace of its own, if this machine allows it."""
     program = shutil.which("unshare")
     if program is None:
         return ()
@@ -99,8 +100,3 @@ def _kill_session(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _beginning(path: str, limit: int = 100_000) -> str:
-    with open(path, "rb") as file:
-        return file.read(limit).decode(errors="replace")

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 from sglang_dflash.bench.tasks import pair_tasks
-from sglang_dflash.bench.tasks.datasets import DATASETS
+from sglang_dflash.bench.tasks.datasets import DATASETS, questions
 from sglang_dflash.bench.tasks.question import Question
 from sglang_dflash.errors import DFlashError
 
@@ -14,7 +14,7 @@ TASKS = (*pair_tasks.TASKS, *pair_tasks.MIXTURES, *DATASETS)
 
 
 def load(name: str, count: int, *, seed: int = 0, data_dir: Path | None = None) -> list[Question]:
-    """`count` questions of a task, or all it has where that is fewer; the same for the same arguments.
+    """`count` questions of a task, or all it has if that is fewer; the same for the same arguments.
 
     A question is never asked twice in a run: a repeated prompt would be answered from the prefix cache.
 
@@ -28,5 +28,5 @@ def load(name: str, count: int, *, seed: int = 0, data_dir: Path | None = None) 
         return pair_tasks.load(name, count, seed)
     if name not in DATASETS:
         raise DFlashError(f"task {name!r}", expected=f"one of {', '.join(TASKS)}", remedy="choose one of these")
-    questions = DATASETS[name].questions(data_dir)
-    return questions if count >= len(questions) else Random(seed).sample(questions, count)
+    found = questions(name, data_dir)
+    return found if count >= len(found) else Random(seed).sample(found, count)

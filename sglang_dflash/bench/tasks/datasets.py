@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_dflash.bench.grading import answers, programs
@@ -17,18 +16,6 @@ from sglang_dflash.bench.tasks.hub import Row, Source, load_rows
 from sglang_dflash.bench.tasks.question import Grader, Question, ask
 
 _STEP_BY_STEP = "\nPlease reason step by step, and put your final answer within \\boxed{}."
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """A dataset and how one of its rows becomes a question; `to_question` is given the row's index too."""
-
-    task: str
-    source: Source
-    to_question: Callable[[int, Row], Question]
-
-    def questions(self, data_dir: Path | None) -> list[Question]:
-        return [self.to_question(index, row) for index, row in enumerate(load_rows(self.task, self.source, data_dir))]
 
 
 def _gsm8k(index: int, row: Row) -> Question:
@@ -75,6 +62,9 @@ _LCB_INSTRUCTION = (
 )
 
 
+_LCB_LATER_FILES = [f"test{i}.jsonl" for i in range(2, 7)]
+
+
 def _livecodebench(_index: int, row: Row) -> Question:
     starter = row.get("starter_code")
     if starter:
@@ -95,23 +85,21 @@ def _livecodebench_grader(row: Row) -> Grader:
     return lambda text: programs.passes_cases(programs.code_block(text), cases, function)
 
 
-DATASETS: dict[str, Dataset] = {
-    dataset.task: dataset
-    for dataset in (
-        Dataset("gsm8k", Source("openai/gsm8k", "test", "main"), _gsm8k),
-        Dataset("math500", Source("HuggingFaceH4/MATH-500", "test"), _math500),
-        Dataset("humaneval", Source("openai/openai_humaneval", "test"), _humaneval),
-        Dataset("mbpp", Source("google-research-datasets/mbpp", "test", "sanitized"), _mbpp),
-        Dataset("mt-bench", Source("HuggingFaceH4/mt_bench_prompts", "train"), _mt_bench),
-        Dataset("alpaca", Source("tatsu-lab/alpaca", "train"), _alpaca),
-        Dataset(
-            "livecodebench",
-            Source(
-                "livecodebench/code_generation_lite",
-                "test",
-                files=("test.jsonl", *(f"test{i}.jsonl" for i in range(2, 7))),
-            ),
-            _livecodebench,
-        ),
-    )
+DATASETS: dict[str, tuple[Source, Callable[[int, Row], Question]]] = {
+    "gsm8k": (Source("openai/gsm8k", "test", "main"), _gsm8k),
+    "math500": (Source("HuggingFaceH4/MATH-500", "test"), _math500),
+    "humaneval": (Source("openai/openai_humaneval", "test"), _humaneval),
+    "mbpp": (Source("google-research-datasets/mbpp", "test", "sanitized"), _mbpp),
+    "mt-bench": (Source("HuggingFaceH4/mt_bench_prompts", "train"), _mt_bench),
+    "alpaca": (Source("tatsu-lab/alpaca", "train"), _alpaca),
+    "livecodebench": (
+        Source("livecodebench/code_generation_lite", "test", files=("test.jsonl", *_LCB_LATER_FILES)),
+        _livecodebench,
+    ),
 }
+
+
+def questions(task: str, data_dir: Path | None) -> list[Question]:
+    """All questions of a task, in the order of its dataset."""
+    source, to_question = DATASETS[task]
+    return [to_question(index, row) for index, row in enumerate(load_rows(task, source, data_dir))]

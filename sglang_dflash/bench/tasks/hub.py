@@ -18,7 +18,7 @@ class Source:
     """Where a dataset lives on the hub.
 
     Attributes:
-        path, name, split: arguments of `datasets.load_dataset`.
+        path, name, split: arguments of ``datasets.load_dataset``.
         files: JSON-lines files of that repository, for datasets whose loading script is no longer run.
     """
 
@@ -32,21 +32,15 @@ def load_rows(task: str, source: Source, data_dir: Path | None) -> list[Row]:
     """All rows, in the dataset's order.
 
     Args:
-        data_dir: a folder with `<task>.jsonl`, one row per line, columns named as on the hub.
+        data_dir: a folder with ``<task>.jsonl``, one row per line, columns named as on the hub.
 
     Raises:
         DFlashError: no such file, or the hub cannot be reached and its cache does not have the dataset.
     """
     if data_dir is not None:
         return _read_lines(data_dir / f"{task}.jsonl", source)
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise DFlashError(
-            "the `datasets` package is not installed",
-            expected="the benchmark's dependencies",
-            remedy="pip install 'sglang-dflash[bench]', or give --data-dir",
-        ) from error
+    from datasets import load_dataset
+
     try:
         if source.files:
             base = f"https://huggingface.co/datasets/{source.path}/resolve/main/"

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.bench import metrics, tables
+from sglang_dflash.bench import demo, metrics, tables, trace, window
+from sglang_dflash.bench.published import card_of, published_tables
+from sglang_dflash.bench.settings import published_pairs
 from sglang_dflash.bench.summary import Summary
-from tests.unit.bench.records import comparison
+from tests.unit.bench.records import comparison, provenance
 
 STAGES = {"draft": 0.3, "verify": 0.6}
 
@@ -23,10 +25,28 @@ def summary_with_stage_times() -> Summary:
     return Summary(content)
 
 
+def tables_of_published_figures() -> list[tables.Table]:
+    """Measured in no cell that the cards have: every cell under "measured" is the mark of a missing figure."""
+    found = []
+    for name in published_pairs():
+        content = comparison()
+        content.provenance = [provenance(pair=name)]
+        card = card_of(Summary(content))
+        assert card is not None
+        found += published_tables(Summary(content), card)
+    return found
+
+
+def other_tables() -> list[tables.Table]:
+    step = trace.Trace("dflash:8", "math", "0", 1, 8, 5, [3, 4], [0.1, 0.2], whole=True)
+    window_row = window.Row(64, 512, 3.0, 1.5, 2**20, 500.0, 20.0)
+    return [trace.cost_table([step]), window.table([window_row], 2**21), demo.by_task(Summary(comparison()))]
+
+
 def test_every_table_has_a_cell_under_every_heading():
-    found = tables.all_tables(summary_with_stage_times())
-    assert len(found) == 6
-    for table in found:
+    of_bench = tables.all_tables(summary_with_stage_times())
+    assert len(of_bench) == 6
+    for table in [*of_bench, *tables_of_published_figures(), *other_tables()]:
         assert table.rows
         assert {len(row) for row in table.rows} == {len(table.columns)}, table.title
         assert len({line.count("|") for line in table.markdown().splitlines()}) == 1, table.title
