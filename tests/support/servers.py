@@ -101,10 +101,8 @@ def started(
         _wait_until_healthy(server, health)
         yield server
     finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for member in server.family():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    member.send_signal(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
