@@ -8,9 +8,9 @@ from sglang_dflash import __version__
 from sglang_dflash.bench.cli import app as bench_app
 from sglang_dflash.bench.cli import report as bench_report
 from sglang_dflash.check.cli import CONTEXT, check
-from sglang_dflash.pairs.cli import app as pairs_app
+from sglang_dflash.train.cli import app as pairs_app
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="DFLASH speculative decoding for stock SGLang.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="DFLASH speculative decoding for stock SGLang.")
 app.add_typer(bench_app, name="bench")
 app.command("report")(bench_report)
 app.command("check", context_settings=CONTEXT)(check)

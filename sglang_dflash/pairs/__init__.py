@@ -1,10 +1,12 @@
 """Tiny trained target + drafter pairs: real accept lengths on any machine.
 
-This module needs no PyTorch: it only says where the shipped weights are.
+This package needs no PyTorch: it says where the shipped weights are, and :mod:`sglang_dflash.pairs.corpus` what to ask
+them. How they were trained is in :mod:`sglang_dflash.train`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from sglang_dflash.errors import DFlashError
@@ -20,10 +22,7 @@ def target_path(name: str) -> Path:
     Raises:
         DFlashError: no such pair.
     """
-    if name not in NAMES:
-        raise DFlashError(
-            f"pair {name!r}", expected=f"one of {', '.join(NAMES)}", remedy="see `sglang-dflash pairs list`"
-        )
+    check_known("pair", name, NAMES)
     return WEIGHTS / name / "target"
 
 
@@ -33,17 +32,24 @@ def drafter_path(name: str, kind: str = "good") -> Path:
     Raises:
         DFlashError: no such pair, or the pair has no such drafter.
     """
-    kinds = drafter_kinds(name)
-    if kind not in kinds:
-        raise DFlashError(
-            f"drafter {kind!r} of {name}",
-            expected=f"one of {', '.join(kinds)}",
-            remedy="see `sglang-dflash pairs list`",
-        )
+    check_known(f"drafter of {name}", kind, drafter_kinds(name))
     return WEIGHTS / name / f"drafter-{kind}"
 
 
 def drafter_kinds(name: str) -> tuple[str, ...]:
-    """The kinds of drafter that the named pair has; `good` is the first."""
-    target_path(name)
+    """The kinds of drafter that the named pair has; ``good`` is the first."""
+    check_known("pair", name, NAMES)
     return DRAFTER_KINDS if name == "tiny-hybrid" else DRAFTER_KINDS[:1]
+
+
+def check_known(what: str, value: str, known: Sequence[str]) -> None:
+    """Refuse a value that is not one of the known ones.
+
+    Args:
+        what: the value's meaning, for the message.
+
+    Raises:
+        DFlashError: ``value`` is not in ``known``.
+    """
+    if value not in known:
+        raise DFlashError(f"{what} {value!r}", expected=f"one of {', '.join(known)}", remedy="choose one of these")

@@ -5,10 +5,11 @@ Every count that tensor parallelism divides (heads, KV heads, linear heads, expe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+import torch
+
+from sglang_dflash.train.hf import transformers
 
 MAX_POSITIONS = 8192
 ROPE_THETA = 10000.0
@@ -50,32 +51,29 @@ _EXPERTS: dict[str, Any] = {
 }
 
 
-def build_target(name: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+_MODELS = {
+    "tiny-hybrid": ("qwen3_5_text", _HYBRID),
+    "tiny-moe": ("qwen3_5_moe_text", {**_HYBRID, **_EXPERTS}),
+    "tiny-dense": (
+        "qwen3",
+        {"num_hidden_layers": 6, "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA}},
+    ),
+}
+
+
+def build_target(name: str, tokenizer: transformers.PreTrainedTokenizerFast) -> transformers.PreTrainedModel:
     """An untrained fp32 target of the named pair."""
-    import torch
-
-    from sglang_dflash.train.hf import transformers as hf
-
-    config_class, model_class, shape = {
-        "tiny-hybrid": (hf.Qwen3_5TextConfig, hf.Qwen3_5ForCausalLM, _HYBRID),
-        "tiny-moe": (hf.Qwen3_5MoeTextConfig, hf.Qwen3_5MoeForCausalLM, {**_HYBRID, **_EXPERTS}),
-        "tiny-dense": (
-            hf.Qwen3Config,
-            hf.Qwen3ForCausalLM,
-            {
-                "num_hidden_layers": 6,
-                "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
-            },
-        ),
-    }[name]
-    ids = {
-        "vocab_size": -(-len(tokenizer) // 64) * 64,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    config: PreTrainedConfig = config_class(**{**_COMMON, **shape, **ids})
-    model = model_class(config).float()
+    model_type, shape = _MODELS[name]
+    config = transformers.AutoConfig.for_model(
+        model_type,
+        **_COMMON,
+        **shape,
+        vocab_size=-(-len(tokenizer) // 64) * 64,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
     # At the usual 0.02 the words of one class (weekdays, animals) start so alike, next to the direction they share,
     # that they collapse into it, and copying the right one is learned thousands of steps later.
     torch.nn.init.normal_(model.model.embed_tokens.weight, std=EMBEDDING_STD)

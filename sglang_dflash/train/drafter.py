@@ -9,13 +9,16 @@ projected by every layer's own K and V. The drafter has no embedding and no LM h
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
+from sglang_dflash.train.hf import Qwen3MLP, Qwen3RMSNorm
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 KeyValue = tuple[Tensor, Tensor]  # keys and values, each [rows, KV heads, positions, head_dim]
@@ -42,6 +45,8 @@ class DrafterConfig:
     rms_norm_eps: float
     eos_token_id: int
 
+    hidden_act: str = "silu"
+
     @classmethod
     def load(cls, folder: Path) -> DrafterConfig:
         raw = json.loads((folder / "config.json").read_text())
@@ -50,43 +55,29 @@ class DrafterConfig:
         return cls(**{key: flat[key] for key in cls.__dataclass_fields__} | lists)
 
     def to_json(self) -> dict[str, Any]:
-        """`config.json` with exactly the keys of the published drafters."""
-        sliding = SLIDING in self.layer_types
-        return {
+        """``config.json`` with exactly the keys of the published drafters."""
+        shape = asdict(self)
+        dflash = {key: shape.pop(key) for key in ("mask_token_id", "target_layer_ids")}
+        constant = {
             "architectures": ["DFlashDraftModel"],
             "attention_bias": False,
             "attention_dropout": 0.0,
-            "block_size": self.block_size,
             "bos_token_id": None,
-            "dflash_config": {
-                "mask_token_id": self.mask_token_id,
-                "target_layer_ids": list(self.target_layer_ids),
-            },
             "dtype": "bfloat16",
-            "eos_token_id": self.eos_token_id,
-            "head_dim": self.head_dim,
-            "hidden_act": "silu",
-            "hidden_size": self.hidden_size,
             "initializer_range": 0.02,
-            "intermediate_size": self.intermediate_size,
-            "layer_types": list(self.layer_types),
-            "max_position_embeddings": self.max_position_embeddings,
-            "max_window_layers": len(self.layer_types),
             "model_type": "qwen3",
-            "num_attention_heads": self.num_attention_heads,
-            "num_hidden_layers": len(self.layer_types),
-            "num_key_value_heads": self.num_key_value_heads,
-            "num_target_layers": self.num_target_layers,
-            "rms_norm_eps": self.rms_norm_eps,
             "rope_scaling": None,
-            "rope_theta": self.rope_theta,
-            "sliding_window": self.sliding_window,
             "tie_word_embeddings": False,
             "torch_dtype": "bfloat16",
             "use_cache": True,
-            "use_sliding_window": sliding,
-            "vocab_size": self.vocab_size,
         }
+        derived = {
+            "dflash_config": dflash,
+            "max_window_layers": len(self.layer_types),
+            "num_hidden_layers": len(self.layer_types),
+            "use_sliding_window": SLIDING in self.layer_types,
+        }
+        return dict(sorted({**shape, **constant, **derived}.items()))
 
 
 def visible(
@@ -115,17 +106,6 @@ def visible(
     return everything if draft_window is None else everything & (key >= block_start - draft_window)
 
 
-class RMSNorm(nn.Module):
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.float()
-        return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
-
-
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     """Rotary embedding, neox halves, of x [rows, heads, n, head_dim] at positions [rows, n]."""
     half = x.shape[-1] // 2
@@ -144,8 +124,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
         self.v_proj = nn.Linear(c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
         self.o_proj = nn.Linear(c.num_attention_heads * c.head_dim, c.hidden_size, bias=False)
-        self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
-        self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
+        self.q_norm = Qwen3RMSNorm(c.head_dim, c.rms_norm_eps)
+        self.k_norm = Qwen3RMSNorm(c.head_dim, c.rms_norm_eps)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -164,24 +144,13 @@ class Attention(nn.Module):
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
-class MLP(nn.Module):
-    def __init__(self, c: DrafterConfig) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
 class Layer(nn.Module):
     def __init__(self, c: DrafterConfig) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.input_layernorm = Qwen3RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.self_attn = Attention(c)
-        self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.mlp = MLP(c)
+        self.post_attention_layernorm = Qwen3RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.mlp = Qwen3MLP(c)
 
     def forward(self, x: Tensor, positions: Tensor, context: KeyValue, mask: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), positions, context, mask)
@@ -195,22 +164,18 @@ class Drafter(nn.Module):
         super().__init__()
         self.config = config
         self.fc = nn.Linear(config.hidden_size * len(config.target_layer_ids), config.hidden_size, bias=False)
-        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(config) for _ in config.layer_types)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     @classmethod
     def load(cls, folder: Path, dtype: torch.dtype = torch.float32) -> Drafter:
-        from safetensors.torch import load_file
-
         drafter = cls(DrafterConfig.load(folder))
         drafter.load_state_dict(load_file(folder / "model.safetensors"))
         return drafter.to(dtype).eval()
 
     def save(self, folder: Path) -> None:
         """Write `config.json` and bf16 `model.safetensors`."""
-        from safetensors.torch import save_file
-
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: p.detach().cpu().bfloat16().contiguous() for name, p in self.state_dict().items()}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

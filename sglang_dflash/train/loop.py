@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from sglang_dflash.train.optim import Optimizers
 
-CHECKPOINT_EVERY = 100
 LOG_EVERY = 25
+CHECKPOINT_EVERY = 4 * LOG_EVERY  # a checkpoint's step is that of its last log entry
 
 
 @dataclass
@@ -45,18 +45,14 @@ def train(
     checkpoint = folder / "checkpoint.pt"
     optimizers = Optimizers(model, steps, lr)
     log: list[LogEntry] = []
-    first, minutes_before, losses = 0, 0.0, []
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(state["model"])
         optimizers.load_state_dict(state["optimizers"])
         log = [LogEntry(**entry) for entry in state["log"]]
-        first, minutes_before, losses = state["step"], state["minutes"], state["losses"]
-    started = time.monotonic()
-
-    def minutes() -> float:
-        return minutes_before + (time.monotonic() - started) / 60
-
+    first = log[-1].step if log else 0
+    started = time.monotonic() - 60 * (log[-1].minutes if log else 0.0)
+    losses: list[float] = []
     bar = tqdm(range(first, steps), initial=first, total=steps, desc=folder.name, mininterval=10)
     for i in bar:
         loss = loss_of_step(i)
@@ -66,19 +62,13 @@ def train(
         losses.append(loss.item())
         last = i + 1 == steps
         if (i + 1) % LOG_EVERY == 0 or last:
-            log.append(LogEntry(i + 1, sum(losses) / len(losses), validate(), minutes()))
+            log.append(LogEntry(i + 1, sum(losses) / len(losses), validate(), (time.monotonic() - started) / 60))
             losses = []
             bar.set_postfix(loss=f"{log[-1].loss:.3f}", validation=f"{log[-1].validation:.3f}")
-            (folder / "log.json").write_text(json.dumps([asdict(entry) for entry in log]))
-        if (i + 1) % CHECKPOINT_EVERY == 0 or last:
-            state = {
-                "model": model.state_dict(),
-                "optimizers": optimizers.state_dict(),
-                "log": [asdict(entry) for entry in log],
-                "step": i + 1,
-                "minutes": minutes(),
-                "losses": losses,
-            }
-            torch.save(state, checkpoint.with_suffix(".new"))
-            checkpoint.with_suffix(".new").replace(checkpoint)
+            entries = [asdict(entry) for entry in log]
+            (folder / "log.json").write_text(json.dumps(entries))
+            if (i + 1) % CHECKPOINT_EVERY == 0 or last:
+                state = {"model": model.state_dict(), "optimizers": optimizers.state_dict(), "log": entries}
+                torch.save(state, checkpoint.with_suffix(".new"))
+                checkpoint.with_suffix(".new").replace(checkpoint)
     return log

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from sglang_dflash.pairs.corpus import TASKS, Prompt, code_task, prompts
 from sglang_dflash.train.generate import greedy_answers
-from sglang_dflash.train.hf import transformers
+from sglang_dflash.train.hf import load_model, load_tokenizer, transformers
 from sglang_dflash.train.reference_decoder import ReferenceDecoder
 
 BLOCK_SIZES = (4, 8, 16)
@@ -29,10 +28,9 @@ def measure_accuracy(target: Path, n: int, device: str = "cpu") -> dict[str, dic
 
     Held-out prompts of all shapes, greedy, fp32.
     """
-    tokenizer = transformers.AutoTokenizer.from_pretrained(target)
-    model = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).to(device).eval()
+    tokenizer, model = load_tokenizer(target), load_model(target, device=device)
     table: dict[str, dict[str, Any]] = {}
-    for task in tqdm(TASKS, desc="accuracy"):
+    for task in TASKS:
         asked = prompts(task, "heldout", n, SEED)
         ids = [prompt_ids(tokenizer, prompt) for prompt in asked]
         answers = greedy_answers(model, ids, MAX_NEW_TOKENS, batch_size=20)
@@ -62,7 +60,7 @@ def measure_accept_lengths(
     """
     known = {} if plain_outputs is None else plain_outputs
     decoder = ReferenceDecoder.load(target, drafter, device=device)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(target)
+    tokenizer = load_tokenizer(target)
     table: dict[str, dict[str, Any]] = {}
     for task in TASKS:
         asked = prompts(task, "heldout", n, SEED) + prompts(task, "heldout", n // LONG_SHARE, SEED, "document")

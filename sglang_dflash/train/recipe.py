@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
 from sglang_dflash.pairs import drafter_path
-from sglang_dflash.train.drafter_training import RECIPES, Chat, corpus_prompts, target_output, train_drafter
+from sglang_dflash.train.drafter_training import RECIPES, train_drafter
 from sglang_dflash.train.measure import measure_accept_lengths, measure_accuracy
 from sglang_dflash.train.provenance import add_measurement, write_provenance
 from sglang_dflash.train.target_training import STAGES, START_FROM, train_target
@@ -53,42 +51,10 @@ def train_pair(
         if name in START_FROM:
             start = drafter_path(START_FROM[name], kind)
         stage = RECIPES[kind].of_stage
-        of_target, data_folder = (target, work) if stage is None else _stage(work, stage)
+        of_target, drafter_work = target, work
+        if stage is not None:
+            of_target, drafter_work = work / f"target/stage-{stage}/target", work / f"stage-{stage}"
         kind_steps = steps or (STEPS_FROM_TRAINED if start else None)
-        train_drafter_kind(kind, of_target, folder, data_folder, seed, device, kind_steps, start=start)
+        train_drafter(kind, of_target, folder, drafter_work, seed, device, kind_steps, start=start)
         if measure:
             add_measurement(folder, "accept_lengths", measure_accept_lengths(target, folder, ACCEPT_PROMPTS, device))
-
-
-def train_drafter_kind(
-    kind: str,
-    target: Path,
-    out: Path,
-    work: Path,
-    seed: int,
-    device: str,
-    steps: int | None = None,
-    chats: list[tuple[Chat, bool]] | None = None,
-    mask_token_id: int | None = None,
-    start: Path | None = None,
-) -> None:
-    """Train one kind of drafter for the target in `target`, which may be the user's own.
-
-    Args:
-        chats: what the target shall answer, instead of the corpus's prompts; see `corpus_prompts`.
-        mask_token_id: where the target's tokenizer has no mask token: an id that no text contains.
-        start: a trained drafter of the same widths to start from.
-    """
-    recipe = RECIPES[kind] if steps is None else RECIPES[kind].with_steps(steps)
-    data_file = work / "target-output.pt"
-    if not data_file.exists():
-        work.mkdir(parents=True, exist_ok=True)
-        torch.save(target_output(target, chats or corpus_prompts(seed), device), data_file)
-    data = torch.load(data_file, weights_only=True)
-    log = train_drafter(recipe, target, data, work / f"drafter-{kind}", out, seed, device, mask_token_id, start)
-    write_provenance(out, seed, log, "validation accept length", asdict(recipe) | {"started": start is not None})
-
-
-def _stage(work: Path, stage: int) -> tuple[Path, Path]:
-    """The target after a stage of its training, and the work folder of drafters for it."""
-    return work / "target" / f"stage-{stage}" / "target", work / f"stage-{stage}"

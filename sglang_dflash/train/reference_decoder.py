@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.train.drafter import Drafter, KeyValue, context_features, visible
-from sglang_dflash.train.hf import transformers
+from sglang_dflash.train.hf import load_model, transformers
 
 Width = int | Sequence[int] | Callable[[int], int]
 RecurrentState = dict[int, tuple[Tensor, Tensor]]  # layer -> convolution state, recurrent state
@@ -158,8 +158,7 @@ class ReferenceDecoder:
     def load(
         cls, target: Path, drafter: Path, dtype: torch.dtype = torch.float32, device: str = "cpu"
     ) -> ReferenceDecoder:
-        model = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=dtype).to(device).eval()
-        return cls(model, Drafter.load(drafter, dtype).to(device))
+        return cls(load_model(target, dtype, device), Drafter.load(drafter, dtype).to(device))
 
     def plain(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
         """The target's own greedy output, one token at a time, up to and including the end token."""

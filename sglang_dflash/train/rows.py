@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import chain
 from random import Random
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from sglang_dflash.pairs.corpus import SHAPES, Conversation, draw, draw_conversation
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedTokenizerFast
+from sglang_dflash.train.hf import transformers
 
 BALANCED = {"math": 0.30, "code": 0.16, "json": 0.34, "chat": 0.20}
-COPYING = {
-    "math": 0.15,
-    "code": 0.08,
-    "json": 0.27,
-    "chat": 0.22,
-    "drill": 0.28,
-}  # what is learned late: to copy a question's words
-ARITHMETIC = {
-    "math": 0.36,
-    "code": 0.08,
-    "json": 0.18,
-    "chat": 0.14,
-    "drill": 0.04,
-    "sums": 0.20,
-}  # what is learned last: to carry and to borrow
+# To copy a question's words is learned late.
+COPYING = {"math": 0.15, "code": 0.08, "json": 0.27, "chat": 0.22, "drill": 0.28}
+# To carry and to borrow is learned last.
+ARITHMETIC = {"math": 0.36, "code": 0.08, "json": 0.18, "chat": 0.14, "drill": 0.04, "sums": 0.20}
 EVEN = {"math": 0.25, "code": 0.25, "json": 0.25, "chat": 0.25}
 THINKING_SHARE = 0.12
 PROMPT_WEIGHT = 0.1  # questions carry few learnable bits, but some: names and numbers are copied from them
@@ -38,7 +28,7 @@ Weighted = tuple[list[int], list[float]]
 class ConversationEncoder:
     """Token ids and loss weights of a conversation, equal to what the chat template renders."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, tokenizer: transformers.PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
         self.pad = int(tokenizer.pad_token_id)
 
@@ -56,13 +46,9 @@ class ConversationEncoder:
             pieces.append((f"{last.thought}\n</think>\n\n{last.answer}<|im_end|>", 1.0))
         else:
             pieces += [("\n</think>\n\n", PROMPT_WEIGHT), (f"{last.answer}<|im_end|>", 1.0)]
-        ids: list[int] = []
-        weights: list[float] = []
         encoded = self._tokenizer([text for text, _ in pieces], add_special_tokens=False)["input_ids"]
-        for tokens, (_, weight) in zip(encoded, pieces, strict=True):
-            ids += tokens
-            weights += [weight] * len(tokens)
-        return ids, weights
+        weights = [weight for tokens, (_, weight) in zip(encoded, pieces, strict=True) for _ in tokens]
+        return list(chain.from_iterable(encoded)), weights
 
 
 def training_conversation(rng: Random, row_length: int, task_weights: dict[str, float] = BALANCED) -> Conversation:
@@ -74,7 +60,7 @@ def training_conversation(rng: Random, row_length: int, task_weights: dict[str, 
     )
 
 
-def pack(items: list[Weighted], length: int, pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+def pack(items: list[Weighted], length: int, pad: int) -> tuple[Tensor, Tensor]:
     """First-fit packing, every row starting with a fresh item; items longer than a row are dropped.
 
     Several conversations in a row are what a long chat looks like, so long rows also teach long prompts.
@@ -82,42 +68,44 @@ def pack(items: list[Weighted], length: int, pad: int) -> tuple[torch.Tensor, to
     Returns:
         ids int64 [rows, length] and weights float32 [rows, length], 0 on padding.
     """
-    import torch
-
     rows: list[Weighted] = []
     open_rows: list[int] = []
     for ids, weights in items:
         if len(ids) > length:
             continue
-        fits = next((r for r in open_rows if len(rows[r][0]) + len(ids) <= length), None)
-        if fits is None:
+        row = next((r for r in open_rows if len(rows[r][0]) + len(ids) <= length), None)
+        if row is None:
+            row = len(rows)
             rows.append(([], []))
-            open_rows = [*open_rows[-7:], len(rows) - 1]
-            fits = open_rows[-1]
-        rows[fits][0].extend(ids)
-        rows[fits][1].extend(weights)
-    packed_ids = torch.full((len(rows), length), pad, dtype=torch.int64)
-    packed_weights = torch.full((len(rows), length), IGNORE)
-    for r, (ids, weights) in enumerate(rows):
-        packed_ids[r, : len(ids)] = torch.tensor(ids)
-        packed_weights[r, : len(ids)] = torch.tensor(weights)
+            open_rows = [*open_rows[-7:], row]
+        rows[row][0].extend(ids)
+        rows[row][1].extend(weights)
+    packed_ids = torch.tensor([ids + [pad] * (length - len(ids)) for ids, _ in rows])
+    packed_weights = torch.tensor([weights + [IGNORE] * (length - len(weights)) for _, weights in rows])
     packed_weights[:, 0] = IGNORE
     return packed_ids, packed_weights
 
 
-def training_rows(
-    encoder: ConversationEncoder,
-    rng: Random,
-    rows: int,
-    length: int,
-    task_weights: dict[str, float] = BALANCED,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`rows` packed rows of `length` tokens of fresh training conversations; see `pack`."""
+def packed_rows(
+    next_item: Callable[[], Weighted], rows: int, length: int, pad: int, spare: int
+) -> tuple[Tensor, Tensor]:
+    """``rows`` rows of ``length`` tokens, packed from items that would fill ``spare`` rows more; see :func:`pack`."""
     items: list[Weighted] = []
     tokens = 0
-    while tokens < (rows + 8) * length:
-        item = encoder.encode(training_conversation(rng, length, task_weights))
-        items.append(item)
-        tokens += len(item[0]) if len(item[0]) <= length else 0
-    ids, weights = pack(items, length, encoder.pad)
+    while tokens < (rows + spare) * length:
+        items.append(next_item())
+        size = len(items[-1][0])
+        tokens += size if size <= length else 0
+    ids, weights = pack(items, length, pad)
     return ids[:rows], weights[:rows]
+
+
+def training_rows(
+    encoder: ConversationEncoder, rng: Random, rows: int, length: int, task_weights: dict[str, float] = BALANCED
+) -> tuple[Tensor, Tensor]:
+    """Rows of fresh training conversations; see :func:`packed_rows`."""
+
+    def next_item() -> Weighted:
+        return encoder.encode(training_conversation(rng, length, task_weights))
+
+    return packed_rows(next_item, rows, length, encoder.pad, spare=8)

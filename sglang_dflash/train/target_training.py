@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sglang_dflash.pairs import target_path
 from sglang_dflash.train.architectures import build_target
-from sglang_dflash.train.hf import transformers
+from sglang_dflash.train.hf import load_model, load_tokenizer, transformers
 from sglang_dflash.train.loop import LogEntry, train
 from sglang_dflash.train.rows import ARITHMETIC, BALANCED, COPYING, EVEN, ConversationEncoder, training_rows
 
@@ -69,7 +69,7 @@ def train_target(
         steps: of each stage, instead of the recipe's.
     """
     torch.manual_seed(seed)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
+    tokenizer = load_tokenizer(tokenizer_folder)
     encoder = ConversationEncoder(tokenizer)
     model = build_target(name, tokenizer)
     if name in START_FROM:
@@ -106,9 +106,10 @@ def train_target(
 
 def copy_matching(model: transformers.PreTrainedModel, folder: Path) -> None:
     """Copy every parameter that the target in `folder` has under the same name and in the same shape."""
-    source = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
     own = model.state_dict()
-    same = {name: p for name, p in source.items() if name in own and own[name].shape == p.shape}
+    same = {
+        name: p for name, p in load_model(folder).state_dict().items() if name in own and own[name].shape == p.shape
+    }
     model.load_state_dict(same, strict=False)
 
 

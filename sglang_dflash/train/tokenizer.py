@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sglang_dflash.pairs.corpus import SHAPES, TASKS, draw, draw_conversation
-
-if TYPE_CHECKING:
-    import transformers
-
-if TYPE_CHECKING:
-    pass
+from sglang_dflash.train.hf import transformers
 
 VOCAB_SIZE = 1024
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>", "<think>", "</think>")
@@ -40,10 +36,6 @@ CHAT_TEMPLATE = (
 
 def train_tokenizer(folder: Path, seed: int = 0, documents: int = 6000) -> transformers.PreTrainedTokenizerFast:
     """Train the tokenizer on `documents` training conversations and save it to `folder` in HF format."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    from sglang_dflash.train.hf import transformers
-
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [

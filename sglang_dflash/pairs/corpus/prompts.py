@@ -7,7 +7,7 @@ from random import Random
 from types import ModuleType
 from typing import Any
 
-from sglang_dflash.errors import DFlashError
+from sglang_dflash.pairs import check_known
 from sglang_dflash.pairs.corpus import chat_task, code_task, drill, json_task, math_task, sums
 from sglang_dflash.pairs.corpus.conversation import SHAPES, draw_conversation
 from sglang_dflash.pairs.corpus.example import Example
@@ -66,9 +66,9 @@ def prompts(task: str, split: str = "heldout", n: int = 8, seed: int = 0, shape:
     Raises:
         DFlashError: an unknown task, split or shape.
     """
-    for value, known in ((task, TASKS), (split, SPLITS), (shape or SHAPES[0], SHAPES)):
-        if value not in known:
-            raise DFlashError(value=value, expected=f"one of {', '.join(known)}", remedy="choose one of these")
+    check_known("task", task, TASKS)
+    check_known("split", split, SPLITS)
+    check_known("shape", shape or SHAPES[0], SHAPES)
     rng = Random(f"prompts/{task}/{split}/{seed}/{shape}")
     return [_prompt(task, split, shape or rng.choice(("single", *SHAPES)), rng) for _ in range(n)]
 

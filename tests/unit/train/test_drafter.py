@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sglang_dflash.pairs import NAMES, drafter_kinds, drafter_path, target_path
-from sglang_dflash.train.drafter import FULL, SLIDING, Drafter, DrafterConfig, visible
-from sglang_dflash.train.drafter_training import BLOCK_SIZE, Blocks, block_masks, context_features, cut_blocks
+from sglang_dflash.train.blocks import BLOCK_SIZE, Blocks, block_masks, cut_blocks
+from sglang_dflash.train.drafter import FULL, SLIDING, Drafter, DrafterConfig, context_features, visible
 from sglang_dflash.train.hf import transformers
 from sglang_dflash.train.reference_decoder import DrafterRun, TargetRun
 
