@@ -10,7 +10,7 @@ from torch import Tensor
 from sglang_dflash.ops.reference import Accepted
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["draft_tokens", "target_tokens", "seq_lens", "draft_stride", "target_stride", "width"])
 def accept_block_kernel(
     draft_tokens,
     target_tokens,
@@ -54,7 +54,7 @@ def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor) 
             draft_tokens.stride(0),
             target_tokens.stride(0),
             width,
-            LANES=triton.next_power_of_2(width),
+            LANES=max(32, triton.next_power_of_2(width)),
             num_warps=1,
         )
     return Accepted(target_tokens, accept_lens, bonus, new_seq_lens)

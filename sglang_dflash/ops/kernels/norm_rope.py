@@ -1,4 +1,4 @@
-"""Triton kernel of :func:`sglang_dflash.ops.reference.norm_rope`: one program per (token, layer)."""
+"""Triton kernel of :func:`sglang_dflash.ops.reference.norm_rope`: one program per (token, two heads, layer)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+# Of 128 values each: eight values a thread of one warp. With all heads in one program the registers spilled.
+_HEADS = 2
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["positions", "tokens"])
 def norm_rope_kernel(
     heads,
     norm_weight,
@@ -31,8 +34,8 @@ def norm_rope_kernel(
     LANES: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    layer = tl.program_id(1).to(tl.int64)
-    head = tl.arange(0, HEADS)[:, None]
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    layer = tl.program_id(2).to(tl.int64)
     lane = tl.arange(0, LANES)[None, :]
     mask = (head < num_heads) & (lane < head_dim)
 
@@ -75,7 +78,8 @@ def norm_rope(
     layers, tokens, num_heads, head_dim = heads.shape
     out = torch.empty((layers, tokens, num_heads, head_dim), dtype=heads.dtype, device=heads.device)
     if tokens:
-        norm_rope_kernel[(tokens, layers)](
+        tile = min(_HEADS, triton.next_power_of_2(num_heads))
+        norm_rope_kernel[(tokens, triton.cdiv(num_heads, tile), layers)](
             heads,
             norm_weight,
             positions,
@@ -93,8 +97,8 @@ def norm_rope(
             head_dim,
             cos_sin.shape[1],
             NEOX=neox,
-            HEADS=triton.next_power_of_2(num_heads),
+            HEADS=tile,
             LANES=triton.next_power_of_2(head_dim),
-            num_warps=4,
+            num_warps=1,
         )
     return out

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["draft_tokens", "rows", "width", "draft_stride"])
 def penalize_block_kernel(
     logits,
     draft_tokens,

@@ -10,7 +10,7 @@ from torch import Tensor
 from sglang_dflash.ops.reference import Block
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["bonus", "seq_lens", "req_pool_indices", "width"])
 def prepare_block_kernel(
     bonus,
     seq_lens,
@@ -65,7 +65,7 @@ def prepare_block(
             req_to_token.stride(0),
             mask_token_id,
             width,
-            LANES=triton.next_power_of_2(width),
+            LANES=max(32, triton.next_power_of_2(width)),
             num_warps=1,
         )
     return Block(tokens, positions, slots)

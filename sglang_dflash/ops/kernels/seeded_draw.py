@@ -27,7 +27,7 @@ def murmur_finish(state):
     return state ^ (state >> 16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seeds", "positions"])
 def seeded_draw_kernel(weights, seeds, positions, drawn, vocab, row_stride, LANES: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     seed = tl.load(seeds + row)
@@ -42,11 +42,12 @@ def seeded_draw_kernel(weights, seeds, positions, drawn, vocab, row_stride, LANE
     for start in range(0, vocab, LANES):
         token = start + lanes
         weight = tl.load(weights + row * row_stride + token, mask=token < vocab, other=0.0).to(tl.float64)
-        bits = murmur_finish(murmur_block(state, token.to(tl.uint32)))
-        uniform = (bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10  # 2 ** -32
-        time = tl.where(weight > 0, -tl.log(uniform) / weight, float("inf"))
-        best_token = tl.where(time < best_time, token, best_token)
-        best_time = tl.minimum(time, best_time)
+        if tl.max(weight, axis=0) > 0:  # filters leave most stretches of a vocabulary empty
+            bits = murmur_finish(murmur_block(state, token.to(tl.uint32)))
+            uniform = (bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10  # 2 ** -32
+            time = tl.where(weight > 0, -tl.log(uniform) / weight, float("inf"))
+            best_token = tl.where(time < best_time, token, best_token)
+            best_time = tl.minimum(time, best_time)
     first = tl.min(best_time, axis=0)
     tl.store(drawn + row, tl.min(tl.where(best_time == first, best_token, vocab), axis=0))
 
