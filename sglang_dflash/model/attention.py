@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.keys import SLIDING
-from sglang_dflash.model.norms import BlockHeads
+from sglang_dflash.model.norms import BlockNormRope
 from sglang_dflash.upstream import (
     AttentionType,
     QKVParallelLinear,
@@ -63,10 +63,10 @@ class DrafterAttention(nn.Module):
         key_size = self.num_kv_heads * self.head_dim
         return self.num_heads * self.head_dim, key_size, key_size
 
-    def forward(self, heads: BlockHeads, hidden: Tensor, forward_batch: Any) -> Tensor:
+    def forward(self, norm_rope: BlockNormRope, hidden: Tensor, forward_batch: Any) -> Tensor:
         """Attend from the block (``hidden`` [bs * w, H]); its K/V go to its slots."""
         qkv, _ = self.qkv_proj(hidden)
-        q, k, v = heads(self.attn.layer_id, qkv, self.sizes[0])
+        q, k, v = norm_rope(self.attn.layer_id, qkv, self.sizes[0])
         out, _ = self.o_proj(self.attn(q, k, v, forward_batch))
         return out
 

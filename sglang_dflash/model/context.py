@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.model.attention import DrafterAttention
-from sglang_dflash.model.norms import HeadNorms
+from sglang_dflash.model.norms import QKNormRope
 from sglang_dflash.upstream import UnquantizedLinearMethod
 
 
@@ -24,13 +24,13 @@ class ContextProjection:
 
     Args:
         attentions: the drafter's attention modules, in layer order; their weights may still be empty.
-        heads: their norms.
+        norm_rope: their norms and rotation.
     """
 
-    def __init__(self, attentions: list[DrafterAttention], heads: HeadNorms) -> None:
-        self.attentions, self._head_norms = attentions, heads
+    def __init__(self, attentions: list[DrafterAttention], norm_rope: QKNormRope) -> None:
+        self.attentions, self._norm_rope = attentions, norm_rope
         first = attentions[0]
-        self._heads, self._head_dim = first.num_kv_heads, first.head_dim
+        self._num_kv_heads, self._head_dim = first.num_kv_heads, first.head_dim
         self._query_size, self._key_size, _ = first.sizes
         self._weight: Tensor | None = None
         if all(isinstance(a.qkv_proj.quant_method, UnquantizedLinearMethod) for a in attentions):
@@ -48,8 +48,8 @@ class ContextProjection:
         Returns:
             K (normalised, rotated) and V, each [L, T, kv_heads of this rank, head_dim].
         """
-        kv = self._project(context).unflatten(-1, (2, self._heads, self._head_dim))
-        return self._head_norms.context_keys(kv[:, :, 0], positions), kv[:, :, 1]
+        kv = self._project(context).unflatten(-1, (2, self._num_kv_heads, self._head_dim))
+        return self._norm_rope.context_keys(kv[:, :, 0], positions), kv[:, :, 1]
 
     def _project(self, context: Tensor) -> Tensor:
         """[L, T, 2 * kv_size]."""

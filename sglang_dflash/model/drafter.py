@@ -14,7 +14,7 @@ from sglang_dflash.drafter.served import drafter_config
 from sglang_dflash.drafter.tensors import LoadReport, destination, expected_shapes
 from sglang_dflash.model.attention import DrafterAttention, window_left
 from sglang_dflash.model.context import ContextProjection
-from sglang_dflash.model.norms import BlockHeads, HeadNorms
+from sglang_dflash.model.norms import BlockNormRope, QKNormRope
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.upstream import (
     DraftParallelSpec,
@@ -25,6 +25,7 @@ from sglang_dflash.upstream import (
     RMSNorm,
     default_weight_loader,
     get_rope,
+    get_spec,
 )
 
 
@@ -57,13 +58,13 @@ class DrafterLayer(nn.Module):
         )
 
     def forward(
-        self, heads: BlockHeads, hidden: Tensor, residual: Tensor | None, forward_batch: Any
+        self, norm_rope: BlockNormRope, hidden: Tensor, residual: Tensor | None, forward_batch: Any
     ) -> tuple[Tensor, Tensor]:
         if residual is None:
             residual, hidden = hidden, self.input_layernorm(hidden)
         else:
             hidden, residual = self.input_layernorm(hidden, residual)
-        hidden = self.self_attn(heads, hidden, forward_batch)
+        hidden = self.self_attn(norm_rope, hidden, forward_batch)
         hidden, residual = self.post_attention_layernorm(hidden, residual)
         return self.mlp(hidden), residual
 
@@ -103,19 +104,21 @@ class DFlashDraftModel(nn.Module):
         )
         self.hidden_norm = RMSNorm(parsed.hidden_size, eps=parsed.rms_norm_eps)
         attentions = [layer.self_attn for layer in layers]
-        self._head_norms = HeadNorms(
+        self.qk_norm_rope = QKNormRope(
             [(attention.q_norm, attention.k_norm) for attention in attentions],
             attentions[0].num_heads,
             attentions[0].num_kv_heads,
             parsed.rms_norm_eps,
             rotary,
+            # The target's context, a block that starts at its end, and with overlap scheduling another one after that.
+            positions=config.context_len + 2 * get_spec().speculative_num_draft_tokens,
         )
-        self._context_projection = ContextProjection(attentions, self._head_norms)
+        self._context_projection = ContextProjection(attentions, self.qk_norm_rope)
         self._vocabulary: TargetVocabulary | None = None
         self._complete = False
 
-    def borrow(self, vocabulary: TargetVocabulary) -> None:
-        """Take the target's embedding and LM head; before the first forward."""
+    def set_vocabulary(self, vocabulary: TargetVocabulary) -> None:
+        """Use the target's embedding and LM head; before the first forward."""
         self._vocabulary = vocabulary
 
     @torch.no_grad()
@@ -127,16 +130,16 @@ class DFlashDraftModel(nn.Module):
             positions: int64 [bs * w], absolute positions.
             forward_batch: SGLang's batch in TARGET_VERIFY mode; its ``spec_info`` holds the width.
         """
-        assert self._vocabulary is not None, "borrow() the target's vocabulary before drafting"
+        assert self._vocabulary is not None, "set_vocabulary() before drafting"
         hidden, residual = self._vocabulary.embed(input_ids), None
-        heads = self._head_norms.block(positions)
+        norm_rope = self.qk_norm_rope.block(positions)
         for layer in self.layers:
-            hidden, residual = layer(heads, hidden, residual, forward_batch)
+            hidden, residual = layer(norm_rope, hidden, residual, forward_batch)
         hidden, _ = self.norm(hidden, residual)
         width = forward_batch.spec_info.draft_token_num
         # The anchor's position has nothing to predict: only mask positions go through the head.
         masks = hidden.unflatten(0, (-1, width))[:, 1:]
-        drafts = self._vocabulary.likeliest(masks.flatten(0, 1))
+        drafts = self._vocabulary.argmax_token(masks.flatten(0, 1))
         return DraftOutput(next_token_logits=None, drafts=drafts.view(-1, width - 1))
 
     @torch.no_grad()

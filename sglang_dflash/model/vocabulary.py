@@ -1,4 +1,4 @@
-"""The target's embedding and LM head, which the drafter borrows."""
+"""The target's embedding and LM head, which the drafter uses too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sglang_dflash.upstream import get_parallel, unwrap_lora_layer
 
 @dataclass(frozen=True)
 class TargetVocabulary:
-    """Token ids to embeddings, hidden states to the likeliest token.
+    """Token ids to embeddings, hidden states to the token of the largest logit.
 
     Not a module, so the target's weights do not become the drafter's parameters.
 
@@ -39,7 +39,7 @@ class TargetVocabulary:
 
     @classmethod
     def of(cls, target: Any, *, mask_token_id: int, mask_embedding: Tensor | None) -> TargetVocabulary:
-        """Borrow from a loaded target model.
+        """The vocabulary of a loaded target model.
 
         Raises:
             DFlashError: the target has no LM head, or this rank's shard of it is empty.
@@ -81,7 +81,7 @@ class TargetVocabulary:
             embeds = torch.where((token_ids == self.mask_token_id)[:, None], self.mask_embedding, embeds)
         return embeds if self.scale == 1.0 else embeds * self.scale
 
-    def likeliest(self, hidden: Tensor) -> Tensor:
+    def argmax_token(self, hidden: Tensor) -> Tensor:
         """Argmax token of every row: [n, H] -> int64 [n], equal on all tensor-parallel ranks.
 
         Each rank sends one (logit, token id) pair per row. The pair travels as float32: token ids are exact
