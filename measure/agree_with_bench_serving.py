@@ -1,4 +1,4 @@
-"""Our throughput beside `sglang.bench_serving`'s on the same server and the same prompts, in pairs of runs.
+"""Our throughput beside ``sglang.bench_serving``'s on the same server and the same prompts, in pairs of runs.
 
 A pair's runs follow each other, and which comes first alternates, so a machine that gets slower favours neither.
 
@@ -22,11 +22,11 @@ import typer
 from rich.console import Console
 
 from sglang_dflash.bench import prompt_book, results
-from sglang_dflash.bench.client import Sampling
-from sglang_dflash.bench.modes import Mode
+from sglang_dflash.bench.configure import configure
+from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.server import running
 from sglang_dflash.bench.session import Session
-from sglang_dflash.bench.settings import Settings, find_pair
+from sglang_dflash.bench.settings import Settings
 from sglang_dflash.bench.summary import Summary
 
 SEED = 1  # of bench_serving
@@ -42,46 +42,43 @@ def main(
 ) -> None:
     """Print both medians and what they differ by."""
     with TemporaryDirectory() as folder:
-        asyncio.run(compare(Path(folder), pair, Mode.parse(mode), task, concurrency, num_prompts, repeats))
+        asyncio.run(compare(Path(folder), pair, mode, task, concurrency, num_prompts, repeats))
 
 
-async def compare(
-    out: Path, pair: str, mode: Mode, task: str, concurrency: int, num_prompts: int, repeats: int
-) -> None:
-    found = find_pair(pair, None, None)
-    settings = Settings(
-        pair=found,
-        modes=(mode,),
-        tasks=(task,),
-        concurrencies=(concurrency,),
+async def compare(out: Path, pair: str, mode: str, task: str, concurrency: int, num_prompts: int, repeats: int) -> None:
+    options = Options(
+        pair=pair,
+        modes=mode,
+        tasks=task,
+        concurrency=str(concurrency),
         num_prompts=num_prompts,
-        repeats=0,
+        repeats=repeats,
         out=out,
-        sampling=Sampling(found.max_tokens, thinking=found.thinking),
     )
+    settings = configure(options)
     theirs: list[dict[str, float]] = []
-    async with running(settings.launch(mode), out / "server.log") as url:
+    async with running(settings.launch(settings.modes[0]), out / "server.log") as url:
 
         async def run_ours(pairs: int) -> None:
-            session = replace(settings, repeats=pairs, base_urls={mode.label: url})
+            session = replace(settings, repeats=pairs, base_urls={mode: url})
             await Session(session, Console(quiet=True)).measure()
 
         async def run_theirs(_: int) -> None:
-            theirs.append(bench_serving(url, await export_prompts(out, url), found.target, settings))
+            theirs.append(bench_serving(url, await export_prompts(out, url), settings.pair.target, settings))
 
         turns = [run_ours, run_theirs]
         for pairs in range(1, repeats + 1):
             for turn in turns:
                 await turn(pairs)
             turns.reverse()
-    ours = Summary(results.read(out)).throughput(mode.label, task, concurrency)
+    ours = Summary(results.read(out)).throughput(mode, task, concurrency)
     report("output tok/s", list(ours.values()), [row["output_throughput"] for row in theirs])
     tokens = sum(r.completion_tokens for r in results.read(out).requests) / repeats
     report("output tokens of a run", [tokens] * repeats, [row["total_output_tokens"] for row in theirs])
 
 
 async def export_prompts(out: Path, url: str) -> Path:
-    """The prompts that were sent, as text in the shape that `--dataset-name custom` reads.
+    """The prompts that were sent, as text in the shape that ``--dataset-name custom`` reads.
 
     That dataset is shuffled with the run's seed. The lines are written so that the shuffle puts them into our order:
     with many users, which requests are left at the end decides how well the last seconds are used.

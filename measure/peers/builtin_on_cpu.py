@@ -1,7 +1,7 @@
 """What SGLang's own DFLASH worker lacks on the torch-native CPU platform, so that it can be measured beside ours.
 
-A plugin of SGLang that is found by its folder being on the `PYTHONPATH`, which `sglang-dflash bench` sets for the
-`builtin` arms only; it is no part of the package. Everything else that the builtin worker needs there (attention,
+A plugin of SGLang that is found by its folder being on the ``PYTHONPATH``, which ``sglang-dflash bench`` sets for the
+``builtin`` arms only; it is no part of the package. Everything else that the builtin worker needs there (attention,
 recurrent states, KV pool, allocation) it gets from the platform, the same code that serves our worker.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def register() -> None:
-    """Entry point of group `sglang.srt.plugins`; called in every process of the server."""
+    """Entry point of group ``sglang.srt.plugins``; called in every process of the server."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(

@@ -1,6 +1,6 @@
 """Faults planted in our worker on purpose, to see that a benchmark shows them. Never part of the package.
 
-`PLANT=sleep:SECONDS` makes every decode step that much slower; `PLANT=token:N` reports a wrong token in every N-th
+``PLANT=sleep:SECONDS`` makes every decode step that much slower; ``PLANT=token:N`` reports a wrong token in every N-th
 decode step. Enabled for one arm of a comparison:
 
     sglang-dflash bench --modes ar,dflash:16,dflash:16+PYTHONPATH=measure/plants+PLANT=sleep:0.01 …
@@ -18,7 +18,7 @@ _STEP = "sglang_dflash.worker.worker.DFlashWorker.forward_batch_generation"
 
 
 def register() -> None:
-    """Entry point of group `sglang.srt.plugins`."""
+    """Entry point of group ``sglang.srt.plugins``."""
     kind, _, size = os.environ.get("PLANT", "").partition(":")
     if not kind:
         return

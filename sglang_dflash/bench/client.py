@@ -1,7 +1,7 @@
 """The few endpoints of an SGLang server that a benchmark needs.
 
-`/generate` is used rather than the OpenAI route because it takes token ids, so that every arm gets the same bytes, and
-answers with token ids, so that arms can be compared; `tests/engine` holds both routes to the same figures.
+``/generate`` is used rather than the OpenAI route because it takes token ids, so that every arm gets the same bytes,
+and answers with token ids, so that arms can be compared; ``tests/engine`` holds both routes to the same figures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ERROR = b'{"error"'
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. `seed` matters above temperature 0 only; `thinking` None leaves it to the template."""
+    """How tokens are chosen. ``seed`` matters above temperature 0 only; ``thinking`` None leaves it to the template."""
 
     max_tokens: int
     temperature: float = 0.0
@@ -34,7 +34,7 @@ class Sampling:
     ignore_eos: bool = False
 
     def parameters(self) -> dict[str, Any]:
-        """SGLang's `sampling_params`."""
+        """SGLang's ``sampling_params``."""
         return {
             "max_new_tokens": self.max_tokens,
             "temperature": self.temperature,

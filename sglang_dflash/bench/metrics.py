@@ -3,9 +3,9 @@
 Sources named below:
 
 * *card*: the model card of Qwen3.5-4B-DFlash, section "Setup".
-* *bench_serving*: `sglang.benchmark.serving.calculate_metrics` of SGLang 0.5.23.
-* *z-lab*: `dflash/benchmark.py` of github.com/z-lab/dflash.
-* *SpecForge*: `benchmarks/` of github.com/sgl-project/SpecForge.
+* *bench_serving*: ``sglang.benchmark.serving.calculate_metrics`` of SGLang 0.5.23.
+* *z-lab*: ``dflash/benchmark.py`` of github.com/z-lab/dflash.
+* *SpecForge*: ``benchmarks/`` of github.com/sgl-project/SpecForge.
 
 Throughputs are tokens per second, times are seconds, lengths and widths are tokens.
 """
@@ -83,7 +83,7 @@ def committed_per_step(requests: Sequence[RequestRecord]) -> float:
     """Mean over steps of accepted drafts + bonus, from the histogram.
 
     Free of two small biases of the accept lengths above: the first token comes from prefill and costs no step, and
-    the tokens of a last block beyond a stop are not in `completion_tokens`.
+    the tokens of a last block beyond a stop are not in ``completion_tokens``.
     """
     histogram = accepted_histogram(requests)
     steps = int(histogram.sum())
@@ -91,7 +91,7 @@ def committed_per_step(requests: Sequence[RequestRecord]) -> float:
 
 
 def accepted_histogram(requests: Sequence[RequestRecord]) -> NDArray[np.int64]:
-    """`[k]`: steps that accepted `k` drafted tokens, the bonus token not counted."""
+    """``[k]``: steps that accepted ``k`` drafted tokens, the bonus token not counted."""
     columns = zip_longest(*(r.accepted_drafts for r in requests), fillvalue=0)
     return np.array([sum(column) for column in columns], dtype=np.int64)
 
@@ -105,7 +105,7 @@ def mean_width(runs: Sequence[RunRecord]) -> float:
 def stage_seconds_per_step(runs: Sequence[RunRecord]) -> dict[str, float]:
     """Seconds a step spends in each stage of our worker; empty unless the server runs with stage times on.
 
-    A step serves the whole batch, so these compare with `step_seconds` at concurrency 1 only.
+    A step serves the whole batch, so these compare with ``step_seconds`` at concurrency 1 only.
     """
     steps = sum(_sum_counters(runs, "steps_by_width").values())
     return {stage: total / steps for stage, total in _sum_counters(runs, "stage_seconds").items() if steps}
@@ -126,7 +126,7 @@ def host_seconds_per_step(requests: Sequence[RequestRecord], runs: Sequence[RunR
 
 
 def accuracy(requests: Sequence[RequestRecord]) -> float:
-    """Share of right answers among those that can be checked; NaN where none can."""
+    """Share of right answers among those that can be checked; NaN if none can."""
     return _mean([float(r.correct) for r in requests if r.correct is not None])
 
 
@@ -173,7 +173,7 @@ def _first_difference(a: list[int], b: list[int]) -> int:
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """Ratio of two arms' throughputs with a bootstrap interval; `low` and `high` are NaN below three repeats."""
+    """Ratio of two arms' throughputs with a bootstrap interval; ``low`` and ``high`` are NaN below three repeats."""
 
     ratio: float
     low: float

@@ -22,8 +22,8 @@ class Mode:
 
     Attributes:
         label: as the user wrote it; the name of the arm in every result.
-        kind: `ar` (no speculation), `dflash` (our worker), `builtin` (SGLang's own DFLASH worker) or `mtp`.
-        size: block width of `dflash` and `builtin`, number of draft steps of `mtp`, 0 for `ar`.
+        kind: ``ar`` (no speculation), ``dflash`` (our worker), ``builtin`` (SGLang's own DFLASH worker) or ``mtp``.
+        size: block width of ``dflash`` and ``builtin``, number of draft steps of ``mtp``, 0 for ``ar``.
         env: environment variables of this arm's server.
     """
 
@@ -34,7 +34,7 @@ class Mode:
 
     @classmethod
     def parse(cls, text: str) -> Mode:
-        """Read `dflash:16` or `dflash:16+NAME=VALUE`.
+        """Read ``dflash:16`` or ``dflash:16+NAME=VALUE``.
 
         Raises:
             DFlashError: not a mode.
@@ -53,7 +53,7 @@ class Mode:
         return {"ar": None, "mtp": self.size + 1}.get(self.kind, self.size)
 
     def server_args(self, target: str, drafter: str | None) -> list[str]:
-        """What this arm adds to `python -m sglang.launch_server --model-path TARGET`.
+        """What this arm adds to ``python -m sglang.launch_server --model-path TARGET``.
 
         Raises:
             DFlashError: the arm needs a drafter and there is none, or the target has no MTP layers.
@@ -80,7 +80,7 @@ class Mode:
 
 
 def parse_modes(text: str) -> list[Mode]:
-    """Read the comma-separated list of `--modes`; an arm named twice is refused."""
+    """Read the comma-separated list of ``--modes``; an arm named twice is refused."""
     modes = [Mode.parse(part) for part in text.split(",")]
     labels = [mode.label for mode in modes]
     repeated = sorted({label for label in labels if labels.count(label) > 1})

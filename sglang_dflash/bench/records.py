@@ -1,4 +1,4 @@
-"""What a benchmark writes: one `RequestRecord` per answered turn, one `RunRecord` per measured run.
+"""What a benchmark writes: one ``RequestRecord`` per answered turn, one ``RunRecord`` per measured run.
 
 All times are seconds of the client's monotonic clock.
 """
@@ -14,10 +14,10 @@ class RunKey:
     """One cell of the table, measured once: the unit of alternation, resumption and bootstrap.
 
     Attributes:
-        mode: the arm's label, as given in `--modes` (`ar`, `dflash:16`, `builtin:16`, …).
+        mode: the arm's label, as given in ``--modes`` (``ar``, ``dflash:16``, ``builtin:16``, …).
         task: name of the task.
         concurrency: requests in flight.
-        repeat: 0-based repetition; runs with the same `repeat` are neighbours in time.
+        repeat: 0-based repetition; runs with the same ``repeat`` are neighbours in time.
     """
 
     mode: str
@@ -44,18 +44,18 @@ class RequestRecord(Record):
     """One generation turn as the client saw it.
 
     Attributes:
-        question, turn: which prompt; `turn` counts from 0 in a multi-turn question.
+        question, turn: which prompt; ``turn`` counts from 0 in a multi-turn question.
         prompt_sha256: digest of the prompt's token ids, equal in all arms.
-        prompt_tokens, cached_tokens, completion_tokens: counts from the server's `meta_info`.
+        prompt_tokens, cached_tokens, completion_tokens: counts from the server's ``meta_info``.
         start_s: when the request was sent, since the start of the run.
         ttft_s: from sending to the first token.
         latency_s: from sending to the last token.
-        finish_reason: `stop` or `length`.
-        verify_steps: target verify forwards of this request (`spec_verify_ct`); 0 without speculation.
-        accepted_drafts: `[k]` is the number of steps that accepted `k` drafted tokens, the bonus token not counted.
+        finish_reason: ``stop`` or ``length``.
+        verify_steps: target verify forwards of this request (``spec_verify_ct``); 0 without speculation.
+        accepted_drafts: ``[k]`` is the number of steps that accepted ``k`` drafted tokens, the bonus token not counted.
         output_ids: the generated token ids.
         text: the generated text.
-        correct: whether the answer is right; None where the task has no checkable answer.
+        correct: whether the answer is right; None if the task has no checkable answer.
     """
 
     question: str
@@ -84,10 +84,10 @@ class RunRecord(Record):
         session: index of the provenance line this run was measured under.
         started_at: ISO time with zone.
         load_average: 1-minute load of the client's machine just before the run.
-        server_accept_length: `avg_spec_accept_length` of `/server_info` after the run: the server's lifetime, warm-up
-            included, so it is near but not equal to the run's own figure.
-        worker: by how much the counters of our worker in `/server_info` grew during the run: `steps_by_width`,
-            `blocks_by_accept_length` and, where the server measures them, `stage_seconds`. None for another worker.
+        server_accept_length: ``avg_spec_accept_length`` of ``/server_info`` after the run: the server's lifetime,
+            warm-up included, so it is near but not equal to the run's own figure.
+        worker: by how much the counters of our worker in ``/server_info`` grew during the run: ``steps_by_width``,
+            ``blocks_by_accept_length`` and, if the server measures them, ``stage_seconds``. None for another worker.
     """
 
     wall_s: float

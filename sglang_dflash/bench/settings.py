@@ -26,7 +26,7 @@ class Pair:
     """A target with its drafter and what a benchmark of it needs by default.
 
     Attributes:
-        name: `tiny-hybrid`, `Qwen3.5-4B`, …; None for a pair given by its paths.
+        name: ``tiny-hybrid``, ``Qwen3.5-4B``, …; None for a pair given by its paths.
         thinking: whether the chat template's thinking switch is on; None leaves it to the template.
         max_tokens: longest answer.
         server_args: arguments every arm's server gets.
@@ -46,7 +46,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Settings:
-    """One invocation of `sglang-dflash bench`.
+    """One invocation of ``sglang-dflash bench``.
 
     Attributes:
         concurrencies: numbers of requests in flight.
@@ -54,7 +54,7 @@ class Settings:
         together: all servers up at once, arms taken in turn within a cell; else one server after the other.
         server_args: arguments that every server gets besides the pair's own.
         base_urls: running servers by mode label; empty starts them.
-        builtin_path: folder put on the `PYTHONPATH` of `builtin` arms, None for none.
+        builtin_path: folder put on the ``PYTHONPATH`` of ``builtin`` arms, None for none.
         seed: of the choice of questions and of sampling.
     """
 
@@ -115,7 +115,7 @@ def published_pairs() -> dict[str, dict[str, Any]]:
 
 
 def find_pair(name: str | None, target: str | None, drafter: str | None, drafter_kind: str = "good") -> Pair:
-    """The pair called `name`, or the one given by its paths; `target` and `drafter` replace parts of a named one.
+    """The pair called ``name``, or the one given by its paths; ``target`` and ``drafter`` replace parts of a named one.
 
     Raises:
         DFlashError: no such pair, or neither a name nor a target.

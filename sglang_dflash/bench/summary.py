@@ -1,4 +1,4 @@
-"""From records to one row per (arm, task, concurrency): the figures behind every table, plot and the CSV file."""
+"""From records to one row per (arm, task, concurrency): the figures of every table and plot and of the CSV file."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Row:
     """One cell of the cards' tables with everything that was measured in it.
 
     Attributes:
-        throughput: output tokens/s end to end, median over repeats; `spread`: (max - min) / median.
-        speed_up, speed_up_low, speed_up_high: against the `ar` arm of the same cell, NaN without one.
+        throughput: output tokens/s end to end, median over repeats; ``spread``: (max - min) / median.
+        speed_up, speed_up_low, speed_up_high: against the ``ar`` arm of the same cell, NaN without one.
         decode: tokens/s of one user after the first token, median over repeats.
         ttft_*, tpot_*: seconds, over all requests of all repeats.
-        accept_macro, accept_micro, committed, width, step_s, host_s: see `metrics`.
-        accuracy: share of right answers, NaN where none can be checked.
-        equal, compared: answers equal to the `ar` arm's token for token, and how many were compared.
+        accept_macro, accept_micro, committed, width, step_s, host_s: see ``metrics``.
+        accuracy: share of right answers, NaN if none can be checked.
+        equal, compared: answers equal to the ``ar`` arm's token for token, and how many were compared.
         load: highest 1-minute load average at the start of a run.
     """
 
@@ -97,7 +97,7 @@ class Summary:
         return {run.run.repeat: self.throughput_of(run) for run in self.runs(mode, task, concurrency)}
 
     def first_differences(self, mode: str) -> tuple[int, ...]:
-        """Per answer that differs from the `ar` arm's in any cell: the first output token that does."""
+        """Per answer that differs from the ``ar`` arm's in any cell: the first output token that does."""
         cells = [(t, c) for t in self.tasks for c in self.concurrencies]
         return tuple(
             first

@@ -54,7 +54,7 @@ def wide_console() -> Console:
 
 
 def all_tables(summary: Summary) -> list[Table]:
-    """Every table of a benchmark; those of speculation only where an arm speculates."""
+    """Every table of a benchmark; those of speculation only if an arm speculates."""
     speculated = [mode for mode in summary.modes if mode != AR]
     tables = [throughput(summary), latency(summary)]
     if speculated:

@@ -1,4 +1,4 @@
-r"""Exact match of a final answer: the last `\boxed{…}`, else the last number."""
+r"""Exact match of a final answer: the last ``\boxed{…}``, else the last number."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _SHORT_FRACTION = re.compile(r"\\frac(\d)(\d)")
 
 
 def final_answer(text: str) -> str:
-    """The text after the thought, where the model thinks aloud."""
+    """The text after the thought, if the model thinks aloud."""
     return text.rpartition(_THOUGHT_END)[2]
 
 
 def boxed(text: str) -> str | None:
-    r"""Content of the last `\boxed{…}`, braces balanced; None without one."""
+    r"""Content of the last ``\boxed{…}``, braces balanced; None without one."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None
@@ -39,8 +39,8 @@ def same_number(expected: str, text: str) -> bool:
 def same_formula(expected: str, text: str) -> bool:
     """Whether the boxed answer is the expected formula, up to spelling.
 
-    Spaces, `\\left`, units in `\\text{}`, dollars, percent and degree signs do not count; `\\dfrac` is `\\frac`;
-    numbers compare as numbers. Equal formulas of different form count as wrong: this is a lower bound.
+    Spaces, ``\\left``, units in ``\\text{}``, dollars, percent and degree signs do not count; ``\\dfrac`` is
+    ``\\frac``; numbers compare as numbers. Equal formulas of different form count as wrong: this is a lower bound.
     """
     answer = boxed(final_answer(text))
     if answer is None:

@@ -15,7 +15,7 @@ _PASSED = "all tests passed"
 
 
 def code_block(text: str, function: str | None = None) -> str:
-    """The last fenced block of the final answer, preferring one that defines `function`; else the whole answer."""
+    """The last fenced block of the final answer, preferring one that defines ``function``; else the whole answer."""
     answer = final_answer(text)
     blocks: list[str] = _BLOCK.findall(answer)
     defining = [block for block in blocks if function and f"def {function}" in block]
@@ -23,7 +23,7 @@ def code_block(text: str, function: str | None = None) -> str:
 
 
 def passes(source: str, tests: str) -> bool:
-    """Whether `source` followed by `tests` runs to its end in the sandbox."""
+    """Whether ``source`` followed by ``tests`` runs to its end in the sandbox."""
     # A program that exits early must not pass, so the proof is a line printed after the last test.
     outcome = run_program(f"{source}\n{tests}\nprint({_PASSED!r})\n")
     return outcome.ok and outcome.stdout.rstrip().endswith(_PASSED)
@@ -33,8 +33,8 @@ def passes_cases(source: str, cases: Sequence[dict[str, str]], function: str | N
     """Whether a LiveCodeBench program passes its test cases.
 
     Args:
-        cases: `input`, `output` and `testtype` (`stdin` or `functional`) each.
-        function: method of `Solution` that functional cases call, their arguments one JSON value per line.
+        cases: ``input``, ``output`` and ``testtype`` (``stdin`` or ``functional``) each.
+        function: method of ``Solution`` that functional cases call, their arguments one JSON value per line.
     """
     return all(_passes_case(source, case, function) for case in cases)
 

@@ -14,12 +14,12 @@ TASKS = (*pair_tasks.TASKS, *pair_tasks.MIXTURES, *DATASETS)
 
 
 def load(name: str, count: int, *, seed: int = 0, data_dir: Path | None = None) -> list[Question]:
-    """`count` questions of a task, or all it has if that is fewer; the same for the same arguments.
+    """``count`` questions of a task, or all it has if that is fewer; the same for the same arguments.
 
     A question is never asked twice in a run: a repeated prompt would be answered from the prefix cache.
 
     Args:
-        data_dir: folder with local copies, see `hub.load_rows`; None reads from the hub or its cache.
+        data_dir: folder with local copies, see ``hub.load_rows``; None reads from the hub or its cache.
 
     Raises:
         DFlashError: an unknown task, or a dataset that cannot be reached.

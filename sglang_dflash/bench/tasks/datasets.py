@@ -1,8 +1,8 @@
 r"""The public benchmarks of the model cards: where they are, how they are asked, how they are graded.
 
-Prompt texts are those of `model/utils.py` and `dflash/benchmark.py` of github.com/z-lab/dflash, byte for byte: an
+Prompt texts are those of ``model/utils.py`` and ``dflash/benchmark.py`` of github.com/z-lab/dflash, byte for byte: an
 accept length is a property of the prompt, so figures compare with the cards' only on the cards' prompts.
-Nothing there grades an answer; the graders are ours and say in `grading/` what they accept.
+Nothing there grades an answer; the graders are ours and say in ``grading/`` what they accept.
 """
 
 from __future__ import annotations

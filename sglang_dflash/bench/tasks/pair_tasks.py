@@ -16,7 +16,7 @@ MIXTURES = (MIXED, QUESTIONS)
 
 
 def load(name: str, count: int, seed: int) -> list[Question]:
-    """`count` held-out questions; earlier turns carry the corpus's answers, so every prompt is the same in all arms.
+    """``count`` held-out questions; earlier turns carry the corpus's answers, so every prompt is the same in all arms.
 
     A question's id begins with its task.
     """

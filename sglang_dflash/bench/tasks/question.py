@@ -17,7 +17,7 @@ class Question:
         id: unique within the task and the same in every session, so that arms and resumed runs can be matched.
         messages: OpenAI chat messages, the last one the user's.
         follow_ups: further user turns, each asked after the answer to the one before.
-        grader: whether the text of the last answer is right; None where no machine can tell.
+        grader: whether the text of the last answer is right; None if no machine can tell.
     """
 
     id: str

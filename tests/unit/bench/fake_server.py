@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass
 class FakeServer:
-    """Notes every call in `calls`; `answer` maps a prompt's token ids to the generated ones.
+    """Notes every call in ``calls``; ``answer`` maps a prompt's token ids to the generated ones.
 
     Attributes:
         block: block size it reports, None for a server without speculation.

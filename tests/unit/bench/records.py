@@ -19,7 +19,7 @@ def request(
     accepted: tuple[int, ...] = (),
     correct: bool | None = None,
 ) -> RequestRecord:
-    """A request of `len(output_ids)` tokens; `accepted` has its drafts accepted per step."""
+    """A request of ``len(output_ids)`` tokens; ``accepted`` has its drafts accepted per step."""
     histogram = [accepted.count(k) for k in range(max(accepted) + 1)] if accepted else []
     return RequestRecord(
         run=RunKey(mode, task, concurrency, repeat),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.bench import demo, metrics, tables, trace, window
+from measure import draft_window
+from sglang_dflash.bench import demo, metrics, tables, trace
 from sglang_dflash.bench.published import card_of, published_tables
 from sglang_dflash.bench.settings import published_pairs
 from sglang_dflash.bench.summary import Summary
@@ -39,8 +40,8 @@ def tables_of_published_figures() -> list[tables.Table]:
 
 def other_tables() -> list[tables.Table]:
     step = trace.Trace("dflash:8", "math", "0", 1, 8, 5, [3, 4], [0.1, 0.2], whole=True)
-    window_row = window.Row(64, 512, 3.0, 1.5, 2**20, 500.0, 20.0)
-    return [trace.cost_table([step]), window.table([window_row], 2**21), demo.by_task(Summary(comparison()))]
+    window_row = draft_window.Row(64, 512, 3.0, 1.5, 2**20, 500.0, 20.0)
+    return [trace.cost_table([step]), draft_window.table([window_row], 2**21), demo.by_task(Summary(comparison()))]
 
 
 def test_every_table_has_a_cell_under_every_heading():

@@ -1,4 +1,4 @@
-"""``python -m sglang_dflash.bench.decode_speed --model PATH``: how fast one user gets tokens, and a prompt of 1,000.
+"""How fast one user gets tokens, and a prompt of 1,000: ``python measure/decode_speed.py --model PATH``.
 
 Plain decoding of any target through the server; the figures to look at first on a new machine.
 """

@@ -1,4 +1,4 @@
-"""``python -m sglang_dflash.bench.window``: what a draft window costs and saves, by context length.
+"""What a draft window costs and saves, by context length: ``python measure/draft_window.py``.
 
 One server per window, one request at a time. A prompt of the wanted length is the end of a run of the pair's own
 conversations, so that the target keeps writing what it was trained to write.
