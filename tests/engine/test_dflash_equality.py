@@ -47,7 +47,7 @@ def start_and_compare(cell: Cell, folder: Path, expected: Sequence[Sequence[int]
         return compare(cell, server, expected)
 
 
-def test_equal_tokens_without_a_sync(plain_hybrid: Server, dflash_hybrid: Server) -> None:
+def test_equal_tokens_with_overlap(plain_hybrid: Server, dflash_hybrid: Server) -> None:
     assert compare(Cell("tiny-hybrid"), dflash_hybrid, plain_tokens(plain_hybrid, "tiny-hybrid")) == 28
 
 

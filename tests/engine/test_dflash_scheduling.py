@@ -12,7 +12,7 @@ import pytest
 
 import sglang_dflash
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
-from tests.support.pair_servers import dflash_server, worker_info
+from tests.support.pair_servers import STRICT, dflash_server, worker_info
 from tests.support.prompts import corpus
 from tests.support.servers import Server
 
@@ -24,7 +24,7 @@ END_TOKEN = 2
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     arguments = ("--context-length", str(CONTEXT), "--max-total-tokens", "4096")
-    with dflash_server(PAIR, tmp_path_factory.mktemp("server"), *arguments) as server:
+    with dflash_server(PAIR, tmp_path_factory.mktemp("server"), *arguments, **STRICT) as server:
         yield server
         assert_nothing_leaked(server)
 

@@ -205,7 +205,6 @@ def test_what_cannot_be_returned_is_refused_by_name(dflash_hybrid: Server, body:
         (("--chunked-prefill-size", "64", "--enable-mixed-chunk"), {}),
         ((), {"SGLANG_TEST_RETRACT": "1"}),
         ((), STRICT),
-        ((), {}),
     ],
 )
 def test_every_case_under_other_schedules(
