@@ -1,38 +1,57 @@
 #!/usr/bin/env bash
-# Two servers of one pair, one GPU each, behind SGLang's router: launch/replicas.sh qwen3.5-4b.sh
+# Two servers of one pair, one GPU each, behind SGLang's router: launch/replicas.sh PAIR [options of serve.sh]
 # The router (pip install sglang-router) sends a request to the replica that has its prefix cached.
 
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
-source "$here/common.sh"
+source "$here/cards.sh"
 
-options "$@"
-SCRIPT=${EXTRA[0]-}
-knob ROUTER_PORT 30000 'port of the router'
-knob FIRST_PORT 30001 'port of the first replica; the second has the next one'
-knob FIRST_GPUS 0 'CUDA_VISIBLE_DEVICES of the first replica'
-knob SECOND_GPUS 1 'CUDA_VISIBLE_DEVICES of the second'
-knob POLICY cache_aware "the router's policy"
-knob PYTHON python 'interpreter that has SGLang and its router'
+ROUTER_PORT=${ROUTER_PORT-30000} FIRST_PORT=${FIRST_PORT-30001} FIRST_GPUS=${FIRST_GPUS-0} SECOND_GPUS=${SECOND_GPUS-1}
+POLICY=${POLICY-cache_aware} PYTHON=${PYTHON-python}
 
-if [[ $HELP ]]; then
-    usage
-    exit
-fi
-if [[ ! -x $here/$SCRIPT || ! $SCRIPT ]]; then
-    echo "replicas.sh: '$SCRIPT' is not a launch script; name one: $(cd "$here" && echo qwen*.sh demo.sh)" >&2
+usage() {
+    cat <<TEXT
+Two servers of one pair, one GPU each, behind SGLang's router: launch/replicas.sh PAIR [options of serve.sh]
+PAIR is one of: ${PAIRS[*]}
+
+  --dry-run     print the three commands and stop
+  --check       run the preflight of the replicas' flags and stop
+
+Environment variable; those of serve.sh apply too:
+  ROUTER_PORT   port of the router [$ROUTER_PORT]
+  FIRST_PORT    port of the first replica; the second has the next one [$FIRST_PORT]
+  FIRST_GPUS    CUDA_VISIBLE_DEVICES of the first replica [$FIRST_GPUS]
+  SECOND_GPUS   CUDA_VISIBLE_DEVICES of the second [$SECOND_GPUS]
+  POLICY        the router's policy [$POLICY]
+  PYTHON        interpreter that has SGLang and its router [$PYTHON]
+TEXT
+}
+
+if [[ ${1-} != @(--help|-h) ]] && ! card "${1-}"; then
+    usage >&2
     exit 2
 fi
+DRY_RUN='' arguments=()
+for word; do
+    case $word in
+    --help | -h)
+        usage
+        exit
+        ;;
+    --check) exec "$here/serve.sh" "$@" ;;
+    --dry-run) DRY_RUN=1 ;;
+    *) arguments+=("$word") ;;
+    esac
+done
 
 second_port=$((FIRST_PORT + 1))
-arguments=("${EXTRA[@]:1}")
 router=("$PYTHON" -m sglang_router.launch_router --port "$ROUTER_PORT" --policy "$POLICY"
     --worker-urls "http://127.0.0.1:$FIRST_PORT" "http://127.0.0.1:$second_port")
 
-# replica GPUS PORT: one server, by the pair's own script, in place of the (sub)shell, so that a signal reaches it.
+# replica GPUS PORT: one server, in place of the (sub)shell, so that a signal reaches it.
 replica() {
     exec env CUDA_VISIBLE_DEVICES="$1" LISTEN_HOST=127.0.0.1 LISTEN_PORT="$2" PYTHON="$PYTHON" \
-        "$here/$SCRIPT" ${DRY_RUN:+--dry-run} "${arguments[@]}"
+        "$here/serve.sh" "${arguments[0]}" ${DRY_RUN:+--dry-run} "${arguments[@]:1}"
 }
 
 if [[ $DRY_RUN ]]; then

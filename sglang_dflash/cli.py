@@ -10,7 +10,12 @@ from sglang_dflash.bench.cli import report as bench_report
 from sglang_dflash.check.cli import CONTEXT, check
 from sglang_dflash.train.cli import app as pairs_app
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="DFLASH speculative decoding for stock SGLang.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="DFLASH speculative decoding for stock SGLang.",
+)
 app.add_typer(bench_app, name="bench")
 app.command("report")(bench_report)
 app.command("check", context_settings=CONTEXT)(check)

@@ -17,7 +17,7 @@ from tests.support.checkpoints import assert_greedy
 from tests.support.servers import SGLANG_SERVE, running, started
 from tests.support.shrunk_cards import RICHEST, assert_served_here, build, generate, prompts, request
 
-LAUNCH = Path(__file__).parents[2] / "launch"
+SERVE = str(Path(__file__).parents[2] / "launch" / "serve.sh")
 PRINTED = card(RICHEST)
 
 
@@ -55,16 +55,16 @@ def test_the_launch_script(tmp_path: Path) -> None:
     build(RICHEST, tmp_path)
     port = free_port()
     knobs = {"TARGET": str(tmp_path / "target"), "DRAFTER": str(tmp_path / "drafter"), "PYTHON": sys.executable}
-    script = str(LAUNCH / f"{RICHEST.lower()}.sh")
-    with started(tmp_path, port, [script], LISTEN_HOST="127.0.0.1", LISTEN_PORT=str(port), **knobs) as server:
+    with started(
+        tmp_path, port, [SERVE, RICHEST.lower()], LISTEN_HOST="127.0.0.1", LISTEN_PORT=str(port), **knobs
+    ) as server:
         assert_served_here(generate(server), server)
 
 
 @pytest.mark.slow
 def test_the_demo_script(tmp_path: Path) -> None:
     port = free_port()
-    script = str(LAUNCH / "demo.sh")
-    with started(tmp_path, port, [script], PYTHON=sys.executable, LISTEN_PORT=str(port)) as server:
+    with started(tmp_path, port, [SERVE, "demo"], PYTHON=sys.executable, LISTEN_PORT=str(port)) as server:
         body = {"model": "m", "messages": [{"role": "user", "content": "What is 3 plus 4?"}], "temperature": 0}
         answer = server.post("/v1/chat/completions", body).json()
         assert "serves DFLASH" in server.log

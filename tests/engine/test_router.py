@@ -36,7 +36,7 @@ def routed(folder: Path) -> Iterator[tuple[Server, list[Server]]]:
         "ROUTER_PORT": str(port),
         "FIRST_PORT": str(first),
     }
-    with started(folder, port, [str(SCRIPT), "demo.sh"], "/readiness", **environment) as router:
+    with started(folder, port, [str(SCRIPT), "demo"], "/readiness", **environment) as router:
         wait_until(lambda: router.get("/workers").json()["stats"]["regular_count"] == 2)
         yield router, [Server(router.process, first + i, router.log_path) for i in (0, 1)]
 

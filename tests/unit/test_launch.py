@@ -17,11 +17,7 @@ from tests.support.cards import FOLDER, NAMES, card
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch"
-SCRIPTS = sorted(path.name for path in LAUNCH.glob("*.sh") if path.name != "common.sh")
-
-
-def script_of(name: str) -> str:
-    return name.lower() + ".sh"
+PAIRS = [*(name.lower() for name in NAMES), "demo"]
 
 
 def run(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -36,6 +32,10 @@ def run(script: str, *arguments: str, **environment: str) -> subprocess.Complete
     )
 
 
+def serve(pair: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run("serve.sh", pair, *arguments, **environment)
+
+
 def flags(words: list[str]) -> dict[str, str]:
     """Flag to value, whatever the order; a switch has an empty value."""
     found: dict[str, str] = {}
@@ -45,8 +45,9 @@ def flags(words: list[str]) -> dict[str, str]:
     return found
 
 
-def test_every_card_has_its_script() -> None:
-    assert {script_of(name) for name in NAMES} <= set(SCRIPTS)
+def test_the_table_has_every_card() -> None:
+    shown = run("serve.sh", "--help").stdout.splitlines()[0]
+    assert set(shown.rpartition(": ")[2].split()) == set(PAIRS)
 
 
 def test_shellcheck_is_clean() -> None:
@@ -56,17 +57,37 @@ def test_shellcheck_is_clean() -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_help_explains_a_script_and_starts_nothing(script: str) -> None:
-    shown = run(script, "--help")
+@pytest.mark.parametrize("pair", PAIRS)
+def test_help_explains_a_pair_and_starts_nothing(pair: str) -> None:
+    shown = serve(pair, "--help")
     assert (shown.returncode, shown.stderr) == (0, "")
-    first_line = (LAUNCH / script).read_text().splitlines()[1].removeprefix("# ")
-    assert shown.stdout.startswith(first_line)
+    about = "A pair that ships" if pair == "demo" else f"{card_name(pair)} with "
+    assert shown.stdout.startswith(about)
     assert "--dry-run" in shown.stdout
 
 
+def card_name(pair: str) -> str:
+    return next(name for name in NAMES if name.lower() == pair)
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("demo", "--help")])
+def test_help_explains_the_replicas_and_starts_nothing(arguments: tuple[str, ...]) -> None:
+    shown = run("replicas.sh", *arguments)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.startswith("Two servers of one pair")
+    assert "--dry-run" in shown.stdout and "ROUTER_PORT" in shown.stdout
+
+
+@pytest.mark.parametrize("script", ["serve.sh", "replicas.sh"])
+@pytest.mark.parametrize("arguments", [(), ("cards",), ("qwen3.5-27b.sh",), ("--dry-run",)])
+def test_what_is_no_pair_is_refused_with_the_known_ones(script: str, arguments: tuple[str, ...]) -> None:
+    refused = run(script, *arguments)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert all(pair in refused.stderr for pair in PAIRS)
+
+
 def test_the_demo_prints_its_command() -> None:
-    printed = flags(shlex.split(run("demo.sh", "--dry-run", PAIR="tiny-moe", BLOCK_SIZE="8").stdout))
+    printed = flags(shlex.split(serve("demo", "--dry-run", PAIR="tiny-moe", BLOCK_SIZE="8").stdout))
     assert printed["--model-path"] == str(target_path("tiny-moe"))
     assert printed["--speculative-draft-model-path"] == str(drafter_path("tiny-moe"))
     assert printed["--speculative-num-draft-tokens"] == "8"
@@ -74,8 +95,8 @@ def test_the_demo_prints_its_command() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_script_prints_its_cards_command(name: str) -> None:
-    printed = shlex.split(run(script_of(name), "--dry-run").stdout)
+def test_a_pair_prints_its_cards_command(name: str) -> None:
+    printed = shlex.split(serve(name.lower(), "--dry-run").stdout)
     start = printed.index(sys.executable)
     assert dict(word.split("=", 1) for word in printed[:start]) == card(name).environment
     assert printed[start : start + 3] == [sys.executable, "-m", "sglang.launch_server"]
@@ -88,42 +109,35 @@ def test_a_script_prints_its_cards_command(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_knob_reaches_the_command(name: str) -> None:
-    help_text = run(script_of(name), "--help").stdout
+    help_text = serve(name.lower(), "--help").stdout
     knobs = re.findall(r"^  ([A-Z_]+) ", help_text, flags=re.MULTILINE)
     assert len(knobs) > 12
     for knob in set(knobs) - {"PYTHON"}:
-        assert f"4711{knob}" in run(script_of(name), "--dry-run", **{knob: f"4711{knob}"}).stdout
+        assert f"4711{knob}" in serve(name.lower(), "--dry-run", **{knob: f"4711{knob}"}).stdout
 
 
 def test_variants_and_further_flags() -> None:
     variants = ("--multi-gpu", "--long-context", "--dry-run")
-    printed = flags(shlex.split(run("qwen3.5-27b.sh", *variants, "--log-level", "debug").stdout))
+    printed = flags(shlex.split(serve("qwen3.5-27b", *variants, "--log-level", "debug").stdout))
     assert (printed["--tp-size"], printed["--speculative-draft-window-size"]) == ("2", "4096")
     assert printed["--log-level"] == "debug"
-    chosen = flags(shlex.split(run("qwen3.5-27b.sh", *variants, TP="4", DRAFT_WINDOW="2048").stdout))
+    chosen = flags(shlex.split(serve("qwen3.5-27b", *variants, TP="4", DRAFT_WINDOW="2048").stdout))
     assert (chosen["--tp-size"], chosen["--speculative-draft-window-size"]) == ("4", "2048")
 
 
 def test_check_runs_the_preflight() -> None:
     pair = {part.upper(): str(FOLDER / "Qwen3.5-27B" / part) for part in ("target", "drafter")}
-    done = run("qwen3.5-27b.sh", "--check", **pair)
+    done = serve("qwen3.5-27b", "--check", **pair)
     assert done.returncode == 1, done.stderr  # configurations without weights: warnings
-    assert "Preflight" in done.stdout
-    assert run("qwen3.5-27b.sh", "--check", **pair, BLOCK_SIZE="17").returncode == 2
+    assert pair["DRAFTER"] in done.stdout
+    assert serve("qwen3.5-27b", "--check", **pair, BLOCK_SIZE="17").returncode == 2
 
 
 def test_replicas_differ_in_gpu_and_port_only() -> None:
     first, second, router = run(
-        "replicas.sh", "qwen3.5-27b.sh", "--dry-run", "--log-level", "debug"
+        "replicas.sh", "qwen3.5-27b", "--dry-run", "--multi-gpu", "--log-level", "debug"
     ).stdout.splitlines()
     assert first.startswith("CUDA_VISIBLE_DEVICES=0 ")
     assert first.replace("DEVICES=0", "DEVICES=1").replace("--port 30001", "--port 30002") == second
-    assert "--log-level debug" in first
+    assert "--tp-size 2" in first and "--log-level debug" in first
     assert router.endswith("http://127.0.0.1:30001 http://127.0.0.1:30002")
-
-
-@pytest.mark.parametrize("arguments", [(), ("common",), ("nothing.sh",)])
-def test_replicas_of_what_is_no_script_are_refused(arguments: tuple[str, ...]) -> None:
-    refused = run("replicas.sh", *arguments)
-    assert refused.returncode == 2
-    assert "qwen3.5-27b.sh" in refused.stderr

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from sglang_dflash.pairs import drafter_path, target_path
-from sglang_dflash.train.cli import app
 from sglang_dflash.pairs.corpus import prompts
+from sglang_dflash.train.cli import app
 from sglang_dflash.train.drafter import Drafter
 from sglang_dflash.train.generate import greedy_answers
 from sglang_dflash.train.hf import transformers
