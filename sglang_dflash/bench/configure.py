@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 
-from sglang_dflash.bench import tasks as all_tasks
 from sglang_dflash.bench.client import Sampling
 from sglang_dflash.bench.modes import Mode, parse_modes
 from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.settings import Pair, Settings, find_pair, published_pairs
-from sglang_dflash.bench.tasks import pair_tasks
+from sglang_dflash.bench.tasks import check_name, pair_tasks
 from sglang_dflash.errors import DFlashError
 
 _URL = re.compile(r"(?:(?P<mode>.+)=)?(?P<url>https?://.+)")
@@ -81,9 +80,7 @@ def _tasks(text: str | None, pair: Pair) -> tuple[str, ...]:
     else:
         names = pair_tasks.TASKS
     for name in names:
-        if name not in all_tasks.TASKS:
-            known = ", ".join(all_tasks.TASKS)
-            raise DFlashError(f"task {name!r}", expected=f"one of {known}", remedy="correct --tasks")
+        check_name(name)
     return names
 
 

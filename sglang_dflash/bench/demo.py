@@ -23,6 +23,7 @@ from sglang_dflash.bench.modes import AR
 from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.provenance import describe_hardware, hardware
 from sglang_dflash.bench.server import running
+from sglang_dflash.bench.servers import Servers
 from sglang_dflash.bench.session import Session
 from sglang_dflash.bench.settings import Settings, find_pair
 from sglang_dflash.bench.summary import Summary
@@ -45,20 +46,14 @@ async def demo(console: Console, settings: Settings) -> None:
             await plain_answer(console, replace(settings, pair=find_pair(name, None, None)))
     # Stage times cost a clock reading per stage on a CPU, and tell where a step's time goes.
     os.environ.setdefault("SGLANG_DFLASH_STAGE_TIMES", "1")
-    out = settings.out
-    launches = {mode.label: settings.launch(mode) for mode in settings.modes}
-    for launch in launches.values():
-        console.print(f"\n[bold]$[/bold] {escape(launch.describe())}")
-    async with (
-        running(launches[AR], out / "logs" / "ar.log") as plain,
-        running(launches[DFLASH], out / "logs" / "dflash.log") as dflash,
-    ):
+    async with Servers(settings, lambda line: console.print(f"\n{escape(line)}")) as servers:
+        plain, dflash = [(await servers.client(label)).base_url for label in (AR, DFLASH)]
         for task in pair_tasks.TASKS:
             await show_answer(console, task, plain, dflash)
         runs = f"{settings.repeats} alternating runs of {settings.num_prompts} single questions"
         console.print(f"\n{runs}, {describe_hardware(hardware())}")
         await Session(replace(settings, base_urls={AR: plain, DFLASH: dflash}), console).measure()
-    summary = Summary(results.read_finished(out))
+    summary = Summary(results.read_finished(settings.out))
     by_task(summary).print(console)
     for table in tables.all_tables(summary):
         table.print(console)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,4 @@ def find_pair(name: str | None, target: str | None, drafter: str | None, drafter
     else:
         known = ", ".join((*NAMES, *published_pairs()))
         raise DFlashError(f"pair {name!r}", expected=f"one of {known}", remedy="give --pair NAME, or --target PATH")
-    return Pair(
-        target or found.target, drafter or found.drafter, name, found.thinking, found.max_tokens, found.server_args
-    )
+    return replace(found, target=target or found.target, drafter=drafter or found.drafter)

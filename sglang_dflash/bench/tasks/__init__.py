@@ -13,6 +13,16 @@ from sglang_dflash.errors import DFlashError
 TASKS = (*pair_tasks.TASKS, *pair_tasks.MIXTURES, *DATASETS)
 
 
+def check_name(name: str) -> None:
+    """Refuse an unknown task.
+
+    Raises:
+        DFlashError: there is none of that name.
+    """
+    if name not in TASKS:
+        raise DFlashError(f"task {name!r}", expected=f"one of {', '.join(TASKS)}", remedy="choose one of these")
+
+
 def load(name: str, count: int, *, seed: int = 0, data_dir: Path | None = None) -> list[Question]:
     """``count`` questions of a task, or all it has if that is fewer; the same for the same arguments.
 
@@ -24,9 +34,8 @@ def load(name: str, count: int, *, seed: int = 0, data_dir: Path | None = None) 
     Raises:
         DFlashError: an unknown task, or a dataset that cannot be reached.
     """
-    if name in (*pair_tasks.TASKS, *pair_tasks.MIXTURES):
-        return pair_tasks.load(name, count, seed)
+    check_name(name)
     if name not in DATASETS:
-        raise DFlashError(f"task {name!r}", expected=f"one of {', '.join(TASKS)}", remedy="choose one of these")
+        return pair_tasks.load(name, count, seed)
     found = questions(name, data_dir)
     return found if count >= len(found) else Random(seed).sample(found, count)
