@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from sglang_dflash.upstream import (
     commit_mamba_states_after_verify,
@@ -14,6 +15,9 @@ from sglang_dflash.upstream import (
     mamba_track_grid,
 )
 from sglang_dflash.worker.step import Step
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import TpModelWorker
 
 
 class RecurrentCommit:
@@ -23,10 +27,10 @@ class RecurrentCommit:
     the block gets that boundary's state snapshotted too. Does nothing for a target without recurrent layers.
 
     Args:
-        target_worker: SGLang's ``TpModelWorker`` of the target.
+        target_worker: the target's.
     """
 
-    def __init__(self, target_worker: Any) -> None:
+    def __init__(self, target_worker: TpModelWorker) -> None:
         self.target_worker = target_worker
         self._recurrent = getattr(target_worker.model_runner.req_to_token_pool, "mamba_pool", None) is not None
         self._chain = torch.empty(0, dtype=torch.int32, device=target_worker.device)
@@ -54,7 +58,7 @@ class RecurrentCommit:
             prepared_step_indices=last_step,
         )
 
-    def _rows(self, number: int) -> torch.Tensor:
+    def _rows(self, number: int) -> Tensor:
         """int32 [number] 0, 1, ...: the logits' rows of a chain of accepted drafts; kept from step to step."""
         if number > self._chain.numel():
             self._chain = torch.arange(2 * number, dtype=torch.int32, device=self._chain.device)

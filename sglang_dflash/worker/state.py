@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from sglang_dflash.upstream import (
     get_alloc_reserve_per_decode,
     page_aligned_decode_alloc_lens,
 )
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import ScheduleBatch
 
 
 class DraftState(SpecInput):
@@ -52,7 +55,7 @@ class DraftState(SpecInput):
         """The state of no request."""
         return cls(*(torch.empty(0, dtype=torch.int64, device=device) for _ in range(2)))
 
-    def prepare_for_decode(self, batch: Any) -> None:
+    def prepare_for_decode(self, batch: ScheduleBatch) -> None:
         """Reserve KV slots for the next step; runs on the scheduler's stream, before the step's lengths are
         known.
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sglang_dflash.upstream import CaptureHiddenMode, prepare_mamba_track_for_verify
 from sglang_dflash.worker.step import Step
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import TpModelWorker
 
 
 class Verify:
     """The target's forward over the block.
 
     Args:
-        target_worker: SGLang's ``TpModelWorker`` of the target.
+        target_worker: the target's.
     """
 
-    def __init__(self, target_worker: Any) -> None:
+    def __init__(self, target_worker: TpModelWorker) -> None:
         self._target = target_worker
 
     def __call__(self, step: Step) -> None:

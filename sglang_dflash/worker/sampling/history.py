@@ -8,13 +8,16 @@ on the host, so a batch that has some waits for the drafts' copy, as one with a 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
 
 from sglang_dflash.upstream import async_d2h
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import Req, ScheduleBatch
 
 _REQUEST = "__req__"
 
@@ -27,7 +30,7 @@ class RequestAt:
         output_ids: everything generated up to and including that position.
     """
 
-    def __init__(self, req: Any, output_ids: list[int]) -> None:
+    def __init__(self, req: Req, output_ids: list[int]) -> None:
         self._req = req
         self.output_ids = req.output_ids[:0]  # an array or a list, as SGLang has it
         self.output_ids.extend(output_ids)
@@ -58,11 +61,11 @@ class History:
     """Generated tokens of the requests whose processors may look at them; empty while there are none."""
 
     def __init__(self) -> None:
-        self._generated: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
-        self._arriving: list[tuple[list[tuple[int, ref[Any]]], HostCopy]] = []
+        self._generated: WeakKeyDictionary[Req, list[int]] = WeakKeyDictionary()
+        self._arriving: list[tuple[list[tuple[int, ref[Req]]], HostCopy]] = []
         self._block: HostCopy | None = None
 
-    def start(self, batch: Any) -> None:
+    def start(self, batch: ScheduleBatch) -> None:
         """Before a prefill: take up its requests. Those that only ride along (mixed batch) are known."""
         decoding = {id(req) for req in batch.decoding_reqs or ()}
         fresh = [req for _, req in _watched(batch) if id(req) not in decoding]
@@ -73,16 +76,16 @@ class History:
         self._arriving = [(rows, copy) for rows, copy in waiting if rows]
         self._block = None
 
-    def add(self, batch: Any, tokens: Tensor, lens: Tensor) -> None:
+    def add(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
         """Each request's first ``lens`` (int [bs]) of ``tokens`` (int64 [bs, w]) are generated."""
         if rows := [(i, ref(req)) for i, req in _watched(batch)]:
             self._arriving.append((rows, HostCopy(tokens, lens)))
 
-    def expect(self, batch: Any, draft_tokens: Tensor) -> None:
+    def expect(self, batch: ScheduleBatch, draft_tokens: Tensor) -> None:
         """Before the target's forward: start the copy of the block, int64 [bs, w]."""
         self._block = HostCopy(draft_tokens) if any(_watched(batch)) else None
 
-    def params(self, batch: Any, width: int = 1) -> list[Any]:
+    def params(self, batch: ScheduleBatch, width: int = 1) -> list[Any]:
         """The processors' parameters for bs * width rows, each with the request as of its position.
 
         A request's first row, in a prefill its only one, follows what it has generated, each other one a draft more.
@@ -108,7 +111,7 @@ class History:
         self._arriving.clear()
 
 
-def _watched(batch: Any) -> Iterator[tuple[int, Any]]:
+def _watched(batch: ScheduleBatch) -> Iterator[tuple[int, Req]]:
     """Row and request of every request whose processor is shown the request."""
     if batch.sampling_info.has_custom_logit_processor:
         for i, params in enumerate(batch.sampling_info.custom_params):

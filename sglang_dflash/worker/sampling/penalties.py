@@ -7,13 +7,16 @@ one row per request slot, and each step adds what it accepts.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sglang_dflash.ops import penalize_block
 from sglang_dflash.upstream import async_h2d
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import Req, ScheduleBatch
 
 _NEUTRAL = (0.0, 0.0, 1.0)
 
@@ -28,7 +31,7 @@ class Penalties:
         self._counts: Tensor | None = None  # int32 [slots, V], generated tokens
         self._coefficients: Tensor | None = None  # float32 [slots, 3], see penalize_block
 
-    def start(self, batch: Any) -> None:
+    def start(self, batch: ScheduleBatch) -> None:
         """Before a prefill: take up its requests, and correct what SGLang will apply to their next token.
 
         A request that was retracted comes back with tokens generated; SGLang's penalizers have forgotten them by then.
@@ -40,7 +43,7 @@ class Penalties:
         if batch.sampling_info.acc_additive_penalties is not None:
             self._replace_prefill_penalties(batch)
 
-    def apply(self, batch: Any, logits: Tensor, draft_tokens: Tensor, positions: Tensor) -> None:
+    def apply(self, batch: ScheduleBatch, logits: Tensor, draft_tokens: Tensor, positions: Tensor) -> None:
         """Penalise a block's logits in place.
 
         Args:
@@ -55,7 +58,7 @@ class Penalties:
             penalize_block(logits, draft_tokens, self._counts, batch.req_pool_indices, self._coefficients)
         ban_early_stops(batch.reqs, logits, positions)
 
-    def count(self, batch: Any, tokens: Tensor, lens: Tensor) -> None:
+    def count(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
         """Each request's first ``lens`` (int [bs]) of ``tokens`` (int64 [bs, w]) are generated."""
         if self._counts is None or batch.sampling_info.acc_additive_penalties is None:
             return
@@ -63,12 +66,12 @@ class Penalties:
         entries = batch.req_pool_indices.long()[:, None] * self._counts.shape[1] + tokens
         self._counts.view(-1).scatter_add_(0, entries.flatten(), new.flatten())
 
-    def _allocate(self, batch: Any) -> None:
+    def _allocate(self, batch: ScheduleBatch) -> None:
         slots, device = batch.req_to_token_pool.req_to_token.shape[0], batch.device
         self._counts = torch.zeros((slots, batch.sampling_info.vocab_size), dtype=torch.int32, device=device)
         self._coefficients = torch.tensor(_NEUTRAL, device=device).repeat(slots, 1)
 
-    def _take_up(self, batch: Any) -> None:
+    def _take_up(self, batch: ScheduleBatch) -> None:
         """Write the rows of beginning requests, also of those without a penalty: a slot had another owner before."""
         assert self._counts is not None and self._coefficients is not None
         decoding = {id(req) for req in batch.decoding_reqs or ()}  # they ride along in a mixed batch, counted already
@@ -83,7 +86,7 @@ class Penalties:
             row, token = copy(generated, dtype=torch.int64).unbind(1)
             self._counts.index_put_((slots[row], token), torch.ones_like(token, dtype=torch.int32), accumulate=True)
 
-    def _replace_prefill_penalties(self, batch: Any) -> None:
+    def _replace_prefill_penalties(self, batch: ScheduleBatch) -> None:
         """SGLang adds one matrix to the logits of a prefill and scales by another: fill both from our counts."""
         info = batch.sampling_info
         additive = torch.zeros_like(info.acc_additive_penalties)
@@ -99,7 +102,7 @@ class Penalties:
         info.acc_additive_penalties = additive
 
 
-def ban_early_stops(reqs: list[Any], logits: Tensor, positions: Tensor) -> None:
+def ban_early_stops(reqs: list[Req], logits: Tensor, positions: Tensor) -> None:
     """Rule out the tokens that end a request until it has ``min_new_tokens``, in place.
 
     Args:
@@ -127,12 +130,12 @@ def ban_early_stops(reqs: list[Any], logits: Tensor, positions: Tensor) -> None:
     logits.scatter_(2, tokens, logits.gather(2, tokens).masked_fill(banned[..., None], -torch.inf))
 
 
-def _coefficients(req: Any) -> tuple[float, float, float]:
+def _coefficients(req: Req) -> tuple[float, float, float]:
     params = req.sampling_params
     return params.frequency_penalty, params.presence_penalty, params.repetition_penalty
 
 
-def _stop_tokens(req: Any) -> set[int]:
+def _stop_tokens(req: Req) -> set[int]:
     """Every token id that ends this request: its own, the model's and the tokenizer's."""
     ids = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
     ids |= set(req.tokenizer.additional_stop_token_ids or ()) | {req.tokenizer.eos_token_id}
