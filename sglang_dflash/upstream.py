@@ -188,6 +188,7 @@ _TABLE: dict[str, dict[str, str]] = {
         "AttentionType": "",
         "RadixAttention": "num_heads head_dim scaling num_kv_heads layer_id sliding_window_size attn_type",
     },
+    "layers.rotary_embedding.base": {"RotaryEmbedding._ensure_cos_sin_cache_length": "needed_max_pos"},
     "layers.rotary_embedding": {"get_rope": "head_size rotary_dim max_position base is_neox_style rope_scaling"},
     "lora.layers": {"unwrap_lora_layer": "module"},
     "model_loader.weight_utils": {"default_weight_loader": ""},
@@ -213,9 +214,14 @@ SYMBOLS = {
     for name, params in names.items()
 }
 
+# SGLang has these only where it finds CUDA.
+CUDA_SYMBOLS = {
+    name: Symbol(f"sglang.srt.layers.sampler.{name}") for name in ("top_k_renorm_prob", "top_p_renorm_prob")
+}
+
 
 def __getattr__(name: str) -> Any:
-    symbol = SYMBOLS.get(name)
+    symbol = SYMBOLS.get(name) or CUDA_SYMBOLS.get(name)
     if symbol is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}: add it to SYMBOLS")
     value = symbol.resolve()

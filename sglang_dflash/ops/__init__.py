@@ -1,4 +1,4 @@
-"""The operations of one decode step, and the one place that chooses how they run: Triton on CUDA, else torch.
+"""The operations of one decode step, and the one place that chooses how they run: a kernel on CUDA, else torch.
 
 :mod:`sglang_dflash.ops.reference` defines each of them. A Triton module is imported on first use, so a
 machine without Triton never needs it.
@@ -16,7 +16,7 @@ import torch
 from sglang_dflash.ops import reference
 from sglang_dflash.ops.argmax import argmax
 from sglang_dflash.ops.linear import linear
-from sglang_dflash.ops.reference import Accepted, Block, filter_probs, token_hash
+from sglang_dflash.ops.reference import Accepted, Block, token_hash
 
 __all__ = [
     "Accepted",
@@ -58,4 +58,5 @@ prepare_block = _by_device(reference.prepare_block)
 accept_block = _by_device(reference.accept_block)
 norm_rope = _by_device(reference.norm_rope)
 penalize_block = _by_device(reference.penalize_block)
+filter_probs = _by_device(reference.filter_probs)
 seeded_draw = _by_device(reference.seeded_draw)

@@ -1,0 +1,55 @@
+"""The filters of seeded draws on CUDA keep what the definition keeps; SGLang's kernels are stood in for by torch."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from sglang_dflash import ops, upstream
+from sglang_dflash.ops import reference
+
+SOURCE = Path(ops.__file__).parent / "kernels" / "filter_probs.py"
+NONE = torch.inf  # of a top-p limit, as SeededSampler says it
+
+
+def top_k_renorm_prob(probs: Tensor, top_ks: Tensor) -> Tensor:
+    cutoffs = probs.sort(dim=-1, descending=True).values.gather(1, top_ks.clamp(max=probs.shape[1])[:, None].long() - 1)
+    kept = probs.where(probs >= cutoffs, 0.0)
+    return kept / kept.sum(dim=-1, keepdim=True)
+
+
+def top_p_renorm_prob(probs: Tensor, top_ps: Tensor) -> Tensor:
+    assert (top_ps <= 1).all()
+    ranked, order = probs.sort(dim=-1, descending=True)
+    kept = ranked.where(ranked.cumsum(dim=-1) - ranked < top_ps[:, None] - 1e-6, 0.0)  # as rounding may have it
+    kept = torch.zeros_like(probs).scatter_(1, order, kept)
+    return kept / kept.sum(dim=-1, keepdim=True)
+
+
+@pytest.fixture
+def on_cuda(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(upstream, "top_k_renorm_prob", top_k_renorm_prob, raising=False)
+    monkeypatch.setattr(upstream, "top_p_renorm_prob", top_p_renorm_prob, raising=False)
+    return runpy.run_path(str(SOURCE))["filter_probs"]
+
+
+def test_the_filters_on_cuda_equal_their_definition(on_cuda) -> None:
+    torch.manual_seed(0)
+    rows = 120
+    probs = torch.softmax(torch.randn(rows, 200) * 3, dim=-1)
+    filters = (
+        torch.tensor([1, 3, 40, 1 << 30], dtype=torch.int32).repeat(rows // 4),
+        torch.tensor([0.3, 0.9, NONE]).repeat(rows // 3),
+        torch.tensor([0.0, 0.05, 0.4, 0.0, 0.9]).repeat(rows // 5),
+    )
+    assert torch.equal(on_cuda(probs, *filters), reference.filter_probs(probs, *filters))
+
+
+def test_a_row_without_a_limit_keeps_its_tail(on_cuda) -> None:
+    probs = torch.tensor([[1.0 - 1e-7, 1e-7, 0.0]])
+    kept = on_cuda(probs, torch.tensor([1 << 30], dtype=torch.int32), torch.tensor([NONE]), torch.tensor([0.0]))
+    assert torch.equal(kept, probs)
