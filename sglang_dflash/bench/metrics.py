@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from sglang_dflash.bench.records import RequestRecord, RunRecord
 
 Floats = NDArray[np.float64]
+NAN = float("nan")
+_RESAMPLES = 10_000
 
 
 # Speed
@@ -51,9 +53,9 @@ def tpots(requests: Sequence[RequestRecord]) -> Floats:
     return np.array([(r.latency_s - r.ttft_s) / (r.completion_tokens - 1) for r in requests if r.completion_tokens > 1])
 
 
-def percentiles(values: Floats, at: Sequence[float] = (50, 95, 99)) -> tuple[float, ...]:
-    """Linearly interpolated percentiles; NaN for no values."""
-    return tuple(float(p) for p in np.percentile(values, at)) if len(values) else (float("nan"),) * len(at)
+def percentiles(values: Floats) -> tuple[float, ...]:
+    """The 50th, 95th and 99th, linearly interpolated; NaN for no values."""
+    return tuple(float(p) for p in np.percentile(values, (50, 95, 99))) if len(values) else (NAN, NAN, NAN)
 
 
 def step_seconds(requests: Sequence[RequestRecord]) -> float:
@@ -118,7 +120,7 @@ def host_seconds_per_step(requests: Sequence[RequestRecord], runs: Sequence[RunR
     """
     stages = stage_seconds_per_step(runs)
     if not stages:
-        return float("nan")
+        return NAN
     return step_seconds(requests) - stages.get("draft", 0.0) - stages.get("verify", 0.0)
 
 
@@ -142,10 +144,6 @@ class Agreement:
     equal: int
     compared: int
     first_differences: tuple[int, ...] = ()
-
-    @property
-    def share(self) -> float:
-        return _ratio(self.equal, self.compared)
 
 
 def agreement(requests: Sequence[RequestRecord], reference: Sequence[RequestRecord]) -> Agreement:
@@ -175,23 +173,16 @@ def _first_difference(a: list[int], b: list[int]) -> int:
 class SpeedUp:
     """Ratio of two arms' throughputs with a bootstrap interval; ``low`` and ``high`` are NaN below three repeats."""
 
-    ratio: float
-    low: float
-    high: float
-    repeats: int
+    ratio: float = NAN
+    low: float = NAN
+    high: float = NAN
+    repeats: int = 0
 
 
-def speed_up(
-    throughput: dict[int, float],
-    baseline: dict[int, float],
-    *,
-    confidence: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> SpeedUp:
+def speed_up(throughput: dict[int, float], baseline: dict[int, float], seed: int = 0) -> SpeedUp:
     """Median throughput of the arm / median throughput of the baseline, over repeats that both have.
 
-    The interval is the percentile bootstrap (Efron & Tibshirani 1993, chapter 13) over *repeats*, resampled in
+    The interval of 95 % is the percentile bootstrap (Efron & Tibshirani 1993, chapter 13) over *repeats*, resampled in
     pairs: runs of one repeat are neighbours in time, so a slow minute of the machine is in both of them.
 
     Args:
@@ -200,25 +191,24 @@ def speed_up(
     """
     repeats = sorted(throughput.keys() & baseline.keys())
     if not repeats:
-        return SpeedUp(float("nan"), float("nan"), float("nan"), 0)
+        return SpeedUp()
     ours = np.array([throughput[r] for r in repeats])
     theirs = np.array([baseline[r] for r in repeats])
     ratio = float(np.median(ours) / np.median(theirs))
     if len(repeats) < 3:
-        return SpeedUp(ratio, float("nan"), float("nan"), len(repeats))
-    picks = np.random.default_rng(seed).integers(len(repeats), size=(resamples, len(repeats)))
+        return SpeedUp(ratio, repeats=len(repeats))
+    picks = np.random.default_rng(seed).integers(len(repeats), size=(_RESAMPLES, len(repeats)))
     ratios = np.median(ours[picks], axis=1) / np.median(theirs[picks], axis=1)
-    tail = 50 * (1 - confidence)
-    low, high = np.percentile(ratios, [tail, 100 - tail])
+    low, high = np.percentile(ratios, [2.5, 97.5])
     return SpeedUp(ratio, float(low), float(high), len(repeats))
 
 
 def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if len(values) else float("nan")
+    return float(np.mean(values)) if len(values) else NAN
 
 
 def _ratio(numerator: float, denominator: float) -> float:
-    return numerator / denominator if denominator else float("nan")
+    return numerator / denominator if denominator else NAN
 
 
 def _sum_counters(runs: Sequence[RunRecord], name: str) -> Counter[str]:

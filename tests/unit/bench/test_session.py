@@ -19,6 +19,7 @@ from sglang_dflash.bench import plan, results
 from sglang_dflash.bench.client import Sampling
 from sglang_dflash.bench.modes import parse_modes
 from sglang_dflash.bench.records import RunKey
+from sglang_dflash.bench.runner import closed_loop
 from sglang_dflash.bench.session import Session
 from sglang_dflash.bench.settings import Pair, Settings
 from sglang_dflash.errors import DFlashError
@@ -99,6 +100,23 @@ def test_a_whole_session(tmp_path: Path):
     }
     assert measured.provenance[0]["settings"]["seed"] == 0
     assert {row["mode"] for row in measured.servers} == {"ar", "dflash:16"}
+
+
+def test_a_closed_loop_keeps_as_many_requests_in_flight_as_it_has_users():
+    in_flight: list[int] = []
+    at_once: list[int] = []
+    answered: list[int] = []
+
+    async def ask(item: int) -> None:
+        in_flight.append(item)
+        at_once.append(len(in_flight))
+        await asyncio.sleep(0.001 * (1 + item % 3))
+        in_flight.remove(item)
+        answered.append(item)
+
+    asyncio.run(closed_loop(range(20), 3, ask))
+    assert sorted(answered) == list(range(20))
+    assert at_once == [1, 2] + [3] * 18
 
 
 def test_each_run_is_warmed_up_at_its_concurrency_then_flushed(tmp_path: Path):
