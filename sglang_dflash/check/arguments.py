@@ -1,4 +1,7 @@
-"""Server arguments that no DFLASH pair can be served with, whatever the pair."""
+"""Server arguments that no DFLASH pair can be served with, whatever the pair.
+
+``args`` in this folder is anything with SGLang's argument names as attributes, unset ones being None.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from sglang_dflash.check.findings import Finding, error, ok
-from sglang_dflash.check.pair import Serving
 
 
-def serving_of(args: Any) -> Serving:
-    """The arguments that a pair has to fit, from anything with SGLang's argument names as attributes."""
-    return Serving(
-        block_size=args.speculative_num_draft_tokens or args.speculative_dflash_block_size,
-        context_length=args.context_length,
-        draft_window=args.speculative_draft_window_size,
-        tp_size=args.tp_size,
-    )
+def block_size(args: Any) -> int | None:
+    """The block size that the flags ask for, tokens; None if they do not."""
+    return args.speculative_num_draft_tokens or args.speculative_dflash_block_size
 
 
 def check_arguments(args: Any) -> Iterator[Finding]:
-    """Findings on the arguments themselves.
-
-    Args:
-        args: anything with SGLang's argument names as attributes.
-    """
+    """Findings on the arguments themselves."""
     yield _drafter_path(args)
     yield _block_flags(args)
     yield _pipeline(args)
@@ -69,8 +62,7 @@ def _pipeline(args: Any) -> Finding:
 
 
 def _track_interval(args: Any) -> Finding:
-    about, block = "recurrent snapshots", serving_of(args).block_size
-    interval = args.mamba_track_interval
+    about, block, interval = "recurrent snapshots", block_size(args), args.mamba_track_interval
     if block is None or interval is None or interval >= block:
         return ok(about, f"every {interval} tokens")
     return error(

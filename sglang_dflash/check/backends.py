@@ -1,6 +1,6 @@
-"""Can this GPU run the backends that were asked for? The rules are SGLang 0.5.23's, which checks some after loading.
+"""Can the GPU run the backends that were asked for? The rules are SGLang 0.5.23's, which checks some after loading.
 
-Sources there: ``layers/attention/attention_registry.py`` and ``arg_groups/attention_hook.py``.
+They stand in its ``layers/attention/attention_registry.py`` and ``arg_groups/attention_hook.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sglang_dflash.check.findings import Finding, error, ok, warn
-from sglang_dflash.memory.device import Device
+from sglang_dflash.memory.machine import Machine
 
 # Backend -> major compute capabilities that can run it; the others run everywhere.
 _MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}}
@@ -17,48 +17,48 @@ _HYBRID_ON_BLACKWELL = {"triton", "trtllm_mha", "flashinfer", "fa4"}
 _TARGET_FLAGS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
-def check_backends(args: Any, device: Device | None, *, hybrid: bool) -> Iterator[Finding]:
+def check_backends(args: Any, machine: Machine, *, hybrid: bool) -> Iterator[Finding]:
     """Findings on the backends of a command line.
 
     Args:
         args: server arguments by SGLang's names.
-        device: the GPU; None where there is none, which leaves nothing to check.
+        machine: what serves; without a known compute capability there is nothing to check against.
         hybrid: whether the target has recurrent layers.
     """
     flags = [*_TARGET_FLAGS, "speculative_draft_attention_backend"]
     asked = {flag: name for flag in flags if (name := getattr(args, flag))}
-    if device is None:
-        yield ok("backends", f"{', '.join(asked.values()) or 'chosen by SGLang'}; no NVIDIA GPU to hold them against")
+    if machine.capability is None:
+        names = ", ".join(asked.values()) or "chosen by SGLang"
+        yield ok("backends", f"{names}; not checked against {machine.name}: no compute capability is known")
         return
     for flag, name in asked.items():
-        allowed = hybrid and device.is_blackwell and flag in _TARGET_FLAGS
-        yield _backend(flag, name, device, only=_HYBRID_ON_BLACKWELL if allowed else None)
-    if needs_bfloat16_states(args, device):
+        limited = hybrid and machine.is_blackwell and flag in _TARGET_FLAGS
+        runs = machine.capability[0] in _MAJORS.get(name, {machine.capability[0]})
+        runs = runs and (not limited or name in _HYBRID_ON_BLACKWELL)
+        yield _backend("--" + flag.replace("_", "-"), name, machine, machine.capability, runs)
+    if needs_bfloat16_states(args, machine):
         yield warn(
             "recurrent state's dtype",
-            f"FlashInfer's linear decode on {device.name} keeps states in bfloat16 only",
+            f"FlashInfer's linear decode on {machine.name} keeps states in bfloat16 only",
             expected="--mamba-ssm-dtype bfloat16",
             remedy="none needed: the server sets it; say so yourself to silence this",
         )
 
 
-def needs_bfloat16_states(args: Any, device: Device | None) -> bool:
+def needs_bfloat16_states(args: Any, machine: Machine) -> bool:
     """Whether SGLang would refuse these arguments for want of ``--mamba-ssm-dtype bfloat16``."""
     decode = args.linear_attn_decode_backend or args.linear_attn_backend
-    blackwell = device is not None and device.is_blackwell
-    return blackwell and decode == "flashinfer" and args.mamba_ssm_dtype is None
+    return machine.is_blackwell and decode == "flashinfer" and args.mamba_ssm_dtype is None
 
 
-def _backend(flag: str, name: str, device: Device, only: set[str] | None) -> Finding:
-    option = "--" + flag.replace("_", "-")
-    major, minor = device.capability
-    runs = major in _MAJORS.get(name, {major}) and (only is None or name in only)
+def _backend(option: str, name: str, machine: Machine, capability: tuple[int, int], runs: bool) -> Finding:
     if runs:
-        return ok(option, f"{name} on {device.name}")
+        return ok(option, f"{name} on {machine.name}")
+    major, minor = capability
     best = "trtllm_mha" if major in (10, 12) else "fa3" if major in (8, 9) else "flashinfer"
     return error(
         option,
-        f"{option} {name} on {device.name} (compute capability {major}.{minor})",
+        f"{option} {name} on {machine.name} (compute capability {major}.{minor})",
         expected=f"a backend that this GPU can run: {best}, flashinfer or triton",
         remedy=f"set {option} {best}",
     )

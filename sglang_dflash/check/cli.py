@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from sglang_dflash.check.findings import of_error
+from sglang_dflash.check.findings import of_error, ok
 from sglang_dflash.check.options import parse
-from sglang_dflash.check.report import Report, preflight
+from sglang_dflash.check.preflight import Report, preflight
 from sglang_dflash.check.table import show
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.memory.device import find_device
+from sglang_dflash.memory.machine import asked_about
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -23,26 +24,32 @@ def check(
     drafter: Annotated[str, typer.Argument(help="Drafter: directory or hub id.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     memory_gib: Annotated[
-        float | None, typer.Option(help="Memory to divide, GiB; this machine's GPU where not given.")
+        float | None,
+        typer.Option(help="Ask about another machine: a GPU with so many GiB, or with --device cpu a CPU."),
     ] = None,
 ) -> None:
     """Does the drafter fit the target, do both fit into memory, will these server flags work?
 
-    Put the server's flags behind the two models. Only configurations and safetensors headers are read.
+    Put the server's flags after the two models. Only configurations and safetensors headers are read.
     Exit status: 0 all well, 1 warnings, 2 errors.
     """
     report, window = _report(target, drafter, context.args, memory_gib)
+    levels = {finding.level for finding in report.findings}
+    exit_code = 2 if "error" in levels else 1 if "warn" in levels else 0
     if as_json:
-        typer.echo(report.as_json())
+        typer.echo(json.dumps(asdict(report) | {"exit_code": exit_code}, indent=2))
     else:
-        show(report, Console(), window)
-    raise typer.Exit(report.exit_code)
+        show(report, window)
+    raise typer.Exit(exit_code)
 
 
 def _report(target: str, drafter: str, flags: list[str], memory_gib: float | None) -> tuple[Report, int | None]:
     try:
         args, notes, unread = parse(flags, target=target, drafter=drafter)
     except DFlashError as raised:
-        return Report([of_error("flags", raised)], None), None
-    report = preflight(args, device=find_device(), notes=notes, unread=unread, memory_gib=memory_gib)
-    return report, args.speculative_draft_window_size
+        return Report([of_error("flags", raised)]), None
+    report = preflight(args, asked_about(args.device, memory_gib))
+    read = [ok("old flag", note) for note in notes]
+    if unread:
+        read.append(ok("flags not looked at", " ".join(unread)))
+    return Report([*read, *report.findings], report.memory), args.speculative_draft_window_size

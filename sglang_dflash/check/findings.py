@@ -1,4 +1,4 @@
-"""One line of a preflight: what was looked at, what was found, and how grave it is."""
+"""One line of a preflight: what was looked at, what was found, and whether it stops the server."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ Level = Literal["ok", "warn", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """A checked fact. ``expected`` and ``remedy`` are empty where ``level`` is ``ok``."""
+    """A checked fact.
+
+    Attributes:
+        expected, remedy: empty if ``level`` is ``ok``.
+        estimated: whether it rests on estimated sizes, which may be wrong: a server warns of it and starts.
+    """
 
     level: Level
     about: str
     value: str
     expected: str = ""
     remedy: str = ""
+    estimated: bool = False
 
     def __str__(self) -> str:
         return f"{self.value}. Expected: {self.expected}. Remedy: {self.remedy}."
@@ -43,11 +49,11 @@ def of_error(about: str, raised: DFlashError) -> Finding:
 
 
 def raise_first_error(findings: Iterable[Finding]) -> None:
-    """Stop at the first error.
+    """Stop at the first error that does not rest on an estimate.
 
     Raises:
         DFlashError: with the value, expectation and remedy of that finding.
     """
     for finding in findings:
-        if finding.level == "error":
+        if finding.level == "error" and not finding.estimated:
             raise DFlashError(finding.value, expected=finding.expected, remedy=finding.remedy)

@@ -1,4 +1,4 @@
-"""The published cards' flags and environment variables, translated into today's.
+"""The published cards' flags, translated into today's.
 
 Drafter cards and z-lab's README were written for SGLang up to 0.5.18. Their flags are rewritten before SGLang
 parses them, so that a card's command line runs as printed; each rewrite is one log line.
@@ -19,7 +19,6 @@ RENAMED = {
 REPLACED_VALUES = {("--cuda-graph-backend-prefill", "tc_piecewise"): "breakable"}
 
 _TOUCHED = {*RENAMED, *RENAMED.values(), *(flag for flag, _ in REPLACED_VALUES)}
-_ON = {"1", "true", "yes", "on", "y", "t"}
 
 
 def modernise_argv(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -81,26 +80,3 @@ class _Translation:
                     expected=f"one value: both mean {name}",
                     remedy=f"keep only {name}",
                 )
-
-
-def explain_environment(environ: Mapping[str, str]) -> list[str]:
-    """One line for each variable of the cards that is set: what it does in this SGLang."""
-    lines = []
-    for name in ("SGLANG_ENABLE_SPEC_V2", "SGLANG_ENABLE_DFLASH_SPEC_V2"):
-        if (value := environ.get(name)) is None:
-            continue
-        if value.strip().lower() in _ON:
-            lines.append(f"{name}={value} is not needed: overlap scheduling is the default")
-        else:
-            lines.append(
-                f"{name}={value} has no effect: one worker serves with and without overlap; "
-                "to schedule without overlap, add --disable-overlap-schedule"
-            )
-    if (value := environ.get("SGLANG_ENABLE_OVERLAP_PLAN_STREAM")) is not None:
-        lines.append(f"SGLANG_ENABLE_OVERLAP_PLAN_STREAM={value} means what it meant: SGLang reads it")
-    if (value := environ.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")) is not None:
-        lines.append(
-            f"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN={value} is not needed for the drafter's context; "
-            "it still lifts the target's own limit"
-        )
-    return lines

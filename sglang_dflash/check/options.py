@@ -14,8 +14,10 @@ from sglang_dflash.check.old_flags import modernise_argv
 # flag -> (type, default)
 VALUED: dict[str, tuple[type, object]] = {
     "--attention-backend": (str, None),
+    "--chat-template": (str, None),
     "--context-length": (int, None),
     "--decode-attention-backend": (str, None),
+    "--device": (str, None),
     "--dtype": (str, "auto"),
     "--json-model-override-args": (str, "{}"),
     "--kv-cache-dtype": (str, "auto"),
@@ -43,7 +45,7 @@ VALUED: dict[str, tuple[type, object]] = {
 }
 SWITCHES = ("--disable-overlap-schedule", "--disable-radix-cache")
 ALIASES = {"--tp-size": ["--tensor-parallel-size", "--tp"], "--pp-size": ["--pipeline-parallel-size"]}
-# Given by the preflight's own arguments; accepted so that a card's command line can be pasted behind them.
+# Given by the preflight's own arguments; accepted so that a card's command line can be pasted after them.
 _GIVEN = ("--model-path", "--model", "--speculative-algorithm", "--speculative-draft-model-path")
 
 

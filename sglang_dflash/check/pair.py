@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from sglang_dflash.check.arguments import block_size
 from sglang_dflash.check.findings import Finding, error, ok, warn
 from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.window.size import context_window
 
-
-@dataclass(frozen=True)
-class Serving:
-    """The server arguments that decide whether a pair fits; None where the user did not set one.
-
-    Attributes:
-        block_size: ``--speculative-num-draft-tokens`` or ``--speculative-dflash-block-size``, in tokens.
-        context_length: ``--context-length``, in tokens.
-        draft_window: ``--speculative-draft-window-size``, in tokens.
-        tp_size: tensor-parallel ranks that share the drafter.
-    """
-
-    block_size: int | None = None
-    context_length: int | None = None
-    draft_window: int | None = None
-    tp_size: int = 1
+_ITS_DRAFTER = "use the drafter that was trained for this target"
 
 
-def check_pair(drafter: DrafterConfig, target: Mapping[str, Any], serving: Serving) -> Iterator[Finding]:
+def check_pair(drafter: DrafterConfig, target: Mapping[str, Any], args: Any) -> Iterator[Finding]:
     """Compare a drafter with its target.
 
     Args:
         drafter: the parsed drafter configuration.
         target: the target's ``config.json``.
-        serving: the server arguments that both must fit.
+        args: the server arguments that both must fit, by SGLang's names.
 
     Yields:
         One finding a check, errors included; never raises for a pair that does not fit.
@@ -45,11 +30,11 @@ def check_pair(drafter: DrafterConfig, target: Mapping[str, Any], serving: Servi
     yield _target_layers(drafter, text)
     yield _layer_ids(drafter, text)
     yield _mask_token(drafter, text)
-    yield _block(drafter, serving)
-    yield _heads(drafter, serving)
+    yield _block(drafter, args)
+    yield _heads(drafter, args)
     yield _layers(drafter)
-    yield _window(drafter, serving)
-    yield _context(drafter, text, serving)
+    yield _window(drafter, args)
+    yield _context(drafter, text, args)
 
 
 def _same(about: str, drafter_value: int, target_value: object, key: str) -> Finding:
@@ -59,7 +44,7 @@ def _same(about: str, drafter_value: int, target_value: object, key: str) -> Fin
         about,
         f"{key} {drafter_value} of the drafter, {target_value} of the target",
         expected="the same: the drafter uses the target's embedding, LM head and hidden states",
-        remedy="use the drafter that was trained for this target",
+        remedy=_ITS_DRAFTER,
     )
 
 
@@ -78,7 +63,7 @@ def _target_layers(drafter: DrafterConfig, text: Mapping[str, Any]) -> Finding:
         about,
         f"num_target_layers {drafter.num_target_layers} of the drafter, the target has {actual} layers",
         expected="the target that the drafter was trained with",
-        remedy="use the drafter that was trained for this target",
+        remedy=_ITS_DRAFTER,
     )
 
 
@@ -99,7 +84,7 @@ def _layer_ids(drafter: DrafterConfig, text: Mapping[str, Any]) -> Finding:
         f"target_layer_ids {list(ids)}: {beyond[0]} cannot be captured in a target of {actual} layers",
         # SGLang captures a layer's output where the next layer reads it, so the last one has no such place.
         expected=f"layers 0 to {actual - 2}",
-        remedy="use the drafter that was trained for this target",
+        remedy=_ITS_DRAFTER,
     )
 
 
@@ -110,7 +95,7 @@ def _mask_token(drafter: DrafterConfig, text: Mapping[str, Any]) -> Finding:
             about,
             f"mask_token_id {drafter.mask_token_id}, the target's embedding has {rows} rows",
             expected=f"an id from 0 to {rows - 1}",
-            remedy="use the drafter that was trained for this target",
+            remedy=_ITS_DRAFTER,
         )
     special = [text.get(key) for key in ("eos_token_id", "pad_token_id", "bos_token_id")]
     if drafter.mask_token_id in special:
@@ -123,8 +108,8 @@ def _mask_token(drafter: DrafterConfig, text: Mapping[str, Any]) -> Finding:
     return ok(about, str(drafter.mask_token_id))
 
 
-def _block(drafter: DrafterConfig, serving: Serving) -> Finding:
-    about, trained, asked = "block size", drafter.block_size, serving.block_size
+def _block(drafter: DrafterConfig, args: Any) -> Finding:
+    about, trained, asked = "block size", drafter.block_size, block_size(args)
     if asked is not None and asked < 2:
         return error(
             about,
@@ -149,8 +134,8 @@ def _block(drafter: DrafterConfig, serving: Serving) -> Finding:
     return ok(about, f"{asked or trained}" + (f" of {trained}" if trained else ""))
 
 
-def _heads(drafter: DrafterConfig, serving: Serving) -> Finding:
-    about, tp, kv = "heads by tensor parallelism", serving.tp_size, drafter.num_kv_heads
+def _heads(drafter: DrafterConfig, args: Any) -> Finding:
+    about, tp, kv = "heads by tensor parallelism", args.tp_size, drafter.num_kv_heads
     # More ranks than KV heads: each KV head is held by tp / kv ranks.
     kv_fits = kv % tp == 0 or tp % kv == 0
     if kv_fits and drafter.num_heads % tp == 0 and drafter.intermediate_size % tp == 0:
@@ -174,11 +159,11 @@ def _layers(drafter: DrafterConfig) -> Finding:
     return ok("drafter's layers", counts + window)
 
 
-def _window(drafter: DrafterConfig, serving: Serving) -> Finding:
-    about, window = "draft window", serving.draft_window
+def _window(drafter: DrafterConfig, args: Any) -> Finding:
+    about, window = "draft window", args.speculative_draft_window_size
     if window is None:
         return ok(about, "none: full layers read the whole context")
-    block = serving.block_size or drafter.block_size or 2
+    block = block_size(args) or drafter.block_size or 2
     if window < block:
         return error(
             about,
@@ -195,9 +180,9 @@ def _window(drafter: DrafterConfig, serving: Serving) -> Finding:
     return ok(about, f"{window} tokens for full-attention layers")
 
 
-def _context(drafter: DrafterConfig, text: Mapping[str, Any], serving: Serving) -> Finding:
+def _context(drafter: DrafterConfig, text: Mapping[str, Any], args: Any) -> Finding:
     about = "context length"
-    context = serving.context_length or text.get("max_position_embeddings")
+    context = args.context_length or text.get("max_position_embeddings")
     own = drafter.max_position_embeddings
     if not isinstance(context, int) or own >= context:
         return ok(about, f"{context}, drafter {own}")

@@ -1,7 +1,7 @@
 """The drafter's ``config.json``, read once and strictly: what it does not say is an error, never a guess.
 
 The file is read as published, not through transformers, whose Qwen3 configuration drops ``sliding_window``
-where ``use_sliding_window`` is false, although ``layer_types`` may name sliding layers.
+if ``use_sliding_window`` is false, although ``layer_types`` may name sliding layers.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dflash.drafter.keys import SLIDING, ConfigKeys, text_config, unusable
-from sglang_dflash.drafter.kinds import ARCHITECTURES, foreign_kind
+from sglang_dflash.drafter.kinds import ARCHITECTURES, kind_left_to_builtin
 from sglang_dflash.errors import DFlashError
 
-__all__ = ["DrafterConfig", "foreign_kind", "load_config", "quantization", "text_config"]
+__all__ = ["DrafterConfig", "load_config", "quantization", "text_config"]
 
 
 @dataclass(frozen=True)
@@ -24,17 +24,17 @@ class DrafterConfig:
     """What the worker and the drafter model need to know, every field checked on its own.
 
     Attributes:
-        block_size: tokens of one draft block, the anchor included; None where the checkpoint does not say.
+        block_size: tokens of one draft block, the anchor included; None if the checkpoint does not say.
         mask_token_id: token id of the block's positions after the anchor.
         target_layer_ids: target layers whose *output* feeds the drafter, 0-based, in ``fc``'s order.
-        num_target_layers: layers of the target it was trained with; None where the checkpoint does not say.
+        num_target_layers: layers of the target it was trained with; None if the checkpoint does not say.
         layer_types: ``full_attention`` or ``sliding_attention`` per drafter layer.
         sliding_window: tokens that a sliding layer sees, the current one included; None without such layers.
         causal: per layer, whether a position of the block sees only positions up to itself. Sliding layers
             are causal and full layers bidirectional unless ``is_causal`` says otherwise for all.
         rotary_dim: dimensions of a head that RoPE turns.
         rope_scaling: parameters of a scaled RoPE (YaRN), ``rope_type`` included; None for plain RoPE.
-        dtype: the checkpoint's dtype as it names it; None where it does not say.
+        dtype: the checkpoint's dtype as it names it; None if it does not say.
         quantization: quantisation method of the checkpoint, None for plain weights.
     """
 
@@ -75,9 +75,9 @@ class DrafterConfig:
         """Parse a drafter's configuration.
 
         Raises:
-            DFlashError: the drafter is of another kind (:func:`foreign_kind`), or a key is unusable.
+            DFlashError: the drafter is of another kind (:func:`kind_left_to_builtin`), or a key is unusable.
         """
-        if kind := foreign_kind(config):
+        if kind := kind_left_to_builtin(config):
             raise DFlashError(
                 f"the drafter is of the kind {kind}",
                 expected=f"a plain DFlash drafter (architectures {list(ARCHITECTURES)})",

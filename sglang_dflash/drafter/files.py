@@ -14,7 +14,7 @@ from typing import Any
 from sglang_dflash.drafter.config import load_config
 from sglang_dflash.errors import DFlashError
 
-# Bytes of one element, by the names safetensors uses.
+# Bits of one element, by the names safetensors uses.
 _BITS = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4,
     "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
@@ -62,33 +62,36 @@ class ModelFiles:
         """
         path = self.path("config.json")
         if path is None:
-            raise DFlashError(
-                f"no config.json found for {self.name}",
-                expected="a model directory, or a hub id that can be reached or is in the local cache",
-                remedy="check the path or id; for a gated model log in with `hf auth login`",
-            )
+            raise self._not_found("config.json")
         return load_config(path.parent)
 
     def path(self, file: str) -> Path | None:
-        """Local path of one small file, downloaded if need be; None where the model has no such file."""
+        """Local path of one small file, downloaded if need be; None if the model does not have it.
+
+        Raises:
+            DFlashError: the hub refuses the model, or cannot be reached.
+        """
         if self.is_local:
             local = Path(self.name) / file
             return local if local.is_file() else None
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+        from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 
         try:
             return Path(hf_hub_download(self.name, file, revision=self.revision))
-        except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError):
+        except EntryNotFoundError:
             return None
+        except (HFValidationError, OSError) as error:
+            raise self._not_found(file) from error
 
     def json(self, file: str) -> dict[str, Any] | None:
-        """A JSON file's content, None where the model has no such file."""
+        """A JSON file's content; None if the model does not have it."""
         path = self.path(file)
         return None if path is None else json.loads(path.read_text(encoding="utf-8"))
 
+    @cached_property
     def tensors(self) -> dict[str, TensorHeader] | None:
-        """Every tensor's dtype and shape; None where no safetensors header can be read."""
+        """Every tensor's dtype and shape; None if no safetensors header can be read."""
         config = self.path("config.json")
         stored = sorted(config.parent.glob("*.safetensors")) if config else []
         if stored or self.is_local:
@@ -98,17 +101,24 @@ class ModelFiles:
             return merged or None
         from httpx import TransportError
         from huggingface_hub import get_safetensors_metadata
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, NotASafetensorsRepoError
+        from huggingface_hub.errors import HFValidationError, NotASafetensorsRepoError
 
         try:
             metadata = get_safetensors_metadata(self.name, revision=self.revision)
-        except (HfHubHTTPError, HFValidationError, NotASafetensorsRepoError, TransportError, OSError):
+        except (HFValidationError, NotASafetensorsRepoError, TransportError, OSError):
             return None
         return {
             name: TensorHeader(str(info.dtype), tuple(info.shape))
             for file in metadata.files_metadata.values()
             for name, info in file.tensors.items()
         }
+
+    def _not_found(self, file: str) -> DFlashError:
+        return DFlashError(
+            f"no {file} found for {self.name}",
+            expected="a model directory, or a hub id that can be reached or is in the local cache",
+            remedy="check the path or id; for a gated model log in with `hf auth login`",
+        )
 
 
 def _header(file: Path) -> Mapping[str, Any]:

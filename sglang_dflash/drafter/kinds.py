@@ -29,7 +29,7 @@ _BY_KEY = {
 }
 
 
-def foreign_kind(config: Mapping[str, Any]) -> str | None:
+def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
     """Name of the drafter's family, None for plain DFlash.
 
     Only what ``config.json`` declares is read; undeclared extra tensors are found by the loader.

@@ -1,40 +1,28 @@
-"""Where the server's drafter checkpoint is, and its files as published."""
+"""The drafter of the server that this process belongs to, and whether our worker serves it here."""
 
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from sglang_dflash.drafter.config import DrafterConfig, load_config
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.drafter.mask_embedding import FILE, load_mask_embedding
 from sglang_dflash.upstream import get_spec
 
-
-def published_file(path: str, revision: str | None, name: str) -> Path | None:
-    """A file of a drafter, from a local directory or the Hugging Face hub; None where the drafter has none such."""
-    if Path(path).is_dir():
-        file = Path(path) / name
-        return file if file.exists() else None
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
-    try:
-        return Path(hf_hub_download(path, name, revision=revision))
-    except EntryNotFoundError:
-        return None
+_our_worker_serves = False
 
 
-def published_config(path: str, revision: str | None) -> dict[str, Any]:
-    """``config.json`` of a drafter.
+def our_worker_serves() -> bool:
+    """Whether this process runs our worker: known once SGLang has asked which worker class to construct."""
+    return _our_worker_serves
 
-    Raises:
-        DFlashError: the file is missing or not JSON.
-    """
-    file = published_file(path, revision, "config.json")
-    return load_config(path if file is None else file.parent)
+
+def note_our_worker(serves: bool) -> None:
+    """Note which worker class SGLang was given (:func:`sglang_dflash.hooks.takeover.choose_worker`)."""
+    global _our_worker_serves
+    _our_worker_serves = serves
 
 
 def drafter_config() -> DrafterConfig:
@@ -43,21 +31,23 @@ def drafter_config() -> DrafterConfig:
     Raises:
         DFlashError: the configuration is unusable, or of another kind of drafter.
     """
-    spec = get_spec()
-    return _parsed(spec.speculative_draft_model_path, spec.speculative_draft_model_revision)
+    return _parsed(_files())
 
 
 @cache
-def _parsed(path: str, revision: str | None) -> DrafterConfig:
-    return DrafterConfig.from_dict(published_config(path, revision))
+def _parsed(files: ModelFiles) -> DrafterConfig:
+    return DrafterConfig.from_dict(files.config)
 
 
 def mask_embedding() -> Tensor | None:
-    """The drafter's own embedding of the mask token, [H]; None where the target's serves.
+    """The drafter's own embedding of the mask token, [H]; None if the target's serves.
 
     Raises:
         DFlashError: the drafter has one that cannot be used.
     """
+    return load_mask_embedding(_files().path(FILE), drafter_config())
+
+
+def _files() -> ModelFiles:
     spec = get_spec()
-    file = published_file(spec.speculative_draft_model_path, spec.speculative_draft_model_revision, FILE)
-    return load_mask_embedding(file, drafter_config())
+    return ModelFiles(spec.speculative_draft_model_path, spec.speculative_draft_model_revision)

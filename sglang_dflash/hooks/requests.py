@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from sglang_dflash.drafter.served import our_worker_serves
 from sglang_dflash.errors import DFlashError
 
 _REASONS = {
@@ -16,7 +16,7 @@ _REASONS = {
 
 def refuse_request(original: Callable[[Any, bool], str | None], req: Any, enable_overlap: bool) -> str | None:
     """Around SGLang's check of a request under DFLASH: the error for the client, or None."""
-    if "sglang_dflash.worker.worker" not in sys.modules:  # SGLang's own worker serves in this process
+    if not our_worker_serves():
         return original(req, enable_overlap)
     for feature, reason in _REASONS.items():
         if getattr(req, feature):

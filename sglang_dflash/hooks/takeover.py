@@ -5,48 +5,37 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_dflash import upstream
 from sglang_dflash.cpu import is_active as on_our_cpu_platform
-from sglang_dflash.drafter.kinds import foreign_kind
+from sglang_dflash.drafter.files import ModelFiles
+from sglang_dflash.drafter.kinds import kind_left_to_builtin
+from sglang_dflash.drafter.served import note_our_worker
 from sglang_dflash.errors import DFlashError
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import ServerArgs, SpeculativeAlgorithm
 
 logger = logging.getLogger(__name__)
 
 SWITCH = "SGLANG_DFLASH"
 
 
-def choose_worker(original: Callable[..., type], algorithm: Any, server_args: Any) -> type:
+def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm, server_args: ServerArgs) -> type:
     """Around ``SpeculativeAlgorithm.create_worker``: our worker class for DFLASH, SGLang's for the rest.
 
     Raises:
-        DFlashError: the CPU platform is asked for something that only SGLang's own worker serves, on a GPU.
+        DFlashError: as :func:`reason_for_builtin`.
     """
     if not algorithm.is_dflash():
         return original(algorithm, server_args)
-    if builtin_requested():
-        logger.warning("%s=builtin: DFLASH is served by SGLang's own worker, not by sglang-dflash", SWITCH)
-        return original(algorithm, server_args)
-    if reason := reason_for_builtin(server_args):
-        refuse_on_cpu(reason)
-        logger.warning("sglang-dflash leaves DFLASH to SGLang's own worker: %s", reason)
-        return original(algorithm, server_args)
-    return our_worker()
-
-
-def refuse_on_cpu(reason: str) -> None:
-    """On the CPU platform nobody else can serve what our worker leaves to SGLang's.
-
-    Raises:
-        DFlashError: this process serves on the CPU platform.
-    """
-    if on_our_cpu_platform():
-        raise DFlashError(
-            f"{reason}, on the CPU platform",
-            expected="a plain DFlash drafter without this option",
-            remedy="serve this pair on a GPU, where SGLang's own worker takes it",
-        )
+    reason = reason_for_builtin(server_args)
+    note_our_worker(reason is None)
+    if reason is None:
+        return our_worker()
+    logger.warning("DFLASH is served by SGLang's own worker, not by sglang-dflash: %s", reason)
+    return original(algorithm, server_args)
 
 
 def builtin_requested() -> bool:
@@ -61,27 +50,37 @@ def builtin_requested() -> bool:
     return value == "builtin"
 
 
-def reason_for_builtin(server_args: Any) -> str | None:
-    """Why SGLang's own worker must serve, in words for the log; None where ours can."""
-    from sglang_dflash.drafter.served import published_config
+def reason_for_builtin(server_args: ServerArgs) -> str | None:
+    """Why SGLang's own worker must serve DFLASH, in words for the log; None if ours does.
 
-    config = upstream.resolving_view(server_args)
-    path, revision = config.speculative_draft_model_path, config.speculative_draft_model_revision
-    if kind := foreign_kind(published_config(path, revision)):
-        return f"the drafter is of the kind {kind}"
-    if not config.device.startswith("cuda") and not on_our_cpu_platform():
-        return f"the device is {config.device}"
-    for used, feature in (
-        (config.attn_dp_size > 1, "DP attention"),
-        (config.attn_cp_size > 1, "context parallelism"),
-        (config.disaggregation_mode != "null", "prefill/decode disaggregation"),
-        (config.enable_watermark, "--enable-watermark"),
-        (config.speculative_accept_threshold_single != 1.0, "--speculative-accept-threshold-single (not lossless)"),
-        (config.speculative_accept_threshold_acc != 1.0, "--speculative-accept-threshold-acc (not lossless)"),
-    ):
-        if used:
-            return f"{feature} is used"
-    return None
+    Raises:
+        DFlashError: the switch holds an unknown word, or ours cannot serve on the CPU platform, which has no other.
+    """
+    if builtin_requested():
+        return f"{SWITCH}=builtin"
+    reason = _not_ours(upstream.resolving_view(server_args))
+    if reason and on_our_cpu_platform():
+        raise DFlashError(
+            f"{reason}, on the CPU platform",
+            expected="a plain DFlash drafter without this option",
+            remedy="serve this pair on a GPU, where SGLang's own worker takes it",
+        )
+    return reason
+
+
+def _not_ours(args: Any) -> str | None:
+    files = ModelFiles(args.speculative_draft_model_path, args.speculative_draft_model_revision)
+    reasons = (
+        (kind := kind_left_to_builtin(files.config), f"the drafter is of the kind {kind}"),
+        (not args.device.startswith("cuda") and not on_our_cpu_platform(), f"the device is {args.device}"),
+        (args.attn_dp_size > 1, "DP attention is used"),
+        (args.attn_cp_size > 1, "context parallelism is used"),
+        (args.disaggregation_mode != "null", "prefill/decode disaggregation is used"),
+        (args.enable_watermark, "--enable-watermark is used"),
+        (args.speculative_accept_threshold_single != 1.0, "--speculative-accept-threshold-single is not lossless"),
+        (args.speculative_accept_threshold_acc != 1.0, "--speculative-accept-threshold-acc is not lossless"),
+    )
+    return next((reason for applies, reason in reasons if applies), None)
 
 
 def our_worker() -> type:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from sglang_dflash.memory.sizes import StateBytes
 
-GIB = 1 << 30
-
 
 @dataclass(frozen=True)
 class Demand:

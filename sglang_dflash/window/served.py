@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from functools import cache
 
-from sglang_dflash.drafter.served import drafter_config
+from sglang_dflash.drafter.served import drafter_config, our_worker_serves
 from sglang_dflash.upstream import get_schedule, get_spec
 from sglang_dflash.window.size import context_window, ring_slots
 
@@ -32,7 +31,7 @@ class DraftWindow:
 
 def served_window() -> DraftWindow | None:
     """None if the drafter reads the whole context, or if our worker does not serve in this process."""
-    if "sglang_dflash.worker.worker" not in sys.modules:
+    if not our_worker_serves():
         return None
     return _window()
 

@@ -71,6 +71,11 @@ def _write(file: str, text: str) -> Edit:
     return edit
 
 
+def _other_tokenizers(folder: Path) -> None:
+    for owner, word in (("target", "a"), ("drafter", "b")):
+        (folder / owner / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {word: 0}}}))
+
+
 def _remove(file: str) -> Edit:
     return lambda folder: (folder / file).unlink()
 
@@ -137,6 +142,7 @@ BROKEN: list[Broken] = [
     Broken("target of another vocabulary", "2048 of the target", target={"vocab_size": 2048}),
     Broken("target of another depth", "the target has 6 layers", target={"num_hidden_layers": 6}),
     # files
+    Broken("another tokenizer", "brings a tokenizer.json", edit=_other_tokenizers),
     Broken("no drafter configuration", "no config.json found", edit=_remove("drafter/config.json")),
     Broken("drafter not JSON", "not JSON", edit=_write("drafter/config.json", "{")),
     Broken("drafter a list", "holds a list", edit=_write("drafter/config.json", "[]")),

@@ -10,6 +10,7 @@ from typing import Any
 
 from sglang_dflash.cpu.layers import ATTENTION_BACKEND
 from sglang_dflash.drafter.config import quantization
+from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.errors import DFlashError
 
 _ATTENTION_FIELDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
@@ -99,12 +100,10 @@ def check_drafter(cfg: Any) -> None:
     Raises:
         DFlashError: its checkpoint or the command line names a quantisation.
     """
-    from sglang_dflash.drafter.served import published_config
-
     if cfg.speculative_draft_model_path is None:
         return
-    published = published_config(cfg.speculative_draft_model_path, cfg.speculative_draft_model_revision)
-    scheme = cfg.speculative_draft_model_quantization or quantization(published)
+    files = ModelFiles(cfg.speculative_draft_model_path, cfg.speculative_draft_model_revision)
+    scheme = cfg.speculative_draft_model_quantization or quantization(files.config)
     _refuse(
         (
             scheme not in _PLAIN,

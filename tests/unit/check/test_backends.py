@@ -10,31 +10,33 @@ import pytest
 from sglang_dflash.check.backends import check_backends, needs_bfloat16_states
 from sglang_dflash.check.findings import Finding
 from sglang_dflash.check.options import parse as parse_options
-from sglang_dflash.check.text import check_dtypes, check_text, served_dtype
+from sglang_dflash.check.tokens import check_tokens
+from sglang_dflash.check.weights import check_dtypes, served_dtype
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.files import ModelFiles, TensorHeader
-from sglang_dflash.memory.device import Device, parse
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine, parse
 from tests.support.broken_pairs import write_tensors
 from tests.support.configs import drafter, target
 
-HOPPER = Device("NVIDIA H200", 141 << 30, (9, 0))
-BLACKWELL = Device("NVIDIA B200", 180 << 30, (10, 0))
-WORKSTATION = Device("NVIDIA RTX PRO 6000", 96 << 30, (12, 0))
-AMPERE = Device("NVIDIA A100", 80 << 30, (8, 0))
+HOPPER = Machine("gpu", "NVIDIA H200", 141 << 30, (9, 0))
+BLACKWELL = Machine("gpu", "NVIDIA B200", 180 << 30, (10, 0))
+WORKSTATION = Machine("gpu", "NVIDIA RTX PRO 6000", 96 << 30, (12, 0))
+AMPERE = Machine("gpu", "NVIDIA A100", 80 << 30, (8, 0))
 
 
 def options(*flags: str) -> Namespace:
     return parse_options(flags, target="t", drafter="d")[0]
 
 
-def backends(device: Device | None, *flags: str, hybrid: bool = True) -> list[Finding]:
-    return list(check_backends(options(*flags), device, hybrid=hybrid))
+def backends(machine: Machine, *flags: str, hybrid: bool = True) -> list[Finding]:
+    return list(check_backends(options(*flags), machine, hybrid=hybrid))
 
 
-class TestDevice:
+class TestMachine:
     def test_reads_the_drivers_answer(self) -> None:
-        assert parse("NVIDIA H200, 143771, 9.0\nNVIDIA H200, 143771, 9.0\n") == Device(
-            "NVIDIA H200", 143771 << 20, (9, 0)
+        assert parse("NVIDIA H200, 143771, 9.0\nNVIDIA H200, 143771, 9.0\n") == Machine(
+            "gpu", "NVIDIA H200", 143771 << 20, (9, 0)
         )
 
     @pytest.mark.parametrize("answer", ["", "No devices were found\n"])
@@ -44,7 +46,7 @@ class TestDevice:
 
 class TestBackends:
     @pytest.mark.parametrize(
-        ("device", "flag", "name", "fits"),
+        ("machine", "flag", "name", "fits"),
         [
             (HOPPER, "--attention-backend", "fa3", True),
             (AMPERE, "--attention-backend", "fa3", True),
@@ -58,21 +60,22 @@ class TestBackends:
             (AMPERE, "--attention-backend", "triton", True),
         ],
     )
-    def test_a_backend_is_held_against_the_gpu(self, device: Device, flag: str, name: str, fits: bool) -> None:
-        (finding,) = backends(device, flag, name)
+    def test_a_backend_is_held_against_the_gpu(self, machine: Machine, flag: str, name: str, fits: bool) -> None:
+        (finding,) = backends(machine, flag, name)
         assert (finding.level == "ok") is fits
         if not fits:
-            assert name in finding.value and device.name in finding.value
+            assert name in finding.value and machine.name in finding.value
             assert flag in finding.remedy
 
-    def test_without_a_gpu_nothing_is_held_against_it(self) -> None:
-        assert [finding.level for finding in backends(None, "--attention-backend", "fa3")] == ["ok"]
+    @pytest.mark.parametrize("machine", [CPU, UNKNOWN_GPU])
+    def test_without_a_known_gpu_nothing_is_held_against_it(self, machine: Machine) -> None:
+        assert [finding.level for finding in backends(machine, "--attention-backend", "fa3")] == ["ok"]
 
     def test_flashinfers_linear_decode_on_blackwell_needs_bfloat16_states(self) -> None:
         flags = ("--linear-attn-decode-backend", "flashinfer")
         assert needs_bfloat16_states(options(*flags), BLACKWELL)
         assert not needs_bfloat16_states(options(*flags), HOPPER)
-        assert not needs_bfloat16_states(options(*flags), None)
+        assert not needs_bfloat16_states(options(*flags), UNKNOWN_GPU)
         assert not needs_bfloat16_states(options(*flags, "--mamba-ssm-dtype", "bfloat16"), BLACKWELL)
         assert [finding.level for finding in backends(BLACKWELL, *flags)] == ["warn"]
 
@@ -84,12 +87,23 @@ class TestFiles:
         ).encode()
         (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
         (tmp_path / "config.json").write_text("{}")
-        assert ModelFiles(str(tmp_path)).tensors() == {"a": TensorHeader("BF16", (2, 3))}
+        assert ModelFiles(str(tmp_path)).tensors == {"a": TensorHeader("BF16", (2, 3))}
         assert TensorHeader("F4", (4, 2)).num_bytes == 4
 
     def test_no_file_is_none(self, tmp_path: Path) -> None:
-        assert ModelFiles(str(tmp_path)).tensors() is None
+        assert ModelFiles(str(tmp_path)).tensors is None
         assert ModelFiles(str(tmp_path)).json("tokenizer.json") is None
+
+    def test_a_hub_that_refuses_is_not_a_missing_file(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A drafter served without its mask embedding would draft badly without a word."""
+        hub = pytest.importorskip("huggingface_hub")
+
+        def refuse(*_: Any, **__: Any) -> str:
+            raise ConnectionError("no route")
+
+        monkeypatch.setattr(hub, "hf_hub_download", refuse)
+        with pytest.raises(DFlashError, match="no mask_embedding.pt found for z-lab/tiny"):
+            ModelFiles("z-lab/tiny").path("mask_embedding.pt")
 
     def test_a_hub_id_is_read_from_the_local_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         constants = pytest.importorskip("huggingface_hub.constants")
@@ -105,7 +119,7 @@ class TestFiles:
         assert not files.is_local
         assert files.config == {"model_type": "qwen3"}
         assert files.path("tokenizer.json") is None
-        assert files.tensors() == {"a": TensorHeader("F32", (2, 3))}
+        assert files.tensors == {"a": TensorHeader("F32", (2, 3))}
 
 
 def text_findings(tmp_path: Path, tokenizer: Any = None, template: str = "", own: Any = None) -> dict[str, Finding]:
@@ -116,7 +130,7 @@ def text_findings(tmp_path: Path, tokenizer: Any = None, template: str = "", own
     if template:
         (tmp_path / "target" / "chat_template.jinja").write_text(template)
     files = (ModelFiles(str(tmp_path / "drafter")), ModelFiles(str(tmp_path / "target")))
-    return {finding.about: finding for finding in check_text(DrafterConfig.from_dict(drafter()), *files)}
+    return {finding.about: finding for finding in check_tokens(DrafterConfig.from_dict(drafter()), *files, None)}
 
 
 def tokenizer(content: str | None = None, words: dict[str, int] | None = None) -> dict[str, Any]:
@@ -136,6 +150,10 @@ class TestText:
     @pytest.mark.parametrize("known", [tokenizer("<|im_end|>"), tokenizer(words={"hello": 900})])
     def test_a_mask_token_that_texts_contain_is_doubtful(self, tmp_path: Path, known: Any) -> None:
         assert text_findings(tmp_path, known)["mask token's name"].level == "warn"
+
+    def test_a_copy_of_the_tokenizer_may_be_spelled_otherwise(self, tmp_path: Path) -> None:
+        found = text_findings(tmp_path, {**tokenizer("<|MASK|>"), "version": "1.0"}, own=tokenizer("<|MASK|>"))
+        assert found["tokenizer"].level == "ok"
 
     def test_another_tokenizer_is_an_error(self, tmp_path: Path) -> None:
         found = text_findings(tmp_path, tokenizer(), own=tokenizer("<|MASK|>"))

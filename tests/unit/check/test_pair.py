@@ -6,19 +6,27 @@ from typing import Any
 import pytest
 
 from sglang_dflash.check.findings import Finding, of_error, raise_first_error
-from sglang_dflash.check.pair import Serving, check_pair
+from sglang_dflash.check.options import parse
+from sglang_dflash.check.pair import check_pair
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
 from tests.support.configs import MISSING, drafter, target
+
+FLAGS = {"block_size": "--speculative-num-draft-tokens", "draft_window": "--speculative-draft-window-size"}
+
+
+def arguments(**flags: int) -> Any:
+    words = [(FLAGS.get(name) or "--" + name.replace("_", "-"), str(value)) for name, value in flags.items()]
+    return parse([word for pair in words for word in pair], target="t", drafter="d")[0]
 
 
 def findings(
     drafter_changes: Mapping[str, Any] | None = None,
     target_changes: Mapping[str, Any] | None = None,
-    **serving: Any,
+    **flags: int,
 ) -> dict[str, Finding]:
     config = DrafterConfig.from_dict(drafter(**(drafter_changes or {})))
-    found = check_pair(config, target(**(target_changes or {})), Serving(**serving))
+    found = check_pair(config, target(**(target_changes or {})), arguments(**flags))
     return {finding.about: finding for finding in found}
 
 
@@ -28,7 +36,7 @@ def test_a_pair_that_fits_has_only_ok_findings() -> None:
 
 def test_a_multimodal_target_is_read_through_its_text_config() -> None:
     nested = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": target()}
-    found = check_pair(DrafterConfig.from_dict(drafter()), nested, Serving())
+    found = check_pair(DrafterConfig.from_dict(drafter()), nested, arguments())
     assert {finding.level for finding in found} == {"ok"}
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.drafter.config import DrafterConfig, foreign_kind, load_config
+from sglang_dflash.drafter.config import DrafterConfig, load_config
+from sglang_dflash.drafter.kinds import kind_left_to_builtin
 from sglang_dflash.errors import DFlashError
 from tests.support.configs import MISSING, drafter
 
@@ -152,7 +153,7 @@ def test_use_sliding_window_without_layer_types_is_not_guessed() -> None:
         parse(use_sliding_window=True)
 
 
-FOREIGN = [
+OTHER_KINDS = [
     ({"architectures": ["DFlash2DraftModel"]}, "DFlash2"),
     ({"architectures": ["LiLiCorrDraftModel"]}, "LiLiCorr"),
     ({"architectures": ["Qwen3ForCausalLM"]}, "unknown"),
@@ -169,16 +170,16 @@ FOREIGN = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "kind"), FOREIGN)
-def test_foreign_drafters_are_named(changes: dict[str, Any], kind: str) -> None:
+@pytest.mark.parametrize(("changes", "kind"), OTHER_KINDS)
+def test_drafters_of_other_kinds_are_named(changes: dict[str, Any], kind: str) -> None:
     config = drafter(**changes)
-    assert kind in str(foreign_kind(config))
+    assert kind in str(kind_left_to_builtin(config))
     with pytest.raises(DFlashError, match=kind):
         DrafterConfig.from_dict(config)
 
 
-def test_a_plain_drafter_is_not_foreign() -> None:
-    assert foreign_kind(drafter(dflash_config={"conv_kernel_size": 0, "sample_from_anchor": True})) is None
+def test_a_plain_drafter_is_of_no_other_kind() -> None:
+    assert kind_left_to_builtin(drafter(dflash_config={"conv_kernel_size": 0, "sample_from_anchor": True})) is None
 
 
 @pytest.mark.parametrize(("text", "found"), [(None, "does not exist"), ("{", "not JSON"), ("[]", "holds a list")])

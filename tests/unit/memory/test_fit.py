@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from sglang_dflash.check.options import parse
-from sglang_dflash.check.report import preflight
+from sglang_dflash.check.preflight import preflight
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.memory.fit import Demand, fit
+from sglang_dflash.memory.machine import asked_about
 from sglang_dflash.memory.parameters import drafter_parameters, target_parameters
 from sglang_dflash.memory.sizes import StateBytes, draft_kv_per_token, state_bytes, target_kv_per_token
 from tests.support.cards import FOLDER, NAMES, card
@@ -122,8 +123,8 @@ def test_the_published_pairs_have_their_published_sizes(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_published_pairs_are_measured_against_a_device(name: str) -> None:
     pair = {"target": str(FOLDER / name / "target"), "drafter": str(FOLDER / name / "drafter")}
-    args, notes, _ = parse(card(name).arguments, **pair)
-    report = preflight(args, device=None, notes=notes, memory_gib=268)  # a B300: the coder needs 149 for weights
+    args = parse(card(name).arguments, **pair)[0]
+    report = preflight(args, asked_about(None, memory_gib=268))  # a B300: the coder needs 149 for weights
     assert [finding for finding in report.findings if finding.level == "error"] == []
     assert report.memory is not None
     text = text_config(load_config(FOLDER / name / "target"))

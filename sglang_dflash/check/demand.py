@@ -6,59 +6,64 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from sglang_dflash.check.arguments import block_size
 from sglang_dflash.check.backends import needs_bfloat16_states
-from sglang_dflash.check.text import served_dtype
+from sglang_dflash.check.weights import served_dtype
 from sglang_dflash.drafter.config import DrafterConfig, quantization, text_config
-from sglang_dflash.drafter.files import ModelFiles, TensorHeader
-from sglang_dflash.memory.device import Device
+from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.memory.fit import Demand
+from sglang_dflash.memory.machine import Machine
 from sglang_dflash.memory.parameters import drafter_parameters, target_parameters
-from sglang_dflash.memory.sizes import DTYPE_BYTES, StateBytes, draft_kv_per_token, state_bytes, target_kv_per_token
+from sglang_dflash.memory.sizes import DTYPE_BYTES, draft_kv_per_token, state_bytes, target_kv_per_token
 from sglang_dflash.window.size import context_window, ring_slots
 
-MAX_RUNNING = 48  # SGLang's for DFLASH, where --max-running-requests is not set
+MAX_RUNNING = 48  # SGLang's for DFLASH, without --max-running-requests
 STATE_SHARE = 0.9  # SGLang's --mamba-full-memory-ratio
-MEM_FRACTION = 0.85  # assumed here; SGLang computes one from the device and its graphs
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
 def demand(
-    args: Any, drafter: DrafterConfig, drafter_files: ModelFiles, target_files: ModelFiles, device: Device | None
+    args: Any,
+    machine: Machine,
+    drafter: DrafterConfig,
+    target: Mapping[str, Any],
+    drafter_files: ModelFiles,
+    target_files: ModelFiles,
 ) -> Demand:
     """What one rank has to hold.
 
     Args:
         args: server arguments by SGLang's names.
-        drafter: the parsed drafter configuration.
+        machine: what serves.
+        drafter, target: the two configurations.
         drafter_files, target_files: where headers are read from, if there are any.
-        device: the GPU, None on a CPU.
     """
-    config, text = target_files.config, text_config(target_files.config)
-    dtype, tp = served_dtype(config, args.dtype), args.tp_size
+    text = text_config(target)
+    dtype, tp, page = served_dtype(target, args.dtype), args.tp_size, _page(args)
     kv_bytes = DTYPE_BYTES.get(args.kv_cache_dtype, DTYPE_BYTES[dtype])
     draft_kv_bytes = DTYPE_BYTES.get(args.speculative_draft_kv_cache_dtype or args.kv_cache_dtype, DTYPE_BYTES[dtype])
-    state = _state(args, text, dtype, device)
-    block = args.speculative_num_draft_tokens or args.speculative_dflash_block_size or drafter.block_size or 16
+    recurrent, conv = _state_dtypes(args, machine, text, dtype)
+    block = block_size(args) or drafter.block_size or 16
     window = context_window(args.speculative_draft_window_size, drafter)
     context = args.context_length or text.get("max_position_embeddings") or drafter.max_position_embeddings
     return Demand(
-        target_weights=_weights(target_files, target_parameters(config), dtype, quantization(config)) // tp,
+        target_weights=_weights(target_files, target_parameters(target), dtype, quantization(target)) // tp,
         drafter_weights=_weights(drafter_files, drafter_parameters(drafter), dtype, drafter.quantization) // tp,
         target_kv=target_kv_per_token(text, kv_bytes=kv_bytes, tp_size=tp),
         draft_kv=draft_kv_per_token(drafter, kv_bytes=draft_kv_bytes, tp_size=tp),
-        state=state,
+        state=state_bytes(text, recurrent_bytes=DTYPE_BYTES[recurrent], conv_bytes=DTYPE_BYTES[conv], tp_size=tp),
         block=block,
-        slots_per_request=slots_per_request(args),
+        slots_per_request=_slots_per_request(args),
         state_share=args.mamba_full_memory_ratio or STATE_SHARE,
         max_running=args.max_running_requests or MAX_RUNNING,
         max_tokens=args.max_total_tokens,
         max_states=args.max_mamba_cache_size,
-        page=_page(args),
-        ring=None if window is None else ring_slots(window, block=block, page=_page(args), context=int(context)),
+        page=page,
+        ring=None if window is None else ring_slots(window, block=block, page=page, context=int(context)),
     )
 
 
-def slots_per_request(args: Any) -> int:
+def _slots_per_request(args: Any) -> int:
     """State slots of a running request: its own, the prefix cache's share, and the snapshots of ``extra_buffer``."""
     if args.disable_radix_cache:
         return 1
@@ -68,17 +73,16 @@ def slots_per_request(args: Any) -> int:
     return 3 + (1 if lazy or args.disable_overlap_schedule else 2)
 
 
-def _state(args: Any, text: Mapping[str, Any], dtype: str, device: Device | None) -> StateBytes:
+def _state_dtypes(args: Any, machine: Machine, text: Mapping[str, Any], dtype: str) -> tuple[str, str]:
+    """Dtypes of the recurrent state and of the convolution's inputs, which a GPU keeps in bfloat16 by default."""
     recurrent = (
         args.mamba_ssm_dtype
-        or ("bfloat16" if needs_bfloat16_states(args, device) else None)
+        or ("bfloat16" if needs_bfloat16_states(args, machine) else None)
         or os.environ.get("SGLANG_MAMBA_SSM_DTYPE")
         or text.get("mamba_ssm_dtype")
         or "float32"
     )
-    # SGLang keeps convolution inputs in bfloat16; the CPU platform in the model's dtype.
-    conv = os.environ.get("SGLANG_MAMBA_CONV_DTYPE") or ("bfloat16" if device else dtype)
-    return state_bytes(text, recurrent_bytes=DTYPE_BYTES[recurrent], conv_bytes=DTYPE_BYTES[conv], tp_size=args.tp_size)
+    return recurrent, os.environ.get("SGLANG_MAMBA_CONV_DTYPE") or ("bfloat16" if machine.kind == "gpu" else dtype)
 
 
 def _page(args: Any) -> int:
@@ -91,17 +95,10 @@ def _page(args: Any) -> int:
 
 def _weights(files: ModelFiles, parameters: int, dtype: str, quantized: str | None) -> int:
     """Bytes of a checkpoint as served: plain floats in ``dtype``, everything else as stored."""
-    tensors = files.tensors()
-    if tensors is None:
+    if files.tensors is None:
         return parameters * DTYPE_BYTES[dtype]
     return sum(
-        _served_bytes(header, dtype, quantized)
-        for name, header in tensors.items()
+        header.numel * DTYPE_BYTES[dtype] if quantized is None and header.dtype in _FLOATS else header.num_bytes
+        for name, header in files.tensors.items()
         if not name.startswith("mtp.")  # read only by multi-token prediction
     )
-
-
-def _served_bytes(header: TensorHeader, dtype: str, quantized: str | None) -> int:
-    if quantized is None and header.dtype in _FLOATS:
-        return header.numel * DTYPE_BYTES[dtype]
-    return header.num_bytes

@@ -1,0 +1,137 @@
+"""Every rule, in one order, for one pair on one machine: a server that starts and ``sglang-dflash check`` run these."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_dflash.check.arguments import check_arguments
+from sglang_dflash.check.backends import check_backends
+from sglang_dflash.check.demand import demand
+from sglang_dflash.check.findings import Finding, of_error, ok, warn
+from sglang_dflash.check.pair import check_pair
+from sglang_dflash.check.tokens import check_tokens
+from sglang_dflash.check.weights import check_dtypes, check_weights
+from sglang_dflash.drafter.config import DrafterConfig, text_config
+from sglang_dflash.drafter.files import ModelFiles
+from sglang_dflash.drafter.kinds import kind_left_to_builtin
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.memory.fit import Demand, Fit, fit
+from sglang_dflash.memory.machine import GIB, Machine
+from sglang_dflash.memory.parameters import FAMILIES, is_known
+from sglang_dflash.memory.sizes import is_hybrid
+
+MEM_FRACTION = 0.85  # assumed; SGLang computes one from the device and its graphs
+
+
+@dataclass(frozen=True)
+class MemoryTable:
+    """What the pair takes and how SGLang would divide a device: bytes unless named otherwise."""
+
+    device: str
+    static_bytes: int
+    demand: Demand
+    fit: Fit
+
+
+@dataclass(frozen=True)
+class Report:
+    """Findings in the order of the rules, and the memory table if nothing stops the pair before."""
+
+    findings: list[Finding]
+    memory: MemoryTable | None = None
+
+
+def preflight(args: Any, machine: Machine) -> Report:
+    """Check a command line, reading configurations, headers and small files only.
+
+    Args:
+        args: server arguments by SGLang's names.
+        machine: what will serve.
+    """
+    findings = list(check_arguments(args))
+    if not args.speculative_draft_model_path:
+        return Report(findings)
+    drafter_files = ModelFiles(args.speculative_draft_model_path, args.speculative_draft_model_revision)
+    target_files = ModelFiles(args.model_path, args.revision)
+    overrides = json.loads(args.json_model_override_args)
+    try:
+        if machine.kind == "gpu" and (kind := kind_left_to_builtin(drafter_files.config)):
+            return Report([*findings, _left_to_builtin(kind)])
+        drafter = DrafterConfig.from_dict({**drafter_files.config, **overrides})
+        target = {**target_files.config, **overrides}
+    except DFlashError as raised:
+        return Report([*findings, of_error("configuration", raised)])
+    hybrid = is_hybrid(target)
+    findings.append(ok("architecture", f"{(target.get('architectures') or ['?'])[0]} + DFlashDraftModel"))
+    findings += check_pair(drafter, target, args)
+    findings.append(check_weights(drafter, drafter_files.tensors))
+    findings += check_tokens(drafter, drafter_files, target_files, args.chat_template)
+    findings += check_dtypes(drafter, target, args.dtype)
+    findings += check_backends(args, machine, hybrid=hybrid)
+    if hybrid:
+        findings.append(_strategy(args))
+    if any(finding.level == "error" for finding in findings):
+        return Report(findings)  # sizes of a pair that does not fit together mean nothing
+    if not is_known(target):
+        return Report([*findings, _unknown_family(target)])
+    needed = demand(args, machine, drafter, target, drafter_files, target_files)
+    static = int((machine.memory or 0) * (args.mem_fraction_static or MEM_FRACTION))
+    name = machine.name if machine.memory else f"{machine.name}: sizes only"
+    memory = MemoryTable(name, static, needed, fit(needed, static))
+    return Report([*findings, _running(memory)], memory)
+
+
+def _running(memory: MemoryTable) -> Finding:
+    about, fitted, needed = "running requests", memory.fit, memory.demand
+    if memory.static_bytes == 0:
+        return ok(about, "no device to divide: --memory-gib asks about another machine")
+    if fitted.running >= needed.max_running:
+        return ok(about, f"{needed.max_running} at once, {fitted.tokens} tokens of K/V between them")
+    if fitted.running == 0:
+        return Finding(
+            "error",
+            about,
+            f"{memory.static_bytes / GIB:.1f} GiB of static memory do not hold weights and one request",
+            expected=f"more than {fitted.weights / GIB:.1f} GiB",
+            remedy="use more GPUs (--tp-size), a larger --mem-fraction-static or a quantised target",
+            estimated=True,
+        )
+    state = needed.slots_per_request * needed.state.slot + needed.state.scratch(needed.block)
+    return warn(
+        about,
+        f"{fitted.running} fit at once, {needed.max_running} asked for",
+        expected=f"memory for {needed.max_running}: each takes {state / (1 << 20):.0f} MiB of recurrent state",
+        remedy="lower the block size, set --mamba-ssm-dtype bfloat16, or accept the smaller number",
+    )
+
+
+def _left_to_builtin(kind: str) -> Finding:
+    return warn(
+        "architecture",
+        f"the drafter is of the kind {kind}",
+        expected="a plain DFlash drafter",
+        remedy="none needed on a GPU: SGLang's own worker serves it, without what this package adds",
+    )
+
+
+def _unknown_family(target: Any) -> Finding:
+    return warn(
+        "memory",
+        f"no sizes are known for targets of model_type {text_config(target).get('model_type')!r}",
+        expected=f"one of {', '.join(sorted(FAMILIES))}",
+        remedy="none needed: SGLang divides the memory when it starts",
+    )
+
+
+def _strategy(args: Any) -> Finding:
+    about, strategy = "recurrent snapshots for the prefix cache", args.mamba_radix_cache_strategy
+    if strategy != "no_buffer":
+        return ok(about, strategy)
+    return warn(
+        about,
+        "--mamba-radix-cache-strategy no_buffer",
+        expected="extra_buffer: no_buffer turns overlap scheduling off and forces pages of one token",
+        remedy="set --mamba-radix-cache-strategy extra_buffer",
+    )

@@ -1,0 +1,70 @@
+"""The machine that serves a pair: this one, asked of its driver, or another that a user asks about."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import Literal
+
+GIB = 1 << 30
+_QUERY = ("--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What one rank runs on.
+
+    Attributes:
+        kind: ``"gpu"`` for an NVIDIA GPU, ``"cpu"`` for the CPU platform.
+        name: as the driver names it.
+        memory: bytes of the device; None if unknown.
+        capability: CUDA compute capability, ``(9, 0)`` for Hopper; None if unknown.
+    """
+
+    kind: Literal["gpu", "cpu"]
+    name: str
+    memory: int | None = None
+    capability: tuple[int, int] | None = None
+
+    @property
+    def is_blackwell(self) -> bool:
+        return self.capability is not None and self.capability[0] >= 10
+
+
+CPU = Machine("cpu", "a CPU")
+UNKNOWN_GPU = Machine("gpu", "an unknown GPU")
+
+
+def find_gpu() -> Machine | None:
+    """The first NVIDIA GPU; None without a driver or a GPU. Loads no framework and creates no context."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return None
+    answer = subprocess.run([command, *_QUERY], capture_output=True, text=True, timeout=20, check=False)
+    return parse(answer.stdout) if answer.returncode == 0 else None
+
+
+def parse(answer: str) -> Machine | None:
+    """Read ``nvidia-smi``'s first line: name, memory in MiB, compute capability."""
+    first = next((line for line in answer.splitlines() if line.count(",") >= 2), None)
+    if first is None:
+        return None
+    name, memory, capability = (part.strip() for part in first.rsplit(",", 2))
+    major, _, minor = capability.partition(".")
+    return Machine("gpu", name, int(memory) << 20, (int(major), int(minor or 0)))
+
+
+def asked_about(device: str | None, memory_gib: float | None) -> Machine:
+    """The machine that a command line asks about.
+
+    Args:
+        device: ``--device``; ``"cpu"`` is the CPU platform. None asks about this machine, or with ``memory_gib`` about
+            a GPU.
+        memory_gib: memory of another machine, GiB.
+    """
+    if memory_gib is not None:
+        return Machine("cpu" if device == "cpu" else "gpu", f"{memory_gib:g} GiB", int(memory_gib * GIB))
+    if device == "cpu":
+        return CPU
+    return find_gpu() or (UNKNOWN_GPU if device else CPU)

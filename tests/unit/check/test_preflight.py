@@ -1,0 +1,95 @@
+"""The rules are those of the machine that is asked about, whatever machine asks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from sglang_dflash.check.options import parse
+from sglang_dflash.check.preflight import Report, preflight
+from sglang_dflash.cli import app
+from sglang_dflash.memory import machine
+from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine, asked_about
+from tests.support.broken_pairs import Broken, write_pair
+
+HERE = Machine("gpu", "NVIDIA H200", 141 << 30, (9, 0))
+HYBRID: dict[str, Any] = {
+    "model_type": "qwen3_next",
+    "layer_types": ["linear_attention", "full_attention"] * 4,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_value_head_dim": 16,
+    "linear_key_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device", "memory_gib", "expected"),
+    [
+        (None, None, None, CPU),
+        (None, "cuda", None, UNKNOWN_GPU),
+        (None, None, 141, Machine("gpu", "141 GiB", 141 << 30)),
+        (None, "cpu", 64, Machine("cpu", "64 GiB", 64 << 30)),
+        (HERE, None, None, HERE),
+        (HERE, "cpu", None, CPU),
+        (HERE, None, 80, Machine("gpu", "80 GiB", 80 << 30)),
+    ],
+)
+def test_the_machine_that_is_asked_about(
+    gpu: Machine | None,
+    device: str | None,
+    memory_gib: float | None,
+    expected: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "find_gpu", lambda: gpu)
+    assert asked_about(device, memory_gib) == expected
+
+
+def report(folder: Path, on: Machine, *flags: str, **changes: Any) -> Report:
+    write_pair(folder, Broken("", "", **changes))
+    args = parse(flags, target=str(folder / "target"), drafter=str(folder / "drafter"))[0]
+    return preflight(args, on)
+
+
+def test_a_drafter_of_another_kind_is_left_to_sglangs_worker_on_a_gpu_only(tmp_path: Path) -> None:
+    other = {"dflash_config": {"projector_type": "domino"}}
+    on_gpu = report(tmp_path / "gpu", asked_about(None, 141), drafter=other).findings[-1]
+    on_cpu = report(tmp_path / "cpu", CPU, drafter=other).findings[-1]
+    assert (on_gpu.level, on_cpu.level) == ("warn", "error")
+    assert "Domino" in on_gpu.value and "Domino" in on_cpu.value
+
+
+def test_a_gpu_keeps_the_convolutions_inputs_in_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SGLANG_MAMBA_CONV_DTYPE", raising=False)
+    flags = ("--dtype", "float32")
+    on_gpu = report(tmp_path / "gpu", asked_about(None, 141), *flags, target=HYBRID).memory
+    on_cpu = report(tmp_path / "cpu", asked_about("cpu", 141), *flags, target=HYBRID).memory
+    assert on_gpu and on_cpu
+    assert on_cpu.demand.state.conv == 2 * on_gpu.demand.state.conv > 0
+
+
+def test_a_pair_too_large_for_the_estimate_is_an_error_that_stops_no_server(tmp_path: Path) -> None:
+    [finding] = [found for found in report(tmp_path, asked_about(None, 1e-4)).findings if found.level == "error"]
+    assert finding.estimated and "do not hold weights" in finding.value
+
+
+def test_a_chat_template_that_was_given_is_no_warning(tmp_path: Path) -> None:
+    levels = {found.about: found.level for found in report(tmp_path, CPU, "--chat-template", "t.jinja").findings}
+    assert levels["chat template"] == "ok"
+
+
+def test_nothing_is_cut_on_a_narrow_terminal(tmp_path: Path) -> None:
+    folder = tmp_path / ("a-directory-with-a-long-name-" * 4)
+    write_pair(folder, Broken("", ""))
+    pair = (str(folder / "target"), str(folder / "drafter"))
+    flags = ("--speculative-num-draft-tokens", "17", "--memory-gib", "141")
+    printed = CliRunner().invoke(app, ["check", *pair, *flags], env={**os.environ, "COLUMNS": "40"}).stdout
+    assert f"drafter: {pair[1]}\n" in printed
+    assert "remedy: set --speculative-num-draft-tokens 16 or less, or leave it out\n" in printed
+    assert "…" not in printed
