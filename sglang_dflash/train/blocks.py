@@ -1,4 +1,4 @@
-"""Blocks cut from rows of tokens, and who sees whom in a row that holds many of them."""
+"""Training blocks cut from rows of tokens, and the attention masks of a row that holds many of them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The DFlash drafter in plain PyTorch: what the trainer trains and the reference decoder runs.
 
 A block of B positions is drafted in one pass. The queries are the block: the embedding of the anchor (the
-last token that is certain) and B - 1 masks. Keys and values are those of the block and, before it, of the
-context: the target's hidden states after `target_layer_ids`, projected by `fc`, normalised, and then
-projected by every layer's own K and V. The drafter has no embedding and no LM head; it borrows the target's.
+last committed token) and B - 1 masks. Keys and values are those of the block and, before it, of the
+context: the target's hidden states after ``target_layer_ids``, projected by ``fc``, normalised, and then
+projected by every layer's own K and V. The drafter has no embedding and no LM head; it uses the target's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KeyValue = tuple[Tensor, Tensor]  # keys and values, each [rows, KV heads, posit
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """The part of `config.json` that shapes the drafter; field names as in the published checkpoints."""
+    """The part of ``config.json`` that shapes the drafter; field names as in the published checkpoints."""
 
     vocab_size: int
     hidden_size: int
@@ -91,9 +91,9 @@ def visible(
     """Which keys a query may see, by absolute position; all arguments broadcast together.
 
     - A full layer sees the whole context and, in both directions, its block. A draft window keeps the last
-      `draft_window` positions of the context.
-    - A sliding layer is causal, inside the block too, and sees `sliding_window` positions including its own.
-      The draft window does not touch it: it was trained with its own.
+      ``draft_window`` positions of the context.
+    - A sliding layer is causal, inside the block too, and sees ``sliding_window`` positions including its own.
+      The draft window does not apply to it: it was trained with its own.
 
     Args:
         query, key: positions, int64.
@@ -175,7 +175,7 @@ class Drafter(nn.Module):
         return drafter.to(dtype).eval()
 
     def save(self, folder: Path) -> None:
-        """Write `config.json` and bf16 `model.safetensors`."""
+        """Write ``config.json`` and bf16 ``model.safetensors``."""
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: p.detach().cpu().bfloat16().contiguous() for name, p in self.state_dict().items()}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -186,7 +186,7 @@ class Drafter(nn.Module):
         """Keys and values of context positions, per layer.
 
         Args:
-            target_hidden: the target's hidden states after `target_layer_ids`, concatenated:
+            target_hidden: the target's hidden states after ``target_layer_ids``, concatenated:
                 [rows, n, ids * hidden].
             positions: int64 [rows, n].
         """
@@ -200,8 +200,8 @@ class Drafter(nn.Module):
         Args:
             block: the target's embeddings of anchor and masks, [rows, n, hidden].
             positions: int64 [rows, n].
-            context: from `context_key_values`, per layer.
-            masks: per layer, bool [rows, 1, n, context + n], True where visible.
+            context: from ``context_key_values``, per layer.
+            masks: per layer, bool [rows, 1, n, context + n], True if visible.
         """
         for layer, key_value, mask in zip(self.layers, context, masks, strict=True):
             block = layer(block, positions, key_value, mask)
@@ -211,7 +211,7 @@ class Drafter(nn.Module):
 def context_features(hidden_states: tuple[Tensor, ...], target_layer_ids: tuple[int, ...]) -> Tensor:
     """What a drafter reads of its target: hidden states *after* the named 0-based layers, concatenated.
 
-    `hidden_states` is transformers' tuple, whose entry 0 is the embedding, hence the + 1. (Its last entry is
-    after the final norm, which is why the last layer cannot be named.)
+    ``hidden_states`` is transformers' tuple, whose entry 0 is the embedding, hence the + 1. (Its last entry is
+    after the final norm, so the last layer cannot be named.)
     """
     return torch.cat([hidden_states[i + 1] for i in target_layer_ids], dim=-1)

@@ -28,7 +28,7 @@ LOSS_DECAY = 7.0
 
 @dataclass(frozen=True)
 class DrafterRecipe:
-    """What distinguishes the kinds of drafter.
+    """What distinguishes a kind of drafter.
 
     Attributes:
         start_from: the kind whose weights it starts from.
@@ -45,7 +45,7 @@ class DrafterRecipe:
 RECIPES = {
     "good": DrafterRecipe((FULL, FULL), 600),
     "weak": DrafterRecipe((FULL,), 220),
-    # The sliding ones start from the good one's weights: what a layer has to say changes little, whom it sees does.
+    # The sliding ones start from the good one's weights: only the attention mask changes.
     "swa": DrafterRecipe((SLIDING, SLIDING), 600, sliding_window=128, start_from="good"),
     "interleaved": DrafterRecipe((SLIDING, SLIDING, FULL), 600, sliding_window=128, start_from="good"),
     "mismatched": DrafterRecipe((FULL, FULL), 700, of_stage=1),
@@ -53,7 +53,7 @@ RECIPES = {
 
 
 def drafter_config(recipe: DrafterRecipe, target: transformers.PreTrainedModel, mask_token_id: int) -> DrafterConfig:
-    """A drafter for `target`; reads an early layer, a middle one and the deepest that can be captured."""
+    """A drafter for ``target``; reads an early layer, a middle one and the deepest that can be captured."""
     t = target.config
     layers = t.num_hidden_layers
     return DrafterConfig(

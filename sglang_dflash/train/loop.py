@@ -36,10 +36,10 @@ def train(
     folder: Path,
     lr: float = 0.02,
 ) -> list[LogEntry]:
-    """Train `model` in place for `steps` steps and return the log.
+    """Train ``model`` in place for ``steps`` steps and return the log.
 
-    A checkpoint lies in `folder`; when it exists, training continues from it. `loss_of_step(i)` must depend
-    on `i` and the model only, so that a resumed run sees the batches that an unbroken one would have seen.
+    A checkpoint lies in ``folder``; when it exists, training continues from it. ``loss_of_step(i)`` must depend
+    on ``i`` and the model only, so that a resumed run sees the batches that an unbroken one would have seen.
     """
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / "checkpoint.pt"

@@ -15,7 +15,7 @@ from sglang_dflash.train.reference_decoder import ReferenceDecoder
 BLOCK_SIZES = (4, 8, 16)
 MAX_NEW_TOKENS = 160
 SEED = 1
-LONG_SHARE = 3  # in the accept table, of each task: one `document` prompt, up to 1,500 tokens, for so many others
+LONG_SHARE = 3  # in the accept table, of each task: one ``document`` prompt, up to 1,500 tokens, for so many others
 
 
 def prompt_ids(tokenizer: transformers.PreTrainedTokenizerFast, prompt: Prompt) -> list[int]:
@@ -24,7 +24,7 @@ def prompt_ids(tokenizer: transformers.PreTrainedTokenizerFast, prompt: Prompt) 
 
 
 def measure_accuracy(target: Path, n: int, device: str = "cpu") -> dict[str, dict[str, Any]]:
-    """Task -> prompts, share answered right (`correct`), and for code the share that runs.
+    """Task -> prompts, share answered right (``correct``), and for code the share that runs.
 
     Held-out prompts of all shapes, greedy, fp32.
     """
@@ -52,7 +52,7 @@ def measure_accept_lengths(
 ) -> dict[str, dict[str, Any]]:
     """Task -> mean accept length per block size, runs, and how many runs differ from plain greedy output.
 
-    Held-out prompts per task: `n` of all shapes and `n` // `LONG_SHARE` documents; reference decoder, greedy,
+    Held-out prompts per task: ``n`` of all shapes and ``n`` // ``LONG_SHARE`` documents; reference decoder, greedy,
     fp32. The mean is output tokens after the first, over verify steps, pooled over the prompts.
 
     Args:

@@ -14,7 +14,7 @@ DECAY_SHARE = 0.5
 class Muon(torch.optim.Optimizer):
     """Momentum orthogonalised by Newton-Schulz steps (Jordan et al., 2024), for tensors [..., rows, columns].
 
-    `torch.optim.Muon` takes 2-D parameters only; the fused experts of a mixture are 3-D. Matrices of one
+    ``torch.optim.Muon`` takes 2-D parameters only; the fused experts of a mixture are 3-D. Matrices of one
     shape are orthogonalised together, which on a CPU costs a fraction of doing them one by one.
     """
 
@@ -67,7 +67,7 @@ class Optimizers:
         ]
 
     def step(self, i: int) -> None:
-        """Apply the gradients of step `i` of `steps` and clear them."""
+        """Apply the gradients of step ``i`` of ``steps`` and clear them."""
         scale = min((i + 1) / WARMUP_STEPS, 1.0, (self.steps - i) / (self.steps * DECAY_SHARE))
         for optimizer, lr in self._all:
             for group in optimizer.param_groups:

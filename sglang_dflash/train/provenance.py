@@ -15,7 +15,7 @@ FILE = "provenance.json"
 
 
 def write_provenance(folder: Path, seed: int, log: list[LogEntry], validation: str, recipe: dict[str, Any]) -> None:
-    """Write `provenance.json` and `loss.png` to `folder`.
+    """Write ``provenance.json`` and ``loss.png`` to ``folder``.
 
     Args:
         validation: what the log's validation figure is, in words.
@@ -39,7 +39,7 @@ def write_provenance(folder: Path, seed: int, log: list[LogEntry], validation: s
 
 
 def add_measurement(folder: Path, key: str, table: dict[str, Any]) -> None:
-    """Add a table of `measure` to the folder's `provenance.json`, with the command that made it."""
+    """Add a table of ``measure`` to the folder's ``provenance.json``, with the command that made it."""
     content = read_provenance(folder) | {key: table, f"{key}_command": collect({})["command"]}
     _write(folder, content)
 

@@ -27,12 +27,12 @@ def train_pair(
     kinds: list[str],
     measure: bool = True,
 ) -> None:
-    """Train the named pair into `out`/target and `out`/drafter-KIND.
+    """Train the named pair into ``out``/target and ``out``/drafter-KIND.
 
     Args:
-        work: checkpoints, tokenizer and generated data; a part whose result is in `out` is not trained again.
+        work: checkpoints, tokenizer and generated data; a part whose result is in ``out`` is not trained again.
         steps: of the target and of each drafter instead of the recipe's, for a quick trial.
-        kinds: drafters to train, of `drafter_kinds(name)`.
+        kinds: drafters to train, of ``drafter_kinds(name)``.
         measure: also measure accuracy and accept lengths, which takes about as long as training a drafter.
     """
     target = out / "target"

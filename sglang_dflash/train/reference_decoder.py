@@ -56,10 +56,10 @@ class TargetRun:
             self.cache.layers[i].recurrent_states[0].copy_(recurrent)
 
     def rewind(self, length: int, state: RecurrentState) -> None:
-        """Back to `length` tokens, whose recurrent state was `state`.
+        """Back to ``length`` tokens, whose recurrent state was ``state``.
 
         Keys and values of rejected tokens can be cut off; a recurrent state has absorbed them and cannot be
-        un-absorbed (transformers' `Cache.crop` does not try), hence the copy from before.
+        un-absorbed (transformers' ``Cache.crop`` does not try), hence the copy from before.
         """
         for i, layer in enumerate(self.cache.layers):
             if i not in state and length < self.length:
@@ -80,7 +80,7 @@ class DrafterRun:
 
     @torch.no_grad()
     def inject(self, hidden_states: tuple[Tensor, ...], n: int) -> None:
-        """Append the context of the target's first `n` newly committed positions."""
+        """Append the context of the target's first ``n`` newly committed positions."""
         features = context_features(hidden_states, self.drafter.config.target_layer_ids)[:, :n]
         positions = torch.arange(self.length, self.length + n, device=features.device)[None]
         new = self.drafter.context_key_values(features, positions)
@@ -93,7 +93,7 @@ class DrafterRun:
 
     @torch.no_grad()
     def block_hidden(self, anchor: int, width: int) -> Tensor:
-        """The drafter's hidden states for the block of `anchor` and `width` - 1 masks, [width, hidden]."""
+        """The drafter's hidden states for the block of ``anchor`` and ``width`` - 1 masks, [width, hidden]."""
         c, device = self.drafter.config, self.target.device
         tokens = torch.tensor([[anchor] + [c.mask_token_id] * (width - 1)], device=device)
         positions = torch.arange(self.length, self.length + width, device=device)
@@ -109,7 +109,7 @@ class DrafterRun:
         return self.drafter(self.target.model.embed_tokens(tokens), positions[None], self.context, masks)[0]
 
     def draft(self, anchor: int, width: int) -> list[int]:
-        """`width` - 1 proposals for the positions after `anchor`, the likeliest token of each."""
+        """``width`` - 1 proposals for the positions after ``anchor``, the likeliest token of each."""
         if width == 1:
             return []
         return self.target.lm_head(self.block_hidden(anchor, width)[1:]).argmax(-1).tolist()
@@ -185,7 +185,7 @@ class ReferenceDecoder:
             width: positions verified per step including the anchor, 1 .. block size: a number, one per step
                 (the last one repeats), or a function of the step's index.
             draft_window: how many context positions the drafter's full-attention layers see; None for all.
-            page: the window begins at a multiple of this, with up to `page` - 1 positions more.
+            page: the window begins at a multiple of this, with up to ``page`` - 1 positions more.
             temperature: 0.0 is greedy.
             capture_state: keep the target's recurrent state after every step.
         """

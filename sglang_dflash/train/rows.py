@@ -13,9 +13,9 @@ from sglang_dflash.pairs.corpus import SHAPES, Conversation, draw, draw_conversa
 from sglang_dflash.train.hf import transformers
 
 BALANCED = {"math": 0.30, "code": 0.16, "json": 0.34, "chat": 0.20}
-# To copy a question's words is learned late.
+# More copying of a question's words, which is learned late.
 COPYING = {"math": 0.15, "code": 0.08, "json": 0.27, "chat": 0.22, "drill": 0.28}
-# To carry and to borrow is learned last.
+# More sums: carrying and borrowing are learned last.
 ARITHMETIC = {"math": 0.36, "code": 0.08, "json": 0.18, "chat": 0.14, "drill": 0.04, "sums": 0.20}
 EVEN = {"math": 0.25, "code": 0.25, "json": 0.25, "chat": 0.25}
 THINKING_SHARE = 0.12
@@ -33,7 +33,7 @@ class ConversationEncoder:
         self.pad = int(tokenizer.pad_token_id)
 
     def encode(self, conversation: Conversation) -> Weighted:
-        """-> ids and weights, 1.0 on answers, `PROMPT_WEIGHT` elsewhere, up to the last `<|im_end|>`."""
+        """-> ids and weights, 1.0 on answers, ``PROMPT_WEIGHT`` elsewhere, up to the last ``<|im_end|>``."""
         pieces: list[tuple[str, float]] = []
         for message in conversation.messages():
             answered = message["role"] == "assistant"
@@ -52,7 +52,7 @@ class ConversationEncoder:
 
 
 def training_conversation(rng: Random, row_length: int, task_weights: dict[str, float] = BALANCED) -> Conversation:
-    """A training conversation; long documents only where a row of `row_length` tokens has room for them."""
+    """A training conversation; long documents only if a row of ``row_length`` tokens has room for them."""
     shape = rng.choices(SHAPES, (0.70, 0.12, 0.18) if row_length >= 1024 else (0.90, 0.10, 0.0))[0]
     tasks, weights = tuple(task_weights), tuple(task_weights.values())
     return draw_conversation(

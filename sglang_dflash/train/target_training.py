@@ -26,7 +26,7 @@ ROW_LENGTH_SHARES = (0.5, 0.3, 0.2)
 
 @dataclass(frozen=True)
 class Stage:
-    """Optimizer steps with a learning-rate schedule of their own (peak `lr`), and the share of each task."""
+    """Optimizer steps with a learning-rate schedule of their own (peak ``lr``), and the share of each task."""
 
     steps: int
     tokens_per_step: int
@@ -34,9 +34,9 @@ class Stage:
     lr: float = 0.02
 
 
-# The second stage is a restart: copying the words of a question comes late and in jumps, and small steps at a high
-# rate bring it sooner than a longer first stage would. The stage of sums unlearns some code; a last one at a low rate,
-# with the tasks in equal parts, brings it back.
+# The second stage is a restart: the model learns to copy the words of a question late and in jumps, and sooner with
+# small batches at a high rate than with a longer first stage. The stage of sums makes the code task worse; a last one
+# at a low rate, with the tasks in equal parts, repairs it.
 STAGES = {
     "tiny-hybrid": (
         Stage(1600, 4096, BALANCED),
@@ -59,9 +59,9 @@ def autocast(device: torch.device) -> torch.autocast:
 def train_target(
     name: str, tokenizer_folder: Path, run: Path, out: Path, seed: int, device: str, steps: int | None = None
 ) -> list[LogEntry]:
-    """Train the named pair's target and save it to `out` as bf16 safetensors with its tokenizer.
+    """Train the named pair's target and save it to ``out`` as bf16 safetensors with its tokenizer.
 
-    The target as it is after a stage is kept in `run`/stage-N/target. The log's validation figure is the loss of
+    The target as it is after a stage is kept in ``run``/stage-N/target. The log's validation figure is the loss of
     the answers in conversations that no step sees.
 
     Args:
@@ -105,7 +105,7 @@ def train_target(
 
 
 def copy_matching(model: transformers.PreTrainedModel, folder: Path) -> None:
-    """Copy every parameter that the target in `folder` has under the same name and in the same shape."""
+    """Copy every parameter that the target in ``folder`` has under the same name and in the same shape."""
     own = model.state_dict()
     same = {
         name: p for name, p in load_model(folder).state_dict().items() if name in own and own[name].shape == p.shape

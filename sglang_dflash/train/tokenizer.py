@@ -35,7 +35,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(folder: Path, seed: int = 0, documents: int = 6000) -> transformers.PreTrainedTokenizerFast:
-    """Train the tokenizer on `documents` training conversations and save it to `folder` in HF format."""
+    """Train the tokenizer on ``documents`` training conversations and save it to ``folder`` in HF format."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -10,6 +10,7 @@ from typing import Any
 
 from sglang_dflash.pairs.corpus.example import Example
 
+# Part of the function's name, its words, and its condition or value, of filters and of maps.
 _FILTERS = (
     ("all", "numbers", ""),
     ("even", "even numbers", "n % 2 == 0"),
@@ -30,7 +31,7 @@ _MAPS = (
     ("times{m}", "results of multiplying by {m} the ", "n * {m}"),
 )
 _BEST = "value = {value}\nif best is None or value ? best:\n    best = value"
-# What it makes, the loop's start and update, and the one-line form; Python has no builtin for a product.
+# Noun, the loop's start and update, and the one-line form. Python has no builtin for a product.
 _REDUCES: dict[str, tuple[str, str, str, str | None]] = {
     "sum": ("sum", "total = 0", "total += {value}", "sum({items})"),
     "count": ("number", "count = 0", "count += 1", "len([{items}])"),
@@ -55,11 +56,11 @@ def draw(rng: Random) -> Example:
     reduce = rng.choice(tuple(_REDUCES))
     if reduce == "count":
         map_name, map_text, value = _MAPS[0]
-    made, start, update, one_line = _REDUCES[reduce]
+    noun, start, update, one_line = _REDUCES[reduce]
     k, m = rng.randint(2, 9), rng.randint(2, 9)
     condition, value = condition.format(k=k), value.format(m=m)
     name = "_".join(part.format(k=k, m=m) for part in (reduce, filter_name, map_name) if part)
-    doc = f"{made} of the {map_text.format(m=m)}{filter_text.format(k=k)}"
+    doc = f"{noun} of the {map_text.format(m=m)}{filter_text.format(k=k)}"
     style = rng.choice(("a loop", "a loop", "one line"))
     head = f'def {name}(nums):\n    """Return the {doc}."""\n'
     question = rng.choice(
@@ -88,14 +89,14 @@ def draw(rng: Random) -> Example:
 
 
 def _run(source: str, name: str) -> Callable[[list[int]], Any]:
-    """Compile `source` and return its function `name`.
+    """Compile ``source`` and return its function ``name``.
 
-    The text comes from a model, so only the syntax that the task can need is run: no import, no `while`, no
-    power, no attribute but `result.append`.
+    The text comes from a model, so only the syntax that the task can need is run: no import, no ``while``, no
+    power, no attribute except ``result.append``.
 
     Raises:
         SyntaxError, ValueError: not Python, or outside the allowed syntax.
-        KeyError: it does not define `name`.
+        KeyError: it does not define ``name``.
     """
     tree = ast.parse(source)
     for node in ast.walk(tree):
@@ -108,7 +109,7 @@ def _run(source: str, name: str) -> Callable[[list[int]], Any]:
     return names[name]
 
 
-# What a text without a code block, and a program of the allowed syntax, can raise.
+# What a text without a code block can raise, or a program of the allowed syntax.
 _WRONG_ANSWER = (
     ArithmeticError, AttributeError, LookupError, MemoryError, NameError, RecursionError, SyntaxError, TypeError,
     ValueError,
@@ -116,12 +117,12 @@ _WRONG_ANSWER = (
 
 
 def runs(expected: Any, text: str) -> bool:
-    """True where the answer's code block defines the asked function and it runs on every input."""
+    """True if the answer's code block defines the asked function and it runs on every input."""
     return _results(expected, text) is not None
 
 
 def check(expected: Any, text: str) -> bool:
-    """True where the function also returns the right value for every input."""
+    """True if the function also returns the right value for every input."""
     return _results(expected, text) == [result for _, result in expected["cases"]]
 
 

@@ -42,10 +42,10 @@ class Conversation:
 
 
 def draw_conversation(rng: Random, shape: str, turn: Callable[[], Example], thinking: bool = False) -> Conversation:
-    """A conversation of `shape`, its questions drawn by `turn`.
+    """A conversation of ``shape``, its questions drawn by ``turn``.
 
-    `single` is one question; `turns` has two to six; `document` starts with a system message of 10 to
-    `LONGEST_NOTES` notes that do not matter for the one to three questions after them.
+    ``single`` is one question; ``turns`` has two to six; ``document`` starts with a system message of 10 to
+    ``LONGEST_NOTES`` notes that do not matter for the one to three questions after them.
     """
     count = {"single": 1, "turns": rng.randint(2, 6), "document": rng.choice((1, 1, 2, 3))}[shape]
     system = ""

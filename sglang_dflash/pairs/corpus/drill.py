@@ -1,7 +1,7 @@
-"""Training only: word salads to be repeated or sorted into a record.
+"""Training only: random words to repeat or to sort into a record.
 
-Copying a question's words is what a small model learns last, one class of words after the other. A drill is nothing
-but copying, so it brings the step forward that the tasks make late.
+A small model learns to copy a question's words last, one class of words after the other. A drill is nothing but
+copying, so the model learns it earlier.
 """
 
 from __future__ import annotations

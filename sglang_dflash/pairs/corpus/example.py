@@ -14,12 +14,12 @@ class Example:
     """A question of one task.
 
     Attributes:
-        task: `math`, `code`, `json` or `chat`.
+        task: ``math``, ``code``, ``json`` or ``chat``.
         key: the parameters of the question in canonical form, without its wording.
         question: the user's message.
         thought: what a model in thinking mode writes before its answer.
         answer: one right answer.
-        expected: what `check` compares with; JSON-able.
+        expected: what ``check`` compares with; JSON-able.
     """
 
     task: str
@@ -35,10 +35,10 @@ class Example:
 
 
 def split_of(key: str) -> str:
-    """`heldout` for one key in `HELDOUT_EVERY`, else `train`.
+    """``heldout`` for one key in ``HELDOUT_EVERY``, else ``train``.
 
     The split is a function of the key and of nothing else: however often, in whatever wording and from
-    whatever seed a question is drawn, it is on the same side. `blake2b` because Python's `hash` differs per
+    whatever seed a question is drawn, it is on the same side. ``blake2b`` because Python's ``hash`` differs per
     process.
     """
     digest = hashlib.blake2b(key.encode(), digest_size=4).digest()

@@ -43,7 +43,7 @@ def draw(rng: Random) -> Example:
 
 
 def check(expected: Any, text: str) -> bool:
-    """True where the text parses to the record, its keys in the asked order."""
+    """True if the text parses to the record, its keys in the asked order."""
     try:
         record = json.loads(text)
     except json.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Word problems on numbers below 100: two or three steps, worked line by line, the result after `####`."""
+"""Word problems on numbers below 100: two or three steps, worked line by line, the result after ``####``."""
 
 from __future__ import annotations
 
@@ -80,6 +80,6 @@ def _step(rng: Random, name: str, other: str, item: str, total: int) -> tuple[in
 
 
 def check(expected: Any, text: str) -> bool:
-    """True where the last line is `#### N` with the right N."""
+    """True if the last line is ``#### N`` with the right N."""
     lines = text.strip().splitlines()
     return bool(lines) and lines[-1].strip() == f"#### {expected}"

@@ -1,4 +1,4 @@
-"""`prompts()`: what the tests, the demo and the benchmarks ask the tiny pairs."""
+"""``prompts()``: what the tests, the demo and the benchmarks ask the tiny pairs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Prompt:
 
     Attributes:
         task: the task of the last question.
-        shape: `single`, `turns` or `document`.
+        shape: ``single``, ``turns`` or ``document``.
         messages: OpenAI chat messages, the last one the user's.
         answer: one right answer.
-        expected: what `check` compares with; JSON-able.
+        expected: what ``check`` compares with; JSON-able.
     """
 
     task: str
@@ -37,12 +37,12 @@ class Prompt:
     expected: Any
 
     def check(self, answer_text: str) -> bool:
-        """True where `answer_text` answers the last question; text before `</think>` does not count."""
+        """True if ``answer_text`` answers the last question; text before ``</think>`` does not count."""
         return check(self.task, self.expected, answer_text)
 
 
 def draw(task: str, split: str, rng: Random) -> Example:
-    """One question of `task`, or of the training-only `drill` and `sums`, whose parameters belong to `split`."""
+    """One question whose parameters belong to ``split``; ``task`` may also be ``drill`` or ``sums``, for training."""
     module = (_TASK_MODULES | _TRAINING_ONLY)[task]
     while True:
         example: Example = module.draw(rng)
@@ -51,17 +51,17 @@ def draw(task: str, split: str, rng: Random) -> Example:
 
 
 def check(task: str, expected: Any, answer_text: str) -> bool:
-    """Whether `answer_text` answers a question of `task` whose `expected` is given."""
+    """Whether ``answer_text`` answers a question of ``task`` whose ``expected`` is given."""
     return bool(_TASK_MODULES[task].check(expected, answer_text.rpartition("</think>")[2].strip()))
 
 
 def prompts(task: str, split: str = "heldout", n: int = 8, seed: int = 0, shape: str | None = None) -> list[Prompt]:
-    """`n` prompts, the same for the same arguments; a longer list starts with the shorter one.
+    """``n`` prompts, the same for the same arguments; a longer list starts with the shorter one.
 
     Args:
-        task: one of `TASKS`; earlier turns of a longer conversation may be of any task.
-        split: `train` or `heldout`; every turn of a prompt is of that split.
-        shape: one of `SHAPES`, or None for half single, a quarter each of the longer ones.
+        task: one of ``TASKS``; earlier turns of a longer conversation may be of any task.
+        split: ``train`` or ``heldout``; every turn of a prompt is of that split.
+        shape: one of ``SHAPES``, or None for half single, a quarter each of the longer ones.
 
     Raises:
         DFlashError: an unknown task, split or shape.

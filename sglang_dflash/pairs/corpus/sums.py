@@ -1,7 +1,7 @@
 """Training only: sums without a story.
 
-An answer of the math task holds two or three sums among fifty other tokens; here nearly every token of the answer is
-one that only arithmetic gives, so carrying and borrowing are met far more often.
+An answer of the math task holds two or three sums among fifty other tokens. Here nearly every token of the answer
+needs arithmetic, so the model practises carrying and borrowing far more often.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def draw(rng: Random) -> Example:
 
 
 def _sum(rng: Random) -> tuple[str, int]:
-    """-> what is to be worked out, and its result, both within the range of the math task."""
+    """The expression and its result, both within the range of the math task."""
     kind = rng.choice("++--*")
     if kind == "*":
         a, b = rng.randint(2, 6), rng.randint(2, 9)
