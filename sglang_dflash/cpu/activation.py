@@ -1,4 +1,4 @@
-"""When the CPU platform takes over: only where no accelerator exists and nothing else was chosen."""
+"""When the CPU platform takes over: only if no accelerator exists and nothing else was chosen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLATFORM_NAME = "dflash_cpu"
 PLATFORM_CLASS = "sglang_dflash.cpu.platform.DFlashCpuPlatform"
 PLATFORM_GROUP = "sglang.srt.platforms"
 
-# Kernel drivers create these whether or not the installed torch can use the device behind them.
+# Kernel drivers create these whether or not the installed torch can use the device.
 _DEVICE_NODES = {
     "CUDA": "/dev/nvidiactl",
     "ROCm": "/dev/kfd",
@@ -30,22 +30,18 @@ def accelerators() -> list[str]:
     """Kinds of accelerator that the installed torch can use on this machine."""
     import torch
 
-    found = []
-    if torch.cuda.is_available():
-        found.append("ROCm" if torch.version.hip else "CUDA")
-    if hasattr(torch, "xpu") and torch.xpu.is_available():
-        found.append("XPU")
-    if importlib.util.find_spec("torch_npu") is not None:
-        found.append("NPU")
-    if getattr(torch.version, "musa", None) is not None:
-        found.append("MUSA")
-    if hasattr(torch, "mps") and torch.mps.is_available():
-        found.append("MPS")
-    return found
+    usable = {
+        "ROCm" if torch.version.hip else "CUDA": torch.cuda.is_available(),
+        "XPU": torch.xpu.is_available(),
+        "NPU": importlib.util.find_spec("torch_npu") is not None,
+        "MUSA": getattr(torch.version, "musa", None) is not None,
+        "MPS": torch.mps.is_available(),
+    }
+    return [kind for kind in usable if usable[kind]]
 
 
 def unused_devices(env: Mapping[str, str] = os.environ) -> list[str]:
-    """Kinds of accelerator whose driver is loaded though torch cannot use them: a broken install, most likely.
+    """Kinds of accelerator whose driver is loaded but which torch cannot use: most likely a broken install.
 
     A user who hides the devices on purpose (an empty ``CUDA_VISIBLE_DEVICES`` or ``HIP_VISIBLE_DEVICES``) has none.
     """
@@ -69,7 +65,7 @@ def reason_to_stay_out(
     Args:
         env: the process environment.
         usable: accelerators that torch can use (:func:`accelerators`).
-        unused: accelerators that exist though torch cannot use them (:func:`unused_devices`).
+        unused: accelerators that exist but that torch cannot use (:func:`unused_devices`).
         others: other installed platform plugins (:func:`other_platform_plugins`).
     """
     chosen = env.get("SGLANG_PLATFORM")

@@ -25,7 +25,7 @@ FIRST_STEP = "handle_deprecated_dp_attention"
 
 
 def _load_plugins_first(server_args: Any, previous: Callable[[Any], None]) -> None:
-    """Before the first step of argument resolution: SGLang's servers have loaded plugins by now, its load tools not."""
+    """Run before the first step of argument resolution: SGLang's benchmark tools have not loaded plugins by then."""
     load_plugins()
     previous(server_args)
 
@@ -43,7 +43,7 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
         register_resolution_hook(FIRST_STEP)(_load_plugins_first)
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Called while the launching process resolves its arguments: refuse to go on without our stand-ins."""
+        """Called while the launching process resolves its arguments. Refuses to go on without our stand-ins."""
         from sglang_dflash.cpu.replacements import missing_hooks
 
         if missing := missing_hooks():
@@ -54,7 +54,7 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
             )
 
     def get_device(self, device_id: int = 0) -> str:
-        """``--device`` where nobody gave one: argument resolution wants its name, not a ``torch.device``."""
+        """The default of ``--device``: argument resolution wants its name, not a ``torch.device``."""
         return "cpu"
 
     def is_pin_memory_available(self, device: Any = None) -> bool:

@@ -53,128 +53,88 @@ class Replacement:
 
 
 _ALLOCATION = "sglang.srt.mem_cache.allocation."
-_GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator."
-_BOOTSTRAP = "sglang.srt.distributed.bootstrap."
+_DISTRIBUTED = "sglang.srt.distributed."
 _LINEAR = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod."
 _NORM = "sglang.srt.layers.layernorm."
-_ATTENTION = "sglang.kernels.ops.attention."
-_GDN_PROJECTIONS = _ATTENTION + "triton_gdn_fused_proj."
+_PROJECTIONS = "sglang.kernels.ops.attention.triton_gdn_fused_proj."
 _CONV = "sglang.kernels.ops.mamba.causal_conv1d_triton."
+_GATING = "sglang.kernels.ops.attention.linear."
+_DELTA_RULE = "sglang.kernels.ops.attention.fla."
 _STATES = "sglang.kernels.ops.mamba.mamba_state_scatter_triton."
 _ELEMENTWISE = "sglang.kernels.ops.elementwise.elementwise."
 
 TABLE: tuple[Replacement, ...] = (
+    # --- KV slots; for all but a fixed list of attention backends these are Triton kernels
     Replacement(
-        _ALLOCATION + "assign_req_to_token_pool_func",
-        alloc.assign_slots,
-        "Triton kernel: writes the KV slots that speculative decoding reserves into req_to_token",
+        _ALLOCATION + "assign_req_to_token_pool_func", alloc.assign_slots, "Triton: slots reserved for a block"
     ),
+    Replacement(_ALLOCATION + "get_last_loc", alloc.last_slots, "Triton: the slot that a new page continues"),
+    # --- ranks
     Replacement(
-        _ALLOCATION + "get_last_loc",
-        alloc.last_slots,
-        "Triton kernel for every backend but a fixed list of names: finds the slot that a new page continues",
-    ),
-    Replacement(
-        _GROUP + "all_gather_into_tensor",
+        _DISTRIBUTED + "parallel_state.GroupCoordinator.all_gather_into_tensor",
         collectives.all_gather_into_tensor,
         "custom operator without a CPU kernel: gathers logits over tensor-parallel ranks",
     ),
     Replacement(
-        _BOOTSTRAP + "_init_cpu_threads_env",
+        _DISTRIBUTED + "bootstrap._init_cpu_threads_env",
         threads.bind_rank,
         "binds ranks to cores through Intel AMX kernels that are not installed, and does nothing without them",
     ),
+    # --- linear layers and norms of every model
     Replacement(
-        _LINEAR + "create_weights",
-        linear.create_weights,
-        "slow: on Intel processors, products with weights that are stored output by output",
-        partial=True,
+        _LINEAR + "create_weights", linear.create_weights, "slow on Intel: weights output by output", partial=True
     ),
+    Replacement(_LINEAR + "apply", linear.apply, "slow: on AMD processors, MKL lags oneDNN in float32 products"),
+    Replacement(_NORM + "RMSNorm.forward_native", norms.rms_norm, "slow: 7 calls, 2 reductions", partial=True),
     Replacement(
-        _LINEAR + "apply",
-        linear.apply,
-        "slow: float32 products go through MKL, which lags behind oneDNN on AMD processors",
-    ),
-    Replacement(
-        _NORM + "RMSNorm.forward_native",
-        norms.rms_norm,
-        "slow: seven calls, two of them general reductions",
-        partial=True,
-    ),
-    Replacement(
-        _NORM + "GemmaRMSNorm.forward_native",
-        norms.gemma_rms_norm,
-        "slow: eight calls, two of them general reductions",
-        partial=True,
+        _NORM + "GemmaRMSNorm.forward_native", norms.gemma_rms_norm, "slow: 8 calls, 2 reductions", partial=True
     ),
     # --- GDN layers of Qwen3-Next and Qwen3.5, in the order in which a layer calls them
     Replacement(
-        _GDN_PROJECTIONS + "fused_qkvzba_split_reshape_cat",
+        _PROJECTIONS + "fused_qkvzba_split_reshape_cat",
         gdn_projections.split_grouped,
-        "Triton kernel: splits the input projections of Qwen3-Next",
+        "Triton: splits the input projections of Qwen3-Next",
     ),
     Replacement(
-        _GDN_PROJECTIONS + "fused_qkvzba_split_reshape_cat_contiguous",
+        _PROJECTIONS + "fused_qkvzba_split_reshape_cat_contiguous",
         gdn_projections.split,
-        "Triton kernel: splits the input projections of Qwen3.5",
+        "Triton: splits the input projections of Qwen3.5",
     ),
-    Replacement(_CONV + "causal_conv1d_fn", conv.prefill, "Triton kernel: causal convolution of a prefill"),
+    Replacement(_CONV + "causal_conv1d_fn", conv.prefill, "Triton: causal convolution of a prefill"),
+    Replacement(_CONV + "causal_conv1d_update", conv.update, "Triton: causal convolution of a decode or a verify"),
     Replacement(
-        _CONV + "causal_conv1d_update",
-        conv.update,
-        "Triton kernel: causal convolution of a decode or a verify",
-    ),
-    Replacement(
-        _ATTENTION + "linear.fused_gdn_gating.fused_gdn_gating",
+        _GATING + "fused_gdn_gating.fused_gdn_gating",
         gdn.decay_and_strength,
-        "Triton kernel: log-decay and write strength of a prefill",
+        "Triton: log-decay and write strength of a prefill",
     ),
     Replacement(
-        _ATTENTION + "fla.chunk.chunk_gated_delta_rule",
+        _DELTA_RULE + "chunk.chunk_gated_delta_rule",
         gdn_chunk.prefill,
-        "Triton kernels, and refuses fp32: gated delta rule of a prefill",
+        "Triton, and refuses fp32: gated delta rule of a prefill",
     ),
     Replacement(
-        _ATTENTION + "fla.fused_recurrent.fused_recurrent_gated_delta_rule_packed_decode",
+        _DELTA_RULE + "fused_recurrent.fused_recurrent_gated_delta_rule_packed_decode",
         gdn.decode,
-        "Triton kernel: gated delta rule of a decode",
+        "Triton: gated delta rule of a decode",
     ),
     Replacement(
-        _ATTENTION + "linear.fused_sigmoid_gating_recurrent.fused_sigmoid_gating_delta_rule_update",
+        _GATING + "fused_sigmoid_gating_recurrent.fused_sigmoid_gating_delta_rule_update",
         gdn.verify,
-        "Triton kernel: gated delta rule of a verify; keeps what the commit needs of every token",
+        "Triton: gated delta rule of a verify; keeps what the commit needs of every token",
     ),
     Replacement(
-        _ATTENTION + "fla.fused_norm_gate.rms_norm_gated",
-        norms.rms_norm_gated,
-        "Triton kernel: output norm of Qwen3-Next",
+        _DELTA_RULE + "fused_norm_gate.rms_norm_gated", norms.rms_norm_gated, "Triton: Qwen3-Next's output norm"
     ),
+    Replacement(_DELTA_RULE + "layernorm_gated.layernorm_fn", norms.layernorm_gated, "Triton: Qwen3.5's output norm"),
+    Replacement(_STATES + "track_mamba_states_all_layers", mamba_state.track, "Triton: snapshots for the prefix cache"),
     Replacement(
-        _ATTENTION + "fla.layernorm_gated.layernorm_fn",
-        norms.layernorm_gated,
-        "Triton kernel: output norm of Qwen3.5",
-    ),
-    Replacement(
-        _STATES + "track_mamba_states_all_layers",
-        mamba_state.track,
-        "Triton kernel: copies states to track slots at the boundaries of extra_buffer",
-    ),
-    Replacement(
-        _STATES + "scatter_mamba_states_after_mtp_verify",
-        mamba_state.commit,
-        "Triton kernels: commits the states of the accepted tokens",
+        _STATES + "scatter_mamba_states_after_mtp_verify", mamba_state.commit, "Triton: accepted tokens' states"
     ),
     # --- attention and MoE layers of the same models
     Replacement(
-        _ELEMENTWISE + "fused_sigmoid_mul",
-        sigmoid_gates.sigmoid_mul,
-        "Triton kernel: output gate of Qwen3.5's attention",
+        _ELEMENTWISE + "fused_sigmoid_mul", sigmoid_gates.sigmoid_mul, "Triton: gate of the attention's output"
     ),
-    Replacement(
-        _ELEMENTWISE + "fused_gate_sigmoid_mul_add",
-        sigmoid_gates.add_gated,
-        "Triton kernel: adds the gated shared expert",
-    ),
+    Replacement(_ELEMENTWISE + "fused_gate_sigmoid_mul_add", sigmoid_gates.add_gated, "Triton: gated shared expert"),
 )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def install() -> None:
-    """Patch ``torch.Tensor`` for this process; only called where the CPU platform is active."""
+    """Patch ``torch.Tensor`` for this process; called only if the CPU platform is active."""
     Tensor.pin_memory = _pin_memory  # type: ignore[method-assign, assignment]
     Tensor.record_stream = _record_stream  # type: ignore[method-assign, assignment]
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 
 BIND_VARIABLE = "SGLANG_CPU_OMP_THREADS_BIND"
 
 
 def cores_per_rank(cores: list[int], ranks: int) -> list[list[int]]:
-    """Split ``cores`` into one contiguous group a rank; ranks share cores where there are fewer cores than ranks."""
+    """Split ``cores`` into one contiguous group a rank; ranks share cores if there are fewer cores than ranks."""
     if ranks >= len(cores):
         return [[cores[rank % len(cores)]] for rank in range(ranks)]
     size, extra = divmod(len(cores), ranks)
     starts = [rank * size + min(rank, extra) for rank in range(ranks + 1)]
-    return [cores[first:last] for first, last in zip(starts, starts[1:], strict=False)]
+    return [cores[first:last] for first, last in pairwise(starts)]
 
 
 def environment_defaults(ranks: int, conv_dtype: str) -> dict[str, str]:

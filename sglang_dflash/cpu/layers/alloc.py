@@ -20,8 +20,7 @@ def block_slots(
 ) -> Tensor:
     """KV slots of the block of ``draft_token_num`` positions that starts at ``start_offset [B]``.
 
-    Returns ``[B*T]`` int64. The block is as long for every request, so ``end_offset`` says nothing that
-    ``draft_token_num`` does not.
+    Returns ``[B*T]`` int64. All blocks have the same length, so ``end_offset`` is not needed.
     """
     rows = req_pool_indices[:batch_size].unsqueeze(1)
     columns = start_offset[:batch_size].unsqueeze(1) + torch.arange(draft_token_num)
@@ -49,6 +48,6 @@ def assign_slots(
 
 
 def last_slots(req_to_token: Tensor, req_pool_indices_tensor: Tensor, prefix_lens_tensor: Tensor) -> Tensor:
-    """KV slot of the last token of each request's prefix ``[B]``, -1 where there is no prefix."""
+    """KV slot of the last token of each request's prefix ``[B]``, -1 without a prefix."""
     slots = req_to_token[req_pool_indices_tensor, (prefix_lens_tensor - 1).clamp_(min=0)]
     return torch.where(prefix_lens_tensor > 0, slots.to(prefix_lens_tensor.dtype), -1)

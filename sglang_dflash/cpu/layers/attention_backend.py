@@ -7,7 +7,14 @@ from typing import Any
 from torch import Tensor
 
 from sglang_dflash.cpu.layers import ATTENTION_BACKEND
-from sglang_dflash.cpu.layers.attention_math import Keys, attend_blocks, attend_prompt, block_keys, decode_keys
+from sglang_dflash.cpu.layers.attention_math import (
+    Contexts,
+    Keys,
+    attend_blocks,
+    attend_prompt,
+    block_keys,
+    decode_keys,
+)
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream import AttentionBackend, AttentionType, KVWriteLoc, SWAKVPool
 
@@ -80,14 +87,14 @@ class TorchAttentionBackend(AttentionBackend):
         kind = self._kind(layer)
         if kind not in self._keys:
             window, causal, swa = kind
-            table, rows = self.req_to_token_pool.req_to_token, forward_batch.req_pool_indices
-            lens = forward_batch.seq_lens
+            rows, lens = forward_batch.req_pool_indices, forward_batch.seq_lens
+            contexts = Contexts(self.req_to_token_pool.req_to_token, rows, lens)
             if forward_batch.forward_mode.is_decode():
-                keys = [decode_keys(table, rows, lens, window=window)]
+                keys = [decode_keys(contexts, window=window)]
             else:
                 slots = forward_batch.out_cache_loc.view(len(lens), -1)
                 tree_mask = getattr(forward_batch.spec_info, "custom_mask", None) if causal else None
-                keys = block_keys(table, rows, lens, slots, causal=causal, window=window, tree_mask=tree_mask)
+                keys = block_keys(contexts, slots, causal=causal, window=window, tree_mask=tree_mask)
             if swa:
                 keys = [Keys(self._swa_pool.translate_loc_from_full_to_swa(each.slots), each.mask) for each in keys]
             self._keys[kind] = keys

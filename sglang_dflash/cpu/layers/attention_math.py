@@ -2,7 +2,7 @@
 
 Everything here is tensors in, tensors out, and does not import SGLang. Two ideas carry it:
 
-* Every query and every key has an absolute **position**; what a query may read follows from the two
+* Every query and every key has an absolute position; what a query may read follows from the two
   positions alone (:func:`visible`), so decode, verification and the drafter's block differ only in the
   positions they pass.
 * A tiny model spends its time in dispatch, not arithmetic, so what all layers share (slots, mask) is built
@@ -35,6 +35,31 @@ PAIRS_PER_REQUEST = 1024
 
 
 @dataclass(frozen=True)
+class Contexts:
+    """Where the K/V of a batch's requests are.
+
+    Attributes:
+        table: KV slots ``[requests, positions]`` int32.
+        rows: row of each request in it, ``[B]`` int64.
+        lens: tokens of each request, ``[B]``.
+    """
+
+    table: Tensor
+    rows: Tensor
+    lens: Tensor
+
+    def slots(self, columns: Tensor) -> Tensor:
+        """``table[rows[b], columns[b, c]]`` as ``[B, C]``; one ``index_select`` on the flattened table."""
+        flat = self.rows.unsqueeze(1) * self.table.stride(0) + columns
+        return self.table.view(-1).index_select(0, flat.view(-1)).view(columns.shape)
+
+    def lengths(self) -> list[int]:
+        """``lens`` on the host, read in place: no torch operation, nothing to wait for."""
+        lengths: list[int] = self.lens.numpy().tolist()
+        return lengths
+
+
+@dataclass(frozen=True)
 class Keys:
     """What is read of the pool, and a mask to add to the scores (None: everything may be read).
 
@@ -59,34 +84,21 @@ def additive(allowed: Tensor) -> Tensor:
     return torch.zeros(allowed.shape).masked_fill_(~allowed, float("-inf"))
 
 
-def gather_slots(req_to_token: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """``req_to_token[rows[b], columns[b, c]]`` as ``[B, C]``; one ``index_select`` on the flattened table."""
-    flat = rows.unsqueeze(1) * req_to_token.stride(0) + columns
-    return req_to_token.view(-1).index_select(0, flat.view(-1)).view(columns.shape)
-
-
-def _extremes(lens: Tensor) -> tuple[int, int]:
-    """The longest and the shortest of ``lens [B]``, read in place: no torch operation, nothing to wait for."""
-    host = lens.numpy()
-    return max(int(host.max()), 1), int(host.min())
-
-
-def decode_keys(req_to_token: Tensor, rows: Tensor, lens: Tensor, *, window: int | None) -> Keys:
+def decode_keys(contexts: Contexts, *, window: int | None) -> Keys:
     """Keys of one new token per request.
 
     Args:
-        req_to_token: KV slots ``[requests, positions]`` int32.
-        rows: row of each request ``[B]`` int64.
-        lens: length ``[B]``, the new token included (its K/V are in the pool already).
+        contexts: the new token included (its K/V are in the pool already).
         window: sliding window, or None.
     """
-    longest, shortest = _extremes(lens)
+    lens, lengths = contexts.lens, contexts.lengths()
+    longest, shortest = max(1, *lengths), min(lengths)
     width = longest if window is None else min(longest, window + 1)
     # A request shorter than the width gets positions from its length on at its end, which the mask takes out.
     columns = torch.arange(width).expand(len(lens), width)
     if width < longest:
         columns = (lens - width).clamp_(min=0).unsqueeze(1) + columns
-    slots = gather_slots(req_to_token, rows, columns).view(-1)
+    slots = contexts.slots(columns).view(-1)
     if shortest == longest:  # every column is a real token inside the window
         return Keys(slots, None)
     # A padded request has length 0; it reads position 0 so that its softmax has a term.
@@ -96,30 +108,21 @@ def decode_keys(req_to_token: Tensor, rows: Tensor, lens: Tensor, *, window: int
 
 
 def block_keys(
-    req_to_token: Tensor,
-    rows: Tensor,
-    lens: Tensor,
-    block_slots: Tensor,
-    *,
-    causal: bool,
-    window: int | None,
-    tree_mask: Tensor | None = None,
+    contexts: Contexts, block_slots: Tensor, *, causal: bool, window: int | None, tree_mask: Tensor | None = None
 ) -> list[Keys]:
     """Keys of a block of ``T`` tokens of each request, its context and the block itself: one padded batch, or one each.
 
     Args:
-        req_to_token: KV slots ``[requests, positions]`` int32.
-        rows: row of each request ``[B]`` int64.
-        lens: context length of each request ``[B]``, the block **not** included.
+        contexts: the block not included.
         block_slots: KV slots of the block ``[B, T]``.
         causal: verification is causal; the drafter's block is not (every position sees the whole block).
         window: sliding window, or None.
         tree_mask: flat bool ``[sum_b T * (lens[b] + T)]``, one ``[T, lens[b] + T]`` matrix per request
             after the other, which replaces the causal rule inside the block; None for a chain.
     """
-    if tree_mask is None and padding_pays(lens.numpy().tolist(), block_slots.shape[1], window):
-        return [padded_block_keys(req_to_token, rows, lens, block_slots, causal=causal, window=window)]
-    return separate_block_keys(req_to_token, rows, lens, block_slots, causal=causal, window=window, tree_mask=tree_mask)
+    if tree_mask is None and padding_pays(contexts.lengths(), block_slots.shape[1], window):
+        return [padded_block_keys(contexts, block_slots, causal=causal, window=window)]
+    return separate_block_keys(contexts, block_slots, causal=causal, window=window, tree_mask=tree_mask)
 
 
 def padding_pays(lens: list[int], queries: int, window: int | None) -> bool:
@@ -129,43 +132,34 @@ def padding_pays(lens: list[int], queries: int, window: int | None) -> bool:
     return padding * queries <= PAIRS_PER_REQUEST * (len(reach) - 1)
 
 
-def padded_block_keys(
-    req_to_token: Tensor, rows: Tensor, lens: Tensor, block_slots: Tensor, *, causal: bool, window: int | None
-) -> Keys:
+def padded_block_keys(contexts: Contexts, block_slots: Tensor, *, causal: bool, window: int | None) -> Keys:
     """:func:`block_keys` of a chain as one padded batch.
 
     Columns count from the start of the block, ``-C .. T - 1``, so one mask serves all requests; the padding of a
     shorter request is on the left.
     """
-    longest, shortest = _extremes(lens)
-    reach = longest if window is None else min(longest, window)
+    lens, lengths = contexts.lens, contexts.lengths()
+    reach = max(1, *lengths) if window is None else min(max(1, *lengths), window)
     steps, columns = torch.arange(block_slots.shape[1]), torch.arange(-reach, block_slots.shape[1])
-    context = gather_slots(req_to_token, rows, (lens.unsqueeze(1) + columns[:reach]).clamp_(min=0))
+    context = contexts.slots((lens.unsqueeze(1) + columns[:reach]).clamp_(min=0))
     slots = torch.cat((context, block_slots.to(context.dtype)), dim=1).view(-1)
     mask = additive(visible(steps, columns, causal=causal, window=window)) if causal or window is not None else None
-    if shortest >= reach:
+    if min(lengths) >= reach:
         return Keys(slots, mask)
     padding = additive(columns >= -lens.unsqueeze(1))[:, None, None]
     return Keys(slots, padding if mask is None else padding + mask)
 
 
 def separate_block_keys(
-    req_to_token: Tensor,
-    rows: Tensor,
-    lens: Tensor,
-    block_slots: Tensor,
-    *,
-    causal: bool,
-    window: int | None,
-    tree_mask: Tensor | None = None,
+    contexts: Contexts, block_slots: Tensor, *, causal: bool, window: int | None, tree_mask: Tensor | None = None
 ) -> list[Keys]:
     """:func:`block_keys` of each request on its own, without padding."""
-    lengths = lens.numpy().tolist()
+    table, rows, lengths = contexts.table, contexts.rows.numpy().tolist(), contexts.lengths()
     reach = [length if window is None else min(length, window) for length in lengths]
-    blocks = block_slots.to(req_to_token.dtype).unbind()
+    blocks = block_slots.to(table.dtype).unbind()
     slots = [
-        torch.cat([req_to_token[row, length - read : length], block])
-        for row, length, read, block in zip(rows.numpy().tolist(), lengths, reach, blocks, strict=True)
+        torch.cat([table[row, length - read : length], block])
+        for row, length, read, block in zip(rows, lengths, reach, blocks, strict=True)
     ]
     if not causal and window is None:
         return [Keys(each, None) for each in slots]

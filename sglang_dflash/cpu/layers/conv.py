@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -52,7 +53,7 @@ def _pack(starts: tuple[int, ...], history: int) -> _PackedRows:
     """Layout of sequences that begin at ``starts`` (the last entry is the end), ``history`` = width - 1."""
     count = len(starts) - 1
     order, windows, tails = [], [], []
-    for i, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for i, (start, end) in enumerate(pairwise(starts)):
         first = start + i * history
         order += [torch.arange(i * history, (i + 1) * history), torch.arange(start, end) + count * history]
         windows.append(torch.arange(first, first + end - start))
@@ -152,7 +153,7 @@ def update(
 
 
 def _columns(windows: Tensor, count: int) -> Tensor:
-    """The first ``count`` columns behind windows ``[rows, block, dim, W]`` that overlap: ``[rows, dim, count]``."""
+    """The first ``count`` columns that overlapping windows ``[rows, block, dim, W]`` share: ``[rows, dim, count]``."""
     row, step, dim, column = windows.stride()
     assert step == column, "each window of a chain is the one before it, moved by a token"
     return windows.as_strided((windows.shape[0], windows.shape[2], count), (row, dim, column))

@@ -101,7 +101,7 @@ def decode(
     slots = live_slots(ssm_state_indices)
     state = initial_state.index_select(0, slots).float()
     state.mul_(_log_decay(A_log, a, dt_bias).exp_().view(bs, HV, 1, 1))
-    # The value heads of one key head are rows of one [HV / H * V, K] matrix: nothing to repeat.
+    # The value heads of one key head are rows of one [HV / H * V, K] matrix: keys need not be repeated.
     rows = state.view(heads, -1, K)
     u = (v - torch.bmm(rows, k.mT).view(bs, HV, V)).mul_(b.float().sigmoid().unsqueeze(-1))
     rows.baddbmm_(u.view(heads, -1, 1), k)

@@ -27,8 +27,8 @@ from torch import Tensor
 def pairwise_decay(g: Tensor) -> Tensor:
     """``D[t, i] = exp(g_{i+1} + .. + g_t)`` for i <= t, else 0: ``[..., T, T]``.
 
-    Each sum is formed on its own. The difference of two cumulative sums would lose what a strong decay early
-    in the block leaves no bits for.
+    Each sum is formed on its own. The difference of two cumulative sums would lose precision after a strong decay
+    early in the block.
     """
     steps = g.shape[-1]
     return g.unsqueeze(-1).expand(*g.shape, steps).tril(-1).cumsum(-2).exp_().tril_()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ class _Layout:
 @lru_cache(maxsize=8)
 def _layout(starts: tuple[int, ...]) -> _Layout:
     """Layout of sequences that begin at ``starts`` (the last entry is the end); some may be empty."""
-    lengths = [end - start for start, end in zip(starts, starts[1:], strict=False)]
+    lengths = [end - start for start, end in pairwise(starts)]
     size = min(CHUNK_SIZE, max(lengths))
     counts = [-(-length // size) if size else 0 for length in lengths]
     sequences = sorted(range(len(lengths)), key=lambda s: -counts[s])
@@ -56,7 +57,7 @@ def _layout(starts: tuple[int, ...]) -> _Layout:
         valid=valid.unsqueeze(-1),
         positions=positions,
         sequences=torch.tensor(sequences),
-        steps=tuple(slice(start, end) for start, end in zip(ends, ends[1:], strict=False)),
+        steps=tuple(slice(start, end) for start, end in pairwise(ends)),
         sequence_major=torch.tensor(sorted(range(len(chunks)), key=chunks.__getitem__), dtype=torch.long),
     )
 

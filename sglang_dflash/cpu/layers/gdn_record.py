@@ -1,9 +1,9 @@
 """What a verify keeps of every block position for the commit: the write to the state, not the state.
 
 SGLang's buffer has room for a whole state ``[V, K]`` after every position. A state is a sum of outer products
-(see ``gdn_block``), so its terms say as much: a position's write u, its key k, and how far the writes up to it
+(see :mod:`gdn_block`), so its terms are enough: a position's write u, its key k, and how far the writes up to it
 and the state before the block have decayed by then, ``V + K + block + 1`` numbers. The commit adds up the one
-state that it needs. Filling in all of them cost more than the rest of the verify.
+state that it needs. To store them all cost more than the rest of the verify.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from sglang_dflash.cpu.layers.gdn_block import Block
 
 
 def _words(buffer: Tensor) -> Tensor:
-    """``[..., block, HV, V, K]`` of any dtype as fp32 ``[..., HV, block, words]``: memory, laid out anew."""
+    """``[..., block, HV, V, K]`` of any dtype as fp32 ``[..., HV, block, words]``: the same memory."""
     block, heads = buffer.shape[-4:-2]
     return buffer.flatten(-4).view(torch.float32).unflatten(-1, (heads, block, -1))
 
 
 def keep(buffer: Tensor, rows: Tensor, block: Block, writes: Tensor) -> None:
-    """Note the block of T tokens of every request.
+    """Record the block of T tokens of every request.
 
     Args:
         buffer: ``[rows, block >= T, HV, V, K]`` of one layer.
@@ -31,7 +31,7 @@ def keep(buffer: Tensor, rows: Tensor, block: Block, writes: Tensor) -> None:
         writes: u, ``[bs, HV, T, V]``.
     """
     spare = buffer.shape[1] - writes.shape[-2]
-    # The columns of positions that this block lacks are zero, so whatever their rows hold must be finite: zero too.
+    # Positions that this block lacks weigh zero, but 0 * NaN is NaN: their rows are overwritten with zeros too.
     decay = F.pad(block.decay, (0, spare)) if spare else block.decay
     records = torch.cat([writes, block.keys, decay, block.decay_in], -1)
     words = _words(buffer)[..., : records.shape[-1]]

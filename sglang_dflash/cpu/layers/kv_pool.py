@@ -1,6 +1,6 @@
 """The K/V pool of a multi-head attention model on a CPU.
 
-Layout, addressing and sizing are SGLang's; three methods that launch Triton kernels, or wait for a
+Layout, addressing and sizing are SGLang's; three methods that launch Triton kernels, or need a
 ``nonzero``, are plain torch here. Slot 0 belongs to no request: SGLang keeps it, and the page around it,
 for padding.
 """
@@ -40,7 +40,7 @@ class CpuKVPool(MHATokenToKVPool):
         v_scale: float | None = None,
         layer_id_override: int | None = None,
     ) -> None:
-        """Write the accepted prefix of every block; rows behind it land in the padding slot.
+        """Write the accepted prefix of every block; the other rows go to the padding slot.
 
         Writing all rows costs less than selecting some, and needs no count on the host.
 

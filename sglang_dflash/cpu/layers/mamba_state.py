@@ -1,8 +1,7 @@
 """Copies between slots of the recurrent-state pools: prefix-cache tracking, and the commit after a verify.
 
 Pools hold one row per slot. SGLang never hands out slot 0: padding rows of a batch point at it, or carry a
-negative slot. Both are served without a branch by reading and writing slot 0, whose content nobody reads for
-a real request.
+negative slot. Both read and write slot 0, which no real request reads: there is no branch.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def track(
         check_freed_slots: slots may be negative, meaning freed; such a copy is harmless here.
     """
     mask = mamba_track_mask[:batch_size]
-    # Boundaries are rare (one step in `mamba_track_interval`): look before copying whole states.
+    # Boundaries are rare (one step in `mamba_track_interval`): check before copying whole states.
     if not mask.any():
         return
     source = live_slots(cache_indices[:batch_size][mask])
@@ -60,7 +59,7 @@ def commit(
 ) -> None:
     """Commit, in all layers, the state after the last accepted token, and the one at a track boundary.
 
-    Lies between accept and publish, so it never waits for a value on the host.
+    Runs between accept and publish, so it must not wait for a value on the host.
 
     Args:
         mamba_caches: the pools, ``temporal [layers, slots, HV, V, K]`` and a list ``conv`` of
@@ -69,7 +68,7 @@ def commit(
             ``conv``, ``intermediate_conv_window [layers, rows, block, dim, width - 1]``.
         state_indices_tensor: slot of each request, ``[bs]``.
         last_correct_step_indices: block position of the last accepted token, ``[bs]``; -1: commit nothing.
-        mamba_track_indices: track slot of each request, ``[bs]``; None where prefix states are not tracked.
+        mamba_track_indices: track slot of each request, ``[bs]``; None if prefix states are not tracked.
         mamba_steps_to_track: block position whose state the track slot gets, ``[bs]``; -1: none was crossed.
         src_indices_raw: row of each request in the intermediate buffers, ``[bs]``; its batch row by default.
     """

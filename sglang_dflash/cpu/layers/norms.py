@@ -22,7 +22,7 @@ Normed = Tensor | tuple[Tensor, Tensor]
 
 
 def _is_plain(x: Tensor, residual: Tensor | None, others: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    """Nothing is rounded between the steps of the norm, and nothing is asked of it but to add a residual."""
+    """Whether all is float32 (nothing to round between steps) and the call asks for no more than to add a residual."""
     float32 = x.dtype == torch.float32 and (residual is None or residual.dtype == torch.float32)
     return float32 and not others and all(value is None for value in options.values())
 
@@ -30,7 +30,7 @@ def _is_plain(x: Tensor, residual: Tensor | None, others: tuple[Any, ...], optio
 def rms_norm(
     original: Callable[..., Normed], self: Any, x: Tensor, residual: Tensor | None = None, *others: Any, **options: Any
 ) -> Normed:
-    """``RMSNorm.forward_native``: the norm of ``x + residual``, and that sum where there is a residual."""
+    """``RMSNorm.forward_native``: the norm of ``x + residual``, and that sum if there is a residual."""
     if not _is_plain(x, residual, others, options) or self.variance_size_override is not None:
         return original(self, x, residual, *others, **options)
     total = x if residual is None else x + residual

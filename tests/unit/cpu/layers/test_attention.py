@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sglang_dflash.cpu.layers.attention_math import (
     QUERY_TILE,
+    Contexts,
     Keys,
     attend,
     attend_blocks,
@@ -56,6 +57,9 @@ class Pool:
         k[~used], v[~used] = 1e4, 1e4
         return cls(req_to_token, rows, torch.tensor(lens), k.to(dtype), v.to(dtype))
 
+    def contexts(self, lens: list[int] | None = None) -> Contexts:
+        return Contexts(self.req_to_token, self.rows, self.lens if lens is None else torch.tensor(lens))
+
     def slots(self, request: int, stop: int) -> Tensor:
         return self.req_to_token[self.rows[request], :stop].long()
 
@@ -71,7 +75,7 @@ def assert_close(got: Tensor, want: Tensor) -> None:
 def test_decode(lens: list[int], window: int | None, page_size: int, dtype: torch.dtype) -> None:
     pool = Pool.random(lens, page_size, dtype)
     q = torch.randn(len(lens), HEADS, DIM).to(dtype)
-    keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, window=window)
+    keys = decode_keys(pool.contexts(), window=window)
     got = attend(q, pool.k, pool.v, keys, batch=len(lens), scale=SCALE)
     for i, length in enumerate(lens):
         slots = pool.slots(i, length)
@@ -80,11 +84,11 @@ def test_decode(lens: list[int], window: int | None, page_size: int, dtype: torc
 
 
 def batched(pool: Pool, lens: list[int], block: Tensor, *, causal: bool, window: int | None) -> list[Keys]:
-    return [padded_block_keys(pool.req_to_token, pool.rows, torch.tensor(lens), block, causal=causal, window=window)]
+    return [padded_block_keys(pool.contexts(lens), block, causal=causal, window=window)]
 
 
 def each(pool: Pool, lens: list[int], block: Tensor, *, causal: bool, window: int | None) -> list[Keys]:
-    return separate_block_keys(pool.req_to_token, pool.rows, torch.tensor(lens), block, causal=causal, window=window)
+    return separate_block_keys(pool.contexts(lens), block, causal=causal, window=window)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -121,9 +125,7 @@ def test_block_with_a_tree_mask(lens: list[int]) -> None:
     matrices = [torch.cat([torch.ones(width, n, dtype=torch.bool), tree], dim=1) for n in lens]
     block = torch.stack([pool.slots(i, n + width)[n:] for i, n in enumerate(lens)])
     keys = block_keys(
-        pool.req_to_token,
-        pool.rows,
-        pool.lens,
+        pool.contexts(),
         block,
         causal=True,
         window=None,
@@ -140,7 +142,7 @@ def test_block_with_a_tree_mask(lens: list[int]) -> None:
 
 def test_a_padded_request_of_length_zero_gives_finite_numbers() -> None:
     pool = Pool.random([7, 1], 1)
-    keys = decode_keys(pool.req_to_token, pool.rows, torch.tensor([7, 0]), window=None)
+    keys = decode_keys(pool.contexts([7, 0]), window=None)
     out = attend(torch.randn(2, HEADS, DIM), pool.k, pool.v, keys, batch=2, scale=SCALE)
     assert torch.isfinite(out).all()
 
@@ -148,7 +150,7 @@ def test_a_padded_request_of_length_zero_gives_finite_numbers() -> None:
 def test_a_batch_without_padding_needs_no_mask() -> None:
     """The common case of one request pays for no mask at all, in decode and in the drafter's block."""
     pool = Pool.random([12], 1, spare=4)
-    keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, window=3)
+    keys = decode_keys(pool.contexts(), window=3)
     assert keys.mask is None
     block = pool.slots(0, 16)[None, 12:]
     (keys,) = batched(pool, [12], block, causal=False, window=None)
@@ -157,7 +159,7 @@ def test_a_batch_without_padding_needs_no_mask() -> None:
 
 def test_a_window_gathers_no_more_than_it_can_read() -> None:
     pool = Pool.random([400, 90], 1, spare=4)
-    keys = decode_keys(pool.req_to_token, pool.rows, pool.lens, window=31)
+    keys = decode_keys(pool.contexts(), window=31)
     assert keys.slots.shape == (2 * 32,)
     block = torch.stack([pool.slots(i, n + 4)[n:] for i, n in enumerate([400, 90])])
     (together,) = batched(pool, [400, 10], block, causal=True, window=31)
@@ -191,7 +193,7 @@ def test_padding_pays_where_it_is_little() -> None:
 def test_a_batch_is_padded_only_if_that_pays(lens: list[int], builds: int) -> None:
     pool = Pool.random(lens, 1, spare=16)
     block = torch.stack([pool.slots(i, n + 16)[n:] for i, n in enumerate(lens)])
-    assert len(block_keys(pool.req_to_token, pool.rows, pool.lens, block, causal=True, window=None)) == builds
+    assert len(block_keys(pool.contexts(), block, causal=True, window=None)) == builds
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
