@@ -1,6 +1,6 @@
 """Every Triton kernel against its torch definition, on random inputs.
 
-Not collected by itself: tests/unit/test_ops_triton.py runs it under Triton's interpreter
+Not collected by itself: tests/unit/ops/test_triton.py runs it under Triton's interpreter
 (``TRITON_INTERPRET=1``), tests/gpu runs it on a real device (``OPS_DEVICE=cuda``).
 """
 

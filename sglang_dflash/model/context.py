@@ -20,7 +20,7 @@ class ContextProjection:
 
     The layers' plain ``qkv_proj`` weights are laid out back to back in one tensor, of which each layer's parameter is a
     view: the K/V rows of all layers are then one batched matrix product, without a second copy that an update of the
-    weights could leave behind. Quantised layers keep their own storage and are asked one by one.
+    weights would miss. Quantised layers keep their own storage and run one by one.
 
     Args:
         attentions: the drafter's attention modules, in layer order; their weights may still be empty.

@@ -42,7 +42,7 @@ class DraftOutput(LogitsProcessorOutput):
 
 
 class DrafterLayer(nn.Module):
-    """Pre-norm transformer layer; the residual travels beside the hidden states, so norms fuse with it."""
+    """Pre-norm transformer layer; the residual is passed beside the hidden states, so norms fuse with it."""
 
     def __init__(self, config: DrafterConfig, layer_id: int, quant_config: Any, prefix: str) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class DFlashDraftModel(nn.Module):
         return [layer.attn for layer in self._context_projection.attentions]
 
     def get_attention_sliding_window_size(self) -> int | None:
-        """Window that SGLang's attention backends prepare for; None where no layer slides."""
+        """Window that SGLang's attention backends prepare for; None if no layer slides."""
         return None if self.drafter_config.sliding_window is None else window_left(self.drafter_config)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -15,7 +15,7 @@ class QKNormRope(nn.Module):
     """The Q and K norms of all layers and the rotation that follows them.
 
     The layers' norm weights are rows of one tensor, of which each layer's parameters are views: one lookup then serves
-    a whole forward, and an update of the weights leaves no copy behind.
+    a whole forward, and an update of the weights misses no copy.
 
     Args:
         norms: (Q norm, K norm) of each layer; their weights may still be empty.

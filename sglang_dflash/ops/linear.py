@@ -1,8 +1,8 @@
 """A linear layer's matrix product, and its faster routes on a CPU.
 
-Torch sends float32 products to MKL and all others to oneDNN. On Intel processors MKL is the faster one, and faster
-still on weights that are stored input by input. On others MKL is slow, but a call of oneDNN takes longer to get going,
-so small products stay with torch.
+Torch sends float32 products to MKL and all others to oneDNN. On Intel processors MKL is the faster one, most of all
+with weights that are stored input by input. On others MKL is slow, but a call of oneDNN takes longer to start, so small
+products stay with torch.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _HAS_ONEDNN = torch.backends.mkldnn.is_available()
 
 @cache
 def mkl_is_fast() -> bool:
-    """Whether this processor is one that MKL is made for."""
+    """Whether MKL is made for this processor."""
     return torch.backends.mkl.is_available() and "Intel" in str(torch.cpu.get_capabilities().get("cpu_name"))
 
 
 def empty_weight(outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
-    """An uninitialised weight ``[outputs, inputs]`` on the CPU, stored as the products here like it best."""
+    """An uninitialised weight ``[outputs, inputs]`` on the CPU, stored so that :func:`linear` is fastest."""
     if dtype == torch.float32 and mkl_is_fast():
         return torch.empty(inputs, outputs, dtype=dtype).t()
     return torch.empty(outputs, inputs, dtype=dtype)

@@ -99,7 +99,7 @@ def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor) 
     accepted, that is, if they are the tokens emitted. Hence each emitted token is a draw from p given exactly
     the tokens emitted before it, which is the law of plain decoding. A draft x is kept with probability p(x),
     the most that any rule can reach for a drafter that proposes one fixed token (Leviathan et al. 2023,
-    section 2.3, with a point-mass proposal: min(1, p(x) / 1)). Draws behind the first difference influence
+    section 2.3, with a point-mass proposal: min(1, p(x) / 1)). Draws after the first difference influence
     nothing, so noise that is a function of (seed, position) may meet the same position again in the next step
     without bias.
 
@@ -152,7 +152,7 @@ def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: T
         rows: int [bs], rows of ``counts`` and ``coefficients``.
         coefficients: float32 [R, 3], frequency, presence and repetition penalty; (0, 0, 1) changes nothing.
 
-    With n the count of a token: ``logit -= frequency * n + presence * [n > 0]``, then, where n > 0, a
+    With n the count of a token: ``logit -= frequency * n + presence * [n > 0]``, then, if n > 0, a
     positive logit is divided and a negative one multiplied by ``repetition`` (SGLang's definition and order).
     Position j counts the drafts 1..j as generated, because its logits are used only if they are accepted.
     """
@@ -168,10 +168,10 @@ def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: T
     bs, width = draft_tokens.shape
     committed = counts[rows.long()][:, None, :]
     drafts = draft_tokens[:, None, 1:]
-    seen = (draft_tokens[:, 1:, None] == drafts).int().cumsum(dim=1)
-    seen = torch.cat((torch.zeros_like(drafts, dtype=seen.dtype), seen), dim=1)  # position 0 saw no draft
+    drafted = (draft_tokens[:, 1:, None] == drafts).int().cumsum(dim=1)
+    drafted = torch.cat((torch.zeros_like(drafts, dtype=drafted.dtype), drafted), dim=1)  # none before position 0
     drafts = drafts.expand(bs, width, width - 1)
-    at_drafts = penalized(logits.gather(2, drafts), committed.expand(bs, width, -1).gather(2, drafts) + seen)
+    at_drafts = penalized(logits.gather(2, drafts), committed.expand(bs, width, -1).gather(2, drafts) + drafted)
     logits.copy_(penalized(logits, committed))
     logits.scatter_(2, drafts, at_drafts)
 
@@ -210,7 +210,7 @@ def seeded_draw(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
 
     An exponential race: token v rings after time -log(u_v) / weight_v, with u_v uniform from
     :func:`token_hash`; the first to ring wins, with probability weight_v / sum(weights). The race runs in
-    float64 because winners have u_v close to 1, where float32 has few values left.
+    float64 because winners have u_v close to 1, and float32 has few values there.
     """
     tokens = torch.arange(weights.shape[1], device=weights.device)
     uniform = (token_hash(seeds, positions, tokens).double() + 0.5) * 2.0**-32

@@ -43,7 +43,7 @@ def penalize_block_kernel(
 
 def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: Tensor, coefficients: Tensor) -> None:
     bs, width, vocab = logits.shape
-    # A vocabulary padded for tensor parallelism leaves a gap behind each row of logits.
+    # A vocabulary padded for tensor parallelism leaves a gap after each row of logits.
     assert logits.stride(2) == 1 and logits.stride(0) == width * logits.stride(1)
     assert draft_tokens.stride(1) == 1, "rows must be dense"
     assert counts.is_contiguous() and coefficients.is_contiguous()

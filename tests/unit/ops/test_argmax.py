@@ -1,4 +1,4 @@
-"""The likeliest token of every row is torch's, whichever library looks for it."""
+"""The token of the largest logit is torch's, whichever library looks for it."""
 
 from __future__ import annotations
 
