@@ -31,20 +31,19 @@ $(STAMP): requirements/cpu.txt pyproject.toml
 demo: setup
 	$(BIN)/python -m sglang_dflash.bench.demo
 
-# One group of tests a core: a server keeps one core busy, and the tests of a group share servers
-# (tests/engine/conftest.py).
-PYTEST := $(BIN)/pytest -q -n 2 --dist loadgroup
+# A file's tests share what it sets up; engine tests share servers too, in groups (tests/engine/conftest.py).
+PYTEST := $(BIN)/pytest -q -n 2
 
 test: setup
-	$(PYTEST) -m "not slow and not gpu" tests/unit tests/contract
-	$(PYTEST) -m "not slow and not gpu" tests/engine
+	$(PYTEST) --dist loadfile -m "not slow and not gpu" tests/unit tests/contract
+	$(PYTEST) --dist loadgroup -m "not slow and not gpu" tests/engine
 
 test-slow: setup
-	$(PYTEST) -m "slow and not gpu" tests
+	$(PYTEST) --dist loadgroup -m "slow and not gpu" tests
 
 # The slow equality matrix alone; interrupted, it goes on with the cells that are not yet in .cache/matrix.jsonl.
 test-matrix: setup
-	$(PYTEST) -m slow tests/engine/test_dflash_equality.py
+	$(PYTEST) --dist loadgroup -m slow tests/engine/test_dflash_equality.py
 	$(BIN)/python -m tests.support.matrix
 
 test-gpu:
