@@ -2,7 +2,7 @@
 
 SGLang shows a processor the request itself (``custom_params["__req__"]``). In a block that is not enough: its
 ``output_ids`` end before the drafts that a position follows, and under overlap they lag by a whole step. Processors run
-on the host, so a batch that has some waits for the drafts' copy, as one with a grammar does.
+on the host, so a batch that has some waits for the drafts' copy, and so does a batch with a grammar.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REQUEST = "__req__"
 
 
 class RequestAt:
-    """A request as it is once its history has reached a block position; read like the request.
+    """A request with the history of one block position; everything else is read from the request.
 
     Args:
         req: the request.
@@ -32,7 +32,7 @@ class RequestAt:
 
     def __init__(self, req: Req, output_ids: list[int]) -> None:
         self._req = req
-        self.output_ids = req.output_ids[:0]  # an array or a list, as SGLang has it
+        self.output_ids = req.output_ids[:0]  # an array or a list, whichever SGLang uses
         self.output_ids.extend(output_ids)
 
     def __getattr__(self, name: str) -> Any:
@@ -70,7 +70,7 @@ class History:
         decoding = {id(req) for req in batch.decoding_reqs or ()}
         fresh = [req for _, req in _watched(batch) if id(req) not in decoding]
         self._generated.update((req, list(req.output_ids)) for req in fresh)
-        # A retracted request forgets what was on its way; requests that are gone need nothing.
+        # Drop what is on its way for requests that were retracted or are gone.
         settled = {id(None), *map(id, fresh)}
         waiting = [([(i, req) for i, req in rows if id(req()) not in settled], copy) for rows, copy in self._arriving]
         self._arriving = [(rows, copy) for rows, copy in waiting if rows]
@@ -98,8 +98,8 @@ class History:
         blocks = self._block.wait()[0] if self._block else [[]] * len(batch.reqs)
         for i, req in watched:
             for j in range(width):
-                seen = self._generated[req] + blocks[i][1 : j + 1]
-                params[i * width + j] = {**params[i * width + j], _REQUEST: RequestAt(req, seen)}
+                generated = self._generated[req] + blocks[i][1 : j + 1]
+                params[i * width + j] = {**params[i * width + j], _REQUEST: RequestAt(req, generated)}
         return params
 
     def _settle(self) -> None:

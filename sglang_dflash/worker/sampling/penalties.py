@@ -7,7 +7,7 @@ one row per request slot, and each step adds what it accepts.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 _NEUTRAL = (0.0, 0.0, 1.0)
 
 
+class _Slots(NamedTuple):
+    """What the device knows of each request slot.
+
+    Attributes:
+        counts: int32 [slots, V], generated tokens.
+        coefficients: float32 [slots, 3], see :func:`~sglang_dflash.ops.reference.penalize_block`.
+    """
+
+    counts: Tensor
+    coefficients: Tensor
+
+
 class Penalties:
     """Frequency, presence and repetition penalties and ``min_new_tokens`` of the running requests.
 
@@ -28,18 +40,19 @@ class Penalties:
     """
 
     def __init__(self) -> None:
-        self._counts: Tensor | None = None  # int32 [slots, V], generated tokens
-        self._coefficients: Tensor | None = None  # float32 [slots, 3], see penalize_block
+        self._slots: _Slots | None = None
 
     def start(self, batch: ScheduleBatch) -> None:
         """Before a prefill: take up its requests, and correct what SGLang will apply to their next token.
 
         A request that was retracted comes back with tokens generated; SGLang's penalizers have forgotten them by then.
         """
-        if self._counts is None and any(_coefficients(req) != _NEUTRAL for req in batch.reqs):
-            self._allocate(batch)
-        if self._counts is not None:
-            self._take_up(batch)
+        if self._slots is None and any(_coefficients(req) != _NEUTRAL for req in batch.reqs):
+            slots, device = batch.req_to_token_pool.req_to_token.shape[0], batch.device
+            counts = torch.zeros((slots, batch.sampling_info.vocab_size), dtype=torch.int32, device=device)
+            self._slots = _Slots(counts, torch.tensor(_NEUTRAL, device=device).repeat(slots, 1))
+        if self._slots is not None:
+            _take_up(batch, *self._slots)
         if batch.sampling_info.acc_additive_penalties is not None:
             self._replace_prefill_penalties(batch)
 
@@ -53,53 +66,47 @@ class Penalties:
         """
         if batch.sampling_info.acc_additive_penalties is None:  # SGLang's host-side flag: nobody asks for any
             return
-        if self._counts is not None:
-            assert self._coefficients is not None
-            penalize_block(logits, draft_tokens, self._counts, batch.req_pool_indices, self._coefficients)
+        if self._slots is not None:
+            counts, coefficients = self._slots
+            penalize_block(logits, draft_tokens, counts, batch.req_pool_indices, coefficients)
         ban_early_stops(batch.reqs, logits, positions)
 
     def count(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
         """Each request's first ``lens`` (int [bs]) of ``tokens`` (int64 [bs, w]) are generated."""
-        if self._counts is None or batch.sampling_info.acc_additive_penalties is None:
+        if self._slots is None or batch.sampling_info.acc_additive_penalties is None:
             return
+        counts = self._slots.counts
         new = (torch.arange(tokens.shape[1], device=tokens.device) < lens[:, None]).int()
-        entries = batch.req_pool_indices.long()[:, None] * self._counts.shape[1] + tokens
-        self._counts.view(-1).scatter_add_(0, entries.flatten(), new.flatten())
-
-    def _allocate(self, batch: ScheduleBatch) -> None:
-        slots, device = batch.req_to_token_pool.req_to_token.shape[0], batch.device
-        self._counts = torch.zeros((slots, batch.sampling_info.vocab_size), dtype=torch.int32, device=device)
-        self._coefficients = torch.tensor(_NEUTRAL, device=device).repeat(slots, 1)
-
-    def _take_up(self, batch: ScheduleBatch) -> None:
-        """Write the rows of beginning requests, also of those without a penalty: a slot had another owner before."""
-        assert self._counts is not None and self._coefficients is not None
-        decoding = {id(req) for req in batch.decoding_reqs or ()}  # they ride along in a mixed batch, counted already
-        fresh = [i for i, req in enumerate(batch.reqs) if id(req) not in decoding]
-        copy = partial(async_h2d, device=self._counts.device)
-        slots = batch.req_pool_indices.long()[copy(fresh, dtype=torch.int64)]
-        coefficients = copy([_coefficients(batch.reqs[i]) for i in fresh], dtype=torch.float32)
-        self._coefficients[slots] = coefficients.view(-1, 3)
-        self._counts[slots] = 0
-        generated = [(i, token) for i, index in enumerate(fresh) for token in batch.reqs[index].output_ids]
-        if generated:
-            row, token = copy(generated, dtype=torch.int64).unbind(1)
-            self._counts.index_put_((slots[row], token), torch.ones_like(token, dtype=torch.int32), accumulate=True)
+        entries = batch.req_pool_indices.long()[:, None] * counts.shape[1] + tokens
+        counts.view(-1).scatter_add_(0, entries.flatten(), new.flatten())
 
     def _replace_prefill_penalties(self, batch: ScheduleBatch) -> None:
         """SGLang adds one matrix to the logits of a prefill and scales by another: fill both from our counts."""
         info = batch.sampling_info
         additive = torch.zeros_like(info.acc_additive_penalties)
-        if self._counts is not None:
-            assert self._coefficients is not None
+        if self._slots is not None:
             slots = batch.req_pool_indices.long()
-            counts = self._counts[slots]
-            frequency, presence, repetition = self._coefficients[slots][:, None].unbind(-1)
+            counts = self._slots.counts[slots]
+            frequency, presence, repetition = self._slots.coefficients[slots][:, None].unbind(-1)
             additive -= frequency * counts + presence * (counts > 0)
             if info.acc_scaling_penalties is not None:
                 info.acc_scaling_penalties = torch.where(counts > 0, repetition, 1.0)
         ban_early_stops(batch.reqs, additive[:, None], batch.seq_lens[:, None] - 1)
         info.acc_additive_penalties = additive
+
+
+def _take_up(batch: ScheduleBatch, counts: Tensor, coefficients: Tensor) -> None:
+    """Write the rows of beginning requests, also of those without a penalty: a slot had another owner before."""
+    decoding = {id(req) for req in batch.decoding_reqs or ()}  # they ride along in a mixed batch, counted already
+    fresh = [i for i, req in enumerate(batch.reqs) if id(req) not in decoding]
+    copy = partial(async_h2d, device=counts.device)
+    slots = batch.req_pool_indices.long()[copy(fresh, dtype=torch.int64)]
+    coefficients[slots] = copy([_coefficients(batch.reqs[i]) for i in fresh], dtype=torch.float32).view(-1, 3)
+    counts[slots] = 0
+    generated = [(i, token) for i, index in enumerate(fresh) for token in batch.reqs[index].output_ids]
+    if generated:
+        row, token = copy(generated, dtype=torch.int64).unbind(1)
+        counts.index_put_((slots[row], token), torch.ones_like(token, dtype=torch.int32), accumulate=True)
 
 
 def ban_early_stops(reqs: list[Req], logits: Tensor, positions: Tensor) -> None:

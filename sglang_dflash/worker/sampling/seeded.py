@@ -32,8 +32,10 @@ def mark_seeded_rows(sampling_info: Any, reqs: list[Any], width: int = 1) -> Non
         reqs: the batch's requests. Only their host-side parameters are read, so nothing waits for the device.
     """
     sampling_info.seeded_rows = None
+    if sampling_info.is_all_greedy or sampling_info.sampling_seed is not None:  # SGLang's, in deterministic mode
+        return
     seeds = [(row, seed) for row, req in enumerate(reqs) if (seed := req.sampling_params.sampling_seed) is not None]
-    if not seeds or sampling_info.is_all_greedy:
+    if not seeds:
         return
     device = sampling_info.temperatures.device
     rows, values = async_h2d(seeds, dtype=torch.int64, device=device).unbind(1)
@@ -44,9 +46,9 @@ def mark_seeded_rows(sampling_info: Any, reqs: list[Any], width: int = 1) -> Non
 class SeededSampler(Sampler):
     """SGLang's sampler, with the seed of a request honoured in every mode, and a short way for greedy requests.
 
-    Stock SGLang reads seeds only under ``--enable-deterministic-inference``; there this class changes nothing, so the
-    output equals plain decoding's in that mode. Elsewhere the noise of a token is a function of (seed, position, token)
-    alone: not of the batch, the block width or the drafter.
+    Stock SGLang reads seeds only under ``--enable-deterministic-inference``. In that mode no row is marked, so the
+    output equals plain decoding's. Otherwise the noise of a token is a function of (seed, position, token) alone: not of
+    the batch, the block width or the drafter.
     """
 
     def forward(
@@ -65,7 +67,7 @@ class SeededSampler(Sampler):
         self, probs: Tensor, sampling_info: Any, positions: Tensor, simple_sampling_case: bool
     ) -> tuple[Tensor, Any]:
         seeded: SeededRows | None = getattr(sampling_info, "seeded_rows", None)
-        if self.enable_deterministic or seeded is None:
+        if seeded is None:
             return super()._sample_from_probs(probs, sampling_info, positions, simple_sampling_case)
         drawn = _draw(probs, sampling_info, positions, seeded, simple_sampling_case)
         if len(drawn) == len(probs) and sampling_info.sampling_mask_batch_indices is None:
