@@ -47,8 +47,8 @@ class SeededSampler(Sampler):
     """SGLang's sampler, with the seed of a request honoured in every mode, and a short way for greedy requests.
 
     Stock SGLang reads seeds only under ``--enable-deterministic-inference``. In that mode no row is marked, so the
-    output equals plain decoding's. Otherwise the noise of a token is a function of (seed, position, token) alone: not of
-    the batch, the block width or the drafter.
+    output equals plain decoding's. Otherwise the noise of a token is a function of (seed, position, token) alone, and
+    not of the batch, the block width or the drafter.
     """
 
     def forward(

@@ -63,15 +63,21 @@ def requests(seeds: Iterable[int | None]) -> list[SimpleNamespace]:
 
 
 def test_every_row_of_a_seeded_requests_block_is_marked() -> None:
-    block = for_block(info(4), 3)
+    block = for_block(info(4, sampling_seed=None), 3)
     mark_seeded_rows(block, requests([None, 7, None, -5]), 3)
     assert block.seeded_rows.rows.tolist() == [3, 4, 5, 9, 10, 11]
     assert block.seeded_rows.seeds.tolist() == [7, 7, 7, -5, -5, -5]
 
 
-@pytest.mark.parametrize("seeds, greedy", [([None, None], False), ([7, None], True)])
-def test_nothing_is_marked_without_a_seed_or_a_draw(seeds: list[int | None], greedy: bool) -> None:
-    params = info(2, is_all_greedy=greedy)
+@pytest.mark.parametrize(
+    "seeds, greedy, sglangs",
+    [([None, None], False, None), ([7, None], True, None), ([7, None], False, torch.tensor([7, 42]))],
+    ids=["no seed", "no draw", "deterministic mode"],
+)
+def test_nothing_is_marked_that_sglang_draws_itself(
+    seeds: list[int | None], greedy: bool, sglangs: torch.Tensor | None
+) -> None:
+    params = info(2, is_all_greedy=greedy, sampling_seed=sglangs)
     params.seeded_rows = "of the step before"
     mark_seeded_rows(params, requests(seeds))
     assert params.seeded_rows is None
@@ -79,12 +85,11 @@ def test_nothing_is_marked_without_a_seed_or_a_draw(seeds: list[int | None], gre
 
 @pytest.fixture
 def sampler(monkeypatch: pytest.MonkeyPatch) -> SeededSampler:
-    """Outside a server SGLang's constructor finds no parallel state and no backend; the draw needs only the latter."""
+    """Outside a server SGLang's constructor finds no parallel state and no backend; a draw needs the backend."""
     kernel = SimpleNamespace(sampling_backend="pytorch")
     monkeypatch.setattr(sglang_sampler, "get_exec", lambda: SimpleNamespace(kernel=kernel))
     sampler = SeededSampler.__new__(SeededSampler)
     torch.nn.Module.__init__(sampler)
-    sampler.enable_deterministic = False
     return sampler
 
 
@@ -171,7 +176,7 @@ def test_unseeded_rows_keep_their_law_beside_a_seeded_one(sampler: SeededSampler
     assert p_value(counts, law) > 1e-4
 
 
-def test_a_request_without_a_chance_to_be_answered_still_gets_its_sampling_mask(sampler: SeededSampler) -> None:
+def test_a_sampling_mask_is_captured_beside_seeds(sampler: SeededSampler) -> None:
     params = info(2, **unfiltered(2), sampling_seed=None, sampling_mask_batch_indices=torch.tensor([0, 1]))
     mark_seeded_rows(params, requests([1, 2]))
     probs = torch.softmax(torch.randn(2, 12), dim=-1)
