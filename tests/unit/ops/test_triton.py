@@ -19,11 +19,12 @@ pytest.importorskip("triton")
 from triton import knobs
 
 from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.ops import kernels
 from tests.unit.ops.launches import Launch, record, tensor
 
 TESTS = Path(__file__).parents[2]
 CARDS = sorted((TESTS / "fixtures" / "cards").glob("*/drafter"))
-KERNELS = ("prepare_block", "accept_block", "norm_rope", "penalize_block", "seeded_draw")
+KERNELS = sorted(file.stem for file in Path(kernels.__path__[0]).glob("*.py") if "@triton.jit" in file.read_text())
 WIDTHS = (4, 5, 8, 16)
 BATCHES = (1, 2, 3, 16, 512)
 MOST_REGISTERS = 128  # of 255: four blocks of 128 threads then share a multiprocessor
@@ -75,8 +76,10 @@ def launches(kernel: str, card: Path, width: int, bs: int, skipped: int) -> Iter
         yield record(kernel, kv[:, :, 0], weight, 1e-6, *rotation)
     elif kernel == "penalize_block":
         yield record(kernel, floats(bs, width, vocab), longs(bs, width), ints(512, vocab), longs(bs), floats(512, 3))
-    else:
+    elif kernel == "seeded_draw":
         yield record(kernel, floats(bs * width, vocab), longs(bs * width), longs(bs * width))
+    else:
+        raise ValueError(f"no launch is known of {kernel}")
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.parent.name)
