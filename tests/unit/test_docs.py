@@ -1,0 +1,97 @@
+"""What the documents name exists: links, paths, modules, ``make`` targets, commands and environment variables."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sglang_dflash.cli import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "patches/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FOLDERS = "sglang_dflash|tests|measure|launch|docs|requirements|patches"
+PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./*-]*[\w*]")
+MODULE = re.compile(r"\bsglang_dflash(?:\.\w+)+")
+VARIABLE = re.compile(r"\bSGLANG_DFLASH\w*")
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    for page in PAGES:
+        yield page, page.read_text()
+
+
+def mentioned(pattern: str) -> set[str]:
+    return {found for _, text in texts() for found in re.findall(pattern, text)}
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(page.read_text()):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_paths_exist() -> None:
+    missing = [(page.name, path) for page, text in texts() for path in PATH.findall(text) if not any(ROOT.glob(path))]
+    assert not missing
+
+
+def test_modules_exist() -> None:
+    """A dotted name may end with a function or a class."""
+    for name in {found for _, text in texts() for found in MODULE.findall(text)}:
+        path = ROOT.joinpath(*name.split("."))
+        assert any(each.with_suffix(".py").exists() or each.is_dir() for each in (path, path.parent)), name
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert mentioned(r"(?m)(?:^|`)make ([\w-]+)(?=`| +#| +[A-Z_]+=|$)") == targets
+
+
+def test_commands_exist() -> None:
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    commands |= {group.name for group in app.registered_groups if group.name}
+    assert mentioned(r"\bsglang-dflash (\w+)") <= commands
+
+
+def test_variables_are_read() -> None:
+    tracked = subprocess.check_output(["git", "ls-files", "*.py", "*.sh"], cwd=ROOT, text=True).split()
+    code = {name for file in tracked for name in VARIABLE.findall((ROOT / file).read_text())}
+    assert {found for _, text in texts() for found in VARIABLE.findall(text)} <= code
+
+
+def test_the_pages_are_read_in_one_order() -> None:
+    """README lists them, and each ends with a link to the next."""
+    readme = ROOT / "README.md"
+    contents = readme.read_text().partition("## Documents")[2]
+    order = [(ROOT / link).resolve() for link in re.findall(r"^\d+\. \[.*?\]\((.+?)\)", contents, re.MULTILINE)]
+    results = order[-1].parent
+    order += [(results / link).resolve() for link in re.findall(r"^\| \[.*?\]\((.+?)\)", order[-1].read_text(), re.M)]
+    assert set(order) == set(PAGES) - {readme, ROOT / "patches/README.md"}
+    for page, following in zip(order, [*order[1:], readme], strict=True):
+        (link,) = LINK.findall(page.read_text().strip().splitlines()[-1])
+        assert (page.parent / link.partition("#")[0]).resolve() == following, page
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/results").glob("*.md")), ids=lambda page: page.name)
+def test_result_pages_are_short_and_say_how_each_table_is_made(page: Path) -> None:
+    text = page.read_text()
+    assert len(text.splitlines()) <= 100
+    for before, table in re.findall(r"((?s:.*?))\n((?:\|.*\n)+)", text):
+        if page.name != "README.md":
+            assert "```bash" in before or "<!-- measure:" in before, table
