@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import os
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -75,149 +75,148 @@ class Symbol:
         return f"\n{name} = " in source
 
 
-# Module under ``sglang.srt`` -> name there -> parameters that we pass, or that our function takes if it is a hook.
-_TABLE: dict[str, dict[str, str]] = {
+# Module under ``sglang.srt`` -> names there, with the parameters that we pass or, for a hook, that our function takes.
+_TABLE: dict[str, tuple[str, ...]] = {
     # plugins and platforms
-    "plugins": {"load_plugins": ""},
-    "plugins.hook_registry": {"HookRegistry": "", "HookType": ""},
-    "platforms.cpu": {"CpuDeviceMixin": ""},
-    "platforms.device_mixin": {"PlatformEnum": ""},
-    "platforms.interface": {"PlatformCapabilities": "", "SRTPlatform": ""},
+    "plugins": ("load_plugins",),
+    "plugins.hook_registry": ("HookRegistry", "HookType"),
+    "platforms.cpu": ("CpuDeviceMixin",),
+    "platforms.device_mixin": ("PlatformEnum",),
+    "platforms.interface": ("PlatformCapabilities", "SRTPlatform"),
     # server arguments
-    "arg_groups.choices": {
-        "ATTENTION_BACKEND_CHOICES": "",
-        "DRAFT_ATTENTION_BACKEND_CHOICES": "",
-        "add_attention_backend_choices": "",
-        "add_draft_attention_backend_choices": "",
-    },
-    "arg_groups.overrides": {
-        "declare_resolution": "server_args source",
-        "model_config_of": "server_args",
-        "resolving_view": "server_args",
-    },
-    "arg_groups.resolution_hooks": {"register_resolution_hook": "name"},
-    "configs.hybrid_arch": {"hybrid_gdn_config": "model_config", "mambaish_config": "model_config"},
-    "arg_groups.model_path_hook": {"handle_model_source_paths": "server_args"},
-    "arg_groups.platform_hook": {
-        "handle_cpu_backends": "server_args",
-        "handle_hardware_runtime_validation": "server_args",
-    },
-    "arg_groups.speculative_hook": {"handle_speculative_decoding": "server_args"},
-    "configs.model_config": {"AttentionArch": "", "ModelConfig._derive_context_length": "self context_length"},
-    "entrypoints.engine": {"Engine.server_args_class": ""},
-    "server_args": {"ServerArgs.add_cli_args": "parser"},
-    "model_executor.cuda_graph_config": {"Backend": "", "Phase": "", "with_phase": "config phase"},
+    "arg_groups.choices": (
+        "ATTENTION_BACKEND_CHOICES",
+        "DRAFT_ATTENTION_BACKEND_CHOICES",
+        "add_attention_backend_choices",
+        "add_draft_attention_backend_choices",
+    ),
+    "arg_groups.overrides": (
+        "declare_resolution(server_args, source)",
+        "model_config_of(server_args)",
+        "resolving_view(server_args)",
+    ),
+    "arg_groups.resolution_hooks": ("register_resolution_hook(name)",),
+    "configs.hybrid_arch": ("hybrid_gdn_config(model_config)", "mambaish_config(model_config)"),
+    "arg_groups.model_path_hook": ("handle_model_source_paths(server_args)",),
+    "arg_groups.platform_hook": ("handle_cpu_backends(server_args)", "handle_hardware_runtime_validation(server_args)"),
+    "arg_groups.speculative_hook": ("handle_speculative_decoding(server_args)",),
+    "configs.model_config": ("AttentionArch", "ModelConfig._derive_context_length(self, context_length)"),
+    "entrypoints.engine": ("Engine.server_args_class",),
+    "server_args": ("ServerArgs.add_cli_args(parser)",),
+    "model_executor.cuda_graph_config": ("Backend", "Phase", "with_phase(config, phase)"),
     # start-up: the drafter's runner, and what the configuration resolved to
-    "configs.draft_parallel": {"DraftParallelSpec": "", "DraftTPExecution": ""},
-    "models.registry": {"ModelRegistry": ""},
-    "runtime_context": {
-        "get_observability": "",
-        "get_parallel": "",
-        "get_schedule": "",
-        "get_server_args": "",
-        "get_serving": "",
-        "get_spec": "",
-        "mamba_track_grid": "tree_page",
-    },
-    "speculative.draft_parallel": {"resolve_draft_parallel_layout": "model_spec collapse_cp"},
-    "speculative.draft_worker_common": {
-        "build_draft_tp_worker": "server_args gpu_id nccl_port target_model_config algo_label",
-    },
+    "configs.draft_parallel": ("DraftParallelSpec", "DraftTPExecution"),
+    "models.registry": ("ModelRegistry",),
+    "runtime_context": (
+        "get_observability",
+        "get_parallel",
+        "get_schedule",
+        "get_server_args",
+        "get_serving",
+        "get_spec",
+        "mamba_track_grid(tree_page)",
+    ),
+    "speculative.draft_parallel": ("resolve_draft_parallel_layout(model_spec, collapse_cp)",),
+    "speculative.draft_worker_common": (
+        "build_draft_tp_worker(server_args, gpu_id, nccl_port, target_model_config, algo_label)",
+    ),
     # the worker, one step, and what it hands to the scheduler
-    "layers.logprob_processor": {"compute_spec_logprobs": "batch logits_output predict chain_stride"},
-    "layers.sampler": {
-        "Sampler": "",
-        "Sampler.forward": "logits_output sampling_info return_logprob",
-        "Sampler._preprocess_logits": "logits sampling_info",
-        "Sampler._sample_from_probs": "probs sampling_info positions simple_sampling_case",
-        "Sampler._sync_token_ids_across_tp": "batch_next_token_ids sampling_info",
-    },
-    "managers.schedule_batch": {"Req._compute_max_prefix_len": "self input_len"},
-    "managers.scheduler": {"Scheduler.get_internal_state": "self"},
-    "managers.utils": {
-        "GenerationBatchResult": "logits_output next_token_ids accept_lens new_seq_lens next_draft_input",
-    },
-    "mem_cache.allocation": {
-        "alloc_for_spec_decode": "reqs req_pool_indices cur_kv_lens nxt_kv_lens num_needed_tokens batch",
-    },
-    "mem_cache.allocation_sizing": {
-        "get_alloc_reserve_per_decode": "",
-        "page_aligned_decode_alloc_lens": "reqs reserve page_size",
-    },
-    "model_executor.forward_batch_info": {
-        "CaptureHiddenMode": "",
-        "ForwardBatch": "forward_mode batch_size input_ids req_pool_indices seq_lens out_cache_loc seq_lens_sum",
-        "ForwardMode": "",
-    },
-    "speculative.base_spec_worker": {"BaseSpecWorker": ""},
-    "speculative.dflash_info": {
-        "DFlashVerifyInput": "draft_token positions draft_token_num capture_hidden_mode kv_loc_plan",
-    },
-    "speculative.dflash_utils": {"validate_dflash_request": "req enable_overlap"},
-    "speculative.spec_info": {
-        "SpecInput": "spec_input_type",
-        "SpecInputType": "",
-        "SpeculativeAlgorithm": "",
-        "SpeculativeAlgorithm.create_worker": "self server_args",
-    },
-    "speculative.spec_tp_sync": {"SpecTpSync": "tp_group", "SpecTpSyncSite": ""},
-    "speculative.spec_utils": {
-        "GrammarTree": "",
-        "build_grammar_vocab_mask": "reqs tree sampling_info device barrier",
-        "commit_mamba_states_after_verify": (
-            "target_worker batch accept_lens accept_index draft_token_num prepared_step_indices"
-        ),
-        "draft_pp_context": "",
-        "draft_tp_context": "layout",
-        "prepare_mamba_track_for_verify": "batch",
-        "record_stream_each": "tensors stream",
-    },
-    "utils.common": {"async_d2h": "tensor", "async_h2d": "args dtype device"},
+    "layers.logprob_processor": ("compute_spec_logprobs(batch, logits_output, predict, chain_stride)",),
+    "layers.sampler": (
+        "Sampler",
+        "Sampler.forward(logits_output, sampling_info, return_logprob)",
+        "Sampler._preprocess_logits(logits, sampling_info)",
+        "Sampler._sample_from_probs(probs, sampling_info, positions, simple_sampling_case)",
+        "Sampler._sync_token_ids_across_tp(batch_next_token_ids, sampling_info)",
+    ),
+    "managers.schedule_batch": ("Req._compute_max_prefix_len(self, input_len)",),
+    "managers.scheduler": ("Scheduler.get_internal_state(self)",),
+    "managers.utils": (
+        "GenerationBatchResult(logits_output, next_token_ids, accept_lens, new_seq_lens, next_draft_input)",
+    ),
+    "mem_cache.allocation": (
+        "alloc_for_spec_decode(reqs, req_pool_indices, cur_kv_lens, nxt_kv_lens, num_needed_tokens, batch)",
+    ),
+    "mem_cache.allocation_sizing": (
+        "get_alloc_reserve_per_decode",
+        "page_aligned_decode_alloc_lens(reqs, reserve, page_size)",
+    ),
+    "model_executor.forward_batch_info": (
+        "CaptureHiddenMode",
+        "ForwardBatch(forward_mode, batch_size, input_ids, req_pool_indices, seq_lens, out_cache_loc, seq_lens_sum)",
+        "ForwardMode",
+    ),
+    "speculative.base_spec_worker": ("BaseSpecWorker",),
+    "speculative.dflash_info": (
+        "DFlashVerifyInput(draft_token, positions, draft_token_num, capture_hidden_mode, kv_loc_plan)",
+    ),
+    "speculative.dflash_utils": ("validate_dflash_request(req, enable_overlap)",),
+    "speculative.spec_info": (
+        "SpecInput(spec_input_type)",
+        "SpecInputType",
+        "SpeculativeAlgorithm",
+        "SpeculativeAlgorithm.create_worker(self, server_args)",
+    ),
+    "speculative.spec_tp_sync": ("SpecTpSync(tp_group)", "SpecTpSyncSite"),
+    "speculative.spec_utils": (
+        "GrammarTree",
+        "build_grammar_vocab_mask(reqs, tree, sampling_info, device, barrier)",
+        "commit_mamba_states_after_verify"
+        "(target_worker, batch, accept_lens, accept_index, draft_token_num, prepared_step_indices)",
+        "draft_pp_context",
+        "draft_tp_context(layout)",
+        "prepare_mamba_track_for_verify(batch)",
+        "record_stream_each(tensors, stream)",
+    ),
+    "utils.common": ("async_d2h(tensor)", "async_h2d(args, dtype, device)"),
     # the drafter's layers
-    "layers.attention.attention_registry": {"register_attention_backend": "name"},
-    "layers.attention.base_attn_backend": {"AttentionBackend": ""},
-    "layers.layernorm": {"RMSNorm": "hidden_size eps"},
-    "layers.linear": {
-        "QKVParallelLinear": ("hidden_size head_size total_num_heads total_num_kv_heads bias quant_config prefix"),
-        "ReplicatedLinear": "input_size output_size bias quant_config prefix",
-        "RowParallelLinear": "input_size output_size bias quant_config prefix",
-    },
-    "layers.logits_processor": {"LogitsProcessorOutput": "next_token_logits"},
-    "layers.quantization.unquant": {"UnquantizedLinearMethod": ""},
-    "layers.radix_attention": {
-        "AttentionType": "",
-        "RadixAttention": "num_heads head_dim scaling num_kv_heads layer_id sliding_window_size attn_type",
-    },
-    "layers.rotary_embedding.base": {"RotaryEmbedding._ensure_cos_sin_cache_length": "needed_max_pos"},
-    "layers.rotary_embedding": {"get_rope": "head_size rotary_dim max_position base is_neox_style rope_scaling"},
-    "lora.layers": {"unwrap_lora_layer": "module"},
-    "model_loader.weight_utils": {"default_weight_loader": ""},
-    "models.qwen2": {"Qwen2MLP": "hidden_size intermediate_size hidden_act quant_config prefix"},
+    "layers.attention.attention_registry": ("register_attention_backend(name)",),
+    "layers.attention.base_attn_backend": ("AttentionBackend",),
+    "layers.layernorm": ("RMSNorm(hidden_size, eps)",),
+    "layers.linear": (
+        "QKVParallelLinear(hidden_size, head_size, total_num_heads, total_num_kv_heads, bias, quant_config, prefix)",
+        "ReplicatedLinear(input_size, output_size, bias, quant_config, prefix)",
+        "RowParallelLinear(input_size, output_size, bias, quant_config, prefix)",
+    ),
+    "layers.logits_processor": ("LogitsProcessorOutput(next_token_logits)",),
+    "layers.quantization.unquant": ("UnquantizedLinearMethod",),
+    "layers.radix_attention": (
+        "AttentionType",
+        "RadixAttention(num_heads, head_dim, scaling, num_kv_heads, layer_id, sliding_window_size, attn_type)",
+    ),
+    "layers.rotary_embedding.base": ("RotaryEmbedding._ensure_cos_sin_cache_length(needed_max_pos)",),
+    "layers.rotary_embedding": ("get_rope(head_size, rotary_dim, max_position, base, is_neox_style, rope_scaling)",),
+    "lora.layers": ("unwrap_lora_layer(module)",),
+    "model_loader.weight_utils": ("default_weight_loader",),
+    "models.qwen2": ("Qwen2MLP(hidden_size, intermediate_size, hidden_act, quant_config, prefix)",),
     # KV pools
-    "mem_cache.kv_cache_configurator": {"KVCacheConfigurator.config_from_budget": "self budget_bytes cap_tokens"},
-    "mem_cache.memory_pool": {
-        "KVWriteLoc": "loc physical",
-        "MHATokenToKVPool": "",
-        "MHATokenToKVPool._init_kv_copy_and_warmup": "",
-        "MHATokenToKVPool._store_kv_layer": "layer_idx loc cache_k cache_v",
-        "MHATokenToKVPool.set_kv_buffer_prefix_valid": (
-            "layer loc_2d commit_lens cache_k cache_v k_scale v_scale layer_id_override"
-        ),
-        "ReqToTokenPool": "size max_context_len device enable_memory_saver",
-    },
-    "mem_cache.swa_memory_pool": {"SWAKVPool": ""},
+    "mem_cache.kv_cache_configurator": ("KVCacheConfigurator.config_from_budget(self, budget_bytes, cap_tokens)",),
+    "mem_cache.memory_pool": (
+        "KVWriteLoc(loc, physical)",
+        "MHATokenToKVPool",
+        "MHATokenToKVPool._init_kv_copy_and_warmup",
+        "MHATokenToKVPool._store_kv_layer(layer_idx, loc, cache_k, cache_v)",
+        "MHATokenToKVPool.set_kv_buffer_prefix_valid"
+        "(layer, loc_2d, commit_lens, cache_k, cache_v, k_scale, v_scale, layer_id_override)",
+        "ReqToTokenPool(size, max_context_len, device, enable_memory_saver)",
+    ),
+    "mem_cache.swa_memory_pool": ("SWAKVPool",),
 }
 
-SYMBOLS = {
-    name: Symbol(f"sglang.srt.{module}.{name}", tuple(params.split()))
-    for module, names in _TABLE.items()
-    for name, params in names.items()
-}
+
+def _symbols(table: Mapping[str, Iterable[str]]) -> dict[str, Symbol]:
+    """The rows of a table by the name they are imported by: a path below the module, ``"Class.method"``."""
+    parts = [(module, *row.rstrip(")").partition("(")) for module, rows in table.items() for row in rows]
+    return {
+        name: Symbol(f"sglang.srt.{module}.{name}", tuple(params.replace(",", "").split()))
+        for module, name, _, params in parts
+    }
+
+
+SYMBOLS = _symbols(_TABLE)
 
 # SGLang has these only where it finds CUDA.
-CUDA_SYMBOLS = {
-    name: Symbol(f"sglang.srt.layers.sampler.{name}") for name in ("top_k_renorm_prob", "top_p_renorm_prob")
-}
+CUDA_SYMBOLS = _symbols({"layers.sampler": ("top_k_renorm_prob", "top_p_renorm_prob")})
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sglang_dflash.check.findings import Finding, error, ok, warn
+from sglang_dflash.check.findings import Finding, judge
+from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.machine import Machine
 
 # Backend -> major compute capabilities that can run it; the others run everywhere.
@@ -29,15 +30,16 @@ def check_backends(args: Any, machine: Machine, *, hybrid: bool) -> Iterator[Fin
     asked = {flag: name for flag in flags if (name := getattr(args, flag))}
     if machine.capability is None:
         names = ", ".join(asked.values()) or "chosen by SGLang"
-        yield ok("backends", f"{names}; not checked against {machine.name}: no compute capability is known")
+        known = f"{names}; not checked against {machine.name}: no compute capability is known"
+        yield Finding("ok", "backends", known)
         return
     for flag, name in asked.items():
+        option = "--" + flag.replace("_", "-")
         limited = hybrid and machine.is_blackwell and flag in _TARGET_FLAGS
-        runs = machine.capability[0] in _MAJORS.get(name, {machine.capability[0]})
-        runs = runs and (not limited or name in _HYBRID_ON_BLACKWELL)
-        yield _backend("--" + flag.replace("_", "-"), name, machine, machine.capability, runs)
+        yield judge(option, _backend, option, name, machine.name, machine.capability, limited)
     if needs_bfloat16_states(args, machine):
-        yield warn(
+        yield Finding(
+            "warn",
             "recurrent state's dtype",
             f"FlashInfer's linear decode on {machine.name} keeps states in bfloat16 only",
             expected="--mamba-ssm-dtype bfloat16",
@@ -51,14 +53,13 @@ def needs_bfloat16_states(args: Any, machine: Machine) -> bool:
     return machine.is_blackwell and decode == "flashinfer" and args.mamba_ssm_dtype is None
 
 
-def _backend(option: str, name: str, machine: Machine, capability: tuple[int, int], runs: bool) -> Finding:
-    if runs:
-        return ok(option, f"{name} on {machine.name}")
+def _backend(option: str, name: str, gpu: str, capability: tuple[int, int], limited: bool) -> str:
     major, minor = capability
+    if major in _MAJORS.get(name, {major}) and not (limited and name not in _HYBRID_ON_BLACKWELL):
+        return f"{name} on {gpu}"
     best = "trtllm_mha" if major in (10, 12) else "fa3" if major in (8, 9) else "flashinfer"
-    return error(
-        option,
-        f"{option} {name} on {machine.name} (compute capability {major}.{minor})",
+    raise DFlashError(
+        f"{option} {name} on {gpu} (compute capability {major}.{minor})",
         expected=f"a backend that this GPU can run: {best}, flashinfer or triton",
         remedy=f"set {option} {best}",
     )

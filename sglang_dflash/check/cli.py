@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sglang_dflash.check.findings import of_error, ok
+from sglang_dflash.check.findings import Finding, of_error
 from sglang_dflash.check.options import parse
 from sglang_dflash.check.preflight import Report, preflight
 from sglang_dflash.check.table import show
@@ -49,7 +49,7 @@ def _report(target: str, drafter: str, flags: list[str], memory_gib: float | Non
     except DFlashError as raised:
         return Report([of_error("flags", raised)]), None
     report = preflight(args, asked_about(args.device, memory_gib))
-    read = [ok("old flag", note) for note in notes]
+    read = [Finding("ok", "old flag", note) for note in notes]
     if unread:
-        read.append(ok("flags not looked at", " ".join(unread)))
+        read.append(Finding("ok", "flags not looked at", " ".join(unread)))
     return Report([*read, *report.findings], report.memory), args.speculative_draft_window_size

@@ -1,14 +1,21 @@
-"""One line of a preflight: what was looked at, what was found, and whether it stops the server."""
+"""One line of a preflight: what was looked at, what was found, and whether it stops the server.
+
+A rule is a function that returns what it found, or raises :class:`DFlashError` or :class:`Doubt`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, ParamSpec
 
 from sglang_dflash.errors import DFlashError
 
-Level = Literal["ok", "warn", "error"]
+Parameters = ParamSpec("Parameters")
+
+
+class Doubt(DFlashError):
+    """What a server warns of and serves."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +27,7 @@ class Finding:
         estimated: whether it rests on estimated sizes, which may be wrong: a server warns of it and starts.
     """
 
-    level: Level
+    level: Literal["ok", "warn", "error"]
     about: str
     value: str
     expected: str = ""
@@ -31,21 +38,17 @@ class Finding:
         return f"{self.value}. Expected: {self.expected}. Remedy: {self.remedy}."
 
 
-def ok(about: str, value: str) -> Finding:
-    return Finding("ok", about, value)
-
-
-def warn(about: str, value: str, *, expected: str, remedy: str) -> Finding:
-    return Finding("warn", about, value, expected, remedy)
-
-
-def error(about: str, value: str, *, expected: str, remedy: str) -> Finding:
-    return Finding("error", about, value, expected, remedy)
+def judge(about: str, rule: Callable[Parameters, str], *args: Parameters.args, **kwargs: Parameters.kwargs) -> Finding:
+    """The finding of one rule."""
+    try:
+        return Finding("ok", about, rule(*args, **kwargs))
+    except DFlashError as raised:
+        return of_error(about, raised)
 
 
 def of_error(about: str, raised: DFlashError) -> Finding:
     """The finding that says what an exception said."""
-    return Finding("error", about, raised.value, raised.expected, raised.remedy)
+    return Finding("warn" if isinstance(raised, Doubt) else "error", about, raised.value, raised.expected, raised.remedy)
 
 
 def raise_first_error(findings: Iterable[Finding]) -> None:

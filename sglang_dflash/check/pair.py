@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sglang_dflash.check.arguments import block_size
-from sglang_dflash.check.findings import Finding, error, ok, warn
+from sglang_dflash.check.findings import Doubt, Finding, judge
 from sglang_dflash.drafter.config import DrafterConfig, text_config
+from sglang_dflash.errors import DFlashError
 from sglang_dflash.window.size import context_window
 
 _ITS_DRAFTER = "use the drafter that was trained for this target"
@@ -25,62 +26,58 @@ def check_pair(drafter: DrafterConfig, target: Mapping[str, Any], args: Any) -> 
         One finding a check, errors included; never raises for a pair that does not fit.
     """
     text = text_config(target)
-    yield _same("hidden size", drafter.hidden_size, text.get("hidden_size"), "hidden_size")
-    yield _same("vocabulary", drafter.vocab_size, text.get("vocab_size"), "vocab_size")
-    yield _target_layers(drafter, text)
-    yield _layer_ids(drafter, text)
-    yield _mask_token(drafter, text)
-    yield _block(drafter, args)
-    yield _heads(drafter, args)
-    yield _layers(drafter)
-    yield _window(drafter, args)
-    yield _context(drafter, text, args)
+    yield judge("hidden size", _same, "hidden_size", drafter.hidden_size, text)
+    yield judge("vocabulary", _same, "vocab_size", drafter.vocab_size, text)
+    yield judge("target's layers", _target_layers, drafter, text)
+    yield judge("target_layer_ids", _layer_ids, drafter, text)
+    yield judge("mask token", _mask_token, drafter, text)
+    yield judge("block size", _block, drafter.block_size, block_size(args))
+    yield judge("heads by tensor parallelism", _heads, drafter, args.tp_size)
+    yield judge("drafter's layers", _layers, drafter)
+    yield judge("draft window", _window, drafter, args)
+    yield judge("context length", _context, drafter, text, args)
 
 
-def _same(about: str, drafter_value: int, target_value: object, key: str) -> Finding:
+def _same(key: str, drafter_value: int, text: Mapping[str, Any]) -> str:
+    target_value = text.get(key)
     if drafter_value == target_value:
-        return ok(about, str(target_value))
-    return error(
-        about,
+        return str(target_value)
+    raise DFlashError(
         f"{key} {drafter_value} of the drafter, {target_value} of the target",
         expected="the same: the drafter uses the target's embedding, LM head and hidden states",
         remedy=_ITS_DRAFTER,
     )
 
 
-def _target_layers(drafter: DrafterConfig, text: Mapping[str, Any]) -> Finding:
-    about, actual = "target's layers", text.get("num_hidden_layers")
+def _target_layers(drafter: DrafterConfig, text: Mapping[str, Any]) -> str:
+    actual = text.get("num_hidden_layers")
     if drafter.num_target_layers == actual:
-        return ok(about, str(actual))
+        return str(actual)
     if drafter.num_target_layers is None:
-        return warn(
-            about,
+        raise Doubt(
             f"the drafter does not state num_target_layers; the target has {actual}",
             expected=f"num_target_layers {actual}",
             remedy="make sure that the drafter was trained for this target",
         )
-    return error(
-        about,
+    raise DFlashError(
         f"num_target_layers {drafter.num_target_layers} of the drafter, the target has {actual} layers",
         expected="the target that the drafter was trained with",
         remedy=_ITS_DRAFTER,
     )
 
 
-def _layer_ids(drafter: DrafterConfig, text: Mapping[str, Any]) -> Finding:
-    about, ids, actual = "target_layer_ids", drafter.target_layer_ids, text.get("num_hidden_layers")
+def _layer_ids(drafter: DrafterConfig, text: Mapping[str, Any]) -> str:
+    ids, actual = drafter.target_layer_ids, text.get("num_hidden_layers")
     if not isinstance(actual, int):
-        return error(
-            about,
+        raise DFlashError(
             f"num_hidden_layers {actual!r} in the target's config.json",
             expected="an integer",
             remedy="check the target's config.json",
         )
     beyond = [layer for layer in ids if layer >= actual - 1]
     if not beyond:
-        return ok(about, f"{list(ids)} of {actual}")
-    return error(
-        about,
+        return f"{list(ids)} of {actual}"
+    raise DFlashError(
         f"target_layer_ids {list(ids)}: {beyond[0]} cannot be captured in a target of {actual} layers",
         # SGLang captures a layer's output where the next layer reads it, so the last one has no such place.
         expected=f"layers 0 to {actual - 2}",
@@ -88,60 +85,53 @@ def _layer_ids(drafter: DrafterConfig, text: Mapping[str, Any]) -> Finding:
     )
 
 
-def _mask_token(drafter: DrafterConfig, text: Mapping[str, Any]) -> Finding:
-    about, rows = "mask token", text.get("vocab_size")
+def _mask_token(drafter: DrafterConfig, text: Mapping[str, Any]) -> str:
+    rows = text.get("vocab_size")
     if isinstance(rows, int) and drafter.mask_token_id >= rows:
-        return error(
-            about,
+        raise DFlashError(
             f"mask_token_id {drafter.mask_token_id}, the target's embedding has {rows} rows",
             expected=f"an id from 0 to {rows - 1}",
             remedy=_ITS_DRAFTER,
         )
     special = [text.get(key) for key in ("eos_token_id", "pad_token_id", "bos_token_id")]
     if drafter.mask_token_id in special:
-        return warn(
-            about,
+        raise Doubt(
             f"mask_token_id {drafter.mask_token_id} is also the target's eos, pad or bos token",
             expected="an id of its own",
             remedy="check it against the drafter's training: a wrong mask token ruins acceptance",
         )
-    return ok(about, str(drafter.mask_token_id))
+    return str(drafter.mask_token_id)
 
 
-def _block(drafter: DrafterConfig, args: Any) -> Finding:
-    about, trained, asked = "block size", drafter.block_size, block_size(args)
+def _block(trained: int | None, asked: int | None) -> str:
     if asked is not None and asked < 2:
-        return error(
-            about,
+        raise DFlashError(
             f"block size {asked} (--speculative-num-draft-tokens)",
             expected="2 or more: the anchor and at least one drafted token",
             remedy=f"set --speculative-num-draft-tokens {trained or 16}",
         )
     if trained is None and asked is None:
-        return error(
-            about,
+        raise DFlashError(
             "block_size is missing in the drafter's config.json and no flag sets it",
             expected="a block size",
             remedy="set --speculative-num-draft-tokens to the block size that the drafter was trained with",
         )
     if trained is not None and asked is not None and asked > trained:
-        return error(
-            about,
+        raise DFlashError(
             f"block size {asked} (--speculative-num-draft-tokens), the drafter was trained with {trained}",
             expected=f"2 to {trained}",
             remedy=f"set --speculative-num-draft-tokens {trained} or less, or leave it out",
         )
-    return ok(about, f"{asked or trained}" + (f" of {trained}" if trained else ""))
+    return f"{asked or trained}" + (f" of {trained}" if trained else "")
 
 
-def _heads(drafter: DrafterConfig, args: Any) -> Finding:
-    about, tp, kv = "heads by tensor parallelism", args.tp_size, drafter.num_kv_heads
+def _heads(drafter: DrafterConfig, tp: int) -> str:
+    kv = drafter.num_kv_heads
     # More ranks than KV heads: each KV head is held by tp / kv ranks.
     kv_fits = kv % tp == 0 or tp % kv == 0
     if kv_fits and drafter.num_heads % tp == 0 and drafter.intermediate_size % tp == 0:
-        return ok(about, f"{drafter.num_heads} heads, {kv} KV heads, TP {tp}")
-    return error(
-        about,
+        return f"{drafter.num_heads} heads, {kv} KV heads, TP {tp}"
+    raise DFlashError(
         f"--tp-size {tp} with the drafter's {drafter.num_heads} heads, {kv} KV heads, "
         f"intermediate_size {drafter.intermediate_size}",
         expected="a divisor of heads and intermediate_size that divides, or is a multiple of, KV heads",
@@ -149,24 +139,23 @@ def _heads(drafter: DrafterConfig, args: Any) -> Finding:
     )
 
 
-def _layers(drafter: DrafterConfig) -> Finding:
+def _layers(drafter: DrafterConfig) -> str:
     shapes = [
         ("causal " if causal else "") + kind.removesuffix("_attention")
         for kind, causal in zip(drafter.layer_types, drafter.causal, strict=True)
     ]
     counts = ", ".join(f"{shapes.count(shape)} {shape}" for shape in dict.fromkeys(shapes))
     window = f", window {drafter.sliding_window}" if drafter.sliding_window else ""
-    return ok("drafter's layers", counts + window)
+    return counts + window
 
 
-def _window(drafter: DrafterConfig, args: Any) -> Finding:
-    about, window = "draft window", args.speculative_draft_window_size
+def _window(drafter: DrafterConfig, args: Any) -> str:
+    window = args.speculative_draft_window_size
     if window is None:
-        return ok(about, "none: full layers read the whole context")
+        return "none: full layers read the whole context"
     block = block_size(args) or drafter.block_size or 2
     if window < block:
-        return error(
-            about,
+        raise DFlashError(
             f"--speculative-draft-window-size {window}, block size {block}",
             expected=f"{block} or more",
             remedy="choose a window of at least one block; 2048 or 4096 are usual",
@@ -174,20 +163,18 @@ def _window(drafter: DrafterConfig, args: Any) -> Finding:
     reads = context_window(window, drafter)
     assert reads is not None  # a window was asked for
     if "full_attention" not in drafter.layer_types:
-        return ok(about, f"{reads} tokens, as every layer slides: the flag only bounds the drafter's K/V")
+        return f"{reads} tokens, as every layer slides: the flag only bounds the drafter's K/V"
     if reads != window:
-        return ok(about, f"{reads} tokens: not {window}, because sliding layers keep their window of {reads + 1}")
-    return ok(about, f"{window} tokens for full-attention layers")
+        return f"{reads} tokens: not {window}, because sliding layers keep their window of {reads + 1}"
+    return f"{window} tokens for full-attention layers"
 
 
-def _context(drafter: DrafterConfig, text: Mapping[str, Any], args: Any) -> Finding:
-    about = "context length"
+def _context(drafter: DrafterConfig, text: Mapping[str, Any], args: Any) -> str:
     context = args.context_length or text.get("max_position_embeddings")
     own = drafter.max_position_embeddings
     if not isinstance(context, int) or own >= context:
-        return ok(about, f"{context}, drafter {own}")
-    return warn(
-        about,
+        return f"{context}, drafter {own}"
+    raise Doubt(
         f"context length {context}, the drafter was configured for {own}: positions beyond are extrapolated",
         expected=f"a context of at most {own} tokens for the published accept length",
         remedy=f"set --context-length {own}, or a --speculative-draft-window-size for the drafter",

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang_dflash.check.arguments import check_arguments
 from sglang_dflash.check.backends import check_backends
 from sglang_dflash.check.demand import demand
-from sglang_dflash.check.findings import Finding, of_error, ok, warn
+from sglang_dflash.check.findings import Doubt, Finding, judge, of_error
 from sglang_dflash.check.pair import check_pair
 from sglang_dflash.check.tokens import check_tokens
-from sglang_dflash.check.weights import check_dtypes, check_weights
+from sglang_dflash.check.weights import check_weights
 from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.drafter.kinds import kind_left_to_builtin
@@ -57,81 +57,74 @@ def preflight(args: Any, machine: Machine) -> Report:
     target_files = ModelFiles(args.model_path, args.revision)
     overrides = json.loads(args.json_model_override_args)
     try:
-        if machine.kind == "gpu" and (kind := kind_left_to_builtin(drafter_files.config)):
-            return Report([*findings, _left_to_builtin(kind)])
+        if machine.kind == "gpu":
+            _leave_to_builtin(kind_left_to_builtin(drafter_files.config))
         drafter = DrafterConfig.from_dict({**drafter_files.config, **overrides})
         target = {**target_files.config, **overrides}
     except DFlashError as raised:
         return Report([*findings, of_error("configuration", raised)])
     hybrid = is_hybrid(target)
-    findings.append(ok("architecture", f"{(target.get('architectures') or ['?'])[0]} + DFlashDraftModel"))
+    architecture = (target.get("architectures") or ["?"])[0]
+    findings.append(Finding("ok", "architecture", f"{architecture} + DFlashDraftModel"))
     findings += check_pair(drafter, target, args)
-    findings.append(check_weights(drafter, drafter_files.tensors))
+    findings += check_weights(drafter, drafter_files.tensors, target, args.dtype)
     findings += check_tokens(drafter, drafter_files, target_files, args.chat_template)
-    findings += check_dtypes(drafter, target, args.dtype)
     findings += check_backends(args, machine, hybrid=hybrid)
     if hybrid:
-        findings.append(_strategy(args))
+        findings.append(judge("recurrent snapshots for the prefix cache", _strategy, args.mamba_radix_cache_strategy))
     if any(finding.level == "error" for finding in findings):
         return Report(findings)  # sizes of a pair that does not fit together mean nothing
     if not is_known(target):
-        return Report([*findings, _unknown_family(target)])
+        return Report([*findings, judge("memory", _unknown_family, target)])
     needed = demand(args, machine, drafter, target, drafter_files, target_files)
     static = int((machine.memory or 0) * (args.mem_fraction_static or MEM_FRACTION))
     name = machine.name if machine.memory else f"{machine.name}: sizes only"
     memory = MemoryTable(name, static, needed, fit(needed, static))
-    return Report([*findings, _running(memory)], memory)
+    return Report([*findings, replace(judge("running requests", _running, memory), estimated=True)], memory)
 
 
-def _running(memory: MemoryTable) -> Finding:
-    about, fitted, needed = "running requests", memory.fit, memory.demand
-    if memory.static_bytes == 0:
-        return ok(about, "no device to divide: --memory-gib asks about another machine")
-    if fitted.running >= needed.max_running:
-        return ok(about, f"{needed.max_running} at once, {fitted.tokens} tokens of K/V between them")
-    if fitted.running == 0:
-        return Finding(
-            "error",
-            about,
-            f"{memory.static_bytes / GIB:.1f} GiB of static memory do not hold weights and one request",
-            expected=f"more than {fitted.weights / GIB:.1f} GiB",
-            remedy="use more GPUs (--tp-size), a larger --mem-fraction-static or a quantised target",
-            estimated=True,
+def _leave_to_builtin(kind: str | None) -> None:
+    if kind:
+        raise Doubt(
+            f"the drafter is of the kind {kind}",
+            expected="a plain DFlash drafter",
+            remedy="none needed on a GPU: SGLang's own worker serves it, without what this package adds",
         )
-    state = needed.slots_per_request * needed.state.slot + needed.state.scratch(needed.block)
-    return warn(
-        about,
-        f"{fitted.running} fit at once, {needed.max_running} asked for",
-        expected=f"memory for {needed.max_running}: each takes {state / (1 << 20):.0f} MiB of recurrent state",
-        remedy="lower the block size, set --mamba-ssm-dtype bfloat16, or accept the smaller number",
+
+
+def _strategy(strategy: str) -> str:
+    if strategy != "no_buffer":
+        return strategy
+    raise Doubt(
+        "--mamba-radix-cache-strategy no_buffer",
+        expected="extra_buffer: no_buffer turns overlap scheduling off and forces pages of one token",
+        remedy="set --mamba-radix-cache-strategy extra_buffer",
     )
 
 
-def _left_to_builtin(kind: str) -> Finding:
-    return warn(
-        "architecture",
-        f"the drafter is of the kind {kind}",
-        expected="a plain DFlash drafter",
-        remedy="none needed on a GPU: SGLang's own worker serves it, without what this package adds",
-    )
-
-
-def _unknown_family(target: Any) -> Finding:
-    return warn(
-        "memory",
+def _unknown_family(target: Any) -> str:
+    raise Doubt(
         f"no sizes are known for targets of model_type {text_config(target).get('model_type')!r}",
         expected=f"one of {', '.join(sorted(FAMILIES))}",
         remedy="none needed: SGLang divides the memory when it starts",
     )
 
 
-def _strategy(args: Any) -> Finding:
-    about, strategy = "recurrent snapshots for the prefix cache", args.mamba_radix_cache_strategy
-    if strategy != "no_buffer":
-        return ok(about, strategy)
-    return warn(
-        about,
-        "--mamba-radix-cache-strategy no_buffer",
-        expected="extra_buffer: no_buffer turns overlap scheduling off and forces pages of one token",
-        remedy="set --mamba-radix-cache-strategy extra_buffer",
+def _running(memory: MemoryTable) -> str:
+    fitted, needed = memory.fit, memory.demand
+    if memory.static_bytes == 0:
+        return "no device to divide: --memory-gib asks about another machine"
+    if fitted.running >= needed.max_running:
+        return f"{needed.max_running} at once, {fitted.tokens} tokens of K/V between them"
+    if fitted.running == 0:
+        raise DFlashError(
+            f"{memory.static_bytes / GIB:.1f} GiB of static memory do not hold weights and one request",
+            expected=f"more than {fitted.weights / GIB:.1f} GiB",
+            remedy="use more GPUs (--tp-size), a larger --mem-fraction-static or a quantised target",
+        )
+    state = needed.slots_per_request * needed.state.slot + needed.state.scratch(needed.block)
+    raise Doubt(
+        f"{fitted.running} fit at once, {needed.max_running} asked for",
+        expected=f"memory for {needed.max_running}: each takes {state / (1 << 20):.0f} MiB of recurrent state",
+        remedy="lower the block size, set --mamba-ssm-dtype bfloat16, or accept the smaller number",
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sglang_dflash.check.findings import Finding, error, ok, warn
+from sglang_dflash.check.findings import Doubt, Finding, judge
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.files import ModelFiles
+from sglang_dflash.errors import DFlashError
 
 # Parts of added tokens that chats do contain.
 _IN_TEXTS = ("im_start", "im_end", "endoftext", "think", "tool")
@@ -22,62 +23,56 @@ def check_tokens(
         chat_template: ``--chat-template``.
     """
     tokenizer = target_files.json("tokenizer.json")
-    yield _tokenizer(drafter_files.json("tokenizer.json"), tokenizer)
-    yield _mask_token_name(drafter.mask_token_id, tokenizer or {})
-    yield _chat_template(target_files, chat_template)
+    yield judge("tokenizer", _tokenizer, drafter_files.json("tokenizer.json"), tokenizer)
+    yield judge("mask token's name", _mask_token_name, drafter.mask_token_id, tokenizer or {})
+    yield judge("chat template", _chat_template, target_files, chat_template)
 
 
-def _tokenizer(drafters: Mapping[str, Any] | None, targets: Mapping[str, Any] | None) -> Finding:
-    about = "tokenizer"
+def _tokenizer(drafters: Mapping[str, Any] | None, targets: Mapping[str, Any] | None) -> str:
     if targets is None:
-        return warn(
-            about,
+        raise Doubt(
             "the target has no tokenizer.json",
             expected="the tokenizer that the drafter was trained with",
             remedy="check --tokenizer-path",
         )
     if drafters is None or (_added(drafters), _vocabulary(drafters)) == (_added(targets), _vocabulary(targets)):
-        return ok(about, "the target's")
-    return error(
-        about,
+        return "the target's"
+    raise DFlashError(
         "the drafter brings a tokenizer.json that differs from the target's",
         expected="one tokenizer: drafted ids are the target's ids",
         remedy="use the drafter that was trained for this target",
     )
 
 
-def _mask_token_name(token: int, tokenizer: Mapping[str, Any]) -> Finding:
-    about, added, words = "mask token's name", _added(tokenizer), _vocabulary(tokenizer)
+def _mask_token_name(token: int, tokenizer: Mapping[str, Any]) -> str:
+    added, words = _added(tokenizer), _vocabulary(tokenizer)
     ordinary = [word for word, index in words.items() if index == token] if isinstance(words, dict) else []
     name = added.get(token) or next(iter(ordinary), None)
     if name is None:
-        return ok(about, "an unused row of the embedding")
+        return "an unused row of the embedding"
     if token in added and not any(word in name for word in _IN_TEXTS):
-        return ok(about, name)
-    return warn(
-        about,
+        return name
+    raise Doubt(
         f"mask_token_id {token} is {name!r} in the target's tokenizer",
         expected="a token that no text contains",
         remedy="check it against the drafter's training: a wrong mask token ruins acceptance",
     )
 
 
-def _chat_template(target_files: ModelFiles, given: str | None) -> Finding:
-    about = "chat template"
+def _chat_template(target_files: ModelFiles, given: str | None) -> str:
     if given:
-        return ok(about, f"{given} (--chat-template)")
+        return f"{given} (--chat-template)"
     path = target_files.path("chat_template.jinja")
     template = path.read_text() if path else (target_files.json("tokenizer_config.json") or {}).get("chat_template")
     if not template:
-        return warn(
-            about,
+        raise Doubt(
             "the target has none",
             expected="the template that the drafter was trained with",
             remedy="set --chat-template: drafters are trained on templated text, raw prompts draft worse",
         )
     if "enable_thinking" not in str(template):
-        return ok(about, "no thinking switch")
-    return ok(about, "switches thinking; ask for it as the drafter's card measured it (chat_template_kwargs)")
+        return "no thinking switch"
+    return "switches thinking; ask for it as the drafter's card measured it (chat_template_kwargs)"
 
 
 def _added(tokenizer: Mapping[str, Any]) -> dict[int, str]:

@@ -11,7 +11,7 @@ from sglang_dflash.check.backends import check_backends, needs_bfloat16_states
 from sglang_dflash.check.findings import Finding
 from sglang_dflash.check.options import parse as parse_options
 from sglang_dflash.check.tokens import check_tokens
-from sglang_dflash.check.weights import check_dtypes, served_dtype
+from sglang_dflash.check.weights import check_weights, served_dtype
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.files import ModelFiles, TensorHeader
 from sglang_dflash.errors import DFlashError
@@ -183,12 +183,12 @@ class TestDtypes:
 
     def test_float16_is_doubtful(self) -> None:
         config = DrafterConfig.from_dict(drafter())
-        assert [finding.level for finding in check_dtypes(config, target(), "float16")] == ["warn", "ok"]
-        assert [finding.level for finding in check_dtypes(config, target(), "bfloat16")] == ["ok", "ok"]
+        assert [finding.level for finding in check_weights(config, {}, target(), "float16")][1:] == ["warn", "ok"]
+        assert [finding.level for finding in check_weights(config, {}, target(), "bfloat16")][1:] == ["ok", "ok"]
 
     def test_a_quantised_drafter_is_told(self) -> None:
         config = DrafterConfig.from_dict(drafter(quantization_config={"quant_method": "fp8"}))
-        assert "fp8" in list(check_dtypes(config, target(), "bfloat16"))[1].value
+        assert "fp8" in list(check_weights(config, {}, target(), "bfloat16"))[2].value
 
 
 class TestOptions:
