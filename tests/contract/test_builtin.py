@@ -8,8 +8,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 from sglang.srt.arg_groups import speculative_hook
+from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.models.dflash import DFlashDraftModel
-from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatchInfo
 from sglang.srt.speculative import dflash_utils, dflash_worker_v2
 from sglang.srt.speculative.dflash_utils import (
     apply_dflash_verify_logits_adjustments,
@@ -65,6 +66,27 @@ def test_seeds_are_not_read(module: ModuleType) -> None:
     assert "sampling_seed" not in inspect.getsource(module)
 
 
+def test_a_processor_sees_one_request_for_all_positions() -> None:
+    seen: list[object] = []
+
+    def processor(logits: torch.Tensor, params: list[object]) -> torch.Tensor:
+        seen.extend(params)
+        return logits
+
+    request = {"__req__": object()}
+    asked = info(
+        device="cpu",
+        has_custom_logit_processor=True,
+        custom_params=[request],
+        custom_logit_processor={0: ProcessorEntry(processor, rows=[0], indices=torch.tensor([0]))},
+    )
+    apply_dflash_verify_logits_adjustments(
+        next_token_logits=torch.zeros(WIDTH, VOCAB), sampling_info=asked, draft_token_num=WIDTH
+    )
+    assert len(seen) == WIDTH
+    assert all(params is request for params in seen)
+
+
 def test_sampled_requests_are_answered_greedily_without_the_sampling_kernel() -> None:
     assert not dflash_utils.is_dflash_sampling_verify_available() or torch.cuda.is_available()
     worker = inspect.getsource(dflash_worker_v2.DFlashWorkerV2._validate_phase1_sampling_support)
@@ -95,3 +117,11 @@ def test_layers_that_a_drafter_does_not_name_are_guessed() -> None:
 def test_tensors_that_a_drafter_lacks_are_not_missed() -> None:
     drafter = SimpleNamespace(named_parameters=lambda: [("fc.weight", torch.empty(2, 2))], projector_type=None)
     DFlashDraftModel.load_weights(drafter, [("unknown.weight", torch.empty(1))])
+
+
+def test_a_drafter_of_a_shorter_context_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", raising=False)
+    monkeypatch.delenv("SGLANG_IS_IN_CI", raising=False)
+    drafter = SimpleNamespace(hf_text_config=SimpleNamespace(max_position_embeddings=512), is_draft_model=True)
+    with pytest.raises(ValueError, match="greater than the derived context_length"):
+        ModelConfig._derive_context_length(drafter, 1024)
