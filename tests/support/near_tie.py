@@ -1,6 +1,7 @@
-"""Where rounding may part two greedy texts of one target: at a near-tie of its two likeliest tokens, and nowhere else.
+"""Where two greedy texts of one target may diverge by rounding: at a near-tie of its two most likely tokens.
 
-In bfloat16 a block's forward rounds otherwise than a token's, so the texts may part where the target can hardly choose.
+In bfloat16 the forward of a block rounds differently from the forward of one token, so DFLASH and plain decoding may
+choose differently where the target is nearly undecided, and nowhere else.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from tests.support.generation import Answer
 # Logits of 16 to 32 are 0.125 apart in bfloat16; each of the two may be off by two such steps.
 BF16_GAP = 0.5
 
-# Of all texts, those that may part at a near-tie.
+# Share of the texts that may diverge at a near-tie.
 SHARE = 0.25
 
 TopTwo = Sequence[tuple[float, int]]
 
 
-def parting(ours: Sequence[int], plain: Sequence[int], tops: Sequence[TopTwo], gap: float) -> int | None:
+def divergence(ours: Sequence[int], plain: Sequence[int], tops: Sequence[TopTwo], gap: float) -> int | None:
     """The first position at which two texts differ, if the target is nearly undecided there.
 
     Args:
@@ -31,7 +32,7 @@ def parting(ours: Sequence[int], plain: Sequence[int], tops: Sequence[TopTwo], g
         The position, None if the texts are equal.
 
     Raises:
-        AssertionError: the texts part at a position that is no near-tie of these two tokens.
+        AssertionError: the texts diverge where these two tokens are no near-tie.
     """
     assert len(tops) == len(plain), (len(tops), len(plain))
     for position, (our_token, token, top) in enumerate(zip(ours, plain, tops, strict=False)):
@@ -44,15 +45,15 @@ def parting(ours: Sequence[int], plain: Sequence[int], tops: Sequence[TopTwo], g
     return None
 
 
-def assert_parting_only_at_near_ties(ours: Sequence[Answer], plain: Sequence[Answer]) -> None:
-    """Every text is plain decoding's, up to the first near-tie if it parts there; at most ``SHARE`` of them do.
+def assert_diverging_only_at_near_ties(ours: Sequence[Answer], plain: Sequence[Answer]) -> None:
+    """Every text is plain decoding's, up to a near-tie if it diverges there; at most ``SHARE`` of them do.
 
     Args:
         plain: generated with ``return_logprob`` and ``top_logprobs_num=2``.
     """
-    parted = []
+    diverged = []
     for ours_answer, answer in zip(ours, plain, strict=True):
         tops = [[(value, token) for value, token, *_ in top] for top in answer.meta["output_top_logprobs"]]
-        parted.append(parting(ours_answer.tokens, answer.tokens, tops, BF16_GAP) is not None)
-    print(f"{sum(parted)} of {len(parted)} texts part at a near-tie")
-    assert sum(parted) <= SHARE * len(parted), f"{sum(parted)} of {len(parted)} texts part"
+        diverged.append(divergence(ours_answer.tokens, answer.tokens, tops, BF16_GAP) is not None)
+    print(f"{sum(diverged)} of {len(diverged)} texts diverge at a near-tie")
+    assert sum(diverged) <= SHARE * len(diverged), f"{sum(diverged)} of {len(diverged)} texts diverge"

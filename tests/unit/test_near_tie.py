@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from tests.support.generation import Answer
-from tests.support.near_tie import assert_parting_only_at_near_ties, parting
+from tests.support.near_tie import assert_diverging_only_at_near_ties, divergence
 
 PLAIN = [7, 8, 9]
 TOPS = [[(-0.1, 7), (-3.0, 1)], [(-0.7, 8), (-0.8, 5)], [(-0.2, 9), (-0.3, 4)]]
 
 
-def test_equal_texts_do_not_part() -> None:
-    assert parting(PLAIN, PLAIN, TOPS, 0.5) is None
+def test_equal_texts_do_not_diverge() -> None:
+    assert divergence(PLAIN, PLAIN, TOPS, 0.5) is None
 
 
-def test_texts_part_at_a_near_tie_and_are_not_compared_after_it() -> None:
-    assert parting([7, 5, 1000], PLAIN, TOPS, 0.5) == 1
-    assert parting([7, 5], PLAIN, TOPS, 0.5) == 1
+def test_texts_diverge_at_a_near_tie_and_are_not_compared_after_it() -> None:
+    assert divergence([7, 5, 1000], PLAIN, TOPS, 0.5) == 1
+    assert divergence([7, 5], PLAIN, TOPS, 0.5) == 1
 
 
 @pytest.mark.parametrize(
@@ -31,17 +31,17 @@ def test_texts_part_at_a_near_tie_and_are_not_compared_after_it() -> None:
 )
 def test_a_true_mismatch_is_refused(ours: list[int], reason: str) -> None:
     with pytest.raises(AssertionError, match=reason):
-        parting(ours, PLAIN, TOPS, 0.5)
+        divergence(ours, PLAIN, TOPS, 0.5)
 
 
 def test_the_bound_decides() -> None:
     with pytest.raises(AssertionError, match="0.100 apart"):
-        parting([7, 5, 9], PLAIN, TOPS, 0.05)
+        divergence([7, 5, 9], PLAIN, TOPS, 0.05)
 
 
 def test_the_plain_text_must_be_the_targets_own() -> None:
     with pytest.raises(AssertionError, match="top two"):
-        parting([7, 8, 9], [7, 2, 9], TOPS, 0.5)
+        divergence([7, 8, 9], [7, 2, 9], TOPS, 0.5)
 
 
 def answers(*texts: list[int]) -> list[Answer]:
@@ -50,8 +50,8 @@ def answers(*texts: list[int]) -> list[Answer]:
     ]
 
 
-def test_few_texts_may_part() -> None:
+def test_few_texts_may_diverge() -> None:
     plain = answers(*[PLAIN] * 8)
-    assert_parting_only_at_near_ties(answers(*[PLAIN] * 6, [7, 5, 2], [7, 8, 4]), plain)
-    with pytest.raises(AssertionError, match="3 of 8 texts part"):
-        assert_parting_only_at_near_ties(answers(*[PLAIN] * 5, *[[7, 5, 2]] * 3), plain)
+    assert_diverging_only_at_near_ties(answers(*[PLAIN] * 6, [7, 5, 2], [7, 8, 4]), plain)
+    with pytest.raises(AssertionError, match="3 of 8 texts diverge"):
+        assert_diverging_only_at_near_ties(answers(*[PLAIN] * 5, *[[7, 5, 2]] * 3), plain)
