@@ -48,7 +48,9 @@ def judge(about: str, rule: Callable[Parameters, str], *args: Parameters.args, *
 
 def of_error(about: str, raised: DFlashError) -> Finding:
     """The finding that says what an exception said."""
-    return Finding("warn" if isinstance(raised, Doubt) else "error", about, raised.value, raised.expected, raised.remedy)
+    return Finding(
+        "warn" if isinstance(raised, Doubt) else "error", about, raised.value, raised.expected, raised.remedy
+    )
 
 
 def raise_first_error(findings: Iterable[Finding]) -> None:

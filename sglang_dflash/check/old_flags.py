@@ -30,53 +30,40 @@ def modernise_argv(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     Raises:
         DFlashError: an old flag and its new name are both given, with different values.
     """
-    translation, modern = _Translation(), []
+    pairs: list[tuple[str, Any]] = []
     tokens = iter(argv)
     for token in tokens:
         option, joined, value = token.partition("=")
-        if option not in _TOUCHED:
-            modern.append(token)
-        elif joined or (value := next(tokens, "")):
-            modern += translation.add(option, value)
+        if option in _TOUCHED and (joined or (value := next(tokens, ""))):
+            pairs.append((option, value))
         else:
-            modern.append(token)  # a flag without its value: argparse says so
-    translation.refuse_contradictions()
-    return modern, translation.notes
+            pairs.append(("", token))  # not ours; or a flag without its value, which argparse reports
+    modern, notes = _translate(pairs)
+    return [word for option, value in modern for word in ((option, value) if option else (value,))], notes
 
 
 def modernise_kwargs(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Rewrite the keyword arguments of ``Engine(...)``; returns and raises as :func:`modernise_argv`."""
-    translation, modern = _Translation(), {}
-    for key, value in kwargs.items():
-        option = "--" + key.replace("_", "-")
-        if option in _TOUCHED:
-            name, value = translation.add(option, value)
-            key = name.removeprefix("--").replace("-", "_")
-        modern[key] = value
-    translation.refuse_contradictions()
-    return modern, translation.notes
+    modern, notes = _translate([("--" + key.replace("_", "-"), value) for key, value in kwargs.items()])
+    return {option.removeprefix("--").replace("-", "_"): value for option, value in modern}, notes
 
 
-class _Translation:
-    """Translates the touched options of one command line and remembers what each name was given."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self._given: dict[str, dict[str, Any]] = {}
-
-    def add(self, option: str, value: Any) -> tuple[str, Any]:
+def _translate(pairs: Sequence[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], list[str]]:
+    modern, notes = [], []
+    given: dict[str, dict[str, Any]] = {}
+    for option, value in pairs:
         name = RENAMED.get(option, option)
-        modern = REPLACED_VALUES.get((name, value), value)
-        if (name, modern) != (option, value):
-            self.notes.append(f"{option} {value} is now {name} {modern}")
-        self._given.setdefault(name, {})[option] = modern
-        return name, modern
-
-    def refuse_contradictions(self) -> None:
-        for name, by_option in self._given.items():
-            if len({str(value) for value in by_option.values()}) > 1:
-                raise DFlashError(
-                    " and ".join(f"{option} {value}" for option, value in by_option.items()),
-                    expected=f"one value: both mean {name}",
-                    remedy=f"keep only {name}",
-                )
+        pair = name, REPLACED_VALUES.get((name, value), value) if name in _TOUCHED else value
+        if pair != (option, value):
+            notes.append(f"{option} {value} is now {name} {pair[1]}")
+        modern.append(pair)
+        if name in _TOUCHED:
+            given.setdefault(name, {})[option] = pair[1]
+    for name, by_option in given.items():
+        if len({str(value) for value in by_option.values()}) > 1:
+            raise DFlashError(
+                " and ".join(f"{option} {value}" for option, value in by_option.items()),
+                expected=f"one value: both mean {name}",
+                remedy=f"keep only {name}",
+            )
+    return modern, notes

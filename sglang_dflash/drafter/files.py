@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,12 +14,6 @@ from typing import Any
 
 from sglang_dflash.drafter.config import load_config
 from sglang_dflash.errors import DFlashError
-
-# Bits of one element, by the names safetensors uses.
-_BITS = {
-    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4,
-    "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,7 +29,9 @@ class TensorHeader:
 
     @property
     def num_bytes(self) -> int:
-        return self.numel * _BITS.get(self.dtype, 16) // 8
+        """Bytes as stored; the dtype's name holds the bits of an element (``BF16``, ``F8_E4M3``), but for ``BOOL``."""
+        bits = re.search(r"\d+", self.dtype)
+        return self.numel * (int(bits[0]) if bits else 8) // 8
 
 
 @dataclass(frozen=True)
