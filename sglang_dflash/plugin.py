@@ -1,17 +1,18 @@
 """Entry point ``sglang.srt.plugins: dflash``: registers our hooks with SGLang, does no work of its own.
 
-SGLang's plugin loader logs whatever a plugin raises and goes on, which for DFLASH would mean SGLang's own worker. So
-nothing that can fail for a user's reason happens here (versions, flags and pairs are checked where an exception stops
-the server: flag resolution, worker construction), and a package that cannot even register leaves a refusal behind.
+SGLang's plugin loader logs what a plugin raises and goes on, which for DFLASH would mean SGLang's own worker. So
+nothing that can fail for a user's reason happens here: versions, flags and pairs are checked in flag resolution, which
+stops the server. A package that cannot even register leaves a refusal for DFLASH in its place.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.upstream import SYMBOLS
+from sglang_dflash.upstream import SYMBOLS, check_symbols
 
 CREATE_WORKER = "SpeculativeAlgorithm.create_worker"
 
@@ -62,16 +63,27 @@ def _register_hooks() -> None:
 
 
 def _refuse_dflash(error: Exception) -> None:
-    """Make DFLASH fail with the reason; depends on nothing of ours that may be what failed."""
+    """Make DFLASH fail with the reason, before weights load; depends on nothing of ours that may be what failed."""
+    from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    def refuse(original: Any, algorithm: Any, server_args: Any) -> Any:
-        if not algorithm.is_dflash():
-            return original(algorithm, server_args)
+    def refuse() -> None:
+        check_symbols()  # names all that this SGLang lacks, if that is the reason
         raise DFlashError(
             f"sglang-dflash could not register with SGLang ({type(error).__name__}: {error})",
             expected="hooks and imports of the SGLang version that this release is tested with",
             remedy="install that version (`sglang-dflash version` names it), or uninstall sglang-dflash",
         ) from error
 
-    HookRegistry.register(SYMBOLS[CREATE_WORKER].path, refuse, HookType.AROUND)
+    def refuse_arguments(server_args: Any, previous: Callable[[Any], None]) -> None:
+        previous(server_args)
+        if str(server_args.speculative_algorithm).upper() == "DFLASH":
+            refuse()
+
+    def refuse_worker(original: Callable[..., Any], algorithm: Any, server_args: Any) -> Any:
+        if algorithm.is_dflash():
+            refuse()
+        return original(algorithm, server_args)
+
+    HookRegistry.register(SYMBOLS[CREATE_WORKER].path, refuse_worker, HookType.AROUND)
+    register_resolution_hook("handle_model_source_paths")(refuse_arguments)

@@ -215,7 +215,7 @@ def _symbols(table: Mapping[str, Iterable[str]]) -> dict[str, Symbol]:
 
 SYMBOLS = _symbols(_TABLE)
 
-# SGLang has these only where it finds CUDA.
+# SGLang has these only if it finds CUDA.
 CUDA_SYMBOLS = _symbols({"layers.sampler": ("top_k_renorm_prob", "top_p_renorm_prob")})
 
 
@@ -229,7 +229,7 @@ def __getattr__(name: str) -> Any:
 
 
 def installed_version() -> str | None:
-    """Version of the installed SGLang distribution, None where there is none."""
+    """Version of the installed SGLang distribution, None if there is none."""
     try:
         return version("sglang")
     except PackageNotFoundError:

@@ -79,7 +79,7 @@ def _layer_ids(drafter: DrafterConfig, text: Mapping[str, Any]) -> str:
         return f"{list(ids)} of {actual}"
     raise DFlashError(
         f"target_layer_ids {list(ids)}: {beyond[0]} cannot be captured in a target of {actual} layers",
-        # SGLang captures a layer's output where the next layer reads it, so the last one has no such place.
+        # SGLang captures a layer's output as the next layer reads it, and nothing reads the last one's.
         expected=f"layers 0 to {actual - 2}",
         remedy=_ITS_DRAFTER,
     )

@@ -29,7 +29,7 @@ class DrafterConfig:
         target_layer_ids: target layers whose *output* feeds the drafter, 0-based, in ``fc``'s order.
         num_target_layers: layers of the target it was trained with; None if the checkpoint does not say.
         layer_types: ``full_attention`` or ``sliding_attention`` per drafter layer.
-        sliding_window: tokens that a sliding layer sees, the current one included; None without such layers.
+        sliding_window: tokens that a sliding layer sees, the current one included; None without sliding layers.
         causal: per layer, whether a position of the block sees only positions up to itself. Sliding layers
             are causal and full layers bidirectional unless ``is_causal`` says otherwise for all.
         rotary_dim: dimensions of a head that RoPE turns.

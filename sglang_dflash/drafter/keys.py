@@ -103,7 +103,7 @@ class ConfigKeys:
             parameters = self.optional("rope_scaling", Mapping, "an object") or {}
         theta = _positive("rope_theta", parameters.get("rope_theta", self.get("rope_theta")))
         factor = parameters.get("partial_rotary_factor", self.get("partial_rotary_factor"))
-        # rope_dim, where stated, is the trained width; the factor beside it is then a copy of the target's.
+        # rope_dim, if stated, is the trained width; the factor beside it is then a copy of the target's.
         rotary_dim = parameters.get("rope_dim", int(head_dim * (1.0 if factor is None else factor)))
         if not _is_int(rotary_dim) or not 0 < rotary_dim <= head_dim or rotary_dim % 2:
             raise unusable("rope_dim", rotary_dim, f"an even number up to head_dim {head_dim}")

@@ -20,11 +20,11 @@ def load_mask_embedding(file: Path | None, config: DrafterConfig) -> Tensor | No
     The target's own row is often an unused one, which nothing ever trained.
 
     Args:
-        file: where it is; None where the checkpoint has none.
+        file: where it is; None if the checkpoint has none.
         config: the drafter's.
 
     Returns:
-        [H], in the dtype of the file; None where the checkpoint has none.
+        [H], in the dtype of the file; None if the checkpoint has none.
 
     Raises:
         DFlashError: the file cannot be read, or was made for something else than ``config``.

@@ -1,6 +1,6 @@
 """A drafter that was configured for a shorter context than its target still serves the target's whole context.
 
-SGLang refuses such a pair unless ``SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN`` is set, a switch that lifts the
+SGLang refuses the pair unless ``SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN`` is set, a switch that lifts the
 target's limit as well. For a DFlash drafter nothing can be read out of bounds: its K/V live in the target's slots,
 and the drafter grows its RoPE table to the target's context and the blocks that reach past its end. Only accept length
 may fall beyond its own context, which the preflight warns of.

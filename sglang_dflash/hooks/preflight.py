@@ -41,7 +41,7 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
 
 
 def before_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
-    """Resolution hook around ``handle_speculative_decoding``, where device and parallelism are known."""
+    """Resolution hook around ``handle_speculative_decoding``, which knows device and parallelism."""
     refuse_unserved(server_args)
     previous(server_args)
 

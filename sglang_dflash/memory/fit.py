@@ -24,7 +24,7 @@ class Demand:
         slots_per_request: recurrent-state slots that a running request holds.
         state_share: ``mamba_full_memory_ratio``, recurrent state's part to one part of K/V.
         max_running: requests that may run at once, as asked for.
-        max_tokens, max_states: ``--max-total-tokens``, ``--max-mamba-cache-size``; None where SGLang decides.
+        max_tokens, max_states: ``--max-total-tokens``, ``--max-mamba-cache-size``; None if SGLang decides.
         page: tokens of a K/V page.
         ring: slots of the drafter's pool that a request takes under a draft window; None without one.
     """
@@ -46,7 +46,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Fit:
-    """How the memory is divided: bytes, except where the name says otherwise."""
+    """How the memory is divided: bytes, unless the name says otherwise."""
 
     weights: int
     target_kv: int
@@ -61,7 +61,7 @@ class Fit:
 def fit(demand: Demand, static_bytes: float) -> Fit:
     """Divide ``static_bytes`` (``mem_fraction_static`` of the device) as SGLang does.
 
-    ``running`` and ``tokens`` are 0 where the memory does not even hold weights and one request.
+    ``running`` and ``tokens`` are 0 if the memory does not even hold weights and one request.
     """
     weights = demand.target_weights + demand.drafter_weights
     rest = static_bytes - weights

@@ -1,4 +1,4 @@
-"""Parameters of a target, from its configuration: what its weights will take where no safetensors header can be read.
+"""Parameters of a target, from its configuration: what its weights take if no safetensors header can be read.
 
 Covers the families of the published targets: Qwen3 (dense and MoE), Qwen3-Next and Qwen3.5, the vision tower included.
 """
