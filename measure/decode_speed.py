@@ -52,13 +52,13 @@ def main(
     decode, prefill = asyncio.run(measure(launch, repeats, seed))
     typer.echo(launch.describe())
     typer.echo(describe_hardware(hardware()))
-    typer.echo(f"decode, concurrency 1, {DECODED} tokens: {_spread(decode, 0)} tok/s")
-    typer.echo(f"prefill of {LONG_PROMPT} tokens: {_spread(prefill, 3)} s")
+    typer.echo(f"decode, concurrency 1, {DECODED} tokens: {_spread(decode, 0, 'tok/s')}")
+    typer.echo(f"prefill of {LONG_PROMPT} tokens: {_spread(prefill, 3, 's')}")
 
 
-def _spread(values: list[float], digits: int) -> str:
+def _spread(values: list[float], digits: int, unit: str) -> str:
     low, middle, high = (f"{value:.{digits}f}" for value in (min(values), median(values), max(values)))
-    return f"median {middle}, {low} to {high} in {len(values)} runs,"
+    return f"median {middle} {unit} ({low} to {high}, {len(values)} runs)"
 
 
 if __name__ == "__main__":
