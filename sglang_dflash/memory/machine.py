@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 GIB = 1 << 30
@@ -64,7 +64,8 @@ def asked_about(device: str | None, memory_gib: float | None) -> Machine:
         memory_gib: memory of another machine, GiB.
     """
     if memory_gib is not None:
-        return Machine("cpu" if device == "cpu" else "gpu", f"{memory_gib:g} GiB", int(memory_gib * GIB))
+        asked = CPU if device == "cpu" else UNKNOWN_GPU
+        return replace(asked, name=f"a {asked.kind.upper()} with {memory_gib:g} GiB", memory=int(memory_gib * GIB))
     if device == "cpu":
         return CPU
     return find_gpu() or (UNKNOWN_GPU if device else CPU)

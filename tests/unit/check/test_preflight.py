@@ -33,11 +33,11 @@ HYBRID: dict[str, Any] = {
     [
         (None, None, None, CPU),
         (None, "cuda", None, UNKNOWN_GPU),
-        (None, None, 141, Machine("gpu", "141 GiB", 141 << 30)),
-        (None, "cpu", 64, Machine("cpu", "64 GiB", 64 << 30)),
+        (None, None, 141, Machine("gpu", "a GPU with 141 GiB", 141 << 30)),
+        (None, "cpu", 64, Machine("cpu", "a CPU with 64 GiB", 64 << 30)),
         (HERE, None, None, HERE),
         (HERE, "cpu", None, CPU),
-        (HERE, None, 80, Machine("gpu", "80 GiB", 80 << 30)),
+        (HERE, None, 80, Machine("gpu", "a GPU with 80 GiB", 80 << 30)),
     ],
 )
 def test_the_machine_that_is_asked_about(
