@@ -82,9 +82,12 @@ TABLE: tuple[Replacement, ...] = (
     ),
     # --- linear layers and norms of every model
     Replacement(
-        _LINEAR + "create_weights", linear.create_weights, "slow on Intel: weights output by output", partial=True
+        _LINEAR + "create_weights",
+        linear.create_weights,
+        "slow on Intel processors: products with weights stored output by output",
+        partial=True,
     ),
-    Replacement(_LINEAR + "apply", linear.apply, "slow: on AMD processors, MKL lags oneDNN in float32 products"),
+    Replacement(_LINEAR + "apply", linear.apply, "slow on AMD processors: float32 products of MKL"),
     Replacement(_NORM + "RMSNorm.forward_native", norms.rms_norm, "slow: 7 calls, 2 reductions", partial=True),
     Replacement(
         _NORM + "GemmaRMSNorm.forward_native", norms.gemma_rms_norm, "slow: 8 calls, 2 reductions", partial=True

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("sglang")
 
@@ -74,12 +75,12 @@ class Requests:
         self.k = [torch.randn(64, KV_HEADS, DIM) for _ in lens]
         self.v = [torch.randn(64, KV_HEADS, DIM) for _ in lens]
 
-    def slots(self, request: int, start: int, stop: int) -> torch.Tensor:
+    def slots(self, request: int, start: int, stop: int) -> Tensor:
         return self.table.req_to_token[self.rows[request], start:stop].long()
 
     def run(
         self, mode: ForwardMode, layers: list[RadixAttention], starts: list[int], stops: list[int], **fields: Any
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    ) -> tuple[Tensor, list[Tensor]]:
         """One forward of positions ``starts .. stops - 1``: queries, and the output of every layer."""
         spans = list(zip(range(len(self.lens)), starts, stops, strict=True))
         batch = ForwardBatch(
@@ -105,8 +106,8 @@ class Requests:
 
     def expect(
         self,
-        q: torch.Tensor,
-        out: torch.Tensor,
+        q: Tensor,
+        out: Tensor,
         starts: list[int],
         stops: list[int],
         *,

@@ -1,4 +1,4 @@
-"""The CPU platform takes a machine only if it has no accelerator and nobody chose otherwise."""
+"""The CPU platform takes a machine only if it has no accelerator and nothing else was chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pin_memory`` and ``record_stream`` are harmless where the CPU platform is active."""
+"""``pin_memory`` and ``record_stream`` are harmless if the CPU platform is active."""
 
 from __future__ import annotations
 

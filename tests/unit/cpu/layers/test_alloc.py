@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from sglang_dflash.cpu.layers.alloc import assign_slots, block_slots, last_slots
 
 
-def table(rows: int = 6, columns: int = 40) -> torch.Tensor:
+def table(rows: int = 6, columns: int = 40) -> Tensor:
     return torch.randperm(rows * columns, dtype=torch.int32).view(rows, columns)
 
 

@@ -212,7 +212,7 @@ def test_verify_of_bf16_inputs_keeps_states_in_fp32() -> None:
         )
 
 
-def test_a_block_shorter_than_the_last_one_forgets_what_lies_behind_it() -> None:
+def test_a_block_shorter_than_the_last_one_forgets_what_lies_after_it() -> None:
     layer = Layer(2, 5)
     buffer = layer.buffer(8)
     layer.verify(buffer, torch.arange(2))

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 
 from sglang_dflash.cpu.layers import conv, gdn, mamba_state
 from sglang_dflash.cpu.layers.gdn_record import Records
@@ -14,7 +15,7 @@ from tests.support.gated_delta import no_host_sync
 LAYERS, SLOTS, BLOCK, DIM, WIDTH = 3, 12, 5, 10, 4
 
 
-def pools() -> tuple[torch.Tensor, torch.Tensor]:
+def pools() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     conv = torch.randn(LAYERS, SLOTS, DIM, WIDTH - 1, generator=generator)
     return conv, torch.randn(LAYERS, SLOTS, 2, 3, 5, generator=generator)
@@ -75,7 +76,7 @@ def test_commit_takes_the_state_of_the_last_accepted_token(tracking: bool, rows:
             track_steps if tracking else None,
             src_indices_raw=None if rows is None else torch.tensor(rows),
         )
-    # Slot 0 is the one that nobody reads: it receives what is not wanted.
+    # No request reads slot 0: it receives what is not wanted.
     torch.testing.assert_close(cache.temporal[:, 1:], ssm[:, 1:])
     assert torch.equal(cache.conv[0][:, 1:], conv[:, 1:])
 
@@ -90,12 +91,12 @@ def test_commit_leaves_real_slots_alone_for_padding() -> None:
 
 @pytest.mark.parametrize("accepted", [[[1, 4], [5, 1], [3, 2]], [[5, 5], [1, 1]]], ids=str)
 def test_rounds_of_verify_and_commit_leave_the_states_of_plain_decoding(accepted: list[list[int]]) -> None:
-    """Drafts behind the accepted ones are noise, and the buffers hold what earlier blocks left."""
+    """Drafts after the accepted ones are noise, and the buffers hold what earlier blocks left."""
     bs, heads, key, value = 2, 2, 8, 8
     dim = 3 * heads * key
     generator = torch.Generator().manual_seed(5)
 
-    def normal(*shape: int) -> torch.Tensor:
+    def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
     slots, rows = torch.tensor([3, 7], dtype=torch.int32), torch.arange(bs)
