@@ -8,6 +8,7 @@ one per block position, each adjusted and sampled as plain decoding would if the
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,12 +18,11 @@ from sglang_dflash.ops import accept_block
 from sglang_dflash.upstream import GrammarTree, Sampler, SpecTpSync, SpecTpSyncSite, build_grammar_vocab_mask
 from sglang_dflash.worker.sampling.history import History
 from sglang_dflash.worker.sampling.penalties import Penalties
-from sglang_dflash.worker.sampling.rows import for_block
 from sglang_dflash.worker.sampling.seeded import SeededSampler, mark_seeded_rows
 from sglang_dflash.worker.step import Step
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ModelRunner, ScheduleBatch
+    from sglang_dflash.upstream import ModelRunner, SamplingBatchInfo, ScheduleBatch
 
 
 class Accept:
@@ -112,3 +112,26 @@ class Accept:
         """Each request's first ``lens`` (int [bs]) of ``tokens`` (int64 [bs, w]) are generated."""
         self._penalties.count(batch, tokens, lens)
         self._history.add(batch, tokens, lens)
+
+
+def for_block(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
+    """The sampling parameters of bs requests, repeated for the bs * width rows of a block, ``custom_params`` aside."""
+    if info.is_all_greedy and not info.has_custom_logit_processor:
+        return info  # the sampler takes the argmax and reads nothing per row
+    repeat = partial(torch.repeat_interleave, repeats=width, dim=0)
+    rows: dict[str, Any] = {
+        name: repeat(value)
+        for name in ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed")
+        if (value := getattr(info, name)) is not None
+    }
+    if info.has_custom_logit_processor:
+        offsets = torch.arange(width, device=info.temperatures.device)
+        rows["custom_logit_processor"] = {
+            key: dataclasses.replace(
+                entry,
+                rows=[row * width + j for row in entry.rows for j in range(width)],
+                indices=(entry.indices[:, None] * width + offsets).flatten(),
+            )
+            for key, entry in info.custom_logit_processor.items()
+        }
+    return dataclasses.replace(info, **rows)

@@ -35,8 +35,7 @@ from sglang_dflash.worker.inject import Inject
 from sglang_dflash.worker.observe.info import allocated_bytes, banner, identity
 from sglang_dflash.worker.observe.metrics import step_metrics
 from sglang_dflash.worker.observe.no_sync import sync_guard
-from sglang_dflash.worker.observe.stages import Stages
-from sglang_dflash.worker.observe.stats import StepStats
+from sglang_dflash.worker.observe.stats import Stages, StepStats
 from sglang_dflash.worker.recurrent import RecurrentCommit
 from sglang_dflash.worker.state import DraftState
 from sglang_dflash.worker.step import Step

@@ -1,11 +1,19 @@
-"""Counters of a worker, from counts that the host has anyway, one step late."""
+"""Counters of a worker, from counts that the host has anyway, one step late; and where a step's time goes."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Sequence
+import contextlib
+import os
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+from torch.profiler import record_function
+
+STAGE_TIMES = "SGLANG_DFLASH_STAGE_TIMES"
 
 
 @dataclass
@@ -45,3 +53,46 @@ class StepStats:
             "blocks_by_accept_length": {str(length): n for length, n in sorted(self.accept_lens.items())},
             "mean_accept_length": self.mean_accept_length,
         }
+
+
+class Stages:
+    """Marks stages: a range ``dflash.<stage>`` while a profiler records, and their times if the variable is 1.
+
+    At other times a range would cost as much as several small operators, so there is none.
+
+    Args:
+        device: that runs the steps. An accelerator's times lie between events on its stream; nothing waits for it.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._measured: deque[tuple[str, Any, Any]] = deque()
+        self._timed = os.environ.get(STAGE_TIMES) == "1"
+        device = torch.device(device)
+        self._events = None if device.type == "cpu" else torch.get_device_module(device)
+
+    @contextlib.contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        """The part of a step that is ``stage``."""
+        traced = torch.autograd._profiler_enabled()
+        with record_function(f"dflash.{stage}") if traced else contextlib.nullcontext():
+            if not self._timed:
+                yield
+                return
+            start = self._now()
+            yield
+            self._measured.append((stage, start, self._now()))
+
+    def collect(self) -> dict[str, float]:
+        """Seconds by stage since the server started, of the stages that the device has finished."""
+        while self._measured and (self._events is None or self._measured[0][2].query()):
+            stage, start, end = self._measured.popleft()
+            self._seconds[stage] += end - start if self._events is None else start.elapsed_time(end) / 1000
+        return dict(self._seconds)
+
+    def _now(self) -> Any:
+        if self._events is None:
+            return time.perf_counter()
+        event = self._events.Event(enable_timing=True)
+        event.record()
+        return event

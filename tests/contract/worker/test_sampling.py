@@ -13,8 +13,8 @@ from sglang.srt.layers import sampler as sglang_sampler
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatchInfo
 
+from sglang_dflash.worker.accept import for_block
 from sglang_dflash.worker.sampling import seeded
-from sglang_dflash.worker.sampling.rows import for_block
 from sglang_dflash.worker.sampling.seeded import SeededSampler, mark_seeded_rows
 from tests.support.chi_square import p_value
 

@@ -8,8 +8,8 @@ from unittest import mock
 import pytest
 import torch
 
-from sglang_dflash.worker.observe import stages as module
-from sglang_dflash.worker.observe.stages import STAGE_TIMES, Stages
+from sglang_dflash.worker.observe import stats as module
+from sglang_dflash.worker.observe.stats import STAGE_TIMES, Stages
 
 
 def test_a_profiler_sees_the_range() -> None:
