@@ -14,8 +14,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 
 from sglang_dflash.ops import reference
-from sglang_dflash.ops.argmax import argmax
-from sglang_dflash.ops.linear import linear
+from sglang_dflash.ops.dense import argmax, linear
 from sglang_dflash.ops.reference import Accepted, Block, token_hash
 
 __all__ = [

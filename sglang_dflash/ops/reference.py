@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sglang_dflash.ops.norm import inverse_rms
+from sglang_dflash.ops.dense import inverse_rms
 
 _WORD = 0xFFFFFFFF
 

@@ -1,4 +1,4 @@
-"""Linear layers without quantisation, through :mod:`sglang_dflash.ops.linear`."""
+"""Linear layers without quantisation, through :mod:`sglang_dflash.ops.dense`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, dtype
 
-from sglang_dflash.ops.linear import empty_weight, linear
+from sglang_dflash.ops.dense import empty_weight, linear
 
 
 def create_weights(

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sglang_dflash.ops.norm import inverse_rms
+from sglang_dflash.ops.dense import inverse_rms
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "swish": F.silu,

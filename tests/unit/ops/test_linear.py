@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from sglang_dflash.ops import linear as run
-from sglang_dflash.ops.linear import LARGE, empty_weight, mkl_is_fast
+from sglang_dflash.ops.dense import LARGE, empty_weight, mkl_is_fast
 
 INPUT, OUTPUT = 256, 192
 

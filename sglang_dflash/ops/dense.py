@@ -1,9 +1,4 @@
-"""A linear layer's matrix product, and its faster routes on a CPU.
-
-Torch sends float32 products to MKL and all others to oneDNN. On Intel processors MKL is the faster one, most of all
-with weights that are stored input by input. On others MKL is slow, but a call of oneDNN takes longer to start, so small
-products stay with torch.
-"""
+"""Operations of dense layers, by the route that is fastest on a CPU; an accelerator takes torch's own."""
 
 from __future__ import annotations
 
@@ -31,7 +26,12 @@ def empty_weight(outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``: ``[rows, I]`` (or more leading dimensions) and ``[O, I]`` to ``[rows, O]``."""
+    """``x @ weight.T + bias``: ``[rows, I]`` (or more leading dimensions) and ``[O, I]`` to ``[rows, O]``.
+
+    Torch sends float32 products to MKL and all others to oneDNN. On Intel processors MKL is the faster one, most of all
+    with weights that are stored input by input. On others MKL is slow, but a call of oneDNN takes longer to start, so
+    small products stay with torch.
+    """
     large = x.dim() == 2 and x.dtype == torch.float32 and x.numel() * weight.shape[0] >= LARGE
     if not (_HAS_ONEDNN and x.is_cpu and large) or mkl_is_fast():
         return F.linear(x, weight, bias)
@@ -40,3 +40,25 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     spare = -rows % (16 if rows <= 128 else 64)
     padded = F.pad(x, (0, 0, 0, spare)) if spare else x
     return torch.ops.mkldnn._linear_pointwise(padded, weight, bias, "none", [], "")[:rows]
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """Index of the largest value of each row, the first of equals: [rows, V] to int64 [rows]."""
+    if logits.is_cpu and logits.dtype == torch.float32:
+        # Torch compares one value at a time, numpy a vector of them.
+        return torch.from_numpy(logits.numpy().argmax(-1))
+    return logits.argmax(-1)
+
+
+@cache
+def _constant(value: float, device: torch.device) -> Tensor:
+    return torch.tensor(value, device=device)
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """``1 / sqrt(mean(x**2) + eps)`` over the last dimension of float32 ``x``: ``[..., 1]``.
+
+    In few calls: on a CPU a small model pays for calls, not for arithmetic.
+    """
+    norm = torch.linalg.vector_norm(x, 2, -1, True)
+    return torch.addcmul(_constant(eps, x.device), norm, norm, value=1 / x.shape[-1]).rsqrt_()
