@@ -72,7 +72,7 @@ class DraftState(SpecInput):
             page_size=batch.token_to_kv_pool_allocator.page_size,
         )
         # Near the context limit two blocks may reach past the slot table, whose spare columns hold one; what a
-        # request can still commit fits, and a block's positions behind the table get the padding slot.
+        # request can still commit fits, and a block's positions past the table get the padding slot.
         columns = batch.req_to_token_pool.req_to_token.shape[1]
         reserved = [min(length, columns) for length in reserved]
         missing = sum(reserved) - sum(current)
