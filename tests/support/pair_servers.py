@@ -20,7 +20,8 @@ BFLOAT16 = ("--dtype", "bfloat16", "--skip-tokenizer-init", "--max-running-reque
 FEATURES = (
     *("--dtype", "float32", "--max-running-requests", "16"),
     *("--enable-custom-logit-processor", "--enable-return-hidden-states"),
-    *("--constrained-json-max-whitespace-cnt", "1"),  # an answer then cannot end in spaces without end
+    # Enough for the JSON that the pairs were trained on; without it an answer can end in spaces without end.
+    *("--constrained-json-max-whitespace-cnt", "3"),
 )
 # Every device-to-host wait inside a step raises.
 STRICT = {"SGLANG_DFLASH_FORBID_SYNC": "1"}
