@@ -64,8 +64,8 @@ def commit(
     Args:
         mamba_caches: the pools, ``temporal [layers, slots, HV, V, K]`` and a list ``conv`` of
             ``[layers, slots, dim, width - 1]``; and what the verify wrote for every position of the block,
-            ``intermediate_ssm [layers, rows, block, HV, V, K]`` (see :mod:`~sglang_dflash.cpu.layers.gdn_record`) and, in a list like
-            ``conv``, ``intermediate_conv_window [layers, rows, block, dim, width - 1]``.
+            ``intermediate_ssm [layers, rows, block, HV, V, K]`` (see :mod:`~sglang_dflash.cpu.layers.gdn_record`)
+            and, in a list like ``conv``, ``intermediate_conv_window [layers, rows, block, dim, width - 1]``.
         state_indices_tensor: slot of each request, ``[bs]``.
         last_correct_step_indices: block position of the last accepted token, ``[bs]``; -1: commit nothing.
         mamba_track_indices: track slot of each request, ``[bs]``; None if prefix states are not tracked.
