@@ -32,7 +32,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Answer]]:
         yield to_the_limit(server)
 
 
-@pytest.mark.parametrize("own_context", [64, CONTEXT])
+# The second is the published drafters' case; the first asks for more, and of the table both ask the same.
+@pytest.mark.parametrize("own_context", [64, pytest.param(CONTEXT, marks=pytest.mark.slow)])
 def test_generations_reach_the_end_of_the_targets_context(
     own_context: int, plain: list[Answer], tmp_path: Path
 ) -> None:
