@@ -116,6 +116,14 @@ def test_an_abandoned_request_gives_its_slots_back(server: Server) -> None:
     assert [a.tokens for a in generate_all(server, prompts[:4], 4)] == [a.tokens for a in before]
 
 
+def test_sampled_requests_make_no_step_wait(server: Server) -> None:
+    """The server refuses host waits: here in SGLang's sampler too, with every filter and no seed."""
+    filters = {"temperature": 1.1, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "ignore_eos": True}
+    assert all(
+        len(answer.tokens) == 24 for answer in generate_all(server, short(4, seed=11), 4, 24, sampling_params=filters)
+    )
+
+
 def test_abort_all_and_go_on(server: Server) -> None:
     prompts = short(8, seed=8)
     body = {"max_new_tokens": 400, "ignore_eos": True}

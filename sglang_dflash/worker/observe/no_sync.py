@@ -3,8 +3,8 @@
 Reading a value back (``.item()``, ``.tolist()``, ``if tensor:``, ``torch.equal``) or asking for a shape that depends on
 values (``nonzero``, ``unique``, a boolean mask as an index) stops the host until the device has caught up, and the
 overlap scheduler loses its head start. On a CPU such a call costs nothing, so nothing but this guard would show it
-there. What it cannot see is ``.cpu()``, which does nothing there, and ``.numpy()``, with which the CPU platform's
-attention reads lengths.
+there. What it cannot see is ``.cpu()``, which does nothing there, ``.numpy()``, with which the CPU platform's
+attention reads lengths, and ``x[mask] = value`` with a value of one element that a device would hold.
 """
 
 from __future__ import annotations
@@ -52,10 +52,17 @@ class _RefuseOps(TorchDispatchMode):
 def _waits(func: Any, args: Any, kwargs: Any) -> bool:
     name = func._schema.name
     if name in _INDEXING:
-        return any(index is not None and index.dtype in _MASKS for index in args[1])
+        masked = any(index is not None and index.dtype in _MASKS for index in args[1])
+        return masked and not _fills(args)
     if name == "aten::repeat_interleave":
         return kwargs.get("output_size") is None
     return not _WAITING.isdisjoint(func.tags)
+
+
+def _fills(args: Any) -> bool:
+    """``x[mask] = 0.0``: one mask and a single host value are a ``masked_fill_`` to PyTorch, on CUDA too."""
+    indices = [index for index in args[1] if index is not None]
+    return len(args) > 2 and len(indices) == 1 and args[2].numel() == 1 and args[2].device.type == "cpu"
 
 
 @contextlib.contextmanager
