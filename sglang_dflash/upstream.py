@@ -144,6 +144,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "model_executor.forward_batch_info": (
         "CaptureHiddenMode",
         "ForwardBatch(forward_mode, batch_size, input_ids, req_pool_indices, seq_lens, out_cache_loc, seq_lens_sum)",
+        "ForwardBatch.compute_spec_mrope_positions",
         "ForwardMode",
     ),
     "speculative.base_spec_worker": ("BaseSpecWorker",),
@@ -167,11 +168,13 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "draft_tp_context(layout)",
         "prepare_mamba_track_for_verify(batch)",
         "record_stream_each(tensors, stream)",
+        "set_mamba_track_indices_from_reqs(batch, track_positions)",
     ),
     "utils.common": ("async_d2h(tensor)", "async_h2d(args, dtype, device)"),
     # the drafter's layers
     "layers.attention.attention_registry": ("register_attention_backend(name)",),
     "layers.attention.base_attn_backend": ("AttentionBackend",),
+    "layers.attention.triton_backend": ("update_sliding_window_buffer",),
     "layers.layernorm": ("RMSNorm(hidden_size, eps)",),
     "layers.linear": (
         "QKVParallelLinear(hidden_size, head_size, total_num_heads, total_num_kv_heads, bias, quant_config, prefix)",

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from sglang_dflash.upstream import Symbol
+from sglang_dflash.worker.observe import no_sync
 from sglang_dflash.worker.observe.no_sync import SWITCH, HostSync, sync_guard
 
 VALUES = torch.arange(4)
@@ -69,6 +71,23 @@ PASSES: dict[str, Callable[[], object]] = {
 }
 
 
+class Upstream:
+    """Stands for a module of SGLang."""
+
+    @staticmethod
+    def wait() -> list[int]:
+        result: list[int] = VALUES.tolist()
+        return result
+
+
+@pytest.fixture(autouse=True)
+def excused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One excused function, of this file: SGLang need not be installed."""
+    monkeypatch.setattr(Upstream, "wait", staticmethod(Upstream.wait))  # put back what the guard replaces
+    monkeypatch.setattr(no_sync, "SYMBOLS", {"wait": Symbol(f"{__name__}.Upstream.wait")})
+    monkeypatch.setattr(no_sync, "EXCUSED", {"wait": ("VALUES.tolist()", "always")})
+
+
 @pytest.mark.parametrize("name", WAITS)
 def test_refuses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "1")
@@ -87,3 +106,40 @@ def test_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     with sync_guard("cpu")():
         assert VALUES[MASK].tolist() == [2, 3]
+
+
+def test_excused_functions_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "1")
+    with torch.inference_mode(), sync_guard("cpu")():
+        assert Upstream.wait() == [0, 1, 2, 3]
+        with pytest.raises(HostSync):  # and nothing after them
+            VALUES.tolist()
+
+
+def test_the_debug_mode_is_lifted_on_cuda_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[object] = ["default"]
+    seen: list[object] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def wait() -> None:
+        seen.append(modes[-1])
+        raise ValueError
+
+    monkeypatch.setattr(Upstream, "wait", staticmethod(wait))
+    monkeypatch.setenv(SWITCH, "1")
+    with sync_guard("cuda")():
+        assert modes[-1] == "error"
+        with pytest.raises(ValueError):
+            Upstream.wait()
+        assert modes[-1] == "error"
+    assert seen == ["default"] and modes[-1] == "default"
+
+
+def test_a_second_guard_excuses_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "1")
+    sync_guard("cpu")
+    once = Upstream.wait
+    sync_guard("cpu")
+    assert Upstream.wait is once
