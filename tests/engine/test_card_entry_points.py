@@ -33,7 +33,7 @@ def test_sglang_serve(tmp_path: Path) -> None:
 def test_an_engine(tmp_path: Path) -> None:
     target = build(RICHEST, tmp_path)
     keywords = PRINTED.keywords_for(tmp_path / "target", tmp_path / "drafter")
-    asked = {"keywords": {**keywords, "dtype": "float32", "port": free_port()}, "request": request()}
+    asked = {"keywords": {**keywords, "dtype": "float32", "port": free_port()}, "requests": [request()]}
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parents[1] / "support" / "run_engine.py")],
         input=json.dumps(asked),
@@ -45,7 +45,7 @@ def test_an_engine(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-6000:]
     printed = json.loads(done.stdout.splitlines()[-1])
     assert SERVER_INFO_KEY in printed["state"]
-    for prompt, answer in zip(prompts(), printed["answers"], strict=True):
+    for prompt, answer in zip(prompts(), *printed["answers"], strict=True):
         assert answer["meta_info"]["spec_verify_ct"] > 0
         assert_greedy(target, prompt, answer["output_ids"])
 

@@ -1,0 +1,213 @@
+"""CUDA graphs on CPU tensors: a capture records operators and Triton launches, a replay runs them again.
+
+What it keeps of the real thing:
+
+* Python runs at capture only; numbers, shapes and addresses are baked in.
+* A result lives at the address that it had at capture; a replay writes there.
+* Memory from outside is referred to, not owned: a replay that would read what was freed since raises.
+* What makes the host wait, or brings host data in, is refused at capture.
+* The graph's own memory holds garbage before every replay and, but for its outputs, behind it: on a device the next
+  graph of the pool overwrites it.
+
+What it does not know: streams, events, collectives, and kernels launched by other means than operators and Triton.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from sglang_dflash.worker.observe.no_sync import _waits
+from tests.rehearsal import interpreter
+from tests.rehearsal.interpreter import pause
+
+_GARBAGE = 0xFF  # NaN as a float of any size, -1 as an integer
+_READS = {
+    torch.Tensor.tolist,
+    torch.Tensor.item,
+    torch.Tensor.numpy,
+    torch.Tensor.cpu,
+    torch.Tensor.__bool__,
+    torch.Tensor.__int__,
+    torch.Tensor.__float__,
+    torch.Tensor.__index__,
+}
+_HOST_DATA = {torch.tensor, torch.as_tensor, torch.from_numpy}
+
+
+class GraphError(RuntimeError):
+    """A graph cannot be captured or replayed as it is."""
+
+
+class _External:
+    """A tensor that the graph uses and does not own."""
+
+    def __init__(self, tensor: torch.Tensor, node: str) -> None:
+        self.storage = StorageWeakRef(tensor.untyped_storage())
+        self.dtype, self.node = tensor.dtype, node
+        self.view = tensor.storage_offset(), tensor.size(), tensor.stride()
+
+    def tensor(self) -> torch.Tensor:
+        if self.storage.expired():
+            raise GraphError(f"{self.node} reads memory that was freed after the capture: {self.dtype} {self.view}")
+        storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
+        return torch.empty(0, dtype=self.dtype).set_(storage, *self.view)
+
+
+@dataclass(frozen=True)
+class _Node:
+    name: str
+    call: Any
+    args: Any
+    kwargs: Any
+    outputs: Any
+    launch: bool
+
+
+class Graph:
+    """Stands for ``torch.cuda.CUDAGraph``.
+
+    Attributes:
+        capturing: the graph that is being captured in this process.
+        nodes: what a replay runs, in order.
+        own: storages that were made during the capture, by identity.
+    """
+
+    capturing: Graph | None = None
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self.nodes: list[_Node] = []
+        self.own: dict[int, torch.UntypedStorage] = {}
+        self._capture = contextlib.ExitStack()
+
+    @property
+    def launches(self) -> int:
+        return sum(node.launch for node in self.nodes)
+
+    # --- capture
+
+    def capture_begin(self, *args: Any, **options: Any) -> None:
+        assert Graph.capturing is None and not self.nodes, "one capture at a time, and one for each graph"
+        Graph.capturing = self
+        interpreter.recorders.append(self._launch)
+        self._capture.enter_context(_RefuseOnHost())
+        self._capture.enter_context(_Record(self))
+
+    def capture_end(self) -> None:
+        Graph.capturing = None
+        interpreter.recorders.remove(self._launch)
+        self._capture.close()
+
+    def instantiate(self) -> None:
+        pass
+
+    def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator and make it a node."""
+        name = func._schema.name
+        frozen = self._freeze(args, name), self._freeze(kwargs, name)
+        known = {storage_id(tensor) for tensor in tensors((args, kwargs))}
+        result = func(*args, **kwargs)
+        for tensor in tensors(result):
+            if storage_id(tensor) not in known:
+                self.own[storage_id(tensor)] = tensor.untyped_storage()
+        self.nodes.append(_Node(name, func, *frozen, result, launch=False))
+        return result
+
+    def _launch(self, executor: Any, args: Any, kwargs: Any) -> None:
+        name = executor.fn.__name__
+        with pause():
+            frozen = self._freeze(args, name), self._freeze(kwargs, name)
+        self.nodes.append(_Node(name, executor, *frozen, None, launch=True))
+
+    def _freeze(self, tree: Any, node: str) -> Any:
+        def one(tensor: torch.Tensor) -> Any:
+            return tensor if storage_id(tensor) in self.own else _External(tensor, node)
+
+        return tree_map_only(torch.Tensor, one, tree)
+
+    # --- replay
+
+    def replay(self) -> None:
+        assert Graph.capturing is None
+        self.poison()
+        with torch.inference_mode(), pause():
+            for node in self.nodes:
+                args, kwargs = tree_map_only(_External, _External.tensor, (node.args, node.kwargs))
+                result = node.call(*args, **kwargs)
+                for captured, new in zip(tensors(node.outputs), tensors(result), strict=True):
+                    if captured.data_ptr() != new.data_ptr():
+                        captured.copy_(new)
+
+    def poison(self, keep: Any = ()) -> None:
+        """Overwrite the graph's memory but for the tensors in ``keep``."""
+        kept = {storage_id(tensor) for tensor in tensors(keep)}
+        for key, storage in self.own.items():
+            if key not in kept and storage.nbytes():
+                storage.fill_(_GARBAGE)
+
+    def reset(self) -> None:
+        self.nodes.clear()
+        self.own.clear()
+
+
+@contextlib.contextmanager
+def captured_by(cuda_graph: Graph, pool: Any = None, stream: Any = None, **options: Any) -> Iterator[None]:
+    """Stands for ``torch.cuda.graph``."""
+    cuda_graph.capture_begin()
+    try:
+        yield
+    finally:
+        cuda_graph.capture_end()
+
+
+class _Record(TorchDispatchMode):
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with self:  # in inference mode composite operators arrive whole
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+        name = func._schema.name
+        if _waits(func, args, kwargs):
+            raise GraphError(f"{name} makes the host wait while a graph is captured")
+        if name.startswith("aten::lift"):
+            raise GraphError(f"{name} brings host data into a graph")
+        return self.graph.operator(func, args, kwargs)
+
+
+class _RefuseOnHost(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READS:
+            raise GraphError(f"{func.__name__} reads a tensor on the host while a graph is captured")
+        if func in _HOST_DATA:
+            raise GraphError(f"{func.__name__} brings host data into a graph")
+        return func(*args, **(kwargs or {}))
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    """All tensors of nested containers and dataclasses."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if hasattr(tree, "__dataclass_fields__"):
+        tree = vars(tree)
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    if isinstance(tree, (list, tuple)):
+        return [tensor for value in tree for tensor in tensors(value)]
+    return []

@@ -1,0 +1,86 @@
+"""Puts a rehearsal in place, in every process of an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from sglang_dflash.cpu import replacements, torch_stubs
+from sglang_dflash.cpu.arguments import resolution_steps
+from sglang_dflash.upstream import (
+    Backend,
+    HookRegistry,
+    HookType,
+    Phase,
+    declare_resolution,
+    register_resolution_hook,
+    resolving_view,
+    with_phase,
+)
+from tests.rehearsal import graphs, interpreter, mutants, report, source_patches, stubs
+
+# What stays of the CPU platform's table: kernels that are no Triton there either, and the exchange between ranks.
+KEPT = ("sglang.srt.distributed.", "sglang.srt.layers.layernorm.", "sglang.srt.layers.quantization.unquant.")
+PREFILL_GRAPHS = "REHEARSE_PREFILL_GRAPHS"
+
+
+def install() -> None:
+    """Called while SGLang loads its plugins."""
+    interpreter.install()
+    stubs.install()
+    torch_stubs.install()
+    replacements.TABLE = tuple(map(_in_place, filter(_is_kept, replacements.TABLE)))
+    replacements.install()
+    source_patches.install()
+    graphs.install()
+    register_resolution_hook("handle_hardware_runtime_validation")(resolution_steps.validate_runtime)
+    register_resolution_hook("handle_cpu_backends")(_choose_backends)
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.get_internal_state", report.add, HookType.AFTER)
+    HookRegistry.register("sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode", report.retracted)
+    HookRegistry.register("sglang.srt.managers.schedule_batch.ScheduleBatch.mix_with_running", report.mixed)
+    mutants.install()
+
+
+def _is_kept(row: replacements.Replacement) -> bool:
+    return row.path.startswith(KEPT)
+
+
+def _in_place(row: replacements.Replacement) -> replacements.Replacement:
+    """On a GPU a norm with a residual overwrites both its arguments; whoever still needs them reads something else."""
+    if "RMSNorm.forward_native" not in row.path:
+        return row
+    norm = row.function
+
+    @wraps(norm)
+    def overwrite(
+        original: Callable[..., Any], self: Any, x: Any, residual: Any = None, *others: Any, **options: Any
+    ) -> Any:
+        if residual is None:
+            return norm(original, self, x, residual, *others, **options)
+        normed, total = norm(original, self, x, residual, *others, **options)
+        return x.copy_(normed), residual.copy_(total)
+
+    return dataclasses.replace(row, function=overwrite)
+
+
+def _choose_backends(server_args: Any, previous: Callable[[Any], None]) -> None:
+    """As the CPU platform chooses, but for attention and graphs."""
+    asked = resolving_view(server_args)
+    graph_config = asked.cuda_graph_config
+    resolution_steps.choose_backends(server_args, previous)
+    prefill = os.environ.get(PREFILL_GRAPHS)
+    sizes = [int(size) for size in prefill.split(",")] if prefill else []
+    if sizes:
+        graph_config = with_phase(graph_config, Phase.PREFILL, backend=Backend.BREAKABLE, bs=sizes, max_bs=max(sizes))
+    else:
+        graph_config = with_phase(graph_config, Phase.PREFILL, backend=Backend.DISABLED)
+    declare_resolution(
+        server_args,
+        __name__,
+        attention_backend="triton",
+        speculative_draft_attention_backend="triton",
+        cuda_graph_config=with_phase(graph_config, Phase.DECODE, backend=Backend.FULL),
+    )

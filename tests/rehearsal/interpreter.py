@@ -1,0 +1,175 @@
+"""Triton's interpreter, fit for SGLang's kernels on CPU tensors: every launch is counted and kept within its tensors.
+
+What it hides: registers, shared memory, warps and their races, the precision of tensor cores, and the choice of the
+autotuner (the first configuration that survives pruning serves).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch.utils._python_dispatch import _disable_current_modes
+from triton.runtime import autotuner, driver, interpreter
+
+# Launches of each kernel, by its dotted path.
+LAUNCHES: collections.Counter[str] = collections.Counter()
+# Takes (executor, args, kwargs) of every launch while a graph is captured.
+recorders: list[Callable[[Any, Any, Any], None]] = []
+
+# They follow addresses that they load from a table of pointers, which no argument's extent can bound.
+FOLLOW_POINTERS = {"copy_all_layer_kv_cache_tiled", "copy_all_layer_kv_cache", "transfer_kv_all_layer"}
+
+
+class OutOfBounds(RuntimeError):
+    """A kernel would have touched memory of none of its tensors."""
+
+
+def install() -> None:
+    """Patch Triton in this process. TRITON_INTERPRET=1 must have been set before it was first imported."""
+    assert triton.knobs.runtime.interpret, "TRITON_INTERPRET=1 must be set before triton is imported"
+    driver.set_active(_driver())
+    autotuner.Autotuner.run = _run_first_config
+    interpreter.GridExecutor.__call__ = _watched(interpreter.GridExecutor.__call__)
+    # Arguments on a CPU are read and written in place: there is nothing to copy back.
+    interpreter.GridExecutor._restore_args_dev = lambda self, *args: None
+    interpreter.InterpretedFunction.rewrite = _with_aliases(interpreter.InterpretedFunction.rewrite)
+    _check_memory(interpreter.InterpreterBuilder)
+
+
+def _driver() -> Any:
+    """Launchers ask which device is there; theirs is a small one."""
+    properties = {"multiprocessor_count": 4, "max_shared_mem": 232448, "max_num_regs": 65536, "warpSize": 32}
+    return SimpleNamespace(
+        get_current_target=lambda: SimpleNamespace(backend="cpu", arch="interpreter", warp_size=32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device=None: 0,
+        get_active_torch_device=lambda: torch.device("cpu"),
+        get_device_interface=lambda: torch.cpu,
+        get_benchmarker=lambda: lambda call, quantiles=None, **options: (call(), [0.0, 0.0, 0.0])[1],
+        utils=SimpleNamespace(get_device_properties=lambda index=0: properties),
+    )
+
+
+def _run_first_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """In place of ``Autotuner.run``, which times every configuration on a device."""
+    self.nargs = dict(zip(self.arg_names, args, strict=False))
+    config = self.prune_configs(kwargs)[0] if len(self.configs) > 1 else self.configs[0]
+    self.best_config = config
+    if config.pre_hook is not None:
+        config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
+    result = self.fn.run(*args, **kwargs, **config.all_kwargs())
+    self.nargs = None
+    return result
+
+
+def _with_aliases(rewrite: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Kernels that call ``exp = tl.exp`` of their module: the interpreter replaces members of ``tl`` only."""
+    seen: set[int] = set()
+
+    def rewrite_with_aliases(self: Any) -> Any:
+        scope = self.fn.__globals__
+        if id(scope) not in seen:
+            seen.add(id(scope))
+            scope.update({name: _interpreted(value) for name, value in scope.items() if tl.core.is_builtin(value)})
+        return rewrite(self)
+
+    return rewrite_with_aliases
+
+
+def _interpreted(builtin: Any) -> Any:
+    def call(*args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
+        return builtin(*args, **kwargs, _semantic=interpreter.interpreter_semantic)
+
+    return call
+
+
+# --- launches
+
+# Extents (first byte, one past the last) of the launching kernel's tensors; None while any address is allowed.
+_extents: list[tuple[int, int]] | None = None
+_kernel = ""
+
+
+def _watched(call: Callable[..., Any]) -> Callable[..., Any]:
+    def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        global _extents, _kernel
+        _kernel = f"{self.fn.__module__}.{self.fn.__name__}"
+        LAUNCHES[_kernel] += 1
+        for record in recorders:
+            record(self, args, kwargs)
+        free = self.fn.__name__ in FOLLOW_POINTERS
+        _extents = None if free else [_extent(tensor) for tensor in _tensors((*args, *kwargs.values()))]
+        with pause():  # what the interpreter does with its arguments is no part of a graph
+            return call(self, *args, **kwargs)
+
+    return launch
+
+
+@contextlib.contextmanager
+def pause() -> Iterator[None]:
+    """Nothing in here is seen by a capture, or by another mode of torch."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _tensors(value)
+        elif hasattr(value, "base"):  # a tensor descriptor
+            yield value.base
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Of the tensor itself where it is one piece of memory, else of the storage that it is a view of."""
+    if tensor.is_contiguous():
+        return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def _check_memory(builder: Any) -> None:
+    load, store, rmw = builder.create_masked_load, builder.create_masked_store, builder.create_atomic_rmw
+
+    def masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
+        return load(self, ptrs, _within("loads", ptrs, mask), *rest)
+
+    def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        return store(self, ptrs, value, _within("stores", ptrs, mask), *rest)
+
+    def atomic_rmw(self: Any, operation: Any, ptr: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        return rmw(self, operation, ptr, value, _within("updates", ptr, mask), *rest)
+
+    builder.create_masked_load, builder.create_masked_store = masked_load, masked_store
+    builder.create_atomic_rmw = atomic_rmw
+
+
+def _within(verb: str, ptrs: Any, mask: Any) -> Any:
+    """``mask`` as booleans (terms that went through an integer left 0 and 1).
+
+    Raises:
+        OutOfBounds: an address that it lets pass lies in none of the kernel's tensors.
+    """
+    lanes = mask.data.astype(bool, copy=False)
+    if _extents is not None:
+        addresses = ptrs.data[lanes]
+        size = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
+        whole = not addresses.size or _inside(int(addresses.min()), int(addresses.max()) + size)
+        stray = [] if whole else [each for each in np.unique(addresses).tolist() if not _inside(each, each + size)]
+        if stray:
+            raise OutOfBounds(f"{_kernel} {verb} {len(stray)} values outside of its tensors")
+    return interpreter.TensorHandle(lanes, mask.dtype)
+
+
+def _inside(first: int, end: int) -> bool:
+    return any(start <= first and end <= stop for start, stop in _extents or ())

@@ -1,0 +1,36 @@
+"""The platform of a rehearsal: device "cpu", served by what a GPU is served by."""
+
+from __future__ import annotations
+
+from sglang_dflash.cpu.platform import DFlashCpuPlatform
+from sglang_dflash.upstream import PlatformCapabilities
+
+
+class RehearsalPlatform(DFlashCpuPlatform):
+    """The CPU platform with SGLang's Triton attention, its pools and its graph runners."""
+
+    device_name = "rehearsal"
+    capabilities = PlatformCapabilities(graph_capture=True)
+
+    def get_default_attention_backend(self) -> str:
+        return "triton"
+
+    def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
+        return backend == "triton"
+
+    def get_default_speculative_draft_attention_backend(self, algorithm: str) -> str:
+        return "triton"
+
+    def get_kv_pool_cls(self, *, kind: str) -> None:
+        return None
+
+    def get_speculative_cache_locs_fn(self) -> None:
+        return None
+
+    def get_graph_runner_cls(self) -> type:
+        from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+
+        return DecodeCudaGraphRunner
+
+    def get_full_graph_backend_cls(self) -> None:
+        return None

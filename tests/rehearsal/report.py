@@ -1,0 +1,34 @@
+"""What a rehearsal saw, added to the scheduler's state, from where ``Engine.get_server_info`` reads it."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+from tests.rehearsal.interpreter import LAUNCHES
+
+# Captured graphs: "target 4" (role, batch size) to its nodes and how many of them are kernel launches.
+GRAPHS: dict[str, dict[str, int]] = {}
+# "target 4" to the number of its replays; "target prefill" to those of a prefill's segments.
+REPLAYS: collections.Counter[str] = collections.Counter()
+# "target" to its forwards without a graph.
+EAGER: collections.Counter[str] = collections.Counter()
+# Anything else that a scenario must have met: "retracted", "mixed".
+EVENTS: collections.Counter[str] = collections.Counter()
+
+
+def add(result: Any, *_: Any) -> Any:
+    """After ``Scheduler.get_internal_state``."""
+    seen = {"launches": LAUNCHES, "graphs": GRAPHS, "replays": REPLAYS, "eager": EAGER, "events": EVENTS}
+    result.internal_state["rehearsal"] = {name: dict(values) for name, values in seen.items()}
+    return result
+
+
+def retracted(result: Any, *_: Any, **__: Any) -> None:
+    """After ``ScheduleBatch.retract_decode``."""
+    EVENTS["retracted"] += len(result[0])
+
+
+def mixed(result: Any, *_: Any, **__: Any) -> None:
+    """After ``ScheduleBatch.mix_with_running``."""
+    EVENTS["mixed batches"] += 1
