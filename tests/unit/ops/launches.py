@@ -1,73 +1,116 @@
-"""What Triton would compile for a call of a kernel's launcher: the call is recorded, on tensors without storage."""
+"""A launcher's kernels, compiled for a GPU that is not there: tensors without storage, launches without a device.
+
+The launcher is called as on a GPU. What Triton compiles for its arguments, and which launches share a compilation, is
+Triton's own doing: its warm-up runs, only the driver that it asks for the device is ours.
+"""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import CUDABackend
-from triton.compiler import ASTSource
-from triton.runtime.jit import create_function_from_signature
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
-Shape = tuple[int, ...]
+CUDA = torch.device("cuda", 0)
+# What one block of threads may ask for, with the opt-in that Triton makes.
+SHARED_MEMORY = {90: 232_448, 100: 232_448, 120: 101_376}
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the assembler gave out: registers and stack bytes (spills) a thread, shared memory bytes a block."""
+
+    registers: int
+    stack: int
+    shared: int
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: its grid, and the arguments' types, constants and alignments that Triton compiles for."""
+    """One launch: the kernel's name, its grid, and what Triton compiled for it."""
 
-    kernel: Any
-    grid: Shape
-    args: tuple[Any, ...]
-    options: dict[str, Any]
-
-    @property
-    def variant(self) -> tuple[Any, ...]:
-        """Launches of a kernel that are equal in this share one compilation."""
-        bind = create_function_from_signature(self.kernel.signature, self.kernel.params, CUDABackend)
-        bound, specialization, options = bind(*self.args, **self.options)
-        return bound, tuple(specialization), options
+    kernel: str
+    grid: Any
+    compiled: Any
 
     @property
     def key(self) -> str:
-        _, specialization, options = self.variant
-        return f"{specialization} {options}"
+        """Launches that are equal in this share a compilation."""
+        return str(self.compiled.hash)
 
-    def compile(self, capability: int) -> Any:
-        target = GPUTarget("cuda", capability, 32)
-        bound, specialization, options = self.variant
-        parsed, signature, constexprs, attrs = self.kernel._pack_args(
-            CUDABackend(target), options, bound, specialization, options
-        )
-        return triton.compile(
-            ASTSource(self.kernel, signature, constexprs, attrs), target=target, options=parsed.__dict__
-        )
+    @property
+    def usage(self) -> Usage:
+        return _usage(self.compiled)
 
 
-def record(name: str, *args: Any, **kwargs: Any) -> Launch:
-    """Call the launcher of kernel ``name``; tensors given as shapes and dtypes by :func:`tensor`."""
-    module = importlib.import_module(f"sglang_dflash.ops.kernels.{name}")
-    whole, launches = getattr(module, f"{name}_kernel"), []
+class OnCuda(TorchFunctionMode):
+    """Tensors say that they are on a CUDA device; those made for one have no storage (PyTorch's ``meta``)."""
 
-    class Recorder:
-        def __getitem__(self, grid: Shape) -> Callable[..., None]:
-            return lambda *args, **options: launches.append(Launch(whole, grid, args, options))
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        getter_of = getattr(function, "__self__", None)
+        if getter_of is Tensor.is_cuda:
+            return True
+        if getter_of is Tensor.device:
+            return CUDA
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device")).startswith("cuda"):
+            kwargs["device"] = "meta"
+        return function(*args, **kwargs)
 
-    setattr(module, whole.__name__, Recorder())
+
+@contextmanager
+def compiled_for(capability: int) -> Iterator[list[Launch]]:
+    """Collects the launches inside, compiled for ``capability`` (90 for sm_90)."""
+    launches: list[Launch] = []
+    device = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", capability, 32),
+        get_current_device=lambda: capability,  # Triton keeps its compiled kernels by device
+        get_current_stream=lambda device=None: 0,
+    )
+    run, before = JITFunction.run, driver._active
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        compiled = run(self, *args, grid=grid, warmup=True, **kwargs)
+        launches.append(Launch(self.fn.__name__, grid, compiled))
+        return compiled
+
+    driver.set_active(device)
+    JITFunction.run = compile_only
     try:
-        getattr(module, name)(*args, **kwargs)
+        with OnCuda():
+            yield launches
     finally:
-        setattr(module, whole.__name__, whole)
-    [launch] = launches
-    return launch
+        JITFunction.run, driver._active = run, before
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.int64, skipped: int = 0) -> Tensor:
-    """Without storage; its address is not aligned if ``skipped`` first entries are cut off."""
-    return torch.empty(shape[0] + skipped, *shape[1:], dtype=dtype, device="meta")[skipped:]
+    """On the device; its address is not aligned if ``skipped`` first entries are cut off."""
+    return torch.empty(shape[0] + skipped, *shape[1:], dtype=dtype, device=CUDA)[skipped:]
+
+
+@cache
+def _usage(compiled: Any) -> Usage:
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder, "kernel.cubin")
+        cubin.write_bytes(compiled.asm["cubin"])
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", str(cubin)]
+        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    [line] = [line for line in listing.splitlines() if "REG:" in line]
+    used = {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", line)}
+    return Usage(used["REG"], used["STACK"] + used["LOCAL"], max(used["SHARED"], compiled.metadata.shared))

@@ -1,0 +1,63 @@
+"""This package's kernels, launched as a server of a published pair launches them; see tests/unit/ops/launches.py."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+
+from sglang_dflash import ops
+from sglang_dflash.model.norms import QKNormRope
+from tests.rehearsal.kernels_pairs import RankShapes
+from tests.unit.ops.launches import tensor
+
+REQUEST_ROWS = 512
+
+
+def launch_ours(shapes: RankShapes, *, bs: int, width: int, skipped: int = 0) -> None:
+    """Every kernel of a step, once.
+
+    Args:
+        skipped: entries cut off the front of what may be part of a longer tensor.
+    """
+
+    def longs(*shape: int) -> Tensor:
+        return tensor(*shape, skipped=skipped)
+
+    context, vocab = shapes.drafter.max_position_embeddings, shapes.vocab
+    table = tensor(REQUEST_ROWS, context + 20, dtype=torch.int32)
+    ops.prepare_block(longs(bs), longs(bs), longs(bs), table, width=width, mask_token_id=shapes.drafter.mask_token_id)
+    _norm_rope(shapes, longs(bs * width))
+    ops.accept_block(longs(bs, width), longs(bs, width), longs(bs))
+    ops.penalize_block(
+        tensor(bs, width, vocab, dtype=torch.float32),
+        longs(bs, width),
+        tensor(REQUEST_ROWS, vocab, dtype=torch.int32),
+        longs(bs),
+        tensor(REQUEST_ROWS, 3, dtype=torch.float32),
+    )
+    ops.seeded_draw(tensor(bs * width, vocab, dtype=torch.float32), longs(bs * width), longs(bs * width))
+
+
+def _norm_rope(shapes: RankShapes, positions: Tensor) -> None:
+    """Queries and keys of a block's layer, then the context's keys of all layers."""
+    drafter, heads, kv_heads = shapes.drafter, shapes.draft_heads, shapes.draft_kv_heads
+    layers, head_dim, tokens = drafter.num_layers, drafter.head_dim, len(positions)
+
+    def norm() -> nn.Module:
+        module = nn.Module()
+        module.weight = nn.Parameter(tensor(head_dim, dtype=torch.bfloat16))
+        return module
+
+    rotary = SimpleNamespace(
+        _ensure_cos_sin_cache_length=lambda length: None,
+        cos_sin_cache=tensor(drafter.max_position_embeddings, drafter.rotary_dim, dtype=torch.float32),
+        is_neox_style=True,
+    )
+    norms = [(norm(), norm()) for _ in range(layers)]
+    norm_rope = QKNormRope(norms, heads, kv_heads, drafter.rms_norm_eps, rotary, drafter.max_position_embeddings)
+    qkv = tensor(tokens, (heads + 2 * kv_heads) * head_dim, dtype=torch.bfloat16)
+    norm_rope.block(positions)(0, qkv, heads * head_dim)
+    context = tensor(layers, tokens, 2, kv_heads, head_dim, dtype=torch.bfloat16)
+    norm_rope.context_keys(context[:, :, 0], positions)
