@@ -1,0 +1,131 @@
+"""The kit's stand-ins against what the kernels they stand for are documented to do, on small tensors."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from sglang_dflash.ops import reference
+from tools.gpu.standins import jit, simulate
+from tools.gpu.unpack import STAND_INS
+
+EPS = 1e-6
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def sgl_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The stand-in package, gone again afterwards: SGLang asks whether there is one."""
+    monkeypatch.syspath_prepend(str(STAND_INS))
+    finders = list(sys.meta_path)
+    yield importlib.import_module("sgl_kernel")
+    sys.meta_path[:] = finders
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sgl_kernel"]:
+        del sys.modules[name]
+
+
+def norm(rows: Tensor, weight: Tensor) -> Tensor:
+    rows = rows.double()
+    return rows / (rows.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+
+
+@pytest.mark.parametrize("gemma", [False, True])
+def test_norms(sgl_kernel: ModuleType, gemma: bool) -> None:
+    rows, residual, weight = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8)
+    prefix, scale = ("gemma_", 1 + weight) if gemma else ("", weight)
+    found = getattr(sgl_kernel, f"{prefix}rmsnorm")(rows, weight, EPS)
+    torch.testing.assert_close(found.double(), norm(rows, scale), rtol=1e-5, atol=1e-6)
+    total = rows + residual
+    getattr(sgl_kernel, f"{prefix}fused_add_rmsnorm")(rows, residual, weight, EPS)
+    torch.testing.assert_close(residual, total)
+    torch.testing.assert_close(rows.double(), norm(total, scale), rtol=1e-5, atol=1e-6)
+
+
+def test_top_k_and_top_p(sgl_kernel: ModuleType) -> None:
+    probs = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]])
+    top_k = sgl_kernel.top_k_renorm_prob(probs, torch.tensor([2, 1 << 30]))
+    torch.testing.assert_close(top_k, torch.tensor([[4 / 7, 3 / 7, 0, 0], [0.1, 0.2, 0.3, 0.4]]))
+    top_p = sgl_kernel.top_p_renorm_prob(probs, torch.tensor([0.35, 0.65]))
+    torch.testing.assert_close(top_p, torch.tensor([[1, 0, 0, 0], [0, 0, 3 / 7, 4 / 7]]))
+
+
+def test_what_has_no_stand_in_is_harmless_until_it_is_called(sgl_kernel: ModuleType) -> None:
+    module = importlib.import_module("sgl_kernel.kvcacheio")
+    for missing in (sgl_kernel.int8_scaled_mm, module.transfer_kv_direct, module.scalar_types.uint4b8):
+        with pytest.raises(NotImplementedError, match="has no stand-in: add one to"):
+            missing()
+    assert not hasattr(sgl_kernel, "__wrapped__")
+
+
+def rotated(heads: Tensor, angles: Tensor, neox: bool) -> Tensor:
+    """Pairs of elements turned as complex numbers."""
+    half = angles.shape[-1]
+    pairs = (
+        (heads[..., :half], heads[..., half : 2 * half])
+        if neox
+        else (heads[..., : 2 * half : 2], heads[..., 1 : 2 * half : 2])
+    )
+    turned = torch.complex(*pairs) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    parts = (turned.real, turned.imag)
+    start = torch.cat(parts, -1) if neox else torch.stack(parts, -1).flatten(-2)
+    return torch.cat([start, heads[..., 2 * half :]], -1)
+
+
+@pytest.mark.parametrize("neox", [True, False])
+def test_rope_turns_the_first_part_of_a_head_and_stores_it(neox: bool) -> None:
+    q, k, v = torch.randn(3, 4, 8), torch.randn(3, 2, 8), torch.randn(3, 2, 8)
+    table = torch.randn(16, 2)
+    positions, slots = torch.tensor([3, 0, 9]), torch.tensor([5, 1, 2], dtype=torch.int32)
+    expected = [rotated(heads, table[positions], neox) for heads in (q, k)]
+    caches = torch.zeros(6, 2, 8), torch.zeros(6, 16)
+    module = jit.load_jit("fused_rope", str(neox).lower(), "4", cuda_wrappers=[("run_rope_store", "F::run")])
+    module.run_rope_store(q, k, v, *caches, torch.cat([table.cos(), table.sin()], -1), positions, slots)
+    for found, want in zip(
+        (q, k, caches[0][slots.long()], caches[1][slots.long()].view(3, 2, 8)), (*expected, expected[1], v), strict=True
+    ):
+        torch.testing.assert_close(found, want)
+    assert not caches[0][[0, 3, 4]].any()
+
+
+def test_activation_and_head_norms() -> None:
+    rows, out = torch.randn(3, 8), torch.empty(3, 4)
+    module = jit.load_jit("activation", "bf16_t", cuda_wrappers=[("run_activation", "A::run")])
+    module.run_activation(rows, out, "silu")
+    gate, up = rows[:, :4], rows[:, 4:]
+    torch.testing.assert_close(out, gate / (1 + (-gate).exp()) * up)
+    q, k, weights = torch.randn(3, 2, 4), torch.randn(3, 1, 4), torch.randn(2, 4)
+    expected = norm(q, weights[0]), norm(k, weights[1])
+    jit.load_jit("qknorm", cuda_wrappers=[("qknorm", "Q::run")]).qknorm(q, k, *weights, EPS)
+    for found, want in zip((q, k), expected, strict=True):
+        torch.testing.assert_close(found.double(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_kernel_without_a_stand_in_says_which() -> None:
+    module = jit.load_jit("hicache", "8", cuda_wrappers=[("launch_one", "H::run")])
+    with pytest.raises(NotImplementedError, match=r"hicache.launch_one\('8',\) has no stand-in"):
+        module.launch_one()
+
+
+@pytest.mark.parametrize("length", [1, 3, 4])
+def test_simulated_accept_lengths_are_those_asked_for(length: int) -> None:
+    draft, target = torch.randint(0, 50, (5, 4)), torch.randint(0, 50, (5, 4))
+    lens = torch.arange(5) + 7
+    accepted = simulate.simulated(reference.accept_block, lambda width: length)(draft, target, lens)
+    assert accepted.accept_lens.tolist() == [length] * 5
+    assert torch.equal(accepted.out_tokens[:, : length - 1], draft[:, 1:length])
+
+
+def test_the_stand_ins_folder_holds_nothing_else() -> None:
+    """It goes before everything else on the path."""
+    assert [path.name for path in Path(STAND_INS).iterdir()] == ["sgl_kernel"]

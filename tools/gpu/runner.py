@@ -1,0 +1,114 @@
+"""Runs the steps one after the other, each in a process of its own with a budget, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.gpu import records
+from tools.gpu.unpack import ROOT
+
+# Step -> seconds. The order is that of use: each is worth having if the next one fails.
+BUDGETS = {
+    "machine": 60,
+    "kernels": 180,
+    "engine": 480,
+    "nosync": 300,
+    "memory": 240,
+    "sanitizer": 300,
+    "steptimes": 540,
+    "profile": 300,
+}
+STATUS = {0: "passed", 1: "failed", 3: "skipped"}
+LOG = "steps"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run.
+
+    Attributes:
+        steps: names, in order.
+        minutes: for all of them; a step gets its budget or what is left.
+        arguments: for every step's command line.
+    """
+
+    steps: tuple[str, ...]
+    minutes: float
+    arguments: tuple[str, ...] = ()
+
+
+def chosen(names: str) -> tuple[str, ...]:
+    """Steps of a list with commas, in the order of :data:`BUDGETS`; empty or ``all`` for all of them.
+
+    Raises:
+        SystemExit: a name is no step's.
+    """
+    asked = [name for name in names.split(",") if name]
+    if unknown := set(asked) - {*BUDGETS, "all"}:
+        raise SystemExit(f"no step {', '.join(sorted(unknown))}: choose from {', '.join(BUDGETS)}")
+    return tuple(step for step in BUDGETS if not asked or "all" in asked or step in asked)
+
+
+def run(plan: Plan, out: Path, environment: dict[str, str], package: str = "tools.gpu.steps") -> bool:
+    """Run the steps and write a row on each; False if one failed or ran out of time."""
+    deadline = time.monotonic() + 60 * plan.minutes
+    good = True
+    for step in plan.steps:
+        left = deadline - time.monotonic()
+        if left < 1:
+            status, seconds = "not started", 0.0
+        else:
+            command = [sys.executable, "-m", f"{package}.{step}", "--out", str(out), *plan.arguments]
+            status, seconds = _run_one(command, out / f"{step}.log", min(BUDGETS.get(step, 60), left), environment)
+        records.append(out, LOG, {"step": step, "status": status, "seconds": round(seconds, 1)})
+        print(f"{step}: {status}, {seconds:.0f} s", flush=True)
+        good &= status in ("passed", "skipped")
+    return good
+
+
+def _run_one(command: Sequence[str], log: Path, budget: float, environment: dict[str, str]) -> tuple[str, float]:
+    """Status and seconds of a step; what it started ends with it."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            status = STATUS.get(process.wait(budget), "failed")
+        except subprocess.TimeoutExpired:
+            status = "out of time"
+        finally:
+            _end(process)
+    return status, time.monotonic() - start
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a step and the servers that it started: each of these leads a session of its own."""
+    for session in [process.pid, *_sessions_of(process.pid)]:
+        try:
+            os.killpg(session, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.wait()
+
+
+def _sessions_of(parent: int) -> list[int]:
+    """Children of a process that still lives, and theirs; without psutil, which may not be there."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended
+        if int(fields[1]) == parent:
+            child = int(stat.parent.name)
+            found += [child, *_sessions_of(child)]
+    return found

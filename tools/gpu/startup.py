@@ -1,0 +1,23 @@
+"""What every process of the kit does first, from the ``sitecustomize`` that :mod:`tools.gpu.unpack` writes."""
+
+from __future__ import annotations
+
+import os
+
+
+def install() -> None:
+    from sglang_dflash import torchvision_import
+
+    torchvision_import.install()
+    if folder := os.environ.get("GPU_KIT_RECORD"):
+        from tools import record_imports
+
+        record_imports.start(folder)
+    if os.environ.get("GPU_KIT_DEVICE") == "fake":
+        from tests.rehearsal import interpreter
+        from tools.gpu import fake_device
+
+        fake_device.install()
+        interpreter.install()
+        # State slots of every layer, found through a table of addresses.
+        interpreter.FOLLOW_POINTERS |= {"_fused_slot_clear_kernel", "_fused_slot_copy_kernel"}

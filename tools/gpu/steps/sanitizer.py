@@ -1,0 +1,39 @@
+"""Our kernels under compute-sanitizer, where there is one: accesses outside of memory, and races."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tools.gpu.run_step import Run, Skip, main
+
+TOOLS = ("memcheck", "racecheck")
+SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
+
+
+def body(run: Run) -> bool:
+    program = shutil.which("compute-sanitizer")
+    if program is None or not run.real:
+        raise Skip("no compute-sanitizer on the PATH" if run.real else "there is no device for compute-sanitizer")
+    passed = True
+    for tool in TOOLS:
+        # A sanitizer stops at every allocation of torch's cache otherwise.
+        environment = {**os.environ, "OPS_DEVICE": "cuda", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        command = [program, f"--tool={tool}", sys.executable, "-m", "pytest", "-q", "tests/ops_cases.py"]
+        root = Path(__file__).parents[3]
+        ended = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+        found = SUMMARY.search(ended.stdout)
+        row = {"tool": tool, "errors": int(found[1]) if found else None}
+        if found is None or int(found[1]):
+            row["error"] = ended.stdout[-2000:] + ended.stderr[-500:]
+            passed = False
+        run.write(**row)
+    return passed
+
+
+if __name__ == "__main__":
+    main("sanitizer", body)

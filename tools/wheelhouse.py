@@ -1,0 +1,126 @@
+"""The wheelhouse that ``make gpu`` takes along: what SGLang needs beside torch, without what a run never reads.
+
+``python tools/wheelhouse.py`` downloads the wheels of ``tools/wheels.txt``, which needs a package index, and packs what
+comes along into one archive; ``tools/gpu/unpack.py`` unpacks it where there is no network.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LIST, IMPORTED = ROOT / "tools/wheels.txt", ROOT / "tools/imported.txt"
+ARCHIVE, DOWNLOADS = ROOT / ".wheelhouse/site.tar.xz", ROOT / ".cache/wheels"
+# What may travel in one go, with the repository itself (its tracked files are some 24 MiB).
+LIMIT = 40 << 20
+DATA = re.compile(r"[^/]+\.data/(\w+)/")
+PYTHON, PLATFORMS = "3.12", [f"manylinux_2_{minor}_x86_64" for minor in (39, 34, 28, 27, 26, 24, 17, 12, 5)]
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A line of the list: a pinned distribution, and which of its files stay behind."""
+
+    requirement: str
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.requirement.partition("==")[0]
+
+    def keeps(self, file: str, imported: frozenset[str]) -> bool:
+        """Whether a file of the wheel comes along: it matches no dropped pattern, or is a module that a run imports."""
+        return module(file) in imported or not any(fnmatchcase(file, pattern) for pattern in self.dropped)
+
+
+def module(file: str) -> str:
+    """Dotted name of the module that a wheel's file is (``a/b/__init__.py`` is ``a.b``)."""
+    folder, _, name = file.rpartition("/")
+    stem = name.removesuffix(".py") if name.endswith(".py") else name.partition(".")[0] if ".so" in name else name
+    return f"{folder}/{stem}".strip("/").removesuffix("/__init__").replace("/", ".")
+
+
+def read_list(text: str) -> list[Wheel]:
+    """Lines ``name==version [pattern …]``; ``#`` starts a comment."""
+    lines = (line.partition("#")[0].split() for line in text.splitlines())
+    return [Wheel(words[0], tuple(words[1:])) for words in lines if words]
+
+
+def read_imported() -> frozenset[str]:
+    lines = IMPORTED.read_text().splitlines()
+    return frozenset(line for line in lines if line and not line.startswith("#"))
+
+
+def download(wheels: list[Wheel]) -> list[Path]:
+    """Every wheel of the list, for the Python and the machine that ``make gpu`` runs on; cached."""
+    DOWNLOADS.mkdir(parents=True, exist_ok=True)
+    target = ["--python-version", PYTHON, "--implementation", "cp", "--only-binary=:all:"]
+    platforms = [option for platform in [*PLATFORMS, "manylinux2014_x86_64"] for option in ("--platform", platform)]
+    names = [wheel.requirement for wheel in wheels]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "download", "--no-deps", "--dest", str(DOWNLOADS), *target, *platforms, *names], check=True)
+    return [_file_of(wheel) for wheel in wheels]
+
+
+def _file_of(wheel: Wheel) -> Path:
+    name, _, version = wheel.requirement.partition("==")
+    stem = f"{name.replace('-', '_')}-{version}-".lower()
+    (found,) = (
+        path
+        for path in DOWNLOADS.glob("*.whl")
+        if path.name.lower().replace(".", "_").startswith(stem.replace(".", "_"))
+    )
+    return found
+
+
+def kept(source: Path, wheel: Wheel, imported: frozenset[str]) -> Iterator[tuple[str, bytes]]:
+    """Files of a downloaded wheel that come along, where an installer would put them."""
+    with zipfile.ZipFile(source) as files:
+        for entry in files.infolist():
+            scheme = DATA.match(entry.filename)
+            name = entry.filename[scheme.end() :] if scheme else entry.filename
+            installed = scheme is None or scheme[1] in ("purelib", "platlib")
+            if installed and not entry.is_dir() and wheel.keeps(name, imported):
+                yield name, files.read(entry)
+
+
+def pack(files: dict[str, bytes], target: Path) -> None:
+    """One archive for all: much of what small files share is stored once. The same files make the same archive."""
+    with tarfile.open(target, "w:xz", preset=9) as archive:
+        for name in sorted(files, key=lambda name: (Path(name).suffix, name)):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(files[name]), 0o644
+            archive.addfile(entry, io.BytesIO(files[name]))
+
+
+def build() -> None:
+    """Fill the wheelhouse, and say how large it is.
+
+    Raises:
+        SystemExit: it is larger than what can travel.
+    """
+    wheels, imported = read_list(LIST.read_text()), read_imported()
+    files: dict[str, bytes] = {}
+    for wheel, source in zip(wheels, download(wheels), strict=True):
+        mine = dict(kept(source, wheel, imported))
+        print(f"{sum(map(len, mine.values())) / 2**20:7.2f} MiB, {len(mine):5} files  {wheel.requirement}")
+        files |= mine
+    ARCHIVE.parent.mkdir(exist_ok=True)
+    pack(files, ARCHIVE)
+    size = ARCHIVE.stat().st_size
+    print(f"{ARCHIVE.relative_to(ROOT)}: {size / 2**20:.1f} MiB, at most {LIMIT >> 20}")
+    if size > LIMIT:
+        raise SystemExit(f"{ARCHIVE} is too large: leave more files behind in {LIST}")
+
+
+if __name__ == "__main__":
+    build()
