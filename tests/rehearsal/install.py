@@ -38,9 +38,13 @@ def install() -> None:
     graphs.install()
     register_resolution_hook("handle_hardware_runtime_validation")(resolution_steps.validate_runtime)
     register_resolution_hook("handle_cpu_backends")(_choose_backends)
-    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.get_internal_state", report.add, HookType.AFTER)
-    HookRegistry.register("sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode", report.retracted)
-    HookRegistry.register("sglang.srt.managers.schedule_batch.ScheduleBatch.mix_with_running", report.mixed)
+    for method, hook in (
+        ("scheduler.Scheduler.get_internal_state", report.add),
+        ("schedule_batch.ScheduleBatch.prepare_for_extend", report.prefilled),
+        ("schedule_batch.ScheduleBatch.mix_with_running", report.mixed),
+        ("schedule_batch.ScheduleBatch.retract_decode", report.retracted),
+    ):
+        HookRegistry.register(f"sglang.srt.managers.{method}", hook, HookType.AFTER)
     mutants.install()
 
 

@@ -103,8 +103,9 @@ def _watched(call: Callable[..., Any]) -> Callable[..., Any]:
         global _extents, _kernel
         _kernel = f"{self.fn.__module__}.{self.fn.__name__}"
         LAUNCHES[_kernel] += 1
-        for record in recorders:
-            record(self, args, kwargs)
+        if recorders:  # a capture notes what is launched and runs nothing
+            recorders[-1](self, args, kwargs)
+            return None
         free = self.fn.__name__ in FOLLOW_POINTERS
         _extents = None if free else [_extent(tensor) for tensor in _tensors((*args, *kwargs.values()))]
         with pause():  # what the interpreter does with its arguments is no part of a graph

@@ -1,11 +1,147 @@
-"""Planted bugs, as negative controls: REHEARSE_MUTANT names one, and some check must notice it."""
+"""Planted bugs, as negative controls: each must be noticed, and by the check that is there for its kind.
+
+``python -m tests.rehearsal.mutants`` plants one after the other and prints who noticed it.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tabulate import tabulate
 
 VARIABLE = "REHEARSE_MUTANT"
 
 
+@dataclass(frozen=True)
+class Mutant:
+    """One planted bug.
+
+    Attributes:
+        bug: what is wrong.
+        plant: puts it into the package, in this process.
+        noticed: words of the line that must report it.
+        pair: the pair whose engine it is planted in.
+    """
+
+    bug: str
+    plant: Callable[[], None]
+    noticed: str
+    pair: str = "tiny-dense"
+
+
+def _before_forward(change: Callable[[Any, Any], Any]) -> None:
+    """The drafter's forward gets ``change(model, input_ids)`` for its token ids."""
+    from sglang_dflash.model.drafter import DFlashDraftModel
+
+    forward = DFlashDraftModel.forward
+    DFlashDraftModel.forward = lambda self, ids, *others: forward(self, change(self, ids), *others)
+
+
+def _read_on_the_host() -> None:
+    _before_forward(lambda model, ids: ids if int(ids[0]) >= 0 else ids[:0])
+
+
+def _host_constant() -> None:
+    _before_forward(lambda model, ids: torch.where(ids == torch.tensor(-1), 0, ids))
+
+
+def _freed_memory() -> None:
+    from tests.rehearsal.interpreter import pause
+
+    def copy_from_outside(model: Any, ids: Any) -> Any:
+        with pause():  # not from the graph's pool, and alive for as long as Python holds it
+            return ids.clone()
+
+    _before_forward(copy_from_outside)
+
+
+def _stale_python_value() -> None:
+    from sglang_dflash.model.norms import QKNormRope
+
+    block, known = QKNormRope.block, {}
+    QKNormRope.block = lambda self, positions: known.setdefault(positions.shape, block(self, positions.clone()))
+
+
+def _wrong_stride() -> None:
+    from sglang_dflash.model.norms import QKNormRope
+
+    def rotate_skewed(self: Any, heads: Any, weights: Any, positions: Any) -> Any:
+        layer, token, head, lane = heads.stride()
+        return rotate(self, heads.as_strided(heads.shape, (layer, token - head, head, lane)), weights, positions)
+
+    rotate, QKNormRope.rotate = QKNormRope.rotate, rotate_skewed
+
+
+def _short_rope_table() -> None:
+    from sglang_dflash.model.norms import QKNormRope
+
+    def with_few_rows(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self.rotary.cos_sin_cache = self.rotary.cos_sin_cache[:32].clone()
+
+    init, QKNormRope.__init__ = QKNormRope.__init__, with_few_rows
+
+
+def _commit_one_too_early() -> None:
+    from sglang_dflash.worker import recurrent
+
+    commit = recurrent.commit_mamba_states_after_verify
+
+    def one_too_early(worker: Any, batch: Any, *, prepared_step_indices: Any, **kwargs: Any) -> None:
+        if prepared_step_indices is not None:
+            prepared_step_indices = ((prepared_step_indices[0] - 1).clamp(min=0), None)
+        commit(worker, batch, prepared_step_indices=prepared_step_indices, **kwargs)
+
+    recurrent.commit_mamba_states_after_verify = one_too_early
+
+
+MUTANTS = {
+    "sync": Mutant("a value is read on the host", _read_on_the_host, "reads a tensor on the host"),
+    "constant": Mutant("a constant is made on the host", _host_constant, "brings host data into a graph"),
+    "freed": Mutant("an input is freed after the capture", _freed_memory, "freed after the capture"),
+    "stale": Mutant("a value of an earlier call is kept in Python", _stale_python_value, "blocks, accepted drafts"),
+    "stride": Mutant("a kernel is given another tensor's stride", _wrong_stride, "blocks, accepted drafts"),
+    "rope": Mutant("the RoPE table lacks rows", _short_rope_table, "outside of its tensors"),
+    "commit": Mutant("a recurrent state is committed one token early", _commit_one_too_early, "tokens", "tiny-hybrid"),
+}
+
+
 def install() -> None:
-    assert not os.environ.get(VARIABLE)
+    """Plant the bug that the environment names, if any."""
+    if name := os.environ.get(VARIABLE):
+        MUTANTS[name].plant()
+
+
+def main() -> None:
+    from tests.rehearsal.run import differences, run
+    from tests.rehearsal.scenarios import Scenario, ask
+
+    chosen = {name: MUTANTS[name] for name in sys.argv[1:] or MUTANTS}
+    scenarios = {
+        pair: Scenario("mutants", pair, (ask(pair, 1, 24),), (), graphs=(1,))
+        for pair in sorted({mutant.pair for mutant in chosen.values()})
+    }
+    with ThreadPoolExecutor(2) as pool:
+        expected = {pair: pool.submit(run, scenario, rehearse=False) for pair, scenario in scenarios.items()}
+        found = {
+            name: pool.submit(run, scenarios[mutant.pair], rehearse=True, mutant=name)
+            for name, mutant in chosen.items()
+        }
+    rows, missed = [], False
+    for name, mutant in chosen.items():
+        lines = differences(scenarios[mutant.pair], expected[mutant.pair].result(), found[name].result())
+        line = next((line for report in lines for line in report.splitlines() if mutant.noticed in line), None)
+        missed |= line is None
+        rows.append((name, mutant.bug, mutant.pair, line[-110:] if line else f"NOT NOTICED: {lines}"))
+    print(tabulate(rows, headers=("mutant", "planted bug", "pair", "noticed by"), tablefmt="github"))
+    sys.exit(missed)
+
+
+if __name__ == "__main__":
+    main()

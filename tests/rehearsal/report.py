@@ -32,3 +32,8 @@ def retracted(result: Any, *_: Any, **__: Any) -> None:
 def mixed(result: Any, *_: Any, **__: Any) -> None:
     """After ``ScheduleBatch.mix_with_running``."""
     EVENTS["mixed batches"] += 1
+
+
+def prefilled(result: Any, batch: Any, *_: Any, **__: Any) -> None:
+    """After ``ScheduleBatch.prepare_for_extend``."""
+    EVENTS["cached tokens"] += sum(batch.prefix_lens)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import pkgutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -73,8 +74,9 @@ def _asked_from_the_gpu() -> bool:
     return sys._getframe(2).f_globals.get("__name__") in ON_THE_GPU
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    return None
+def _nothing() -> Callable[..., None]:
+    """A function of its own for each: torch's compiler tells its special functions apart by identity."""
+    return lambda *args, **kwargs: None
 
 
 def _memory_stats(device: Any = None) -> dict[str, int]:
@@ -113,11 +115,11 @@ STUBS: tuple[Stub, ...] = (
                 "nothing",
             ),
             Stub(f"{module}.Event", Event, "an event", "order between streams (tests/rehearsal/streams.py has that)"),
-            Stub(f"{module}.synchronize", _nothing, "waiting for the device", "whoever waits too little or too often"),
-            Stub(f"{module}.empty_cache", _nothing, _MEMORY, _NO_ALLOCATOR),
+            Stub(f"{module}.synchronize", _nothing(), "waiting for the device", "whoever waits too little"),
+            Stub(f"{module}.empty_cache", _nothing(), _MEMORY, _NO_ALLOCATOR),
         )
     ),
-    Stub("torch.cuda.reset_peak_memory_stats", _nothing, _MEMORY, _NO_ALLOCATOR),
+    Stub("torch.cuda.reset_peak_memory_stats", _nothing(), _MEMORY, _NO_ALLOCATOR),
     Stub("torch.cuda.memory_stats", _memory_stats, _MEMORY, _NO_ALLOCATOR),
     Stub(
         "torch.cuda.get_device_properties",

@@ -1,0 +1,96 @@
+"""Runs a scenario on both platforms and compares them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.rehearsal.mutants import VARIABLE
+from tests.rehearsal.scenarios import Scenario
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 900
+LOGPROB_ROUNDING = 1e-4  # kernels add up in another order
+# An engine that fails ends at once, instead of looking for a GPU's core dump for a minute.
+FAILS_AT_ONCE = {"SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an engine answered, or how it ended.
+
+    Attributes:
+        answers: SGLang's answers, for each call one for each prompt.
+        report: what a rehearsal saw (:mod:`tests.rehearsal.report`).
+        seconds: from start to end.
+        error: the last lines of its log if it failed.
+    """
+
+    answers: list[list[dict[str, Any]]]
+    report: dict[str, dict[str, Any]]
+    seconds: float
+    error: str = ""
+
+
+def run(scenario: Scenario, *, rehearse: bool, mutant: str = "") -> Outcome:
+    """Run the scenario's engine in a process of its own, on the torch platform or in a rehearsal."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **FAILS_AT_ONCE, **scenario.environment}
+    if rehearse:
+        path = (str(ROOT), str(ROOT / "tests" / "rehearsal" / "plugin"), environment.get("PYTHONPATH"))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        environment |= {"TRITON_INTERPRET": "1", VARIABLE: mutant, **scenario.variables()}
+    start = time.monotonic()
+    asked = {"keywords": scenario.keywords(), "requests": scenario.requests}
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "support" / "run_engine.py")],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env=environment,
+        check=False,
+    )
+    seconds = time.monotonic() - start
+    if ended.returncode:
+        return Outcome([], {}, seconds, error=ended.stderr[-8000:] or f"exit code {ended.returncode}")
+    printed = json.loads(ended.stdout.splitlines()[-1])
+    return Outcome(printed["answers"], printed["state"].get("rehearsal", {}), seconds)
+
+
+def both(scenario: Scenario) -> tuple[Outcome, Outcome]:
+    """The scenario on the torch platform and in a rehearsal, side by side."""
+    with ThreadPoolExecutor(2) as pool:
+        expected, found = (pool.submit(run, scenario, rehearse=rehearse) for rehearse in (False, True))
+        return expected.result(), found.result()
+
+
+def differences(scenario: Scenario, expected: Outcome, found: Outcome) -> list[str]:
+    """What a rehearsal did otherwise than the torch platform, or did not meet; empty if all is well."""
+    failed = [f"{name}: {each.error}" for name, each in (("torch", expected), ("rehearsal", found)) if each.error]
+    if failed:
+        return failed
+    missing = [f"not met: {part}: {name}" for part, name in scenario.met if not found.report[part].get(name)]
+    calls = zip(expected.answers, found.answers, strict=True)
+    pairs = [pair for call in calls for pair in zip(*call, strict=True)]
+    return missing + [line for row, pair in enumerate(pairs) for line in _different(scenario, row, *pair)]
+
+
+def _different(scenario: Scenario, row: int, expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    lines = []
+    if expected["output_ids"] != found["output_ids"]:
+        lines.append(f"answer {row}: tokens {found['output_ids']}, expected {expected['output_ids']}")
+    infos = expected["meta_info"], found["meta_info"]
+    blocks = [(info["spec_verify_ct"], info["spec_correct_drafts_histogram"]) for info in infos]
+    if scenario.same_blocks and blocks[0] != blocks[1]:
+        lines.append(f"answer {row}: blocks, accepted drafts {blocks[1]}, expected {blocks[0]}")
+    logprobs = [[value for value, *_ in info.get("output_token_logprobs", [])] for info in infos]
+    if any(abs(one - other) > LOGPROB_ROUNDING for one, other in zip(*logprobs, strict=True)):
+        lines.append(f"answer {row}: log-probabilities {logprobs[1]}, expected {logprobs[0]}")
+    return lines

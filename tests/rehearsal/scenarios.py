@@ -1,0 +1,192 @@
+"""What is rehearsed: engines, requests, and what each of them must have met."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_dflash.pairs import drafter_path, target_path
+from tests.rehearsal.install import PREFILL_GRAPHS
+from tests.support.pair_servers import with_plugin
+from tests.support.prompts import corpus
+
+Request = dict[str, Any]
+GREEDY = {"temperature": 0, "ignore_eos": True}
+_SHARED = {"dtype": "float32", "log_level": "warning", "max_running_requests": 4, "max_total_tokens": 2048}
+_RECURRENT = {"max_mamba_cache_size": 32, "mamba_track_interval": 64}
+_CHUNKED = {"chunked_prefill_size": 32, "enable_mixed_chunk": True}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One engine and its requests, run on the torch platform and in a rehearsal.
+
+    Attributes:
+        name: what it is about.
+        pair: the shipped pair.
+        requests: arguments of ``Engine.generate``, one call after the other.
+        met: what the rehearsal's report must hold: (part, name) pairs, as ("replays", "target 4").
+        width: of the block.
+        graphs: batch sizes that are captured.
+        prefill_graphs: numbers of tokens for which a breakable graph of the target's prefill is captured.
+        options: further arguments of the engine.
+        environment: further variables, for both platforms.
+        same_blocks: whether every request must take the same number of blocks on both platforms. Not where the moment
+            of a retraction or the width of a step depends on when requests arrive.
+    """
+
+    name: str
+    pair: str
+    requests: tuple[Request, ...]
+    met: tuple[tuple[str, str], ...]
+    drafter: str = "good"
+    width: int = 8
+    graphs: tuple[int, ...] = (1, 4)
+    prefill_graphs: tuple[int, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    same_blocks: bool = True
+
+    def keywords(self) -> dict[str, Any]:
+        """Arguments of ``sglang.Engine``."""
+        return {
+            **_SHARED,
+            **({} if self.pair == "tiny-dense" else _RECURRENT),
+            "model_path": str(target_path(self.pair)),
+            "speculative_algorithm": "DFLASH",
+            "speculative_draft_model_path": str(drafter_path(self.pair, self.drafter)),
+            "speculative_num_draft_tokens": self.width,
+            "cuda_graph_bs_decode": list(self.graphs),
+            **self.options,
+        }
+
+    def variables(self) -> dict[str, str]:
+        """Environment of a rehearsal, the ones for both platforms aside."""
+        return {PREFILL_GRAPHS: ",".join(map(str, self.prefill_graphs))} if self.prefill_graphs else {}
+
+
+def ask(pair: str, number: int, tokens: int = 6, *, seed: int = 0, cut: int | None = None, **sampling: Any) -> Request:
+    """``number`` prompts; each asks for more tokens than the one before, so that a batch shrinks as it goes on.
+
+    Args:
+        cut: only the last tokens of each prompt.
+    """
+    prompts = [prompt[-cut:] if cut else prompt for prompt in corpus(pair, number, seed, shape="single")]
+    params = [{**GREEDY, "max_new_tokens": tokens + 12 * row, **sampling} for row in range(number)]
+    return {"input_ids": prompts, "sampling_params": params}
+
+
+def _features(pair: str) -> tuple[Request, ...]:
+    """Every way to adjust or ask for a token that runs another kernel or another part of the worker."""
+    penalties = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2}
+    seeded = {"temperature": 0.9, "sampling_seed": 11}
+    rows = (penalties, seeded, seeded | {"top_p": 0.9, "top_k": 40, "min_p": 0.02}, {"logit_bias": {"5": 4.0}})
+    mixed = ask(pair, 4)
+    mixed["sampling_params"] = [params | row for params, row in zip(mixed["sampling_params"], rows, strict=True)]
+    schema = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
+    return (
+        mixed | {"return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": -1},
+        ask(pair, 2, 8, seed=1, json_schema=schema, ignore_eos=False),
+    )
+
+
+def _met(*names: str) -> tuple[tuple[str, str], ...]:
+    return tuple((part, name) for part, _, name in (each.partition(": ") for each in names))
+
+
+DENSE, HYBRID, MOE = "tiny-dense", "tiny-hybrid", "tiny-moe"
+_PADDED = _met("replays: target 4", "replays: drafter 4", "replays: target 1", "replays: drafter 1")
+_OURS = "launches: sglang_dflash.ops.kernels."
+_REPLAYED = _met("replays: target 4", "replays: drafter 4")
+_BOUNDARY = "launches: sglang.kernels.ops.mamba.mamba_state_scatter_triton._fused_mamba_state_scatter_with_mask_kernel"
+
+SCENARIOS: tuple[Scenario, ...] = (
+    Scenario("dense", DENSE, (ask(DENSE, 3),), _PADDED),
+    Scenario(
+        "batches join and leave; more than the largest graph",
+        DENSE,
+        (ask(DENSE, 6, cut=24),),
+        _met("replays: target 2", "replays: drafter 2", "eager: target 4", "eager: drafter 4"),
+        graphs=(1, 2),
+    ),
+    Scenario(
+        "requests: penalties, seeds, filters, bias, log-probabilities, grammar",
+        DENSE,
+        _features(DENSE),
+        _met(*(f"{_OURS}{op}.{op}_kernel" for op in ("penalize_block", "seeded_draw"))),
+    ),
+    Scenario(
+        "widths 8, 3, 16, 1 in turn under graphs of 16",
+        DENSE,
+        (ask(DENSE, 3, cut=24),),
+        _met("replays: target 4", "eager: target 3", "eager: drafter 3"),
+        width=16,
+        environment={**with_plugin(target_path(DENSE), "widths"), "SGLANG_DFLASH_TEST_WIDTHS": "8,3,16,1"},
+        same_blocks=False,
+    ),
+    Scenario(
+        "pages of 16, draft window, chunked prefill, mixed batches",
+        DENSE,
+        (ask(DENSE, 4),),
+        _met("replays: target 4", "events: mixed batches"),
+        options={"page_size": 16, "speculative_draft_window_size": 32, **_CHUNKED},
+        same_blocks=False,
+    ),
+    Scenario(
+        "prefill as breakable graphs",
+        DENSE,
+        (ask(DENSE, 3),),
+        _REPLAYED,
+        prefill_graphs=(64, 160),
+        options={"disable_radix_cache": True},
+    ),
+    Scenario(
+        "retraction",
+        DENSE,
+        (ask(DENSE, 4, 16, cut=24),),
+        _met("events: retracted"),
+        environment={"SGLANG_TEST_RETRACT": "1"},
+        same_blocks=False,
+    ),
+    Scenario("hybrid", HYBRID, (ask(HYBRID, 3),), (*_PADDED, *_met(_BOUNDARY))),
+    Scenario(
+        "hybrid: prefix hits, states across track boundaries (extra_buffer)",
+        HYBRID,
+        (ask(HYBRID, 2, 24), ask(HYBRID, 2, 24)),
+        _met(
+            "events: cached tokens",
+            "launches: sglang.kernels.ops.mamba.mamba_state_scatter_triton.track_mamba_states_all_layers",
+        ),
+        options={"mamba_scheduler_strategy": "extra_buffer"},
+    ),
+    Scenario("hybrid: sliding-window drafter, width 4", HYBRID, (ask(HYBRID, 3),), _PADDED, drafter="swa", width=4),
+    Scenario(
+        "hybrid: interleaved causal drafter, draft window, width 16",
+        HYBRID,
+        (ask(HYBRID, 2),),
+        _REPLAYED,
+        drafter="interleaved",
+        width=16,
+        graphs=(4,),
+        options={"speculative_draft_window_size": 32},
+    ),
+    Scenario(
+        "hybrid: pages of 16, chunked prefill, mixed batches",
+        HYBRID,
+        (ask(HYBRID, 3),),
+        _met("replays: target 4", "events: mixed batches"),
+        options={"page_size": 16, **_CHUNKED},
+        same_blocks=False,
+    ),
+    Scenario(
+        "hybrid: prefill as breakable graphs",
+        HYBRID,
+        (ask(HYBRID, 2),),
+        _REPLAYED,
+        graphs=(4,),
+        prefill_graphs=(160,),
+        options={"disable_radix_cache": True},
+    ),
+    Scenario("mixture of experts", MOE, (ask(MOE, 2),), _REPLAYED, graphs=(4,)),
+)
