@@ -58,15 +58,15 @@ class Launch:
 
 
 class OnCuda(TorchFunctionMode):
-    """Tensors say that they are on a CUDA device; those made for one have no storage (PyTorch's ``meta``)."""
+    """Tensors made for a CUDA device have no storage (PyTorch's ``meta``) and say that they are on it."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         getter_of = getattr(function, "__self__", None)
         if getter_of is Tensor.is_cuda:
-            return True
-        if getter_of is Tensor.device:
+            return args[0].is_meta
+        if getter_of is Tensor.device and args[0].is_meta:
             return CUDA
         kwargs = dict(kwargs or {})
         if str(kwargs.get("device")).startswith("cuda"):
