@@ -17,6 +17,7 @@ import torch
 from tabulate import tabulate
 
 from tests.rehearsal.emulator import Graph, captured_by
+from tests.support.renorm import top_k_renorm_prob, top_p_renorm_prob
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,10 @@ STUBS: tuple[Stub, ...] = (
         lambda device=None: _PROPERTIES,
         "a GPU with 4 multiprocessors",
         "grids sized for a real one",
+    ),
+    *(
+        Stub(f"sglang.srt.layers.sampler.{kernel.__name__}", kernel, "a CUDA kernel", "its rounding")
+        for kernel in (top_k_renorm_prob, top_p_renorm_prob)
     ),
     Stub("torch.cpu.device", lambda index=None: contextlib.nullcontext(), "choosing a GPU", "several GPUs"),
     Stub(

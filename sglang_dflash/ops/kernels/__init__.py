@@ -4,3 +4,12 @@ Triton compiles a kernel anew for an integer that is 1 or divisible by 16 and fo
 change while serving (numbers of tokens, widths, what is a slice) are ``do_not_specialize``, so that nothing is compiled
 while requests wait.
 """
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def assert_dense(*vectors: Tensor) -> None:
+    """Kernels read one value a row from each of these, and are told of no stride."""
+    assert all(vector.is_contiguous() for vector in vectors), [vector.stride() for vector in vectors]

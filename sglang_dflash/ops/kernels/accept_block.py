@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sglang_dflash.ops.kernels import assert_dense
 from sglang_dflash.ops.reference import Accepted
 
 
@@ -39,6 +40,7 @@ def accept_block_kernel(
 def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor) -> Accepted:
     assert draft_tokens.shape == target_tokens.shape, (draft_tokens.shape, target_tokens.shape)
     assert draft_tokens.stride(1) == target_tokens.stride(1) == 1, "rows must be dense"
+    assert_dense(seq_lens)
     bs, width = draft_tokens.shape
     accept_lens = torch.empty(bs, dtype=torch.int32, device=draft_tokens.device)
     bonus = torch.empty(bs, dtype=torch.int64, device=draft_tokens.device)

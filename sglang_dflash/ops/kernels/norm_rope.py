@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sglang_dflash.ops.kernels import assert_dense
+
 # Of 128 values each: eight values a thread of one warp. With all heads in one program the registers spilled.
 _HEADS = 2
 
@@ -75,6 +77,7 @@ def norm_rope(
     heads: Tensor, norm_weight: Tensor, eps: float, positions: Tensor, cos_sin: Tensor, *, neox: bool = True
 ) -> Tensor:
     assert heads.stride(-1) == norm_weight.stride(-1) == cos_sin.stride(-1) == 1, "last dimensions must be dense"
+    assert_dense(positions)
     layers, tokens, num_heads, head_dim = heads.shape
     out = torch.empty((layers, tokens, num_heads, head_dim), dtype=heads.dtype, device=heads.device)
     if tokens:

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sglang_dflash.ops.kernels import assert_dense
+
 
 @triton.jit(do_not_specialize=["draft_tokens", "rows", "width", "draft_stride"])
 def penalize_block_kernel(
@@ -46,7 +48,7 @@ def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: T
     # A vocabulary padded for tensor parallelism leaves a gap after each row of logits.
     assert logits.stride(2) == 1 and logits.stride(0) == width * logits.stride(1)
     assert draft_tokens.stride(1) == 1, "rows must be dense"
-    assert counts.is_contiguous() and coefficients.is_contiguous()
+    assert_dense(counts, rows, coefficients)
     if bs:
         lanes = min(1024, triton.next_power_of_2(vocab))
         penalize_block_kernel[(bs * width, triton.cdiv(vocab, lanes))](

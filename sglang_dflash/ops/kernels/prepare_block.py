@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sglang_dflash.ops.kernels import assert_dense
 from sglang_dflash.ops.reference import Block
 
 
@@ -48,6 +49,7 @@ def prepare_block(
     mask_token_id: int,
 ) -> Block:
     assert req_to_token.stride(1) == 1, "req_to_token rows must be dense"
+    assert_dense(bonus, seq_lens, req_pool_indices)
     bs = bonus.shape[0]
     tokens = torch.empty((bs, width), dtype=torch.int64, device=bonus.device)
     positions = torch.empty(bs * width, dtype=torch.int64, device=bonus.device)

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sglang_dflash.ops.kernels import assert_dense
+
 
 @triton.jit
 def rotate_left(word, BITS: tl.constexpr):
@@ -54,6 +56,7 @@ def seeded_draw_kernel(weights, seeds, positions, drawn, vocab, row_stride, LANE
 
 def seeded_draw(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     assert weights.stride(1) == 1, "rows must be dense"
+    assert_dense(seeds, positions)
     rows, vocab = weights.shape
     drawn = torch.empty(rows, dtype=torch.int64, device=weights.device)
     if rows:

@@ -16,7 +16,7 @@ class SeededRows(NamedTuple):
 
     Attributes:
         rows: int64 [k], at least one.
-        seeds: int64 [k].
+        seeds: int64 [k], dense.
     """
 
     rows: Tensor
@@ -38,9 +38,9 @@ def mark_seeded_rows(sampling_info: Any, reqs: list[Any], width: int = 1) -> Non
     if not seeds:
         return
     device = sampling_info.temperatures.device
-    rows, values = async_h2d(seeds, dtype=torch.int64, device=device).unbind(1)
+    rows, values = async_h2d(list(zip(*seeds, strict=True)), dtype=torch.int64, device=device)
     block = rows[:, None] * width + torch.arange(width, device=device)
-    sampling_info.seeded_rows = SeededRows(block.flatten(), values[:, None].expand(-1, width).flatten())
+    sampling_info.seeded_rows = SeededRows(block.flatten(), values.repeat_interleave(width))
 
 
 class SeededSampler(Sampler):

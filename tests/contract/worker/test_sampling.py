@@ -69,6 +69,15 @@ def test_every_row_of_a_seeded_requests_block_is_marked() -> None:
     assert block.seeded_rows.seeds.tolist() == [7, 7, 7, -5, -5, -5]
 
 
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("seeds", [[7, None, -5], [7], [None, 7]])
+def test_seeds_are_dense(seeds: list[int | None], width: int) -> None:
+    """The kernel steps from one to the next without a stride: it would draw with another number for a seed."""
+    block = for_block(info(len(seeds), sampling_seed=None), width)
+    mark_seeded_rows(block, requests(seeds), width)
+    assert all(values.stride() == (1,) for values in block.seeded_rows)
+
+
 @pytest.mark.parametrize(
     "seeds, greedy, sglangs",
     [([None, None], False, None), ([7, None], True, None), ([7, None], False, torch.tensor([7, 42]))],

@@ -7,27 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from sglang_dflash import ops, upstream
 from sglang_dflash.ops import reference
+from tests.support.renorm import top_k_renorm_prob, top_p_renorm_prob
 
 SOURCE = Path(ops.__file__).parent / "kernels" / "filter_probs.py"
 NONE = torch.inf  # of a top-p limit, as SeededSampler says it
-
-
-def top_k_renorm_prob(probs: Tensor, top_ks: Tensor) -> Tensor:
-    cutoffs = probs.sort(dim=-1, descending=True).values.gather(1, top_ks.clamp(max=probs.shape[1])[:, None].long() - 1)
-    kept = probs.where(probs >= cutoffs, 0.0)
-    return kept / kept.sum(dim=-1, keepdim=True)
-
-
-def top_p_renorm_prob(probs: Tensor, top_ps: Tensor) -> Tensor:
-    assert (top_ps <= 1).all()
-    ranked, order = probs.sort(dim=-1, descending=True)
-    kept = ranked.where(ranked.cumsum(dim=-1) - ranked < top_ps[:, None] - 1e-6, 0.0)  # as rounding may have it
-    kept = torch.zeros_like(probs).scatter_(1, order, kept)
-    return kept / kept.sum(dim=-1, keepdim=True)
 
 
 @pytest.fixture
