@@ -16,7 +16,7 @@ STAMP := $(VENV)/.setup-$(shell cat requirements/*.txt pyproject.toml Makefile |
 # OpenMP workers spin while they wait: two pools on two cores slow each other down by orders of magnitude.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-slow test-matrix test-gpu quality bench clean
+.PHONY: setup demo test test-slow test-matrix test-gpu wheelhouse gpu quality bench clean
 setup: $(STAMP)
 
 $(STAMP): requirements/cpu.txt pyproject.toml
@@ -48,6 +48,13 @@ test-matrix: setup
 
 test-gpu:
 	$(BIN)/pytest -q -m gpu tests/gpu
+
+wheelhouse: setup
+	$(BIN)/python tools/wheelhouse.py
+
+# Not in the environment of `make setup`: with the machine's own Python and torch.
+gpu:
+	$(PYTHON) -m tools.gpu run $(if $(STEPS),--steps $(STEPS)) $(if $(OUT),--out $(OUT)) $(if $(DEVICE),--device $(DEVICE)) $(if $(PAIRS),--pairs $(PAIRS))
 
 quality: setup
 	$(BIN)/ruff check .

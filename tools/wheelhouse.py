@@ -95,7 +95,7 @@ def kept(source: Path, wheel: Wheel, imported: frozenset[str]) -> Iterator[tuple
 
 def pack(files: dict[str, bytes], target: Path) -> None:
     """One archive for all: much of what small files share is stored once. The same files make the same archive."""
-    with tarfile.open(target, "w:xz", preset=9) as archive:
+    with tarfile.open(target, "w:xz", preset=4) as archive:
         for name in sorted(files, key=lambda name: (Path(name).suffix, name)):
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(files[name]), 0o644

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
 
 from tools.gpu import runner, tables, unpack
@@ -18,7 +19,9 @@ def main() -> None:
     run.add_argument("--minutes", type=float, default=9.5, help="for all steps together")
     run.add_argument("--pairs", default="", help="with commas; all of a step's pairs by default")
     run.add_argument("--layers", type=int, default=0, help="cut the published targets to this depth")
-    run.add_argument("--site", type=Path, default=Path(".wheelhouse/site"), help="where the wheelhouse is unpacked")
+    run.add_argument(
+        "--site", type=Path, default=Path(tempfile.gettempdir(), "gpu-kit"), help="where the wheelhouse is unpacked"
+    )
     table = commands.add_parser("table", help="the tables of the rows, into docs/results/gpu.md")
     table.add_argument("--out", type=Path, default=Path("results/gpu"))
     table.add_argument("--page", type=Path, default=unpack.ROOT / "docs/results/gpu.md")

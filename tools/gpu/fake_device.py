@@ -1,4 +1,4 @@
-"""A CUDA device, faked: ``torch.cuda`` answers like a Hopper GPU, and what is put on it lives in host memory.
+"""A CUDA device, faked: ``torch.cuda`` answers like a GPU, and what is put on it lives in host memory.
 
 SGLang and this package then take their CUDA branches on a machine that has none, with Triton's kernels interpreted
 (TRITON_INTERPRET=1) and the kit's stand-ins in place of CUDA kernels. What it hides: streams and events run at once and
@@ -17,8 +17,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 PROPERTIES = SimpleNamespace(
+    # Of Ampere: what only later ones have (launches that overlap, tensor memory) the interpreter has not.
     name="faked device",
-    major=9,
+    major=8,
     minor=0,
     multi_processor_count=4,
     total_memory=8 << 30,
@@ -145,7 +146,9 @@ def install() -> None:
     for name, answer in _ANSWERS.items():
         setattr(torch.cuda, name, answer)
     torch.version.cuda = torch.version.cuda or "13.0"
+    # Kernels' launchers find the module of a tensor's device by its name.
     torch.get_device_module = lambda device=None: torch.cuda
+    torch.cpu.device = Chosen
     torch.Tensor.is_cuda = property(lambda tensor: True)
     torch.Tensor.cuda = lambda tensor, *args, **options: tensor
     torch.Tensor.pin_memory = lambda tensor, *args: tensor

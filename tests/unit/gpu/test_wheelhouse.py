@@ -86,6 +86,20 @@ def test_the_recorded_modules_are_those_of_a_dflash_run_on_a_device() -> None:
     assert "sglang.srt.mem_cache.rust_tree_core.mem_cache" not in imported
 
 
+@pytest.mark.parametrize(
+    ("file", "kept"),
+    [
+        # Without these two folders an import fails: "Cannot find sglang.kernels.jit path".
+        ("sglang/kernels/jit/csrc/elementwise/rope.cuh", True),
+        ("sglang/kernels/jit/include/sgl_kernel/utils.cuh", True),
+        ("sglang/kernels/jit/csrc/moe/any.cuh", False),
+        ("sglang/srt/mem_cache/rust_tree_core/mem_cache.cpython-312-x86_64-linux-gnu.so", False),
+    ],
+)
+def test_what_of_sglang_comes_along(file: str, kept: bool) -> None:
+    assert WHEELS["sglang"].keeps(file, wheelhouse.read_imported()) is kept
+
+
 @pytest.mark.slow
 def test_the_wheelhouse_can_travel_and_holds_every_recorded_module(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
