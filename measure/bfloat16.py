@@ -197,8 +197,8 @@ async def measure(pair: str, arm: str, dtype: str, folder: Path, asked: Prompts,
             server = Server(url)
             await server.write(asked, written, CONCURRENCY, new_tokens)
             if again in views:
-                await server.write(asked, again, OTHER_CONCURRENCY, new_tokens)
                 await server.score(asked, written, prefill)
+                await server.write(asked, again, OTHER_CONCURRENCY, new_tokens)
     if prefill in views:
         reference(pair, asked, written, lines("reference"))
 

@@ -92,7 +92,8 @@ class Comparison:
 
 def compare(plain: Texts, arm: Texts, prefill: Texts, reference: Texts, kind: str) -> Comparison:
     tokens, differences, changes = 0, [], []
-    names = [name for name in plain if name.startswith(kind) and name in arm]
+    views = (plain, arm, prefill, reference)
+    names = [name for name in plain if name.startswith(kind) and all(name in view for view in views)]
     for name in names:
         ours, theirs, exact = plain[name], arm[name], reference[name]
         position = first_difference(ours.tokens, theirs.tokens)
@@ -104,9 +105,7 @@ def compare(plain: Texts, arm: Texts, prefill: Texts, reference: Texts, kind: st
             changes.append(abs(change) / step_at(logits[0][1]))
         if position is not None:
             choices = ours.tokens[position], theirs.tokens[position]
-            decode, chosen, again, precise = (
-                gap(view[name].tops[position], *choices) for view in (plain, arm, prefill, reference)
-            )
+            decode, chosen, again, precise = (gap(view[name].tops[position], *choices) for view in views)
             step = step_at(exact.tops[position][0][1])
             differences.append(Difference(name, position, decode, chosen, again, precise, step))
     return Comparison(len(names), tokens, differences, changes)
@@ -124,9 +123,12 @@ ARMS = {
     "plain, other batches": ("bfloat16", "ar again"),
     "plain, float32": ("float32", "ar"),
 }
-DIFFERENCES = ["pair", "prompts", "arm", "texts", "differ", "per 1,000 tokens", "gap", "largest", "in steps", "largest"]
-CHANGES = ["pair", "prompts", "arm", "positions", "changed", "99 %", "largest", "largest at a first difference"]
-LENGTHS = ["pair", "prompts", "arm", "bfloat16", "float32", "float32: texts", "differ"]
+NEAR = 4  # steps within which the target counts as undecided
+DIFFERENCES = [
+    *("pair", "prompts", "arm", "texts", "differ", "per 1,000 tokens", "gap", "largest", "in steps", "largest"),
+    *(f"over {NEAR}", "accept length", "in float32"),
+]
+CHANGES = ["pair", "arm", "positions", "changed", "99 %", "largest", "largest at a first difference"]
 
 
 class Results:
@@ -138,27 +140,33 @@ class Results:
     def texts(self, pair: str, dtype: str, name: str) -> Texts:
         return Lines(file_of(self._folder, pair, dtype, name)).texts
 
-    def comparisons(self) -> Iterator[tuple[list[str], Comparison]]:
-        """Every arm that has been measured, each with what stands at the left of its row."""
+    def comparisons(self, kind: str) -> Iterator[tuple[str, str, Comparison]]:
+        """Pair, arm and comparison of every arm that has been measured, on the prompts of a kind; '' for all."""
         for pair in NAMES:
             views = [self.texts(pair, "bfloat16", name) for name in ("ar", "prefill", "reference")]
-            for kind in (HELD_OUT, RANDOM):
-                for title, arguments in ARMS.items():
-                    found = compare(views[0], self.texts(pair, *arguments), views[1], views[2], kind)
-                    if found.texts:
-                        yield [pair, kind, title], found
+            for arm, arguments in ARMS.items():
+                found = compare(views[0], self.texts(pair, *arguments), views[1], views[2], kind)
+                if found.texts:
+                    yield pair, arm, found
 
-    def lengths(self) -> Iterator[list[str]]:
-        """Accept lengths in both dtypes, and how many texts differ in float32."""
+    def float32(self) -> Iterator[str]:
+        """How many texts differ in float32."""
         for pair in NAMES:
             plain = self.texts(pair, "float32", "ar")
-            for kind in (HELD_OUT, RANDOM):
-                for title, name in SPECULATING.items():
-                    rounded, exact = (self.texts(pair, dtype, name) for dtype in ("bfloat16", "float32"))
-                    both = [each for each in exact if each in plain and each.startswith(kind)]
-                    differ = sum(plain[each].tokens != exact[each].tokens for each in both)
-                    counts = [str(len(both)), str(differ)] if both else [MISSING, MISSING]
-                    yield [pair, kind, title, *(number(accept_length(e, kind)) for e in (rounded, exact)), *counts]
+            for arm, name in SPECULATING.items():
+                texts = self.texts(pair, "float32", name)
+                both = [each for each in texts if each in plain]
+                found = (gap_at_first_difference(plain[each], texts[each]) for each in both)
+                gaps = [each for each in found if each is not None]
+                apart = f", where logits are {', '.join(f'{each:.1e}' for each in gaps)} apart" if gaps else ""
+                if both:
+                    yield f"float32, {pair}, {arm}: {len(gaps)} of {len(both)} texts differ{apart}"
+
+
+def gap_at_first_difference(plain: Text, arm: Text) -> float | None:
+    """Gap, in plain decoding, of its token over the arm's; None if the texts are equal."""
+    position = first_difference(plain.tokens, arm.tokens)
+    return None if position is None else gap(plain.tops[position], plain.tokens[position], arm.tokens[position])
 
 
 def accept_length(texts: Texts, kind: str) -> float:
@@ -178,7 +186,9 @@ def difference_row(found: Comparison) -> list[str]:
     gaps, steps = (
         zip(*((abs(d.float32), d.steps) for d in found.differences), strict=True) if found.differences else ((), ())
     )
-    return [str(found.texts), str(len(found.differences)), number(rate), *spread(gaps, 3), *spread(steps, 2)]
+    far = sum(step > NEAR for step in steps)
+    counts = [str(found.texts), str(len(found.differences)), number(rate)]
+    return [*counts, *spread(gaps, 3), *spread(steps, 2), str(far)]
 
 
 def change_row(found: Comparison) -> list[str]:
@@ -194,15 +204,20 @@ def change_row(found: Comparison) -> list[str]:
 
 
 def main(folder: Annotated[Path, typer.Argument(help="Written by bfloat16.py.")]) -> None:
-    """Print the tables, and every first difference."""
+    """Print every first difference, and the tables."""
     results = Results(folder)
-    found = list(results.comparisons())
-    typer.echo(Table("", "", DIFFERENCES, [[*left, *difference_row(each)] for left, each in found]).markdown() + "\n")
-    typer.echo(Table("", "", CHANGES, [[*left, *change_row(each)] for left, each in found]).markdown() + "\n")
-    typer.echo(Table("", "", LENGTHS, list(results.lengths())).markdown() + "\n")
-    for left, each in found:
-        for difference in each.differences:
-            typer.echo(f"{', '.join(left)}: {difference}")
+    rows = []
+    for kind in (HELD_OUT, RANDOM):
+        for pair, arm, found in results.comparisons(kind):
+            files = [results.texts(pair, dtype, SPECULATING.get(arm, "")) for dtype in ("bfloat16", "float32")]
+            lengths = [number(accept_length(texts, kind)) for texts in files]
+            rows.append([pair, kind, arm, *difference_row(found), *lengths])
+            for difference in found.differences:
+                typer.echo(f"{pair}, {arm}: {difference}")
+    changes = [[pair, arm, *change_row(found)] for pair, arm, found in results.comparisons("")]
+    typer.echo("\n".join(results.float32()) + "\n")
+    typer.echo(Table("", "", DIFFERENCES, rows).markdown() + "\n")
+    typer.echo(Table("", "", CHANGES, changes).markdown())
 
 
 if __name__ == "__main__":

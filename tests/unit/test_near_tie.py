@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests.support.generation import Answer
-from tests.support.near_tie import assert_diverging_only_at_near_ties, divergence
+from tests.support.near_tie import assert_diverging_only_at_near_ties, divergence, largest_change
 
 PLAIN = [7, 8, 9]
 TOPS = [[(-0.1, 7), (-3.0, 1)], [(-0.7, 8), (-0.8, 5)], [(-0.2, 9), (-0.3, 4)]]
@@ -55,3 +57,26 @@ def test_few_texts_may_diverge() -> None:
     assert_diverging_only_at_near_ties(answers(*[PLAIN] * 6, [7, 5, 2], [7, 8, 4]), plain)
     with pytest.raises(AssertionError, match="3 of 8 texts diverge"):
         assert_diverging_only_at_near_ties(answers(*[PLAIN] * 5, *[[7, 5, 2]] * 3), plain)
+
+
+def scored(tokens: list[int], *tops: list[list[float]]) -> Answer:
+    return Answer(tokens, {"output_top_logprobs": [[[*entry, None] for entry in top] for top in tops]})
+
+
+def test_the_largest_change_of_a_gap_is_found_in_texts_that_are_equal() -> None:
+    plain = scored(PLAIN, *TOPS)
+    assert largest_change([plain], [plain]) == 0
+    moved = scored(PLAIN, TOPS[0], [[-0.9, 5], [-1.2, 8]], TOPS[2])  # 0.1 ahead in plain decoding, 0.3 behind here
+    assert largest_change([plain, moved], [plain, plain]) == pytest.approx(0.4)
+
+
+def test_gaps_are_compared_up_to_the_first_difference() -> None:
+    plain = scored(PLAIN, *TOPS)
+    diverging = scored([7, 5, 1], TOPS[0], [[-0.7, 5], [-0.8, 8]], [[-0.1, 1], [-9.0, 3]])
+    assert largest_change([diverging], [plain]) == pytest.approx(0.2)
+
+
+def test_a_token_that_is_not_reported_is_infinitely_far() -> None:
+    plain = scored(PLAIN, *TOPS)
+    assert largest_change([scored(PLAIN, TOPS[0], [[-0.1, 8], [-4.0, 3]], TOPS[2])], [plain]) == math.inf
+    assert largest_change([scored(PLAIN, TOPS[0], [[-0.1, 2], [-4.0, 5]], TOPS[2])], [plain]) == math.inf
