@@ -115,7 +115,9 @@ def build() -> None:
         print(f"{sum(map(len, mine.values())) / 2**20:7.2f} MiB, {len(mine):5} files  {wheel.requirement}")
         files |= mine
     ARCHIVE.parent.mkdir(exist_ok=True)
-    pack(files, ARCHIVE)
+    unfinished = ARCHIVE.with_suffix(".part")
+    pack(files, unfinished)
+    unfinished.replace(ARCHIVE)
     size = ARCHIVE.stat().st_size
     print(f"{ARCHIVE.relative_to(ROOT)}: {size / 2**20:.1f} MiB, at most {LIMIT >> 20}")
     if size > LIMIT:
