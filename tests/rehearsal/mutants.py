@@ -81,11 +81,11 @@ def _wrong_stride() -> None:
 def _short_rope_table() -> None:
     from sglang_dflash.model.norms import QKNormRope
 
-    def with_few_rows(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        self.rotary.cos_sin_cache = self.rotary.cos_sin_cache[:32].clone()
+    def rotate_by_few_rows(self: Any, heads: Any, weights: Any, positions: Any) -> Any:
+        self.rotary.cos_sin_cache = self.rotary.cos_sin_cache[:32]
+        return rotate(self, heads, weights, positions)
 
-    init, QKNormRope.__init__ = QKNormRope.__init__, with_few_rows
+    rotate, QKNormRope.rotate = QKNormRope.rotate, rotate_by_few_rows
 
 
 def _commit_one_too_early() -> None:
@@ -93,10 +93,11 @@ def _commit_one_too_early() -> None:
 
     commit = recurrent.commit_mamba_states_after_verify
 
-    def one_too_early(worker: Any, batch: Any, *, prepared_step_indices: Any, **kwargs: Any) -> None:
+    def one_too_early(worker: Any, batch: Any, *, accept_lens: Any, prepared_step_indices: Any, **kwargs: Any) -> None:
         if prepared_step_indices is not None:
             prepared_step_indices = ((prepared_step_indices[0] - 1).clamp(min=0), None)
-        commit(worker, batch, prepared_step_indices=prepared_step_indices, **kwargs)
+        accept_lens = (accept_lens - 1).clamp(min=1)
+        commit(worker, batch, accept_lens=accept_lens, prepared_step_indices=prepared_step_indices, **kwargs)
 
     recurrent.commit_mamba_states_after_verify = one_too_early
 
@@ -136,9 +137,9 @@ def main() -> None:
     rows, missed = [], False
     for name, mutant in chosen.items():
         lines = differences(scenarios[mutant.pair], expected[mutant.pair].result(), found[name].result())
-        line = next((line for report in lines for line in report.splitlines() if mutant.noticed in line), None)
-        missed |= line is None
-        rows.append((name, mutant.bug, mutant.pair, line[-110:] if line else f"NOT NOTICED: {lines}"))
+        text = [line for report in lines for line in report.splitlines() if mutant.noticed in line]
+        missed |= not text
+        rows.append((name, mutant.bug, mutant.pair, text[-1][:110] if text else f"NOT NOTICED: {lines}"))
     print(tabulate(rows, headers=("mutant", "planted bug", "pair", "noticed by"), tablefmt="github"))
     sys.exit(missed)
 

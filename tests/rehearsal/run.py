@@ -87,7 +87,7 @@ def _different(scenario: Scenario, row: int, expected: dict[str, Any], found: di
     if expected["output_ids"] != found["output_ids"]:
         lines.append(f"answer {row}: tokens {found['output_ids']}, expected {expected['output_ids']}")
     infos = expected["meta_info"], found["meta_info"]
-    blocks = [(info["spec_verify_ct"], info["spec_correct_drafts_histogram"]) for info in infos]
+    blocks = [(info.get("spec_verify_ct"), info.get("spec_correct_drafts_histogram")) for info in infos]
     if scenario.same_blocks and blocks[0] != blocks[1]:
         lines.append(f"answer {row}: blocks, accepted drafts {blocks[1]}, expected {blocks[0]}")
     logprobs = [[value for value, *_ in info.get("output_token_logprobs", [])] for info in infos]

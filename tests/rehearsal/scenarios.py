@@ -188,5 +188,6 @@ SCENARIOS: tuple[Scenario, ...] = (
         prefill_graphs=(160,),
         options={"disable_radix_cache": True},
     ),
+    Scenario("bfloat16", HYBRID, (ask(HYBRID, 2),), _REPLAYED, graphs=(4,), options={"dtype": "bfloat16"}),
     Scenario("mixture of experts", MOE, (ask(MOE, 2),), _REPLAYED, graphs=(4,)),
 )
