@@ -21,7 +21,7 @@ from tests.support.servers import Server
 torch.set_num_threads(1)
 
 SHARED = dict.fromkeys(("test_dflash_equality", "test_requests", "test_requests_batches"), "features") | dict.fromkeys(
-    ("test_dflash_reference", "test_requests_mixed"), "recorded"
+    ("test_dflash_reference", "test_host_copies", "test_requests_mixed"), "recorded"
 )
 
 
@@ -62,7 +62,7 @@ def recorded_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record
     """``tiny-hybrid`` under DFLASH, recorded; few requests may run, so that the others are prefilled beside them."""
     folder = tmp_path_factory.mktemp("recorded")
     schedule = ("--max-running-requests", "4", "--chunked-prefill-size", "256", "--enable-mixed-chunk")
-    plugin = with_plugin(folder, "drafts", "states", "mixed")
+    plugin = with_plugin(folder, "drafts", "states", "mixed", "host_copies")
     with dflash_server("tiny-hybrid", folder, *schedule, base=FEATURES, **plugin) as server:
         yield RecordedServer(server, folder)
         assert_nothing_leaked(server)

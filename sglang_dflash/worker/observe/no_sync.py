@@ -72,18 +72,19 @@ class _RefuseOps(TorchDispatchMode):
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
-        if not _lifted and _waits(func, args, kwargs):
+        if not _lifted and waits(func, args, kwargs):
             raise HostSync(f"{func._schema.name} makes the host wait inside a step")
         return func(*args, **kwargs)
 
 
-def _waits(func: Any, args: Any, kwargs: Any) -> bool:
+def waits(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operator, as a dispatch mode sees it, hands the host a value or a shape that depends on values."""
     name = func._schema.name
     if name in _INDEXING:
         masked = any(index is not None and index.dtype in _MASKS for index in args[1])
         return masked and not _fills(args)
     if name == "aten::repeat_interleave":
-        return kwargs.get("output_size") is None
+        return func._overloadname != "self_int" and kwargs.get("output_size") is None
     return not _WAITING.isdisjoint(func.tags)
 
 
