@@ -10,8 +10,10 @@ import os
 
 DRAFT = "sglang_dflash.worker.draft.Draft.__call__"
 COMMIT = "sglang_dflash.worker.recurrent.RecurrentCommit.__call__"
+DECODE = "sglang_dflash.worker.worker.DFlashWorker._decode"
 PREFILL = "sglang_dflash.worker.worker.DFlashWorker._prefill"
 CHOOSE = "sglang_dflash.worker.accept.Accept.target_tokens"
+WIDTH = "sglang_dflash.width.policy.FixedWidth.width"
 PENALTIES = "sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply"
 
 
@@ -19,10 +21,11 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry
     from sglang.srt.plugins.hook_registry import HookType as When
 
-    from dflash_test_plugin import oracle, penalty_order, probe, wrong_rule
+    from dflash_test_plugin import host_copies, oracle, penalty_order, probe, widths, wrong_rule
 
     modes = {
         "drafts": [(DRAFT, probe.record_drafts, When.AFTER)],
+        "host_copies": [(DECODE, host_copies.record, When.AROUND)],
         "mixed": [(PREFILL, probe.record_mixed, When.AFTER)],
         "states": [
             (COMMIT, probe.record_committed_state, When.AFTER),
@@ -31,8 +34,13 @@ def register() -> None:
         "oracle": [(DRAFT, oracle.know_answers, When.AFTER)],
         "penalty_order": [(PENALTIES, penalty_order.as_for_a_block_of_one, When.AROUND)],
         "draw_twice": [(CHOOSE, wrong_rule.draw_twice, When.AROUND)],
+        "widths": [(WIDTH, widths.in_turn, When.AFTER)],
         "keep_likely": [(CHOOSE, wrong_rule.keep_likely, When.AROUND)],
     }
+    if "streams" in os.environ.get("SGLANG_DFLASH_TEST_PLUGIN", ""):
+        from dflash_test_plugin import overlap
+
+        modes["streams"] = overlap.hooks(When)
     for mode in filter(None, os.environ.get("SGLANG_DFLASH_TEST_PLUGIN", "").split(",")):
         for target, hook, when in modes[mode]:
             HookRegistry.register(target, hook, when)

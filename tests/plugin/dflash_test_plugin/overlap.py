@@ -1,0 +1,152 @@
+"""Mode ``streams``: the scheduler's event loop on emulated streams, with races planted on demand.
+
+The loop runs as on CUDA, with SGLang's write-after-read barrier, and finer than the CPU platform alone would have it:
+what the scheduler waits for before it writes shared tables is the end of the target's forward, as with a CUDA graph,
+not the end of the step. ``streams.json`` in the probe's folder holds, for each fault that the file ``plant`` names (and
+for "" without one), the races, and the places where the host waited.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dflash_test_plugin.probe import FOLDER
+from tests.rehearsal.streams import HOST, Event, current_stream, install
+from tests.rehearsal.streams_watch import Calls, Operators, Watch
+
+WATCH = Watch()
+_found: dict[str, dict[str, Any]] = {}
+_kept: dict[Any, Tensor] = {}
+
+
+def planted() -> str:
+    path = FOLDER / "plant"
+    return path.read_text().strip() if path.exists() else ""
+
+
+def hooks(when: Any) -> list[tuple[str, Callable[..., Any], Any]]:
+    """What the mode hooks, and ``torch.cpu`` with streams."""
+    os.environ["SGLANG_ENABLE_WAR_BARRIER"] = "1"
+    install()
+    wait = Event.wait
+    Event.wait = lambda event, stream=None: planted() == "no wait for the lengths" or wait(event, stream)
+    sglang, ours = "sglang.srt.", "sglang_dflash.worker."
+    return [
+        (sglang + "managers.scheduler.Scheduler.run_event_loop", watch_scheduler, when.AROUND),
+        (sglang + "managers.tp_worker.TpModelWorker.forward_batch_generation", end_shared_reads, when.AFTER),
+        (sglang + "utils.common.async_d2h", async_d2h, when.REPLACE),
+        (sglang + "speculative.spec_utils.record_stream_each", record_stream_each, when.REPLACE),
+        (ours + "sampling.history.HostCopy.__init__", start_copy, when.AROUND),
+        (ours + "sampling.history.HostCopy.wait", wait_for_copy, when.AROUND),
+        (ours + "accept.Accept.__call__", accept, when.AROUND),
+        (ours + "state.DraftState.prepare_for_decode", prepare_for_decode, when.AROUND),
+        (ours + "inject.Inject.__call__", inject, when.AROUND),
+        (ours + "worker.DFlashWorker._decode", note, when.AFTER),
+    ]
+
+
+def watch_scheduler(original: Callable[..., Any], scheduler: Any) -> None:
+    """Around ``Scheduler.run_event_loop``."""
+    for name in ("schedule", "forward", "copy"):
+        getattr(scheduler, f"{name}_stream").name = name
+    Tensor.record_stream = lambda tensor, stream: WATCH.keep(tensor, stream)
+    for tensor in made_on_host(scheduler):
+        WATCH.of(tensor, HOST)
+    with Operators(WATCH), Calls(WATCH):
+        original(scheduler)
+
+
+def made_on_host(scheduler: Any) -> Iterator[Tensor]:
+    """The host's tensors that were made before the loop began."""
+    yield scheduler.req_to_token_pool.req_generation
+    for owner in gc.get_objects():
+        if type(owner).__name__ == "CudaGraphBufferRegistry":  # it serves eager forwards too
+            yield from (
+                slot.buffer for name, slot in owner._slots.items() if "_cpu" in name and slot.buffer is not None
+            )
+        elif type(owner).__name__ == "DraftRings":
+            yield owner._oldest_cpu
+
+
+def note(*_: Any) -> None:
+    """After each decode step."""
+    fault = planted()
+    phase = _found.setdefault(fault, {"races": {}, "waits": {}, "operators": 0, "steps": 0})
+    for key in ("races", "waits"):
+        for what, times in getattr(WATCH, key).items():
+            phase[key][what] = phase[key].get(what, 0) + times
+        getattr(WATCH, key).clear()
+    phase["operators"], WATCH.operators = phase["operators"] + WATCH.operators, 0
+    phase["steps"] += 1
+    partial = FOLDER / "streams.json.part"
+    partial.write_text(json.dumps(_found))
+    partial.rename(FOLDER / "streams.json")
+
+
+def async_d2h(tensor: Tensor) -> Tensor:
+    """In place of SGLang's, which copies nothing on a CPU: a copy that the current stream makes."""
+    if WATCH.on_host(tensor):
+        return tensor
+    host = WATCH.copy_to_host(tensor)
+    if planted() != "no record_stream":
+        tensor.record_stream(current_stream())
+    return host
+
+
+def record_stream_each(tensors: Any, stream: Any) -> None:
+    """In place of SGLang's, which skips what is not on CUDA."""
+    for tensor in tensors:
+        tensor.record_stream(stream)
+
+
+def end_shared_reads(result: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    """After a forward of the target: what SGLang's graph runners do for the barrier."""
+    event = Event()
+    event.record()
+    worker.model_runner.shared_read_done_event = event
+    return result
+
+
+# --- faults
+
+
+def start_copy(original: Callable[..., Any], copy: Any, *tensors: Tensor) -> None:
+    original(copy, *tensors)
+    if planted() == "one host buffer":
+        for i, (host, tensor) in enumerate(zip(copy._host, tensors, strict=True)):
+            copy._host[i] = _kept.setdefault((tensor.shape, tensor.dtype), host)
+            copy._host[i].copy_(tensor, non_blocking=True)
+        copy._done.record()
+
+
+def wait_for_copy(original: Callable[..., Any], copy: Any) -> Any:
+    if planted() == "host copy without its event":
+        return [tensor.tolist() for tensor in copy._host]
+    return original(copy)
+
+
+def accept(original: Callable[..., Any], stage: Any, step: Any) -> None:
+    original(stage, step)
+    if planted() == "one result buffer":
+        tokens = step.accepted.out_tokens
+        buffer = _kept.setdefault(("result", tokens.shape), torch.empty_like(tokens))
+        step.accepted = step.accepted._replace(out_tokens=buffer.copy_(tokens))
+
+
+def prepare_for_decode(original: Callable[..., Any], state: Any, batch: Any) -> None:
+    if planted() == "result on the scheduler's stream" and state.new_seq_lens is not None:
+        state.new_seq_lens + 0
+    original(state, batch)
+
+
+def inject(original: Callable[..., Any], stage: Any, step: Any) -> None:
+    original(stage, step)
+    if planted() == "shared table after its event":
+        step.batch.req_to_token_pool.req_to_token[step.batch.req_pool_indices]
