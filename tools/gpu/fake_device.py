@@ -8,6 +8,7 @@ in order, graphs do not exist, and a host tensor handed to a kernel is not notic
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from types import SimpleNamespace
@@ -51,10 +52,12 @@ def on_host(value: Any) -> Any:
 class Stream:
     """Runs at once what is put on it."""
 
-    cuda_stream = stream_id = device_index = 0
-    device = torch.device("cpu")
+    device, device_index = torch.device("cpu"), 0
+    _handles = itertools.count()
 
-    def __init__(self, *args: Any, **options: Any) -> None: ...
+    def __init__(self, *args: Any, **options: Any) -> None:
+        # SGLang asks for streams until it gets one that it has not yet.
+        self.cuda_stream = self.stream_id = next(self._handles)
 
     def wait_stream(self, other: Any) -> None: ...
 
