@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -32,6 +34,8 @@ def main() -> None:
     steps, site = runner.chosen(asked.steps), asked.site.absolute()
     unpack.unpack(site)
     arguments = ("--device", asked.device, "--pairs", asked.pairs, "--layers", str(asked.layers))
+    # A run that is told to end takes its step and the step's servers with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     plan = runner.Plan(steps, asked.minutes, arguments)
     good = runner.run(plan, asked.out.absolute(), unpack.environment(site, asked.device))
     print("\n".join(tables.summary(asked.out)))
