@@ -45,6 +45,7 @@ def hooks(when: Any) -> list[tuple[str, Callable[..., Any], Any]]:
         (sglang + "speculative.spec_utils.record_stream_each", record_stream_each, when.REPLACE),
         (ours + "sampling.history.HostCopy.__init__", start_copy, when.AROUND),
         (ours + "sampling.history.HostCopy.wait", wait_for_copy, when.AROUND),
+        (ours + "accept.Accept.before_verify", before_verify, when.AROUND),
         (ours + "accept.Accept.__call__", accept, when.AROUND),
         (ours + "state.DraftState.prepare_for_decode", prepare_for_decode, when.AROUND),
         (ours + "inject.Inject.__call__", inject, when.AROUND),
@@ -104,6 +105,13 @@ def record_stream_each(tensors: Any, stream: Any) -> None:
     """In place of SGLang's, which skips what is not on CUDA."""
     for tensor in tensors:
         tensor.record_stream(stream)
+
+
+def before_verify(original: Callable[..., Any], stage: Any, step: Any) -> None:
+    """SGLang's copy of a block for its grammars has no event where the device is a CPU: record one, as on CUDA."""
+    original(stage, step)
+    if step.grammar_tree is not None:
+        step.grammar_tree._done = current_stream().record_event()
 
 
 def end_shared_reads(result: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
