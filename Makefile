@@ -16,7 +16,7 @@ STAMP := $(VENV)/.setup-$(shell cat requirements/*.txt pyproject.toml Makefile |
 # OpenMP workers spin while they wait: two pools on two cores slow each other down by orders of magnitude.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-slow test-matrix test-gpu wheelhouse gpu quality bench clean
+.PHONY: setup demo test test-slow rehearse test-matrix test-gpu wheelhouse gpu quality bench clean
 setup: $(STAMP)
 
 $(STAMP): requirements/cpu.txt pyproject.toml
@@ -35,11 +35,17 @@ demo: setup
 PYTEST := $(BIN)/pytest -q -n 2
 
 test: setup
-	$(PYTEST) --dist loadfile -m "not slow and not gpu" tests/unit tests/contract
+	$(PYTEST) --dist loadfile -m "not slow and not gpu" tests/unit tests/contract tests/rehearsal
 	$(PYTEST) --dist loadgroup -m "not slow and not gpu" tests/engine
 
 test-slow: setup
 	$(PYTEST) --dist loadgroup -m "slow and not gpu" tests
+
+# The GPU path on this CPU (docs/rehearsal.md).
+rehearse: setup
+	$(BIN)/python -m tests.rehearsal
+	$(BIN)/python -m tests.rehearsal.mutants
+	$(BIN)/python -m tests.rehearsal.kernels --tp 1 8
 
 # The slow equality matrix alone; interrupted, it goes on with the cells that are not yet in .cache/matrix.jsonl.
 test-matrix: setup

@@ -24,8 +24,13 @@ LAUNCHES: collections.Counter[str] = collections.Counter()
 # Takes (executor, args, kwargs) of every launch while a graph is captured.
 recorders: list[Callable[[Any, Any, Any], None]] = []
 
-# They follow addresses that they load from a table of pointers, which no argument's extent can bound.
-FOLLOW_POINTERS = {"copy_all_layer_kv_cache_tiled", "copy_all_layer_kv_cache", "transfer_kv_all_layer"}
+# They follow addresses that they load from a table, which no argument's extent can bound.
+FOLLOW_POINTERS = {
+    "_fused_conv_window_scatter_multi_kernel",
+    "_fused_slot_clear_kernel",
+    "_fused_slot_copy_kernel",
+    "copy_all_layer_kv_cache_tiled",
+}
 
 
 class OutOfBounds(RuntimeError):
@@ -42,6 +47,7 @@ def install() -> None:
     interpreter.GridExecutor._restore_args_dev = lambda self, *args: None
     interpreter.InterpretedFunction.rewrite = _with_aliases(interpreter.InterpretedFunction.rewrite)
     _check_memory(interpreter.InterpreterBuilder)
+    _compute_bfloat16(interpreter.InterpreterBuilder)
 
 
 def _driver() -> Any:
@@ -89,6 +95,30 @@ def _interpreted(builtin: Any) -> Any:
         return builtin(*args, **kwargs, _semantic=interpreter.interpreter_semantic)
 
     return call
+
+
+def _compute_bfloat16(builder: Any) -> None:
+    """To numpy a bfloat16 is an integer of 16 bits: arithmetic goes through float32, as it does on a GPU."""
+
+    def widened(handle: Any) -> Any:
+        is_bfloat16 = isinstance(handle, interpreter.TensorHandle) and handle.dtype.scalar == tl.bfloat16
+        return builder.cast_impl(builder, handle, tl.float32) if is_bfloat16 else handle
+
+    def through_float32(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def run(self: Any, *operands: Any, **options: Any) -> Any:
+            wide = [widened(operand) for operand in operands]
+            result = operation(self, *wide, **options)
+            narrow = (
+                wide[0] is not operands[0] and result.dtype.scalar == tl.float32 and result.data.dtype == np.float32
+            )
+            return builder.cast_impl(builder, result, tl.bfloat16) if narrow else result
+
+        return run
+
+    for name in ("unary_op", "binary_op", "ternary_op"):
+        setattr(builder, name, through_float32(getattr(builder, name)))
+    dot = builder.create_dot
+    builder.create_dot = lambda self, a, b, *others: dot(self, widened(a), widened(b), *others)
 
 
 # --- launches

@@ -95,7 +95,7 @@ def _met(*names: str) -> tuple[tuple[str, str], ...]:
     return tuple((part, name) for part, _, name in (each.partition(": ") for each in names))
 
 
-DENSE, HYBRID, MOE = "tiny-dense", "tiny-hybrid", "tiny-moe"
+DENSE, HYBRID = "tiny-dense", "tiny-hybrid"
 _PADDED = _met("replays: target 4", "replays: drafter 4", "replays: target 1", "replays: drafter 1")
 _OURS = "launches: sglang_dflash.ops.kernels."
 _REPLAYED = _met("replays: target 4", "replays: drafter 4")
@@ -189,5 +189,4 @@ SCENARIOS: tuple[Scenario, ...] = (
         options={"disable_radix_cache": True},
     ),
     Scenario("bfloat16", HYBRID, (ask(HYBRID, 2),), _REPLAYED, graphs=(4,), options={"dtype": "bfloat16"}),
-    Scenario("mixture of experts", MOE, (ask(MOE, 2),), _REPLAYED, graphs=(4,)),
 )

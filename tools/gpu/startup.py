@@ -19,6 +19,3 @@ def install() -> None:
 
         fake_device.install()
         interpreter.install()
-        # State slots of every layer, found through a table of addresses.
-        interpreter.FOLLOW_POINTERS |= {"_fused_slot_clear_kernel", "_fused_slot_copy_kernel"}
-        interpreter.FOLLOW_POINTERS |= {"_fused_conv_window_scatter_multi_kernel"}
