@@ -13,13 +13,16 @@ LISTED = {
     # SGLang's, which let the host go on
     "sglang/srt/managers/schedule_batch.py set_mamba_track_indices_from_reqs: async_h2d",
     "sglang/srt/layers/logprob_processor.py get_token_ids_logprobs_raw: to",
-    # ids of a prefill's log-probabilities, which stay on the batch
-    "sglang/srt/model_executor/forward_batch_info.py init_new: to",
     # the graph runners' copy of ``seq_lens_cpu`` into a buffer that is on the host too
     "sglang/srt/model_executor/cuda_graph_buffer_registry.py fill_from: host tensor among the device's",
 }
-# ``no_sync.EXCUSED``: from pageable memory, and only where a request ended under the step.
-_EXCUSED = {"sglang/srt/managers/schedule_batch.py set_mamba_track_indices_from_reqs: list as index"}
+# SGLang's, depending on how requests meet.
+_SOMETIMES = {
+    # ids of a prefill's log-probabilities, pinned, which stay on the batch
+    "sglang/srt/model_executor/forward_batch_info.py init_new: to",
+    # from pageable memory, where a request ended under the step: ``no_sync.EXCUSED`` names it
+    "sglang/srt/managers/schedule_batch.py set_mamba_track_indices_from_reqs: list as index",
+}
 # The CPU platform's stand-ins for kernels make tensors that a kernel does not need.
 _STAND_INS = "sglang_dflash/cpu/"
 
@@ -30,5 +33,5 @@ def copies(folder: Path) -> dict[str, int]:
     return {
         where: len(lines)
         for where, lines in found.items()
-        if not where.startswith(_STAND_INS) and where not in _EXCUSED
+        if not where.startswith(_STAND_INS) and where not in _SOMETIMES
     }

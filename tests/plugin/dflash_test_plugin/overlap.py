@@ -14,7 +14,6 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dflash_test_plugin.probe import FOLDER
@@ -144,7 +143,7 @@ def accept(original: Callable[..., Any], stage: Any, step: Any) -> None:
     original(stage, step)
     if planted() == "one result buffer":
         tokens = step.accepted.out_tokens
-        buffer = _kept.setdefault(("result", tokens.shape), torch.empty_like(tokens))
+        buffer = _kept.setdefault("result", tokens.new_empty(16, *tokens.shape[1:]))[: len(tokens)]
         step.accepted = step.accepted._replace(out_tokens=buffer.copy_(tokens))
 
 
