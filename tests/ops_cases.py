@@ -95,13 +95,6 @@ def test_seeded_draw(rows: int, vocab: int) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("strided", ["seeds", "positions"])
-def test_seeded_draw_refuses_every_other_value_of_a_tensor(strided: str) -> None:
-    vectors = {"seeds": ints(0, 99, 4), "positions": ints(0, 99, 4), strided: ints(0, 99, 8)[::2]}
-    with pytest.raises(AssertionError):
-        kernel("seeded_draw")(torch.rand(4, 8, device=DEVICE), **vectors)
-
-
 @pytest.mark.parametrize("bs, width, vocab", [(0, 4, 8), (3, 1, 20), (4, 5, 12), (2, 16, 1500)])
 def test_penalize_block(bs: int, width: int, vocab: int) -> None:
     logits = torch.randn(bs, width, vocab + 3, device=DEVICE)[..., :vocab]

@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
 from sglang_dflash.ops import kernels
+from sglang_dflash.ops.kernels.accept_block import accept_block
+from sglang_dflash.ops.kernels.norm_rope import norm_rope
+from sglang_dflash.ops.kernels.penalize_block import penalize_block
+from sglang_dflash.ops.kernels.prepare_block import prepare_block
+from sglang_dflash.ops.kernels.seeded_draw import seeded_draw
 from tests.rehearsal.kernels_ours import launch_ours
 from tests.rehearsal.kernels_pairs import rank_shapes
 from tests.unit.ops.launches import SHARED_MEMORY, compiled_for
@@ -69,3 +76,21 @@ def test_kernels_fit_in_registers_at_the_published_shapes(capability: int) -> No
     for launch in launches:
         usage = launch.usage
         assert usage.stack == 0 and usage.registers <= MOST_REGISTERS, (launch.kernel, usage)
+
+
+EVERY_OTHER = torch.zeros(8, dtype=torch.int64)[::2]
+DENSE, TABLE = EVERY_OTHER.clone(), torch.zeros(4, 8)
+STRIDED: dict[str, Callable[[], object]] = {
+    "prepare_block_kernel": lambda: prepare_block(DENSE, EVERY_OTHER, DENSE, TABLE, width=2, mask_token_id=0),
+    "accept_block_kernel": lambda: accept_block(TABLE, TABLE, EVERY_OTHER),
+    "norm_rope_kernel": lambda: norm_rope(TABLE[None, :, None], TABLE[:1, None], 1e-6, EVERY_OTHER, TABLE),
+    "penalize_block_kernel": lambda: penalize_block(TABLE[:, None], DENSE[:, None], TABLE, EVERY_OTHER, TABLE),
+    "seeded_draw_kernel": lambda: seeded_draw(TABLE, EVERY_OTHER, DENSE),
+}
+
+
+@pytest.mark.parametrize("kernel", sorted(KERNELS))
+def test_a_vector_with_a_stride_is_refused(kernel: str) -> None:
+    """Kernels are told of none, and would read other values than their definitions do."""
+    with pytest.raises(AssertionError, match="2,"):
+        STRIDED[kernel]()
