@@ -45,6 +45,7 @@ test-slow: setup
 rehearse: setup
 	$(BIN)/python -m tests.rehearsal
 	$(BIN)/python -m tests.rehearsal.mutants
+	$(BIN)/pytest -q -m slow tests/rehearsal/test_streams.py
 	$(BIN)/python -m tests.rehearsal.kernels --tp 1 8
 
 # The slow equality matrix alone; interrupted, it goes on with the cells that are not yet in .cache/matrix.jsonl.
