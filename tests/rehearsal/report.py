@@ -9,11 +9,11 @@ from tests.rehearsal.interpreter import LAUNCHES
 
 # Captured graphs: "target 4" (role, batch size) to its nodes and how many of them are kernel launches.
 GRAPHS: dict[str, dict[str, int]] = {}
-# "target 4" to the number of its replays; "target prefill" to those of a prefill's segments.
+# "target 4" to the number of its replays; "prefill" to those of the target's prefill.
 REPLAYS: collections.Counter[str] = collections.Counter()
-# "target" to its forwards without a graph.
+# "target 4" to its forwards without a graph.
 EAGER: collections.Counter[str] = collections.Counter()
-# Anything else that a scenario must have met: "retracted", "mixed".
+# Anything else that a scenario must have met: "retracted", "mixed batches".
 EVENTS: collections.Counter[str] = collections.Counter()
 
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.library import Library
 from torch.overrides import TorchFunctionMode
 
 PROPERTIES = SimpleNamespace(
@@ -170,13 +171,13 @@ def install() -> None:
 
 def _operators_for_the_host() -> None:
     """What is registered for CUDA tensors serves those that stand for them."""
-    implement = torch.library.Library.impl
+    implement = Library.impl
 
     def implement_on_host(library: Any, name: Any, function: Any, dispatch_key: str = "", **options: Any) -> Any:
         ours = library.ns == "sglang" and dispatch_key == "CUDA"
         return implement(library, name, function, "CPU" if ours else dispatch_key, **options)
 
-    torch.library.Library.impl = implement_on_host  # type: ignore[method-assign]
+    Library.impl = implement_on_host  # type: ignore[method-assign]
 
 
 def _groups_of_one_process() -> None:
