@@ -1,9 +1,10 @@
-"""The two formats that results are written in: JSON lines and CSV."""
+"""The two formats that results are written in, JSON lines and CSV, and the names of an arm's files."""
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,3 +26,8 @@ def write_csv(path: Path, kind: type[DataclassInstance], rows: Sequence[Dataclas
         writer = csv.DictWriter(file, fieldnames=list(kind.__dataclass_fields__))
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
+
+
+def file_name(label: str) -> str:
+    """An arm's label as the stem of a file's name."""
+    return re.sub(r"[^\w.-]", "_", label)

@@ -23,13 +23,13 @@ class Options:
     ] = None
     target: Annotated[str | None, typer.Option(help="Path or hub name of a target, instead of the pair's.")] = None
     draft: Annotated[str | None, typer.Option(help="Path or hub name of a drafter, instead of the pair's.")] = None
-    drafter: Annotated[str, typer.Option(help="Drafter of a tiny pair: good, weak, swa, interleaved, mismatched.")] = (
-        "good"
-    )
+    drafter: Annotated[
+        str, typer.Option(help="Drafter of a tiny pair: good, noisy, weak, swa, interleaved, mismatched.")
+    ] = "good"
     modes: Annotated[
         str,
         typer.Option(
-            help="Comma-separated arms: ar, dflash:BLOCK, builtin:BLOCK, mtp:STEPS. "
+            help="Comma-separated arms: ar, dflash:BLOCK, adaptive:BLOCK, random:BLOCK, builtin:BLOCK, mtp:STEPS. "
             "+NAME=VALUE after an arm sets an environment variable of its server."
         ),
     ] = "ar,dflash:8,dflash:16"

@@ -25,6 +25,10 @@ class RunKey:
     concurrency: int
     repeat: int
 
+    def rid(self, question: str, turn: int) -> str:
+        """The request's id on the server, by which its steps are found in the server's step log."""
+        return f"{self.mode}/{self.task}/c{self.concurrency}/r{self.repeat}/{question}/{turn}"
+
 
 @dataclass(frozen=True)
 class Record:

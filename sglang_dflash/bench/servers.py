@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from sglang_dflash.bench import results
+from sglang_dflash.bench import results, step_log
 from sglang_dflash.bench.client import Client
-from sglang_dflash.bench.modes import AR, Mode
+from sglang_dflash.bench.files import file_name
+from sglang_dflash.bench.modes import AR, OURS, Mode
 from sglang_dflash.bench.prompt_book import PromptBook
 from sglang_dflash.bench.runner import WORKER_KEY
 from sglang_dflash.bench.server import running
@@ -66,9 +67,11 @@ class Servers(AsyncExitStack):
         command = url
         if url is None:
             launch = self._settings.launch(mode)
+            if mode.kind in OURS:
+                launch = replace(launch, env=(*step_log.variable(self._settings.out, mode.label), *launch.env))
             command = launch.describe()
             self._say(f"starting {mode.label}: {command}")
-            log = self._settings.out / "logs" / (re.sub(r"[^\w.-]", "_", mode.label) + ".log")
+            log = self._settings.out / "logs" / f"{file_name(mode.label)}.log"
             url = await self.enter_async_context(running(launch, log))
         client = await self.enter_async_context(Client(url))
         info = await client.server_info()
@@ -95,10 +98,10 @@ def check_arm(mode: Mode, info: dict[str, Any]) -> None:
     algorithm = info.get("speculative_algorithm")
     if (algorithm is None) != (mode.kind == AR):
         raise _other_server(mode, f"speculative_algorithm {algorithm}", "none" if mode.kind == AR else "speculation")
-    if mode.kind not in ("dflash", "builtin"):
+    if mode.kind not in (*OURS, "builtin"):
         return
     ours = WORKER_KEY in info["internal_states"][0]
-    if ours != (mode.kind == "dflash"):
+    if ours != (mode.kind in OURS):
         raise _other_server(mode, f"{'our' if ours else 'not our'} worker", f"{mode.kind}'s worker")
     block = info.get("speculative_num_draft_tokens")
     if block != mode.size:

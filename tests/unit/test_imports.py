@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "check": COMMAND | {"window.size"},
     "train": COMMAND | {"pairs", "torchvision_import", "bench.provenance"},
     "pairs": COMMAND,
-    "bench": COMMAND | {"pairs"},
+    "bench": COMMAND | {"pairs", "width"},
     "cli": COMMAND | {"bench", "check", "pairs", "train"},
 }
 

@@ -33,6 +33,15 @@ def test_modes():
     assert [mode.block for mode in parse_modes("ar,dflash:8,mtp:3")] == [None, 8, 4]
 
 
+def test_the_width_of_an_arm_is_fixed_chosen_or_drawn():
+    arguments = {text: Mode.parse(text).server_args("t", "d")[6:] for text in ("dflash:16", "adaptive:16", "random:16")}
+    assert arguments["dflash:16"] == []
+    assert arguments["adaptive:16"] == ["--speculative-adaptive"]
+    *flags, config = arguments["random:16"]
+    assert flags == ["--speculative-adaptive", "--speculative-adaptive-config"]
+    assert json.loads(Path(config).read_text()) == {"policy": "random"}
+
+
 def test_a_mode_can_set_its_servers_environment():
     mode = Mode.parse("dflash:16+A=1+B=x:2")
     assert (mode.size, mode.server_env()) == (16, {"A": "1", "B": "x:2"})

@@ -92,6 +92,10 @@ def test_a_whole_session(tmp_path: Path):
         # Prompts are tokenised once and by one server
         assert len([p for p, _ in plain.calls if p == "/v1/tokenize"]) == 3
         assert [p for p, _ in dflash.calls if p == "/v1/tokenize"] == []
+        # Measured requests are found in the server's log by their ids; those of the warm-up have none
+        rids = [b.get("rid") for p, b in dflash.calls if p == "/generate" and not b["sampling_params"]["ignore_eos"]]
+        assert rids == [r.run.rid(r.question, r.turn) for r in measured.requests if r.run.mode == "dflash:16"]
+        assert len(set(rids)) == len(rids) > 0
     speculated = [r for r in measured.requests if r.run.mode == "dflash:16"]
     assert {(r.verify_steps, r.completion_tokens) for r in speculated} == {(1, 3)}
     assert {r.correct for r in measured.requests} == {False}
