@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.pairs.noisy import noisy_path
 
 NAMES = ("tiny-hybrid", "tiny-moe", "tiny-dense")
 DRAFTER_KINDS = ("good", "weak", "swa", "interleaved", "mismatched")
+NOISY = "noisy"  # every pair has it; not shipped: noisy.py makes it
 WEIGHTS = Path(__file__).parent / "weights"
 
 
@@ -30,14 +32,16 @@ def drafter_path(name: str, kind: str = "good") -> Path:
     """The folder of the named pair's drafter of that kind: config and bf16 safetensors.
 
     Raises:
-        DFlashError: no such pair, or the pair has no such drafter.
+        DFlashError: no such pair, the pair has no such drafter, or the ``noisy`` one cannot be written.
     """
-    check_known(f"drafter of {name}", kind, drafter_kinds(name))
+    check_known(f"drafter of {name}", kind, (*drafter_kinds(name), NOISY))
+    if kind == NOISY:
+        return noisy_path(drafter_path(name))
     return WEIGHTS / name / f"drafter-{kind}"
 
 
 def drafter_kinds(name: str) -> tuple[str, ...]:
-    """The kinds of drafter that the named pair has; ``good`` is the first."""
+    """The kinds of drafter that the named pair ships; ``good`` is the first."""
     check_known("pair", name, NAMES)
     return DRAFTER_KINDS if name == "tiny-hybrid" else DRAFTER_KINDS[:1]
 

@@ -20,7 +20,7 @@ Name = Annotated[str, typer.Argument(help=", ".join(NAMES))]
 @app.command()
 def path(
     name: Name,
-    drafter: Annotated[str | None, typer.Option(help="Print this drafter's folder instead.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="Print this drafter's folder instead; noisy is made now.")] = None,
 ) -> None:
     """Print the folder of a pair's target, or of one of its drafters."""
     with user_errors():

@@ -31,7 +31,7 @@ def train(
     with user_errors():
         kinds = drafter or list(drafter_kinds(name))
         for kind in kinds:
-            drafter_path(name, kind)
+            check_known(f"drafter of {name}", kind, drafter_kinds(name))
     import torch
 
     from sglang_dflash.train.recipe import train_pair
@@ -81,6 +81,8 @@ def measure(
     """Measure a shipped target's accuracy or drafters' accept lengths on held-out prompts."""
     with user_errors():
         target = target_path(name)
+        for kind in drafter or () if save else ():
+            check_known(f"drafter of {name}", kind, drafter_kinds(name))
         folders = [drafter_path(name, kind) for kind in drafter or ()]
     import torch
 
