@@ -1,16 +1,16 @@
-"""The tasks by name: public datasets as z-lab and the model cards ask them, and the tiny pairs' own, offline."""
+"""The tasks by name: public datasets as the model cards ask them; offline, the tiny pairs' own and ``wild``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from random import Random
 
-from sglang_dflash.bench.tasks import pair_tasks
+from sglang_dflash.bench.tasks import pair_tasks, wild
 from sglang_dflash.bench.tasks.datasets import DATASETS, questions
 from sglang_dflash.bench.tasks.question import Question
 from sglang_dflash.errors import DFlashError
 
-TASKS = (*pair_tasks.TASKS, *pair_tasks.MIXTURES, *DATASETS)
+TASKS = (*pair_tasks.TASKS, *pair_tasks.MIXTURES, wild.WILD, *DATASETS)
 
 
 def check_name(name: str) -> None:
@@ -35,7 +35,7 @@ def load(name: str, count: int, *, seed: int = 0, data_dir: Path | None = None) 
         DFlashError: an unknown task, or a dataset that cannot be reached.
     """
     check_name(name)
-    if name not in DATASETS:
+    if name in (*pair_tasks.TASKS, *pair_tasks.MIXTURES):
         return pair_tasks.load(name, count, seed)
-    found = questions(name, data_dir)
+    found = wild.questions() if name == wild.WILD else questions(name, data_dir)
     return found if count >= len(found) else Random(seed).sample(found, count)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -123,6 +126,56 @@ def test_a_mixture_asks_every_task_in_turn(name: str):
 def test_single_questions_have_no_history():
     assert all(len(q.messages) == 1 for q in tasks.load("questions", 40))
     assert any(len(q.messages) > 1 for q in tasks.load("mixed", 40))
+
+
+def test_wild_prompts_are_many_of_many_kinds_and_each_another() -> None:
+    asked = tasks.load("wild", 1000)
+    assert len(asked) >= 60 and all(q.grader is None and len(q.messages) == 1 for q in asked)
+    assert len({q.id for q in asked}) == len(asked)
+    assert len({q.id.partition("/")[0] for q in asked}) >= 12
+    texts = [q.messages[0]["content"] for q in asked]
+    assert all(text.strip() for text in texts) and not any("%%" in text for text in texts)
+    assert max(map(len, texts)) > 1000 and min(map(len, texts)) < 5
+    trigrams = [{text[i : i + 3] for i in range(len(text) - 2)} for text in texts]
+    alike = [
+        (a.id, b.id)
+        for (a, x), (b, y) in itertools.combinations(zip(asked, trigrams, strict=True), 2)
+        if len(x & y) > len(x | y) / 4
+    ]
+    assert not alike
+
+
+def test_wild_prompts_come_in_many_scripts() -> None:
+    letters = "".join(q.messages[0]["content"] for q in tasks.load("wild", 1000))
+    scripts = {unicodedata.name(letter).partition(" ")[0] for letter in letters if letter.isalpha()}
+    assert scripts >= {
+        "LATIN",
+        "CYRILLIC",
+        "GREEK",
+        "CJK",
+        "HIRAGANA",
+        "HANGUL",
+        "ARABIC",
+        "HEBREW",
+        "DEVANAGARI",
+        "THAI",
+    }
+
+
+def test_wild_prompts_keep_their_lines_and_their_indentation() -> None:
+    texts = {q.id: q.messages[0]["content"] for q in tasks.load("wild", 1000)}
+    assert texts["short/hi"] == "hi"
+    assert texts["code/assembly"].startswith("    xor eax, eax\n.loop:\n")
+    assert texts["code/haskell"].endswith("\nquicksort (p:xs) =")
+
+
+def test_no_wild_prompt_is_of_a_training_template() -> None:
+    taught = [
+        re.compile(p)
+        for p in (r"How many \w+ does \w+ have now", r"JSON record", r"Python function `", r"def \w+\(nums")
+    ]
+    assert all(any(re.search(p, m["content"]) for p in taught) for q in tasks.load("code", 8) for m in q.messages[-1:])
+    assert not [q.id for q in tasks.load("wild", 1000) for p in taught if p.search(q.messages[0]["content"])]
 
 
 def test_a_code_answer_that_never_ends_is_wrong():
