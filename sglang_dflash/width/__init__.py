@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
-from sglang_dflash.width.policy import FixedWidth, WidthPolicy
+from sglang_dflash.width.adaptive import AdaptiveWidth
+from sglang_dflash.width.breaker import Pause
+from sglang_dflash.width.config import WidthConfig, build_policy, default_widths, parse_config, read_config
+from sglang_dflash.width.cost import CostTable
+from sglang_dflash.width.policy import FixedWidth, RandomWidth, WidthPolicy
+from sglang_dflash.width.survival import Survival
 
-__all__ = ["FixedWidth", "WidthPolicy"]
+__all__ = [
+    "AdaptiveWidth",
+    "CostTable",
+    "FixedWidth",
+    "Pause",
+    "RandomWidth",
+    "Survival",
+    "WidthConfig",
+    "WidthPolicy",
+    "build_policy",
+    "default_widths",
+    "parse_config",
+    "read_config",
+]

@@ -1,0 +1,139 @@
+"""``--speculative-adaptive-config``: a JSON object that says which widths a policy may use and how it chooses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.width.adaptive import AdaptiveWidth
+from sglang_dflash.width.cost import CostTable
+from sglang_dflash.width.policy import FixedWidth, RandomWidth, WidthPolicy
+
+FLAG = "--speculative-adaptive-config"
+POLICIES = ("adaptive", "random", "fixed")
+
+
+@dataclass(frozen=True)
+class WidthConfig:
+    """What the file may say; every key is optional.
+
+    Args:
+        policy: ``adaptive``; ``random``, for recordings; ``fixed``, always the full block.
+        widths: what the policy may choose from; empty for 1, 2, 4, ... and the block size.
+        seed: of ``random``.
+        ragged: whether drafts that the drafter itself calls hopeless stay unverified; ``auto``: where it pays.
+    """
+
+    policy: str = "adaptive"
+    widths: tuple[int, ...] = ()
+    seed: int = 0
+    ragged: bool | str = "auto"
+
+    def widths_for(self, block_size: int) -> tuple[int, ...]:
+        """The widths, ascending.
+
+        Raises:
+            DFlashError: a width is wider than the block.
+        """
+        if not self.widths:
+            return default_widths(block_size)
+        if self.widths[-1] > block_size:
+            raise DFlashError(
+                f"width {self.widths[-1]} in the file of {FLAG}",
+                expected=f"widths up to the block size, {block_size}",
+                remedy="leave it out, or raise --speculative-num-draft-tokens if the drafter has a larger block",
+            )
+        return self.widths
+
+
+def default_widths(block_size: int) -> tuple[int, ...]:
+    """Powers of two below the block size, and the block size."""
+    powers = (1 << exponent for exponent in range(block_size.bit_length()))
+    return (*(width for width in powers if width < block_size), block_size)
+
+
+def read_config(path: str | None) -> WidthConfig:
+    """The file's settings; the defaults without a file.
+
+    Raises:
+        DFlashError: the file is missing, no JSON object, or has a key or value that is not one of ours.
+    """
+    if path is None:
+        return WidthConfig()
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _refusal(f"{path}: {error}", "a readable JSON file", "name one, or leave the flag out") from error
+    if not isinstance(found, dict):
+        raise _refusal(f"{path}: {_short(found)}", "a JSON object", 'write one, such as {"policy": "adaptive"}')
+    return parse_config(found)
+
+
+def parse_config(found: dict[str, Any]) -> WidthConfig:
+    """The settings of a JSON object.
+
+    Raises:
+        DFlashError: it has a key or value that is not one of ours.
+    """
+    keys = [field.name for field in fields(WidthConfig)]
+    for key, value in found.items():
+        if key.isdigit():
+            raise _refusal(
+                f"{_short(key)}: a batch size, as in SGLang's own format",
+                f"the keys {', '.join(keys)}",
+                'list the widths, such as {"widths": [1, 2, 4, 8, 16]} (a width is SGLang\'s steps plus 1); which one '
+                "is used at which batch size is measured",
+            )
+        if key not in keys:
+            raise _refusal(f"key {_short(key)}", f"the keys {', '.join(keys)}", "correct it, or leave it out")
+        problem = _problem(key, value)
+        if problem:
+            raise _refusal(f"{key}: {_short(value)}", problem, "correct it, or leave it out")
+    widths = tuple(sorted(set(found.get("widths", ()))))
+    return WidthConfig(**{**found, "widths": widths})
+
+
+def build_policy(config: WidthConfig, block_size: int, costs: CostTable | None = None) -> WidthPolicy:
+    """The policy that the settings ask for.
+
+    Args:
+        block_size: widest block, ``--speculative-num-draft-tokens``.
+        costs: for ``adaptive``, a table of ``config.widths_for(block_size)``; None learns from the first steps.
+
+    Raises:
+        DFlashError: a width is wider than the block.
+    """
+    widths = config.widths_for(block_size)
+    if config.policy == "fixed":
+        return FixedWidth(widths[-1])
+    if config.policy == "random":
+        return RandomWidth(widths, config.seed)
+    return AdaptiveWidth(widths, costs, ragged=config.ragged is not False)
+
+
+def _problem(key: str, value: Any) -> str | None:
+    """What was expected, if the value is not that."""
+    if key == "policy":
+        return None if value in POLICIES else f"one of {', '.join(POLICIES)}"
+    if key == "seed":
+        return None if _is_int(value) else "an integer"
+    if key == "ragged":
+        return None if isinstance(value, bool) or value == "auto" else 'true, false or "auto"'
+    good = isinstance(value, list) and value and all(_is_int(width) and width >= 1 for width in value)
+    return None if good else "a list of widths, each at least 1"
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _refusal(value: str, expected: str, remedy: str) -> DFlashError:
+    return DFlashError(f"{FLAG}: {value}", expected=expected, remedy=remedy)

@@ -1,0 +1,150 @@
+"""How far into a block drafts survive: the chance of each position, learned from blocks of any width.
+
+What is estimated is the hazard ``h_j``, j = 1 ... max_width - 1: P(draft j is committed | drafts 1 ... j-1 are). A
+step of width w ends the observation of a request at its first rejection or at position w - 1, and says nothing of what
+lies beyond; so a hazard is a ratio of counts, commits over tries, among the requests that came as far as j (Kaplan and
+Meier's estimator, with counts that fade).
+
+A position that a ragged cut leaves unverified counts as *not committed*. The cut takes the hopeless rows, so hazards
+of the verified rows alone are too high to plan with; with the cut counted as an end, ``expected_tokens(w)`` is what a
+block of width w commits under the cut in force. Hazards of verified rows alone are reported as
+``accepted_if_verified``.
+
+Evidence fades by the step, for every position, so that one which is no longer visited falls back to the hazard of the
+position before it, and the first one to a prior. Plain steps bring no evidence and age it little. If recent steps
+contradict the estimate, most of the evidence is dropped at once: traffic has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+PRIOR = 0.8
+"""Hazard before any observation: published drafters accept about 4 to 6 tokens of 16."""
+FIRST_PRIOR_TRIES, NEIGHBOUR_TRIES = 2.0, 4.0
+"""How many tries the prior, and the hazard of the position before, count for."""
+MEMORY, RECENT, PLAIN_MEMORY = 64.0, 6.0, 1024.0
+"""Steps until a drafting step's evidence has faded to 1/e; the same for the test of a change, and per plain step."""
+SURPRISE, KEPT = 3.5, 0.1
+"""Standard deviations between recent steps and the estimate that mean a change, and the weight old evidence keeps."""
+_LEAST_SPREAD = 0.02  # a hazard of 1 has no variance, and then the first rejection would be a change
+_RESCALE = 1e9
+
+
+class Survival:
+    """Hazards of the drafted positions, pooled over requests.
+
+    Args:
+        max_width: widest block, anchor included.
+    """
+
+    def __init__(self, max_width: int) -> None:
+        self.max_width = max_width
+        # Index j is the draft's position; 0, the anchor, stays empty. A new observation weighs `_unit`, which grows
+        # instead of all older ones shrinking.
+        self._tries = [0.0] * max_width
+        self._commits = [0.0] * max_width
+        self._cuts = [0.0] * max_width
+        self._unit = 1.0
+        self._excess = self._variance = 0.0
+        self.changes = 0
+        self.hazards = [1.0] + [PRIOR] * (max_width - 1)
+        self._tokens = [0.0] * (max_width + 1)
+        self._refresh()
+
+    def expected_tokens(self, width: int) -> float:
+        """Tokens that a step of this width commits for one request, bonus included: 1 + sum of the survival curve."""
+        return self._tokens[width]
+
+    def curve(self) -> list[float]:
+        """P(draft j committed), j = 1 ... max_width - 1."""
+        return [self._tokens[j + 1] - self._tokens[j] for j in range(1, self.max_width)]
+
+    def evidence(self) -> list[float]:
+        """Tries behind each hazard that have not faded, j = 1 ... max_width - 1."""
+        return [tries / self._unit for tries in self._tries[1:]]
+
+    def observe(self, width: int, accept_lens: Sequence[int], verify_lens: Sequence[int] | None = None) -> None:
+        """Count a finished step.
+
+        Args:
+            width: positions of the block, anchor included.
+            accept_lens: accepted drafts plus bonus of each request: 1 ... width.
+            verify_lens: verified positions of each request, anchor included; None if all were.
+        """
+        if width <= 1:
+            self._unit *= 1 + 1 / PLAIN_MEMORY
+            return
+        ends = [0] * (width + 1)
+        for length in accept_lens:
+            ends[length] += 1
+        if self._changed(ends, len(accept_lens)):
+            self.changes += 1
+            self._unit /= KEPT
+            self._excess = self._variance = 0.0
+        self._unit *= 1 + 1 / MEMORY
+        unit, tries, commits = self._unit, self._tries, self._commits
+        reached = len(accept_lens) * unit
+        for j in range(1, width):
+            tries[j] += reached
+            reached -= ends[j] * unit
+            commits[j] += reached
+        if verify_lens is not None:
+            for accepted, verified in zip(accept_lens, verify_lens, strict=True):
+                if accepted == verified < width:
+                    self._cuts[verified] += unit
+        if unit > _RESCALE:
+            self._rescale()
+        self._refresh()
+
+    def _changed(self, ends: Sequence[int], requests: int) -> bool:
+        """Whether the commits of the last steps are too many or too few for the hazards, as a sum over positions."""
+        hazards, reached = self.hazards, requests
+        excess = variance = 0.0
+        for j in range(1, len(ends) - 1):
+            if not reached:
+                break
+            hazard = hazards[j]
+            excess -= reached * hazard
+            variance += reached * max(hazard * (1 - hazard), _LEAST_SPREAD)
+            reached -= ends[j]
+            excess += reached
+        self._excess += excess - self._excess / RECENT
+        self._variance += variance - self._variance / RECENT
+        return self._excess * self._excess > SURPRISE * SURPRISE * self._variance
+
+    def _refresh(self) -> None:
+        tries, commits, hazards, tokens = self._tries, self._commits, self.hazards, self._tokens
+        weight, hazard, alive, total = FIRST_PRIOR_TRIES * self._unit, PRIOR, 1.0, 1.0
+        tokens[1] = 1.0
+        for j in range(1, self.max_width):
+            hazards[j] = hazard = (commits[j] + weight * hazard) / (tries[j] + weight)
+            if j == 1:
+                weight = NEIGHBOUR_TRIES * self._unit
+            alive *= hazard
+            total += alive
+            tokens[j + 1] = total
+
+    def _rescale(self) -> None:
+        for counts in (self._tries, self._commits, self._cuts):
+            counts[:] = [count / self._unit for count in counts]
+        self._unit = 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``/server_info``: by position, j = 1 ... max_width - 1."""
+        verified = [tries - cuts for tries, cuts in zip(self._tries[1:], self._cuts[1:], strict=True)]
+        alone = [
+            commits / count if count > 0 else None for commits, count in zip(self._commits[1:], verified, strict=True)
+        ]
+        return {
+            "hazards": _rounded(self.hazards[1:]),
+            "curve": _rounded(self.curve()),
+            "accepted_if_verified": _rounded(alone),
+            "evidence": _rounded(self.evidence()),
+            "changes": self.changes,
+        }
+
+
+def _rounded(values: Sequence[float | None]) -> list[float | None]:
+    return [None if value is None else round(value, 4) for value in values]
