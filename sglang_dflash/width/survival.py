@@ -11,8 +11,8 @@ block of width w commits under the cut in force. Hazards of verified rows alone 
 ``accepted_if_verified``.
 
 Evidence fades by the step, for every position, so that one which is no longer visited falls back to the hazard of the
-position before it, and the first one to a prior. Plain steps bring no evidence and age it little. If recent steps
-contradict the estimate, most of the evidence is dropped at once: traffic has changed.
+position before it, and the first one to a prior. Plain steps bring no evidence and age it little. When traffic changes,
+what was seen before the change is dropped at once (`width/change.py`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sglang_dflash.width.change import Change
+
 PRIOR = 0.8
 """Hazard before any observation: published drafters accept about 4 to 6 tokens of 16."""
 FIRST_PRIOR_TRIES, NEIGHBOUR_TRIES = 2.0, 4.0
 """How many tries the prior, and the hazard of the position before, count for."""
-MEMORY, RECENT, PLAIN_MEMORY = 64.0, 6.0, 1024.0
-"""Steps until a drafting step's evidence has faded to 1/e; the same for the test of a change, and per plain step."""
-SURPRISE, KEPT = 3.5, 0.1
-"""Standard deviations between recent steps and the estimate that mean a change, and the weight old evidence keeps."""
+MEMORY, PLAIN_MEMORY = 64.0, 1024.0
+"""Drafting steps until evidence has faded to 1/e, and plain steps."""
+KEPT = 0.05
+"""Weight that evidence from before a change keeps."""
 _LEAST_SPREAD = 0.02  # a hazard of 1 has no variance, and then the first rejection would be a change
 _RESCALE = 1e9
 
@@ -47,11 +49,11 @@ class Survival:
         self._commits = [0.0] * max_width
         self._cuts = [0.0] * max_width
         self._unit = 1.0
-        self._excess = self._variance = 0.0
-        self.changes = 0
         self.hazards = [1.0] + [PRIOR] * (max_width - 1)
         self._tokens = [0.0] * (max_width + 1)
         self._refresh()
+        self._fewer, self._more = Change(self._counts()), Change(self._counts())
+        self.changes = 0
 
     def expected_tokens(self, width: int) -> float:
         """Tokens that a step of this width commits for one request, bonus included: 1 + sum of the survival curve."""
@@ -79,40 +81,46 @@ class Survival:
         ends = [0] * (width + 1)
         for length in accept_lens:
             ends[length] += 1
-        if self._changed(ends, len(accept_lens)):
-            self.changes += 1
-            self._unit /= KEPT
-            self._excess = self._variance = 0.0
-        self._unit *= 1 + 1 / MEMORY
-        unit, tries, commits = self._unit, self._tries, self._commits
-        reached = len(accept_lens) * unit
+        self._unit = unit = self._unit * (1 + 1 / MEMORY)
+        tries, commits, hazards = self._tries, self._commits, self.hazards
+        reached, excess, variance = len(accept_lens), 0.0, 0.0
         for j in range(1, width):
-            tries[j] += reached
-            reached -= ends[j] * unit
-            commits[j] += reached
+            if not reached:
+                break
+            expected = reached * hazards[j]
+            spread = expected - expected * hazards[j]
+            variance += spread if spread > _LEAST_SPREAD * reached else _LEAST_SPREAD * reached
+            tries[j] += reached * unit
+            reached -= ends[j]
+            commits[j] += reached * unit
+            excess += reached - expected
         if verify_lens is not None:
             for accepted, verified in zip(accept_lens, verify_lens, strict=True):
                 if accepted == verified < width:
                     self._cuts[verified] += unit
-        if unit > _RESCALE:
+        self._follow(excess, variance)
+        if self._unit > _RESCALE:
             self._rescale()
         self._refresh()
 
-    def _changed(self, ends: Sequence[int], requests: int) -> bool:
-        """Whether the commits of the last steps are too many or too few for the hazards, as a sum over positions."""
-        hazards, reached = self.hazards, requests
-        excess = variance = 0.0
-        for j in range(1, len(ends) - 1):
-            if not reached:
-                break
-            hazard = hazards[j]
-            excess -= reached * hazard
-            variance += reached * max(hazard * (1 - hazard), _LEAST_SPREAD)
-            reached -= ends[j]
-            excess += reached
-        self._excess += excess - self._excess / RECENT
-        self._variance += variance - self._variance / RECENT
-        return self._excess * self._excess > SURPRISE * SURPRISE * self._variance
+    def _follow(self, excess: float, variance: float) -> None:
+        """Drop what came before a change, if this step makes one certain; ``excess`` is commits less those expected."""
+        fewer, more = self._fewer, self._more
+        for change, surplus in ((fewer, -excess), (more, excess)):
+            if change.is_certain(surplus, variance):
+                for counts, before in zip((self._tries, self._commits, self._cuts), change.before, strict=True):
+                    counts[:] = [count - (1 - KEPT) * old for count, old in zip(counts, before, strict=True)]
+                fewer.score = more.score = 0.0
+                self.changes += 1
+        if not fewer.score or not more.score:
+            now = self._counts()
+            if not fewer.score:
+                fewer.before = now
+            if not more.score:
+                more.before = now
+
+    def _counts(self) -> tuple[list[float], ...]:
+        return self._tries[:], self._commits[:], self._cuts[:]
 
     def _refresh(self) -> None:
         tries, commits, hazards, tokens = self._tries, self._commits, self.hazards, self._tokens
@@ -130,6 +138,7 @@ class Survival:
         for counts in (self._tries, self._commits, self._cuts):
             counts[:] = [count / self._unit for count in counts]
         self._unit = 1.0
+        self._fewer.before = self._more.before = self._counts()
 
     def as_dict(self) -> dict[str, Any]:
         """For ``/server_info``: by position, j = 1 ... max_width - 1."""
