@@ -121,6 +121,10 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "build_draft_tp_worker(server_args, gpu_id, nccl_port, target_model_config, algo_label)",
     ),
     # the worker, one step, and what it hands to the scheduler
+    "layers.attention.hybrid_linear_attn_backend": (
+        "track_mamba_states_all_layers"
+        "(conv_states_pool, ssm_states_pool, cache_indices, mamba_track_mask, mamba_track_indices, batch_size)",
+    ),
     "layers.logprob_processor": ("compute_spec_logprobs(batch, logits_output, predict, chain_stride)",),
     "layers.sampler": (
         "Sampler",

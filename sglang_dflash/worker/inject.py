@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 # it must stay small, and a piece this long already fills a GPU.
 CHUNK = 2048
 
+# Steps of plain decoding whose tokens are injected together.
+MOST_WAITING = 16
+
 
 class Inject:
     """Writes context K/V into the drafter's KV pool.
@@ -33,6 +36,8 @@ class Inject:
 
     def __init__(self, runner: ModelRunner, layout: Any, rings: DraftRings | None) -> None:
         self._runner, self._layout, self._rings = runner, layout, rings
+        self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._waiting_for: list[str] = []
 
     def __call__(self, step: Step) -> None:
         """Inject a verified block.
@@ -40,12 +45,35 @@ class Inject:
         Every position is written, accepted or not. The slots after the accepted ones belong to the request
         alone, and the next block overwrites each of them before anything reads it; so no mask is needed, and
         nothing here waits for the accept length.
+
+        A plainly decoded token waits for :meth:`catch_up`: nothing reads it before the drafter runs, and many tokens
+        cost hardly more than one.
         """
         hidden = step.verified.logits_output.hidden_states[: step.positions.numel()]
-        self._write(hidden, None, step.positions, self._slots(step.draft_kv.plan))
+        slots = self._slots(step.draft_kv.plan)
+        if step.width > 1:
+            self._write(hidden, None, step.positions, slots)
+            return
+        rids = [req.rid for req in step.batch.reqs]
+        if rids != self._waiting_for or len(self._waiting) == MOST_WAITING:
+            self.catch_up()
+        # A graph owns the memory of its result.
+        self._waiting.append((hidden.clone(), step.positions, slots))
+        self._waiting_for = rids
+
+    def catch_up(self) -> None:
+        """Inject the tokens that wait; before the drafter reads, and before a slot may belong to another request.
+
+        They are of the same requests, each step one position further, so no slot is written twice.
+        """
+        if self._waiting:
+            hidden, positions, slots = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
+            self._waiting.clear()
+            self._write(hidden, None, positions, slots)
 
     def prefill(self, batch: ScheduleBatch, hidden: Tensor, kv_loc_plan: Any) -> None:
         """Inject the tokens of a target extend: ``hidden`` [T, K * H], requests back to back."""
+        self.catch_up()
         if self._rings is not None:
             self._write(hidden, *self._rings.prefill(batch))
             return

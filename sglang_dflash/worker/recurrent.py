@@ -13,18 +13,20 @@ from sglang_dflash.upstream import (
     commit_mamba_states_after_verify,
     get_alloc_reserve_per_decode,
     mamba_track_grid,
+    track_mamba_states_all_layers,
 )
 from sglang_dflash.worker.step import Step
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import TpModelWorker
+    from sglang_dflash.upstream import ScheduleBatch, TpModelWorker
 
 
 class RecurrentCommit:
     """Commits each request's recurrent state (GDN and convolution) after its last accepted token.
 
     Verification kept the state after every block position. A request that crosses a prefix-cache track boundary inside
-    the block gets that boundary's state snapshotted too. Does nothing for a target without recurrent layers.
+    the block gets that boundary's state snapshotted too. A block of the anchor alone has advanced the states in place:
+    only the snapshot is left to take. Does nothing for a target without recurrent layers.
 
     Args:
         target_worker: the target's.
@@ -42,11 +44,15 @@ class RecurrentCommit:
         batch, accept_lens, last_step = step.batch, step.accepted.accept_lens, None
         if batch.mamba_track_indices is not None:
             # What a request may gain until the host hears of it: the block that it has not heard of, and this one.
-            growth = get_alloc_reserve_per_decode()
-            if not may_cross(step.state.committed_cpu, growth, mamba_track_grid(batch.tree_cache.page_size)):
+            growth, grid = get_alloc_reserve_per_decode(), mamba_track_grid(batch.tree_cache.page_size)
+            if not may_cross(step.state.committed_cpu, growth, grid):
                 # A snapshot costs as much as the commit, and at most steps no request is near a boundary.
                 batch = copy.copy(batch)
                 batch.mamba_track_indices = None
+        if step.width == 1:
+            if batch.mamba_track_indices is not None:
+                self._snapshot(batch, step.accepted.new_seq_lens % grid == 0)
+            return
         if batch.mamba_track_indices is None:
             last_step = (accept_lens.long() - 1, None)
         commit_mamba_states_after_verify(
@@ -56,6 +62,19 @@ class RecurrentCommit:
             accept_index=self._rows(step.tokens.numel()).view(-1, step.width),
             draft_token_num=step.width,
             prepared_step_indices=last_step,
+        )
+
+    def _snapshot(self, batch: ScheduleBatch, at_boundary: Tensor) -> None:
+        """Copy the states of the requests that are ``at_boundary``, bool [bs], to their track slots, all layers."""
+        requests, tracks = self.target_worker.model_runner.req_to_token_pool, batch.mamba_track_indices
+        cache = requests.mamba_pool.mamba_cache
+        track_mamba_states_all_layers(
+            cache.conv[0],
+            cache.temporal,
+            requests.get_mamba_indices(batch.req_pool_indices),
+            at_boundary & (tracks >= 0),
+            tracks,
+            at_boundary.shape[0],
         )
 
     def _rows(self, number: int) -> Tensor:

@@ -105,17 +105,20 @@ class Step:
         return cls(batch, state, width, grammar_barrier, block.positions, block.tokens, kv, kv)
 
     def forward_batch(self, runner: ModelRunner, kv: BlockKV, capture: CaptureHiddenMode) -> ForwardBatch:
-        """SGLang's batch for a forward of ``runner`` over the block.
+        """SGLang's batch for a forward of ``runner`` over the block, a plain decode if the block is the anchor alone.
 
         Args:
             kv: the block in the runner's pool.
             capture: FULL for the target (hidden states of ``target_layer_ids``), NULL for the drafter.
         """
+        decodes = self.width == 1
         batch = copy.copy(self.batch)  # the forward's own: the scheduler's batch keeps its fields
-        batch.forward_mode = ForwardMode.TARGET_VERIFY
+        batch.forward_mode = ForwardMode.DECODE if decodes else ForwardMode.TARGET_VERIFY
         batch.input_ids = self.tokens.flatten()
         batch.out_cache_loc = kv.slots
-        batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum = kv.seq_lens, kv.host_lens, kv.host_lens_sum
+        # A decode counts its own token, a verify does not count its block.
+        batch.seq_lens = kv.seq_lens + 1 if decodes else kv.seq_lens
+        batch.seq_lens_cpu, batch.seq_lens_sum = kv.host_lens, kv.host_lens_sum
         batch.spec_info = DFlashVerifyInput(
             draft_token=batch.input_ids,
             positions=self.positions,
@@ -123,13 +126,16 @@ class Step:
             capture_hidden_mode=capture,
             kv_loc_plan=kv.plan,
         )
-        return ForwardBatch.init_new(
+        forward_batch = ForwardBatch.init_new(
             batch,
             runner,
             capture_hidden_mode=capture,
             return_hidden_states_before_norm=False,
             kv_loc_plan=kv.plan,
         )
+        if decodes:
+            forward_batch.spec_info = None  # the positions were taken from it; attention backends take it for a draft's
+        return forward_batch
 
     def result(self) -> GenerationBatchResult:
         """What the scheduler takes from the step. The hidden states stay behind, or it would copy them to the host."""

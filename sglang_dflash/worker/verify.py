@@ -25,7 +25,8 @@ class Verify:
         """Fill ``step.verified``.
 
         Recurrent layers start from the committed state and leave it alone: they keep the state after each
-        position aside until :mod:`~sglang_dflash.worker.recurrent` commits one of them.
+        position aside until :mod:`~sglang_dflash.worker.recurrent` commits one of them. A block of the anchor alone is
+        plain decoding, and runs as that: the states advance in place.
         """
         # Looks up the recurrent states' snapshot slots of this step and leaves them on the batch: the forward batch
         # takes them from there, and so does SGLang's commit.

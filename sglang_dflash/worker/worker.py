@@ -238,6 +238,8 @@ class DFlashWorker(BaseSpecWorker):
         with nullcontext() if on_host else self._no_sync():
             with stage("draft"):
                 step = self._lay_out(batch, width, grammar_barrier)
+                if width > 1:
+                    self._inject.catch_up()
                 self._draft(step)
             with stage("verify"):
                 self._accept.before_verify(step)

@@ -1,4 +1,4 @@
-"""Every step another width, as a policy may ask for: ``SGLANG_DFLASH_TEST_WIDTHS`` lists them, commas between."""
+"""Every step another width, as a policy may ask for: ``SGLANG_DFLASH_TEST_WIDTHS`` lists them, commas or dots between."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import itertools
 import os
 from typing import Any
 
-_widths = itertools.cycle(int(width) for width in os.environ.get("SGLANG_DFLASH_TEST_WIDTHS", "1").split(","))
+_widths = itertools.cycle(
+    int(width) for width in os.environ.get("SGLANG_DFLASH_TEST_WIDTHS", "1").replace(".", ",").split(",")
+)
 
 
 def in_turn(result: int, policy: Any, batch_size: int) -> int:
