@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_dflash.width.adaptive import AdaptiveWidth
 from sglang_dflash.width.breaker import Pause
-from sglang_dflash.width.config import WidthConfig, build_policy, default_widths, parse_config, read_config
+from sglang_dflash.width.config import WidthConfig, asked_for, build_policy, default_widths, parse_config, read_config
 from sglang_dflash.width.cost import CostTable
 from sglang_dflash.width.policy import FixedWidth, RandomWidth, WidthPolicy
 from sglang_dflash.width.survival import Survival
@@ -18,6 +18,7 @@ __all__ = [
     "Survival",
     "WidthConfig",
     "WidthPolicy",
+    "asked_for",
     "build_policy",
     "default_widths",
     "parse_config",

@@ -59,7 +59,7 @@ class AdaptiveWidth:
         rates = [count / ms for count, ms in zip(tokens, row, strict=True)]
         self._decide(rates)
         self._watch(row)
-        column = self._column = self._explorer.column(self._best, row, tokens)
+        column = self._column = self._explorer.column(self._best, row, tokens, self.survival.seems_better)
         self._steps[column] += 1
         self.tokens_per_ms = rates[column] * batch_size
         self._by_batch_size[batch_size] = (self._best, rates[self._best] * batch_size)
@@ -67,11 +67,12 @@ class AdaptiveWidth:
 
     def observe(self, width: int, accept_lens: Sequence[int], verify_lens: Sequence[int] | None = None) -> None:
         self.survival.observe(width, accept_lens, verify_lens)
-        if width > 1 and accept_lens:
+        column = self._column_of.get(width)
+        if column is None or not accept_lens:
+            return
+        if width > 1:
             self._tokens = self._expected()
-            column = self._column_of.get(width)
-            if column is not None:
-                self._explorer.observe(column, sum(accept_lens) / len(accept_lens))
+        self._explorer.observe(column, sum(accept_lens) / len(accept_lens))
 
     def observe_time(self, batch_size: int, width: int, context: int, milliseconds: float) -> None:
         self.costs.observe(batch_size, width, context, milliseconds)

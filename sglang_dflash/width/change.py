@@ -6,8 +6,8 @@ from typing import Any
 
 TILT = 1.5
 """Size of the changes looked for, in units of log odds of a draft's acceptance: from 0.5 to 0.8, say."""
-CERTAIN = 5.0
-"""Log-likelihood ratio that makes a change certain: one false alarm in some e**5 observations."""
+CERTAIN = 6.0
+"""Log-likelihood ratio that makes a change certain: one false alarm in some e**6 observations."""
 
 
 class Change:
@@ -19,6 +19,7 @@ class Change:
 
     def __init__(self, before: Any) -> None:
         self.score = 0.0
+        self.rose = False
         self.before = before
         """What was known at the last restart; the owner replaces it after a step that leaves the score at 0."""
 
@@ -29,5 +30,7 @@ class Change:
             surplus: commits in excess of the expected ones, in the direction looked for.
             variance: what the expected ones leave to chance.
         """
-        self.score = max(self.score + TILT * surplus - TILT * TILT / 2 * variance, 0.0)
+        step = TILT * surplus - TILT * TILT / 2 * variance
+        self.rose = step > 0
+        self.score = max(self.score + step, 0.0)
         return self.score > CERTAIN

@@ -72,6 +72,19 @@ def read_config(path: str | None) -> WidthConfig:
     return parse_config(found)
 
 
+def asked_for(args: Any) -> WidthConfig | None:
+    """What ``--speculative-adaptive`` and its file ask for; None for a fixed block.
+
+    Args:
+        args: SGLang's server arguments as the user gave them: resolved, the flag is off, as SGLang's own adaptation
+            must stay off.
+
+    Raises:
+        DFlashError: as :func:`read_config`.
+    """
+    return read_config(args.speculative_adaptive_config) if args.speculative_adaptive else None
+
+
 def parse_config(found: dict[str, Any]) -> WidthConfig:
     """The settings of a JSON object.
 

@@ -28,8 +28,10 @@ FIRST_PRIOR_TRIES, NEIGHBOUR_TRIES = 2.0, 4.0
 """How many tries the prior, and the hazard of the position before, count for."""
 MEMORY, PLAIN_MEMORY = 64.0, 1024.0
 """Drafting steps until evidence has faded to 1/e, and plain steps."""
-KEPT = 0.05
+KEPT = 0.1
 """Weight that evidence from before a change keeps."""
+SUSPICION = 0.75
+"""Log-likelihood ratio from which a change for the better is worth a closer look: a success where few are usual."""
 _LEAST_SPREAD = 0.02  # a hazard of 1 has no variance, and then the first rejection would be a change
 _RESCALE = 1e9
 
@@ -62,6 +64,11 @@ class Survival:
     def curve(self) -> list[float]:
         """P(draft j committed), j = 1 ... max_width - 1."""
         return [self._tokens[j + 1] - self._tokens[j] for j in range(1, self.max_width)]
+
+    @property
+    def seems_better(self) -> bool:
+        """Recent steps suggest, without being certain, that drafts survive better than the hazards say."""
+        return self._more.rose and self._more.score > SUSPICION
 
     def evidence(self) -> list[float]:
         """Tries behind each hazard that have not faded, j = 1 ... max_width - 1."""
