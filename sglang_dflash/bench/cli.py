@@ -95,3 +95,32 @@ def profile(
     path = record(settings, steps, console)
     stage_table(path).print(console)
     console.print(f"trace: {path}; open it in ui.perfetto.dev")
+
+
+@app.command()
+def simulate(
+    recording: Annotated[
+        Path | None,
+        typer.Argument(help="Results folder of a benchmark with an arm random:BLOCK, or a step log of random widths."),
+    ] = None,
+    cards: Annotated[bool, typer.Option("--cards", help="The published cards' cells instead of a recording.")] = False,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests in flight, for a step log; default: its largest batch.")
+    ] = None,
+    measured: Annotated[
+        Path | None, typer.Option(help="JSON object of measured tok/s by arm, beside a step log's predictions.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+) -> None:
+    """Predict every block width, and the adaptive policy, from steps recorded with widths drawn at random."""
+    with user_errors():
+        from sglang_dflash.bench.simulate.command import simulated
+        from sglang_dflash.bench.tables import wide_console
+
+        console = wide_console()
+        table = simulated(recording, cards, concurrency, measured, seed, console)
+        if markdown:
+            typer.echo(f"{table.markdown()}\n\n{table.caption}")
+        else:
+            table.print(console)

@@ -1,0 +1,1 @@
+"""What a server would have done with other block widths: recorded steps replayed under any width policy."""
