@@ -6,15 +6,17 @@ are plain decoding and SGLang's own worker, one server per block of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sglang_dflash.bench.client import Client
 from sglang_dflash.bench.configure import configure
 from sglang_dflash.bench.modes import AR, Mode
 from sglang_dflash.bench.options import Options
+from sglang_dflash.bench.runner import WORKER_KEY
 from sglang_dflash.bench.server import Launch, running
 from sglang_dflash.bench.servers import check_arm
 from sglang_dflash.errors import DFlashError
@@ -66,12 +68,16 @@ class Arms(AsyncExitStack):
         Raises:
             DFlashError: one is not what its arms say.
         """
+        self._file.unlink(missing_ok=True)
         for mode in dict.fromkeys(self._modes.values()):
             launch = self._launch(mode)
             say(launch.describe())
             log = self._folder / f"{mode.kind}-{mode.size}.log"
             client = await self.enter_async_context(Client(await self.enter_async_context(running(launch, log))))
-            check_arm(mode, await client.server_info())
+            info = await client.server_info()
+            check_arm(mode, info)
+            if ADAPTIVE in self._modes and mode == self._modes[ADAPTIVE]:
+                check_policy(info["internal_states"][0][WORKER_KEY])
             self._clients[mode] = client
 
     def choose(self, arm: str) -> Client:
@@ -100,6 +106,24 @@ class Arms(AsyncExitStack):
             "SGLANG_DFLASH_TEST_WIDTH_FILE": str(self._file.resolve()),
         }
         return replace(launch, env=(*launch.env, *plugin.items()))
+
+
+def check_policy(worker: Mapping[str, Any]) -> None:
+    """Refuse to call a fixed width adaptive.
+
+    Args:
+        worker: what our worker says of itself in ``/server_info``.
+
+    Raises:
+        DFlashError: its policy is another one.
+    """
+    policy = worker.get("width", {}).get("policy")
+    if policy != ADAPTIVE:
+        raise DFlashError(
+            f"a server with --speculative-adaptive has the width policy {policy!r}",
+            expected=f"{ADAPTIVE!r}",
+            remedy="see its log",
+        )
 
 
 def server_of(arm: str) -> Mode:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from measure import width_table
+from measure.width_arms import check_policy, parse_arms, server_of
 from measure.width_criteria import medians, over_best, over_builtin, over_one_block, report
 from measure.width_load import Tokens, completion_tokens
 from measure.width_table import Cell, missing
@@ -25,6 +26,23 @@ def row(arm: str, speed: float, cell: Cell = CELL, repeat: int = 0) -> dict[str,
 
 def rows(cell: Cell = CELL, **speeds: float) -> list[dict[str, Any]]:
     return [row(arm.removeprefix("w").replace("_", ":"), speed, cell) for arm, speed in speeds.items()]
+
+
+def test_an_arm_is_a_mode_of_a_server() -> None:
+    assert parse_arms("plain,2,builtin:8,adaptive") == ["plain", "2", "builtin:8", "adaptive"]
+    assert server_of("2") == server_of("16") == server_of("adaptive")
+    assert [server_of(arm).kind for arm in ("plain", "builtin:8", "16")] == ["ar", "builtin", "adaptive"]
+    assert server_of("builtin:8").size == 8
+    for wrong in ("17", "0", "builtin", "wide"):
+        with pytest.raises(DFlashError, match="a width up to 16"):
+            parse_arms(f"plain,{wrong}")
+
+
+def test_a_fixed_width_is_not_measured_as_adaptive() -> None:
+    check_policy({"width": {"policy": "adaptive"}})
+    for other in ({}, {"width": {"policy": "fixed"}}):
+        with pytest.raises(DFlashError, match="Expected: 'adaptive'"):
+            check_policy(other)
 
 
 def test_tokens_come_evenly_between_two_events() -> None:
@@ -102,7 +120,8 @@ def test_the_best_arm_is_one_of_ours() -> None:
 def test_the_builtin_is_compared_where_drafting_pays_at_its_best_block() -> None:
     pays = {"plain": 100, "4": 150, "builtin:8": 120, "builtin:16": 80, "adaptive": 150}
     assert over_builtin(pays) == pytest.approx(1.25)
-    assert over_builtin(pays | {"4": 90, "builtin:8": 99}) is None
+    assert over_builtin(pays | {"4": 90, "builtin:8": 104}) is None
+    assert over_builtin(pays | {"4": 90, "builtin:8": 106}) is not None
     assert over_builtin({"plain": 100, "4": 150, "adaptive": 150}) is None
 
 

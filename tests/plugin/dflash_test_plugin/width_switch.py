@@ -51,5 +51,5 @@ class Switched:
         self._asked.popleft().observe(width, accept_lens, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """The rest is of the steps between two prefills, so it belongs to the chosen policy."""
+        """The rest goes to the chosen policy. A time may arrive after a switch; it is true whoever asked for its width."""
         return getattr(self._chosen, name)
