@@ -23,7 +23,7 @@ from sglang_dflash.bench.published import card_of
 from sglang_dflash.bench.records import RunRecord
 from sglang_dflash.bench.summary import Row, Summary
 
-_STYLE: Any = {
+STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -49,7 +49,7 @@ def all_plots(summary: Summary) -> Iterator[tuple[str, str, Figure]]:
     plots.append(("throughput_over_time", "Throughput of every run, in the order measured", throughput_over_time))
     if any(run.worker for run in summary.results.runs):
         plots.append(("width", "Mean block width of every run of our worker, in the order measured", width_over_time))
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         for name, caption, draw in plots:
             figure = draw(summary, speculated)
             yield name, caption, figure
@@ -81,7 +81,7 @@ def accept_histogram(summary: Summary, modes: list[str]) -> Figure:
     for axes, mode in zip(grid, modes, strict=True):
         counts = metrics.accepted_histogram(summary.requests(mode))
         if len(counts):
-            axes.bar(np.arange(len(counts)) + 1, counts / counts.sum(), color=_color(summary, mode))
+            axes.bar(np.arange(len(counts)) + 1, counts / counts.sum(), color=color(summary, mode))
         axes.set(title=mode, xlabel="tokens per step")
     return figure
 
@@ -92,7 +92,7 @@ def latency(summary: Summary, _: list[str]) -> Figure:
         for mode in summary.modes:
             seconds = [request.latency_s for request in summary.requests(mode, concurrency=concurrency)]
             if seconds:
-                axes.ecdf(seconds, label=mode, color=_color(summary, mode))
+                axes.ecdf(seconds, label=mode, color=color(summary, mode))
         axes.set(title=f"concurrency {concurrency}", xlabel="seconds to the last token")
         axes.set_xlim(left=0)
     grid[-1].legend(fontsize=8)
@@ -127,7 +127,7 @@ def _over_runs(summary: Summary, modes: list[str], value: Callable[[RunRecord], 
             ]
             if points:
                 label = f"{mode}, c={concurrency}"
-                axes.plot(*zip(*points, strict=True), marker, ms=4, color=_color(summary, mode), label=label)
+                axes.plot(*zip(*points, strict=True), marker, ms=4, color=color(summary, mode), label=label)
     axes.set_xlabel("run")
     axes.legend(fontsize=7, ncols=2, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure, axes
@@ -149,7 +149,7 @@ def _bars_by_cell(
             rows = [summary.row(mode, task, concurrency) for concurrency in summary.concurrencies]
             heights, low, high = np.array([bar(row) if row else (math.nan, *_NO_INTERVAL) for row in rows]).T
             interval = np.clip([heights - low, high - heights], 0, None)
-            axes.bar(x, heights, width, yerr=interval, capsize=2, color=_color(summary, mode), label=mode)
+            axes.bar(x, heights, width, yerr=interval, capsize=2, color=color(summary, mode), label=mode)
             for position in np.flatnonzero(~np.isnan(heights)):
                 text = f"{heights[position]:.1f}"
                 axes.annotate(text, (x[position], 0.02), ha="center", fontsize=6, color="white")
@@ -171,5 +171,5 @@ def _row_of_axes(count: int, label: str) -> tuple[Figure, list[Axes]]:
     return figure, list(grid[0])
 
 
-def _color(summary: Summary, mode: str) -> str:
+def color(summary: Summary, mode: str) -> str:
     return "#8a8a8a" if mode == AR else f"C{[m for m in summary.modes if m != AR].index(mode)}"
