@@ -64,7 +64,10 @@ def predict(recording: Recording, seed: int = 0) -> Iterator[Prediction]:
 
 
 def policies(costs: StepCosts, concurrency: int, seed: int) -> Policies:
-    """By the names of a benchmark's arms. A policy is made anew for every cell, and learns in it."""
+    """By the names of a benchmark's arms. A policy is made anew for every cell, and learns in it.
+
+    The adaptive one cuts no single requests: their drafts' probabilities are in no log.
+    """
     widest = costs.widths[-1]
     fixed: Policies = {AR if width == 1 else f"dflash:{width}": partial(FixedWidth, width) for width in costs.widths}
     return {
@@ -110,8 +113,7 @@ def _server(cell: Cell, costs: StepCosts, acceptance: list[float], seed: int) ->
 
 
 def _calibrated(costs: StepCosts, concurrency: int) -> CostTable:
-    """What a server measures before it is ready: every width at a few batch sizes."""
-    sizes = sorted({min(2**power, concurrency) for power in range(concurrency.bit_length() + 1)})
-    return CostTable.calibrated(
-        {(size, width): costs.step_ms(size, width, 0) for size in sizes for width in costs.widths}
-    )
+    """As a server measures before it is ready: every width at powers of four, and at as many requests as may run."""
+    sizes = [*(4**power for power in range(concurrency) if 4**power < concurrency), concurrency]
+    points = {(size, width): costs.step_ms(size, width, 0) for size in sizes for width in costs.widths}
+    return CostTable.calibrated(points)
