@@ -51,5 +51,5 @@ class Switched:
         self._asked.popleft().observe(width, accept_lens, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """The rest goes to the chosen policy. A time may arrive after a switch; it is true whoever asked for its width."""
+        """The rest goes to the chosen policy. A time may come after a switch, and holds whoever asked for the width."""
         return getattr(self._chosen, name)
