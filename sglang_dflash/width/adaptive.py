@@ -59,7 +59,9 @@ class AdaptiveWidth:
         rates = [count / ms for count, ms in zip(tokens, row, strict=True)]
         self._decide(rates)
         self._watch(row)
-        column = self._column = self._explorer.column(self._best, row, tokens, self.survival.seems_better)
+        column = self._column = self._explorer.column(
+            self._best, row, tokens, self.survival.seems_better, lambda: self.costs.shortest(batch_size, context)
+        )
         self._steps[column] += 1
         self.tokens_per_ms = rates[column] * batch_size
         self._by_batch_size[batch_size] = (self._best, rates[self._best] * batch_size)

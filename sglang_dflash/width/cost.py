@@ -17,7 +17,7 @@ What is read never falls with batch size or width, whatever was measured.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import exp, log, sqrt
 from typing import Any
 
@@ -27,11 +27,13 @@ NOISE = 0.1**2
 """Variance of a measured step. All variances are those of logarithms."""
 DRIFT_STEP, CELL_STEP = 1.5e-4, 4e-6
 """Variance that a step adds: the machine's drift follows within some 20 steps, a cell within some 100 of its own."""
-DRIFT, CALIBRATED, GUESSED = 0.5**2, 0.1**2, 0.3**2
+DRIFT, CALIBRATED, GUESSED = 0.5**2, 0.15**2, 0.3**2
 """Variance before any measurement: of the drift, and of a cell with and without calibration."""
 OUTLIER = 3.0
 """Standard deviations beyond which an error counts no further."""
-DOUBLING_CONTEXT = 4096
+DOUBT = 1.5
+"""Standard deviations by which an entry is doubted."""
+DOUBLING_CONTEXT = 32768
 """Context at which ``per_token`` is first thought to double a plain step, give or take all of it."""
 
 
@@ -61,7 +63,8 @@ class CostTable:
         self._variance = [[cell] * m for _ in range(n)]
         self._visits = [[0] * m for _ in range(n)]
         self._cells = [list(row) for row in self._base]  # base with its correction
-        self._table = [list(row) for row in self._base]  # the same, not falling with batch size
+        self._by_width = [list(row) for row in self._base]  # the same, not falling with the width
+        self._settle(range(n))  # makes `_table`, which does not fall with batch size either
         self._scale = 1.0  # exp(drift)
 
     @classmethod
@@ -85,6 +88,17 @@ class CostTable:
                 most = max(most, ms * self._beyond(batch_size, edge, column, low, part))
                 row.append(most * scale + shift)
         return row
+
+    def shortest(self, batch_size: int, context: int = 0) -> list[float]:
+        """-> milliseconds by width that a step may take at least, for all that is known: ``DOUBT`` deviations less."""
+        low, part = self._between(batch_size)
+        share = min(max(part, 0.0), 1.0)
+        return [
+            ms * exp(-DOUBT * sqrt((1 - share) * (1 - share) * below + share * share * above))
+            for ms, below, above in zip(
+                self.row(batch_size, context), self._variance[low], self._variance[low + 1], strict=True
+            )
+        ]
 
     def milliseconds(self, batch_size: int, width: int, context: int = 0) -> float:
         """A step's time at any width, on the line through the two nearest widths of the table."""
@@ -148,7 +162,7 @@ class CostTable:
         if not self.points and self._visits[row][column].bit_count() == 1:
             self._refit()
         else:
-            self._settle(column)
+            self._settle((low, low + 1))
 
     def _between(self, batch_size: int) -> tuple[int, float]:
         """-> a row, and how far the batch size is on the way to the next one: below 0 or above 1 outside the grid."""
@@ -160,12 +174,23 @@ class CostTable:
         """What a batch size outside the grid costs over the grid's edge; at least its share of the requests."""
         base, ms = self._base, self._base[edge][column]
         outside = base[low][column] + part * (base[low + 1][column] - base[low][column])
-        return max(outside / ms, min(batch_size / self.batch_sizes[edge], 1.0))
+        if edge == low:
+            return min(max(outside / ms, batch_size / self.batch_sizes[edge]), 1.0)
+        return max(outside / ms, 1.0)
 
-    def _settle(self, column: int) -> None:
-        most = 0.0
-        for cells, row in zip(self._cells, self._table, strict=True):
-            row[column] = most = max(most, cells[column])
+    def _settle(self, rows: Iterable[int]) -> None:
+        """Make monotone what changed in these rows; where neighbours disagree, the better known one counts more."""
+        for row in rows:
+            cells = self._cells[row]
+            if cells == sorted(cells):
+                self._by_width[row] = cells[:]
+            else:
+                self._by_width[row] = grid.isotonic(cells, [1 / variance for variance in self._variance[row]])
+        columns = list(zip(*self._by_width, strict=True))
+        if any(list(column) != sorted(column) for column in columns):
+            weights = [[1 / variance for variance in column] for column in zip(*self._variance, strict=True)]
+            columns = [tuple(grid.isotonic(*pair)) for pair in zip(columns, weights, strict=True)]
+        self._table = list(zip(*columns, strict=True))
 
     def _refit(self) -> None:
         """Without calibration: the plane through the measured cells is what the others are taken from."""
@@ -183,8 +208,11 @@ class CostTable:
                     self._correction[row][column] = log(cells[column] / base)
                 else:
                     self._correction[row][column], cells[column] = 0.0, base
-        for column in range(len(self.widths)):
-            self._settle(column)
+        self._settle(range(len(self.batch_sizes)))
+
+    def __str__(self) -> str:
+        rows = ((size, " ".join(f"{ms:.1f}" for ms in self.row(size))) for size in self.batch_sizes)
+        return "ms a step by width, " + ", ".join(f"batch size {size}: {row}" for size, row in rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON; ``from_dict`` reads it back as a calibrated table of what is known now."""

@@ -1,4 +1,4 @@
-"""Step times from a few measured points: every cell of a grid of batch sizes and widths, monotone in both."""
+"""Step times on a grid of batch sizes and widths: filled in from a few measured points, and made monotone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 """Rows of a grid without any point."""
 PRIOR_TOKEN_SHARE = 0.05
 """Without better knowledge, a token more costs this share of a step that does nothing."""
+
+LEAST_MS = 1e-6
 
 Points = Mapping[tuple[int, int], float]
 """Milliseconds by (batch size, width)."""
@@ -45,7 +47,7 @@ def line(points: Points) -> tuple[float, float]:
 def complete(
     points: Points, batch_sizes: Sequence[int], widths: Sequence[int], plane: tuple[float, float] | None = None
 ) -> list[list[float]]:
-    """-> milliseconds ``[batch size][width]``.
+    """-> milliseconds ``[batch size][width]``, as measured: not yet monotone.
 
     A missing width lies on the line between the measured ones of its batch size; a batch size with fewer than two takes
     what it lacks from the plane (default: the one through all points).
@@ -58,7 +60,7 @@ def complete(
         for width in widths:
             ms = along(measured, width) if len(measured) > 1 else a + b * batch_size * width
             ms = points.get((batch_size, width), ms)
-            row.append(max(ms, *row[-1:], *(grid[-1][len(row) : len(row) + 1] if grid else ()), 1e-6))
+            row.append(max(ms, LEAST_MS))
         grid.append(row)
     return grid
 
@@ -70,3 +72,16 @@ def along(measured: Sequence[tuple[int, float]], x: float) -> float:
         right += 1
     (x0, y0), (x1, y1) = measured[right - 1], measured[right]
     return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+
+
+def isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The nearest sequence that never falls, in weighted least squares: pool adjacent violators."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, members
+    for value, weight in zip(values, weights, strict=True):
+        count = 1
+        while pools and pools[-1][0] > value:
+            mean, mass, members = pools.pop()
+            value = (mean * mass + value * weight) / (mass + weight)
+            weight, count = mass + weight, count + members
+        pools.append((value, weight, count))
+    return [mean for mean, _, members in pools for _ in range(members)]
