@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from statistics import median
@@ -24,6 +24,15 @@ def medians(rows: Sequence[Mapping[str, Any]]) -> dict[Cell, dict[str, float]]:
     for row in rows:
         runs[tuple(row[key] for key in CELL)][row["arm"]].append(row["tokens"] / row["seconds"])
     return {cell: {arm: median(speeds) for arm, speeds in arms.items()} for cell, arms in runs.items()}
+
+
+def mean_widths(rows: Sequence[Mapping[str, Any]]) -> dict[Cell, float]:
+    """Positions of the adaptive arm's blocks, mean over its steps, by cell."""
+    steps: dict[Cell, Counter[int]] = defaultdict(Counter)
+    for row in rows:
+        if row["arm"] == ADAPTIVE:
+            steps[tuple(row[key] for key in CELL)].update({int(width): n for width, n in row["steps"].items()})
+    return {cell: sum(width * n for width, n in counts.items()) / counts.total() for cell, counts in steps.items()}
 
 
 def over_best(speeds: Speeds) -> float:
@@ -58,13 +67,12 @@ def geometric_mean(ratios: Sequence[float]) -> float:
 
 def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The table, then a line per promise; those only of cells that have all arms."""
-    cells = medians(rows)
+    cells, widths = medians(rows), mean_widths(rows)
     arms = list(dict.fromkeys(arm for speeds in cells.values() for arm in speeds))
     complete = {cell: speeds for cell, speeds in cells.items() if {ADAPTIVE, PLAIN, *arms} == speeds.keys()}
-    columns = [*CELL, *arms, "over best", "over plain", "over builtin"]
-    yield Table(
-        "Widths", "", columns, [_row(cell, speeds, arms, cell in complete) for cell, speeds in cells.items()]
-    ).markdown()
+    columns = [*CELL, *arms, "mean width", "over best", "over plain", "over builtin"]
+    lines = [_row(cell, speeds, arms, widths.get(cell)) for cell, speeds in cells.items()]
+    yield Table("Widths", "", columns, lines).markdown()
     yield ""
     if complete:
         yield from verdicts(complete)
@@ -91,10 +99,10 @@ def verdicts(cells: Mapping[Cell, Speeds]) -> Iterator[str]:
         yield f"adaptive over the best single block ({block}), geometric mean: {gain:.2f}x, promised {OF_ONE_BLOCK}x"
 
 
-def _row(cell: Cell, speeds: Speeds, arms: Sequence[str], complete: bool) -> list[str]:
+def _row(cell: Cell, speeds: Speeds, arms: Sequence[str], mean_width: float | None) -> list[str]:
     named = [*map(str, cell), *(f"{speeds[arm]:.0f}" if arm in speeds else "-" for arm in arms)]
-    if not complete:
-        return [*named, "-", "-", "-"]
+    if mean_width is None or not {PLAIN, *arms} <= speeds.keys():
+        return [*named, "-", "-", "-", "-"]
     builtin = over_builtin(speeds)
     ratios = [over_best(speeds), speeds[ADAPTIVE] / speeds[PLAIN]]
-    return [*named, *(f"{ratio:.2f}x" for ratio in ratios), "-" if builtin is None else f"{builtin:.2f}x"]
+    return [*named, f"{mean_width:.1f}", *(f"{r:.2f}x" for r in ratios), "-" if builtin is None else f"{builtin:.2f}x"]

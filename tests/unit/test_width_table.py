@@ -19,9 +19,11 @@ from sglang_dflash.errors import DFlashError
 
 CELL = Cell("tiny-hybrid", "noisy", "wild", 4)
 
+STEPS = {"1": 30, "16": 10}
+
 
 def row(arm: str, speed: float, cell: Cell = CELL, repeat: int = 0) -> dict[str, Any]:
-    return {**vars(cell), "arm": arm, "repeat": repeat, "tokens": 2 * speed, "seconds": 2.0, "steps": {}}
+    return {**vars(cell), "arm": arm, "repeat": repeat, "tokens": 2 * speed, "seconds": 2.0, "steps": STEPS}
 
 
 def rows(cell: Cell = CELL, **speeds: float) -> list[dict[str, Any]]:
@@ -136,7 +138,7 @@ def test_the_verdict_names_the_cells_that_break_a_promise() -> None:
     good = rows(other, plain=100, w4=200, w16=300, builtin_16=200, adaptive=300)
     bad = rows(plain=100, w4=90, w16=50, builtin_16=50, adaptive=96)
     text = "\n".join(report(good + bad))
-    assert "| tiny-hybrid | good | own | 1 | 100 | 200 | 300 | 200 | 300 | 1.00x | 3.00x | 1.50x |" in text
+    assert "| tiny-hybrid | good | own | 1 | 100 | 200 | 300 | 200 | 300 | 4.8 | 1.00x | 3.00x | 1.50x |" in text
     assert "adaptive >= 0.97x of the best arm: 1 of 2 cells, worst 0.96x\n  tiny-hybrid noisy wild 4: 0.96x" in text
     assert "adaptive >= 0.98x of the plain: 1 of 2 cells" in text
     assert "where drafting pays: 1 of 1 cells" in text
@@ -146,6 +148,6 @@ def test_the_verdict_names_the_cells_that_break_a_promise() -> None:
 def test_a_cell_that_lacks_arms_is_shown_and_not_judged() -> None:
     other = Cell("tiny-hybrid", "good", "own", 1)
     text = "\n".join(report(rows(plain=100, w4=90, adaptive=50) + rows(other, plain=10)))
-    assert "| tiny-hybrid | good | own | 1 | 10 | - | - | - | - | - |" in text
+    assert "| tiny-hybrid | good | own | 1 | 10 | - | - | - | - | - | - |" in text
     assert "1 of 2 cells lack arms" in text
     assert "best arm: 0 of 1 cells" in text

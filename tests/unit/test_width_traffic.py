@@ -27,17 +27,31 @@ def test_a_schedule_is_its_seeds_and_switches_fit_task_and_load() -> None:
     assert len({phase.users for phase in phases if phase.task == "wild"}) > 1
 
 
+class Hurry(asyncio.SelectorEventLoop):
+    """A loop whose clock jumps to whatever is due next."""
+
+    clock = 0.0
+
+    def time(self) -> float:
+        return self.clock
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:
+            self.clock = max(self.clock, self._scheduled[0].when())
+        super()._run_once()
+
+
 def test_as_many_requests_are_in_flight_as_the_phase_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    phases = [Phase("math", 1, 0.0, 0.2), Phase("wild", 3, 0.2, 0.4), Phase("math", 2, 0.4, 0.6)]
-    flying: list[int] = []
-    seen: set[tuple[str, int]] = set()
+    phases = [Phase("math", 1, 0.0, 20.0), Phase("wild", 3, 20.0, 40.0), Phase("math", 2, 40.0, 60.0)]
+    flying: list[str] = []
+    seen: list[tuple[float, list[str]]] = []
 
     class Client:
-        async def events(self, input_ids: list[int], sampling: Sampling) -> AsyncIterator[tuple[float, bytes]]:
+        async def events(self, input_ids: list[str], sampling: Sampling) -> AsyncIterator[tuple[float, bytes]]:
             flying.append(input_ids[0])
-            seen.add(("math" if input_ids[0] == 1 else "wild", len(flying)))
             for count in (1, 2):
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.75)
+                seen.append((width_traffic.now(), list(flying)))
                 yield width_traffic.now(), json.dumps({"meta_info": {"completion_tokens": count}}).encode()
             flying.remove(input_ids[0])
 
@@ -45,10 +59,13 @@ def test_as_many_requests_are_in_flight_as_the_phase_says(monkeypatch: pytest.Mo
         await asyncio.gather(*users)
 
     monkeypatch.setattr(width_traffic, "finish", finish)
-    tokens = asyncio.run(run(Client(), phases, {"math": [[1]], "wild": [[2]]}, 8))
-    assert max(users for _, users in seen) == 3 and ("wild", 3) in seen and ("math", 3) not in seen
-    first, second = tokens.between(0, 0.2), tokens.between(0.2, 0.4)
-    assert 2 * first < second < 5 * first
+    with asyncio.Runner(loop_factory=Hurry) as runner:
+        monkeypatch.setattr(width_traffic, "now", runner.get_loop().time)
+        tokens = runner.run(run(Client(), phases, {"math": [["math"]], "wild": [["wild"]]}, 8))
+    for phase in phases:  # but for the answers that were begun before it
+        inside = [here for when, here in seen if phase.start + 2 < when < phase.end]
+        assert inside and all(here == [phase.task] * phase.users for here in inside), phase
+    assert [round(tokens.between(phase.start, phase.end) / 20 * 0.75) for phase in phases] == [1, 3, 2]
 
 
 PHASES = [Phase("math", 1, 0.0, 10.0), Phase("wild", 8, 10.0, 20.0)]
