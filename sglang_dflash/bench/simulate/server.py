@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from sglang_dflash.bench.simulate.costs import StepCosts
 from sglang_dflash.bench.simulate.reach import accepted_from
 from sglang_dflash.width import WidthPolicy
-
-_Observed = tuple[int, int, int, list[int], float]
 
 
 @dataclass
@@ -73,54 +72,71 @@ class Server:
 
     def serve(self, answers: Sequence[Replayed], users: int, policy: WidthPolicy, random: Random) -> Outcome:
         """``users`` who each ask for the next answer as soon as they have their last one."""
-        outcome = Outcome(tokens=sum(1 + answer.tokens for answer in answers))
-        waiting = deque(answers)
-        # When, and not before how many steps: what was launched before an answer's end was known goes first
-        arrivals = deque([(0.0, 0)] * min(users, len(waiting)))
-        running: list[Replayed] = []
-        leaving: list[list[Replayed]] = [[] for _ in range(self.in_vain)]
-        seen: _Observed | None = None
-        now, ended = 0.0, 0.0
-        while waiting or running:
-            vain = [answer for step in leaving for answer in step]
-            if not running and not vain:
-                now = max(now, arrivals[0][0])
-            joined = []
-            while arrivals and arrivals[0][0] <= now and arrivals[0][1] <= outcome.steps:
-                arrivals.popleft()
-                if waiting:
-                    joined.append(waiting.popleft())
-            if joined:
-                now += self.costs.prefill_ms(sum(answer.prompt for answer in joined))
-                running += joined
-            batch = running + vain
-            if not batch:
-                continue
-            context = sum(answer.context for answer in batch)
-            width = policy.width(len(batch), context)
-            # The step before is read only once this one is launched
-            if seen is not None:
-                _tell(policy, seen)
-            accept = [accepted_from(a.difficulties, min(a.done, a.tokens), width, self.acceptance) for a in batch]
-            ms = self.costs.step_ms(len(batch), width, context) * random.choice(self.costs.noise)
-            seen = len(batch), width, context, accept, ms
-            now += ms
-            outcome.steps += 1
-            outcome.widths += width
-            outcome.blocks += len(running)
-            outcome.committed += sum(accept[: len(running)])
-            for answer, committed in zip(running, accept, strict=False):
-                answer.done = min(answer.done + committed, answer.tokens)
-            gone = [answer for answer in running if answer.done == answer.tokens]
-            running = [answer for answer in running if answer.done < answer.tokens]
-            leaving = [*leaving[1:], gone] if leaving else []
-            arrivals.extend((now + self.outside_ms, outcome.steps + self.in_vain) for _ in gone)
-            ended = now if gone else ended
-        outcome.seconds = ended / 1000
-        return outcome
+        loop = _ClosedLoop(self, answers, users, policy, random)
+        while loop.waiting or loop.running:
+            loop.admit()
+            loop.step()
+        return loop.outcome
 
 
-def _tell(policy: WidthPolicy, seen: _Observed) -> None:
-    batch_size, width, context, accept, ms = seen
-    policy.observe(width, accept)
-    policy.observe_time(batch_size, width, context, ms)
+class _ClosedLoop:
+    """One run: what waits, what runs, and what the host does not know yet."""
+
+    def __init__(
+        self, server: Server, answers: Sequence[Replayed], users: int, policy: WidthPolicy, random: Random
+    ) -> None:
+        self._server, self._policy, self._random = server, policy, random
+        self.outcome = Outcome(tokens=sum(1 + answer.tokens for answer in answers))
+        self.waiting = deque(answers)
+        self.running: list[Replayed] = []
+        self._now = 0.0
+        # When a user asks, and before which step at the earliest: steps in vain are launched first
+        self._questions = deque([(0.0, 0)] * min(users, len(self.waiting)))
+        self._ended: deque[list[Replayed]] = deque([[]] * server.in_vain, server.in_vain)
+        self._unseen: Callable[[], None] | None = None
+
+    def admit(self) -> None:
+        """Prefill every question that was asked by now; with nothing else to do, wait for one."""
+        if not self.running and not any(self._ended):
+            self._now = max(self._now, self._questions[0][0])
+        joined = []
+        while self._questions and self._questions[0][0] <= self._now and self._questions[0][1] <= self.outcome.steps:
+            self._questions.popleft()
+            if self.waiting:
+                joined.append(self.waiting.popleft())
+        if joined:
+            self._now += self._server.costs.prefill_ms(sum(answer.prompt for answer in joined))
+            self.running += joined
+
+    def step(self) -> None:
+        """A decode step of the running answers, and of those whose end is not known yet."""
+        server, outcome = self._server, self.outcome
+        batch = [*self.running, *(answer for answers in self._ended for answer in answers)]
+        context = sum(answer.context for answer in batch)
+        width = self._policy.width(len(batch), context)
+        if self._unseen is not None:  # the step before is read only once this one is launched
+            self._unseen()
+        accept = [accepted_from(answer.difficulties, answer.done, width, server.acceptance) for answer in batch]
+        ms = server.costs.step_ms(len(batch), width, context) * self._random.choice(server.costs.noise)
+        self._unseen = partial(self._tell, len(batch), width, context, accept, ms)
+        self._now += ms
+        outcome.steps += 1
+        outcome.widths += width
+        outcome.blocks += len(self.running)
+        outcome.committed += sum(accept[: len(self.running)])
+        self._commit(accept)
+
+    def _commit(self, accept: list[int]) -> None:
+        for answer, committed in zip(self.running, accept, strict=False):
+            answer.done = min(answer.done + committed, answer.tokens)
+        ended = [answer for answer in self.running if answer.done == answer.tokens]
+        self.running = [answer for answer in self.running if answer.done < answer.tokens]
+        self._ended.append(ended)
+        question = self._now + self._server.outside_ms, self.outcome.steps + self._server.in_vain
+        self._questions.extend(question for _ in ended)
+        if ended:
+            self.outcome.seconds = self._now / 1000
+
+    def _tell(self, batch_size: int, width: int, context: int, accept: list[int], ms: float) -> None:
+        self._policy.observe(width, accept)
+        self._policy.observe_time(batch_size, width, context, ms)
