@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,9 +18,10 @@ from rich.console import Console
 
 from sglang_dflash.bench import plan, results
 from sglang_dflash.bench.client import Sampling
-from sglang_dflash.bench.modes import parse_modes
+from sglang_dflash.bench.modes import Mode, parse_modes
 from sglang_dflash.bench.records import RunKey
 from sglang_dflash.bench.runner import closed_loop
+from sglang_dflash.bench.servers import check_arm
 from sglang_dflash.bench.session import Session
 from sglang_dflash.bench.settings import Pair, Settings
 from sglang_dflash.errors import DFlashError
@@ -200,6 +202,16 @@ def test_a_server_that_is_not_its_arm_is_refused(tmp_path: Path, fake: FakeServe
         urls = {"ar": plain.url, "dflash:16": fake.url}
         with pytest.raises(DFlashError, match=found):
             run_session(replace(settings, base_urls=urls))
+
+
+@pytest.mark.parametrize("label", ["dflash:16", "adaptive:16", "random:16"])
+def test_our_worker_serves_these_arms(label: str):
+    def info(ours: bool) -> dict[str, Any]:
+        return FakeServer(block=16, ours=ours).reply("/server_info", None)[1][0]
+
+    check_arm(Mode.parse(label), info(ours=True))
+    with pytest.raises(DFlashError, match="not our worker"):
+        check_arm(Mode.parse(label), info(ours=False))
 
 
 def test_a_failing_server_ends_the_session_with_its_words(tmp_path: Path):
