@@ -11,7 +11,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import accumulate, cycle
+from itertools import cycle
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any, TypeVar
@@ -30,12 +30,11 @@ Value = TypeVar("Value")
 
 
 def schedule(count: int, seconds: float, loads: Sequence[int], seed: int) -> list[Phase]:
-    """``count`` phases of ``seconds`` each; known and unknown prompts in turn, every load as often as the others."""
+    """``count`` phases of ``seconds`` each: known and unknown prompts in turn, both at every load equally often."""
     rng = Random(seed)
-    known, users = _shuffled(rng, TASKS), _shuffled(rng, loads)
-    tasks = [next(known) if number % 2 == 0 else WILD for number in range(count)]
-    ends = list(accumulate([seconds] * count))
-    return [Phase(task, next(users), end - seconds, end) for task, end in zip(tasks, ends, strict=True)]
+    known, users, users_wild = _shuffled(rng, TASKS), _shuffled(rng, loads), _shuffled(rng, loads)
+    turns = [(WILD, next(users_wild)) if number % 2 else (next(known), next(users)) for number in range(count)]
+    return [Phase(task, load, n * seconds, (n + 1) * seconds) for n, (task, load) in enumerate(turns)]
 
 
 def _shuffled(rng: Random, values: Sequence[Value]) -> Iterator[Value]:
@@ -58,7 +57,7 @@ async def run(client: Client, phases: Sequence[Phase], asked: Mapping[str, list[
                     await asyncio.sleep(left)
 
     users = [asyncio.create_task(user(number)) for number in range(max(phase.users for phase in phases))]
-    await asyncio.sleep(phases[-1].end)
+    await asyncio.wait(users, timeout=phases[-1].end, return_when=asyncio.FIRST_EXCEPTION)
     await finish(client, users)
     return tokens
 
@@ -84,9 +83,9 @@ def main(
     pair: str = "tiny-hybrid",
     drafter: str = "noisy",
     arms: str = ",".join((PLAIN, *FIXED, ADAPTIVE)),
-    phases: Annotated[int, typer.Option(help="How many.")] = 10,
+    phases: Annotated[int, typer.Option(help="How many; twice the loads have all of them.")] = 12,
     seconds: Annotated[float, typer.Option(help="Of a phase.")] = 30.0,
-    loads: Annotated[str, typer.Option(help="Users of a phase, in an order that the seed draws.")] = "1,8,32",
+    loads: Annotated[str, typer.Option(help="Users in a phase, in an order that the seed draws.")] = "1,8,32",
     seed: int = 0,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 128,
 ) -> None:

@@ -59,7 +59,7 @@ def draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     for phase in rows[0]["phases"]:
         axes.axvline(phase["start"], color="0.8", linewidth=0.8, zorder=0)
         middle = (phase["start"] + phase["end"]) / 2
-        label = f"{phase['task']}\n{phase['users']}"
+        label = f"{phase['task']}\nc={phase['users']}"
         axes.text(middle, 1.01, label, transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=8)
     axes.set(xlabel="seconds", ylabel="tokens per second", xlim=(0, rows[0]["phases"][-1]["end"]), ylim=(0, None))
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
