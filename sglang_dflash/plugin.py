@@ -39,6 +39,7 @@ def _register_hooks() -> None:
     from sglang_dflash.hooks.preflight import after_model_paths, before_speculation
     from sglang_dflash.hooks.requests import refuse_request
     from sglang_dflash.hooks.server_info import report_worker
+    from sglang_dflash.hooks.step_times import ride_on_requests
     from sglang_dflash.upstream import HookRegistry, HookType, register_resolution_hook
     from sglang_dflash.window.budget import charge_rings
     from sglang_dflash.window.prefix_cap import cap_prefix
@@ -49,6 +50,7 @@ def _register_hooks() -> None:
         ("Req._compute_max_prefix_len", cap_prefix, HookType.AFTER),
         ("KVCacheConfigurator.config_from_budget", charge_rings, HookType.AROUND),
         ("Scheduler.get_internal_state", report_worker, HookType.AFTER),
+        ("SchedulerRequestReceiver._broadcast_reqs_across_ranks", ride_on_requests, HookType.AROUND),
         ("ServerArgs.add_cli_args", flags.accept_old_flags, HookType.AFTER),
         ("ModelConfig._derive_context_length", extend_drafter_context, HookType.BEFORE),
     ):

@@ -135,6 +135,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "managers.schedule_batch": ("Req._compute_max_prefix_len(self, input_len)",),
     "managers.scheduler": ("Scheduler.get_internal_state(self)",),
+    "managers.scheduler_components.request_receiver": (
+        "SchedulerRequestReceiver._broadcast_reqs_across_ranks(self, recv_reqs, local_reqs)",
+    ),
     "managers.utils": (
         "GenerationBatchResult(logits_output, next_token_ids, accept_lens, new_seq_lens, next_draft_input)",
     ),

@@ -86,13 +86,13 @@ async def internal_state(client: Client) -> dict[str, Any]:
 
 
 def _counted(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict[str, dict[str, float]] | None:
-    """What our worker's counters (its entries that are dictionaries) grew by; None for another worker."""
+    """What our worker's counters (its entries that are dictionaries of numbers) grew by; None for another worker."""
     if before is None or after is None:
         return None
     return {
         name: {key: value - before.get(name, {}).get(key, 0) for key, value in counter.items()}
         for name, counter in after.items()
-        if isinstance(counter, dict)
+        if isinstance(counter, dict) and all(isinstance(value, int | float) for value in counter.values())
     }
 
 

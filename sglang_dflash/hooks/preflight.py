@@ -16,6 +16,7 @@ from sglang_dflash.check.findings import raise_first_error
 from sglang_dflash.check.preflight import preflight
 from sglang_dflash.cpu import is_active as on_our_cpu_platform
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.hooks import adaptive
 from sglang_dflash.hooks.environment import explain_environment
 from sglang_dflash.hooks.takeover import builtin_requested, reason_for_builtin
 from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine, find_gpu
@@ -42,18 +43,12 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
 
 def before_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
     """Resolution hook around ``handle_speculative_decoding``, which knows device and parallelism."""
-    refuse_unserved(server_args)
+    ours = _dflash_is_asked_for(server_args) and reason_for_builtin(server_args) is None
+    if ours:
+        adaptive.take_over(server_args)
     previous(server_args)
-
-
-def refuse_unserved(server_args: ServerArgs) -> None:
-    """Refuse on the CPU platform, before any weight, what only SGLang's own worker serves.
-
-    Raises:
-        DFlashError: naming the feature.
-    """
-    if _dflash_is_asked_for(server_args):
-        reason_for_builtin(server_args)
+    if ours:
+        adaptive.check_widths(server_args)
 
 
 def check_before_weights(server_args: ServerArgs) -> None:

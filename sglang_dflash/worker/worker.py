@@ -26,16 +26,20 @@ from sglang_dflash.upstream import (
     get_spec,
     resolve_draft_parallel_layout,
 )
-from sglang_dflash.width import FixedWidth, WidthPolicy
+from sglang_dflash.width import CostTable, FixedWidth, Pause, WidthConfig, WidthPolicy, asked_for, build_policy
 from sglang_dflash.window.rings import DraftRings, RowAllocator
 from sglang_dflash.window.served import DraftWindow, served_window
 from sglang_dflash.worker.accept import Accept
+from sglang_dflash.worker.calibrate import Calibration
 from sglang_dflash.worker.draft import Draft
 from sglang_dflash.worker.inject import Inject
+from sglang_dflash.worker.observe import shared_times
 from sglang_dflash.worker.observe.info import allocated_bytes, banner, identity
 from sglang_dflash.worker.observe.metrics import step_metrics
 from sglang_dflash.worker.observe.no_sync import sync_guard
+from sglang_dflash.worker.observe.shared_times import SharedTimes
 from sglang_dflash.worker.observe.stats import Stages, StepStats
+from sglang_dflash.worker.observe.steps import StepRecord, Steps
 from sglang_dflash.worker.recurrent import RecurrentCommit
 from sglang_dflash.worker.state import DraftState
 from sglang_dflash.worker.step import Step
@@ -70,6 +74,7 @@ class DFlashWorker(BaseSpecWorker):
         super().__init__()
         self._target_worker = target_worker
         self.drafter_config = drafter_config()
+        self._widths = asked_for(server_args)
         self.width_policy: WidthPolicy = FixedWidth(get_spec().speculative_num_draft_tokens)
         self._window = served_window()
         self._rings: DraftRings | None = None
@@ -90,7 +95,12 @@ class DFlashWorker(BaseSpecWorker):
             mask_embedding=mask_embedding(),
         )
         runner.model.set_vocabulary(vocabulary)
+        first_rank = get_parallel().tp_rank == 0
         self._stats, self._stages = StepStats(), Stages(target_worker.device)
+        self._steps = Steps(target_worker.device, log=first_rank)
+        self._step_times = SharedTimes(lambda *news: self.width_policy.observe_time(*news), get_parallel().tp_size)
+        shared_times.serve(self._step_times)
+        self._pause: Pause | None = None
         self._no_sync = sync_guard(target_worker.device)
         self._metrics = step_metrics(self.width_policy.max_width)
         self.identity = identity(
@@ -98,10 +108,11 @@ class DFlashWorker(BaseSpecWorker):
             target=target_worker.model_runner.model_config.model_path,
             drafter=runner.model_config.model_path,
             max_width=self.width_policy.max_width,
+            adaptive=self._widths is not None,
             window=None if self._window is None else self._window.tokens,
             draft_attention_backend=runner.draft_attention_backend,
         )
-        if get_parallel().tp_rank == 0:
+        if first_rank:
             logger.info(banner(self.identity))
 
     def __getattr__(self, name: str) -> Any:
@@ -127,16 +138,21 @@ class DFlashWorker(BaseSpecWorker):
         """What ``/server_info`` shows of this worker: its identity, its counters and what it allocated."""
         memory = allocated_bytes(self._target_worker.model_runner, self._draft_worker.model_runner)
         counters = {**self._stats.as_dict(), "stage_seconds": self._stages.collect()}
-        return {**self.identity, **counters, "memory_bytes": memory}
+        return {**self.identity, **counters, "width": self.width_policy.describe(), "memory_bytes": memory}
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """A step's accept counts reached the host, without anyone waiting for them; steps come in launch order."""
-        accept_lens = [n + 1 for n in num_correct_drafts_per_req]
-        width = self._stats.finished(accept_lens)
-        self.width_policy.observe(width, accept_lens)
+        record = self._steps.counted([n + 1 for n in num_correct_drafts_per_req])
+        self._stats.count(record)
+        self.width_policy.observe(record.width, record.accept_lens, record.verify_lens)
+        self._step_times.measured(timed := self._steps.timed())
         self._stages.collect()
         if self._metrics is not None:
-            self._metrics.observe(width, accept_lens)
+            self._metrics.observe(record, timed, self.width_policy)
+        if self.width_policy.paused is not self._pause:
+            self._pause = self.width_policy.paused
+            if get_parallel().tp_rank == 0:
+                logger.info("DFLASH: %s", self._pause or "drafting pays again")
 
     # --- start-up, in call order
 
@@ -182,6 +198,21 @@ class DFlashWorker(BaseSpecWorker):
     def init_cuda_graphs(self) -> None:
         with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
             super().init_cuda_graphs()
+        if self._widths is not None:
+            self._adapt(self._widths)
+
+    def _adapt(self, config: WidthConfig) -> None:
+        """Choose widths as ``config`` says, with costs measured here: rank 0's, on every rank."""
+        max_width = self.width_policy.max_width
+        widths, costs = config.widths_for(max_width), None
+        if config.policy == "adaptive":
+            target, drafter = self._target_worker.model_runner, self._draft_worker.model_runner
+            calibration = Calibration(target, drafter, self.draft_parallel_layout, self.drafter_config.mask_token_id)
+            points = calibration.points(widths, target.max_running_requests)
+            costs = CostTable.calibrated(get_parallel().tp_group.broadcast_object(points), widths)
+        self.width_policy = build_policy(config, max_width, costs)
+        if get_parallel().tp_rank == 0:
+            logger.info("DFLASH: policy %s, widths %s%s", config.policy, widths, f"; {costs}" if costs else "")
 
     # --- the step
 
@@ -211,6 +242,7 @@ class DFlashWorker(BaseSpecWorker):
     def _prefill(
         self, batch: ScheduleBatch, publish: Publish, grammar_barrier: GrammarBarrier | None
     ) -> GenerationBatchResult:
+        self._steps.interrupted([req.rid for req in batch.reqs], sum(batch.extend_lens))
         self._wait_for_fused_hicache_load(batch)
         if batch.has_grammar and batch.decoding_reqs and grammar_barrier is not None:
             grammar_barrier()  # a mixed batch samples after blocks that the grammars may not have seen yet
@@ -230,8 +262,9 @@ class DFlashWorker(BaseSpecWorker):
     def _decode(
         self, batch: ScheduleBatch, publish: Publish, grammar_barrier: GrammarBarrier | None
     ) -> GenerationBatchResult:
-        width = self.width_policy.width(batch.batch_size())
-        self._stats.started(width)
+        context = sum(batch.spec_info.committed_cpu)
+        width = self.width_policy.width(batch.batch_size(), context)
+        self._steps.started(StepRecord(width, [req.rid for req in batch.reqs], context))
         # Grammars and custom logit processors run on the host, so the host waits for the drafts there.
         on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
         stage = self._stages
@@ -254,6 +287,7 @@ class DFlashWorker(BaseSpecWorker):
         return step.result()
 
     def _idle(self, batch: ScheduleBatch, publish: Publish) -> GenerationBatchResult:
+        self._steps.interrupted()
         state = DraftState.idle(batch.seq_lens.device)
         publish(state.new_seq_lens)
         return GenerationBatchResult(

@@ -23,6 +23,7 @@ def identity(
     target: str,
     drafter: str,
     max_width: int,
+    adaptive: bool,
     window: int | None,
     draft_attention_backend: str,
 ) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def identity(
         "causal": list(config.causal),
         "target_layer_ids": list(config.target_layer_ids),
         "window": window,
-        "strategy": f"chain of argmax drafts, fixed width {max_width}",
+        "strategy": f"chain of argmax drafts, {'adaptive width up to' if adaptive else 'fixed width'} {max_width}",
         "draft_attention_backend": draft_attention_backend,
     }
 

@@ -4,34 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 from sglang_dflash.upstream import get_observability, get_parallel, get_serving
+from sglang_dflash.width import AdaptiveWidth, WidthPolicy
+from sglang_dflash.worker.observe.steps import StepRecord
 
 
 class StepMetrics:
-    """Two series of one scheduler process, which SGLang's ``/metrics`` collects from all of them.
+    """The series of one scheduler process, which SGLang's ``/metrics`` collects from all of them.
 
     ``sglang_dflash:accept_length`` (histogram): accepted drafts plus the bonus token, per verified block.
+    ``sglang_dflash:width`` (histogram): positions of a step's block; 1 is plain decoding.
     ``sglang_dflash:steps_total`` (counter, by ``width``): decode steps.
+    ``sglang_dflash:tokens_per_ms`` (gauge, by ``kind``): ``measured`` in the last step whose time is known, and, of an
+    adaptive width, ``predicted`` for the last step launched.
+    ``sglang_dflash:survival`` (gauge, by ``position``) and ``sglang_dflash:drafting_rests`` (gauge, 0 or 1), of an
+    adaptive width: the chance that a draft is committed, and whether plain decoding is faster than drafting.
     """
 
     def __init__(self, max_width: int) -> None:
         labels = {"model_name": get_serving().served_model_name, "dp_rank": str(get_parallel().dp_rank or 0)}
-        self._accept_length = Histogram(
-            "sglang_dflash:accept_length",
-            "New tokens per verified block: accepted drafts plus the bonus token.",
-            labelnames=labels,
-            buckets=range(1, max_width + 1),
-        ).labels(**labels)
-        self._steps = Counter("sglang_dflash:steps", "Decode steps.", labelnames=(*labels, "width"))
+
+        def gauge(name: str, text: str, *by: str) -> Gauge:
+            return Gauge(f"sglang_dflash:{name}", text, (*labels, *by), multiprocess_mode="mostrecent")
+
+        def histogram(name: str, text: str) -> Histogram:
+            buckets = range(1, max_width + 1)
+            return Histogram(f"sglang_dflash:{name}", text, tuple(labels), buckets=buckets).labels(**labels)
+
+        self._accept_length = histogram(
+            "accept_length", "New tokens per verified block: accepted drafts plus the bonus token."
+        )
+        self._width = histogram("width", "Positions of a step's block; 1 is plain decoding.")
+        self._steps = Counter("sglang_dflash:steps", "Decode steps.", (*labels, "width"))
+        self._rate = gauge("tokens_per_ms", "Tokens of a decode step over its milliseconds.", "kind")
+        self._survival = gauge("survival", "Chance that the draft at a position is committed.", "position")
+        self._rests = gauge("drafting_rests", "Whether plain decoding is faster than drafting.")
         self._labels = labels
 
-    def observe(self, width: int, accept_lens: Sequence[int]) -> None:
-        """Count a finished step."""
-        self._steps.labels(**self._labels, width=width).inc()
-        for length in accept_lens:
+    def observe(self, record: StepRecord, timed: Sequence[StepRecord], policy: WidthPolicy) -> None:
+        """Count a finished step, and the steps whose time became known."""
+        self._width.observe(record.width)
+        self._steps.labels(**self._labels, width=record.width).inc()
+        for length in record.accept_lens:
             self._accept_length.observe(length)
+        for done in timed:
+            if done.accept_lens and done.milliseconds:
+                self._set_rate("measured", sum(done.accept_lens) / done.milliseconds)
+        if isinstance(policy, AdaptiveWidth):
+            self._set_rate("predicted", policy.tokens_per_ms)
+            self._rests.labels(**self._labels).set(policy.paused is not None)
+            for position, chance in enumerate(policy.survival.curve(), 1):
+                self._survival.labels(**self._labels, position=position).set(chance)
+
+    def _set_rate(self, kind: str, rate: float) -> None:
+        self._rate.labels(**self._labels, kind=kind).set(rate)
 
 
 def step_metrics(max_width: int) -> StepMetrics | None:

@@ -6,12 +6,14 @@ import contextlib
 import os
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.profiler import record_function
+
+from sglang_dflash.worker.observe.steps import StepRecord
 
 STAGE_TIMES = "SGLANG_DFLASH_STAGE_TIMES"
 
@@ -27,18 +29,11 @@ class StepStats:
 
     widths: Counter[int] = field(default_factory=Counter)
     accept_lens: Counter[int] = field(default_factory=Counter)
-    _running: deque[int] = field(default_factory=deque)
 
-    def started(self, width: int) -> None:
-        """Note a step that was launched; its result comes back later, in launch order."""
-        self._running.append(width)
-
-    def finished(self, accept_lens: Sequence[int]) -> int:
-        """Count the oldest running step's result and return its width."""
-        width = self._running.popleft()
-        self.widths[width] += 1
-        self.accept_lens.update(accept_lens)
-        return width
+    def count(self, record: StepRecord) -> None:
+        """Count a finished step."""
+        self.widths[record.width] += 1
+        self.accept_lens.update(record.accept_lens)
 
     @property
     def mean_accept_length(self) -> float | None:

@@ -35,7 +35,15 @@ def test_fixed_width_ignores_what_it_sees() -> None:
 def test_the_banner_names_the_pair_and_how_it_is_served() -> None:
     config = DrafterConfig.from_dict(drafter())
     for window, said in ((None, "window none"), (64, "window 64")):
-        found = identity(config, target="t", drafter="d", max_width=8, window=window, draft_attention_backend="triton")
+        found = identity(
+            config,
+            target="t",
+            drafter="d",
+            max_width=8,
+            adaptive=False,
+            window=window,
+            draft_attention_backend="triton",
+        )
         line = banner(found)
         for part in ("target t", "drafter d", "block 8", "full_attention/full_attention", said, "width 8"):
             assert part in line
