@@ -79,10 +79,11 @@ def over_time(summary: Summary, courses: dict[str, Course]) -> Figure:
     figure, grid = plt.subplots(len(_PANELS), 1, figsize=(9, 6), sharex=True, layout="constrained")
     for mode, steps in courses.items():
         values = (steps.width, steps.accept_length, steps.tokens_per_s)
-        for axes, panel, value in zip(grid, _PANELS, values, strict=True):
+        for axes, value in zip(grid, values, strict=True):
             axes.plot(steps.seconds, value, lw=1, color=color(summary, mode), label=mode)
-            axes.set_ylabel(panel)
-            axes.set_ylim(bottom=0)
+    for axes, panel in zip(grid, _PANELS, strict=True):
+        axes.set_ylabel(panel)
+        axes.set_ylim(bottom=0)
     grid[0].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
     grid[-1].set_xlabel("seconds of work")
     return figure
