@@ -18,12 +18,24 @@ Cell = tuple[Any, ...]
 Speeds = Mapping[str, float]  # tok/s by arm
 
 
-def medians(rows: Sequence[Mapping[str, Any]]) -> dict[Cell, dict[str, float]]:
-    """Tokens per second by cell and arm, the median over repeats."""
+def speeds_of_repeats(rows: Sequence[Mapping[str, Any]]) -> dict[Cell, dict[str, list[float]]]:
+    """Tokens per second by cell and arm, of each repeat."""
     runs: dict[Cell, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         runs[tuple(row[key] for key in CELL)][row["arm"]].append(row["tokens"] / row["seconds"])
+    return runs
+
+
+def medians(rows: Sequence[Mapping[str, Any]]) -> dict[Cell, dict[str, float]]:
+    """Tokens per second by cell and arm, the median over repeats."""
+    runs = speeds_of_repeats(rows)
     return {cell: {arm: median(speeds) for arm, speeds in arms.items()} for cell, arms in runs.items()}
+
+
+def noise(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """How far repeats of the same run are apart, as a share of their median, median over all; None for one repeat."""
+    runs = [speeds for arms in speeds_of_repeats(rows).values() for speeds in arms.values() if len(speeds) > 1]
+    return median((max(speeds) - min(speeds)) / median(speeds) for speeds in runs) if runs else None
 
 
 def mean_widths(rows: Sequence[Mapping[str, Any]]) -> dict[Cell, float]:
@@ -74,6 +86,8 @@ def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     lines = [_row(cell, speeds, arms, widths.get(cell)) for cell, speeds in cells.items()]
     yield Table("Widths", "", columns, lines).markdown()
     yield ""
+    if (apart := noise(rows)) is not None:
+        yield f"Repeats of the same run are {apart:.1%} apart (median)."
     if complete:
         yield from verdicts(complete)
     if len(complete) < len(cells):

@@ -11,7 +11,7 @@ import pytest
 
 from measure import width_table
 from measure.width_arms import check_policy, parse_arms, server_of
-from measure.width_criteria import medians, over_best, over_builtin, over_one_block, report
+from measure.width_criteria import medians, noise, over_best, over_builtin, over_one_block, report
 from measure.width_load import Tokens, completion_tokens
 from measure.width_table import Cell, missing
 from sglang_dflash.bench.client import Sampling
@@ -112,6 +112,13 @@ def test_a_cell_counts_while_all_users_are_busy(users: int, monkeypatch: pytest.
 def test_a_cells_speed_is_the_median_of_its_repeats() -> None:
     runs = [row("4", speed, repeat=repeat) for repeat, speed in enumerate((10, 50, 20))]
     assert medians(runs) == {tuple(vars(CELL).values()): {"4": 20.0}}
+
+
+def test_the_noise_is_how_far_repeats_are_apart() -> None:
+    runs = [row("4", speed, repeat=repeat) for repeat, speed in enumerate((100, 90, 110))]
+    assert noise(runs) == pytest.approx(0.2)
+    assert "are 20.0% apart" in "\n".join(report(runs))
+    assert noise(runs[:1]) is None
 
 
 def test_the_best_arm_is_one_of_ours() -> None:
