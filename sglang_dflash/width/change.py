@@ -6,8 +6,8 @@ from typing import Any
 
 TILT = 1.5
 """Size of the changes looked for, in units of log odds of a draft's acceptance: from 0.5 to 0.8, say."""
-CERTAIN = 6.0
-"""Log-likelihood ratio that makes a change certain: one false alarm in some e**6 observations."""
+CERTAIN = 7.0
+"""Log-likelihood ratio that makes a change certain: one false alarm in some thousand steps."""
 
 
 class Change:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-REGULAR, CLOSER, DOUBT = 0.007, 0.002, 0.001
+REGULAR, CLOSER, DOUBT = 0.006, 0.002, 0.001
 """Shares of the time that probes may lose: regular ones, those on a suspicion, those of a doubtful cost."""
 DEAREST = 0.5
 """Steps' worth of time that one probe on a suspicion may be expected to lose."""
@@ -47,7 +47,7 @@ class Explorer:
     affordable, from a purse that every step fills with a share of its own time:
 
     - Regular: the next wider width shows whether drafts survive further than thought, every ``UP_EVERY`` steps where it
-      costs little, every 70 where it loses half a step. The next narrower one, rarely, shows what it costs now.
+      costs little, every 80 where it loses half a step. The next narrower one, rarely, shows what it costs now.
     - Suspicion: while drafts seem to survive better than thought, probes follow each other at once, as wide as is not
       too dear, so that even one request alone brings enough evidence within a few steps. They are charged what they
       really lost: those that succeed pay for themselves.

@@ -24,12 +24,12 @@ from sglang_dflash.width.change import Change
 
 PRIOR = 0.8
 """Hazard before any observation: published drafters accept about 4 to 6 tokens of 16."""
-FIRST_PRIOR_TRIES, NEIGHBOUR_TRIES = 2.0, 4.0
+FIRST_PRIOR_TRIES, NEIGHBOUR_TRIES = 1.0, 4.0
 """How many tries the prior, and the hazard of the position before, count for."""
 MEMORY, PLAIN_MEMORY = 64.0, 1024.0
 """Drafting steps until evidence has faded to 1/e, and plain steps."""
-KEPT = 0.1
-"""Weight that evidence from before a change keeps."""
+KEPT_TRIES = 2.0
+"""How many tries a position's evidence from before a change counts for afterwards."""
 SUSPICION = 0.75
 """Log-likelihood ratio from which a change for the better is worth a closer look: a success where few are usual."""
 _LEAST_SPREAD = 0.02  # a hazard of 1 has no variance, and then the first rejection would be a change
@@ -94,10 +94,12 @@ class Survival:
         for j in range(1, width):
             if not reached:
                 break
-            expected = reached * hazards[j]
-            spread = expected - expected * hazards[j]
-            variance += spread if spread > _LEAST_SPREAD * reached else _LEAST_SPREAD * reached
-            tries[j] += reached * unit
+            hazard, weight = hazards[j], reached * unit
+            expected = reached * hazard
+            spread = hazard * (1 - hazard)
+            # The hazard itself is only known from so many tries.
+            variance += reached * max(spread, _LEAST_SPREAD) * (1 + weight / (tries[j] + FIRST_PRIOR_TRIES * unit))
+            tries[j] += weight
             reached -= ends[j]
             commits[j] += reached * unit
             excess += reached - expected
@@ -115,8 +117,10 @@ class Survival:
         fewer, more = self._fewer, self._more
         for change, surplus in ((fewer, -excess), (more, excess)):
             if change.is_certain(surplus, variance):
+                most, tries_before = KEPT_TRIES * self._unit, change.before[0]
+                shares = [1 - most / old if old > most else 0.0 for old in tries_before]
                 for counts, before in zip((self._tries, self._commits, self._cuts), change.before, strict=True):
-                    counts[:] = [count - (1 - KEPT) * old for count, old in zip(counts, before, strict=True)]
+                    counts[:] = [count - share * old for count, share, old in zip(counts, shares, before, strict=True)]
                 fewer.score = more.score = 0.0
                 self.changes += 1
         if not fewer.score or not more.score:

@@ -30,6 +30,15 @@ class Machine:
         return {(size, width): self.milliseconds(size, width) for size in batch_sizes for width in widths}
 
 
+def accept_lens(hazard: Callable[[int], float], width: int, batch_size: int, random: Random) -> list[int]:
+    """One step's accepted drafts plus bonus, per request; ``hazard(j)`` is the chance of draft j, from 1."""
+    lengths = [1] * batch_size
+    for request in range(batch_size):
+        while lengths[request] < width and random.random() < hazard(lengths[request]):
+            lengths[request] += 1
+    return lengths
+
+
 def yields(hazard: float, width: int) -> float:
     """Tokens of a step: 1 + hazard + hazard ** 2 + ..."""
     return sum(hazard**j for j in range(width))
@@ -71,13 +80,14 @@ def drive(
         width = policy.width(size, 0)
         if late is not None:
             policy.observe(*late)
-        accepted = [1] * size
-        for request in range(size):
-            while accepted[request] < width and random.random() < chance:
-                accepted[request] += 1
-        late = (width, accepted)
+        late = (width, accept_lens(lambda j, chance=chance: chance, width, size, random))
         policy.observe_time(size, width, 0, machine.measured(size, width, random))
         run.widths.append(width)
         run.tokens.append(yields(chance, width))
         run.milliseconds.append(machine.milliseconds(size, width))
     return run
+
+
+def switches(widths: Sequence[int]) -> int:
+    """How often a step is as wide as the one before it was not."""
+    return sum(left != right for left, right in zip(widths, widths[1:], strict=False))

@@ -1,0 +1,86 @@
+"""The configuration file: defaults, what is refused by name, and the policy that it builds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.width import (
+    AdaptiveWidth,
+    CostTable,
+    FixedWidth,
+    RandomWidth,
+    WidthConfig,
+    build_policy,
+    default_widths,
+    parse_config,
+    read_config,
+)
+
+
+def test_no_file_means_the_defaults():
+    assert read_config(None) == WidthConfig("adaptive", (), 0, "auto")
+
+
+@pytest.mark.parametrize(
+    "block_size, widths", [(16, (1, 2, 4, 8, 16)), (10, (1, 2, 4, 8, 10)), (2, (1, 2)), (1, (1,)), (9, (1, 2, 4, 8, 9))]
+)
+def test_default_widths_are_powers_of_two_and_the_block_size(block_size, widths):
+    assert default_widths(block_size) == WidthConfig().widths_for(block_size) == widths
+
+
+def test_every_key_is_read(tmp_path: Path):
+    path = tmp_path / "width.json"
+    path.write_text(json.dumps({"policy": "random", "widths": [8, 2, 8], "seed": 7, "ragged": False}))
+    assert read_config(str(path)) == WidthConfig("random", (2, 8), 7, False)
+
+
+@pytest.mark.parametrize(
+    "found, named",
+    [
+        ({"polici": "adaptive"}, ["polici", "policy, widths, seed, ragged"]),
+        ({"policy": "best"}, ["policy", '"best"', "adaptive, random, fixed"]),
+        ({"policy": ["fixed"]}, ["policy"]),
+        ({"widths": []}, ["widths", "[]"]),
+        ({"widths": [0, 4]}, ["widths", "at least 1"]),
+        ({"widths": [True]}, ["widths"]),
+        ({"widths": [4.0]}, ["widths"]),
+        ({"widths": 4}, ["widths"]),
+        ({"seed": "1"}, ["seed", "an integer"]),
+        ({"ragged": "yes"}, ["ragged", '"yes"', '"auto"']),
+        ({"8": {"candidate_steps": [1, 3]}}, ["batch size", "SGLang's own format", '{"widths"']),
+    ],
+)
+def test_what_is_not_ours_is_refused_by_name(found, named):
+    with pytest.raises(DFlashError) as error:
+        parse_config(found)
+    for text in ("--speculative-adaptive-config", *named):
+        assert text in str(error.value)
+
+
+@pytest.mark.parametrize("content", [None, "{", "[1]", b"\xff"])
+def test_a_file_that_is_no_json_object_is_refused(tmp_path: Path, content):
+    path = tmp_path / "width.json"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DFlashError, match=r"--speculative-adaptive-config: .*width\.json"):
+        read_config(str(path))
+
+
+def test_a_width_beyond_the_block_is_refused():
+    with pytest.raises(DFlashError, match="width 32 .*the block size, 16"):
+        build_policy(parse_config({"widths": [1, 32]}), 16)
+
+
+def test_the_policy_that_was_asked_for_is_built():
+    assert build_policy(WidthConfig("fixed"), 16) == FixedWidth(16)
+    assert build_policy(parse_config({"policy": "fixed", "widths": [1, 4]}), 16) == FixedWidth(4)
+    drawn = build_policy(parse_config({"policy": "random", "widths": [4]}), 16)
+    assert isinstance(drawn, RandomWidth) and drawn.width(1) == 4
+    costs = CostTable(default_widths(16))
+    adaptive = build_policy(WidthConfig(), 16, costs)
+    assert isinstance(adaptive, AdaptiveWidth) and adaptive.costs is costs and adaptive.ragged
+    assert not build_policy(WidthConfig(ragged=False), 16).ragged
