@@ -123,7 +123,7 @@ def build_policy(config: WidthConfig, block_size: int, costs: CostTable | None =
     if config.policy == "fixed":
         return FixedWidth(widths[-1])
     if config.policy == "random":
-        return RandomWidth(widths, config.seed)
+        return RandomWidth(widths, config.seed, ragged=config.ragged is True)
     return AdaptiveWidth(widths, costs, ragged=config.ragged is not False)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from random import Random
 from statistics import mean
+from unittest.mock import patch
 
 import pytest
 
 from sglang_dflash.width import AdaptiveWidth, CostTable
 from sglang_dflash.width.breaker import PATIENCE
+from sglang_dflash.width.explore import Explorer
 from tests.unit.width.traffic import WIDTHS, Machine, best_width, drive, rate, switches
 
 RATIOS = (1.05, 1.5, 3.0, 8.0)
@@ -73,12 +75,13 @@ def test_one_request_alone_recovers_within_100_tokens(ratio, before, after):
     assert mean(recovered) >= 0.9 * best
 
 
-def test_noise_alone_does_not_change_the_width():
-    machine = Machine(3, noise=0.15)
-    chosen = policy(machine)
-    run = drive(chosen, machine, lambda _: 0.7, 1000, lambda _: 4)
-    probes = chosen.describe()["probes"]
-    assert switches(run.widths[WARM_UP:]) <= 2 * probes + 30
+def test_noise_alone_seldom_changes_the_width_between_two_that_are_equally_good():
+    tie = next(h / 1000 for h in range(1000) if rate(Machine(3), h / 1000, 4, 8) > rate(Machine(3), h / 1000, 4, 4))
+    machine = Machine(3, noise=0.1)
+    with patch.object(Explorer, "column", lambda self, best, *rest: best):
+        run = drive(policy(machine), machine, lambda _: tie, 1000, lambda _: 4)
+    assert set(run.widths[WARM_UP:]) == {4, 8}
+    assert switches(run.widths[WARM_UP:]) <= 30
 
 
 def test_without_calibration_or_times_it_still_finds_the_width():
@@ -129,8 +132,9 @@ def test_the_cut_is_what_the_study_derived():
     assert chosen.cut(8) == pytest.approx(expected, rel=0.02)
 
 
-def test_nothing_is_cut_where_a_verified_token_costs_nothing_or_ragged_is_off():
-    assert policy(Machine(1.0)).cut(8) == 0
+def test_nothing_is_cut_where_a_verified_token_costs_next_to_nothing_or_ragged_is_off():
+    idle = policy(Machine(1.02))
+    assert idle.width(8) > 1 and idle.cut(8) == 0
     plain = policy(Machine(8))
     drive(plain, Machine(8), lambda _: 0.05, 300, lambda _: 8)
     assert plain.paused and plain.cut(8) == 0

@@ -90,6 +90,15 @@ def test_without_calibration_the_first_steps_give_the_scale_and_the_shape():
     assert table.row(8) == pytest.approx([POINTS[8, width] for width in WIDTHS], rel=0.1)
 
 
+def test_without_calibration_unseen_cells_lie_on_the_plane_through_the_seen_ones():
+    table = CostTable(WIDTHS)
+    for size in (1, 8) * 4:
+        for width in WIDTHS:
+            table.observe(size, width, 0, 10 + 0.2 * size * width)
+    assert table.milliseconds(32, 16) == pytest.approx(10 + 0.2 * 32 * 16, rel=0.2)
+    assert table.milliseconds(4, 4) == pytest.approx(10 + 0.2 * 16, rel=0.1)
+
+
 def test_the_context_is_told_apart_from_a_slower_machine():
     table, random = CostTable.calibrated(POINTS), Random(0)
     for _ in range(600):

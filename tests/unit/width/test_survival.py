@@ -126,6 +126,17 @@ def test_a_change_of_traffic_shows_within_a_few_steps(before, after, batch_size,
     assert 1 - 1 / MEMORY > 0.98  # by fading alone, 24 steps would have moved it by a third of the way
 
 
+def test_a_single_step_may_raise_a_suspicion_and_the_next_one_lay_it():
+    survival = Survival(8)
+    for _ in range(50):
+        survival.observe(2, [1, 1, 1, 1])
+        assert not survival.seems_better
+    survival.observe(2, [2, 2, 1, 1])
+    assert survival.seems_better and survival.changes == 0
+    survival.observe(2, [1, 1, 1, 1])
+    assert not survival.seems_better
+
+
 def test_steady_traffic_is_seldom_taken_for_a_change():
     changes = 0
     for seed in range(5):

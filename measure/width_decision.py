@@ -1,0 +1,46 @@
+"""What a step's width decision takes of the host: ``python measure/width_decision.py``.
+
+One step is ``width``, ``observe`` and ``observe_time`` together.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from timeit import repeat
+from typing import Annotated
+
+import typer
+
+from sglang_dflash.width import AdaptiveWidth, CostTable, default_widths
+
+STEPS, REPEATS = 5000, 5
+_BATCH_SIZES = (1, 4, 8, 16, 32, 64)
+
+
+def microseconds(batch_size: int, block_size: int) -> float:
+    """Of one step, the least of several repeats, each a mean over ``STEPS`` steps."""
+    widths, random = default_widths(block_size), Random(0)
+    points = {(size, width): 5 + 0.1 * size * width for size in _BATCH_SIZES for width in widths}
+    policy = AdaptiveWidth(widths, CostTable.calibrated(points))
+    accepted = {
+        width: [[min(width, 1 + int(random.expovariate(0.2))) for _ in range(batch_size)] for _ in range(64)]
+        for width in widths
+    }
+    turn = iter(range(STEPS * REPEATS))
+
+    def step() -> None:
+        width = policy.width(batch_size, 20_000)
+        policy.observe(width, accepted[width][next(turn) % 64])
+        policy.observe_time(batch_size, width, 20_000, 5 + 0.1 * batch_size * width)
+
+    return min(repeat(step, number=STEPS, repeat=REPEATS)) / STEPS * 1e6
+
+
+def main(block_size: Annotated[int, typer.Option(help="Widest block, anchor included.")] = 16) -> None:
+    """Print microseconds of a step by batch size."""
+    for batch_size in _BATCH_SIZES:
+        print(f"batch {batch_size:2}: {microseconds(batch_size, block_size):5.1f} microseconds a step")
+
+
+if __name__ == "__main__":
+    typer.run(main)
