@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 from sglang_dflash.bench import results, step_log
 from sglang_dflash.bench.modes import RANDOM
@@ -33,19 +35,26 @@ class Cell:
     in_vain: float
 
 
+class Measured(NamedTuple):
+    """What another arm came to in a cell: output tok/s, and micro accept length, NaN where it is not known."""
+
+    tokens_per_s: float
+    accept_length: float = math.nan
+
+
 @dataclass(frozen=True)
 class Recording:
     """Steps of random widths, and the cells in which they were made.
 
     Attributes:
         source: where they are from.
-        measured: output tok/s of other arms in the same benchmark, by (arm, task, concurrency).
+        measured: by (arm, task, concurrency), what was measured in the same benchmark.
     """
 
     source: str
     steps: list[Step]
     cells: list[Cell]
-    measured: dict[tuple[str, str, int], float]
+    measured: dict[tuple[str, str, int], Measured]
 
 
 def of_log(path: Path, users: int | None = None, measured: Path | None = None) -> Recording:
@@ -64,7 +73,8 @@ def of_log(path: Path, users: int | None = None, measured: Path | None = None) -
     users = users or max(len(step.rids) for step in steps if isinstance(step, Decode))
     speeds = json.loads(measured.read_text()) if measured else {}
     cell = Cell("all", users, [found], None, 0.0)
-    return Recording(str(path), steps, [cell], {(arm, cell.task, users): speed for arm, speed in speeds.items()})
+    beside = {(arm, cell.task, users): Measured(speed) for arm, speed in speeds.items()}
+    return Recording(str(path), steps, [cell], beside)
 
 
 def of_benchmark(out: Path) -> Recording:
@@ -86,7 +96,9 @@ def of_benchmark(out: Path) -> Recording:
     logged = {rid: answer for steps in by_log for rid, answer in answers(steps).items()}
     keys = sorted({(run.run.task, run.run.concurrency) for run in summary.runs(label)})
     cells = [_cell(summary, label, task, concurrency, logged) for task, concurrency in keys]
-    measured = {(row.mode, row.task, row.concurrency): row.throughput for row in summary.rows}
+    measured = {
+        (row.mode, row.task, row.concurrency): Measured(row.throughput, row.accept_micro) for row in summary.rows
+    }
     return Recording(f"{label} of {out}", [step for steps in by_log for step in steps], cells, measured)
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from random import Random
 
 from sglang_dflash.bench.modes import AR
-from sglang_dflash.bench.simulate.cells import Cell, Recording, answers_by_task
+from sglang_dflash.bench.simulate.cells import Cell, Measured, Recording, answers_by_task
 from sglang_dflash.bench.simulate.costs import StepCosts, step_costs
 from sglang_dflash.bench.simulate.reach import acceptance, difficulties
 from sglang_dflash.bench.simulate.recording import check_widths
@@ -24,18 +24,18 @@ Policies = dict[str, Callable[[], WidthPolicy]]
 
 @dataclass(frozen=True)
 class Prediction:
-    """An arm in a cell, predicted and, if the recording has it, measured in output tok/s."""
+    """An arm in a cell, predicted and, if the recording has it, measured."""
 
     arm: str
     cell: Cell
     outcome: Outcome
     over_plain: float
-    measured: float | None
+    measured: Measured | None
 
     @property
     def ratio(self) -> float | None:
         """Predicted over measured."""
-        return self.outcome.tokens_per_s / self.measured if self.measured else None
+        return self.outcome.tokens_per_s / self.measured.tokens_per_s if self.measured else None
 
 
 def predict(recording: Recording, seed: int = 0) -> Iterator[Prediction]:

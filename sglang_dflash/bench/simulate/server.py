@@ -36,7 +36,6 @@ class Outcome:
     steps: int = 0
     widths: int = 0
     blocks: int = 0
-    committed: int = 0
 
     def __add__(self, other: Outcome) -> Outcome:
         return Outcome(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
@@ -51,8 +50,9 @@ class Outcome:
 
     @property
     def accept_length(self) -> float:
-        """Accepted drafts + bonus per block, as the worker counts them, what stands behind an answer's end included."""
-        return self.committed / self.blocks
+        """Tokens per verified block of an answer, as the benchmark's micro accept length: what a block has behind the
+        end of its answer does not count."""
+        return self.tokens / self.blocks
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,6 @@ class _ClosedLoop:
         outcome.steps += 1
         outcome.widths += width
         outcome.blocks += len(self.running)
-        outcome.committed += sum(accept[: len(self.running)])
         self._commit(accept)
 
     def _commit(self, accept: list[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from sglang_dflash.bench import results, step_log
 from sglang_dflash.bench.records import RunKey
-from sglang_dflash.bench.simulate.cells import of_benchmark, of_log
+from sglang_dflash.bench.simulate.cells import Measured, of_benchmark, of_log
 from sglang_dflash.bench.step_log import Prefill, Step
 from sglang_dflash.cli import app
 from sglang_dflash.errors import DFlashError
@@ -105,7 +106,7 @@ def test_a_log_by_itself_is_one_cell(folder: Path, tmp_path: Path):
     (cell,) = found.cells
     assert (cell.task, cell.concurrency, cell.seconds) == ("all", 2, None)
     assert len(cell.runs[0]) == len(LENGTHS)
-    assert found.measured == {("ar", "all", 2): 100.0}
+    assert found.measured == {("ar", "all", 2): Measured(100.0, pytest.approx(math.nan, nan_ok=True))}
     assert of_log(path, users=1).cells[0].concurrency == 1
 
 

@@ -26,7 +26,7 @@ def test_one_user():
     outcome = serve(1, 3)
     assert outcome.seconds == pytest.approx(3 * (7 + 10 + 10) / 1000)
     assert (outcome.tokens, outcome.steps) == (3 * 9, 6)
-    assert (outcome.mean_width, outcome.accept_length) == (4, 4)
+    assert (outcome.mean_width, outcome.accept_length) == (4, 4.5)
 
 
 def test_two_users_share_steps_and_prefills():
