@@ -24,7 +24,8 @@ class WidthConfig:
         policy: ``adaptive``; ``random``, for recordings; ``fixed``, always the full block.
         widths: what the policy may choose from; empty for 1, 2, 4, ... and the block size.
         seed: of ``random``.
-        ragged: whether drafts that the drafter itself calls hopeless stay unverified; ``auto``: where it pays.
+        ragged: whether drafts that the drafter itself calls hopeless stay unverified; ``auto``: where it pays, and not
+            under ``random``, where true means random thresholds.
     """
 
     policy: str = "adaptive"

@@ -94,20 +94,21 @@ class RandomWidth(_Unlearned):
 
     Args:
         widths: any order; repeated widths count once.
-        seed: the same seed gives the same widths.
-        ragged: whether requests are cut inside a batch, at a threshold drawn between 0 and 1.
+        seed: the same seed gives the same widths, and the same thresholds.
+        ragged: cut requests at a threshold that is random too, for tests.
     """
 
     def __init__(self, widths: Sequence[int], seed: int = 0, *, ragged: bool = False) -> None:
         self.widths = tuple(sorted(set(widths)))
         self.max_width = self.widths[-1]
-        self._seed, self._random, self._ragged = seed, Random(seed), ragged
+        self.ragged = ragged
+        self._seed, self._random, self._thresholds = seed, Random(seed), Random(seed)
 
     def width(self, batch_size: int, context: int = 0) -> int:
         return self._random.choice(self.widths)
 
     def cut(self, batch_size: int) -> float:
-        return self._random.random() if self._ragged else 0.0
+        return self._thresholds.random() if self.ragged else 0.0
 
     def describe(self) -> dict[str, Any]:
-        return {"policy": "random", "widths": list(self.widths), "seed": self._seed, "ragged": self._ragged}
+        return {"policy": "random", "widths": list(self.widths), "seed": self._seed, "ragged": self.ragged}

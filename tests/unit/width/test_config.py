@@ -79,7 +79,8 @@ def test_the_policy_that_was_asked_for_is_built():
     assert build_policy(WidthConfig("fixed"), 16) == FixedWidth(16)
     assert build_policy(parse_config({"policy": "fixed", "widths": [1, 4]}), 16) == FixedWidth(4)
     drawn = build_policy(parse_config({"policy": "random", "widths": [4]}), 16)
-    assert isinstance(drawn, RandomWidth) and drawn.width(1) == 4
+    assert isinstance(drawn, RandomWidth) and drawn.width(1) == 4 and not drawn.ragged
+    assert build_policy(WidthConfig("random", ragged=True), 16).ragged
     costs = CostTable(default_widths(16))
     adaptive = build_policy(WidthConfig(), 16, costs)
     assert isinstance(adaptive, AdaptiveWidth) and adaptive.costs is costs and adaptive.ragged

@@ -27,11 +27,18 @@ def test_random_widths_are_equally_likely_and_repeat_with_their_seed():
     assert all(count == pytest.approx(1000, rel=0.1) for count in Counter(drawn).values())
 
 
+def test_random_cuts_leave_the_widths_as_they_are():
+    whole, ragged = RandomWidth(WIDTHS, 1), RandomWidth(WIDTHS, 1, ragged=True)
+    thresholds = [ragged.cut(8) for _ in range(100)]
+    assert whole.cut(8) == 0 and len(set(thresholds)) == 100
+    assert [whole.width(8) for _ in range(100)] == [ragged.width(8) for _ in range(100)]
+
+
 def policies() -> list[WidthPolicy]:
     points = Machine(3).points()
     return [
         FixedWidth(16),
-        RandomWidth(WIDTHS, 3),
+        RandomWidth(WIDTHS, 3, ragged=True),
         AdaptiveWidth(WIDTHS),
         AdaptiveWidth(WIDTHS, CostTable.calibrated(points)),
         AdaptiveWidth((1, 16), CostTable.calibrated(points, (1, 16)), ragged=False),
