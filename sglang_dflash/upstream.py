@@ -156,9 +156,13 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "speculative.base_spec_worker": ("BaseSpecWorker",),
     "speculative.dflash_info": (
-        "DFlashVerifyInput(draft_token, positions, draft_token_num, capture_hidden_mode, kv_loc_plan)",
+        "DFlashVerifyInput(draft_token, positions, draft_token_num, capture_hidden_mode, kv_loc_plan, "
+        "ragged_verify_layout)",
     ),
     "speculative.dflash_utils": ("validate_dflash_request(req, enable_overlap)",),
+    "speculative.ragged_verify": (
+        "RaggedVerifyLayout(verify_lens, graph_num_tokens, extend_start_loc, qo_indptr_device)",
+    ),
     "speculative.spec_info": (
         "SpecInput(spec_input_type)",
         "SpecInputType",

@@ -36,9 +36,11 @@ class DraftOutput(LogitsProcessorOutput):
     Attributes:
         drafts: int64 [bs, w - 1], one token per mask position. After a CUDA graph's replay it has the rows of
             the captured batch and lives in the graph's memory: slice it and copy it before the next replay.
+        confidence: float32 [bs, w - 1], the drafter's own probability of each; None unless it ``rates_drafts``.
     """
 
     drafts: Tensor | None = None
+    confidence: Tensor | None = None
 
 
 class DrafterLayer(nn.Module):
@@ -115,6 +117,7 @@ class DFlashDraftModel(nn.Module):
         )
         self._context_projection = ContextProjection(attentions, self.qk_norm_rope)
         self._vocabulary: TargetVocabulary | None = None
+        self.rates_drafts = False
         self._complete = False
 
     def set_vocabulary(self, vocabulary: TargetVocabulary) -> None:
@@ -139,8 +142,10 @@ class DFlashDraftModel(nn.Module):
         width = forward_batch.spec_info.draft_token_num
         # The anchor's position has nothing to predict: only mask positions go through the head.
         masks = hidden.unflatten(0, (-1, width))[:, 1:]
-        drafts = self._vocabulary.argmax_token(masks.flatten(0, 1))
-        return DraftOutput(next_token_logits=None, drafts=drafts.view(-1, width - 1))
+        drafts, confidence = self._vocabulary.argmax_token(masks.flatten(0, 1), rated=self.rates_drafts)
+        if confidence is not None:
+            confidence = confidence.view(-1, width - 1)
+        return DraftOutput(next_token_logits=None, drafts=drafts.view(-1, width - 1), confidence=confidence)
 
     @torch.no_grad()
     def context_kv(self, target_hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

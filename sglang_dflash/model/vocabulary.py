@@ -81,21 +81,35 @@ class TargetVocabulary:
             embeds = torch.where((token_ids == self.mask_token_id)[:, None], self.mask_embedding, embeds)
         return embeds if self.scale == 1.0 else embeds * self.scale
 
-    def argmax_token(self, hidden: Tensor) -> Tensor:
-        """Argmax token of every row: [n, H] -> int64 [n], equal on all tensor-parallel ranks.
+    def argmax_token(self, hidden: Tensor, *, rated: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Argmax token of every row, equal on all tensor-parallel ranks.
 
-        Each rank sends one (logit, token id) pair per row. The pair travels as float32: token ids are exact
-        up to 2**24.
+        Each rank sends one row of (logit, token id, normaliser) per row. They travel as float32: token ids are exact up
+        to 2**24.
+
+        Args:
+            hidden: [n, H].
+            rated: whether the probability of each token is wanted too.
+
+        Returns:
+            int64 [n], and float32 [n] or None.
         """
         logits = self._shard_logits(hidden)
         group = get_parallel().tp_group
         if group.world_size == 1:
-            return argmax(logits)
+            tokens = argmax(logits)
+            if not rated:
+                return tokens, None
+            best = logits.gather(1, tokens[:, None]).squeeze(1).float()
+            return tokens, (best - logits.float().logsumexp(dim=-1)).exp_()
         best, index = logits.max(dim=-1)
-        pairs = torch.stack((best.float(), (index + self.first_id).float()), dim=-1)
-        pairs = group.all_gather(pairs[None], dim=0)
-        rank = pairs[..., 0].argmax(dim=0, keepdim=True)
-        return pairs[..., 1].gather(0, rank).squeeze(0).long()
+        columns = [best.float(), (index + self.first_id).float()]
+        if rated:
+            columns.append(logits.float().logsumexp(dim=-1))
+        shards = group.all_gather(torch.stack(columns, dim=-1)[None], dim=0)
+        best, rank = shards[..., 0].max(dim=0)
+        tokens = shards[..., 1].gather(0, rank[None]).squeeze(0).long()
+        return tokens, (best - shards[..., 2].logsumexp(dim=0)).exp_() if rated else None
 
     def _shard_logits(self, hidden: Tensor) -> Tensor:
         weight = self.lm_head.weight

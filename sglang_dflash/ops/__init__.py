@@ -15,13 +15,14 @@ import torch
 
 from sglang_dflash.ops import reference
 from sglang_dflash.ops.dense import argmax, linear
-from sglang_dflash.ops.reference import Accepted, Block, token_hash
+from sglang_dflash.ops.reference import Accepted, Block, confident_lens, token_hash
 
 __all__ = [
     "Accepted",
     "Block",
     "accept_block",
     "argmax",
+    "confident_lens",
     "filter_probs",
     "linear",
     "norm_rope",

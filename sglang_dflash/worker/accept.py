@@ -8,6 +8,7 @@ one per block position, each adjusted and sampled as plain decoding would if the
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,9 @@ from sglang_dflash.worker.step import Step
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner, SamplingBatchInfo, ScheduleBatch
+
+# Where a ragged verify has no row: equal to no draft, and to no place of a draft that was cut.
+NOT_CHOSEN = -2
 
 
 class Accept:
@@ -72,6 +76,8 @@ class Accept:
 
     def target_tokens(self, step: Step) -> Tensor:
         """The target's token after each block position, int64 [bs, w]."""
+        if step.rows is not None:
+            return self._ragged_target_tokens(step, step.rows)
         batch, width, output = step.batch, step.width, step.verified.logits_output
         info, rows = batch.sampling_info, output.next_token_logits
         logits = rows.view(-1, width, rows.shape[-1])
@@ -85,7 +91,7 @@ class Accept:
 
         wants = [batch.top_logprobs_nums, batch.token_ids_logprobs] if batch.return_logprob else [[], []]
         top_logprobs_nums, token_ids_logprobs = ([x for x in want for _ in range(width)] for want in wants)
-        block_info = for_block(info, width)
+        block_info = for_block(info, partial(torch.repeat_interleave, repeats=width, dim=0), width)
         mark_seeded_rows(block_info, batch.reqs, width)
         if info.has_custom_logit_processor:
             block_info.custom_params = self._history.params(batch, width)
@@ -95,6 +101,21 @@ class Accept:
         if batch.return_logprob:
             output.next_token_logprobs = output.next_token_logprobs.view(-1, width)
         return tokens.view(-1, width).long()
+
+    def _ragged_target_tokens(self, step: Step, rows: Tensor) -> Tensor:
+        """The same where only ``rows``, int64 [N], of the bs * w positions were verified; the others get no token.
+
+        Nothing that walks from row to row is asked of such a batch (:mod:`sglang_dflash.worker.cut`).
+        """
+        batch, info, count = step.batch, step.batch.sampling_info, step.tokens.numel()
+        block_info = for_block(info, partial(torch.index_select, dim=0, index=rows // step.width), step.width)
+        mark_seeded_rows(block_info, batch.reqs, step.width)
+        if block_info.seeded_rows is not None:
+            block_info.seeded_rows = block_info.seeded_rows.among(rows, count)
+        output = step.verified.logits_output
+        tokens = self._runner.sampler(output, block_info, False, [], [], step.of_verified(step.positions))
+        block = torch.full((count,), NOT_CHOSEN, device=rows.device).index_copy_(0, rows, tokens.long())
+        return block.view_as(step.tokens)
 
     def _grammar_mask(self, step: Step) -> Any:
         """The tokens that the grammars allow in each row, built on the host while the target's forward runs."""
@@ -114,11 +135,14 @@ class Accept:
         self._history.add(batch, tokens, lens)
 
 
-def for_block(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
-    """The sampling parameters of bs requests, repeated for the bs * width rows of a block, ``custom_params`` aside."""
+def for_block(info: SamplingBatchInfo, repeat: Callable[[Tensor], Tensor], width: int) -> SamplingBatchInfo:
+    """The sampling parameters of bs requests for the rows of a block, ``custom_params`` aside.
+
+    Args:
+        repeat: [bs] to one entry a row: of bs * width rows, or without custom processors any of them.
+    """
     if info.is_all_greedy and not info.has_custom_logit_processor:
         return info  # the sampler takes the argmax and reads nothing per row
-    repeat = partial(torch.repeat_interleave, repeats=width, dim=0)
     rows: dict[str, Any] = {
         name: repeat(value)
         for name in ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed")

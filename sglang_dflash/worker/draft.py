@@ -27,7 +27,7 @@ class Draft:
         self._runner, self._layout, self._rings = runner, layout, rings
 
     def __call__(self, step: Step) -> None:
-        """Fill ``step.tokens`` and ``step.draft_kv``. A block of width 1 has nothing to draft."""
+        """Fill ``step.tokens``, ``step.confidence`` and ``step.draft_kv``. A block of width 1 has nothing to draft."""
         if self._rings is not None:
             translator = self._runner.kv_index_translator
             step.draft_kv = self._rings.view(step.target_kv, step.positions, step.batch, translator)
@@ -35,7 +35,9 @@ class Draft:
             return
         forward_batch = step.forward_batch(self._runner, step.draft_kv, CaptureHiddenMode.NULL)
         with draft_tp_context(self._layout):
-            drafts = self._runner.forward(forward_batch).logits_output.drafts
+            output = self._runner.forward(forward_batch).logits_output
         # A graph pads the batch and owns the memory of its result: cut it and copy it.
         anchors = step.tokens[:, :1]
-        step.tokens = torch.cat((anchors, drafts[: anchors.shape[0]]), dim=1)
+        step.tokens = torch.cat((anchors, output.drafts[: anchors.shape[0]]), dim=1)
+        if output.confidence is not None:
+            step.confidence = output.confidence[: anchors.shape[0]]

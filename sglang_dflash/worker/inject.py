@@ -42,23 +42,26 @@ class Inject:
     def __call__(self, step: Step) -> None:
         """Inject a verified block.
 
-        Every position is written, accepted or not. The slots after the accepted ones belong to the request
+        Every verified position is written, accepted or not. The slots after the accepted ones belong to the request
         alone, and the next block overwrites each of them before anything reads it; so no mask is needed, and
         nothing here waits for the accept length.
 
         A plainly decoded token waits for :meth:`catch_up`: nothing reads it before the drafter runs, and many tokens
         cost hardly more than one.
         """
-        hidden = step.verified.logits_output.hidden_states[: step.positions.numel()]
+        positions = step.of_verified(step.positions)
+        hidden = step.verified.logits_output.hidden_states[: len(positions)]
         slots = self._slots(step.draft_kv.plan)
+        if step.laid_out is not None:
+            slots = slots[step.laid_out]
         if step.width > 1:
-            self._write(hidden, None, step.positions, slots)
+            self._write(hidden, None, positions, slots)
             return
         rids = [req.rid for req in step.batch.reqs]
         if rids != self._waiting_for or len(self._waiting) == MOST_WAITING:
             self.catch_up()
         # A graph owns the memory of its result.
-        self._waiting.append((hidden.clone(), step.positions, slots))
+        self._waiting.append((hidden.clone(), positions, slots))
         self._waiting_for = rids
 
     def catch_up(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from sglang_dflash.upstream import (
     ForwardBatch,
     ForwardMode,
     GenerationBatchResult,
+    RaggedVerifyLayout,
     record_stream_each,
 )
 from sglang_dflash.window.kv import BlockKV
@@ -24,6 +25,9 @@ from sglang_dflash.worker.state import DraftState
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner, ScheduleBatch
+
+# No token: in a block whose drafts were cut, equal to nothing that the target may choose there.
+NOT_VERIFIED = -1
 
 
 @dataclass
@@ -33,12 +37,16 @@ class Step:
     Attributes:
         batch: the scheduler's batch; ``seq_lens`` holds the committed lengths before the step.
         state: what the last step left.
-        width: positions ``w`` of the block, anchor included.
+        width: positions ``w`` of the block, anchor included; *cut* may lower it to what the longest row verifies.
         grammar_barrier: brings the grammars up to the last step's tokens (overlap scheduling); None without overlap.
         positions: int64 [bs * w], absolute positions of the block.
         tokens: int64 [bs, w], anchor and mask tokens; *draft* replaces the mask tokens.
         target_kv: where the target keeps the block's K/V.
         draft_kv: where the drafter keeps them: in the same place unless there is a draft window.
+        confidence: from *draft*: float32 [bs, w - 1], the drafter's probability of each draft, if it gives them.
+        verify_lens: from *cut*: verified positions of each request, anchor included; None if all are.
+        laid_out: from *cut*: int64 [N], the verified ones among the block's positions as laid out; None for all.
+        rows: from *cut*: int64 [N], the verified ones among the bs * w positions that are left; None for all.
         grammar_tree: from *accept*, before verify: the block on its way to the host, for grammars; None without one.
         verified: from *verify*: SGLang's ``GenerationBatchResult`` of the target, with logits [bs * w, V] and the
             captured hidden states [bs * w, K * H].
@@ -53,6 +61,10 @@ class Step:
     tokens: Tensor
     target_kv: BlockKV
     draft_kv: BlockKV
+    confidence: Tensor | None = None
+    verify_lens: list[int] | None = None
+    laid_out: Tensor | None = None
+    rows: Tensor | None = None
     grammar_tree: Any = None
     verified: Any = field(init=False)
     accepted: Accepted = field(init=False)
@@ -104,6 +116,16 @@ class Step:
         )
         return cls(batch, state, width, grammar_barrier, block.positions, block.tokens, kv, kv)
 
+    def cut(self, lens: Sequence[int]) -> None:
+        """Verify only the first ``lens`` positions of each request, 1..w; before the target's forward."""
+        kept = torch.arange(self.width) < torch.tensor(lens)[:, None]
+        positions = self.positions.view_as(kept)
+        self.width, self.verify_lens = max(lens), list(lens)
+        self.laid_out = _indices(kept)
+        self.positions, kept = positions[:, : self.width].flatten(), kept[:, : self.width]
+        self.tokens = self.tokens[:, : self.width].where(kept, NOT_VERIFIED)
+        self.rows = None if min(lens) == self.width else _indices(kept)
+
     def forward_batch(self, runner: ModelRunner, kv: BlockKV, capture: CaptureHiddenMode) -> ForwardBatch:
         """SGLang's batch for a forward of ``runner`` over the block, a plain decode if the block is the anchor alone.
 
@@ -114,7 +136,7 @@ class Step:
         decodes = self.width == 1
         batch = copy.copy(self.batch)  # the forward's own: the scheduler's batch keeps its fields
         batch.forward_mode = ForwardMode.DECODE if decodes else ForwardMode.TARGET_VERIFY
-        batch.input_ids = self.tokens.flatten()
+        batch.input_ids = self.of_verified(self.tokens.flatten())
         batch.out_cache_loc = kv.slots
         # A decode counts its own token, a verify does not count its block.
         batch.seq_lens = kv.seq_lens + 1 if decodes else kv.seq_lens
@@ -125,6 +147,7 @@ class Step:
             draft_token_num=self.width,
             capture_hidden_mode=capture,
             kv_loc_plan=kv.plan,
+            ragged_verify_layout=self._ragged_layout(),
         )
         forward_batch = ForwardBatch.init_new(
             batch,
@@ -132,10 +155,30 @@ class Step:
             capture_hidden_mode=capture,
             return_hidden_states_before_norm=False,
             kv_loc_plan=kv.plan,
+            write_cols=self.laid_out,
         )
+        if self.rows is not None:
+            forward_batch.positions = forward_batch.positions[self.rows]
+            if forward_batch.mrope_positions is not None:
+                forward_batch.mrope_positions = forward_batch.mrope_positions[:, self.rows]
         if decodes:
             forward_batch.spec_info = None  # the positions were taken from it; attention backends take it for a draft's
         return forward_batch
+
+    def of_verified(self, values: Tensor) -> Tensor:
+        """Of values [bs * w], those at positions that are verified."""
+        return values if self.rows is None else values[self.rows]
+
+    def _ragged_layout(self) -> RaggedVerifyLayout | None:
+        """Where each request's verified positions lie in the target's forward, as SGLang's backends want to know it."""
+        if self.rows is None:
+            return None
+        lens = torch.tensor(self.verify_lens, dtype=torch.int32, device=self.tokens.device)
+        ends = lens.cumsum(0, dtype=torch.int32)
+        bounds = torch.nn.functional.pad(ends, (1, 0))
+        return RaggedVerifyLayout(
+            verify_lens=lens, graph_num_tokens=len(self.rows), extend_start_loc=bounds[:-1], qo_indptr_device=bounds
+        )
 
     def result(self) -> GenerationBatchResult:
         """What the scheduler takes from the step. The hidden states stay behind, or it would copy them to the host."""
@@ -152,3 +195,8 @@ class Step:
             routed_experts_output=self.verified.routed_experts_output,
             indexer_topk_output=self.verified.indexer_topk_output,
         )
+
+
+def _indices(kept: Tensor) -> Tensor:
+    """int64 [N], where bool ``kept`` [bs, w] is true, counted through its rows."""
+    return kept.flatten().nonzero().squeeze(1)

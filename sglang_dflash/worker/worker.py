@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from sglang_dflash.window.rings import DraftRings, RowAllocator
 from sglang_dflash.window.served import DraftWindow, served_window
 from sglang_dflash.worker.accept import Accept
 from sglang_dflash.worker.calibrate import Calibration
+from sglang_dflash.worker.cut import cut
 from sglang_dflash.worker.draft import Draft
 from sglang_dflash.worker.inject import Inject
 from sglang_dflash.worker.observe import shared_times
@@ -74,7 +76,7 @@ class DFlashWorker(BaseSpecWorker):
         super().__init__()
         self._target_worker = target_worker
         self.drafter_config = drafter_config()
-        self._widths = asked_for(server_args)
+        self._widths, self._ragged = asked_for(server_args), False
         self.width_policy: WidthPolicy = FixedWidth(get_spec().speculative_num_draft_tokens)
         self._window = served_window()
         self._rings: DraftRings | None = None
@@ -205,14 +207,17 @@ class DFlashWorker(BaseSpecWorker):
         """Choose widths as ``config`` says, with costs measured here: rank 0's, on every rank."""
         max_width = self.width_policy.max_width
         widths, costs = config.widths_for(max_width), None
+        self._ragged = config.ragged is not False and torch.device(self._target_worker.device).type == "cpu"
+        self._draft_worker.model_runner.model.rates_drafts = self._ragged
         if config.policy == "adaptive":
             target, drafter = self._target_worker.model_runner, self._draft_worker.model_runner
             calibration = Calibration(target, drafter, self.draft_parallel_layout, self.drafter_config.mask_token_id)
             points = calibration.points(widths, target.max_running_requests)
             costs = CostTable.calibrated(get_parallel().tp_group.broadcast_object(points), widths)
-        self.width_policy = build_policy(config, max_width, costs)
+        self.width_policy = build_policy(replace(config, ragged=self._ragged and config.ragged), max_width, costs)
         if get_parallel().tp_rank == 0:
-            logger.info("DFLASH: policy %s, widths %s%s", config.policy, widths, f"; {costs}" if costs else "")
+            blocks = "requests cut by confidence" if self._ragged else "whole blocks verified"
+            logger.info("DFLASH: policy %s, widths %s, %s; %s", config.policy, widths, blocks, costs or "no cost table")
 
     # --- the step
 
@@ -264,9 +269,10 @@ class DFlashWorker(BaseSpecWorker):
     ) -> GenerationBatchResult:
         context = sum(batch.spec_info.committed_cpu)
         width = self.width_policy.width(batch.batch_size(), context)
-        self._steps.started(StepRecord(width, [req.rid for req in batch.reqs], context))
+        record = StepRecord(width, [req.rid for req in batch.reqs], context)
+        self._steps.started(record)
         # Grammars and custom logit processors run on the host, so the host waits for the drafts there.
-        on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
+        on_host = self._ragged or batch.has_grammar or batch.sampling_info.has_custom_logit_processor
         stage = self._stages
         with nullcontext() if on_host else self._no_sync():
             with stage("draft"):
@@ -274,6 +280,9 @@ class DFlashWorker(BaseSpecWorker):
                 if width > 1:
                     self._inject.catch_up()
                 self._draft(step)
+                if self._ragged:
+                    cut(step, self.width_policy.cut(batch.batch_size()))
+                    record.verify_lens = step.verify_lens
             with stage("verify"):
                 self._accept.before_verify(step)
                 self._verify(step)

@@ -14,7 +14,15 @@ import torch
 
 from tests.support.checkpoints import Checkpoints
 from tests.support.generation import assert_nothing_leaked
-from tests.support.pair_servers import FEATURES, RecordedServer, dflash_server, plain_server, with_plugin
+from tests.support.pair_servers import (
+    FEATURES,
+    RANDOM_WIDTHS,
+    RecordedServer,
+    dflash_server,
+    plain_server,
+    with_plugin,
+    worker_info,
+)
 from tests.support.servers import Server
 
 # The reference shares the machine with the server under test: spinning OpenMP workers would starve it.
@@ -54,6 +62,18 @@ def dflash_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """``tiny-hybrid`` under DFLASH with every request feature."""
     with dflash_server("tiny-hybrid", tmp_path_factory.mktemp("dflash"), base=FEATURES) as server:
         yield server
+        assert_nothing_leaked(server)
+
+
+@pytest.fixture(scope="session")
+def random_widths_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The same with blocks of any width, cut at random; its drafter is right often enough and not always."""
+    folder = tmp_path_factory.mktemp("widths")
+    with dflash_server("tiny-hybrid", folder, *RANDOM_WIDTHS, base=FEATURES, drafter="noisy") as server:
+        yield server
+        info = worker_info(server)
+        assert set(info["steps_by_width"]) == {"1", "2", "4", "8", "16"}, info
+        assert info["block_positions"]["verified"] < 0.8 * info["block_positions"]["laid_out"], info
         assert_nothing_leaked(server)
 
 

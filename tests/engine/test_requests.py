@@ -104,9 +104,16 @@ def expected(plain_hybrid: Server) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture(params=["dflash_hybrid", "random_widths_hybrid"])
+def server(request: pytest.FixtureRequest) -> Server:
+    """Full blocks, and blocks of any width."""
+    served: Server = request.getfixturevalue(request.param)
+    return served
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_the_answer_is_plain_decodings(name: str, dflash_hybrid: Server, expected: dict[str, Any]) -> None:
-    found = answers(dflash_hybrid, corpus(PAIR, PROMPTS), **body_of(name, expected["greedy"]))
+def test_the_answer_is_plain_decodings(name: str, server: Server, expected: dict[str, Any]) -> None:
+    found = answers(server, corpus(PAIR, PROMPTS), **body_of(name, expected["greedy"]))
     assert tokens(found) == tokens(expected[name])
     for ours, plain in zip(found, expected[name], strict=True):
         assert ours["text"] == plain["text"]
@@ -133,8 +140,8 @@ LOGPROBS: dict[str, Any] = {
 }
 
 
-def test_log_probabilities_are_plain_decodings(dflash_hybrid: Server, expected: dict[str, Any]) -> None:
-    found = answers(dflash_hybrid, corpus(PAIR, PROMPTS), **LOGPROBS)
+def test_log_probabilities_are_plain_decodings(server: Server, expected: dict[str, Any]) -> None:
+    found = answers(server, corpus(PAIR, PROMPTS), **LOGPROBS)
     for ours, plain in zip(found, expected["log-probabilities"], strict=True):
         for field in ("input_token_logprobs", "output_token_logprobs"):
             assert_same_logprobs([ours["meta_info"][field]], [plain["meta_info"][field]])

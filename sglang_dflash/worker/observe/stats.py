@@ -25,15 +25,20 @@ class StepStats:
     Attributes:
         widths: steps by block width.
         accept_lens: verified blocks by accept length (accepted drafts plus the bonus token).
+        positions: of all blocks, anchors included: how many were laid out, and how many verified.
     """
 
     widths: Counter[int] = field(default_factory=Counter)
     accept_lens: Counter[int] = field(default_factory=Counter)
+    positions: Counter[str] = field(default_factory=Counter)
 
     def count(self, record: StepRecord) -> None:
         """Count a finished step."""
         self.widths[record.width] += 1
         self.accept_lens.update(record.accept_lens)
+        laid_out = record.width * record.batch_size
+        self.positions["laid_out"] += laid_out
+        self.positions["verified"] += laid_out if record.verify_lens is None else sum(record.verify_lens)
 
     @property
     def mean_accept_length(self) -> float | None:
@@ -46,6 +51,7 @@ class StepStats:
         return {
             "steps_by_width": {str(width): n for width, n in sorted(self.widths.items())},
             "blocks_by_accept_length": {str(length): n for length, n in sorted(self.accept_lens.items())},
+            "block_positions": dict(self.positions),
             "mean_accept_length": self.mean_accept_length,
         }
 

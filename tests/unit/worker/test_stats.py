@@ -6,18 +6,18 @@ from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.width import FixedWidth, WidthPolicy
 from sglang_dflash.worker.observe.info import banner, identity
 from sglang_dflash.worker.observe.stats import StepStats
+from sglang_dflash.worker.observe.steps import StepRecord
 from tests.support.configs import drafter
 
 
-def test_steps_are_counted_in_launch_order_with_their_own_width() -> None:
+def test_steps_are_counted_with_their_own_width() -> None:
     stats = StepStats()
-    stats.started(16)
-    stats.started(4)  # overlap: the next step is launched before the first one's result is there
-    assert stats.finished([3, 16]) == 16
-    assert stats.finished([1, 4]) == 4
+    stats.count(StepRecord(16, ["a", "b"], 0, accept_lens=[3, 16]))
+    stats.count(StepRecord(4, ["a", "b"], 0, accept_lens=[1, 4], verify_lens=[2, 4]))
     assert stats.as_dict() == {
         "steps_by_width": {"4": 1, "16": 1},
         "blocks_by_accept_length": {"1": 1, "3": 1, "4": 1, "16": 1},
+        "block_positions": {"laid_out": 40, "verified": 38},
         "mean_accept_length": 6.0,
     }
 

@@ -1,0 +1,45 @@
+"""Which servers can take steps of another width than the server's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang_dflash.upstream import get_disagg, get_exec
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import ModelRunner
+
+# Where the attention backends of SGLang 0.5.23 take a verify's width from, in a forward without a graph. A graph's
+# buffers have one width in all of them.
+WIDTH_OF_THE_BATCH = frozenset({"flashinfer", "triton", "trtllm_mha", "torch_dflash"})
+WIDTH_OF_THE_SERVER = frozenset({"fa3", "fa4"})
+
+
+def backends(*runners: ModelRunner) -> set[str]:
+    """Names of their attention backends."""
+    return {
+        name
+        for runner in runners
+        for name in (runner.prefill_attention_backend_str, runner.decode_attention_backend_str)
+    }
+
+
+def full_width_only_because(target: ModelRunner, drafter: ModelRunner) -> str | None:
+    """What forbids every width but the server's; None if nothing does."""
+    linear = getattr(target.attn_backend, "linear_attn_backend", None)
+    unknown = backends(target, drafter) - WIDTH_OF_THE_BATCH - WIDTH_OF_THE_SERVER
+    reasons = {
+        f"attention backend {', '.join(sorted(unknown))} is not known to take them": bool(unknown),
+        "--enable-two-batch-overlap wraps the attention backend": get_exec().overlap.enable_two_batch_overlap,
+        "--enable-pdmux has attention backends of its own": get_disagg().enable_pdmux,
+        "LoRA's batch layout has one width": target.lora_manager is not None,
+        "ReplaySSM keeps recurrent states in a ring of blocks": _replays_states(target),
+        "the next block starts from a state in this block's scratch": getattr(linear, "accept_lens_pool", None)
+        is not None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _replays_states(target: ModelRunner) -> bool:
+    pool: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
+    return pool is not None and (pool.enable_linear_replayssm or pool.mamba_cache.intermediate_ssm is None)

@@ -1,0 +1,22 @@
+"""The recurrent layers' scratch, laid out for a block that is narrower than the server's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+
+def packed(cache: Any, width: int) -> Any:
+    """SGLang's ``SpeculativeState`` with ``width`` positions for each request, in the same memory.
+
+    A verify kernel is told how many positions the block has, and takes the rows of the scratch to lie that far apart.
+    The commit goes by the buffer's shape. Both agree at the server's width, and must at every other.
+
+    Args:
+        cache: its ``intermediate_ssm`` is [layers, rows, block, ...]; of the result it is [layers, more rows, width, ...].
+    """
+    states = cache.intermediate_ssm
+    layers, rows, block = states.shape[:3]
+    rows = rows * block // width
+    packed_rows = states.flatten(0, 2)[: layers * rows * width]
+    return replace(cache, intermediate_ssm=packed_rows.view(layers, rows, width, *states.shape[3:]))
