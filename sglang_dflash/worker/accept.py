@@ -8,7 +8,6 @@ one per block position, each adjusted and sampled as plain decoding would if the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +90,7 @@ class Accept:
 
         wants = [batch.top_logprobs_nums, batch.token_ids_logprobs] if batch.return_logprob else [[], []]
         top_logprobs_nums, token_ids_logprobs = ([x for x in want for _ in range(width)] for want in wants)
-        block_info = for_block(info, partial(torch.repeat_interleave, repeats=width, dim=0), width)
+        block_info = for_block(info, width)
         mark_seeded_rows(block_info, batch.reqs, width)
         if info.has_custom_logit_processor:
             block_info.custom_params = self._history.params(batch, width)
@@ -108,7 +107,7 @@ class Accept:
         Nothing that walks from row to row is asked of such a batch (:mod:`sglang_dflash.worker.cut`).
         """
         batch, info, count = step.batch, step.batch.sampling_info, step.tokens.numel()
-        block_info = for_block(info, partial(torch.index_select, dim=0, index=rows // step.width), step.width)
+        block_info = for_block(info, step.width, rows)
         mark_seeded_rows(block_info, batch.reqs, step.width)
         if block_info.seeded_rows is not None:
             block_info.seeded_rows = block_info.seeded_rows.among(rows, count)
@@ -135,22 +134,26 @@ class Accept:
         self._history.add(batch, tokens, lens)
 
 
-def for_block(info: SamplingBatchInfo, repeat: Callable[[Tensor], Tensor], width: int) -> SamplingBatchInfo:
-    """The sampling parameters of bs requests for the rows of a block, ``custom_params`` aside.
+def for_block(info: SamplingBatchInfo, width: int, rows: Tensor | None = None) -> SamplingBatchInfo:
+    """The sampling parameters of bs requests for the bs * width rows of a block, ``custom_params`` aside.
 
     Args:
-        repeat: [bs] to one entry a row: of bs * width rows, or without custom processors any of them.
+        rows: int64 [N], the rows that there are, in a batch without custom processors; None for all.
     """
     if info.is_all_greedy and not info.has_custom_logit_processor:
         return info  # the sampler takes the argmax and reads nothing per row
-    rows: dict[str, Any] = {
+    if rows is None:
+        repeat = partial(torch.repeat_interleave, repeats=width, dim=0)
+    else:
+        repeat = partial(torch.index_select, dim=0, index=rows // width)
+    repeated: dict[str, Any] = {
         name: repeat(value)
         for name in ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed")
         if (value := getattr(info, name)) is not None
     }
     if info.has_custom_logit_processor:
         offsets = torch.arange(width, device=info.temperatures.device)
-        rows["custom_logit_processor"] = {
+        repeated["custom_logit_processor"] = {
             key: dataclasses.replace(
                 entry,
                 rows=[row * width + j for row in entry.rows for j in range(width)],
@@ -158,4 +161,4 @@ def for_block(info: SamplingBatchInfo, repeat: Callable[[Tensor], Tensor], width
             )
             for key, entry in info.custom_logit_processor.items()
         }
-    return dataclasses.replace(info, **rows)
+    return dataclasses.replace(info, **repeated)

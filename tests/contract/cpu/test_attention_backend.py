@@ -161,7 +161,7 @@ def test_a_tree_mask_replaces_the_causal_rule_of_a_verification() -> None:
     requests.prefill(layers)
     tree = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
     matrices = [torch.cat([torch.ones(3, n, dtype=torch.bool), tree], 1) for n in requests.lens]
-    spec = SimpleNamespace(custom_mask=torch.cat([m.view(-1) for m in matrices]))
+    spec = SimpleNamespace(ragged_verify_layout=None, custom_mask=torch.cat([m.view(-1) for m in matrices]))
     stops = [n + 3 for n in requests.lens]
     q, (out,) = requests.run(ForwardMode.TARGET_VERIFY, layers, requests.lens, stops, spec_info=spec)
     for i, stop in enumerate(stops):
