@@ -53,3 +53,51 @@ def test_a_windowed_prefill_is_gathered_piece_by_piece(monkeypatch: pytest.Monke
     assert hidden.copied == [4, 4, 1]
     assert [token for tokens, _ in written for token in tokens] == kept.tolist()
     assert [slot for _, at in written for slot in at] == slots.tolist()
+
+
+def plain_step(rids: list[str], position: int) -> Any:
+    count = len(rids)
+    positions = torch.full((count,), position)
+    return SimpleNamespace(
+        width=1,
+        positions=positions,
+        of_verified=lambda values: values,
+        laid_out=None,
+        verified=SimpleNamespace(logits_output=SimpleNamespace(hidden_states=torch.full((count, 1), float(position)))),
+        draft_kv=SimpleNamespace(plan=SimpleNamespace(write_ids=lambda translator: positions * 10)),
+        batch=SimpleNamespace(reqs=[SimpleNamespace(rid=rid) for rid in rids]),
+    )
+
+
+@pytest.fixture
+def injected(monkeypatch: pytest.MonkeyPatch) -> tuple[Inject, list[list[int]]]:
+    """An injection, and the positions that each write brought."""
+    written: list[list[int]] = []
+    inject_: Any = Inject(SimpleNamespace(kv_index_translator=None), None, None)
+    monkeypatch.setattr(inject_, "_write", lambda hidden, rows, positions, slots: written.append(positions.tolist()))
+    return inject_, written
+
+
+def test_plainly_decoded_tokens_are_injected_together(injected: tuple[Inject, list[list[int]]]) -> None:
+    injection, written = injected
+    for position in range(3):
+        injection(plain_step(["a", "b"], position))
+    assert written == []
+    injection.catch_up()
+    injection.catch_up()
+    assert written == [[0, 0, 1, 1, 2, 2]]
+
+
+def test_another_batch_does_not_wait_with_the_last_one(injected: tuple[Inject, list[list[int]]]) -> None:
+    """A slot of a request that has left may be another's by then."""
+    injection, written = injected
+    injection(plain_step(["a", "b"], 7))
+    injection(plain_step(["b"], 8))
+    assert written == [[7, 7]]
+
+
+def test_no_more_wait_than_fit(injected: tuple[Inject, list[list[int]]]) -> None:
+    injection, written = injected
+    for position in range(inject.MOST_WAITING + 1):
+        injection(plain_step(["a"], position))
+    assert written == [list(range(inject.MOST_WAITING))]
