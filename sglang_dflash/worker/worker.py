@@ -27,7 +27,7 @@ from sglang_dflash.upstream import (
     get_spec,
     resolve_draft_parallel_layout,
 )
-from sglang_dflash.width import CostTable, FixedWidth, Pause, WidthConfig, WidthPolicy, asked_for, build_policy
+from sglang_dflash.width import CostTable, FixedWidth, WidthConfig, WidthPolicy, asked_for, build_policy
 from sglang_dflash.window.rings import DraftRings, RowAllocator
 from sglang_dflash.window.served import DraftWindow, served_window
 from sglang_dflash.worker.accept import Accept
@@ -39,6 +39,7 @@ from sglang_dflash.worker.observe import shared_times
 from sglang_dflash.worker.observe.info import allocated_bytes, banner, identity
 from sglang_dflash.worker.observe.metrics import step_metrics
 from sglang_dflash.worker.observe.no_sync import sync_guard
+from sglang_dflash.worker.observe.pauses import PauseLog
 from sglang_dflash.worker.observe.shared_times import SharedTimes
 from sglang_dflash.worker.observe.stats import Stages, StepStats
 from sglang_dflash.worker.observe.steps import StepRecord, Steps
@@ -102,7 +103,7 @@ class DFlashWorker(BaseSpecWorker):
         self._steps = Steps(target_worker.device, log=first_rank)
         self._step_times = SharedTimes(lambda *news: self.width_policy.observe_time(*news), get_parallel().tp_size)
         shared_times.serve(self._step_times)
-        self._pause: Pause | None = None
+        self._pauses = PauseLog(first_rank)
         self._no_sync = sync_guard(target_worker.device)
         self._metrics = step_metrics(self.width_policy.max_width)
         self.identity = identity(
@@ -151,10 +152,7 @@ class DFlashWorker(BaseSpecWorker):
         self._stages.collect()
         if self._metrics is not None:
             self._metrics.observe(record, timed, self.width_policy)
-        if self.width_policy.paused is not self._pause:
-            self._pause = self.width_policy.paused
-            if get_parallel().tp_rank == 0:
-                logger.info("DFLASH: %s", self._pause or "drafting pays again")
+        self._pauses.tell(self.width_policy.paused)
 
     # --- start-up, in call order
 
