@@ -108,6 +108,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "configs.draft_parallel": ("DraftParallelSpec", "DraftTPExecution"),
     "models.registry": ("ModelRegistry",),
     "runtime_context": (
+        "get_disagg",
+        "get_exec",
         "get_observability",
         "get_parallel",
         "get_schedule",
@@ -154,6 +156,12 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "ForwardBatch.compute_spec_mrope_positions",
         "ForwardMode",
     ),
+    "model_executor.model_runner_components.attention_backend_setup": ("build_attention_backends(model_runner)",),
+    "model_executor.runner.decode_cuda_graph_runner": (
+        "DecodeCudaGraphRunner(model_runner)",
+        "DecodeCudaGraphRunner.capture(self)",
+        "DecodeCudaGraphRunner.get_spec_info(self, num_tokens)",
+    ),
     "speculative.base_spec_worker": ("BaseSpecWorker",),
     "speculative.dflash_info": (
         "DFlashVerifyInput(draft_token, positions, draft_token_num, capture_hidden_mode, kv_loc_plan, "
@@ -181,7 +189,11 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "record_stream_each(tensors, stream)",
         "set_mamba_track_indices_from_reqs(batch, track_positions)",
     ),
-    "utils.common": ("async_d2h(tensor)", "async_h2d(args, dtype, device)"),
+    "utils.common": (
+        "async_d2h(tensor)",
+        "async_h2d(args, dtype, device)",
+        "get_available_gpu_memory(device, gpu_id, distributed, cpu_group)",
+    ),
     # the drafter's layers
     "layers.attention.attention_registry": ("register_attention_backend(name)",),
     "layers.attention.base_attn_backend": ("AttentionBackend",),

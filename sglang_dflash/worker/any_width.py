@@ -24,9 +24,10 @@ def backends(*runners: ModelRunner) -> set[str]:
     }
 
 
-def full_width_only_because(target: ModelRunner, drafter: ModelRunner) -> str | None:
+def only_the_full_one_because(target: ModelRunner, drafter: ModelRunner) -> str | None:
     """What forbids every width but the server's; None if nothing does."""
     linear = getattr(target.attn_backend, "linear_attn_backend", None)
+    seeds_the_next = getattr(linear, "accept_lens_pool", None) is not None
     unknown = backends(target, drafter) - WIDTH_OF_THE_BATCH - WIDTH_OF_THE_SERVER
     reasons = {
         f"attention backend {', '.join(sorted(unknown))} is not known to take them": bool(unknown),
@@ -34,8 +35,7 @@ def full_width_only_because(target: ModelRunner, drafter: ModelRunner) -> str | 
         "--enable-pdmux has attention backends of its own": get_disagg().enable_pdmux,
         "LoRA's batch layout has one width": target.lora_manager is not None,
         "ReplaySSM keeps recurrent states in a ring of blocks": _replays_states(target),
-        "the next block starts from a state in this block's scratch": getattr(linear, "accept_lens_pool", None)
-        is not None,
+        "the next block starts from a state in this block's scratch": seeds_the_next,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 

@@ -16,6 +16,7 @@ from sglang_dflash.upstream import CaptureHiddenMode, DFlashVerifyInput, Forward
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner
+    from sglang_dflash.worker.graphs import WidthGraphs
 
 CONTEXT = 64
 REPEATS = 3  # the first one warms up
@@ -33,10 +34,14 @@ class Calibration:
         target: the target's runner; drafter: the drafter's.
         layout: the parallel layout that the drafter was built for.
         mask_token_id: any token id would do.
+        graphs: what steps of each width run with.
     """
 
-    def __init__(self, target: ModelRunner, drafter: ModelRunner, layout: Any, mask_token_id: int) -> None:
+    def __init__(
+        self, target: ModelRunner, drafter: ModelRunner, layout: Any, mask_token_id: int, graphs: WidthGraphs
+    ) -> None:
         self._target, self._drafter, self._layout, self._token = target, drafter, layout, mask_token_id
+        self._graphs = graphs
         self._device = torch.get_device_module(target.device)
 
     def points(self, widths: Sequence[int], most_requests: int) -> dict[tuple[int, int], float]:
@@ -53,7 +58,8 @@ class Calibration:
         for _ in range(REPEATS):
             self._device.synchronize()
             start = time.perf_counter()
-            self._step(batch_size, width)
+            with self._graphs.at(width):
+                self._step(batch_size, width)
             self._device.synchronize()
             taken.append(time.perf_counter() - start)
         return min(taken[1:]) * 1000

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from sglang_dflash.upstream import (
     get_parallel,
     get_spec,
 )
-from sglang_dflash.worker.any_width import WIDTH_OF_THE_SERVER, backends, full_width_only_because
+from sglang_dflash.worker import any_width
 from sglang_dflash.worker.scratch import packed
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ FLOOR_GB = 2.0  # of device memory stays free, for what a prefill needs while it
 Change = tuple[Any, str, Any]  # object, name of an attribute, its value at a width
 
 
-class PlainDecodeGraphs(DecodeCudaGraphRunner):  # type: ignore[misc, valid-type]
+class PlainDecodeGraphs(DecodeCudaGraphRunner):
     """SGLang's runner for steps of the anchor alone: plain decoding, but with the hidden states that the drafter reads.
 
     On a server with speculation SGLang would capture a verify here.
@@ -67,8 +67,8 @@ class WidthGraphs:
         self._full = get_spec().speculative_num_draft_tokens
         self._captured = isinstance(target.decode_cuda_graph_runner, DecodeCudaGraphRunner)
         self._changes: dict[int, list[Change]] = {}
-        self.memory_gb: Counter[str] = Counter()
-        self.seconds: Counter[str] = Counter()
+        self.memory_gb: defaultdict[str, float] = defaultdict(float)
+        self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def build(self, widths: Sequence[int]) -> tuple[int, ...]:
         """Provide for ``widths``, the narrowest first and then from the widest down.
@@ -78,7 +78,7 @@ class WidthGraphs:
             memory, and the server's alone if no other can be served.
         """
         narrower = sorted({width for width in widths if width < self._full}, key=lambda width: (width > 1, -width))
-        if narrower and (reason := full_width_only_because(self._target, self._drafter)):
+        if narrower and (reason := any_width.only_the_full_one_because(self._target, self._drafter)):
             self._log("width %d only: %s", self._full, reason)
             return (self._full,)
         for done, width in enumerate(narrower):
@@ -96,7 +96,7 @@ class WidthGraphs:
 
     @contextmanager
     def at(self, width: int) -> Iterator[None]:
-        """Within it, forwards, commit and capture have blocks of ``width`` positions; around it SGLang's stay in place."""
+        """Within it forwards and the commit have blocks of ``width`` positions; before and after, SGLang's own."""
         changes = tuple(self._changes.get(width, ()))
         before = [getattr(owner, name) for owner, name, _ in changes]
         for owner, name, value in changes:
@@ -112,7 +112,7 @@ class WidthGraphs:
         pool = getattr(self._target.req_to_token_pool, "mamba_pool", None)
         if pool is not None:
             changes.append((pool, "mamba_cache", packed(pool.mamba_cache, width)))
-        if not self._captured and not backends(self._target, self._drafter) & WIDTH_OF_THE_SERVER:
+        if not self._captured and not any_width.backends(self._target, self._drafter) & any_width.WIDTH_OF_THE_SERVER:
             return
         with get_spec().override(speculative_num_draft_tokens=width):
             self._provide_runner(self._target, width, "decode" if width == 1 else "target_verify")

@@ -13,7 +13,7 @@ def packed(cache: Any, width: int) -> Any:
     The commit goes by the buffer's shape. Both agree at the server's width, and must at every other.
 
     Args:
-        cache: its ``intermediate_ssm`` is [layers, rows, block, ...]; of the result it is [layers, more rows, width, ...].
+        cache: its ``intermediate_ssm`` is [layers, rows, block, ...]; the result's [layers, more rows, width, ...].
     """
     states = cache.intermediate_ssm
     layers, rows, block = states.shape[:3]

@@ -34,6 +34,7 @@ from sglang_dflash.worker.accept import Accept
 from sglang_dflash.worker.calibrate import Calibration
 from sglang_dflash.worker.cut import cut
 from sglang_dflash.worker.draft import Draft
+from sglang_dflash.worker.graphs import WidthGraphs
 from sglang_dflash.worker.inject import Inject
 from sglang_dflash.worker.observe import shared_times
 from sglang_dflash.worker.observe.info import allocated_bytes, banner, identity
@@ -198,18 +199,25 @@ class DFlashWorker(BaseSpecWorker):
     def init_cuda_graphs(self) -> None:
         with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
             super().init_cuda_graphs()
+        target, drafter = self._target_worker.model_runner, self._draft_worker.model_runner
+        self._graphs = WidthGraphs(target, drafter, self.draft_parallel_layout)
         if self._widths is not None:
             self._adapt(self._widths)
 
     def _adapt(self, config: WidthConfig) -> None:
         """Choose widths as ``config`` says, with costs measured here: rank 0's, on every rank."""
         max_width = self.width_policy.max_width
-        widths, costs = config.widths_for(max_width), None
+        config = replace(config, widths=self._graphs.build(config.widths_for(max_width)))
+        self._additional_graph_memory_usage = self._graphs.memory_gb
+        self._additional_graph_time_usage = self._graphs.seconds
+        widths, costs = config.widths, None
         self._ragged = config.ragged is not False and torch.device(self._target_worker.device).type == "cpu"
         self._draft_worker.model_runner.model.rates_drafts = self._ragged
         if config.policy == "adaptive":
             target, drafter = self._target_worker.model_runner, self._draft_worker.model_runner
-            calibration = Calibration(target, drafter, self.draft_parallel_layout, self.drafter_config.mask_token_id)
+            calibration = Calibration(
+                target, drafter, self.draft_parallel_layout, self.drafter_config.mask_token_id, self._graphs
+            )
             points = calibration.points(widths, target.max_running_requests)
             costs = CostTable.calibrated(get_parallel().tp_group.broadcast_object(points), widths)
         self.width_policy = build_policy(replace(config, ragged=self._ragged and config.ragged), max_width, costs)
@@ -272,7 +280,7 @@ class DFlashWorker(BaseSpecWorker):
         # Grammars and custom logit processors run on the host, so the host waits for the drafts there.
         on_host = self._ragged or batch.has_grammar or batch.sampling_info.has_custom_logit_processor
         stage = self._stages
-        with nullcontext() if on_host else self._no_sync():
+        with self._graphs.at(width), nullcontext() if on_host else self._no_sync():
             with stage("draft"):
                 step = self._lay_out(batch, width, grammar_barrier)
                 if width > 1:

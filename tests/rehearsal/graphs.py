@@ -30,12 +30,15 @@ def _watch_full(backend: Any) -> None:
         capture(self, shape_key, lambda: next(calls)(), *args, **kwargs)
         graph = self._graphs[shape_key]
         graph.poison()  # whatever a capture left there is no result
-        name = f"{_role(self._cuda_graph_runner.model_runner)} {shape_key.size}"
+        runner = self._cuda_graph_runner
+        name = f"{_role(runner.model_runner)} {shape_key.size}, width {runner.captured_req_width}"
         report.GRAPHS[name] = {"nodes": len(graph.nodes), "launches": graph.launches}
 
     def replay_one(self: Any, shape_key: Any, *args: Any, **kwargs: Any) -> Any:
         output = replay(self, shape_key, *args, **kwargs)
-        report.REPLAYS[f"{_role(self._cuda_graph_runner.model_runner)} {shape_key.size}"] += 1
+        role, width = _role(self._cuda_graph_runner.model_runner), self._cuda_graph_runner.captured_req_width
+        report.REPLAYS[f"{role} {shape_key.size}"] += 1
+        report.WIDTHS[f"{role} {width}"] += 1
         self._graphs[shape_key].poison(keep=output)
         return output
 
@@ -59,6 +62,7 @@ def _watch_forwards(runner: Any) -> None:
         output = forward(self, forward_batch, *args, **kwargs)
         if forward_batch.forward_mode.is_cuda_graph() and not output.can_run_graph:
             report.EAGER[f"{_role(self)} {forward_batch.batch_size}"] += 1
+            report.EAGER_WIDTHS[f"{_role(self)} {len(forward_batch.input_ids) // forward_batch.batch_size}"] += 1
         return output
 
     runner.forward = forward_and_count

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -27,12 +28,14 @@ class Mutant:
         plant: puts it into the package, in this process.
         noticed: words of the line that must report it.
         pair: the pair whose engine it is planted in.
+        widths: whether every step has another width, in batches of two.
     """
 
     bug: str
     plant: Callable[[], None]
     noticed: str
     pair: str = "tiny-dense"
+    widths: bool = False
 
 
 def _before_forward(change: Callable[[Any, Any], Any]) -> None:
@@ -102,6 +105,18 @@ def _commit_one_too_early() -> None:
     recurrent.commit_mamba_states_after_verify = one_too_early
 
 
+def _one_width_for_all() -> None:
+    from sglang_dflash.worker.graphs import WidthGraphs
+
+    WidthGraphs.at = lambda self, width: contextlib.nullcontext()
+
+
+def _scratch_of_the_full_width() -> None:
+    from sglang_dflash.worker import graphs
+
+    graphs.packed = lambda cache, width: cache
+
+
 MUTANTS = {
     "sync": Mutant("a value is read on the host", _read_on_the_host, "reads a tensor on the host"),
     "constant": Mutant("a constant is made on the host", _host_constant, "brings host data into a graph"),
@@ -110,6 +125,14 @@ MUTANTS = {
     "stride": Mutant("a kernel is given another tensor's stride", _wrong_stride, "blocks, accepted drafts"),
     "rope": Mutant("the RoPE table lacks rows", _short_rope_table, "outside of its tensors"),
     "commit": Mutant("a recurrent state is committed one token early", _commit_one_too_early, "tokens", "tiny-hybrid"),
+    "backend": Mutant("every width runs with the full width's graphs", _one_width_for_all, "", widths=True),
+    "scratch": Mutant(
+        "the scratch of narrow blocks is laid out for wide ones",
+        _scratch_of_the_full_width,
+        "tokens",
+        "tiny-hybrid",
+        widths=True,
+    ),
 }
 
 
@@ -121,22 +144,25 @@ def install() -> None:
 
 def main() -> None:
     from tests.rehearsal.run import differences, run
-    from tests.rehearsal.scenarios import Scenario, ask
+    from tests.rehearsal.scenarios import RANDOM_WIDTHS, Scenario, ask
 
     chosen = {name: MUTANTS[name] for name in sys.argv[1:] or MUTANTS}
     scenarios = {
-        pair: Scenario("mutants", pair, (ask(pair, 1, 24),), (), graphs=(1,))
-        for pair in sorted({mutant.pair for mutant in chosen.values()})
+        (pair, widths): Scenario("mutants", pair, (ask(pair, 2, 12),), (), width=16, graphs=(2,), options=RANDOM_WIDTHS)
+        if widths
+        else Scenario("mutants", pair, (ask(pair, 1, 24),), (), graphs=(1,))
+        for pair, widths in sorted({(mutant.pair, mutant.widths) for mutant in chosen.values()})
     }
     with ThreadPoolExecutor(2) as pool:
-        expected = {pair: pool.submit(run, scenario, rehearse=False) for pair, scenario in scenarios.items()}
+        expected = {key: pool.submit(run, scenario, rehearse=False) for key, scenario in scenarios.items()}
         found = {
-            name: pool.submit(run, scenarios[mutant.pair], rehearse=True, mutant=name)
+            name: pool.submit(run, scenarios[mutant.pair, mutant.widths], rehearse=True, mutant=name)
             for name, mutant in chosen.items()
         }
     rows, missed = [], False
     for name, mutant in chosen.items():
-        lines = differences(scenarios[mutant.pair], expected[mutant.pair].result(), found[name].result())
+        key = mutant.pair, mutant.widths
+        lines = differences(scenarios[key], expected[key].result(), found[name].result())
         text = [line for report in lines for line in report.splitlines() if mutant.noticed in line]
         missed |= not text
         rows.append((name, mutant.bug, mutant.pair, text[-1][:110] if text else f"NOT NOTICED: {lines}"))

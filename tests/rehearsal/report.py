@@ -7,19 +7,31 @@ from typing import Any
 
 from tests.rehearsal.interpreter import LAUNCHES
 
-# Captured graphs: "target 4" (role, batch size) to its nodes and how many of them are kernel launches.
+# Captured graphs: "target 4, width 8" (role, batch size, width) to its nodes and how many of them are kernel launches.
 GRAPHS: dict[str, dict[str, int]] = {}
 # "target 4" to the number of its replays; "prefill" to those of the target's prefill.
 REPLAYS: collections.Counter[str] = collections.Counter()
+# "target 8" (role, width) to the number of its replays.
+WIDTHS: collections.Counter[str] = collections.Counter()
 # "target 4" to its forwards without a graph.
 EAGER: collections.Counter[str] = collections.Counter()
+# "target 8" (role, width) to its forwards without a graph.
+EAGER_WIDTHS: collections.Counter[str] = collections.Counter()
 # Anything else that a scenario must have met: "retracted", "mixed batches".
 EVENTS: collections.Counter[str] = collections.Counter()
 
 
 def add(result: Any, *_: Any) -> Any:
     """After ``Scheduler.get_internal_state``."""
-    seen = {"launches": LAUNCHES, "graphs": GRAPHS, "replays": REPLAYS, "eager": EAGER, "events": EVENTS}
+    seen = {
+        "launches": LAUNCHES,
+        "graphs": GRAPHS,
+        "replays": REPLAYS,
+        "widths": WIDTHS,
+        "eager": EAGER,
+        "eager widths": EAGER_WIDTHS,
+        "events": EVENTS,
+    }
     result.internal_state["rehearsal"] = {name: dict(values) for name, values in seen.items()}
     return result
 

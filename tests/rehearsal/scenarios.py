@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sglang_dflash.pairs import drafter_path, target_path
 from tests.rehearsal.install import PREFILL_GRAPHS
-from tests.support.pair_servers import with_plugin
 from tests.support.prompts import corpus
 
 Request = dict[str, Any]
@@ -33,7 +33,7 @@ class Scenario:
         options: further arguments of the engine.
         environment: further variables, for both platforms.
         same_blocks: whether every request must take the same number of blocks on both platforms. Not where the moment
-            of a retraction or the width of a step depends on when requests arrive.
+            of a retraction depends on when requests arrive.
     """
 
     name: str
@@ -103,6 +103,11 @@ _PADDED = _met("replays: target 4", "replays: drafter 4", "replays: target 1", "
 _OURS = "launches: sglang_dflash.ops.kernels."
 _REPLAYED = _met("replays: target 4", "replays: drafter 4")
 _BOUNDARY = "launches: sglang.kernels.ops.mamba.mamba_state_scatter_triton._fused_mamba_state_scatter_with_mask_kernel"
+_WIDTHS = Path(__file__).with_name("widths.json")
+RANDOM_WIDTHS = {"speculative_adaptive": True, "speculative_adaptive_config": str(_WIDTHS)}
+_ALL_WIDTHS = _met(
+    "widths: target 1", *(f"widths: {role} {w}" for role in ("target", "drafter") for w in (2, 4, 8, 16))
+)
 
 SCENARIOS: tuple[Scenario, ...] = (
     Scenario("dense", DENSE, (ask(DENSE, 3),), _PADDED),
@@ -120,13 +125,13 @@ SCENARIOS: tuple[Scenario, ...] = (
         _met(*(f"{_OURS}{op}.{op}_kernel" for op in ("penalize_block", "seeded_draw"))),
     ),
     Scenario(
-        "widths 8, 3, 16, 1 in turn under graphs of 16",
+        "widths at random; more than the largest graph",
         DENSE,
-        (ask(DENSE, 3, cut=24),),
-        _met("replays: target 4", "eager: target 3", "eager: drafter 3"),
+        (ask(DENSE, 3, 12, cut=24),),
+        (*_ALL_WIDTHS, *_met(*(f"eager widths: {who}" for who in ("target 1", "target 4", "drafter 4")))),
         width=16,
-        environment={**with_plugin(target_path(DENSE), "widths"), "SGLANG_DFLASH_TEST_WIDTHS": "8,3,16,1"},
-        same_blocks=False,
+        graphs=(1, 2),
+        options=RANDOM_WIDTHS,
     ),
     Scenario(
         "pages of 16, draft window, chunked prefill, mixed batches",
@@ -159,6 +164,15 @@ SCENARIOS: tuple[Scenario, ...] = (
         (ask(HYBRID, 1, 12, repeat=3, cut=100),) * 2,
         _met("events: cached tokens"),
         options={"mamba_scheduler_strategy": "extra_buffer"},
+    ),
+    Scenario(
+        "hybrid: widths at random, states across track boundaries (extra_buffer), draft window",
+        HYBRID,
+        (ask(HYBRID, 2, 24, repeat=3, cut=100),) * 2,
+        (*_ALL_WIDTHS, *_met("events: cached tokens")),
+        width=16,
+        graphs=(3,),
+        options={**RANDOM_WIDTHS, "mamba_scheduler_strategy": "extra_buffer", "speculative_draft_window_size": 32},
     ),
     Scenario("hybrid: sliding-window drafter, width 4", HYBRID, (ask(HYBRID, 3),), _PADDED, drafter="swa", width=4),
     Scenario(
