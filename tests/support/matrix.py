@@ -18,6 +18,7 @@ from typing import Any
 
 import sglang_dflash
 from sglang_dflash.pairs import NAMES, drafter_kinds
+from tests.support.pair_servers import RANDOM_WIDTHS
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Cell:
 
     def __str__(self) -> str:
         environment = (f"{key}={value}" for key, value in self.environment)
-        return " ".join((self.pair, self.drafter, str(self.block), *self.arguments, *environment))
+        arguments = (Path(argument).name for argument in self.arguments)
+        return " ".join((self.pair, self.drafter, str(self.block), *arguments, *environment))
 
 
 STRATEGY = "--mamba-radix-cache-strategy"
@@ -42,6 +44,7 @@ CHUNKED = ("--chunked-prefill-size", "64")
 RETRACTED = (("SGLANG_TEST_RETRACT", "1"),)
 
 # Every drafter at every block size; overlap, page size, chunks and retraction in turn, each with each of the others.
+TURNS_IN_ALL = 9
 TURNS = itertools.cycle(
     [
         ((), ()),
@@ -65,9 +68,24 @@ def next_turn(pair: str, drafter: str, block: int) -> Cell:
     return Cell(pair, drafter, block, arguments, environment)
 
 
-MATRIX = tuple(
+FIXED = tuple(
     next_turn(pair, drafter, block) for pair in NAMES for drafter in drafter_kinds(pair) for block in (16, 2, 8, 4)
 )
+
+# Another width at every step and requests cut at random inside a batch, in each of the turns; the draft window with it.
+WINDOW = ("--speculative-draft-window-size", "24")
+RANDOM = tuple(
+    Cell(pair, drafter, 16, (*cell.arguments, *RANDOM_WIDTHS, *window), cell.environment)
+    for pair, drafter, window, turns in (
+        ("tiny-hybrid", "noisy", (), TURNS_IN_ALL),
+        ("tiny-hybrid", "good", WINDOW, TURNS_IN_ALL),
+        ("tiny-moe", "noisy", (), 5),
+        ("tiny-dense", "noisy", WINDOW, 3),
+    )
+    for cell in (next_turn(pair, drafter, 16) for _ in range(turns))
+)
+
+MATRIX = (*FIXED, *RANDOM)
 
 
 class Record:
