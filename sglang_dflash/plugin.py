@@ -36,6 +36,7 @@ def _register_hooks() -> None:
     from sglang_dflash.cpu import install, is_active
     from sglang_dflash.hooks import flags, takeover
     from sglang_dflash.hooks.context_length import extend_drafter_context
+    from sglang_dflash.hooks.meta_info import count_verified_drafts
     from sglang_dflash.hooks.preflight import after_model_paths, before_speculation
     from sglang_dflash.hooks.requests import refuse_request
     from sglang_dflash.hooks.server_info import report_worker
@@ -50,6 +51,7 @@ def _register_hooks() -> None:
         ("Req._compute_max_prefix_len", cap_prefix, HookType.AFTER),
         ("KVCacheConfigurator.config_from_budget", charge_rings, HookType.AROUND),
         ("Scheduler.get_internal_state", report_worker, HookType.AFTER),
+        ("TokenizerManager._calculate_spec_decoding_metrics", count_verified_drafts, HookType.AFTER),
         ("SchedulerRequestReceiver._broadcast_reqs_across_ranks", ride_on_requests, HookType.AROUND),
         ("ServerArgs.add_cli_args", flags.accept_old_flags, HookType.AFTER),
         ("ModelConfig._derive_context_length", extend_drafter_context, HookType.BEFORE),

@@ -180,8 +180,18 @@ class Step:
             verify_lens=lens, graph_num_tokens=len(self.rows), extend_start_loc=bounds[:-1], qo_indptr_device=bounds
         )
 
-    def result(self) -> GenerationBatchResult:
-        """What the scheduler takes from the step. The hidden states stay behind, or it would copy them to the host."""
+    def result(self, *, counted: bool = False) -> GenerationBatchResult:
+        """What the scheduler takes from the step. The hidden states stay behind, or it would copy them to the host.
+
+        Args:
+            counted: whether SGLang is to count verified positions, as it must if widths differ.
+        """
+        cap_lens = None
+        if counted:
+            bs, device = len(self.tokens), self.tokens.device
+            cap_lens = torch.full((bs,), self.width, device=device)
+            if self.verify_lens is not None:
+                cap_lens = torch.tensor(self.verify_lens, device=device)
         accepted, output = self.accepted, self.verified.logits_output
         output.hidden_states = None
         return GenerationBatchResult(
@@ -191,6 +201,7 @@ class Step:
             new_seq_lens=accepted.new_seq_lens,
             next_draft_input=DraftState(accepted.bonus, accepted.new_seq_lens),
             speculative_num_draft_tokens=self.width,
+            cap_lens=cap_lens,
             can_run_cuda_graph=self.verified.can_run_cuda_graph,
             routed_experts_output=self.verified.routed_experts_output,
             indexer_topk_output=self.verified.indexer_topk_output,

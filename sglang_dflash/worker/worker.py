@@ -299,7 +299,7 @@ class DFlashWorker(BaseSpecWorker):
                 publish(step.accepted.new_seq_lens)
         with stage("inject"):
             self._inject(step)
-        return step.result()
+        return step.result(counted=self._widths is not None)
 
     def _idle(self, batch: ScheduleBatch, publish: Publish) -> GenerationBatchResult:
         self._steps.interrupted()
