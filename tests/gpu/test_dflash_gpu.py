@@ -10,7 +10,7 @@ import torch
 
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
 from tests.support.near_tie import assert_diverging_only_at_near_ties
-from tests.support.pair_servers import BFLOAT16, dflash_server, plain_server, worker_info
+from tests.support.pair_servers import BFLOAT16, RANDOM_WIDTHS, dflash_server, plain_server, worker_info
 from tests.support.prompts import corpus
 
 pytestmark = [
@@ -35,11 +35,17 @@ def plain_answers(pair: str, folder: Path) -> list[Answer]:
 
 
 @pytest.mark.parametrize("pair", ["tiny-dense", "tiny-hybrid"])
-@pytest.mark.parametrize("backend", ["triton", "flashinfer"])
-@pytest.mark.parametrize("options", [(), (SYNC,), (EAGER,), (SYNC, EAGER)], ids=" ".join)
+@pytest.mark.parametrize("backend", ["triton", "flashinfer", "fa3"])
+@pytest.mark.parametrize(
+    "options",
+    [(), (SYNC,), (EAGER,), (SYNC, EAGER), RANDOM_WIDTHS, (*RANDOM_WIDTHS, EAGER)],
+    ids=lambda options: " ".join(option for option in options if option.startswith("--")),
+)
 def test_tokens_equal_plain_decoding(
     pair: str, backend: str, options: tuple[str, ...], tmp_path: Path, folder: Path
 ) -> None:
+    if backend == "fa3" and torch.cuda.get_device_capability()[0] not in (8, 9):
+        pytest.skip("fa3 needs compute capability 8 or 9")
     plain = plain_answers(pair, folder)
     arguments = ("--attention-backend", backend, "--speculative-draft-attention-backend", backend, *options)
     environment = {"SGLANG_DFLASH_STAGE_TIMES": "1", "SGLANG_DFLASH_FORBID_SYNC": "1" if backend == "triton" else "0"}
@@ -51,6 +57,7 @@ def test_tokens_equal_plain_decoding(
         info = worker_info(server)
         assert_nothing_leaked(server)
     steps = sum(info["steps_by_width"].values())
+    assert len(info["steps_by_width"]) == (5 if RANDOM_WIDTHS[0] in options else 1)
     assert set(info["stage_seconds"]) == {"draft", "verify", "accept", "commit", "inject"}
     times = {stage: f"{1000 * seconds / steps:.3f} ms" for stage, seconds in info["stage_seconds"].items()}
     print(f"\n{pair} {backend} {options}: accept length {info['mean_accept_length']:.2f}, per step {times}")

@@ -1,6 +1,7 @@
 """Tiny pairs in the real engine, bfloat16: our worker eager and as graphs, and SGLang's own, against plain decoding.
 
-A row per pair and arm. A text may part from plain decoding's where the target is nearly undecided, and nowhere else.
+A row per pair and arm; ours also with another width at every step. A text may part from plain decoding's where the
+target is nearly undecided, and nowhere else.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
 from tests.support.near_tie import BF16_GAP, divergence
-from tests.support.pair_servers import BFLOAT16, draft_arguments, target_arguments
+from tests.support.pair_servers import BFLOAT16, RANDOM_WIDTHS, draft_arguments, target_arguments
 from tests.support.prompts import corpus
 from tests.support.servers import Server, running
 from tools.gpu.run_step import Run, main
@@ -21,6 +22,8 @@ ARMS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "eager": (("--disable-cuda-graph",), {}),
     "graphs": ((), {}),
     "graphs, no overlap": (("--disable-overlap-schedule",), {}),
+    "graphs, widths at random": (RANDOM_WIDTHS, {}),
+    "eager, widths at random": ((*RANDOM_WIDTHS, "--disable-cuda-graph"), {}),
     "builtin": ((), {"SGLANG_DFLASH": "builtin"}),
 }
 
