@@ -28,9 +28,9 @@ from tests.support.servers import Server
 # The reference shares the machine with the server under test: spinning OpenMP workers would starve it.
 torch.set_num_threads(1)
 
-SHARED = dict.fromkeys(("test_dflash_equality", "test_requests", "test_requests_batches"), "features") | dict.fromkeys(
-    ("test_dflash_reference", "test_host_copies", "test_requests_mixed"), "recorded"
-)
+SHARED = dict.fromkeys(
+    ("test_dflash_equality", "test_requests", "test_requests_batches", "test_width"), "features"
+) | dict.fromkeys(("test_dflash_reference", "test_host_copies", "test_requests_mixed"), "recorded")
 
 
 @pytest.hookimpl(tryfirst=True)
