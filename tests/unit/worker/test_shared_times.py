@@ -34,13 +34,13 @@ class Ranks:
         return [self.times[0].ride(broadcast, requests), self.times[1].ride(broadcast, None)]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_ranks_that_measure_differently_choose_the_same(seed: int) -> None:
     random, ranks = Random(seed), Ranks()
     chosen: list[tuple[int, int]] = []
     in_flight: list[tuple[int, int]] = []
-    for _ in range(300):
+    for _ in range(200):
         requests = ["request"] * random.randrange(2)
         assert ranks.turn(requests) == [requests, requests]
         batch_size = random.choice((1, 2, 8, 32))
@@ -76,4 +76,5 @@ def test_news_ride_only_when_there_are_any() -> None:
     assert times.ride(lambda requests: sent.append(requests) or requests, ["a"]) == ["a"]  # type: ignore[func-returns-value, return-value]
     times.measured([StepRecord(4, ["a"], 7, milliseconds=2.0)])
     assert times.ride(lambda requests: sent.append(requests) or requests, ["b"]) == ["b"]  # type: ignore[func-returns-value, return-value]
-    assert sent == [["a"], ["b", StepTimes(((1, 4, 7, 2.0),))]]
+    assert times.ride(lambda requests: sent.append(requests) or requests, ["c"]) == ["c"]  # type: ignore[func-returns-value, return-value]
+    assert sent == [["a"], ["b", StepTimes(((1, 4, 7, 2.0),))], ["c"]]
