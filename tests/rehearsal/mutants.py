@@ -125,7 +125,9 @@ MUTANTS = {
     "stride": Mutant("a kernel is given another tensor's stride", _wrong_stride, "blocks, accepted drafts"),
     "rope": Mutant("the RoPE table lacks rows", _short_rope_table, "outside of its tensors"),
     "commit": Mutant("a recurrent state is committed one token early", _commit_one_too_early, "tokens", "tiny-hybrid"),
-    "backend": Mutant("every width runs with the full width's graphs", _one_width_for_all, "", widths=True),
+    "backend": Mutant(
+        "every width runs with the full width's graphs", _one_width_for_all, "must match the size", widths=True
+    ),
     "scratch": Mutant(
         "the scratch of narrow blocks is laid out for wide ones",
         _scratch_of_the_full_width,
@@ -148,7 +150,7 @@ def main() -> None:
 
     chosen = {name: MUTANTS[name] for name in sys.argv[1:] or MUTANTS}
     scenarios = {
-        (pair, widths): Scenario("mutants", pair, (ask(pair, 2, 12),), (), width=16, graphs=(2,), options=RANDOM_WIDTHS)
+        (pair, widths): Scenario("mutants", pair, (ask(pair, 2, 12),), (), width=4, graphs=(2,), options=RANDOM_WIDTHS)
         if widths
         else Scenario("mutants", pair, (ask(pair, 1, 24),), (), graphs=(1,))
         for pair, widths in sorted({(mutant.pair, mutant.widths) for mutant in chosen.values()})
