@@ -1,4 +1,4 @@
-"""Every step another width, as a policy may ask for: ``SGLANG_DFLASH_TEST_WIDTHS`` lists them, commas or dots between."""
+"""Every step another width, as a policy may ask for: ``SGLANG_DFLASH_TEST_WIDTHS`` lists them, "," or "." between."""
 
 from __future__ import annotations
 
