@@ -61,9 +61,10 @@ def test_the_logistic_finds_slope_and_intercept() -> None:
     assert torch.allclose(logistic(fit)(held)[:, :3], right.cumprod(1)[:, :3], atol=0.02)
 
 
-def test_the_logistic_leaves_positions_that_it_never_saw_as_they_are() -> None:
+def test_the_logistic_goes_by_the_drafter_where_it_saw_little() -> None:
     unseen = block([0])
     fitted = logistic(Blocks.joined([unseen] * 2))(unseen)
+    assert 0.2 < fitted[0, 0] < 0.4  # two misses are not a law
     later = fitted[0, 1:] / fitted[0, :-1]
     assert torch.allclose(later, torch.full_like(later, 0.5), atol=1e-6)
 
@@ -123,4 +124,4 @@ def test_compare_has_an_error_that_shrinks_with_the_texts() -> None:
         return Route(16, [Walk(10 + i % 3, 5, 20) for i in range(n)]), Route(16, [Walk(10, 5, 20)] * n)
 
     gain, error = compare(Load(2.0), *routes(30))
-    assert gain == pytest.approx(0.1) and 0 < error < compare(Load(2.0), *routes(6))[1]
+    assert gain == pytest.approx(0.1) and error < 0.03 and error < compare(Load(2.0), *routes(6))[1]
