@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import statistics
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.generation import assert_nothing_leaked, generate_all
+from tests.support.generation import Answer, assert_nothing_leaked, generate_all
 from tests.support.pair_servers import dflash_server, draft_arguments, target_arguments, worker_info
 from tests.support.prompts import corpus, random_prompts
 from tests.support.servers import Server, run_to_exit
@@ -44,6 +47,11 @@ def metrics(server: Server) -> dict[str, float]:
     return found
 
 
+def mean_width_of_the_last(answers: list[Answer]) -> float:
+    """Positions verified per step, of the answers that came last."""
+    return statistics.mean(answer.meta["spec_cap_length"] for answer in answers[-USERS:])
+
+
 def unknown(number: int) -> list[list[int]]:
     """Prompts of random tokens: the target babbles, and no drafter knows what."""
     return random_prompts(PAIR, number)
@@ -59,16 +67,15 @@ def test_the_start_says_what_steps_cost(server: Server) -> None:
 
 def test_it_rests_where_drafts_are_refused_and_comes_back(server: Server, plain_hybrid: Server) -> None:
     known = corpus(PAIR, 24)
+    again = partial(generate_all, server, known, USERS, NEW_TOKENS)
     refused = generate_all(server, unknown(32), USERS, NEW_TOKENS, sampling_params={"ignore_eos": True})
     resting = width_info(server)
     assert "DFLASH: drafting rests: a block of 2 brings" in server.log
     assert resting["pauses"] > 0
-    accepted = generate_all(server, known, USERS, NEW_TOKENS)
-    drafting = width_info(server)
-    plain, steps = resting["steps_by_width"]["1"], sum(resting["steps_by_width"].values())
-    assert plain > 0.6 * steps, resting
-    plain_after = drafting["steps_by_width"]["1"] - plain
-    assert plain_after < 0.5 * (sum(drafting["steps_by_width"].values()) - steps), drafting
+    assert resting["steps_by_width"]["1"] > 0.6 * sum(resting["steps_by_width"].values()), resting
+    # A probe that loses half a step comes every 80 steps: the first round may pass before one does.
+    rounds = itertools.islice(iter(again, None), 8)
+    accepted = next(answers for answers in rounds if mean_width_of_the_last(answers) > 4)
     expected = generate_all(plain_hybrid, unknown(32), USERS, NEW_TOKENS, sampling_params={"ignore_eos": True})
     expected += generate_all(plain_hybrid, known, USERS, NEW_TOKENS)
     assert [answer.tokens for answer in (*refused, *accepted)] == [answer.tokens for answer in expected]
