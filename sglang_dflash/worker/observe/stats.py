@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
+from sglang_dflash.worker.observe.clock import Clock
 from sglang_dflash.worker.observe.steps import StepRecord
 
 STAGE_TIMES = "SGLANG_DFLASH_STAGE_TIMES"
@@ -69,8 +69,7 @@ class Stages:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._measured: deque[tuple[str, Any, Any]] = deque()
         self._timed = os.environ.get(STAGE_TIMES) == "1"
-        device = torch.device(device)
-        self._events = None if device.type == "cpu" else torch.get_device_module(device)
+        self._clock = Clock(device)
 
     @contextlib.contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
@@ -80,20 +79,13 @@ class Stages:
             if not self._timed:
                 yield
                 return
-            start = self._now()
+            start = self._clock.now()
             yield
-            self._measured.append((stage, start, self._now()))
+            self._measured.append((stage, start, self._clock.now()))
 
     def collect(self) -> dict[str, float]:
         """Seconds by stage since the server started, of the stages that the device has finished."""
-        while self._measured and (self._events is None or self._measured[0][2].query()):
+        while self._measured and self._clock.has_passed(self._measured[0][2]):
             stage, start, end = self._measured.popleft()
-            self._seconds[stage] += end - start if self._events is None else start.elapsed_time(end) / 1000
+            self._seconds[stage] += self._clock.seconds(start, end)
         return dict(self._seconds)
-
-    def _now(self) -> Any:
-        if self._events is None:
-            return time.perf_counter()
-        event = self._events.Event(enable_timing=True)
-        event.record()
-        return event

@@ -13,6 +13,8 @@ from typing import IO, Any
 
 import torch
 
+from sglang_dflash.worker.observe.clock import Clock
+
 STEP_LOG = "SGLANG_DFLASH_STEP_LOG"
 
 
@@ -56,8 +58,7 @@ class Steps:
     """
 
     def __init__(self, device: torch.device | str, *, log: bool) -> None:
-        device = torch.device(device)
-        self._events = None if device.type == "cpu" else torch.get_device_module(device)
+        self._clock = Clock(device)
         self._began = time.perf_counter()
         self._uncounted: deque[StepRecord] = deque()
         self._untimed: deque[tuple[StepRecord, Any, Any]] = deque()
@@ -67,7 +68,7 @@ class Steps:
 
     def started(self, record: StepRecord) -> None:
         """A decode step is about to be launched."""
-        now = self._now()
+        now = self._clock.now()
         if self._last is not None:
             self._untimed.append((*self._last, now))
         self._last = record, now
@@ -93,21 +94,14 @@ class Steps:
     def timed(self) -> list[StepRecord]:
         """Steps whose time has become known."""
         done = []
-        while self._untimed and (self._events is None or self._untimed[0][2].query()):
+        while self._untimed and self._clock.has_passed(self._untimed[0][2]):
             record, start, end = self._untimed.popleft()
-            record.milliseconds = (end - start) * 1000 if self._events is None else start.elapsed_time(end)
+            record.milliseconds = self._clock.seconds(start, end) * 1000
             record.timed = True
             done.append(record)
         if self._log is not None:
             self._log.write()
         return done
-
-    def _now(self) -> Any:
-        if self._events is None:
-            return time.perf_counter()
-        event = self._events.Event(enable_timing=True)
-        event.record()
-        return event
 
 
 class StepLog:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_dflash.worker.observe import clock as clock_module
 from sglang_dflash.worker.observe import steps
 from sglang_dflash.worker.observe.steps import STEP_LOG, StepRecord, Steps
 
@@ -21,7 +22,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(steps, "time", clock)
+    for module in (steps, clock_module):
+        monkeypatch.setattr(module, "time", clock)
     return clock
 
 
