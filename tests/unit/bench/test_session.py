@@ -96,7 +96,8 @@ def test_a_whole_session(tmp_path: Path):
         assert [p for p, _ in dflash.calls if p == "/v1/tokenize"] == []
         # Measured requests are found in the server's log by their ids; those of the warm-up have none
         rids = [b.get("rid") for p, b in dflash.calls if p == "/generate" and not b["sampling_params"]["ignore_eos"]]
-        assert rids == [r.run.rid(r.question, r.turn) for r in measured.requests if r.run.mode == "dflash:16"]
+        asked = [r.run.rid(r.question, r.turn) for r in measured.requests if r.run.mode == "dflash:16"]
+        assert sorted(rids) == sorted(asked)  # two users at once: either may come first
         assert len(set(rids)) == len(rids) > 0
     speculated = [r for r in measured.requests if r.run.mode == "dflash:16"]
     assert {(r.verify_steps, r.completion_tokens) for r in speculated} == {(1, 3)}
