@@ -1,12 +1,14 @@
 """Milliseconds of a decode step by batch size and width: calibrated at start-up, corrected by measured steps.
 
-    ms(batch, width, context) = base(batch, width) * exp(drift + correction(batch, width)) + per_token * context
+    ms(batch, width, context) = base(batch, width) * exp(drift + correction(batch, width))
+                                + constant + per_request * batch + per_token * context
 
 ``base`` is the calibrated grid, linear between its batch sizes and beyond them; without calibration it is a plane that
 is refitted to the cells seen so far. ``drift`` is the whole machine getting slower or faster, ``correction`` where a
-cell differs from its calibration, ``per_token`` the K/V that a step reads, for all widths alike.
+cell differs from its calibration. The others are the same for all widths: what the scheduler adds to a step and to each
+request, which no calibration sees, and the K/V that a step reads.
 
-The last three are learned by `width/tracker.py`; an outlier moves a settled table by some 5 %. What is read never falls
+They are learned by `width/tracker.py`; an outlier moves a settled table by some 5 %. What is read never falls
 with batch size or width, whatever was measured.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from math import exp, inf, log, sqrt
 from typing import Any
 
@@ -60,26 +63,18 @@ class CostTable:
 
     def row(self, batch_size: int, context: int = 0) -> list[float]:
         """-> milliseconds of a step, by width in the order of ``widths``."""
-        low, part = self._between(batch_size)
-        scale, shift, most, row = self._tracker.scale, self._tracker.per_token * context, 0.0, []
-        if 0 <= part <= 1:
-            for below, above in zip(self._table[low], self._table[low + 1], strict=True):
-                most = max(most, below + part * (above - below))
-                row.append(most * scale + shift)
-        else:
-            edge = low if part < 0 else low + 1
-            for column, ms in enumerate(self._table[edge]):
-                most = max(most, ms * self._beyond(batch_size, edge, column, low, part))
-                row.append(most * scale + shift)
-        return row
+        milliseconds = self._tracker.milliseconds
+        return [milliseconds(ms, batch_size, context) for ms in self._forwards(batch_size)]
 
     def shortest(self, batch_size: int, context: int = 0) -> list[float]:
         """-> milliseconds by width that a step may take at least, for all that is known: ``DOUBT`` deviations less."""
         low, part = self._between(batch_size)
         share, variance = min(max(part, 0.0), 1.0), self._tracker.variance
         return [
-            ms * exp(-DOUBT * sqrt((1 - share) * (1 - share) * below + share * share * above))
-            for ms, below, above in zip(self.row(batch_size, context), variance[low], variance[low + 1], strict=True)
+            self._tracker.milliseconds(
+                ms * exp(-DOUBT * sqrt((1 - share) * (1 - share) * below + share * share * above)), batch_size, context
+            )
+            for ms, below, above in zip(self._forwards(batch_size), variance[low], variance[low + 1], strict=True)
         ]
 
     def milliseconds(self, batch_size: int, width: int, context: int = 0) -> float:
@@ -118,7 +113,7 @@ class CostTable:
             expected *= self._beyond(batch_size, low if part < 0 else low + 1, column, low, part)
         if not self.points and not self.measured:
             self._tracker.start(milliseconds / expected)
-        self._tracker.learn(low, share, column, expected, context, milliseconds)
+        self._tracker.learn(low, share, column, expected, batch_size, context, milliseconds)
         self.measured += 1
         row = low + (share >= 0.5)
         self._visits[row][column] += 1
@@ -128,6 +123,19 @@ class CostTable:
             self._refit()
         else:
             self._settle((low, low + 1))
+
+    def _forwards(self, batch_size: int) -> list[float]:
+        """-> the table's own milliseconds by width."""
+        low, part = self._between(batch_size)
+        if 0 <= part <= 1:
+            pairs = zip(self._table[low], self._table[low + 1], strict=True)
+            row = [below + part * (above - below) for below, above in pairs]
+        else:
+            edge = low if part < 0 else low + 1
+            row = [
+                ms * self._beyond(batch_size, edge, column, low, part) for column, ms in enumerate(self._table[edge])
+            ]
+        return list(accumulate(row, max))
 
     def _between(self, batch_size: int) -> tuple[int, float]:
         """-> a row, and how far the batch size is on the way to the next one: below 0 or above 1 outside the grid."""
@@ -188,6 +196,7 @@ class CostTable:
             "per_token": self.per_token,
             "calibrated": bool(self.points),
             "drift": round(self._tracker.scale, 4),
+            "outside": [round(ms, 4) for ms in self._tracker.outside],
             "measured": self.measured,
             "visits": [list(row) for row in self._visits],
         }

@@ -64,15 +64,20 @@ class Inject:
         self._waiting.append((hidden.clone(), positions, slots))
         self._waiting_for = rids
 
-    def catch_up(self) -> None:
+    def catch_up(self) -> bool:
         """Inject the tokens that wait; before the drafter reads, and before a slot may belong to another request.
+
+        Returns:
+            whether there were any.
 
         They are of the same requests, each step one position further, so no slot is written twice.
         """
-        if self._waiting:
-            hidden, positions, slots = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
-            self._waiting.clear()
-            self._write(hidden, None, positions, slots)
+        if not self._waiting:
+            return False
+        hidden, positions, slots = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
+        self._waiting.clear()
+        self._write(hidden, None, positions, slots)
+        return True
 
     def prefill(self, batch: ScheduleBatch, hidden: Tensor, kv_loc_plan: Any) -> None:
         """Inject the tokens of a target extend: ``hidden`` [T, K * H], requests back to back."""

@@ -284,7 +284,7 @@ class DFlashWorker(BaseSpecWorker):
             with stage("draft"):
                 step = self._lay_out(batch, width, grammar_barrier)
                 if width > 1:
-                    self._inject.catch_up()
+                    record.caught_up = self._inject.catch_up()
                 self._draft(step)
                 if self._ragged:
                     cut(step, self.width_policy.cut(batch.batch_size()))

@@ -37,6 +37,8 @@ class SharedTimes:
     def measured(self, records: Sequence[StepRecord]) -> None:
         """These steps' times are known on this rank."""
         for record in records:
+            if record.caught_up:
+                continue
             assert record.milliseconds is not None
             news = (record.batch_size, record.width, record.context, record.milliseconds)
             if self._alone:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import exp, log
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -21,18 +22,33 @@ def table_ms(tracked: Tracker, column: int) -> float:
 
 
 def learn(tracked: Tracker, column: int, milliseconds: float, context: int = 0) -> None:
-    tracked.learn(0, 0.0, column, table_ms(tracked, column), context, milliseconds)
+    tracked.learn(0, 0.0, column, table_ms(tracked, column), 1, context, milliseconds)
 
 
-def test_a_first_error_is_rather_the_machines_and_one_beside_a_settled_cell_that_cells():
+def test_an_error_beside_a_settled_cell_is_that_cells():
     tracked = tracker()
-    learn(tracked, 0, 20.0)
-    assert log(tracked.scale) > 0.8 * log(2) > 0.2 * log(2) > tracked.correction[0][0]
     for _ in range(50):
         learn(tracked, 0, 20.0)
-    settled = tracked.scale
+    before = tracked.milliseconds(10.0, 1, 0)
     learn(tracked, 1, 30.0)
-    assert tracked.correction[0][1] > 5 * log(tracked.scale / settled) > 0
+    assert tracked.correction[0][1] > 2 * log(tracked.milliseconds(10.0, 1, 0) / before) > 0
+
+
+def test_what_the_scheduler_adds_is_told_apart_from_a_slower_machine():
+    for added, slower in ((8.0, 1.0), (0.0, 1.3)):
+        tracked, random = tracker(), Random(0)
+        for _ in range(200):
+            column = random.choice((0, 1))
+            truth = (10.0, 20.0)[column] * slower + added
+            tracked.learn(0, 0.0, column, (10.0, 20.0)[column] * exp(tracked.correction[0][column]), 1, 0, truth)
+        assert tracked.milliseconds(60.0, 1, 0) == pytest.approx(60.0 * slower + added, rel=0.12)
+
+
+def test_what_each_request_adds_is_the_same_at_every_width():
+    tracked = tracker()
+    for batch_size in (1, 4, 16) * 60:
+        tracked.learn(0, 0.0, 0, table_ms(tracked, 0), batch_size, 0, 10.0 + 0.5 * batch_size)
+    assert tracked.milliseconds(60.0, 16, 0) == pytest.approx(68.0, rel=0.1)
 
 
 def test_a_row_that_is_not_involved_stays():
