@@ -36,10 +36,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not (_HAS_ONEDNN and x.is_cpu and large) or mkl_is_fast():
         return F.linear(x, weight, bias)
     rows = x.shape[0]
-    # oneDNN compiles a kernel per number of rows, which takes longer than the product: a prompt's length is rounded up.
-    spare = -rows % (16 if rows <= 128 else 64)
+    spare = rounded_up(rows) - rows
     padded = F.pad(x, (0, 0, 0, spare)) if spare else x
     return torch.ops.mkldnn._linear_pointwise(padded, weight, bias, "none", [], "")[:rows]
+
+
+def rounded_up(rows: int) -> int:
+    """Rows that a product on a CPU is padded to: oneDNN compiles a kernel per number of rows, which takes longer."""
+    return rows + -rows % (16 if rows <= 128 else 64)
 
 
 def argmax(logits: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sglang_dflash.ops.dense import rounded_up
 from sglang_dflash.upstream import CaptureHiddenMode, DFlashVerifyInput, ForwardBatch, ForwardMode, draft_tp_context
 
 if TYPE_CHECKING:
@@ -46,11 +47,21 @@ class Calibration:
 
     def points(self, widths: Sequence[int], most_requests: int) -> dict[tuple[int, int], float]:
         """-> milliseconds by (batch size, width)."""
+        if torch.device(self._target.device).type == "cpu":
+            self._compile_products(widths[-1], most_requests)
         return {
             (batch_size, width): self._milliseconds(batch_size, width)
             for batch_size in batch_sizes(most_requests)
             for width in widths
         }
+
+    @torch.inference_mode()
+    def _compile_products(self, width: int, most_requests: int) -> None:
+        """Take a step of each number of rows that a batch or a cut may have, before requests wait for it."""
+        sizes = {rounded_up(batch_size * width): batch_size for batch_size in range(1, most_requests + 1)}
+        for batch_size in sizes.values():
+            with self._graphs.at(width):
+                self._step(batch_size, width)
 
     @torch.inference_mode()
     def _milliseconds(self, batch_size: int, width: int) -> float:
