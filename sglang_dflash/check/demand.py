@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from sglang_dflash.check.arguments import block_size
@@ -14,6 +15,7 @@ from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.memory.fit import Demand
 from sglang_dflash.memory.machine import Machine
 from sglang_dflash.memory.parameters import drafter_parameters, target_parameters
+from sglang_dflash.memory.replay import ring_length
 from sglang_dflash.memory.sizes import DTYPE_BYTES, draft_kv_per_token, state_bytes, target_kv_per_token
 from sglang_dflash.window.size import context_window, ring_slots
 
@@ -42,8 +44,11 @@ def demand(
     dtype, tp, page = served_dtype(target, args.dtype), args.tp_size, _page(args)
     kv_bytes = DTYPE_BYTES.get(args.kv_cache_dtype, DTYPE_BYTES[dtype])
     draft_kv_bytes = DTYPE_BYTES.get(args.speculative_draft_kv_cache_dtype or args.kv_cache_dtype, DTYPE_BYTES[dtype])
-    recurrent, conv = _state_dtypes(args, machine, text, dtype)
+    kept, replayed = _state_dtypes(args, machine, text)
+    conv = os.environ.get("SGLANG_MAMBA_CONV_DTYPE") or ("bfloat16" if machine.kind == "gpu" else dtype)
+    states = partial(state_bytes, text, conv_bytes=DTYPE_BYTES[conv], tp_size=tp)
     block = block_size(args) or drafter.block_size or 16
+    running = args.max_running_requests or MAX_RUNNING
     window = context_window(args.speculative_draft_window_size, drafter)
     context = args.context_length or text.get("max_position_embeddings") or drafter.max_position_embeddings
     return Demand(
@@ -51,15 +56,17 @@ def demand(
         drafter_weights=_weights(drafter_files, drafter_parameters(drafter), dtype, drafter.quantization) // tp,
         target_kv=target_kv_per_token(text, kv_bytes=kv_bytes, tp_size=tp),
         draft_kv=draft_kv_per_token(drafter, kv_bytes=draft_kv_bytes, tp_size=tp),
-        state=state_bytes(text, recurrent_bytes=DTYPE_BYTES[recurrent], conv_bytes=DTYPE_BYTES[conv], tp_size=tp),
+        state=states(recurrent_bytes=DTYPE_BYTES[kept]),
         block=block,
         slots_per_request=_slots_per_request(args),
         state_share=args.mamba_full_memory_ratio or STATE_SHARE,
-        max_running=args.max_running_requests or MAX_RUNNING,
+        max_running=running,
         max_tokens=args.max_total_tokens,
-        max_states=args.max_mamba_cache_size,
+        max_states=args.max_mamba_cache_size or (running if args.disable_radix_cache else None),
         page=page,
         ring=None if window is None else ring_slots(window, block=block, page=page, context=int(context)),
+        replayed=states(recurrent_bytes=DTYPE_BYTES[replayed]),
+        records=max(args.linear_replayssm_cache_len, ring_length(block)),
     )
 
 
@@ -73,16 +80,11 @@ def _slots_per_request(args: Any) -> int:
     return 3 + (1 if lazy or args.disable_overlap_schedule else 2)
 
 
-def _state_dtypes(args: Any, machine: Machine, text: Mapping[str, Any], dtype: str) -> tuple[str, str]:
-    """Dtypes of the recurrent state and of the convolution's inputs, which a GPU keeps in bfloat16 by default."""
-    recurrent = (
-        args.mamba_ssm_dtype
-        or ("bfloat16" if needs_bfloat16_states(args, machine) else None)
-        or os.environ.get("SGLANG_MAMBA_SSM_DTYPE")
-        or text.get("mamba_ssm_dtype")
-        or "float32"
-    )
-    return recurrent, os.environ.get("SGLANG_MAMBA_CONV_DTYPE") or ("bfloat16" if machine.kind == "gpu" else dtype)
+def _state_dtypes(args: Any, machine: Machine, text: Mapping[str, Any]) -> tuple[str, str]:
+    """Dtypes of a recurrent state that is kept and of one that is replayed, which only the user takes off float32."""
+    asked = args.mamba_ssm_dtype or ("bfloat16" if needs_bfloat16_states(args, machine) else None)
+    kept = asked or os.environ.get("SGLANG_MAMBA_SSM_DTYPE") or text.get("mamba_ssm_dtype") or "float32"
+    return kept, asked or "float32"
 
 
 def _page(args: Any) -> int:

@@ -23,6 +23,7 @@ VALUED: dict[str, tuple[type, object]] = {
     "--kv-cache-dtype": (str, "auto"),
     "--linear-attn-backend": (str, "triton"),
     "--linear-attn-decode-backend": (str, None),
+    "--linear-replayssm-cache-len": (int, 16),
     "--mamba-full-memory-ratio": (float, None),
     "--mamba-radix-cache-strategy": (str, "auto"),
     "--mamba-ssm-dtype": (str, None),
@@ -43,7 +44,12 @@ VALUED: dict[str, tuple[type, object]] = {
     "--speculative-num-draft-tokens": (int, None),
     "--tp-size": (int, 1),
 }
-SWITCHES = ("--disable-overlap-schedule", "--disable-radix-cache")
+SWITCHES = (
+    "--disable-overlap-schedule",
+    "--disable-radix-cache",
+    "--enable-linear-replayssm",
+    "--enable-linear-replayssm-spec",
+)
 ALIASES = {"--tp-size": ["--tensor-parallel-size", "--tp"], "--pp-size": ["--pipeline-parallel-size"]}
 # Given by the preflight's own arguments; accepted so that a card's command line can be pasted after them.
 _GIVEN = ("--model-path", "--model", "--speculative-algorithm", "--speculative-draft-model-path")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,8 @@ from sglang_dflash.check.backends import check_backends
 from sglang_dflash.check.demand import demand
 from sglang_dflash.check.findings import Doubt, Finding, judge, of_error
 from sglang_dflash.check.pair import check_pair
+from sglang_dflash.check.remedies import remedies
+from sglang_dflash.check.replay import is_replayed
 from sglang_dflash.check.tokens import check_tokens
 from sglang_dflash.check.weights import check_weights
 from sglang_dflash.drafter.config import DrafterConfig, text_config
@@ -18,21 +21,42 @@ from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.drafter.kinds import kind_left_to_builtin
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.fit import Demand, Fit, fit
-from sglang_dflash.memory.machine import GIB, Machine
+from sglang_dflash.memory.machine import Machine
 from sglang_dflash.memory.parameters import FAMILIES, is_known
+from sglang_dflash.memory.replay import weigh
 from sglang_dflash.memory.sizes import is_hybrid
+from sglang_dflash.memory.table import Advice, Pools
+from sglang_dflash.memory.units import size
 
 MEM_FRACTION = 0.85  # assumed; SGLang computes one from the device and its graphs
 
 
 @dataclass(frozen=True)
 class MemoryTable:
-    """What the pair takes and how SGLang would divide a device: bytes unless named otherwise."""
+    """What the pair takes and how SGLang would divide a device: bytes unless named otherwise.
+
+    Attributes:
+        replay: whether verification keeps what tokens write, instead of the state after each of them.
+        fit: the division.
+        other: the division the other way; None for a dense target.
+        advice: flags that would let more fit.
+    """
 
     device: str
     static_bytes: int
     demand: Demand
+    replay: bool
     fit: Fit
+    other: Fit | None
+    advice: list[Advice]
+
+    @property
+    def ways(self) -> list[Pools]:
+        """As served, then the other way."""
+        served = Pools.predicted(self.demand, self.fit, replay=self.replay)
+        if self.other is None:
+            return [served]
+        return [served, Pools.predicted(self.demand, self.other, replay=not self.replay)]
 
 
 @dataclass(frozen=True)
@@ -76,11 +100,28 @@ def preflight(args: Any, machine: Machine) -> Report:
         return Report(findings)  # sizes of a pair that does not fit together mean nothing
     if not is_known(target):
         return Report([*findings, judge("memory", _unknown_family, target)])
-    needed = demand(args, machine, drafter, target, drafter_files, target_files)
-    static = int((machine.memory or 0) * (args.mem_fraction_static or MEM_FRACTION))
-    name = machine.name if machine.memory else f"{machine.name}: sizes only"
-    memory = MemoryTable(name, static, needed, fit(needed, static))
+    memory = _divide(
+        args, machine, lambda changed: demand(changed, machine, drafter, target, drafter_files, target_files)
+    )
+    if memory.other is not None and memory.static_bytes:
+        weighed = weigh(memory.demand, memory.static_bytes)
+        findings.append(Finding("ok", f"states {'replayed' if memory.replay else 'kept'}", str(weighed)))
     return Report([*findings, replace(judge("running requests", _running, memory), estimated=True)], memory)
+
+
+def _divide(args: Any, machine: Machine, demand_of: Callable[[Any], Demand]) -> MemoryTable:
+    needed, memory, fraction = demand_of(args), machine.memory or 0, args.mem_fraction_static or MEM_FRACTION
+    static = int(memory * fraction)
+    replay = is_replayed(args, machine, needed, static)
+    return MemoryTable(
+        device=machine.name if memory else f"{machine.name}: sizes only",
+        static_bytes=static,
+        demand=needed,
+        replay=replay,
+        fit=fit(needed, static, replay=replay),
+        other=fit(needed, static, replay=not replay) if needed.state.slot else None,
+        advice=remedies(args, demand_of, replay=replay, memory=memory, fraction=fraction) if memory else [],
+    )
 
 
 def _leave_to_builtin(kind: str | None) -> None:
@@ -118,13 +159,14 @@ def _running(memory: MemoryTable) -> str:
         return f"{needed.max_running} at once, {fitted.tokens} tokens of K/V between them"
     if fitted.running == 0:
         raise DFlashError(
-            f"{memory.static_bytes / GIB:.1f} GiB of static memory do not hold weights and one request",
-            expected=f"more than {fitted.weights / GIB:.1f} GiB",
+            f"{size(memory.static_bytes)} of static memory do not hold weights and one request",
+            expected=f"more than {size(fitted.weights)}",
             remedy="use more GPUs (--tp-size), a larger --mem-fraction-static or a quantised target",
         )
-    state = needed.slots_per_request * needed.state.slot + needed.state.scratch(needed.block)
+    [served, *_] = memory.ways
+    more = [f"{each.flag} ({each.running} fit)" for each in memory.advice if each.running > fitted.running]
     raise Doubt(
-        f"{fitted.running} fit at once, {needed.max_running} asked for",
-        expected=f"memory for {needed.max_running}: each takes {state / (1 << 20):.0f} MiB of recurrent state",
-        remedy="lower the block size, set --mamba-ssm-dtype bfloat16, or accept the smaller number",
+        f"{needed.max_running} asked for (--max-running-requests), {fitted.running} fit at once",
+        expected=f"memory for {needed.max_running}: {served.capped_by} take it",
+        remedy=f"set {', or '.join(more)}" if more else "use more or larger GPUs, or accept the smaller number",
     )

@@ -1,8 +1,9 @@
 """What fits into one device: SGLang's own division of its memory, computed before anything is loaded.
 
-Weights come first, then recurrent states, then K/V. ``kv_cache_configurator.py`` of SGLang 0.5.23 gives the
-recurrent states ``mamba_full_memory_ratio`` parts to one part of K/V, and lets requests run as long as each finds its
-state slots; a request holds 3 of them and up to 2 snapshots.
+Weights come first, then recurrent states, then K/V. ``kv_cache_configurator.py`` of SGLang 0.5.23
+(``_handle_max_mamba_cache``) gives the recurrent states ``mamba_full_memory_ratio`` parts to one part of K/V, and lets
+requests run as long as each finds its state slots; a request holds 3 of them and up to 2 snapshots. Scratch for
+verification comes out of the states' part.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Demand:
         max_tokens, max_states: ``--max-total-tokens``, ``--max-mamba-cache-size``; None if SGLang decides.
         page: tokens of a K/V page.
         ring: slots of the drafter's pool that a request takes under a draft window; None without one.
+        replayed: the state where states are replayed, whose dtype may be another; None for the same.
+        records: positions of a request's ring of records where states are replayed.
     """
 
     target_weights: int
@@ -42,6 +45,16 @@ class Demand:
     max_states: int | None = None
     page: int = 1
     ring: int | None = None
+    replayed: StateBytes | None = None
+    records: int = 16
+
+    def state_of(self, *, replay: bool) -> StateBytes:
+        return self.replayed or self.state if replay else self.state
+
+    def scratch(self, *, replay: bool) -> int:
+        """Bytes that the verify of one request keeps until its commit."""
+        state = self.state_of(replay=replay)
+        return state.records(self.block, self.records) if replay else state.snapshots(self.block)
 
 
 @dataclass(frozen=True)
@@ -58,27 +71,29 @@ class Fit:
     running: int
 
 
-def fit(demand: Demand, static_bytes: float) -> Fit:
+@dataclass(frozen=True)
+class _States:
+    """The states' part of a division, and the bytes that are left for K/V."""
+
+    slots: int
+    running: int
+    left: float
+
+
+def fit(demand: Demand, static_bytes: float, *, replay: bool = False) -> Fit:
     """Divide ``static_bytes`` (``mem_fraction_static`` of the device) as SGLang does.
 
     ``running`` and ``tokens`` are 0 if the memory does not even hold weights and one request.
+
+    Args:
+        replay: whether verification keeps what tokens write, instead of the state after each of them.
     """
     weights = demand.target_weights + demand.drafter_weights
-    rest = static_bytes - weights
-    state, scratch_slots, state_slots = demand.state, 0, 0
-    running = demand.max_running
+    state = demand.state_of(replay=replay)
+    states = _States(0, demand.max_running, static_bytes - weights)
     if state.slot:
-        # SGLang budgets a whole slot for each position of the block, though convolution windows overlap.
-        if demand.max_states is not None:
-            state_slots = demand.max_states
-        else:
-            share = max(0.0, rest) * demand.state_share / (1 + demand.state_share)
-            per_slot = state.slot * (1 + demand.block / demand.slots_per_request)
-            state_slots = max(0, int((share - state.slot * (1 + demand.block)) // per_slot))
-        running = min(running, state_slots // demand.slots_per_request)
-        scratch_slots = running + 1  # one more: the padding slot
-        rest -= state.slot * (scratch_slots * demand.block + state_slots + 1)
-    per_token = demand.target_kv
+        states = (_beside_records if replay else _beside_snapshots)(demand, state, states.left)
+    rest, per_token = states.left, demand.target_kv
     if demand.ring is None:
         per_token += demand.draft_kv
     else:
@@ -86,16 +101,49 @@ def fit(demand: Demand, static_bytes: float) -> Fit:
     tokens = max(0, int(rest // per_token)) // demand.page * demand.page
     if demand.max_tokens is not None:
         tokens = min(tokens, demand.max_tokens // demand.page * demand.page)
-    running = min(running, tokens // 2)
+    running = min(states.running, tokens // 2)
     rows = tokens + demand.page if tokens else 0  # one padding page
     draft_rows = rows if demand.ring is None or not tokens else demand.max_running * demand.ring + demand.page
     return Fit(
         weights=weights,
         target_kv=rows * demand.target_kv,
         draft_kv=draft_rows * demand.draft_kv,
-        states=(state_slots + 1) * state.slot,
-        scratch=scratch_slots * state.scratch(demand.block),
+        states=(states.slots + 1) * state.slot if state.slot else 0,
+        scratch=(running + 1) * demand.scratch(replay=replay) if state.slot else 0,  # one more: the padding row
         tokens=tokens,
-        state_slots=state_slots,
+        state_slots=states.slots,
         running=running,
     )
+
+
+def _beside_snapshots(demand: Demand, state: StateBytes, rest: float) -> _States:
+    """States and scratch shrink together: a request that finds no slots needs no scratch.
+
+    SGLang budgets a whole slot for each position of the block, though convolution windows overlap.
+    """
+    slots = demand.max_states
+    if slots is None:
+        budget = _states_share(demand, rest) - state.slot * (1 + demand.block)
+        slots = max(0, int(budget // (state.slot * (1 + demand.block / demand.slots_per_request))))
+    running = min(demand.max_running, slots // demand.slots_per_request)
+    return _States(slots, running, rest - state.slot * ((running + 1) * demand.block + slots + 1))
+
+
+def _beside_records(demand: Demand, state: StateBytes, rest: float) -> _States:
+    """Scratch is set aside for every request that was asked for, whether it finds slots or not.
+
+    SGLang takes the records off the states' part. Our ``hooks/state_replay.py`` takes the convolution's windows, which
+    it forgets, off the whole.
+    """
+    rows = demand.max_running + 1
+    rest -= rows * state.windows(demand.block)
+    records = rows * demand.records * state.record
+    slots = demand.max_states
+    if slots is None:
+        slots = max(0, int((_states_share(demand, rest) - records - state.slot) // state.slot))
+    running = min(demand.max_running, slots // demand.slots_per_request)
+    return _States(slots, running, rest - records - state.slot * (slots + 1))
+
+
+def _states_share(demand: Demand, rest: float) -> float:
+    return max(0.0, rest) * demand.state_share / (1 + demand.state_share)

@@ -7,7 +7,8 @@ import subprocess
 from dataclasses import dataclass, replace
 from typing import Literal
 
-GIB = 1 << 30
+from sglang_dflash.memory.units import GIB, MIB
+
 _QUERY = ("--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits")
 
 
@@ -34,6 +35,14 @@ class Machine:
 
 CPU = Machine("cpu", "a CPU")
 UNKNOWN_GPU = Machine("gpu", "an unknown GPU")
+# Memory as nvidia-smi reports it, which is neither the GB nor the GiB of a data sheet: https://thundergolfer.com/blog/
+# nvidia-gpu-memory-capacity for Hopper, https://github.com/NVIDIA/TensorRT-LLM/issues/10278 for the B200. Compute
+# capability from https://developer.nvidia.com/cuda-gpus.
+GPUS = {
+    "h100": Machine("gpu", "NVIDIA H100 80GB HBM3", 81_559 * MIB, (9, 0)),
+    "h200": Machine("gpu", "NVIDIA H200", 143_771 * MIB, (9, 0)),
+    "b200": Machine("gpu", "NVIDIA B200", 183_359 * MIB, (10, 0)),
+}
 
 
 def find_gpu() -> Machine | None:
@@ -52,17 +61,20 @@ def parse(answer: str) -> Machine | None:
         return None
     name, memory, capability = (part.strip() for part in first.rsplit(",", 2))
     major, _, minor = capability.partition(".")
-    return Machine("gpu", name, int(memory) << 20, (int(major), int(minor or 0)))
+    return Machine("gpu", name, int(memory) * MIB, (int(major), int(minor or 0)))
 
 
-def asked_about(device: str | None, memory_gib: float | None) -> Machine:
+def asked_about(device: str | None, memory_gib: float | None, gpu: str | None = None) -> Machine:
     """The machine that a command line asks about.
 
     Args:
         device: ``--device``; ``"cpu"`` is the CPU platform. None asks about this machine, or with ``memory_gib`` about
             a GPU.
         memory_gib: memory of another machine, GiB.
+        gpu: a name in :data:`GPUS`; decides alone.
     """
+    if gpu is not None:
+        return GPUS[gpu]
     if memory_gib is not None:
         asked = CPU if device == "cpu" else UNKNOWN_GPU
         return replace(asked, name=f"a {asked.kind.upper()} with {memory_gib:g} GiB", memory=int(memory_gib * GIB))

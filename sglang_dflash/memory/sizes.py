@@ -1,7 +1,7 @@
 """Bytes that a token or a request takes on one rank, from the two configurations alone.
 
 The formulas are those of SGLang 0.5.23's pools: ``mem_cache/memory_pool.py`` for K/V and recurrent states,
-``configs/mamba_utils.py`` for the states' shapes.
+``configs/mamba_utils.py`` for the states' shapes and a replay's records (``replayssm_ring_bytes_per_req``).
 """
 
 from __future__ import annotations
@@ -20,28 +20,35 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True)
 class StateBytes:
-    """One request's recurrent state over all linear layers of one rank; both parts 0 for a dense target.
+    """One request's recurrent state over all linear layers of one rank; all parts 0 for a dense target.
 
     Attributes:
         recurrent: the gated delta rule's matrices.
         conv: the last ``conv_kernel - 1`` inputs of the causal convolution.
         conv_column: one of those inputs.
+        record: what one token writes to the matrices: value, key and decay of every head.
     """
 
     recurrent: int
     conv: int
     conv_column: int
+    record: int = 0
 
     @property
     def slot(self) -> int:
         return self.recurrent + self.conv
 
-    def scratch(self, block: int) -> int:
-        """State after every position of a block of ``block`` tokens, which verification keeps until it commits.
+    def windows(self, block: int) -> int:
+        """Convolution inputs of a block of ``block`` tokens and before it: windows that overlap, stored once."""
+        return self.conv + (block - 1) * self.conv_column
 
-        Recurrent states are stored whole, convolution inputs as one overlapping window.
-        """
-        return block * self.recurrent + (self.conv + (block - 1) * self.conv_column)
+    def snapshots(self, block: int) -> int:
+        """Scratch of a request whose verify keeps the state after every position of a block."""
+        return block * self.recurrent + self.windows(block)
+
+    def records(self, block: int, ring: int) -> int:
+        """Scratch of a request whose verify keeps what every token wrote, in a ring of ``ring`` positions."""
+        return ring * self.record + self.windows(block)
 
 
 def full_layers(text: Mapping[str, Any]) -> int:
@@ -74,7 +81,11 @@ def draft_kv_per_token(drafter: DrafterConfig, *, kv_bytes: int, tp_size: int) -
 
 
 def state_bytes(text: Mapping[str, Any], *, recurrent_bytes: int, conv_bytes: int, tp_size: int) -> StateBytes:
-    """Recurrent state of one request in a gated-delta-net target, on one rank."""
+    """Recurrent state of one request in a gated-delta-net target, on one rank.
+
+    A number of a record takes 4 bytes whatever the activations' dtype: SGLang stores values and keys of a 16-bit dtype
+    as two such numbers, and decays in float32 (``MambaPool.__init__``).
+    """
     layers = int(text["num_hidden_layers"]) - full_layers(text)
     if layers == 0:
         return StateBytes(0, 0, 0)
@@ -83,7 +94,8 @@ def state_bytes(text: Mapping[str, Any], *, recurrent_bytes: int, conv_bytes: in
     recurrent = values // tp_size * value_dim * key_dim * recurrent_bytes
     column = (2 * keys * key_dim + values * value_dim) // tp_size * conv_bytes
     conv = column * (int(text["linear_conv_kernel_dim"]) - 1)
-    return StateBytes(layers * recurrent, layers * conv, layers * column)
+    record = (values * (value_dim + 1) + keys * key_dim) // tp_size * 4
+    return StateBytes(layers * recurrent, layers * conv, layers * column, layers * record)
 
 
 def _heads_per_rank(heads: int, tp_size: int) -> int:

@@ -13,6 +13,7 @@ from sglang_dflash.memory.fit import Demand, fit
 from sglang_dflash.memory.machine import asked_about
 from sglang_dflash.memory.parameters import drafter_parameters, target_parameters
 from sglang_dflash.memory.sizes import StateBytes, draft_kv_per_token, state_bytes, target_kv_per_token
+from sglang_dflash.memory.split import share
 from tests.support.cards import FOLDER, NAMES, card
 from tests.support.configs import drafter
 
@@ -44,9 +45,18 @@ def test_kv_of_the_drafter_counts_every_layer() -> None:
 def test_recurrent_state_and_its_scratch() -> None:
     state = state_bytes(HYBRID, recurrent_bytes=4, conv_bytes=2, tp_size=1)
     column = (2 * 2 * 8 + 4 * 16) * 2
-    assert state == StateBytes(recurrent=3 * 4 * 16 * 8 * 4, conv=3 * 3 * column, conv_column=3 * column)
+    assert (state.recurrent, state.conv, state.conv_column) == (3 * 4 * 16 * 8 * 4, 3 * 3 * column, 3 * column)
     # a block of 5: five matrices, and one window of 5 + 4 - 2 columns
-    assert state.scratch(5) == 5 * state.recurrent + 7 * state.conv_column
+    assert state.snapshots(5) == 5 * state.recurrent + 7 * state.conv_column
+
+
+@pytest.mark.parametrize("conv_bytes", [2, 4])
+def test_a_record_is_values_keys_and_decays_of_four_bytes(conv_bytes: int) -> None:
+    state = state_bytes(HYBRID, recurrent_bytes=4, conv_bytes=conv_bytes, tp_size=1)
+    assert state.record == 3 * 4 * (4 * 16 + 2 * 8 + 4)
+    # a ring of 16, and the same window
+    assert state.records(5, 16) == 16 * state.record + 7 * state.conv_column
+    assert state_bytes(HYBRID, recurrent_bytes=4, conv_bytes=2, tp_size=2).record == state.record // 2
 
 
 def test_a_dense_target_has_no_state() -> None:
@@ -65,7 +75,7 @@ DENSE = Demand(
     state_share=1.0,
     max_running=3,
 )
-RECURRENT = replace(DENSE, state=StateBytes(recurrent=90, conv=10, conv_column=5))
+RECURRENT = replace(DENSE, state=StateBytes(recurrent=90, conv=10, conv_column=5, record=2), records=8)
 
 
 def test_a_dense_target_gives_the_rest_to_kv() -> None:
@@ -85,13 +95,39 @@ def test_recurrent_states_take_their_share_and_bound_the_requests() -> None:
     # 5,000 bytes: (5,000 - 100 * 5) / (100 * (1 + 4 / 5)) = 25 slots, five a request
     assert (fitted.state_slots, fitted.running) == (25, 3)
     assert fitted.states == 26 * 100
-    assert fitted.scratch == 4 * RECURRENT.state.scratch(4)
+    assert fitted.scratch == 4 * RECURRENT.state.snapshots(4)
     assert fitted.tokens == (10_000 - 100 * (4 * 4 + 26)) // 10
 
 
 def test_fewer_requests_run_where_states_are_scarce() -> None:
     assert fit(replace(RECURRENT, max_running=100), static_bytes=1200 + 10_000).running == 5
     assert fit(replace(RECURRENT, max_states=10), static_bytes=1200 + 10_000).running == 2
+
+
+def test_replayed_states_take_the_block_out_of_the_division() -> None:
+    fitted = fit(RECURRENT, static_bytes=1200 + 10_000, replay=True)
+    # windows of 10 + 3 * 5 bytes and records of 8 * 2 for three requests and a row of padding
+    windows, records = 4 * 25, 4 * 16
+    # half of 9,900 bytes: (4,950 - 64 - 100) / 100 slots
+    assert (fitted.state_slots, fitted.running) == (47, 3)
+    assert (fitted.states, fitted.scratch) == (48 * 100, windows + records)
+    assert fitted.tokens == (10_000 - windows - records - 48 * 100) // 10
+
+
+def test_replayed_states_keep_scratch_for_every_request_asked_for() -> None:
+    """Of 100 requests 6 find states; 101 rows of scratch are set aside all the same, 7 allocated."""
+    fitted = fit(replace(RECURRENT, max_running=100), static_bytes=1200 + 10_000, replay=True)
+    slots = int((10_000 - 101 * 25) / 2 - 101 * 16 - 100) // 100
+    assert (fitted.state_slots, fitted.running) == (slots, slots // 5)
+    assert fitted.scratch == (slots // 5 + 1) * (25 + 16)
+    assert fitted.tokens == (10_000 - 101 * (25 + 16) - (slots + 1) * 100) // 10
+
+
+def test_a_replay_keeps_states_in_its_own_dtype() -> None:
+    wide = StateBytes(recurrent=190, conv=10, conv_column=5, record=2)
+    fitted = fit(replace(RECURRENT, replayed=wide, max_states=10), static_bytes=1200 + 10_000, replay=True)
+    assert fitted.states == 11 * 200
+    assert fit(replace(RECURRENT, replayed=wide, max_states=10), static_bytes=1200 + 10_000).states == 11 * 100
 
 
 def test_limits_of_the_user_hold() -> None:
@@ -130,17 +166,46 @@ def test_the_published_pairs_are_measured_against_a_device(name: str) -> None:
     text = text_config(load_config(FOLDER / name / "target"))
     demand, fitted = report.memory.demand, report.memory.fit
     assert demand.target_kv == text["layer_types"].count("full_attention") * 2 * text["num_key_value_heads"] * 256 * 2
-    assert fitted.running > 0
-    together = fitted.weights + fitted.target_kv + fitted.draft_kv + fitted.states + fitted.scratch
-    assert together <= report.memory.static_bytes + demand.page * (demand.target_kv + demand.draft_kv)
+    assert fitted.running > 0 and report.memory.other is not None
+    for each in (fitted, report.memory.other):
+        together = each.weights + each.target_kv + each.draft_kv + each.states + each.scratch
+        assert together <= report.memory.static_bytes + demand.page * (demand.target_kv + demand.draft_kv)
 
 
-def test_a_27b_pair_keeps_two_gibibytes_of_scratch_a_request() -> None:
-    """48 layers x 16 positions x 48 heads x 128 x 128 float32 values, and the convolution's windows."""
+# Requests at once of 48 asked for, on 141 GiB as most cards start: states kept, replayed, replayed with a better share.
+AT_ONCE = {
+    "Qwen3-Coder-Next": (18, 48, 48),  # on two GPUs
+    "Qwen3.5-27B": (7, 31, 48),
+    "Qwen3.5-4B": (44, 48, 48),
+    "Qwen3.6-27B": (7, 31, 48),
+    "Qwen3.6-35B-A3B": (14, 48, 48),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_more_requests_run_where_states_are_replayed(name: str) -> None:
+    pair = {"target": str(FOLDER / name / "target"), "drafter": str(FOLDER / name / "drafter")}
+    flags = "--mem-fraction-static 0.75 --speculative-num-draft-tokens 16 --mamba-radix-cache-strategy extra_buffer"
+    args = parse([*flags.split(), "--tp-size", "2" if "Coder" in name else "1"], **pair)[0]
+    memory = preflight(args, asked_about(None, memory_gib=141)).memory
+    assert memory is not None
+    demand, static = memory.demand, memory.static_bytes
+    better = replace(demand, state_share=share(demand, static, replay=True))
+    fits = (fit(demand, static), fit(demand, static, replay=True), fit(better, static, replay=True))
+    assert tuple(each.running for each in fits) == AT_ONCE[name]
+    assert memory.replay and memory.fit == fits[1] and memory.other == fits[0]
+    assert fits[2].tokens > 48 * 3800
+
+
+def test_a_27b_pair_keeps_two_gibibytes_of_scratch_a_request_or_replays_41_mebibytes() -> None:
+    """48 linear layers; 48 value heads and 16 key heads of 128; windows of 10,240 bfloat16 inputs, 3 before a block."""
     text = text_config(load_config(FOLDER / "Qwen3.5-27B" / "target"))
     state = state_bytes(text, recurrent_bytes=4, conv_bytes=2, tp_size=1)
-    assert state.recurrent == 48 * 48 * 128 * 128 * 4
-    assert state.scratch(16) == pytest.approx(2.27 * (1 << 30), rel=0.01)
+    matrices, record, windows = 48 * 128 * 128 * 4, (48 * 128 + 16 * 128 + 48) * 4, (3 + 15) * 10_240 * 2
+    assert state.recurrent == 48 * matrices
+    assert 48 * 16 * matrices == 2.25 * (1 << 30)
+    assert state.snapshots(16) == 48 * (16 * matrices + windows)
+    assert state.records(16, 16) == 48 * (16 * record + windows) == pytest.approx(41.0 * (1 << 20), rel=0.001)
 
 
 def test_rings_replace_the_drafters_slot_per_token() -> None:

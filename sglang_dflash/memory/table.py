@@ -1,0 +1,174 @@
+"""Where a rank's memory goes, as lines of text: ``check`` predicts the numbers, a server reads them off its pools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sglang_dflash.memory.fit import Demand, Fit
+from sglang_dflash.memory.units import size
+
+_ABOUT, _EACH, _WHOLE = 32, 22, 13  # columns of text
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A flag, and the requests and tokens of K/V that fit with it."""
+
+    flag: str
+    running: int
+    tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.flag} ({self.running} requests, {self.tokens} tokens of K/V)"
+
+
+@dataclass(frozen=True)
+class Pools:
+    """What one rank holds, in the units that SGLang allocates.
+
+    Attributes:
+        replay: whether verification keeps what tokens write, instead of the state after each of them.
+        target_weights, drafter_weights: bytes.
+        target_kv, draft_kv: bytes a token.
+        state: bytes of a recurrent state, a slot; 0 for a dense target.
+        scratch: bytes that the verify of one request keeps.
+        tokens: slots of the target's K/V; 0 if no memory was divided.
+        page: tokens of a K/V page; the pools have a page more.
+        state_slots: recurrent states; the pool has one more.
+        slots_per_request: of them, those of a running request.
+        block: positions of a draft block.
+        asked, running: requests at once, ``--max-running-requests`` and what fits.
+        ring: slots of the drafter's K/V that a request takes under a draft window; None without one.
+    """
+
+    replay: bool
+    target_weights: int
+    drafter_weights: int
+    target_kv: int
+    draft_kv: int
+    state: int
+    scratch: int
+    tokens: int
+    page: int
+    state_slots: int
+    slots_per_request: int
+    block: int
+    asked: int
+    running: int
+    ring: int | None = None
+
+    @classmethod
+    def predicted(cls, demand: Demand, fit: Fit, *, replay: bool) -> Pools:
+        return cls(
+            replay=replay,
+            target_weights=demand.target_weights,
+            drafter_weights=demand.drafter_weights,
+            target_kv=demand.target_kv,
+            draft_kv=demand.draft_kv,
+            state=demand.state_of(replay=replay).slot,
+            scratch=demand.scratch(replay=replay),
+            tokens=fit.tokens,
+            page=demand.page,
+            state_slots=fit.state_slots,
+            slots_per_request=demand.slots_per_request,
+            block=demand.block,
+            asked=demand.max_running,
+            running=fit.running,
+            ring=demand.ring,
+        )
+
+    @classmethod
+    def allocated(
+        cls,
+        pools: Mapping[str, int],
+        *,
+        replay: bool,
+        tokens: int,
+        page: int,
+        state_slots: int,
+        slots_per_request: int,
+        block: int,
+        asked: int,
+        running: int,
+        ring: int | None = None,
+    ) -> Pools:
+        """From the bytes of whole pools, by the names that ``/server_info`` gives them (``memory_bytes``)."""
+        return cls(
+            replay=replay,
+            target_weights=pools["target_weights"],
+            drafter_weights=pools["drafter_weights"],
+            target_kv=pools["target_kv"] // (tokens + page),
+            draft_kv=pools["draft_kv"] // ((tokens if ring is None else asked * ring) + page),
+            state=pools["states"] // (state_slots + 1),
+            scratch=pools["scratch"] // (running + 1),
+            tokens=tokens,
+            page=page,
+            state_slots=state_slots,
+            slots_per_request=slots_per_request,
+            block=block,
+            asked=asked,
+            running=running,
+            ring=ring,
+        )
+
+    @property
+    def capped_by(self) -> Literal["--max-running-requests", "verify scratch", "recurrent states", "tokens of K/V"]:
+        """What keeps one request more from running. States and scratch share a budget: the larger of them."""
+        if self.running >= self.asked:
+            return "--max-running-requests"
+        if not self.state or self.running < self.state_slots // self.slots_per_request:
+            return "tokens of K/V"
+        rows = self.asked if self.replay else self.running  # a replay's are set aside for every request asked for
+        return "verify scratch" if rows * self.scratch > self.state_slots * self.state else "recurrent states"
+
+
+def lines(ways: Sequence[Pools], advice: Sequence[Advice] = ()) -> list[str]:
+    """The table: what a unit takes and what the whole takes, side by side for each way to keep states.
+
+    Args:
+        ways: one or two, of the same pair; the one that is served comes first.
+        advice: of the first.
+    """
+    columns = [_column(pools) for pools in ways]
+    table = [(about, [column[about] for column in columns]) for about in columns[0]]
+    text = [(about.ljust(_ABOUT) + "".join(_cells(*cells) for cells in rows)).rstrip() for about, rows in table]
+    return [*text, *(f"more would fit with {each}" for each in advice)]
+
+
+def _column(pools: Pools) -> dict[str, tuple[str, str]]:
+    """Two cells by what they are about; of memory that was not divided, the units alone."""
+    divided = pools.tokens > 0
+    token_rows = pools.tokens + pools.page
+    weights = [("target's weights", "", pools.target_weights), ("drafter's weights", "", pools.drafter_weights)]
+    kv = [("target's K/V", f"{size(pools.target_kv)} a token", token_rows * pools.target_kv)]
+    if pools.ring is None:
+        kv += [("drafter's K/V", f"{size(pools.draft_kv)} a token", token_rows * pools.draft_kv)]
+    else:
+        each, rings = f"{size(pools.ring * pools.draft_kv)} a request", pools.asked * pools.ring + pools.page
+        kv += [(f"drafter's K/V, {pools.ring} slots", each, rings * pools.draft_kv)]
+    states, heading = [], {}
+    if pools.state:
+        slots, whole = pools.slots_per_request, (pools.state_slots + 1) * pools.state
+        states = [(f"recurrent states, {slots} slots", f"{size(slots * pools.state)} a request", whole)]
+        each, whole = f"{size(pools.scratch)} a request", (pools.running + 1) * pools.scratch
+        states += [(f"verify scratch, block of {pools.block}", each, whole)]
+        heading = {"states of a block": ("", "replayed" if pools.replay else "kept")}
+    rows = [*weights, *states, *kv]
+    if not divided:
+        return heading | {about: (each, size(whole) if not each else "") for about, each, whole in rows}
+    return (
+        heading
+        | {about: (each, size(whole)) for about, each, whole in rows}
+        | {
+            "together": ("", size(sum(whole for *_, whole in rows))),
+            "tokens of K/V": (f"{pools.tokens // max(1, pools.running)} a request", str(pools.tokens)),
+            f"requests at once, of {pools.asked}": ("", str(pools.running)),
+            "capped by": ("", pools.capped_by),
+        }
+    )
+
+
+def _cells(each: str, whole: str) -> str:
+    return each.rjust(_EACH) + whole.rjust(_WHOLE) if each else whole.rjust(_EACH + _WHOLE)

@@ -1,0 +1,106 @@
+"""The table of a rank's memory, predicted or read off pools."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sglang_dflash.memory.fit import Demand, fit
+from sglang_dflash.memory.sizes import StateBytes
+from sglang_dflash.memory.table import Advice, Pools, lines
+
+KIB, MIB = 1 << 10, 1 << 20
+DEMAND = Demand(
+    target_weights=100 * MIB,
+    drafter_weights=20 * MIB,
+    target_kv=8 * KIB,
+    draft_kv=2 * KIB,
+    state=StateBytes(recurrent=9 * MIB, conv=3 * KIB, conv_column=KIB, record=KIB),
+    block=4,
+    slots_per_request=5,
+    state_share=1.0,
+    max_running=8,
+)
+STATIC = 1120 * MIB
+
+
+def pools(*, replay: bool = False, **changes: object) -> Pools:
+    demand = replace(DEMAND, **changes)  # type: ignore[arg-type]
+    return Pools.predicted(demand, fit(demand, STATIC, replay=replay), replay=replay)
+
+
+@pytest.mark.parametrize("replay", [False, True])
+@pytest.mark.parametrize("ring", [None, 64])
+def test_pools_that_were_allocated_as_predicted_give_the_same_table(replay: bool, ring: int | None) -> None:
+    demand = replace(DEMAND, ring=ring, page=16)
+    fitted = fit(demand, STATIC, replay=replay)
+    predicted = Pools.predicted(demand, fitted, replay=replay)
+    allocated = Pools.allocated(
+        {
+            "target_weights": 100 * MIB,
+            "drafter_weights": 20 * MIB,
+            "target_kv": fitted.target_kv,
+            "draft_kv": fitted.draft_kv,
+            "states": fitted.states,
+            "scratch": fitted.scratch,
+        },
+        replay=replay,
+        tokens=fitted.tokens,
+        page=16,
+        state_slots=fitted.state_slots,
+        slots_per_request=5,
+        block=4,
+        asked=8,
+        running=fitted.running,
+        ring=ring,
+    )
+    assert allocated == predicted
+    whole = fitted.weights + fitted.target_kv + fitted.draft_kv + fitted.states + fitted.scratch
+    [together] = [line for line in lines([allocated]) if line.startswith("together")]
+    assert together.split()[1:] == [f"{whole / (1 << 30):.2f}", "GiB"]
+
+
+def test_both_ways_stand_side_by_side() -> None:
+    table = lines([pools(replay=True), pools()], [Advice("--flag 2", 8, 4096)])
+    rows = {line[:32].strip(): line[32:].split() for line in table}
+    assert rows["states of a block"] == ["replayed", "kept"]
+    assert rows["recurrent states, 5 slots"][:4] == ["45.0", "MiB", "a", "request"]
+    scratch = rows["verify scratch, block of 4"]
+    assert scratch[:4] == ["22.0", "KiB", "a", "request"]  # 16 records, and 3 + 3 inputs
+    assert scratch[6:10] == ["36.0", "MiB", "a", "request"]
+    assert rows["requests at once, of 8"] == ["8", "5"]
+    assert table[-1] == "more would fit with --flag 2 (8 requests, 4096 tokens of K/V)"
+
+
+def test_a_dense_target_has_no_states() -> None:
+    table = "\n".join(lines([pools(state=StateBytes(0, 0, 0))]))
+    assert "states" not in table and "scratch" not in table
+
+
+def test_a_draft_window_counts_slots_by_request() -> None:
+    [row] = [line for line in lines([pools(ring=64)]) if line.startswith("drafter's K/V")]
+    assert row.split()[2:] == ["64", "slots", "128.0", "KiB", "a", "request", "1.0", "MiB"]
+
+
+def test_without_memory_to_divide_only_sizes_are_shown() -> None:
+    table = lines([Pools.predicted(DEMAND, fit(DEMAND, 0), replay=False)])
+    assert any(line.endswith("8.0 KiB a token") for line in table)
+    assert any(line.endswith("36.0 MiB a request") for line in table)
+    assert not any(line.startswith(("together", "requests", "capped")) for line in table)
+
+
+@pytest.mark.parametrize(
+    ("changed", "cap"),
+    [
+        (pools(max_running=2), "--max-running-requests"),
+        (pools(block=8), "verify scratch"),
+        (pools(), "recurrent states"),
+        (pools(replay=True, max_running=80), "recurrent states"),
+        (pools(replay=True, max_running=80, records=4096), "verify scratch"),
+        (pools(replay=True, max_tokens=6), "tokens of K/V"),
+        (pools(state=StateBytes(0, 0, 0), max_tokens=6), "tokens of K/V"),
+    ],
+)
+def test_what_caps_the_requests(changed: Pools, cap: str) -> None:
+    assert changed.capped_by == cap
