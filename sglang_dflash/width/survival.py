@@ -26,6 +26,8 @@ PRIOR = 0.8
 """Hazard before any observation: published drafters accept about 4 to 6 tokens of 16."""
 FIRST_PRIOR_TRIES, NEIGHBOUR_TRIES = 1.0, 4.0
 """How many tries the prior, and the hazard of the position before, count for."""
+START_TRIES = 10.0
+"""More of the first's, which fade as observations do: a server's first requests are often a warm-up of odd prompts."""
 MEMORY, PLAIN_MEMORY = 64.0, 1024.0
 """Drafting steps until evidence has faded to 1/e, and plain steps."""
 KEPT_TRIES = 2.0
@@ -50,6 +52,8 @@ class Survival:
         self._tries = [0.0] * max_width
         self._commits = [0.0] * max_width
         self._cuts = [0.0] * max_width
+        if max_width > 1:
+            self._tries[1], self._commits[1] = START_TRIES, PRIOR * START_TRIES
         self._unit = 1.0
         self.hazards = [1.0] + [PRIOR] * (max_width - 1)
         self._tokens = [0.0] * (max_width + 1)

@@ -16,6 +16,7 @@ from sglang_dflash.width.survival import FIRST_PRIOR_TRIES, MEMORY, NEIGHBOUR_TR
 from tests.unit.width.traffic import accept_lens
 
 by_fading_alone = patch("sglang_dflash.width.change.CERTAIN", inf)
+nothing_assumed = patch("sglang_dflash.width.survival.START_TRIES", 0.0)
 
 
 @st.composite
@@ -53,6 +54,17 @@ def test_more_accepted_drafts_never_lower_the_expectation(observed):
     assert better.expected_tokens(8) >= usual.expected_tokens(8) - 1e-9
 
 
+def test_a_few_odd_requests_at_the_start_do_not_settle_it():
+    survival = Survival(8)
+    for _ in range(5):
+        survival.observe(8, [1])
+    assert survival.hazards[1] > 0.5
+    for _ in range(100):
+        survival.observe(8, [1])
+    assert survival.hazards[1] < 0.1
+
+
+@nothing_assumed
 def test_one_step_is_counted_as_the_docstring_says():
     survival = Survival(4)
     survival.observe(4, [1, 2, 4, 4])
@@ -63,6 +75,7 @@ def test_one_step_is_counted_as_the_docstring_says():
     assert survival.evidence() == pytest.approx([4, 3, 2])
 
 
+@nothing_assumed
 def test_a_narrow_step_says_nothing_of_what_lies_beyond():
     survival = Survival(8)
     survival.observe(3, [3, 3, 1])
@@ -103,6 +116,7 @@ def test_censored_counts_find_the_hazards_of_the_positions(width):
     assert typical == pytest.approx(hazards[: len(typical)], abs=0.04)
 
 
+@nothing_assumed
 def test_what_a_cut_left_out_counts_as_not_committed_and_is_told_apart():
     survival = Survival(4)
     for _ in range(200):  # half of the requests are cut behind the first draft, which is always accepted
@@ -126,6 +140,7 @@ def test_a_change_of_traffic_shows_within_a_few_steps(before, after, batch_size,
     assert 1 - 1 / MEMORY > 0.98  # by fading alone, 24 steps would have moved it by a third of the way
 
 
+@nothing_assumed
 def test_a_single_step_may_raise_a_suspicion_and_the_next_one_lay_it():
     survival = Survival(8)
     for _ in range(50):
