@@ -17,10 +17,8 @@ _HIGHEST = 10
 def share(demand: Demand, static_bytes: float, *, replay: bool) -> float:
     """The lowest ratio, in tenths from the demand's on, that lets every request run; or else the most.
 
-    The demand's own where none is better, for a dense target, and where the user set the number of states.
+    The demand's own where none is better.
     """
-    if not demand.state.slot or demand.max_states is not None:
-        return demand.state_share
     tenths = range(int(demand.state_share * 10) + 1, _HIGHEST * 10 + 1)
     ratios = [demand.state_share, *(each / 10 for each in tenths)]
     fits = [fit(replace(demand, state_share=ratio), static_bytes, replay=replay) for ratio in ratios]

@@ -1,0 +1,102 @@
+"""Flags that are named where too few requests run: each with the numbers that the preflight gives with that flag."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from sglang_dflash.check.options import parse
+from sglang_dflash.check.preflight import MemoryTable, preflight
+from sglang_dflash.cli import app
+from sglang_dflash.memory.machine import GPUS, asked_about
+from tests.support.cards import FOLDER
+
+PAIR = {"target": str(FOLDER / "Qwen3.5-27B" / "target"), "drafter": str(FOLDER / "Qwen3.5-27B" / "drafter")}
+FLAGS = (
+    *("--mem-fraction-static", "0.75"),
+    *("--speculative-num-draft-tokens", "16"),
+    *("--mamba-radix-cache-strategy", "extra_buffer"),
+)
+SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
+
+
+def memory(*flags: str) -> MemoryTable:
+    table = preflight(parse([*FLAGS, *flags], **PAIR)[0], asked_about(None, 141)).memory
+    assert table is not None
+    return table
+
+
+def advised(*flags: str) -> dict[str, tuple[int, int]]:
+    return {advice.flag: (advice.running, advice.tokens) for advice in memory(*flags).advice}
+
+
+@pytest.mark.parametrize(
+    ("switch", "own"),
+    [
+        ("0", "--speculative-num-draft-tokens"),  # a ring of records is no shorter for a block of 8
+        ("1", "--mamba-radix-cache-strategy"),  # a slot less is little beside a state for every position
+    ],
+    ids=["kept", "replayed"],
+)
+def test_a_flag_gives_what_it_is_said_to_give(switch: str, own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, switch)
+    advice = advised()
+    assert {flag.split()[0] for flag in advice} == {
+        "--mamba-full-memory-ratio",
+        "--mem-fraction-static",
+        "--mamba-ssm-dtype",
+        "--speculative-draft-window-size",
+        own,
+    }
+    for flag, expected in advice.items():
+        fitted = memory(*flag.split()).fit
+        assert (fitted.running, fitted.tokens) == expected, flag
+
+
+def test_all_run_with_the_mildest_ratio() -> None:
+    assert memory("--mamba-full-memory-ratio", "2.3").fit.running < 48
+    assert advised()["--mamba-full-memory-ratio 2.4"][0] == 48
+
+
+def test_fewer_requests_are_advised_where_their_scratch_takes_the_states_memory() -> None:
+    [flag] = [flag for flag in advised("--max-running-requests", "500") if flag.startswith("--max-running-requests")]
+    assert memory("--max-running-requests", "500").fit.running < memory(*flag.split()).fit.running
+    assert not any(flag.startswith("--max-running-requests") for flag in advised())
+
+
+def test_nothing_is_advised_where_all_run_but_a_draft_window() -> None:
+    assert [flag.split()[0] for flag in advised("--max-running-requests", "8")] == ["--speculative-draft-window-size"]
+    assert not advised("--max-running-requests", "8", "--speculative-draft-window-size", "4096")
+
+
+def test_the_user_is_told_of_both_numbers_and_the_flags() -> None:
+    args = parse([*FLAGS, "--max-running-requests", "64"], **PAIR)[0]
+    [finding] = [each for each in preflight(args, asked_about(None, 141)).findings if each.about == "running requests"]
+    assert finding.level == "warn"
+    assert finding.value == "64 asked for (--max-running-requests), 31 fit at once"
+    assert "recurrent states" in finding.expected
+    assert "--mamba-full-memory-ratio" in finding.remedy and "(48 fit)" not in finding.remedy
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_a_gpu_can_be_asked_about_by_name(name: str) -> None:
+    printed = CliRunner().invoke(app, ["check", *PAIR.values(), "--gpu", name, "--json"]).stdout
+    table = json.loads(printed)["memory"]
+    memory = GPUS[name].memory
+    assert memory is not None and table["static_bytes"] == int(memory * 0.85)
+    assert table["device"] == GPUS[name].name
+    assert table["replay"] and table["other"]["running"] < table["fit"]["running"]
+
+
+def test_a_gpu_by_name_has_its_own_memory() -> None:
+    told = CliRunner().invoke(app, ["check", *PAIR.values(), "--gpu", "h100", "--memory-gib", "141"])
+    assert told.exit_code == 2 and "leave out --memory-gib" in told.output
+
+
+def test_blackwells_rules_hold_for_a_b200() -> None:
+    args = parse(["--attention-backend", "fa3"], **PAIR)[0]
+    levels = {found.about: found.level for found in preflight(args, asked_about(None, None, "b200")).findings}
+    assert levels["--attention-backend"] == "error"
+    assert {name: gpu.is_blackwell for name, gpu in GPUS.items()} == {"h100": False, "h200": False, "b200": True}
