@@ -1,7 +1,7 @@
 """The operations of one decode step, and the one place that chooses how they run: a kernel on CUDA, else torch.
 
-:mod:`sglang_dflash.ops.reference` defines each of them. A Triton module is imported on first use, so a
-machine without Triton never needs it.
+:mod:`sglang_dflash.ops.reference` and :mod:`sglang_dflash.ops.gdn_replay` define them. A Triton module is imported on
+first use, so a machine without Triton never needs it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
-from sglang_dflash.ops import reference
+from sglang_dflash.ops import gdn_replay, reference
 from sglang_dflash.ops.dense import argmax, linear
 from sglang_dflash.ops.reference import Accepted, Block, confident_lens, token_hash
 
@@ -24,6 +24,8 @@ __all__ = [
     "argmax",
     "confident_lens",
     "filter_probs",
+    "gdn_commit",
+    "gdn_verify",
     "linear",
     "norm_rope",
     "penalize_block",
@@ -60,3 +62,5 @@ norm_rope = _by_device(reference.norm_rope)
 penalize_block = _by_device(reference.penalize_block)
 filter_probs = _by_device(reference.filter_probs)
 seeded_draw = _by_device(reference.seeded_draw)
+gdn_verify = _by_device(gdn_replay.gdn_verify)
+gdn_commit = _by_device(gdn_replay.gdn_commit)

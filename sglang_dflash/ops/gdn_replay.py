@@ -1,0 +1,195 @@
+"""The gated delta rule over a block, and the state after a part of it: torch definitions.
+
+One value head keeps a state ``S [V, K]``. Token t brings a query q, a key k, a value v, a log-decay g <= 0 and a write
+strength beta:
+
+    S_t = exp(g_t) S_{t-1} + u_t k_t^T        u_t = beta_t (v_t - exp(g_t) S_{t-1} k_t)        o_t = S_t q_t
+
+(Yang et al., Gated Delta Networks, 2024). Unrolled from the state S before the block, with ``D[t, i]`` the decay
+between the writes of tokens i and t, and ``e_t`` the decay since the start of the block:
+
+    u_t + beta_t sum_{i<t} D[t, i] (k_t . k_i) u_i = beta_t (v_t - e_t S k_t)      a lower triangular system
+    o_t = e_t S q_t + sum_{i<=t} D[t, i] (q_t . k_i) u_i
+    S_t = e_t S + sum_{i<=t} D[t, i] u_i k_i^T
+
+So a verify needs no state but S, and a commit after any number of tokens needs S and their u, k and g: the records.
+
+Shapes: ``bs`` requests, ``N = bs * width`` tokens, ``H`` key heads, ``HV`` value heads, a multiple of H; value head j
+reads key head ``j // (HV / H)``. A state is ``[V, K]``. ``R`` rows of ``L`` recorded tokens. Everything is computed in
+fp32. No function reads a value back to the host.
+
+Slot 0 of the states and row 0 of the records belong to no request, SGLang reserves both: what has nowhere to go, a
+padding row (slot < 0) above all, is written there here, and nowhere by the kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+EPS = 1e-6  # added to the sum of squares of a query or a key
+THRESHOLD = 20.0  # from here on softplus(x) = x
+
+
+@dataclass(frozen=True)
+class Records:
+    """What the tokens of a block write: of one layer, or of all with a leading dimension (SGLang's replay rings).
+
+    Attributes:
+        updates: u, ``[R, HV, L, V]`` in the activations' dtype.
+        keys: k, normalised, ``[R, H, L, K]`` in the same dtype.
+        decays: g, fp32 ``[R, HV, L]``.
+        updates_low, keys_low: what 16 bits lack of the first two, in the same dtype; None if they are fp32.
+    """
+
+    updates: Tensor
+    keys: Tensor
+    decays: Tensor
+    updates_low: Tensor | None = None
+    keys_low: Tensor | None = None
+
+
+def gdn_verify(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    states: Tensor,
+    slots: Tensor,
+    records: Records,
+    rows: Tensor,
+    *,
+    width: int,
+    scale: float,
+) -> Tensor:
+    """Run ``width`` tokens of every request and record what they write; the states stay as they are.
+
+    Args:
+        q, k: ``[N, H, K]``, as projected: their norm is divided out here; v: ``[N, HV, V]``. Requests back to back.
+        a, b: inputs of the gates, ``[N, HV]``: ``g = -exp(A_log) softplus(a + dt_bias)`` and ``beta = sigmoid(b)``.
+        A_log, dt_bias: ``[HV]``.
+        states: of one layer, ``[slots, HV, V, K]``; slots: of each request, ``[bs]``, negative for padding.
+        records: of one layer; the first ``width <= L`` positions of a request's row are written.
+        rows: of each request in the records, ``[bs]``, no row twice.
+        scale: factor of the queries.
+
+    Returns:
+        Outputs ``[N, HV, V]`` in the dtype of ``q``, zero for padding.
+    """
+    bs, H, HV, V = len(slots), q.shape[1], v.shape[1], v.shape[2]
+
+    def by_head(x: Tensor) -> Tensor:
+        """``[N, heads, ...]`` as fp32 ``[bs, heads, width, ...]``."""
+        return x.unflatten(0, (bs, width)).transpose(1, 2).float()
+
+    def by_group(x: Tensor) -> Tensor:
+        """``[bs, HV, ...]`` as ``[bs, H, HV / H, ...]``: value heads under the key head that they read."""
+        return x.unflatten(1, (H, -1))
+
+    queries, keys = _normalized(by_head(q)).mul_(scale), _normalized(by_head(k))
+    step = F.softplus(a.float() + dt_bias.float(), threshold=THRESHOLD)
+    g = by_head(step.mul_(A_log.float().exp()).neg_())
+    decay, decay_in = by_group(_decay_between(g)), by_group(g.cumsum(-1).exp_().unsqueeze(-1))
+    beta = by_group(by_head(b).sigmoid_().unsqueeze(-1))
+
+    live = slots >= 0
+    state = states.index_select(0, slots.clamp(min=0)).float()
+    both = torch.cat([queries, keys], -2)
+    # The value heads of a key head are rows of one [HV / H * V, K] matrix: nothing is repeated.
+    from_state = (both @ state.view(bs, H, -1, state.shape[-1]).mT).unflatten(-1, (-1, V)).transpose(2, 3)
+    read, erased = (from_state * torch.cat([decay_in, decay_in], -2)).chunk(2, -2)
+    scores, overlaps = (x.unsqueeze(2) * decay for x in (both @ keys.mT).chunk(2, -2))
+    values = (by_group(by_head(v)) - erased).mul_(beta)
+    updates = torch.linalg.solve_triangular(overlaps.mul_(beta), values, upper=False, unitriangular=True)
+    outputs = (read + scores @ updates).flatten(1, 2)
+
+    rows = torch.where(live, rows, 0).long()
+    _record(records.updates, records.updates_low, rows, updates.flatten(1, 2))
+    _record(records.keys, records.keys_low, rows, keys)
+    _record(records.decays, None, rows, g)
+    outputs = torch.where(live.view(-1, 1, 1, 1), outputs, 0.0)
+    return outputs.transpose(1, 2).reshape(-1, HV, V).to(q.dtype)
+
+
+def gdn_commit(
+    states: Tensor,
+    records: Records,
+    rows: Tensor,
+    slots: Tensor,
+    counts: Tensor,
+    track_slots: Tensor | None = None,
+    track_counts: Tensor | None = None,
+) -> None:
+    """Bring every request's state, in all layers, to what it is after its first ``counts`` recorded tokens.
+
+    Args:
+        states: ``[layers, slots, HV, V, K]``, fp32 or 16-bit, updated in place.
+        records: of all layers; positions past a count may hold anything, NaN too.
+        rows: of each request in the records, ``[bs]``.
+        slots: of each request, ``[bs]``; negative: nothing is done for it.
+        counts: tokens, ``[bs]``; <= 0: the state stays.
+        track_slots: where the state after ``track_counts`` tokens goes, ``[bs]``; none of ``slots``.
+        track_counts: tokens, from the same state before the block; <= 0, or a negative slot: nothing is written.
+    """
+    writes = [(slots, counts)]
+    if track_slots is not None and track_counts is not None:
+        writes.append((track_slots, track_counts))
+    targets, counts = (torch.stack(part) for part in zip(*writes, strict=True))  # [1 or 2, bs]
+    targets = torch.where((counts > 0) & (slots >= 0), targets, 0).clamp_(min=0).long()
+
+    before = states.index_select(1, slots.clamp(min=0)).float()
+    updates = _recorded(records.updates, records.updates_low, rows)
+    keys = _recorded(records.keys, records.keys_low, rows)
+    decays = records.decays.index_select(1, rows)
+    H, steps = keys.shape[2:4]
+    recorded = torch.arange(steps, device=counts.device) < counts.unsqueeze(-1)
+    # Weight zero is not enough for what no count reaches: 0 * NaN is NaN.
+    unread = ~recorded.any(0)[:, None, :, None]
+    updates.masked_fill_(unread, 0.0)
+    keys.masked_fill_(unread, 0.0)
+    recorded = recorded[:, None, :, None]
+    # Column 0: all decays, column i + 1: those after token i. Sums without a difference, as in _decay_between.
+    weights = (torch.where(recorded, decays, 0.0) @ decays.new_ones(steps, steps + 1).tril_()).exp_()
+    of_token = torch.where(recorded, weights[..., 1:], 0.0).unsqueeze(-1)
+
+    for i in reversed(range(len(targets))):
+        # The value heads of a key head side by side, as in gdn_verify.
+        terms = (updates * of_token[i]).unflatten(2, (H, -1)).transpose(-1, -2).flatten(3, 4)
+        after = torch.mul(before, weights[i, ..., :1, None], out=before if i == 0 else None)
+        by_key_head = after.unflatten(2, (H, -1)).flatten(3, 4).flatten(0, 2)  # [layers * bs * H, HV / H * V, K]
+        by_key_head.baddbmm_(terms.flatten(0, 2), keys.flatten(0, 2))
+        states.index_copy_(1, targets[i], after.to(states.dtype))
+
+
+def _normalized(x: Tensor) -> Tensor:
+    return x * x.square().sum(-1, keepdim=True).add_(EPS).rsqrt_()
+
+
+def _decay_between(g: Tensor) -> Tensor:
+    """``D[t, i] = exp(g_{i+1} + .. + g_t)`` for i <= t, else 0: ``[..., T]`` to ``[..., T, T]``.
+
+    Each sum is formed on its own. The difference of two cumulative sums would lose precision after a strong decay
+    early in the block.
+    """
+    steps = g.shape[-1]
+    return g.unsqueeze(-1).expand(*g.shape, steps).tril(-1).cumsum(-2).exp_().tril_()
+
+
+def _record(high: Tensor, low: Tensor | None, rows: Tensor, x: Tensor) -> None:
+    """The first positions of ``rows [bs]`` in ``[R, heads, L, ...]`` become ``x [bs, heads, T, ...]``."""
+    rounded = x.to(high.dtype)
+    high[:, :, : x.shape[2]].index_copy_(0, rows, rounded)
+    if low is not None:
+        low[:, :, : x.shape[2]].index_copy_(0, rows, (x - rounded.float()).to(low.dtype))
+
+
+def _recorded(high: Tensor, low: Tensor | None, rows: Tensor) -> Tensor:
+    """fp32 ``[layers, bs, heads, L, ...]``."""
+    x = high.index_select(1, rows).float()
+    return x if low is None else x.add_(low.index_select(1, rows))

@@ -1,0 +1,114 @@
+"""Blocks for the replay of a gated delta net: random inputs, pools with gaps, records full of NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_dflash.ops.gdn_replay import Records
+from tests.support.gated_delta import delta_rule
+
+RING, SLOTS, ROWS = 16, 12, 8
+
+
+@dataclass
+class Blocks:
+    """``bs`` requests of ``width`` tokens in every layer, and a row of padding behind each if ``padded``."""
+
+    bs: int
+    width: int
+    layers: int = 2
+    H: int = 2
+    HV: int = 4
+    K: int = 8
+    V: int = 6
+    dtype: torch.dtype = torch.float32
+    state_dtype: torch.dtype = torch.float32
+    decay: float = 1.0  # scale of exp(A_log): how fast a state fades
+    padded: bool = False
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator).to(self.device)
+
+        def order(count: int) -> Tensor:
+            return 1 + torch.randperm(count - 1, generator=generator)
+
+        if self.padded:
+            self.bs *= 2
+        live = torch.arange(self.bs) % (2 if self.padded else 1) == 0
+        tokens, sizes = self.bs * self.width, [self.H * self.K, self.H * self.K, self.HV * self.V]
+        self.live = [bool(x) for x in live]
+        self.A_log = torch.log(self.decay * (0.1 + torch.rand(self.HV, generator=generator))).to(self.device)
+        self.dt_bias = normal(self.HV)
+        # Parts of one projection, as in a server: their tokens are further apart than they are wide.
+        self.qkv = normal(self.layers, tokens, sum(sizes) + 2 * self.HV).to(self.dtype)
+        self.qkv[:, (~live).repeat_interleave(self.width)] = torch.nan
+        q, k, v, self.a, self.b = self.qkv.split([*sizes, self.HV, self.HV], -1)
+        self.q, self.k = (x.unflatten(-1, (self.H, self.K)) for x in (q, k))
+        self.v = v.unflatten(-1, (self.HV, self.V))
+        # Every second layer and slot of the memory is another pool's.
+        pool = normal(2 * self.layers, 2 * SLOTS, self.HV, self.V, self.K).to(self.state_dtype)
+        self.states = pool[::2, ::2]
+        slots = order(SLOTS)
+        self.slots = torch.where(live, slots[: self.bs], -1).int().to(self.device)
+        self.track_slots = slots[-self.bs :].to(self.device)
+        rows = order(ROWS)[: self.bs]
+        self.rows = torch.where(live, rows, rows[0]).to(self.device)  # padding carries what was there before
+
+        def ring(heads: int, *widths: int, dtype: torch.dtype = self.dtype) -> Tensor:
+            memory = torch.full((2 * self.layers, 2 * ROWS, heads, RING, *widths), torch.nan, dtype=dtype)
+            return memory.to(self.device)[::2, ::2]
+
+        low = self.dtype != torch.float32
+        self.records = Records(
+            updates=ring(self.HV, self.V),
+            keys=ring(self.H, self.K),
+            decays=ring(self.HV, dtype=torch.float32),
+            updates_low=ring(self.HV, self.V) if low else None,
+            keys_low=ring(self.H, self.K) if low else None,
+        )
+
+    @property
+    def scale(self) -> float:
+        return self.K**-0.5
+
+    def copy_of_records(self) -> Records:
+        return of_records(self.records, Tensor.clone)
+
+    def verify(self, operation: Callable[..., Tensor], records: Records) -> Tensor:
+        """Outputs of all layers, ``[layers, N, HV, V]``."""
+        return torch.stack([
+            operation(
+                self.q[i], self.k[i], self.v[i], self.a[i], self.b[i], self.A_log, self.dt_bias, self.states[i],
+                self.slots, of_records(records, lambda x, i=i: x[i]), self.rows, width=self.width, scale=self.scale,
+            )
+            for i in range(self.layers)
+        ])  # fmt: skip
+
+    def gates(self, layer: int, own: slice) -> tuple[Tensor, Tensor]:
+        """Log-decays and write strengths of some tokens, in float64."""
+        a, b, bias = (x.double() for x in (self.a[layer, own], self.b[layer, own], self.dt_bias))
+        softplus = torch.logaddexp(a + bias, torch.zeros_like(bias))
+        return -self.A_log.double().exp() * softplus, b.sigmoid()
+
+    def expected(self, layer: int, request: int) -> tuple[Tensor, Tensor]:
+        """Token by token in float64: outputs ``[T, HV, V]``, and the states before and after each, ``[T + 1, ...]``."""
+        own = slice(request * self.width, (request + 1) * self.width)
+        state = self.states[layer, int(self.slots[request])].double()
+        q, k, v = (x[layer, own] for x in (self.q, self.k, self.v))
+        outputs, states = delta_rule(q, k, v, *self.gates(layer, own), state)
+        return outputs, torch.cat([state[None], states])
+
+
+def of_records(records: Records, change: Callable[[Tensor], Any]) -> Records:
+    parts = (getattr(records, field.name) for field in fields(Records))
+    return Records(*(None if part is None else change(part) for part in parts))
