@@ -17,6 +17,7 @@ from sglang_dflash.memory.machine import Machine
 from sglang_dflash.memory.parameters import drafter_parameters, target_parameters
 from sglang_dflash.memory.replay import ring_length
 from sglang_dflash.memory.sizes import DTYPE_BYTES, draft_kv_per_token, state_bytes, target_kv_per_token
+from sglang_dflash.memory.slots import slots_per_request
 from sglang_dflash.window.size import context_window, ring_slots
 
 MAX_RUNNING = 48  # SGLang's for DFLASH, without --max-running-requests
@@ -58,7 +59,7 @@ def demand(
         draft_kv=draft_kv_per_token(drafter, kv_bytes=draft_kv_bytes, tp_size=tp),
         state=states(recurrent_bytes=DTYPE_BYTES[kept]),
         block=block,
-        slots_per_request=_slots_per_request(args),
+        slots_per_request=slots_per_request(args),
         state_share=args.mamba_full_memory_ratio or STATE_SHARE,
         max_running=running,
         max_tokens=args.max_total_tokens,
@@ -68,16 +69,6 @@ def demand(
         replayed=states(recurrent_bytes=DTYPE_BYTES[replayed]),
         records=max(args.linear_replayssm_cache_len, ring_length(block)),
     )
-
-
-def _slots_per_request(args: Any) -> int:
-    """State slots of a running request: its own, the prefix cache's share, and the snapshots of ``extra_buffer``."""
-    if args.disable_radix_cache:
-        return 1
-    if args.mamba_radix_cache_strategy == "no_buffer":
-        return 3
-    lazy = args.mamba_radix_cache_strategy == "extra_buffer_lazy"
-    return 3 + (1 if lazy or args.disable_overlap_schedule else 2)
 
 
 def _state_dtypes(args: Any, machine: Machine, text: Mapping[str, Any]) -> tuple[str, str]:

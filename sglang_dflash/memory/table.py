@@ -139,35 +139,30 @@ def lines(ways: Sequence[Pools], advice: Sequence[Advice] = ()) -> list[str]:
 
 def _column(pools: Pools) -> dict[str, tuple[str, str]]:
     """Two cells by what they are about; of memory that was not divided, the units alone."""
-    divided = pools.tokens > 0
-    token_rows = pools.tokens + pools.page
-    weights = [("target's weights", "", pools.target_weights), ("drafter's weights", "", pools.drafter_weights)]
-    kv = [("target's K/V", f"{size(pools.target_kv)} a token", token_rows * pools.target_kv)]
-    if pools.ring is None:
-        kv += [("drafter's K/V", f"{size(pools.draft_kv)} a token", token_rows * pools.draft_kv)]
-    else:
-        each, rings = f"{size(pools.ring * pools.draft_kv)} a request", pools.asked * pools.ring + pools.page
-        kv += [(f"drafter's K/V, {pools.ring} slots", each, rings * pools.draft_kv)]
-    states, heading = [], {}
+    rows = [("target's weights", "", pools.target_weights), ("drafter's weights", "", pools.drafter_weights)]
+    heading = {}
     if pools.state:
-        slots, whole = pools.slots_per_request, (pools.state_slots + 1) * pools.state
-        states = [(f"recurrent states, {slots} slots", f"{size(slots * pools.state)} a request", whole)]
-        each, whole = f"{size(pools.scratch)} a request", (pools.running + 1) * pools.scratch
-        states += [(f"verify scratch, block of {pools.block}", each, whole)]
         heading = {"states of a block": ("", "replayed" if pools.replay else "kept")}
-    rows = [*weights, *states, *kv]
-    if not divided:
-        return heading | {about: (each, size(whole) if not each else "") for about, each, whole in rows}
-    return (
-        heading
-        | {about: (each, size(whole)) for about, each, whole in rows}
-        | {
-            "together": ("", size(sum(whole for *_, whole in rows))),
-            "tokens of K/V": (f"{pools.tokens // max(1, pools.running)} a request", str(pools.tokens)),
-            f"requests at once, of {pools.asked}": ("", str(pools.running)),
-            "capped by": ("", pools.capped_by),
-        }
-    )
+        slots, whole = pools.slots_per_request, (pools.state_slots + 1) * pools.state
+        rows += [(f"recurrent states, {slots} slots", f"{size(slots * pools.state)} a request", whole)]
+        whole = (pools.running + 1) * pools.scratch
+        rows += [(f"verify scratch, block of {pools.block}", f"{size(pools.scratch)} a request", whole)]
+    kv_slots = pools.tokens + pools.page
+    rows += [("target's K/V", f"{size(pools.target_kv)} a token", kv_slots * pools.target_kv)]
+    if pools.ring is None:
+        rows += [("drafter's K/V", f"{size(pools.draft_kv)} a token", kv_slots * pools.draft_kv)]
+    else:
+        each, kv_slots = f"{size(pools.ring * pools.draft_kv)} a request", pools.asked * pools.ring + pools.page
+        rows += [(f"drafter's K/V, {pools.ring} slots", each, kv_slots * pools.draft_kv)]
+    if pools.tokens == 0:
+        return heading | {about: (each, "" if each else size(whole)) for about, each, whole in rows}
+    totals = {
+        "together": ("", size(sum(whole for *_, whole in rows))),
+        "tokens of K/V": (f"{pools.tokens // max(1, pools.running)} a request", str(pools.tokens)),
+        f"requests at once, of {pools.asked}": ("", str(pools.running)),
+        "capped by": ("", pools.capped_by),
+    }
+    return heading | {about: (each, size(whole)) for about, each, whole in rows} | totals
 
 
 def _cells(each: str, whole: str) -> str:

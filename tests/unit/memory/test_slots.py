@@ -1,0 +1,23 @@
+"""Recurrent states of a running request, by the flags that decide it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_dflash.check.options import parse
+from sglang_dflash.memory.slots import slots_per_request
+
+
+@pytest.mark.parametrize(
+    ("flags", "slots"),
+    [
+        ("", 5),
+        ("--mamba-radix-cache-strategy extra_buffer", 5),
+        ("--mamba-radix-cache-strategy extra_buffer_lazy", 4),
+        ("--disable-overlap-schedule", 4),
+        ("--mamba-radix-cache-strategy no_buffer", 3),
+        ("--mamba-radix-cache-strategy extra_buffer --disable-radix-cache", 1),
+    ],
+)
+def test_slots_of_a_running_request(flags: str, slots: int) -> None:
+    assert slots_per_request(parse(flags.split(), target="t", drafter="d")[0]) == slots
