@@ -34,7 +34,7 @@ def register() -> None:
 
 def _register_hooks() -> None:
     from sglang_dflash.cpu import install, is_active
-    from sglang_dflash.hooks import flags, takeover
+    from sglang_dflash.hooks import flags, replay_kernels, state_replay, takeover
     from sglang_dflash.hooks.context_length import extend_drafter_context
     from sglang_dflash.hooks.meta_info import count_verified_drafts
     from sglang_dflash.hooks.preflight import after_model_paths, before_speculation
@@ -50,6 +50,11 @@ def _register_hooks() -> None:
         ("validate_dflash_request", refuse_request, HookType.AROUND),
         ("Req._compute_max_prefix_len", cap_prefix, HookType.AFTER),
         ("KVCacheConfigurator.config_from_budget", charge_rings, HookType.AROUND),
+        ("KVCacheConfigurator._build_hybrid_req_pool", state_replay.build_pool, HookType.AROUND),
+        ("KVCacheConfigurator._handle_max_mamba_cache", state_replay.charge_windows, HookType.AROUND),
+        ("gdn_replayssm_spec_decode", replay_kernels.verify, HookType.AROUND),
+        ("commit_gdn_replayssm_spec", replay_kernels.advance, HookType.AROUND),
+        ("commit_gdn_replayssm_circular", replay_kernels.commit, HookType.AROUND),
         ("Scheduler.get_internal_state", report_worker, HookType.AFTER),
         ("TokenizerManager._calculate_spec_decoding_metrics", count_verified_drafts, HookType.AFTER),
         ("SchedulerRequestReceiver._broadcast_reqs_across_ranks", ride_on_requests, HookType.AROUND),

@@ -75,7 +75,8 @@ class Symbol:
         return f"\n{name} = " in source
 
 
-# Module under ``sglang.srt`` -> names there, with the parameters that we pass or, for a hook, that our function takes.
+# Module under ``sglang.srt``, or ``kernels`` beside it -> names there, with the parameters that we pass or, for a hook,
+# that our function takes.
 _TABLE: dict[str, tuple[str, ...]] = {
     # plugins and platforms
     "plugins": ("load_plugins",),
@@ -216,8 +217,21 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "lora.layers": ("unwrap_lora_layer(module)",),
     "model_loader.weight_utils": ("default_weight_loader",),
     "models.qwen2": ("Qwen2MLP(hidden_size, intermediate_size, hidden_act, quant_config, prefix)",),
+    # GDN states: what a verify keeps of its tokens, and the commit
+    "kernels.ops.attention.linear.gdn_replayssm_spec_decode": (
+        "commit_gdn_replayssm_circular(checkpoint_state, d_cache, k_cache, g_cache, d_residual_cache, "
+        "k_residual_cache, state_batch_indices, replay_indices, accept_lens, mamba_track_indices, "
+        "mamba_steps_to_track)",
+        "commit_gdn_replayssm_spec",
+        "gdn_replayssm_spec_decode(q, k, v, a, b, A_log, dt_bias, checkpoint_state, d_cache, k_cache, g_cache, "
+        "rawv_cache, rawk_cache, out, ssm_state_indices, replay_indices, max_spec_len, scale)",
+    ),
     # KV pools
-    "mem_cache.kv_cache_configurator": ("KVCacheConfigurator.config_from_budget(self, budget_bytes, cap_tokens)",),
+    "mem_cache.kv_cache_configurator": (
+        "KVCacheConfigurator.config_from_budget(self, budget_bytes, cap_tokens)",
+        "KVCacheConfigurator._build_hybrid_req_pool(self)",
+        "KVCacheConfigurator._handle_max_mamba_cache(self, total_rest_memory)",
+    ),
     "mem_cache.memory_pool": (
         "KVWriteLoc(loc, physical)",
         "MHATokenToKVPool",
@@ -231,11 +245,15 @@ _TABLE: dict[str, tuple[str, ...]] = {
 }
 
 
+def _below_sglang(module: str) -> str:
+    return module if module.startswith("kernels.") else f"srt.{module}"
+
+
 def _symbols(table: Mapping[str, Iterable[str]]) -> dict[str, Symbol]:
     """The rows of a table by the name they are imported by: a path below the module, ``"Class.method"``."""
     parts = [(module, *row.rstrip(")").partition("(")) for module, rows in table.items() for row in rows]
     return {
-        name: Symbol(f"sglang.srt.{module}.{name}", tuple(params.replace(",", "").split()))
+        name: Symbol(f"sglang.{_below_sglang(module)}.{name}", tuple(params.replace(",", "").split()))
         for module, name, _, params in parts
     }
 

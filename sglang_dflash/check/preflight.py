@@ -12,8 +12,8 @@ from sglang_dflash.check.backends import check_backends
 from sglang_dflash.check.demand import demand
 from sglang_dflash.check.findings import Doubt, Finding, judge, of_error
 from sglang_dflash.check.pair import check_pair
-from sglang_dflash.check.remedies import remedies
-from sglang_dflash.check.replay import is_replayed
+from sglang_dflash.check.remedies import With, remedies
+from sglang_dflash.check.replay import better_ratio, is_replayed
 from sglang_dflash.check.tokens import check_tokens
 from sglang_dflash.check.weights import check_weights
 from sglang_dflash.drafter.config import DrafterConfig, text_config
@@ -23,7 +23,7 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.fit import Demand, Fit, fit
 from sglang_dflash.memory.machine import Machine
 from sglang_dflash.memory.parameters import FAMILIES, is_known
-from sglang_dflash.memory.replay import weigh
+from sglang_dflash.memory.replay import Weighed, weigh
 from sglang_dflash.memory.sizes import is_hybrid
 from sglang_dflash.memory.table import Advice, Pools
 from sglang_dflash.memory.units import size
@@ -39,6 +39,7 @@ class MemoryTable:
         replay: whether verification keeps what tokens write, instead of the state after each of them.
         fit: the division.
         other: the division the other way; None for a dense target.
+        weighed: both ways beside each other; None for a dense target, or without a device.
         advice: flags that would let more fit.
     """
 
@@ -48,6 +49,7 @@ class MemoryTable:
     replay: bool
     fit: Fit
     other: Fit | None
+    weighed: Weighed | None
     advice: list[Advice]
 
     @property
@@ -103,9 +105,8 @@ def preflight(args: Any, machine: Machine) -> Report:
     memory = _divide(
         args, machine, lambda changed: demand(changed, machine, drafter, target, drafter_files, target_files)
     )
-    if memory.other is not None and memory.static_bytes:
-        weighed = weigh(memory.demand, memory.static_bytes)
-        findings.append(Finding("ok", f"states {'replayed' if memory.replay else 'kept'}", str(weighed)))
+    if memory.weighed is not None:
+        findings.append(Finding("ok", f"states {'replayed' if memory.replay else 'kept'}", str(memory.weighed)))
     return Report([*findings, replace(judge("running requests", _running, memory), estimated=True)], memory)
 
 
@@ -113,13 +114,20 @@ def _divide(args: Any, machine: Machine, demand_of: Callable[[Any], Demand]) -> 
     needed, memory, fraction = demand_of(args), machine.memory or 0, args.mem_fraction_static or MEM_FRACTION
     static = int(memory * fraction)
     replay = is_replayed(args, machine, needed, static)
+    other = fit(needed, static, replay=not replay) if needed.state.slot else None
+    weighed = weigh(needed, static) if other and static else None
+    if replay and static and (ratio := better_ratio(args, needed, static)):
+        args = With(args, mamba_full_memory_ratio=ratio)
+        needed = demand_of(args)
+        weighed = weighed and replace(weighed, running_replayed=fit(needed, static, replay=True).running)
     return MemoryTable(
         device=machine.name if memory else f"{machine.name}: sizes only",
         static_bytes=static,
         demand=needed,
         replay=replay,
         fit=fit(needed, static, replay=replay),
-        other=fit(needed, static, replay=not replay) if needed.state.slot else None,
+        other=other,
+        weighed=weighed,
         advice=remedies(args, demand_of, replay=replay, memory=memory, fraction=fraction) if memory else [],
     )
 

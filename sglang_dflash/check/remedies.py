@@ -71,17 +71,17 @@ def _single_values(args: Any, now: Demand) -> Iterator[tuple[str, Any]]:
     """A flag and the arguments with it."""
     half = now.block // 2
     if half >= 4:  # less drafts next to nothing
-        yield f"--speculative-num-draft-tokens {half}", _With(args, speculative_num_draft_tokens=half)
+        yield f"--speculative-num-draft-tokens {half}", With(args, speculative_num_draft_tokens=half)
     if now.ring is None:
-        yield f"{_WINDOW_FLAG} {WINDOW}", _With(args, speculative_draft_window_size=WINDOW)
+        yield f"{_WINDOW_FLAG} {WINDOW}", With(args, speculative_draft_window_size=WINDOW)
     if now.state.slot:
-        yield "--mamba-ssm-dtype bfloat16", _With(args, mamba_ssm_dtype="bfloat16")
+        yield "--mamba-ssm-dtype bfloat16", With(args, mamba_ssm_dtype="bfloat16")
         if not args.disable_overlap_schedule:
             lazy = "extra_buffer_lazy"
-            yield f"--mamba-radix-cache-strategy {lazy}", _With(args, mamba_radix_cache_strategy=lazy)
+            yield f"--mamba-radix-cache-strategy {lazy}", With(args, mamba_radix_cache_strategy=lazy)
 
 
-class _With:
+class With:
     """Arguments with some changed. A server's own are a view that cannot be copied."""
 
     def __init__(self, args: Any, **changes: object) -> None:

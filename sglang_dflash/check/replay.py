@@ -9,10 +9,12 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.fit import Demand
 from sglang_dflash.memory.machine import Machine
 from sglang_dflash.memory.replay import ring_length, worth_it
+from sglang_dflash.memory.split import share
 
 SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 FLAG, LENGTH_FLAG = "--enable-linear-replayssm-spec", "--linear-replayssm-cache-len"
 _LENGTH_UNSET = 16  # SGLang's default, which a user's own 16 cannot be told from
+_RATIO_UNSET = (None, 0.9)  # likewise
 _BACKENDS = ("triton", "flashinfer")  # SGLang's, for a replay
 
 
@@ -58,6 +60,13 @@ def reason_against(args: Any) -> str | None:
         "--enable-linear-replayssm keeps records of its own": args.enable_linear_replayssm,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def better_ratio(args: Any, demand: Demand, static_bytes: int) -> float | None:
+    """``--mamba-full-memory-ratio`` for a server that replays states; None if the user chose one."""
+    if args.mamba_full_memory_ratio not in _RATIO_UNSET:
+        return None
+    return share(demand, static_bytes, replay=True)
 
 
 def length(args: Any, block: int) -> int:

@@ -140,6 +140,11 @@ TABLE: tuple[Replacement, ...] = (
     Replacement(
         _STATES + "scatter_mamba_states_after_mtp_verify", mamba_state.commit, "Triton: accepted tokens' states"
     ),
+    Replacement(
+        _STATES + "fused_conv_window_scatter_with_mask",
+        mamba_state.scatter_windows,
+        "Triton: accepted tokens' convolution windows, where recurrent states are replayed",
+    ),
     # --- attention and MoE layers of the same models
     Replacement(
         _ELEMENTWISE + "fused_sigmoid_mul", sigmoid_gates.sigmoid_mul, "Triton: gate of the attention's output"

@@ -16,7 +16,7 @@ from sglang_dflash.check.findings import raise_first_error
 from sglang_dflash.check.preflight import preflight
 from sglang_dflash.cpu import is_active as on_our_cpu_platform
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.hooks import adaptive
+from sglang_dflash.hooks import adaptive, state_replay
 from sglang_dflash.hooks.environment import explain_environment
 from sglang_dflash.hooks.takeover import builtin_requested, reason_for_builtin
 from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine, find_gpu
@@ -49,6 +49,7 @@ def before_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
     previous(server_args)
     if ours:
         adaptive.check_widths(server_args)
+        state_replay.choose(server_args)
 
 
 def check_before_weights(server_args: ServerArgs) -> None:

@@ -34,12 +34,13 @@ def only_the_full_one_because(target: ModelRunner, drafter: ModelRunner) -> str 
         "--enable-two-batch-overlap wraps the attention backend": get_exec().overlap.enable_two_batch_overlap,
         "--enable-pdmux has attention backends of its own": get_disagg().enable_pdmux,
         "LoRA's batch layout has one width": target.lora_manager is not None,
-        "ReplaySSM keeps recurrent states in a ring of blocks": _replays_states(target),
+        "ReplaySSM keeps a history in a ring of blocks": _keeps_history(target),
         "the next block starts from a state in this block's scratch": seeds_the_next,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def _replays_states(target: ModelRunner) -> bool:
+def _keeps_history(target: ModelRunner) -> bool:
+    """Of plain decoding's ring, and KDA's; GDN's records are folded at every commit (hooks/replay_kernels.py)."""
     pool: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
-    return pool is not None and (pool.enable_linear_replayssm or pool.mamba_cache.intermediate_ssm is None)
+    return pool is not None and bool(pool.enable_linear_replayssm or getattr(pool, "replayssm_is_kda", False))

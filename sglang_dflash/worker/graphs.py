@@ -110,7 +110,7 @@ class WidthGraphs:
     def _provide(self, width: int) -> None:
         changes = self._changes[width] = []
         pool = getattr(self._target.req_to_token_pool, "mamba_pool", None)
-        if pool is not None:
+        if pool is not None and pool.mamba_cache.intermediate_ssm is not None:
             changes.append((pool, "mamba_cache", packed(pool.mamba_cache, width)))
         if not self._captured and not any_width.backends(self._target, self._drafter) & any_width.WIDTH_OF_THE_SERVER:
             return

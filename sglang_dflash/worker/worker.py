@@ -36,7 +36,7 @@ from sglang_dflash.worker.cut import cut
 from sglang_dflash.worker.draft import Draft
 from sglang_dflash.worker.graphs import WidthGraphs
 from sglang_dflash.worker.inject import Inject
-from sglang_dflash.worker.observe import shared_times
+from sglang_dflash.worker.observe import pools, shared_times
 from sglang_dflash.worker.observe.info import allocated_bytes, banner, identity
 from sglang_dflash.worker.observe.metrics import step_metrics
 from sglang_dflash.worker.observe.no_sync import sync_guard
@@ -200,6 +200,10 @@ class DFlashWorker(BaseSpecWorker):
         with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
             super().init_cuda_graphs()
         target, drafter = self._target_worker.model_runner, self._draft_worker.model_runner
+        if get_parallel().tp_rank == 0:
+            context = target.model_config.context_len
+            ring = None if self._window is None else self._window.ring_slots(context)
+            pools.tell(target, drafter, block=self.speculative_num_draft_tokens, ring=ring)
         self._graphs = WidthGraphs(target, drafter, self.draft_parallel_layout)
         if self._widths is not None:
             self._adapt(self._widths)

@@ -45,7 +45,6 @@ CHOICES: tuple[Choice, ...] = (
     Choice("linear_attn_verify_backend", "triton", _GDN, (None,)),
     Choice("mamba_backend", "triton", _GDN, (None,)),
     Choice("enable_linear_replayssm", False, _GDN),
-    Choice("enable_linear_replayssm_spec", False, _GDN),
     Choice("sampling_backend", "pytorch", "torch"),
     Choice("moe_runner_backend", "auto", "torch experts", ("triton",)),
     Choice("moe_a2a_backend", "none", _GLOO, (None,)),

@@ -49,6 +49,27 @@ def track(
         pool.index_copy_(1, target, pool.index_select(1, source))
 
 
+def scatter_windows(
+    dst: Tensor,
+    src: Tensor,
+    dst_indices_raw: Tensor,
+    step_indices_raw: Tensor,
+    src_indices_raw: Tensor | None = None,
+) -> None:
+    """Copy each request's convolution window after one block position to a slot, in all layers.
+
+    Args:
+        dst: ``[layers, slots, dim, width - 1]``, updated in place.
+        src: ``[layers, rows, block, dim, width - 1]``.
+        dst_indices_raw: slot of each request, ``[bs]``.
+        step_indices_raw: block position, ``[bs]``; -1: nothing is copied.
+        src_indices_raw: row of each request in ``src``, ``[bs]``; its batch row by default.
+    """
+    rows = torch.arange(len(step_indices_raw)) if src_indices_raw is None else src_indices_raw.long()
+    target = live_slots(torch.where(step_indices_raw >= 0, dst_indices_raw, 0))
+    dst.index_copy_(1, target, src[:, rows, step_indices_raw.clamp(min=0)])
+
+
 def commit(
     mamba_caches: Any,
     state_indices_tensor: Tensor,
@@ -86,4 +107,4 @@ def commit(
         step = steps.clamp(min=0)
         temporal.index_copy_(1, target, records.state_after(step).to(temporal.dtype))
         for pool, per_step in windows:
-            pool.index_copy_(1, target, per_step[:, rows, step])
+            scatter_windows(pool, per_step, slots, steps, rows)

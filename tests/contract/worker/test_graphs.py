@@ -143,9 +143,7 @@ def test_without_graphs_a_backend_that_plans_for_the_servers_width_is_built_for_
         (
             {
                 "req_to_token_pool": SimpleNamespace(
-                    mamba_pool=SimpleNamespace(
-                        enable_linear_replayssm=False, mamba_cache=SimpleNamespace(intermediate_ssm=None)
-                    )
+                    mamba_pool=SimpleNamespace(enable_linear_replayssm=False, replayssm_is_kda=True)
                 )
             },
             "ReplaySSM",
