@@ -64,8 +64,11 @@ def long_answers(server: Server) -> list[Answer]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("widths", [(), RANDOM_WIDTHS], ids=["full block", "random widths"])
-@pytest.mark.parametrize("strategy", ["extra_buffer", "extra_buffer_lazy", "no_buffer"])
+@pytest.mark.parametrize(
+    ("strategy", "widths"),
+    [("extra_buffer", ()), ("extra_buffer_lazy", RANDOM_WIDTHS), ("no_buffer", RANDOM_WIDTHS)],
+    ids=["extra_buffer", "lazy, random widths", "no_buffer, random widths"],
+)
 def test_long_answers_are_plain_decodings(
     strategy: str, widths: tuple[str, ...], plain: list[Answer], tmp_path: Path
 ) -> None:

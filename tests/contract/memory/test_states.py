@@ -16,6 +16,7 @@ from sglang.srt.mem_cache.memory_pool import MambaPool
 
 from sglang_dflash.check.demand import STATE_SHARE
 from sglang_dflash.drafter.config import load_config, text_config
+from sglang_dflash.hooks import state_replay
 from sglang_dflash.memory.fit import Demand, fit
 from sglang_dflash.memory.replay import ring_length
 from sglang_dflash.memory.sizes import StateBytes, full_layers, state_bytes
@@ -102,6 +103,9 @@ def division(
         "_pd_prefill_skips_mamba_spec_state": False,
     }.items():
         monkeypatch.setattr(kv_cache_configurator, name_, lambda value=value: value)
+        if hasattr(state_replay, name_):
+            monkeypatch.setattr(state_replay, name_, lambda value=value: value)
+    monkeypatch.setattr(state_replay, "our_worker_serves", lambda: True)
     configurator = kv_cache_configurator.KVCacheConfigurator
     itself = SimpleNamespace(
         mambaish_config=SimpleNamespace(mamba2_cache_params=params(name, torch.bfloat16, 1)),
@@ -114,7 +118,7 @@ def division(
         fused_entry_bytes=lambda _: None,
     )
     itself._calculate_mamba_ratio = lambda: configurator._calculate_mamba_ratio(itself)
-    left = configurator._handle_max_mamba_cache(itself, rest / GIB)
+    left = state_replay.charge_windows(configurator._handle_max_mamba_cache, itself, rest / GIB)
     return schedule.max_mamba_cache_size, left * GIB
 
 
@@ -137,9 +141,7 @@ def test_memory_is_divided_as_sglang_divides_it(
         max_running=ASKED,
         **chosen,
     )
-    # Under a replay our hook takes the windows off before SGLang divides.
-    windows = (ASKED + 1) * computed.windows(BLOCK) if replay else 0
-    slots, left = division(monkeypatch, name, rest - windows, replay=replay, **chosen)
+    slots, left = division(monkeypatch, name, rest, replay=replay, **chosen)
     fitted = fit(demand, rest, replay=replay)
     assert fitted.state_slots == slots
     assert fitted.tokens == pytest.approx(left // KV, abs=1)
