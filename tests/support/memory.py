@@ -18,8 +18,9 @@ TOLERANCE = 0.001  # vectors that SGLang keeps in float32 whatever the dtype (A_
 
 def estimated(target: Path, drafter: Path, *flags: str) -> dict[str, int]:
     """Bytes of every pool, from the command line; on a machine large enough for whatever ``flags`` ask for."""
-    command = [sys.executable, "-m", "sglang_dflash.cli", "check", "--json", "--memory-gib", "64", "--device", "cpu"]
-    done = subprocess.run([*command, str(target), str(drafter), *flags], stdout=subprocess.PIPE, text=True, check=False)
+    command = [sys.executable, "-m", "sglang_dflash.cli", "check", "--json", "--memory-gib", "64"]
+    pair = [str(target), str(drafter), "--device", "cpu"]
+    done = subprocess.run([*command, *pair, *flags], stdout=subprocess.PIPE, text=True, check=False)
     report: dict[str, Any] = json.loads(done.stdout)
     assert report["memory"], report["findings"]
     demand, fit = report["memory"]["demand"], report["memory"]["fit"]
