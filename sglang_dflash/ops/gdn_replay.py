@@ -51,6 +51,17 @@ class Records:
     updates_low: Tensor | None = None
     keys_low: Tensor | None = None
 
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """All that are there, as ordered above."""
+        low = () if self.updates_low is None or self.keys_low is None else (self.updates_low, self.keys_low)
+        return self.updates, self.keys, self.decays, *low
+
+    def assert_alike(self) -> None:
+        """Kernels are told the strides of the first parts only."""
+        for high, low in zip(self.parts, self.parts[3:], strict=False):
+            assert low.stride() == high.stride() and low.dtype == high.dtype
+
 
 def gdn_verify(
     q: Tensor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
@@ -9,10 +10,12 @@ from torch import Tensor, nn
 
 from sglang_dflash import ops
 from sglang_dflash.model.norms import QKNormRope
+from sglang_dflash.ops.gdn_replay import Records
 from tests.rehearsal.kernels_pairs import RankShapes
 from tests.unit.ops.launches import tensor
 
 REQUEST_ROWS = 512
+RING = 16  # positions of a block that are recorded
 
 
 def launch_ours(shapes: RankShapes, *, bs: int, width: int, skipped: int = 0) -> None:
@@ -38,6 +41,29 @@ def launch_ours(shapes: RankShapes, *, bs: int, width: int, skipped: int = 0) ->
         tensor(REQUEST_ROWS, 3, dtype=torch.float32),
     )
     ops.seeded_draw(tensor(bs * width, vocab, dtype=torch.float32), longs(bs * width), longs(bs * width))
+    _gdn_replay(shapes, bs, width, longs)
+
+
+def _gdn_replay(shapes: RankShapes, bs: int, width: int, longs: Callable[..., Tensor]) -> None:
+    """Verify of a linear-attention layer, then the commit of two, with and without tracked states."""
+    H, HV = shapes.key_heads, shapes.value_heads
+    K, V = shapes.target["linear_key_head_dim"], shapes.target["linear_value_head_dim"]
+
+    def half(*shape: int) -> Tensor:
+        return tensor(*shape, dtype=torch.bfloat16)
+
+    def ring(*leading: int) -> Records:
+        updates, keys = (*leading, REQUEST_ROWS, HV, RING, V), (*leading, REQUEST_ROWS, H, RING, K)
+        decays = tensor(*updates[:-1], dtype=torch.float32)
+        return Records(half(*updates), half(*keys), decays, half(*updates), half(*keys))
+
+    states, tokens = tensor(2, REQUEST_ROWS, HV, V, K, dtype=torch.float32), bs * width
+    ops.gdn_verify(
+        half(tokens, H, K), half(tokens, H, K), half(tokens, HV, V), half(tokens, HV), half(tokens, HV),
+        tensor(HV, dtype=torch.float32), half(HV), states[0], longs(bs), ring(), longs(bs), width=width, scale=K**-0.5,
+    )  # fmt: skip
+    for track in ((None, None), (longs(bs), longs(bs))):
+        ops.gdn_commit(states, ring(2), longs(bs), longs(bs), longs(bs), *track)
 
 
 def _norm_rope(shapes: RankShapes, positions: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -62,7 +63,7 @@ class Blocks:
         self.slots = torch.where(live, slots[: self.bs], -1).int().to(self.device)
         self.track_slots = slots[-self.bs :].to(self.device)
         rows = order(ROWS)[: self.bs]
-        self.rows = torch.where(live, rows, rows[0]).to(self.device)  # padding carries what was there before
+        self.rows = torch.where(live, rows, rows[:1]).to(self.device)  # padding carries what was there before
 
         def ring(heads: int, *widths: int, dtype: torch.dtype = self.dtype) -> Tensor:
             memory = torch.full((2 * self.layers, 2 * ROWS, heads, RING, *widths), torch.nan, dtype=dtype)
@@ -81,15 +82,23 @@ class Blocks:
     def scale(self) -> float:
         return self.K**-0.5
 
+    def make_first_decay_strong(self) -> None:
+        """Log-decays of about -30,000, then of -0.003: fp32 has no room for both in one sum."""
+        self.A_log.fill_(math.log(300))
+        self.dt_bias.fill_(0)
+        self.a.fill_(-11.5)
+        self.a[:, :: self.width] = 100
+
     def copy_of_records(self) -> Records:
         return of_records(self.records, Tensor.clone)
 
-    def verify(self, operation: Callable[..., Tensor], records: Records) -> Tensor:
+    def verify(self, operation: Callable[..., Tensor], records: Records, slots: Tensor | None = None) -> Tensor:
         """Outputs of all layers, ``[layers, N, HV, V]``."""
+        slots = self.slots if slots is None else slots
         return torch.stack([
             operation(
                 self.q[i], self.k[i], self.v[i], self.a[i], self.b[i], self.A_log, self.dt_bias, self.states[i],
-                self.slots, of_records(records, lambda x, i=i: x[i]), self.rows, width=self.width, scale=self.scale,
+                slots, of_records(records, lambda x, i=i: x[i]), self.rows, width=self.width, scale=self.scale,
             )
             for i in range(self.layers)
         ])  # fmt: skip
@@ -107,6 +116,15 @@ class Blocks:
         q, k, v = (x[layer, own] for x in (self.q, self.k, self.v))
         outputs, states = delta_rule(q, k, v, *self.gates(layer, own), state)
         return outputs, torch.cat([state[None], states])
+
+
+def alike(bs: int, **options: Any) -> Blocks:
+    """The worst for the triangular system: keys that are all the same, full write strength, no decay."""
+    blocks = Blocks(bs, RING, K=32, V=16, **options)
+    blocks.k.copy_(blocks.k[:, :1, :1].expand_as(blocks.k))
+    blocks.b.fill_(20)
+    blocks.A_log.fill_(-30)
+    return blocks
 
 
 def of_records(records: Records, change: Callable[[Tensor], Any]) -> Records:

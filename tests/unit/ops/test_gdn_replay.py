@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +15,9 @@ from torch import Tensor
 
 from sglang_dflash.ops.gdn_replay import gdn_commit, gdn_verify
 from tests.support.gated_delta import delta_rule, no_host_sync
-from tests.support.gdn_replay import RING, Blocks, of_records
+from tests.support.gdn_replay import RING, Blocks, alike, of_records
 
+CASES = Path(__file__).parents[2] / "gdn_replay_cases.py"
 # Of a result's largest value. Records in 16 bits have a low part, so only what is stored in 16 bits is coarse.
 FP32, HALVES, BF16 = 5e-6, 5e-5, 2**-7
 
@@ -72,6 +76,19 @@ def test_a_block_and_its_commit_equal_the_recurrence(
     check(blocks, data.draw(counts), data.draw(counts))
 
 
+def test_the_kernels_equal_their_definitions_under_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    # A process of its own: Triton decides at import whether to interpret.
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES)],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OPS_DEVICE": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert " passed" in run.stdout and "skipped" not in run.stdout, run.stdout
+
+
 def test_without_tracking() -> None:
     blocks = Blocks(2, 5)
     states = [blocks.expected(0, i)[1] for i in range(2)]
@@ -100,22 +117,9 @@ def test_a_verify_leaves_the_states_and_records_its_own_tokens_only() -> None:
 
 
 def test_a_strong_decay_costs_the_tokens_after_it_no_precision() -> None:
-    """Log-decays of about -30,000, then of -0.003: fp32 has no room for both in one sum."""
     blocks = Blocks(2, RING)
-    blocks.A_log.fill_(math.log(300))
-    blocks.dt_bias.fill_(0)
-    blocks.a.fill_(-11.5)
-    blocks.a[:, ::RING] = 100
+    blocks.make_first_decay_strong()
     check(blocks, torch.tensor([RING, 9]), torch.tensor([1, 2]))
-
-
-def alike(bs: int, dtype: torch.dtype = torch.float32) -> Blocks:
-    """The worst for the triangular system: keys that are all the same, full write strength, no decay."""
-    blocks = Blocks(bs, RING, K=32, V=16, dtype=dtype)
-    blocks.k.copy_(blocks.k[:, :1, :1].expand_as(blocks.k))
-    blocks.b.fill_(20)
-    blocks.A_log.fill_(-30)
-    return blocks
 
 
 def test_equal_keys_that_replace_each_other() -> None:

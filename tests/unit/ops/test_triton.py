@@ -15,12 +15,15 @@ pytest.importorskip("triton")
 
 from sglang_dflash.ops import kernels
 from sglang_dflash.ops.kernels.accept_block import accept_block
+from sglang_dflash.ops.kernels.gdn_commit import gdn_commit
+from sglang_dflash.ops.kernels.gdn_verify import gdn_verify
 from sglang_dflash.ops.kernels.norm_rope import norm_rope
 from sglang_dflash.ops.kernels.penalize_block import penalize_block
 from sglang_dflash.ops.kernels.prepare_block import prepare_block
 from sglang_dflash.ops.kernels.seeded_draw import seeded_draw
 from tests.rehearsal.kernels_ours import launch_ours
 from tests.rehearsal.kernels_pairs import rank_shapes
+from tests.support.gdn_replay import Blocks
 from tests.unit.ops.launches import SHARED_MEMORY, compiled_for
 
 TESTS = Path(__file__).parents[2]
@@ -80,11 +83,14 @@ def test_kernels_fit_in_registers_at_the_published_shapes(capability: int) -> No
 
 EVERY_OTHER = torch.zeros(8, dtype=torch.int64)[::2]
 DENSE, TABLE = EVERY_OTHER.clone(), torch.zeros(4, 8)
+BLOCKS = Blocks(4, 1)
 STRIDED: dict[str, Callable[[], object]] = {
     "prepare_block_kernel": lambda: prepare_block(DENSE, EVERY_OTHER, DENSE, TABLE, width=2, mask_token_id=0),
     "accept_block_kernel": lambda: accept_block(TABLE, TABLE, EVERY_OTHER),
     "norm_rope_kernel": lambda: norm_rope(TABLE[None, :, None], TABLE[:1, None], 1e-6, EVERY_OTHER, TABLE),
     "penalize_block_kernel": lambda: penalize_block(TABLE[:, None], DENSE[:, None], TABLE, EVERY_OTHER, TABLE),
+    "gdn_verify_kernel": lambda: BLOCKS.verify(gdn_verify, BLOCKS.records, slots=EVERY_OTHER),
+    "gdn_commit_kernel": lambda: gdn_commit(BLOCKS.states, BLOCKS.records, DENSE, DENSE, EVERY_OTHER),
     "seeded_draw_kernel": lambda: seeded_draw(TABLE, EVERY_OTHER, DENSE),
 }
 
