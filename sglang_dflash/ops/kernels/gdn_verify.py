@@ -2,8 +2,8 @@
 
 Three choices:
 
-- Positions past the width read the last one's inputs, so that no address is out of bounds and no value undefined; their
-  write strength and log-decay are 0, so they write nothing.
+- Positions past the width read the last one's inputs, so that no address is out of bounds and no value undefined. No
+  position within the width reads them, and nothing of theirs is stored.
 - The triangular system is solved by its inverse, which is put together from the inverses of halves. Its entries are
   products of contractions (beta <= 1, keys of norm 1): none is above 1, whatever the keys. The powers of the same
   matrix reach thousands and cancel (equal keys, no decay).
@@ -148,9 +148,8 @@ def gdn_verify_kernel(
     gate = tl.load(a + first * a_stride + head + token * a_stride).to(tl.float32)
     gate += tl.load(dt_bias + head).to(tl.float32)
     softplus = tl.where(gate <= THRESHOLD, log1p(tl.exp(tl.minimum(gate, THRESHOLD))), gate)
-    g = tl.where(in_block, -tl.exp(tl.load(A_log + head).to(tl.float32)) * softplus, 0.0)
-    beta = tl.sigmoid(tl.load(b + first * b_stride + head + token * b_stride).to(tl.float32))
-    beta = tl.where(in_block, beta, 0.0)[:, None]
+    g = -tl.exp(tl.load(A_log + head).to(tl.float32)) * softplus
+    beta = tl.sigmoid(tl.load(b + first * b_stride + head + token * b_stride).to(tl.float32))[:, None]
 
     # The decay between two writes is a sum of its own, see gdn_replay.
     later = step[:, None] > step[None, :]
