@@ -111,3 +111,15 @@ def test_no_requests() -> None:
     blocks = Blocks(0, 4, device=DEVICE)
     assert blocks.verify(gdn_verify, blocks.records).shape == (2, 0, 4, 6)
     gdn_commit(blocks.states, blocks.records, blocks.rows, blocks.slots, blocks.slots)
+
+
+def test_outputs_go_where_they_are_asked_to() -> None:
+    blocks = Blocks(1, 4, padded=True, device=DEVICE)
+    expected = blocks.verify(gdn_verify, blocks.copy_of_records())
+    out = torch.full(expected.shape[1:], torch.nan, device=DEVICE)
+
+    def into(*inputs: Tensor, **options: float) -> Tensor:
+        assert gdn_verify(*inputs, **options, out=out) is out
+        return out.clone()
+
+    assert torch.equal(blocks.verify(into, blocks.records), expected)

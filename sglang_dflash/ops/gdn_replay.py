@@ -78,6 +78,7 @@ def gdn_verify(
     *,
     width: int,
     scale: float,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Run ``width`` tokens of every request and record what they write; the states stay as they are.
 
@@ -89,6 +90,7 @@ def gdn_verify(
         records: of one layer; the first ``width <= L`` positions of a request's row are written.
         rows: of each request in the records, ``[bs]``, no row twice.
         scale: factor of the queries.
+        out: where the outputs go; a new tensor by default.
 
     Returns:
         Outputs ``[N, HV, V]`` in the dtype of ``q``, zero for padding.
@@ -125,7 +127,8 @@ def gdn_verify(
     _record(records.keys, records.keys_low, rows, keys)
     _record(records.decays, None, rows, g)
     outputs = torch.where(live.view(-1, 1, 1, 1), outputs, 0.0)
-    return outputs.transpose(1, 2).reshape(-1, HV, V).to(q.dtype)
+    outputs = outputs.transpose(1, 2).reshape(-1, HV, V)
+    return outputs.to(q.dtype) if out is None else out.copy_(outputs)
 
 
 def gdn_commit(

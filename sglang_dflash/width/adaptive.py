@@ -82,14 +82,17 @@ class AdaptiveWidth:
     def cut(self, batch_size: int) -> float:
         """A drafted position is verified while its chance of being committed outweighs what it costs.
 
-        The batch makes ``tokens_per_ms`` now; verifying one position more takes ``per_verified_token`` ms, in which it
-        would have made their product of tokens. So the position must bring at least as many.
+        The batch makes ``tokens_per_ms`` now; verifying one position more takes some ms, in which it would have made
+        their product of tokens. So the position must bring at least as many.
         """
         width = self.widths[self._column]
         if not self.ragged or width == 1:
             return 0.0
-        threshold = self.tokens_per_ms * self.costs.per_verified_token(batch_size, width)
+        threshold = self.tokens_per_ms * self.costs.cut(batch_size, width).per_token
         return 0.0 if threshold < LEAST_CUT else min(threshold, MOST_CUT)
+
+    def least_cut(self, batch_size: int) -> float:
+        return self.costs.cut(batch_size, self.widths[self._column]).least
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -21,6 +21,7 @@ from math import exp, inf, log, sqrt
 from typing import Any
 
 from sglang_dflash.width import grid
+from sglang_dflash.width.cut_cost import CutCost
 from sglang_dflash.width.tracker import Tracker
 
 DOUBT = 1.5
@@ -34,10 +35,18 @@ class CostTable:
         widths: ascending.
         points: measured milliseconds by (batch size, width), at next to no context; may be empty.
         per_token: milliseconds per committed token of the batch.
+        cuts: what cutting a block saves, by batch size; without any, what a narrower block would.
     """
 
-    def __init__(self, widths: Sequence[int], points: grid.Points | None = None, per_token: float = 0.0) -> None:
+    def __init__(
+        self,
+        widths: Sequence[int],
+        points: grid.Points | None = None,
+        per_token: float = 0.0,
+        cuts: Mapping[int, CutCost] | None = None,
+    ) -> None:
         self.widths = tuple(widths)
+        self._cuts = dict(sorted((cuts or {}).items()))
         self.points = dict(points or {})
         self.measured = 0
         self.batch_sizes = grid.rows(self.points)
@@ -56,10 +65,14 @@ class CostTable:
 
     @classmethod
     def calibrated(
-        cls, points: Mapping[tuple[int, int], float], widths: Sequence[int] | None = None, per_token: float = 0.0
+        cls,
+        points: Mapping[tuple[int, int], float],
+        widths: Sequence[int] | None = None,
+        per_token: float = 0.0,
+        cuts: Mapping[int, CutCost] | None = None,
     ) -> CostTable:
         """A table of measured milliseconds by (batch size, width); the widths default to those measured."""
-        return cls(widths or sorted({width for _, width in points}), points, per_token)
+        return cls(widths or sorted({width for _, width in points}), points, per_token, cuts)
 
     def row(self, batch_size: int, context: int = 0) -> list[float]:
         """-> milliseconds of a step, by width in the order of ``widths``."""
@@ -99,6 +112,14 @@ class CostTable:
         requests = min(max(batch_size, self.batch_sizes[0]), self.batch_sizes[-1])
         slope = (most - least) / (self.widths[wide] - self.widths[narrow])
         return max(slope, 0.0) * self._tracker.scale / requests
+
+    def cut(self, batch_size: int, width: int) -> CutCost:
+        """What it saves to cut a block of this width; as measured at the nearest batch size, if it was."""
+        if not self._cuts or batch_size == 1:  # one request alone: its block just gets narrower
+            return CutCost(0.0, self.per_verified_token(batch_size, width))
+        nearest = min(self._cuts, key=lambda size: abs(size - batch_size))
+        overhead, per_token = self._cuts[nearest]
+        return CutCost(overhead * self._tracker.scale, per_token * self._tracker.scale)
 
     def observe(self, batch_size: int, width: int, context: int, milliseconds: float) -> None:
         """Learn from a measured step; a width that the table does not have is left out."""
@@ -185,7 +206,11 @@ class CostTable:
 
     def __str__(self) -> str:
         rows = ((size, " ".join(f"{ms:.1f}" for ms in self.row(size))) for size in self.batch_sizes)
-        return "ms a step by width, " + ", ".join(f"batch size {size}: {row}" for size, row in rows)
+        text = "ms a step by width, " + ", ".join(f"batch size {size}: {row}" for size, row in rows)
+        if self._cuts:
+            least = ", ".join(f"{size}: {cut.least}" for size, cut in self._cuts.items())
+            text += f"; positions that a cut must leave out to pay, by batch size: {least}"
+        return text
 
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON; ``from_dict`` reads it back as a calibrated table of what is known now."""
@@ -194,6 +219,9 @@ class CostTable:
             "batch_sizes": list(self.batch_sizes),
             "milliseconds": [[round(ms, 4) for ms in self.row(batch_size)] for batch_size in self.batch_sizes],
             "per_token": self.per_token,
+            "cuts": {
+                str(size): {"overhead": cut.overhead, "per_token": cut.per_token} for size, cut in self._cuts.items()
+            },
             "calibrated": bool(self.points),
             "drift": round(self._tracker.scale, 4),
             "outside": [round(ms, 4) for ms in self._tracker.outside],

@@ -53,6 +53,9 @@ class WidthPolicy(Protocol):
         It belongs to the width asked for last; 0.0 verifies the whole block.
         """
 
+    def least_cut(self, batch_size: int) -> float:
+        """Positions of the batch that a cut must leave out; with fewer, whole blocks are faster."""
+
     def describe(self) -> dict[str, Any]:
         """What ``/server_info`` shows of the policy, ready for JSON."""
 
@@ -70,6 +73,9 @@ class _Unlearned:
 
     def cut(self, batch_size: int) -> float:
         return 0.0
+
+    def least_cut(self, batch_size: int) -> float:
+        return 1
 
 
 @dataclass(frozen=True)

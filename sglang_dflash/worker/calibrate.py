@@ -7,13 +7,15 @@ steps is missing; the table learns it from real steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sglang_dflash.ops.dense import rounded_up
 from sglang_dflash.upstream import CaptureHiddenMode, DFlashVerifyInput, ForwardBatch, ForwardMode, draft_tp_context
+from sglang_dflash.width.cut_cost import CutCost
+from sglang_dflash.worker.step import ragged_layout
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner
@@ -63,26 +65,43 @@ class Calibration:
             with self._graphs.at(width):
                 self._step(batch_size, width)
 
+    def cuts(self, points: Mapping[tuple[int, int], float]) -> dict[int, CutCost]:
+        """What cutting the widest blocks saves, by batch size: half of the requests cut to their anchors, all but one.
+
+        Args:
+            points: of :meth:`points`.
+        """
+        width, found = max(width for _, width in points), {}
+        for batch_size in sorted({size for size, _ in points if size > 2}):
+            steps = []
+            for whole in (batch_size // 2, 1):
+                lens = [width] * whole + [1] * (batch_size - whole)
+                steps.append((batch_size * width - sum(lens), self._milliseconds(batch_size, width, lens)))
+            found[batch_size] = CutCost.of_steps(points[batch_size, width], *steps)
+        return found
+
     @torch.inference_mode()
-    def _milliseconds(self, batch_size: int, width: int) -> float:
+    def _milliseconds(self, batch_size: int, width: int, lens: Sequence[int] | None = None) -> float:
         taken = []
         for _ in range(REPEATS):
             self._device.synchronize()
             start = time.perf_counter()
             with self._graphs.at(width):
-                self._step(batch_size, width)
+                self._step(batch_size, width, lens)
             self._device.synchronize()
             taken.append(time.perf_counter() - start)
         return min(taken[1:]) * 1000
 
-    def _step(self, batch_size: int, width: int) -> None:
+    def _step(self, batch_size: int, width: int, lens: Sequence[int] | None = None) -> None:
         if width > 1:
             with draft_tp_context(self._layout):
                 self._drafter.forward(self._batch(self._drafter, batch_size, width, CaptureHiddenMode.NULL))
         batch = self._batch(self._target, batch_size, width, CaptureHiddenMode.FULL)
+        if lens is not None:
+            _cut(batch, width, lens)
         output = self._target.forward(batch).logits_output
         output.next_token_logits.argmax(-1)
-        hidden = output.hidden_states[: batch_size * width]
+        hidden = output.hidden_states[: len(batch.positions)]
         if width > 1:  # plainly decoded tokens are injected many steps at a time
             with draft_tp_context(self._layout):
                 self._drafter.model.context_kv(hidden, batch.positions)
@@ -114,3 +133,11 @@ class Calibration:
         )
         runner.kv_index_translator.bind_runner_slots(batch)
         return batch
+
+
+def _cut(batch: ForwardBatch, width: int, lens: Sequence[int]) -> None:
+    """Leave only the first ``lens`` positions of each request's ``width``."""
+    kept = (torch.arange(width) < torch.tensor(lens)[:, None]).flatten().nonzero().squeeze(1).to(batch.positions.device)
+    batch.input_ids, batch.positions = batch.input_ids[kept], batch.positions[kept]
+    batch.out_cache_loc, batch.mrope_positions = batch.out_cache_loc[kept], batch.mrope_positions[:, kept]
+    batch.spec_info.ragged_verify_layout = ragged_layout(lens, batch.positions.device)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from sglang_dflash.upstream import ScheduleBatch
 
 
-def cut(step: Step, threshold: float) -> None:
+def cut(step: Step, threshold: float, least: float = 1) -> None:
     """Cut each request's block where the product of the drafter's probabilities falls below ``threshold``.
 
     The lengths are read on the host, which costs nothing where the host computed them. Whatever is cut, the tokens are
@@ -19,10 +19,11 @@ def cut(step: Step, threshold: float) -> None:
 
     Args:
         threshold: of the width policy (:meth:`~sglang_dflash.width.policy.WidthPolicy.cut`); 0 cuts nothing.
+        least: positions that must be left out in all, or nothing is cut.
     """
     if threshold > 0 and step.confidence is not None and _rows_are_alike(step.batch):
         lens = confident_lens(step.confidence, threshold).tolist()
-        if min(lens) < step.width:
+        if len(lens) * step.width - sum(lens) >= max(least, 1):
             step.cut(lens)
 
 

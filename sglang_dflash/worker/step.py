@@ -171,14 +171,9 @@ class Step:
 
     def _ragged_layout(self) -> RaggedVerifyLayout | None:
         """Where each request's verified positions lie in the target's forward, as SGLang's backends want to know it."""
-        if self.rows is None:
+        if self.rows is None or self.verify_lens is None:
             return None
-        lens = torch.tensor(self.verify_lens, dtype=torch.int32, device=self.tokens.device)
-        ends = lens.cumsum(0, dtype=torch.int32)
-        bounds = torch.nn.functional.pad(ends, (1, 0))
-        return RaggedVerifyLayout(
-            verify_lens=lens, graph_num_tokens=len(self.rows), extend_start_loc=bounds[:-1], qo_indptr_device=bounds
-        )
+        return ragged_layout(self.verify_lens, self.tokens.device)
 
     def result(self, *, counted: bool = False) -> GenerationBatchResult:
         """What the scheduler takes from the step. The hidden states stay behind, or it would copy them to the host.
@@ -206,6 +201,15 @@ class Step:
             routed_experts_output=self.verified.routed_experts_output,
             indexer_topk_output=self.verified.indexer_topk_output,
         )
+
+
+def ragged_layout(verify_lens: Sequence[int], device: torch.device) -> RaggedVerifyLayout:
+    """Of requests that verify so many positions each, one after the other."""
+    lens = torch.tensor(verify_lens, dtype=torch.int32, device=device)
+    bounds = torch.nn.functional.pad(lens.cumsum(0, dtype=torch.int32), (1, 0))
+    return RaggedVerifyLayout(
+        verify_lens=lens, graph_num_tokens=sum(verify_lens), extend_start_loc=bounds[:-1], qo_indptr_device=bounds
+    )
 
 
 def _indices(kept: Tensor) -> Tensor:

@@ -223,7 +223,9 @@ class DFlashWorker(BaseSpecWorker):
                 target, drafter, self.draft_parallel_layout, self.drafter_config.mask_token_id, self._graphs
             )
             points = calibration.points(widths, target.max_running_requests)
-            costs = CostTable.calibrated(get_parallel().tp_group.broadcast_object(points), widths)
+            cuts = calibration.cuts(points) if self._ragged else {}
+            points, cuts = get_parallel().tp_group.broadcast_object((points, cuts))
+            costs = CostTable.calibrated(points, widths, cuts=cuts)
         self.width_policy = build_policy(replace(config, ragged=self._ragged and config.ragged), max_width, costs)
         if get_parallel().tp_rank == 0:
             blocks = "requests cut by confidence" if self._ragged else "whole blocks verified"
@@ -291,7 +293,8 @@ class DFlashWorker(BaseSpecWorker):
                     record.caught_up = self._inject.catch_up()
                 self._draft(step)
                 if self._ragged:
-                    cut(step, self.width_policy.cut(batch.batch_size()))
+                    size = batch.batch_size()
+                    cut(step, self.width_policy.cut(size), self.width_policy.least_cut(size))
                     record.verify_lens = step.verify_lens
             with stage("verify"):
                 self._accept.before_verify(step)

@@ -18,9 +18,10 @@ pytestmark = [
 ]
 
 
-def test_kernels_equal_their_definitions_on_the_device() -> None:
+@pytest.mark.parametrize("cases", ["ops_cases.py", "gdn_replay_cases.py"])
+def test_kernels_equal_their_definitions_on_the_device(cases: str) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", str(Path(__file__).parents[1] / "ops_cases.py")],
+        [sys.executable, "-m", "pytest", "-q", str(Path(__file__).parents[1] / cases)],
         env={**os.environ, "OPS_DEVICE": "cuda", "TRITON_INTERPRET": "0"},
         capture_output=True,
         text=True,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sglang_dflash.check.replay import SWITCH
 from sglang_dflash.pairs import drafter_path, target_path
 from tests.rehearsal.install import PREFILL_GRAPHS
 from tests.support.prompts import corpus
@@ -103,6 +104,8 @@ _PADDED = _met("replays: target 4", "replays: drafter 4", "replays: target 1", "
 _OURS = "launches: sglang_dflash.ops.kernels."
 _REPLAYED = _met("replays: target 4", "replays: drafter 4")
 _BOUNDARY = "launches: sglang.kernels.ops.mamba.mamba_state_scatter_triton._fused_mamba_state_scatter_with_mask_kernel"
+_REPLAY = {SWITCH: "1"}
+_STATES_REPLAYED = _met(*(f"{_OURS}{name}.{name}_kernel" for name in ("gdn_verify", "gdn_commit")))
 _WIDTHS = Path(__file__).with_name("widths.json")
 RANDOM_WIDTHS = {"speculative_adaptive": True, "speculative_adaptive_config": str(_WIDTHS)}
 _ALL_WIDTHS = _met(
@@ -166,10 +169,19 @@ SCENARIOS: tuple[Scenario, ...] = (
         options={"mamba_scheduler_strategy": "extra_buffer"},
     ),
     Scenario(
+        "hybrid: states replayed, prefix hits, states across track boundaries (extra_buffer)",
+        HYBRID,
+        (ask(HYBRID, 2, 12, repeat=3, cut=100),) * 2,
+        (*_STATES_REPLAYED, *_met("events: cached tokens")),
+        options={"mamba_scheduler_strategy": "extra_buffer"},
+        environment=_REPLAY,
+    ),
+    Scenario(
         "hybrid: widths at random, states across track boundaries (extra_buffer), draft window",
         HYBRID,
         (ask(HYBRID, 2, 24, repeat=3, cut=100),) * 2,
-        (*_ALL_WIDTHS, *_met("events: cached tokens")),
+        (*_ALL_WIDTHS, *_STATES_REPLAYED, *_met("events: cached tokens")),
+        environment=_REPLAY,
         width=16,
         graphs=(3,),
         options={**RANDOM_WIDTHS, "mamba_scheduler_strategy": "extra_buffer", "speculative_draft_window_size": 32},

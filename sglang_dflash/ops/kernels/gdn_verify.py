@@ -193,13 +193,15 @@ def gdn_verify(
     *,
     width: int,
     scale: float,
+    out: Tensor | None = None,
 ) -> Tensor:
     # A token, a slot or a row may be followed by a gap.
     assert_dense(A_log, dt_bias, slots, rows, *(x[:1] for x in (q, k, v, a, b, states, *records.parts)))
     records.assert_alike()
     (tokens, H, K), (HV, V), ring = q.shape, v.shape[1:], records.updates.shape[2]
     assert tokens == len(slots) * width and width <= ring
-    out = torch.empty((tokens, HV, V), dtype=q.dtype, device=q.device)
+    out = torch.empty((tokens, HV, V), dtype=q.dtype, device=q.device) if out is None else out
+    assert out.is_contiguous() and out.shape == (tokens, HV, V)
     if tokens:
         values = min(_VALUES, max(16, triton.next_power_of_2(V)))
         gdn_verify_kernel[(triton.cdiv(V, values), HV, len(slots))](

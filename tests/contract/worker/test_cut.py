@@ -66,6 +66,13 @@ def test_what_walks_a_block_gets_the_whole_block(batch: dict[str, Any]) -> None:
     assert (block.width, block.verify_lens, block.rows) == (4, None, None)
 
 
+@pytest.mark.parametrize(("least", "width"), [(4, 3), (5, 4), (float("inf"), 4)])
+def test_a_cut_that_leaves_too_little_out_is_not_made(least: float, width: int) -> None:
+    block = step()  # of 8 positions, 0.6 would leave out 4
+    cut(block, 0.6, least)
+    assert block.width == width
+
+
 def test_without_a_threshold_nothing_is_cut() -> None:
     block = step()
     cut(block, 0.0)

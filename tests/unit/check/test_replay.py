@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sglang_dflash.check.options import parse
-from sglang_dflash.check.replay import is_replayed
+from sglang_dflash.check.replay import asked_for, better_ratio, is_replayed, length
+from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.fit import Demand
 from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU
 from sglang_dflash.memory.sizes import StateBytes
@@ -61,3 +62,31 @@ def test_the_cpu_platform_replays_whatever_fits(monkeypatch: pytest.MonkeyPatch)
     assert not is_replayed(args, CPU, demand(DENSE), PLENTY)
     monkeypatch.setenv(SWITCH, "0")
     assert not is_replayed(args, CPU, demand(), PLENTY)
+
+
+@pytest.mark.parametrize(("flags", "block", "expected"), [([], 16, 16), ([], 4, 16), ([], 17, 32), (["64"], 16, 64)])
+def test_a_block_fits_its_records(flags: list[str], block: int, expected: int) -> None:
+    args = parse([part for value in flags for part in ("--linear-replayssm-cache-len", value)], target="t", drafter="d")
+    assert length(args[0], block) == expected
+
+
+@pytest.mark.parametrize("asked", ["8", "48"])
+def test_records_that_are_too_few_or_no_power_of_two_are_refused(asked: str) -> None:
+    args = parse(["--linear-replayssm-cache-len", asked], target="t", drafter="d")[0]
+    with pytest.raises(DFlashError, match="a power of two, at least 16 for blocks of 16"):
+        length(args, 16)
+
+
+@pytest.mark.parametrize(("flags", "switch", "said"), [([FLAG], "0", "one of them"), ([], "yes", "0, 1, or unset")])
+def test_a_contradiction_or_an_unknown_word_is_refused(
+    flags: list[str], switch: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SWITCH, switch)
+    with pytest.raises(DFlashError, match=said):
+        asked_for(parse(flags, target="t", drafter="d")[0])
+
+
+@pytest.mark.parametrize(("ratio", "kept"), [([], False), (["0.9"], False), (["2"], True)])
+def test_a_ratio_of_the_users_own_is_kept(ratio: list[str], kept: bool) -> None:
+    args = parse([part for value in ratio for part in ("--mamba-full-memory-ratio", value)], target="t", drafter="d")[0]
+    assert (better_ratio(args, demand(), SCARCE) is None) == kept

@@ -12,14 +12,14 @@ from pathlib import Path
 from tools.gpu.run_step import Run, main
 
 ROOT = Path(__file__).parents[3]
-CASES = "tests/ops_cases.py"
+CASES = ("tests/ops_cases.py", "tests/gdn_replay_cases.py")
 
 
 def body(run: Run) -> bool:
     report = run.out / "kernels.xml"
     environment = {**os.environ, "OPS_DEVICE": "cuda" if run.real else "cpu"}
     environment["TRITON_INTERPRET"] = "0" if run.real else "1"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", CASES]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *CASES]
     ended = subprocess.run(command, cwd=ROOT, env=environment, check=False)
     if not report.exists():
         run.write(error=f"pytest ended with {ended.returncode} and no report")

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from tools.gpu.run_step import Run, Skip, main
+from tools.gpu.steps.kernels import CASES
 
 TOOLS = ("memcheck", "racecheck")
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
@@ -23,7 +24,7 @@ def body(run: Run) -> bool:
     for tool in TOOLS:
         # A sanitizer stops at every allocation of torch's cache otherwise.
         environment = {**os.environ, "OPS_DEVICE": "cuda", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-        command = [program, f"--tool={tool}", sys.executable, "-m", "pytest", "-q", "tests/ops_cases.py"]
+        command = [program, f"--tool={tool}", sys.executable, "-m", "pytest", "-q", *CASES]
         root = Path(__file__).parents[3]
         ended = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
         found = SUMMARY.search(ended.stdout)
