@@ -21,7 +21,16 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry
     from sglang.srt.plugins.hook_registry import HookType as When
 
-    from dflash_test_plugin import host_copies, oracle, penalty_order, probe, width_switch, widths, wrong_rule
+    from dflash_test_plugin import (
+        host_copies,
+        oracle,
+        penalty_order,
+        probe,
+        width_switch,
+        width_turns,
+        widths,
+        wrong_rule,
+    )
 
     modes = {
         "drafts": [(DRAFT, probe.record_drafts, When.AFTER)],
@@ -35,6 +44,7 @@ def register() -> None:
         "penalty_order": [(PENALTIES, penalty_order.as_for_a_block_of_one, When.AROUND)],
         "draw_twice": [(CHOOSE, wrong_rule.draw_twice, When.AROUND)],
         "width_switch": [(PREFILL, width_switch.follow_file, When.BEFORE)],
+        "width_turns": [(PREFILL, width_turns.take_turns, When.BEFORE)],
         "widths": [(WIDTH, widths.in_turn, When.AFTER)],
         "keep_likely": [(CHOOSE, wrong_rule.keep_likely, When.AROUND)],
     }
