@@ -161,8 +161,11 @@ def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     gains: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         turns = [(arm, tokens, ms) for arm, tokens, ms in row["turns"]]
-        found, ratio, (low, high) = speeds(turns), over_best(turns), interval(turns)
         name = [row[key] for key in Cell.__annotations__]
+        if {arm for arm, *_ in turns} < {*FIXED, OWN_POLICY}:
+            yield f"too short: {' '.join(map(str, name))}"
+            continue
+        found, ratio, (low, high) = speeds(turns), over_best(turns), interval(turns)
         ratios.append(ratio)
         if high < OF_BEST:
             below.append(" ".join(map(str, name)))
@@ -171,6 +174,8 @@ def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         cells = [f"{found[arm]:.0f}" for arm in (*FIXED, OWN_POLICY)]
         over_plain = found[OWN_POLICY] / found["1"]
         lines.append([*map(str, name), *cells, f"{ratio:.2f} [{low:.2f}, {high:.2f}]", f"{over_plain:.2f}"])
+    if not lines:
+        return
     columns = [*Cell.__annotations__, *FIXED, "adaptive", "over best [90 %]", "over width 1"]
     yield Table("", "", columns, lines).markdown()
     yield ""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sglang_dflash.worker.graphs import WidthGraphs
 
 CONTEXT = 64
-REPEATS = 3  # the first one warms up
+REPEATS = 5  # the first one warms up
 
 
 def batch_sizes(most: int) -> list[int]:

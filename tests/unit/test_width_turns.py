@@ -38,6 +38,8 @@ def test_the_interval_holds_the_ratio_and_is_wider_with_more_noise() -> None:
 def test_the_report_names_what_is_surely_below() -> None:
     turns = [(arm, 10.0, 100.0) for arm in FIXED for _ in range(9)]
     rows = [{**vars(CELL), "turns": [*turns, *[(OWN_POLICY, 10.0, ms)] * 9]} for ms in (100.0, 125.0)]
+    rows.append({**vars(CELL), "concurrency": 32, "turns": turns})
     text = "\n".join(report(rows))
+    assert text.startswith("too short: p d own 32")
     assert "mean 0.900, 1 of 2 cells at 0.97" in text and "surely below it: p d own 2" in text
     assert "geometric mean: 0.89" in text
