@@ -26,7 +26,7 @@ def refuse(**_: Any) -> None:
     raise AssertionError("SGLang's own kernel was called")
 
 
-def step(cursors: dict[str, Tensor], width: int = WIDTH) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def step(cursors: dict[str, Tensor], accepted: tuple[int, int] = (4, 2)) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """A verify and a commit of two requests as SGLang calls them -> outputs, states, cursors."""
     torch.manual_seed(0)
     states = torch.randn(LAYERS, SLOTS, HV, V, K)
@@ -36,7 +36,7 @@ def step(cursors: dict[str, Tensor], width: int = WIDTH) -> tuple[Tensor, Tensor
         "g_cache": torch.full((LAYERS, ROWS, HV, RING), float("nan")),
     }
     cursors = {name: cursor.clone() for name, cursor in cursors.items()}
-    slots, rows, tokens = torch.tensor([3, 1]), torch.tensor([2, 1]), 2 * width
+    slots, rows, tokens = torch.tensor([3, 1]), torch.tensor([2, 1]), 2 * WIDTH
     outputs = []
     for layer in range(LAYERS):
         out = torch.empty(tokens, HV, V)
@@ -57,11 +57,11 @@ def step(cursors: dict[str, Tensor], width: int = WIDTH) -> tuple[Tensor, Tensor
             ssm_state_indices=slots,
             replay_indices=rows,
             **cursors,
-            max_spec_len=width,
+            max_spec_len=WIDTH,
             scale=K**-0.5,
         )
         outputs.append(out)
-    replay_kernels.advance(refuse, **cursors, num_accepted=torch.tensor([4, 2]), replay_indices=rows)
+    replay_kernels.advance(refuse, **cursors, num_accepted=torch.tensor(accepted), replay_indices=rows)
     replay_kernels.commit(
         refuse,
         checkpoint_state=states,
@@ -71,7 +71,7 @@ def step(cursors: dict[str, Tensor], width: int = WIDTH) -> tuple[Tensor, Tensor
         state_batch_indices=slots,
         replay_indices=rows,
         **cursors,
-        accept_lens=torch.tensor([4, 2]),
+        accept_lens=torch.tensor(accepted),
         mamba_track_indices=torch.tensor([5, 4]),
         mamba_steps_to_track=torch.tensor([1, -1]),
     )
@@ -96,6 +96,8 @@ def test_a_commit_leaves_nothing_for_the_next_block_whatever_its_width() -> None
     changed = {slot for slot in range(1, SLOTS) if not torch.equal(states[:, slot], before[:, slot])}
     assert changed == {1, 3, 5}
     assert not states.isnan().any()
+    after_two = step(cursors(0), (2, 2))[1][:, 3]
+    torch.testing.assert_close(states[:, 5], after_two)
 
 
 def test_sglangs_own_worker_keeps_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
