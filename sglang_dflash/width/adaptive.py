@@ -76,8 +76,10 @@ class AdaptiveWidth:
             self._tokens = self._expected()
         self._explorer.observe(column, sum(accept_lens) / len(accept_lens))
 
-    def observe_time(self, batch_size: int, width: int, context: int, milliseconds: float) -> None:
-        self.costs.observe(batch_size, width, context, milliseconds)
+    def observe_time(
+        self, batch_size: int, width: int, context: int, milliseconds: float, at_most: bool = False
+    ) -> None:
+        self.costs.observe(batch_size, width, context, milliseconds, at_most)
 
     def cut(self, batch_size: int) -> float:
         """A drafted position is verified while its chance of being committed outweighs what it costs.

@@ -121,11 +121,17 @@ class CostTable:
         overhead, per_token = self._cuts[nearest]
         return CutCost(overhead * self._tracker.scale, per_token * self._tracker.scale)
 
-    def observe(self, batch_size: int, width: int, context: int, milliseconds: float) -> None:
-        """Learn from a measured step; a width that the table does not have is left out."""
+    def observe(self, batch_size: int, width: int, context: int, milliseconds: float, at_most: bool = False) -> None:
+        """Learn from a measured step; a width that the table does not have is left out.
+
+        Args:
+            at_most: the step did more than its width asks for: it can only show that the table says too much.
+        """
         if width not in self.widths or not 0 < milliseconds < inf:
             return
         column = self.widths.index(width)
+        if at_most and milliseconds >= self.row(batch_size, context)[column]:
+            return
         low, part = self._between(batch_size)
         share = min(max(part, 0.0), 1.0)
         lower, upper = self._cells[low], self._cells[low + 1]

@@ -44,8 +44,14 @@ class WidthPolicy(Protocol):
             verify_lens: per request, verified positions, anchor included; None if all ``width`` were.
         """
 
-    def observe_time(self, batch_size: int, width: int, context: int, milliseconds: float) -> None:
-        """Take note of how long a decode step took, from its start to the next one's. Many steps may go unmeasured."""
+    def observe_time(
+        self, batch_size: int, width: int, context: int, milliseconds: float, at_most: bool = False
+    ) -> None:
+        """Take note of how long a decode step took, from its start to the next one's. Many steps may go unmeasured.
+
+        Args:
+            at_most: the step did more than its width asks for, so one of that width takes no longer.
+        """
 
     def cut(self, batch_size: int) -> float:
         """A drafted position is verified while the product of the drafter's probabilities up to it is at least this.
@@ -68,7 +74,9 @@ class _Unlearned:
     def observe(self, width: int, accept_lens: Sequence[int], verify_lens: Sequence[int] | None = None) -> None:
         pass
 
-    def observe_time(self, batch_size: int, width: int, context: int, milliseconds: float) -> None:
+    def observe_time(
+        self, batch_size: int, width: int, context: int, milliseconds: float, at_most: bool = False
+    ) -> None:
         pass
 
     def cut(self, batch_size: int) -> float:

@@ -14,12 +14,14 @@ from typing import Any
 
 from sglang_dflash.worker.observe.steps import StepRecord
 
+News = tuple[int, int, int, float, bool]
+
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Rank 0's news, among the requests: (batch size, width, context, milliseconds) of finished steps."""
+    """Rank 0's news, among the requests: what ``WidthPolicy.observe_time`` takes, of finished steps."""
 
-    steps: tuple[tuple[int, int, int, float], ...]
+    steps: tuple[News, ...]
 
 
 class SharedTimes:
@@ -30,17 +32,15 @@ class SharedTimes:
         ranks: tensor-parallel ranks that serve the same batch.
     """
 
-    def __init__(self, take_note: Callable[[int, int, int, float], None], ranks: int) -> None:
+    def __init__(self, take_note: Callable[[int, int, int, float, bool], None], ranks: int) -> None:
         self._take_note, self._alone = take_note, ranks == 1
-        self._outgoing: list[tuple[int, int, int, float]] = []
+        self._outgoing: list[News] = []
 
     def measured(self, records: Sequence[StepRecord]) -> None:
         """These steps' times are known on this rank."""
         for record in records:
-            if record.caught_up:
-                continue
             assert record.milliseconds is not None
-            news = (record.batch_size, record.width, record.context, record.milliseconds)
+            news = (record.batch_size, record.width, record.context, record.milliseconds, record.caught_up)
             if self._alone:
                 self._take_note(*news)
             else:

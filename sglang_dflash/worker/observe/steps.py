@@ -30,7 +30,7 @@ class StepRecord:
         milliseconds: from the step's start to the next one's; None if something else ran between, or not known yet.
         accept_lens: accepted drafts plus bonus token of each request; empty before the host knows.
         verify_lens: verified positions of each request, anchor included; None if all were.
-        caught_up: whether it injected what plain steps had left waiting: its time is no other step's.
+        caught_up: whether it injected what plain steps had left waiting, which is not part of its width's time.
     """
 
     width: int

@@ -139,3 +139,13 @@ def test_a_table_survives_json():
     again = CostTable.from_dict(json.loads(json.dumps(table.as_dict())))
     for size in (1, 5, 32):
         assert again.row(size, 1000) == pytest.approx(table.row(size, 1000), rel=0.02)
+
+
+def test_a_step_that_did_more_than_its_width_asks_for_can_only_lower_it():
+    table = CostTable.calibrated(POINTS)
+    before = table.row(8)
+    table.observe(8, 4, 0, 2 * POINTS[8, 4], at_most=True)
+    assert table.row(8) == before and table.measured == 0
+    for _ in range(20):
+        table.observe(8, 4, 0, 0.6 * POINTS[8, 4], at_most=True)
+    assert table.milliseconds(8, 4) < 0.8 * POINTS[8, 4]
