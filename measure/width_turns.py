@@ -16,7 +16,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import cycle
 from math import exp, log
 from pathlib import Path
@@ -28,7 +28,7 @@ import typer
 
 from measure.width_arms import ADAPTIVE, ROOT, WIDEST
 from measure.width_load import OWN, WILD, Tokens, ask, finish, now, prompts
-from measure.width_table import read_rows
+from measure.width_table import Cell, read_rows
 from sglang_dflash.bench.client import Client
 from sglang_dflash.bench.configure import configure
 from sglang_dflash.bench.files import append_lines
@@ -45,16 +45,6 @@ FIXED, OWN_POLICY = ("1", "2", "4", "8", "16"), "own"  # arms of the plugin
 TURN, LEFT_OUT = 12, 2  # steps of a turn, and of them those that pay for the last one
 OF_BEST, OF_ONE_BLOCK = 0.97, 1.10
 Turn = tuple[str, float, float]  # arm, tokens, milliseconds
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Who asks what; each user asks for the next answer as soon as the last one has come."""
-
-    pair: str
-    drafter: str
-    task: str
-    concurrency: int
 
 
 async def drive(client: Client, asked: Sequence[list[int]], users: int, seconds: float, most: int) -> None:
