@@ -1,4 +1,4 @@
-"""What a step's width decision takes of the host: ``python measure/width_decision.py``.
+"""What a step's width decision takes of the host: ``python -m measure.width_decision``.
 
 One step is ``width``, ``observe`` and ``observe_time`` together.
 """

@@ -46,6 +46,7 @@ class AdaptiveWidth:
         self._best = 0
         self._column = 0  # of the last step: `_best`, or a probe
         self._gains_missed = 0.0
+        self._batch_size = self._context = 0
         self._steps = [0] * len(self.widths)
         self._by_batch_size: dict[int, tuple[int, float]] = {}
         self.tokens_per_ms = 0.0
@@ -59,8 +60,15 @@ class AdaptiveWidth:
         rates = [count / ms for count, ms in zip(tokens, row, strict=True)]
         self._decide(rates)
         self._watch(row)
+        others = batch_size != self._batch_size or context < self._context
+        self._batch_size, self._context = batch_size, context
         column = self._column = self._explorer.column(
-            self._best, row, tokens, self.survival.seems_better, lambda: self.costs.shortest(batch_size, context)
+            self._best,
+            row,
+            tokens,
+            lambda: self.costs.shortest(batch_size, context),
+            suspicious=self.survival.seems_better,
+            others=others,
         )
         self._steps[column] += 1
         self.tokens_per_ms = rates[column] * batch_size

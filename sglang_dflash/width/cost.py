@@ -76,19 +76,17 @@ class CostTable:
 
     def row(self, batch_size: int, context: int = 0) -> list[float]:
         """-> milliseconds of a step, by width in the order of ``widths``."""
-        milliseconds = self._tracker.milliseconds
-        return [milliseconds(ms, batch_size, context) for ms in self._forwards(batch_size)]
+        return self._tracker.milliseconds(self._forwards(batch_size), batch_size, context)
 
     def shortest(self, batch_size: int, context: int = 0) -> list[float]:
         """-> milliseconds by width that a step may take at least, for all that is known: ``DOUBT`` deviations less."""
         low, part = self._between(batch_size)
         share, variance = min(max(part, 0.0), 1.0), self._tracker.variance
-        return [
-            self._tracker.milliseconds(
-                ms * exp(-DOUBT * sqrt((1 - share) * (1 - share) * below + share * share * above)), batch_size, context
-            )
+        forwards = (
+            ms * exp(-DOUBT * sqrt((1 - share) * (1 - share) * below + share * share * above))
             for ms, below, above in zip(self._forwards(batch_size), variance[low], variance[low + 1], strict=True)
-        ]
+        )
+        return self._tracker.milliseconds(forwards, batch_size, context)
 
     def milliseconds(self, batch_size: int, width: int, context: int = 0) -> float:
         """A step's time at any width, on the line through the two nearest widths of the table."""

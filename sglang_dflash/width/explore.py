@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import NamedTuple
 
 REGULAR, CLOSER, DOUBT = 0.006, 0.002, 0.001
 """Shares of the time that probes may lose: regular ones, those on a suspicion, those of a doubtful cost."""
+SAVED = 3.0
+"""Steps' worth of time that a purse holds at most, and so a probe may be expected to lose."""
 DEAREST = 0.5
-"""Steps' worth of time that one probe on a suspicion may be expected to lose."""
+"""Steps' worth that one on a suspicion may lose, unless none is cheaper."""
 UP_EVERY, DOWN_EVERY, DOUBT_EVERY = 8, 128, 4
 """Steps at least between probes of a wider width, of a narrower one, and of a doubtful cost."""
 
 
 class Purse:
-    """Time that probes may lose: a share of every step's own, saved up to some steps' worth."""
+    """Time that probes may lose: a share of every step's own, saved up to ``SAVED`` steps' worth."""
 
-    def __init__(self, share: float, most: float, steps: float = 0.0) -> None:
-        self._share, self._most, self._start = share, most, steps
-        self._milliseconds: float | None = None
+    def __init__(self, share: float, *, full: bool = False) -> None:
+        self._share = share
+        self.milliseconds = inf if full else 0.0
 
     def earn(self, step: float) -> None:
-        saved = self._start * step if self._milliseconds is None else self._milliseconds
-        self._milliseconds = min(saved + self._share * step, self._most * step)
-
-    @property
-    def milliseconds(self) -> float:
-        return self._milliseconds or 0.0
-
-    def pay(self, milliseconds: float) -> None:
-        self._milliseconds = self.milliseconds - milliseconds
+        self.milliseconds = min(self.milliseconds + self._share * step, SAVED * step)
 
 
 class Look(NamedTuple):
@@ -47,7 +42,8 @@ class Explorer:
     affordable, from a purse that every step fills with a share of its own time:
 
     - Regular: the next wider width shows whether drafts survive further than thought, every ``UP_EVERY`` steps where it
-      costs little, every 80 where it loses half a step. The next narrower one, rarely, shows what it costs now.
+      costs little, every 80 where it loses half a step; when a request comes or goes, ahead of what was saved. The next
+      narrower one, rarely, shows what it costs now.
     - Suspicion: while drafts seem to survive better than thought, probes follow each other at once, as wide as is not
       too dear, so that even one request alone brings enough evidence within a few steps. They are charged what they
       really lost: those that succeed pay for themselves.
@@ -59,7 +55,7 @@ class Explorer:
 
     def __init__(self, first: Sequence[int] = ()) -> None:
         self._first = list(reversed(first))
-        self._regular, self._closer, self._doubt = Purse(REGULAR, 1), Purse(CLOSER, 1), Purse(DOUBT, 3, steps=3)
+        self._regular, self._closer, self._doubt = Purse(REGULAR), Purse(CLOSER), Purse(DOUBT, full=True)
         self._since_up = self._since_down = self._since_doubt = 0
         self._look: Look | None = None
         self.probes = 0
@@ -70,8 +66,10 @@ class Explorer:
         best: int,
         row: Sequence[float],
         tokens: Sequence[float],
-        suspicious: bool,
         shortest: Callable[[], Sequence[float]],
+        *,
+        suspicious: bool = False,
+        others: bool = False,
     ) -> int:
         """The column to use in this step: ``best``, or a probe.
 
@@ -79,8 +77,9 @@ class Explorer:
             best: column of the best width.
             row: milliseconds of a step by column.
             tokens: expected tokens per request of a step by column.
-            suspicious: drafts seem to survive better than ``tokens`` says.
             shortest: what ``row`` may be, for all that is known.
+            suspicious: drafts seem to survive better than ``tokens`` says.
+            others: the batch's requests are not those of the last step.
         """
         if self._first:
             return self._first.pop()
@@ -92,25 +91,29 @@ class Explorer:
         self._since_doubt += 1
         rate, wider = tokens[best] / step, best + 1 < len(row)
         if suspicious and wider and self._look is None:
-            most = min(DEAREST * step, self._closer.milliseconds)
-            near = [c for c in range(best + 1, len(row)) if row[c] - tokens[c] / rate <= most]
-            if near:
-                self._look = Look(near[-1], rate, row[near[-1]])
+            losses = [ms - count / rate for ms, count in zip(row, tokens, strict=True)]
+            near = [c for c in range(best + 1, len(row)) if losses[c] <= DEAREST * step]
+            column = near[-1] if near else min(range(best + 1, len(row)), key=losses.__getitem__)
+            if losses[column] <= self._closer.milliseconds:
+                self._look = Look(column, rate, row[column])
                 self.probes += 1
-                return near[-1]
-        if wider and self._since_up >= UP_EVERY and self._afford(self._regular, best + 1, rate, row, tokens):
-            self._since_up = 0
-            return best + 1
-        if best and self._since_down >= DOWN_EVERY and self._afford(self._regular, best - 1, rate, row, tokens):
-            self._since_down = 0
-            return best - 1
+                return column
+        if wider and self._since_up >= UP_EVERY:
+            loss = row[best + 1] - tokens[best + 1] / rate
+            if self._afford(self._regular, loss, SAVED * step if others else 0.0):
+                self._since_up = 0
+                return best + 1
+        if best and self._since_down >= DOWN_EVERY:
+            if self._afford(self._regular, row[best - 1] - tokens[best - 1] / rate):
+                self._since_down = 0
+                return best - 1
         if self._since_doubt >= DOUBT_EVERY:
             self._since_doubt = 0
             rates = [count / ms for count, ms in zip(tokens, shortest(), strict=True)]
             rates[best] = rate
-            most = max(rates)
-            if most > rate and self._afford(self._doubt, rates.index(most), rate, row, tokens):
-                return rates.index(most)
+            column = rates.index(max(rates))
+            if rates[column] > rate and self._afford(self._doubt, row[column] - tokens[column] / rate):
+                return column
         return best
 
     def observe(self, column: int, tokens: float) -> None:
@@ -120,15 +123,14 @@ class Explorer:
             self._pay(self._closer, look.milliseconds - tokens / look.rate)
             self._look = None
 
-    def _afford(self, purse: Purse, probe: int, rate: float, row: Sequence[float], tokens: Sequence[float]) -> bool:
-        """Pay for a probe of this column if the purse holds enough."""
-        loss = max(row[probe] - tokens[probe] / rate, 0.0)
-        if loss > purse.milliseconds:
+    def _afford(self, purse: Purse, loss: float, credit: float = 0.0) -> bool:
+        """Pay for a probe if the purse, not in debt yet, holds enough or may borrow it."""
+        if loss > purse.milliseconds + (credit if purse.milliseconds >= 0 else 0.0):
             return False
-        self._pay(purse, loss)
+        self._pay(purse, max(loss, 0.0))
         self.probes += 1
         return True
 
     def _pay(self, purse: Purse, milliseconds: float) -> None:
-        purse.pay(milliseconds)
+        purse.milliseconds -= milliseconds
         self.lost += milliseconds

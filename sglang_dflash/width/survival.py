@@ -101,8 +101,10 @@ class Survival:
             hazard, weight = hazards[j], reached * unit
             expected = reached * hazard
             spread = hazard * (1 - hazard)
+            if spread < _LEAST_SPREAD:
+                spread = _LEAST_SPREAD
             # The hazard itself is only known from so many tries.
-            variance += reached * max(spread, _LEAST_SPREAD) * (1 + weight / (tries[j] + FIRST_PRIOR_TRIES * unit))
+            variance += reached * spread * (1 + weight / (tries[j] + FIRST_PRIOR_TRIES * unit))
             tries[j] += weight
             reached -= ends[j]
             commits[j] += reached * unit

@@ -62,11 +62,13 @@ class Tracker:
         """Milliseconds of every step, and for each request, that the table leaves out."""
         return self._known[1], self._known[2]
 
-    def milliseconds(self, table_ms: float, batch_size: int, context: int) -> float:
-        """Of a step for which the table, corrections included, says ``table_ms``."""
-        own = table_ms * self.scale
-        _, constant, per_request, per_token = self._known
-        return max(own + constant + per_request * batch_size, LEAST_SHARE * own) + per_token * context
+    def milliseconds(self, table: Iterable[float], batch_size: int, context: int) -> list[float]:
+        """Of steps for which the table, corrections included, says these milliseconds."""
+        scale, (_, constant, per_request, per_token) = self.scale, self._known
+        outside, read = constant + per_request * batch_size, per_token * context
+        if outside >= 0:
+            return [ms * scale + outside + read for ms in table]
+        return [max(ms * scale + outside, LEAST_SHARE * ms * scale) + read for ms in table]
 
     def start(self, ratio: float) -> None:
         """The first step on an unknown machine took ``ratio`` times what an arbitrary table says."""
@@ -81,7 +83,7 @@ class Tracker:
         Args:
             table_ms: what the table says, corrections included.
         """
-        expected = self.milliseconds(table_ms, batch_size, context)
+        (expected,) = self.milliseconds((table_ms,), batch_size, context)
         # Slopes of the logarithm over each unknown.
         own = table_ms * self.scale / expected
         over_first, over_second = own * (1 - share), own * share

@@ -73,9 +73,10 @@ def test_it_rests_where_drafts_are_refused_and_comes_back(server: Server, plain_
     assert "DFLASH: drafting rests: a block of 2 brings" in server.log
     assert resting["pauses"] > 0
     assert resting["steps_by_width"]["1"] > 0.6 * sum(resting["steps_by_width"].values()), resting
-    # A probe that loses half a step comes every 80 steps: the first round may pass before one does.
+    # A probe that loses a whole step comes every 160 steps: the first rounds may pass before one does.
     rounds = itertools.islice(iter(again, None), 8)
-    accepted = next(answers for answers in rounds if mean_width_of_the_last(answers) > 4)
+    accepted = next((answers for answers in rounds if mean_width_of_the_last(answers) > 2.5), None)
+    assert accepted is not None, width_info(server)
     expected = generate_all(plain_hybrid, unknown(32), USERS, NEW_TOKENS, sampling_params={"ignore_eos": True})
     expected += generate_all(plain_hybrid, known, USERS, NEW_TOKENS)
     assert [answer.tokens for answer in (*refused, *accepted)] == [answer.tokens for answer in expected]

@@ -78,7 +78,7 @@ def test_one_request_alone_recovers_within_100_tokens(ratio, before, after):
 def test_noise_alone_seldom_changes_the_width_between_two_that_are_equally_good():
     tie = next(h / 1000 for h in range(1000) if rate(Machine(3), h / 1000, 4, 8) > rate(Machine(3), h / 1000, 4, 4))
     machine = Machine(3, noise=0.1)
-    with patch.object(Explorer, "column", lambda self, best, *rest: best):
+    with patch.object(Explorer, "column", lambda self, best, *rest, **what: best):
         run = drive(policy(machine), machine, lambda _: tie, 1000, lambda _: 4)
     assert set(run.widths[WARM_UP:]) == {4, 8}
     assert switches(run.widths[WARM_UP:]) <= 30
