@@ -1,14 +1,14 @@
 """Traffic that changes: every width over minutes in which task and load switch. ``python -m measure.width_traffic``.
 
-One seeded schedule for all arms, one arm after the other: prompts that the drafter knows (one of the pairs' own tasks)
-in turn with prompts that it does not (``wild``), each with another number of users. Users who are too many stop after
-their answer; those who are to come begin at once. Resumes: an arm that is in the file is not measured again.
+One seeded schedule for all arms: prompts that the drafter knows (one of the pairs' own tasks) in turn with prompts that
+it does not (``wild``), each with another number of users. Each arm has its server, all are up, and each phase is run on
+all of them, one after the other, before the next phase: so a shared machine's moods fall on all arms. An arm's server
+rests between its phases, and remembers what it has learned.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import cycle
@@ -20,12 +20,15 @@ import typer
 
 from measure.width_arms import ADAPTIVE, FIXED, PLAIN, Arms, parse_arms
 from measure.width_load import WILD, Tokens, ask, finish, now, prompts
+from measure.width_table import read_rows
 from measure.width_traffic_report import Phase, draw, report
 from sglang_dflash.bench.client import Client
 from sglang_dflash.bench.files import append_lines
+from sglang_dflash.bench.provenance import describe_hardware, hardware
 from sglang_dflash.bench.tasks.pair_tasks import TASKS
 from sglang_dflash.user_errors import user_errors
 
+BINS = 10  # of a phase
 Value = TypeVar("Value")
 
 
@@ -43,39 +46,39 @@ def _shuffled(rng: Random, values: Sequence[Value]) -> Iterator[Value]:
         yield from rng.sample(values, len(values))
 
 
-async def run(client: Client, phases: Sequence[Phase], asked: Mapping[str, list[list[int]]], most: int) -> Tokens:
-    """The whole schedule on one arm; the tokens' times are seconds since it began."""
+async def run(client: Client, phase: Phase, waiting: Mapping[str, Iterator[list[int]]], most: int) -> Tokens:
+    """One phase on one arm; the tokens' times are seconds since it began."""
     began = now()
-    tokens, waiting = Tokens(began), {task: cycle(ids) for task, ids in asked.items()}
+    tokens, end = Tokens(began), began + phase.seconds
 
-    async def user(number: int) -> None:
-        for phase in phases:
-            while (left := began + phase.end - now()) > 0:
-                if number < phase.users:
-                    await ask(client, next(waiting[phase.task]), most, tokens)
-                else:
-                    await asyncio.sleep(left)
+    async def user() -> None:
+        while now() < end:
+            await ask(client, next(waiting[phase.task]), most, tokens)
 
-    users = [asyncio.create_task(user(number)) for number in range(max(phase.users for phase in phases))]
-    await asyncio.wait(users, timeout=phases[-1].end, return_when=asyncio.FIRST_EXCEPTION)
+    users = [asyncio.create_task(user()) for _ in range(phase.users)]
+    await asyncio.wait(users, timeout=phase.seconds, return_when=asyncio.FIRST_EXCEPTION)
     await finish(client, users)
     return tokens
 
 
 async def measure(
-    pair: str, drafter: str, arms: Sequence[str], phases: Sequence[Phase], most: int, bin_s: float, out: Path
-) -> None:
-    """A line in ``traffic.jsonl`` per arm: tokens per second in each bin."""
+    pair: str, drafter: str, arms: Sequence[str], phases: Sequence[Phase], most: int, out: Path
+) -> list[dict[str, Any]]:
+    """A row per arm: its tokens, and tokens per second in each bin."""
     async with Arms(pair, drafter, arms, max(phase.users for phase in phases), out) as servers:
         await servers.start(typer.echo)
         asked = {task: await prompts(servers.choose(arms[0]), task) for task in {phase.task for phase in phases}}
-        for arm in arms:
-            tokens = await run(servers.choose(arm), phases, asked, most)
-            starts = [number * bin_s for number in range(round(phases[-1].end / bin_s))]
-            speeds = [round(tokens.between(start, start + bin_s) / bin_s, 1) for start in starts]
-            row = {"arm": arm, "tokens": round(tokens.between(0, phases[-1].end)), "bin_s": bin_s, "speeds": speeds}
-            append_lines(out / "traffic.jsonl", [{**row, "phases": [asdict(phase) for phase in phases]}])
-            typer.echo(f"{arm}: {row['tokens']} tokens in {phases[-1].end:.0f} s")
+        waiting = {arm: {task: cycle(ids) for task, ids in asked.items()} for arm in arms}
+        rows = {arm: {"arm": arm, "tokens": 0.0, "bin_s": phases[0].seconds / BINS, "speeds": []} for arm in arms}
+        for number, phase in enumerate(phases):
+            first = number % len(arms)
+            for arm in (*arms[first:], *arms[:first]):
+                tokens = await run(servers.choose(arm), phase, waiting[arm], most)
+                row, bin_s = rows[arm], phase.seconds / BINS
+                row["tokens"] += tokens.between(0, phase.seconds)
+                row["speeds"] += [round(tokens.between(n * bin_s, (n + 1) * bin_s) / bin_s, 1) for n in range(BINS)]
+                typer.echo(f"{phase} {arm}: {tokens.between(0, phase.seconds):.0f} tokens")
+    return [{**row, "phases": [asdict(phase) for phase in phases]} for row in rows.values()]
 
 
 def main(
@@ -88,24 +91,19 @@ def main(
     loads: Annotated[str, typer.Option(help="Users in a phase, in an order that the seed draws.")] = "1,8,32",
     seed: int = 0,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 128,
+    only_report: Annotated[bool, typer.Option("--report", help="Measure nothing; print the table.")] = False,
 ) -> None:
-    """Measure the arms that are missing; print the table and draw the plot."""
+    """Measure; print the table and draw the plot."""
     out.mkdir(parents=True, exist_ok=True)
     file, plan = out / "traffic.jsonl", schedule(phases, seconds, [int(load) for load in loads.split(",")], seed)
     with user_errors():
-        chosen = parse_arms(arms)
-        done = [row["arm"] for row in read_rows(file, plan)]
-        if left := [arm for arm in chosen if arm not in done]:
-            asyncio.run(measure(pair, drafter, left, plan, max_tokens, seconds / 10, out))
-        rows = read_rows(file, plan)
+        if not only_report:
+            file.unlink(missing_ok=True)
+            append_lines(file, asyncio.run(measure(pair, drafter, parse_arms(arms), plan, max_tokens, out)))
+    rows = read_rows(file)
+    typer.echo(describe_hardware(hardware()))
     typer.echo("\n".join(report(rows)))
     draw(rows, out / "traffic.png")
-
-
-def read_rows(file: Path, plan: Sequence[Phase]) -> list[dict[str, Any]]:
-    """Finished arms of this schedule."""
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    return [row for row in rows if row["phases"] == [asdict(phase) for phase in plan]]
 
 
 if __name__ == "__main__":

@@ -20,12 +20,16 @@ class Phase:
     start: float
     end: float
 
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
 
 def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Tokens per arm in all and as a share of the best other arm's, then per phase tokens per second."""
     phases = [Phase(**phase) for phase in rows[0]["phases"]]
     columns = ["arm", "tokens", *(f"{phase.task} c={phase.users}" for phase in phases)]
-    cells = [[row["arm"], str(row["tokens"]), *(f"{speed:.0f}" for speed in by_phase(row, phases))] for row in rows]
+    cells = [[row["arm"], f"{row['tokens']:.0f}", *(f"{speed:.0f}" for speed in by_phase(row, phases))] for row in rows]
     yield Table("Traffic", "", columns, cells).markdown()
     totals = {row["arm"]: row["tokens"] for row in rows}
     others = {arm: total for arm, total in totals.items() if arm != ADAPTIVE}
@@ -55,7 +59,7 @@ def draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
         adaptive = row["arm"] == ADAPTIVE
         times = [(i + 0.5) * row["bin_s"] for i in range(len(row["speeds"]))]
         style: dict[str, Any] = {"color": "black", "linewidth": 2} if adaptive else {"linewidth": 1}
-        axes.plot(times, row["speeds"], label=f"{row['arm']}: {row['tokens']} tokens", **style)
+        axes.plot(times, row["speeds"], label=f"{row['arm']}: {row['tokens']:.0f} tokens", **style)
     for phase in rows[0]["phases"]:
         axes.axvline(phase["start"], color="0.8", linewidth=0.8, zorder=0)
         middle = (phase["start"] + phase["end"]) / 2
