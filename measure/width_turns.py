@@ -5,7 +5,8 @@ differ. Here the arms take turns within a second, so that all of them meet the s
 machine. What is compared is decoding alone: tokens over the time of decode steps that no prefill interrupted. A turn's
 first steps are left out, because they pay for the last turn (tokens that wait to be injected).
 
-A cell runs for ``--seconds``; cells that are in the file are not measured again.
+A cell runs for ``--seconds``, and longer with many users, whose steps take longer; cells that are in the file are not
+measured again.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ async def measure_drafter(pair: str, drafter: str, todo: list[Cell], seconds: fl
         for cell in todo:
             before = await steps_so_far(client)
             Random(0).shuffle(known[cell.task])
-            await drive(client, known[cell.task], cell.concurrency, seconds, most)
+            await drive(client, known[cell.task], cell.concurrency, seconds * (1 + cell.concurrency / 16), most)
             after = await steps_so_far(client)
             found = list(whole_turns(_decodes(steps)[before:after], turns.read_text().split()[before:after], cell))
             append_lines(out / "turns.jsonl", [{**asdict(cell), "turns": found}])
@@ -182,7 +183,7 @@ def main(
     drafters: str = "good,noisy,weak,mismatched",
     tasks: str = f"{OWN},{WILD}",
     concurrency: str = "1,2,4,8,16,32",
-    seconds: Annotated[float, typer.Option(help="Of a cell.")] = 30.0,
+    seconds: Annotated[float, typer.Option(help="Of a cell, and again for every 16 users.")] = 30.0,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 128,
     only_report: Annotated[bool, typer.Option("--report", help="Measure nothing; print the table.")] = False,
 ) -> None:
