@@ -6,14 +6,14 @@ if ``use_sliding_window`` is false, although ``layer_types`` may name sliding la
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_dflash.drafter.keys import SLIDING, ConfigKeys, text_config, unusable
+from sglang_dflash.drafter.keys import MOST_POSITIONS, SLIDING, ConfigKeys, text_config, unusable
 from sglang_dflash.drafter.kinds import ARCHITECTURES, kind_left_to_builtin
+from sglang_dflash.drafter.reading import inside, read_object
 from sglang_dflash.errors import DFlashError
 
 __all__ = ["DrafterConfig", "load_config", "quantization", "text_config"]
@@ -107,13 +107,13 @@ class DrafterConfig:
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             vocab_size=keys.integer("vocab_size"),
-            max_position_embeddings=keys.integer("max_position_embeddings"),
+            max_position_embeddings=keys.integer("max_position_embeddings", maximum=MOST_POSITIONS),
             rms_norm_eps=keys.number("rms_norm_eps"),
             attention_bias=bool(keys.optional("attention_bias", bool, "true or false")),
             rope_theta=rope_theta,
             rotary_dim=rotary_dim,
             rope_scaling=rope_scaling,
-            dtype=keys.get("dtype") or keys.get("torch_dtype"),
+            dtype=keys.optional("dtype", str, "a name") or keys.optional("torch_dtype", str, "a name"),
             quantization=quantization(config),
         )
 
@@ -122,26 +122,14 @@ def load_config(path: str | Path) -> dict[str, Any]:
     """Read ``config.json`` of a local model directory.
 
     Raises:
-        DFlashError: the file is missing, or is not a JSON object.
+        DFlashError: the file is missing, leads out of the directory, or is not a JSON object.
     """
-    file = Path(path) / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+    file = inside(Path(path), "config.json")
+    if file is None:
         raise DFlashError(
-            f"{file} does not exist", expected="a model directory", remedy="check the model's path"
-        ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DFlashError(
-            f"{file} is not JSON ({error})", expected="a JSON object", remedy="download the model again"
-        ) from None
-    if not isinstance(config, dict):
-        raise DFlashError(
-            f"{file} holds a {type(config).__name__}",
-            expected="a JSON object",
-            remedy="download the model again",
+            f"{Path(path) / 'config.json'} does not exist", expected="a model directory", remedy="check the model's path"
         )
-    return config
+    return read_object(file)
 
 
 def quantization(config: Mapping[str, Any]) -> str | None:

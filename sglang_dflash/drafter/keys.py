@@ -13,6 +13,10 @@ from typing import Any
 from sglang_dflash.errors import DFlashError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+LARGEST = 1 << 31  # of a count; what a file claims is multiplied and allocated
+MOST_LAYERS = 1024
+MOST_POSITIONS = 1 << 24  # of a RoPE table, which has a row for each
+_LARGEST_FLOAT = 3e38  # float32's
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -47,10 +51,10 @@ class ConfigKeys:
             raise unusable(key, value, wanted)
         return value
 
-    def integer(self, key: str, minimum: int = 1) -> int:
+    def integer(self, key: str, minimum: int = 1, maximum: int = LARGEST) -> int:
         value = self.get(key)
-        if not _is_int(value) or value < minimum:
-            raise unusable(key, value, f"an integer >= {minimum}")
+        if not _is_int(value) or not minimum <= value <= maximum:
+            raise unusable(key, value, f"an integer from {minimum} to {maximum}")
         return int(value)
 
     def optional_integer(self, key: str, minimum: int = 1) -> int | None:
@@ -62,13 +66,14 @@ class ConfigKeys:
     def mask_token_id(self) -> int:
         """The id itself: a token's *name* would need a tokenizer, and may land on an unrelated row."""
         value = self.get("mask_token_id")
-        if not _is_int(value) or value < 0:
+        if not _is_int(value) or not 0 <= value <= LARGEST:
             raise unusable("mask_token_id", value, "the integer id that the drafter was trained with")
         return int(value)
 
     def target_layer_ids(self) -> tuple[int, ...]:
         value = self.get("target_layer_ids")
-        if not isinstance(value, list | tuple) or not value or not all(_is_int(i) and i >= 0 for i in value):
+        listed = isinstance(value, list | tuple) and 0 < len(value) <= MOST_LAYERS
+        if not listed or not all(_is_int(i) and 0 <= i <= LARGEST for i in value):
             raise unusable("target_layer_ids", value, "a list of layer numbers >= 0")
         if len(set(value)) != len(value):
             raise unusable("target_layer_ids", list(value), "distinct layer numbers")
@@ -81,7 +86,7 @@ class ConfigKeys:
         return value
 
     def layer_types(self) -> tuple[str, ...]:
-        num_layers = self.integer("num_hidden_layers")
+        num_layers = self.integer("num_hidden_layers", maximum=MOST_LAYERS)
         value = self.get("layer_types")
         if value is None:
             if self.get("use_sliding_window"):
@@ -103,16 +108,23 @@ class ConfigKeys:
             parameters = self.optional("rope_scaling", Mapping, "an object") or {}
         theta = _positive("rope_theta", parameters.get("rope_theta", self.get("rope_theta")))
         factor = parameters.get("partial_rotary_factor", self.get("partial_rotary_factor"))
+        share = 1.0 if factor is None else _positive("partial_rotary_factor", factor)
         # rope_dim, if stated, is the trained width; the factor beside it is then a copy of the target's.
-        rotary_dim = parameters.get("rope_dim", int(head_dim * (1.0 if factor is None else factor)))
+        rotary_dim = parameters.get("rope_dim", int(head_dim * share))
         if not _is_int(rotary_dim) or not 0 < rotary_dim <= head_dim or rotary_dim % 2:
             raise unusable("rope_dim", rotary_dim, f"an even number up to head_dim {head_dim}")
         kind = parameters.get("rope_type", parameters.get("type", "default"))
+        if not isinstance(kind, str):
+            raise unusable("rope_type", kind, "a name")
         if kind == "default":
             return theta, rotary_dim, None
         if kind == "yarn":
-            for key in ("factor", "original_max_position_embeddings"):
+            factor, trained = (
                 _positive(f"rope_parameters.{key}", parameters.get(key))
+                for key in ("factor", "original_max_position_embeddings")
+            )
+            if factor * trained > MOST_POSITIONS:
+                raise unusable("rope_parameters.factor", factor, f"at most {MOST_POSITIONS} positions in all")
         return theta, rotary_dim, {"rope_type": kind, **parameters}
 
 
@@ -121,6 +133,7 @@ def _is_int(value: object) -> bool:
 
 
 def _positive(key: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    # Beyond float32 a number is infinite to the kernels; NaN compares as neither.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LARGEST_FLOAT:
         raise unusable(key, value, "a positive number")
     return float(value)

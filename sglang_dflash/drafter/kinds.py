@@ -34,7 +34,8 @@ def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
 
     Only what ``config.json`` declares is read; undeclared extra tensors are found by the loader.
     """
-    architecture = next(iter(config.get("architectures") or []), None)
+    architectures = config.get("architectures")
+    architecture = architectures[0] if isinstance(architectures, list) and architectures else None
     if kind := _BY_ARCHITECTURE.get(str(architecture)):
         return kind
     keys = ConfigKeys(config)

@@ -74,10 +74,13 @@ class LoadReport:
     unexpected: list[str] = field(default_factory=list)
     misshaped: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._keys = set(map(self._key, self.expected))
+
     def accepts(self, name: str, shape: tuple[int, ...]) -> bool:
         """Note a checkpoint tensor; False if it must not be loaded."""
         key = self._key(name)
-        if key not in map(self._key, self.expected):
+        if key not in self._keys:
             self.unexpected.append(name)
         elif not self.quantized and self.expected[name] != shape:
             self.misshaped.append(f"{name} is {list(shape)}, not {list(self.expected[name])}")
@@ -92,7 +95,7 @@ class LoadReport:
         Raises:
             DFlashError: naming every missing, unexpected and mis-shaped tensor.
         """
-        missing = sorted(set(map(self._key, self.expected)) - self.loaded) if complete else []
+        missing = sorted(self._keys - self.loaded) if complete else []
         problems = [
             f"{what}: {', '.join(sorted(names))}"
             for what, names in (
