@@ -19,6 +19,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packaging.version import InvalidVersion, Version
+
 from sglang_dflash.errors import DFlashError
 
 if TYPE_CHECKING:  # names that only annotations use: import them from here under ``if TYPE_CHECKING:`` too
@@ -36,7 +38,7 @@ SUPPORTED_VERSIONS = ("0.5.23",)
 ALLOW_ANY_VERSION = "SGLANG_DFLASH_ALLOW_ANY_SGLANG"
 
 # Its module imports every model of SGLang, which takes 2 s and which no launching process needs: only its text is read.
-_MODEL_REGISTRY = "sglang.srt.models.registry.ModelRegistry"
+MODEL_REGISTRY = "sglang.srt.models.registry.ModelRegistry"
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Symbol:
     def problem(self) -> str | None:
         """One line saying what is wrong with the symbol in the installed SGLang, or None."""
         try:
-            if self.path == _MODEL_REGISTRY:
+            if self.path == MODEL_REGISTRY:
                 return None if self._is_written() else f"{self.path}: not found"
             target = self.resolve()
         except (ImportError, AttributeError) as error:
@@ -155,7 +157,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "model_executor.forward_batch_info": (
         "CaptureHiddenMode",
         "ForwardBatch(forward_mode, batch_size, input_ids, req_pool_indices, seq_lens, out_cache_loc, seq_lens_sum)",
-        "ForwardBatch.compute_spec_mrope_positions",
+        "ForwardBatch.init_new(batch, model_runner, capture_hidden_mode, return_hidden_states_before_norm, "
+        "spec_mrope_positions, kv_loc_plan, write_cols)",
         "ForwardMode",
     ),
     "model_executor.model_runner_components.attention_backend_setup": ("build_attention_backends(model_runner)",),
@@ -194,6 +197,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "utils.common": (
         "async_d2h(tensor)",
         "async_h2d(args, dtype, device)",
+        "async_h2d_stack(tensors, device)",
         "get_available_gpu_memory(device, gpu_id, distributed, cpu_group)",
     ),
     # the drafter's layers
@@ -281,15 +285,29 @@ def installed_version() -> str | None:
         return None
 
 
-def check_version() -> None:
+def build_of(found: str) -> str | None:
+    """The tested release that a version is a build of (``0.5.23.post1``, ``.dev3``, ``rc1``, ``+cu129``), or None."""
+    try:
+        release = Version(Version(found).base_version)
+    except InvalidVersion:
+        return None
+    return next((tested for tested in SUPPORTED_VERSIONS if Version(tested) == release), None)
+
+
+def check_version() -> str | None:
     """Refuse an SGLang that this release was not tested with.
+
+    Returns:
+        a note for the log where the installed version is a build of a tested release, and not that release itself.
 
     Raises:
         DFlashError: naming the version found, the versions tested and the variable that overrides the check.
     """
     found = installed_version()
     if found in SUPPORTED_VERSIONS or os.environ.get(ALLOW_ANY_VERSION) == "1":
-        return
+        return None
+    if found and (tested := build_of(found)):
+        return f"SGLang {found} is taken for {tested}, the release that this package is tested with"
     raise DFlashError(
         f"SGLang {found or 'not installed'}",
         expected=f"a version this release of sglang-dflash is tested with: {', '.join(SUPPORTED_VERSIONS)}",

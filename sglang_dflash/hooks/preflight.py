@@ -15,6 +15,8 @@ from sglang_dflash.check.backends import needs_bfloat16_states
 from sglang_dflash.check.findings import raise_first_error
 from sglang_dflash.check.preflight import preflight
 from sglang_dflash.cpu import is_active as on_our_cpu_platform
+from sglang_dflash.drafter.files import ModelFiles
+from sglang_dflash.drafter.view import plain_view
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.hooks import adaptive, state_replay
 from sglang_dflash.hooks.environment import explain_environment
@@ -39,6 +41,7 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
     """Resolution hook around ``handle_model_source_paths``, the first step that knows both model paths."""
     previous(server_args)
     check_before_weights(server_args)
+    load_plain_form(server_args)
 
 
 def before_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
@@ -76,6 +79,26 @@ def check_before_weights(server_args: ServerArgs) -> None:
         declare_resolution(server_args, "sglang_dflash.check", mamba_ssm_dtype="bfloat16")
 
 
+def load_plain_form(server_args: ServerArgs) -> None:
+    """Let SGLang load a drafter that another trainer wrote from a folder with its plain form.
+
+    Raises:
+        DFlashError: the folder cannot be written.
+    """
+    args = resolving_view(server_args)
+    path = args.speculative_draft_model_path
+    if not path or builtin_requested() or not _dflash_is_asked_for(server_args):
+        return
+    if view := plain_view(ModelFiles(path, args.speculative_draft_model_revision)):
+        logger.warning("DFLASH: the drafter %s is loaded from its plain form in %s", path, view)
+        declare_resolution(
+            server_args,
+            "sglang_dflash.drafter",
+            speculative_draft_model_path=str(view),
+            speculative_draft_model_revision=None,
+        )
+
+
 @cache
 def check_sglang(machine: Machine) -> None:
     """Refuse an SGLang that this package does not fit, once in a launching process.
@@ -85,7 +108,8 @@ def check_sglang(machine: Machine) -> None:
     Raises:
         DFlashError: its version was not tested, or naming everything that it lacks.
     """
-    check_version()
+    if note := check_version():
+        logger.warning("DFLASH: %s", note)
     if machine == CPU:
         from sglang_dflash.cpu.replacements import TABLE
 

@@ -21,6 +21,32 @@ def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> 
     upstream.check_version()
 
 
+def test_the_tested_release_needs_no_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(upstream.ALLOW_ANY_VERSION, raising=False)
+    monkeypatch.setattr(upstream, "installed_version", lambda: upstream.SUPPORTED_VERSIONS[-1])
+    assert upstream.check_version() is None
+
+
+@pytest.mark.parametrize("build", [".post1", ".dev3", "rc1", "+cu129", ".post2.dev7+gabc1234", "a1"])
+def test_a_build_of_a_tested_release_is_accepted_with_a_note(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tested = upstream.SUPPORTED_VERSIONS[-1]
+    monkeypatch.delenv(upstream.ALLOW_ANY_VERSION, raising=False)
+    monkeypatch.setattr(upstream, "installed_version", lambda: tested + build)
+    assert upstream.check_version() == (
+        f"SGLang {tested}{build} is taken for {tested}, the release that this package is tested with"
+    )
+
+
+@pytest.mark.parametrize(
+    "found", [None, "", "0.5.22.post1", "0.5.24.dev3", "0.5.24rc1", "0.5.230", "0.5.23.1", "1!0.5.23", "unknown"]
+)
+def test_a_build_of_another_release_is_refused(found: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(upstream.ALLOW_ANY_VERSION, raising=False)
+    monkeypatch.setattr(upstream, "installed_version", lambda: found)
+    with pytest.raises(DFlashError, match=found.replace("+", ".") if found else "not installed"):
+        upstream.check_version()
+
+
 def test_a_missing_symbol_and_a_missing_parameter_are_both_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = upstream.Symbol("json.decode_everything")
     changed = upstream.Symbol("json.dumps", ("obj", "colour"))
