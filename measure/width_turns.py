@@ -131,6 +131,24 @@ def over_best(turns: Sequence[Turn]) -> float:
     return found[OWN_POLICY] / max(speed for arm, speed in found.items() if arm != OWN_POLICY)
 
 
+def over_chosen(turns: Sequence[Turn]) -> float:
+    """Over the arm that is the best in every other turn, judged by the rest, and the other way round: geometric mean.
+
+    The best of several noisy arms is the one that was luckiest, too: judged by turns that did not choose it, it is not.
+    """
+    halves: tuple[list[Turn], list[Turn]] = ([], [])
+    for arm in dict.fromkeys(arm for arm, *_ in turns):
+        own = [turn for turn in turns if turn[0] == arm]
+        for number, half in enumerate(halves):
+            half += own[number::2] or own
+    ratios = []
+    for chosen_by, judged_by in (halves, halves[::-1]):
+        found, judged = speeds(chosen_by), speeds(judged_by)
+        best = max((arm for arm in found if arm != OWN_POLICY), key=found.__getitem__)
+        ratios.append(judged[OWN_POLICY] / judged[best])
+    return (ratios[0] * ratios[1]) ** 0.5
+
+
 def interval(turns: Sequence[Turn], draws: int = 400) -> tuple[float, float]:
     """90 % of the resampled ratios to the arm that is best in all turns: each arm's turns drawn with replacement."""
     rng, by_arm = Random(0), defaultdict(list)
@@ -148,7 +166,7 @@ def interval(turns: Sequence[Turn], draws: int = 400) -> tuple[float, float]:
 
 def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The table, then what the adaptive width promises."""
-    lines, ratios, below = [], [], []
+    lines, ratios, unlucky, below = [], [], [], []
     gains: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         turns = [(arm, tokens, ms) for arm, tokens, ms in row["turns"]]
@@ -158,6 +176,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             continue
         found, ratio, (low, high) = speeds(turns), over_best(turns), interval(turns)
         ratios.append(ratio)
+        unlucky.append(over_chosen(turns))
         if high < OF_BEST:
             below.append(" ".join(map(str, name)))
         for arm in FIXED[1:]:
@@ -172,6 +191,8 @@ def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield ""
     enough = sum(ratio >= OF_BEST for ratio in ratios)
     yield f"adaptive over the best width: mean {mean(ratios):.3f}, {enough} of {len(ratios)} cells at {OF_BEST} or more"
+    chosen = exp(mean(map(log, unlucky)))
+    yield f"over the width that is best in the other half of the turns, geometric mean: {chosen:.3f}"
     yield f"surely below it: {', '.join(below) or 'none'}"
     block, gain = min(((arm, exp(mean(map(log, found)))) for arm, found in gains.items()), key=lambda pair: pair[1])
     yield f"over the best single block ({block}), geometric mean: {gain:.2f}, promised {OF_ONE_BLOCK}"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from measure.width_turns import FIXED, OWN_POLICY, Cell, interval, over_best, report, speeds, whole_turns
+from measure.width_turns import FIXED, OWN_POLICY, Cell, interval, over_best, over_chosen, report, speeds, whole_turns
 
 CELL = Cell("p", "d", "own", 2)
 
@@ -33,6 +33,15 @@ def test_the_interval_holds_the_ratio_and_is_wider_with_more_noise() -> None:
     assert low == pytest.approx(over_best(steady)) == pytest.approx(high)
     low, high = interval(noisy)
     assert low < over_best(noisy) < high
+
+
+def test_the_best_arm_is_not_the_luckiest() -> None:
+    """Arms alike, each lucky in other turns: the best of them all looks better than it is."""
+    luck = {"4": (2.0, 1.0), "8": (1.0, 2.0), OWN_POLICY: (1.5, 1.5)}
+    turns = [(arm, 10.0 * luck[arm][n % 2], 100.0) for arm in luck for n in range(20)]
+    assert over_chosen(turns) == pytest.approx(1.5)
+    even = [(arm, 10.0 + (arm == "8"), 100.0) for arm in luck for _ in range(20)]
+    assert over_chosen(even) == pytest.approx(over_best(even)) == pytest.approx(10 / 11)
 
 
 def test_the_report_names_what_is_surely_below() -> None:
