@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from sglang_dflash.check.backends import needs_bfloat16_states
 from sglang_dflash.check.weights import served_dtype
 from sglang_dflash.drafter.config import DrafterConfig, quantization, text_config
 from sglang_dflash.drafter.files import ModelFiles
+from sglang_dflash.drafter.tensors import copied_shapes
 from sglang_dflash.memory.fit import Demand
 from sglang_dflash.memory.machine import Machine
 from sglang_dflash.memory.parameters import drafter_parameters, target_parameters
@@ -54,7 +55,10 @@ def demand(
     context = args.context_length or text.get("max_position_embeddings") or drafter.max_position_embeddings
     return Demand(
         target_weights=_weights(target_files, target_parameters(target), dtype, quantization(target)) // tp,
-        drafter_weights=_weights(drafter_files, drafter_parameters(drafter), dtype, drafter.quantization) // tp,
+        drafter_weights=_weights(
+            drafter_files, drafter_parameters(drafter), dtype, drafter.quantization, copied_shapes(drafter)
+        )
+        // tp,
         target_kv=target_kv_per_token(text, kv_bytes=kv_bytes, tp_size=tp),
         draft_kv=draft_kv_per_token(drafter, kv_bytes=draft_kv_bytes, tp_size=tp),
         state=states(recurrent_bytes=DTYPE_BYTES[kept]),
@@ -86,12 +90,14 @@ def _page(args: Any) -> int:
     return args.page_size or (128 if "fa4" in backends else 1)
 
 
-def _weights(files: ModelFiles, parameters: int, dtype: str, quantized: str | None) -> int:
+def _weights(
+    files: ModelFiles, parameters: int, dtype: str, quantized: str | None, not_loaded: Container[str] = ()
+) -> int:
     """Bytes of a checkpoint as served: plain floats in ``dtype``, everything else as stored."""
     if files.tensors is None:
         return parameters * DTYPE_BYTES[dtype]
     return sum(
         header.numel * DTYPE_BYTES[dtype] if quantized is None and header.dtype in _FLOATS else header.num_bytes
         for name, header in files.tensors.items()
-        if not name.startswith("mtp.")  # read only by multi-token prediction
+        if name not in not_loaded and not name.startswith("mtp.")  # read only by multi-token prediction
     )

@@ -15,6 +15,7 @@ from sglang_dflash.check.pair import check_pair
 from sglang_dflash.check.remedies import With, remedies
 from sglang_dflash.check.replay import better_ratio, is_replayed
 from sglang_dflash.check.tokens import check_tokens
+from sglang_dflash.check.vocabulary import check_vocabulary
 from sglang_dflash.check.weights import check_weights
 from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.drafter.files import ModelFiles
@@ -94,6 +95,7 @@ def preflight(args: Any, machine: Machine) -> Report:
     findings.append(Finding("ok", "architecture", f"{architecture} + DFlashDraftModel"))
     findings += check_pair(drafter, target, args)
     findings += check_weights(drafter, drafter_files.tensors, target, args.dtype)
+    findings += check_vocabulary(drafter, drafter_files, target_files)
     findings += check_tokens(drafter, drafter_files, target_files, args.chat_template)
     findings += check_backends(args, machine, hybrid=hybrid)
     if hybrid:

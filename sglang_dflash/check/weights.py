@@ -8,7 +8,7 @@ from typing import Any
 from sglang_dflash.check.findings import Doubt, Finding, judge
 from sglang_dflash.drafter.config import DrafterConfig, quantization, text_config
 from sglang_dflash.drafter.files import TensorHeader
-from sglang_dflash.drafter.tensors import LoadReport, expected_shapes
+from sglang_dflash.drafter.tensors import LoadReport
 
 
 def check_weights(
@@ -35,7 +35,7 @@ def _tensors(drafter: DrafterConfig, tensors: Mapping[str, TensorHeader] | None)
             expected="a safetensors checkpoint",
             remedy="none needed: the loader checks names and shapes again",
         )
-    report = LoadReport(expected_shapes(drafter), quantized=drafter.quantization is not None)
+    report = LoadReport.of(drafter)
     for name, header in tensors.items():
         report.accepts(name.removeprefix("model."), header.shape)
     report.check(complete=True)

@@ -14,6 +14,7 @@ from typing import Any
 from sglang_dflash.drafter.keys import MOST_POSITIONS, SLIDING, ConfigKeys, text_config, unusable
 from sglang_dflash.drafter.kinds import ARCHITECTURES, kind_left_to_builtin
 from sglang_dflash.drafter.reading import inside, read_object
+from sglang_dflash.drafter.trainers import plain_form
 from sglang_dflash.errors import DFlashError
 
 __all__ = ["DrafterConfig", "load_config", "quantization", "text_config"]
@@ -34,6 +35,8 @@ class DrafterConfig:
             are causal and full layers bidirectional unless ``is_causal`` says otherwise for all.
         rotary_dim: dimensions of a head that RoPE turns.
         rope_scaling: parameters of a scaled RoPE (YaRN), ``rope_type`` included; None for plain RoPE.
+        draft_vocab_size: token ids that it drafts from, marked in its tensor ``t2d``; None for the whole vocabulary.
+        copies_vocabulary: whether its tensors hold copies of the target's embedding and LM head, which are not loaded.
         dtype: the checkpoint's dtype as it names it; None if it does not say.
         quantization: quantisation method of the checkpoint, None for plain weights.
     """
@@ -58,6 +61,8 @@ class DrafterConfig:
     rope_theta: float
     rotary_dim: int
     rope_scaling: Mapping[str, Any] | None
+    draft_vocab_size: int | None
+    copies_vocabulary: bool
     dtype: str | None
     quantization: str | None
 
@@ -72,11 +77,13 @@ class DrafterConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> DrafterConfig:
-        """Parse a drafter's configuration.
+        """Parse a drafter's configuration, in any trainer's form.
 
         Raises:
-            DFlashError: the drafter is of another kind (:func:`kind_left_to_builtin`), or a key is unusable.
+            DFlashError: the drafter is of another kind (:func:`kind_left_to_builtin`), its trainer's form cannot be
+                served (:func:`plain_form`), or a key is unusable.
         """
+        config = plain_form(config)
         if kind := kind_left_to_builtin(config):
             raise DFlashError(
                 f"the drafter is of the kind {kind}",
@@ -113,6 +120,8 @@ class DrafterConfig:
             rope_theta=rope_theta,
             rotary_dim=rotary_dim,
             rope_scaling=rope_scaling,
+            draft_vocab_size=keys.draft_vocab_size(),
+            copies_vocabulary=bool(keys.optional("copies_vocabulary", bool, "true or false")),
             dtype=keys.optional("dtype", str, "a name") or keys.optional("torch_dtype", str, "a name"),
             quantization=quantization(config),
         )
@@ -127,7 +136,9 @@ def load_config(path: str | Path) -> dict[str, Any]:
     file = inside(Path(path), "config.json")
     if file is None:
         raise DFlashError(
-            f"{Path(path) / 'config.json'} does not exist", expected="a model directory", remedy="check the model's path"
+            f"{Path(path) / 'config.json'} does not exist",
+            expected="a model directory",
+            remedy="check the model's path",
         )
     return read_object(file)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dflash.drafter.config import load_config
+from sglang_dflash.drafter.trainers import plain_form
 from sglang_dflash.errors import DFlashError
 
 
@@ -52,7 +53,16 @@ class ModelFiles:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """``config.json``.
+        """``config.json``, in the plain form if another trainer wrote it.
+
+        Raises:
+            DFlashError: there is none, the hub cannot be reached, or the trainer's form cannot be served.
+        """
+        return dict(plain_form(self.published))
+
+    @cached_property
+    def published(self) -> dict[str, Any]:
+        """``config.json`` as its trainer wrote it.
 
         Raises:
             DFlashError: there is none, or the hub cannot be reached.

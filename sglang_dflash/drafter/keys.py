@@ -25,6 +25,12 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return nested if isinstance(nested, Mapping) else config
 
 
+def architecture(config: Mapping[str, Any]) -> str | None:
+    """The first of ``architectures``; None if there is none."""
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else None
+
+
 def unusable(key: str, value: object, expected: str) -> DFlashError:
     """The error for a key that is missing (``value`` None) or holds something else than ``expected``."""
     found = "is missing" if value is None else f"is {value!r}"
@@ -80,10 +86,19 @@ class ConfigKeys:
         return tuple(value)
 
     def is_causal(self) -> bool | None:
-        """Causality of all layers; ModelOpt exports spell it ``dflash_config.causal``."""
-        key = "causal" if self.get("is_causal") is None else "is_causal"
-        value: bool | None = self.optional(key, bool, "true or false")
-        return value
+        """Causality of all layers, which vLLM's readers also know as ``dflash_config.causal``."""
+        stated: bool | None = self.optional("is_causal", bool, "true or false")
+        other: bool | None = self.optional("causal", bool, "true or false")
+        if stated is not None and other is not None and stated != other:
+            raise unusable("is_causal", stated, f"the same as dflash_config.causal, which is {other}")
+        return other if stated is None else stated
+
+    def draft_vocab_size(self) -> int | None:
+        """Size of a reduced vocabulary to draft from; None if the drafter drafts from the target's whole one."""
+        size, whole = self.optional_integer("draft_vocab_size"), self.integer("vocab_size")
+        if size is not None and size > whole:
+            raise unusable("draft_vocab_size", size, f"up to vocab_size {whole}")
+        return None if size == whole else size
 
     def layer_types(self) -> tuple[str, ...]:
         num_layers = self.integer("num_hidden_layers", maximum=MOST_LAYERS)

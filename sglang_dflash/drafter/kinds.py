@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sglang_dflash.drafter.keys import ConfigKeys
+from sglang_dflash.drafter.keys import ConfigKeys, architecture
 
 ARCHITECTURES = ("DFlashDraftModel",)
 
@@ -27,6 +27,7 @@ _BY_KEY = {
     "attention_sink_bias": "MiMo (attention sinks)",
     "attention_value_scale": "MiMo (attention value scale)",
 }
+_BY_HEAD = {"domino": "Domino (GRU correction)", "dspark": "DSpark (Markov head)"}
 
 
 def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
@@ -34,18 +35,18 @@ def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
 
     Only what ``config.json`` declares is read; undeclared extra tensors are found by the loader.
     """
-    architectures = config.get("architectures")
-    architecture = architectures[0] if isinstance(architectures, list) and architectures else None
-    if kind := _BY_ARCHITECTURE.get(str(architecture)):
+    name = architecture(config)
+    if kind := _BY_ARCHITECTURE.get(str(name)):
         return kind
     keys = ConfigKeys(config)
     if kind := next((kind for key, kind in _BY_KEY.items() if keys.get(key)), None):
         return kind
-    if keys.get("projector_type") == "domino":
-        return "Domino (GRU correction)"
+    head = keys.get("projector_type")
+    if head not in (None, "dflash"):
+        return _BY_HEAD.get(str(head), f"DFlash with the head {head}")
     if keys.get("sample_from_anchor") is False:
         return "Nemotron (block without its anchor)"
     activation = keys.get("hidden_act")
     if activation not in (None, "silu"):
         return f"DFlash with the activation {activation}"
-    return None if architecture in ARCHITECTURES else f"unknown (architecture {architecture})"
+    return None if name in ARCHITECTURES else f"unknown (architecture {name})"

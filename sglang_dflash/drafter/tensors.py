@@ -6,8 +6,9 @@ serving it without its extra weights would draft badly without a word.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
@@ -22,6 +23,18 @@ _FUSED: dict[str, tuple[str, str | int]] = {
 }
 
 
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+TARGET_TO_DRAFT, DRAFT_TO_TARGET = "t2d", "d2t"
+
+
+class _Shaped(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+Tensor = TypeVar("Tensor", bound=_Shaped)
+
+
 def destination(name: str) -> tuple[str, str | int | None]:
     """Parameter and shard of a checkpoint tensor: ``layers.0.mlp.up_proj.weight`` is shard 1 of gate_up."""
     parts = name.split(".")
@@ -33,7 +46,7 @@ def destination(name: str) -> tuple[str, str | int | None]:
 
 
 def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor in an unquantised checkpoint, by its name there."""
+    """Shape of every tensor that an unquantised checkpoint must have, by its name there."""
     hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
     queries, keys = config.num_heads * head, config.num_kv_heads * head
     layer: dict[str, tuple[int, ...]] = {
@@ -57,6 +70,22 @@ def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     shapes = {f"layers.{i}.{name}": shape for i in range(config.num_layers) for name, shape in layer.items()}
     shapes["fc.weight"] = (hidden, len(config.target_layer_ids) * hidden)
     shapes["hidden_norm.weight"] = shapes["norm.weight"] = (hidden,)
+    if config.draft_vocab_size is not None:
+        shapes[TARGET_TO_DRAFT] = (config.vocab_size,)
+    return shapes
+
+
+def copied_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of tensors that a checkpoint may have and that are not loaded: the target has them, or ``t2d`` says it."""
+    if not config.copies_vocabulary:
+        return {}
+    drafted = config.draft_vocab_size or config.vocab_size
+    shapes: dict[str, tuple[int, ...]] = {
+        EMBEDDING: (config.vocab_size, config.hidden_size),
+        HEAD: (drafted, config.hidden_size),
+    }
+    if config.draft_vocab_size is not None:
+        shapes[DRAFT_TO_TARGET] = (drafted,)
     return shapes
 
 
@@ -66,13 +95,21 @@ class LoadReport:
 
     A quantised checkpoint's layout is its quantisation method's business: there only the modules are
     compared.
+
+    Attributes:
+        copied: shapes of tensors that are known and not loaded.
     """
 
     expected: Mapping[str, tuple[int, ...]]
     quantized: bool
+    copied: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     loaded: set[str] = field(default_factory=set)
     unexpected: list[str] = field(default_factory=list)
     misshaped: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, config: DrafterConfig) -> LoadReport:
+        return cls(expected_shapes(config), config.quantization is not None, copied_shapes(config))
 
     def __post_init__(self) -> None:
         self._keys = set(map(self._key, self.expected))
@@ -80,6 +117,10 @@ class LoadReport:
     def accepts(self, name: str, shape: tuple[int, ...]) -> bool:
         """Note a checkpoint tensor; False if it must not be loaded."""
         key = self._key(name)
+        if name in self.copied:
+            if self.copied[name] != shape:
+                self.misshaped.append(f"{name} is {list(shape)}, not {list(self.copied[name])}")
+            return False
         if key not in self._keys:
             self.unexpected.append(name)
         elif not self.quantized and self.expected[name] != shape:
@@ -88,6 +129,13 @@ class LoadReport:
             self.loaded.add(key)
             return True
         return False
+
+    def place(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, str | int | None, Tensor]]:
+        """What is to be loaded: parameter, shard of it, tensor; the rest is noted for :meth:`check`."""
+        for name, tensor in weights:
+            name = name.removeprefix("model.")
+            if not name.endswith("rotary_emb.inv_freq") and self.accepts(name, tuple(tensor.shape)):
+                yield *destination(name), tensor
 
     def check(self, *, complete: bool) -> None:
         """Raise if anything was wrong, or if the checkpoint was to be complete and is not.
@@ -113,4 +161,4 @@ class LoadReport:
             )
 
     def _key(self, name: str) -> str:
-        return name.rpartition(".")[0] if self.quantized else name
+        return (name.rpartition(".")[0] or name) if self.quantized else name

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.served import drafter_config
-from sglang_dflash.drafter.tensors import LoadReport, destination, expected_shapes
+from sglang_dflash.drafter.tensors import TARGET_TO_DRAFT, LoadReport
 from sglang_dflash.model.attention import DrafterAttention, window_left
 from sglang_dflash.model.context import ContextProjection
 from sglang_dflash.model.norms import BlockNormRope, QKNormRope
@@ -116,13 +116,16 @@ class DFlashDraftModel(nn.Module):
             positions=config.context_len + 2 * get_spec().speculative_num_draft_tokens,
         )
         self._context_projection = ContextProjection(attentions, self.qk_norm_rope)
+        if parsed.draft_vocab_size is not None:
+            self.register_buffer(TARGET_TO_DRAFT, torch.zeros(parsed.vocab_size, dtype=torch.bool))
         self._vocabulary: TargetVocabulary | None = None
         self.rates_drafts = False
         self._complete = False
 
     def set_vocabulary(self, vocabulary: TargetVocabulary) -> None:
         """Use the target's embedding and LM head; before the first forward."""
-        self._vocabulary = vocabulary
+        drafted = getattr(self, TARGET_TO_DRAFT, None)
+        self._vocabulary = vocabulary if drafted is None else vocabulary.reduced(drafted)
 
     @torch.no_grad()
     def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any) -> DraftOutput:
@@ -176,14 +179,10 @@ class DFlashDraftModel(nn.Module):
         Raises:
             DFlashError: a tensor is missing, unexpected or mis-shaped.
         """
-        report = LoadReport(expected_shapes(self.drafter_config), bool(self.drafter_config.quantization))
-        params = dict(self.named_parameters())
-        for name, tensor in weights:
-            name = name.removeprefix("model.")
-            if name.endswith("rotary_emb.inv_freq") or not report.accepts(name, tuple(tensor.shape)):
-                continue
-            param_name, shard = destination(name)
-            loader = getattr(params[param_name], "weight_loader", default_weight_loader)
-            loader(params[param_name], tensor, *(() if shard is None else (shard,)))
+        report = LoadReport.of(self.drafter_config)
+        params: dict[str, Tensor] = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        for name, shard, tensor in report.place(weights):
+            loader = getattr(params[name], "weight_loader", default_weight_loader)
+            loader(params[name], tensor, *(() if shard is None else (shard,)))
         report.check(complete=not self._complete)
         self._complete = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class TargetVocabulary:
         num_ids: token ids of this rank's shard, padding and added vocabulary excluded.
         mask_token_id: token id of the block's positions after the anchor.
         mask_embedding: what the drafter sees there, [H], in the dtype of the embedding; None for the target's own row.
+        drafted: bool [num_ids], the ids that may be drafted; None for all of them.
     """
 
     embedding: Any
@@ -36,6 +37,7 @@ class TargetVocabulary:
     num_ids: int
     mask_token_id: int
     mask_embedding: Tensor | None
+    drafted: Tensor | None = None
 
     @classmethod
     def of(cls, target: Any, *, mask_token_id: int, mask_embedding: Tensor | None) -> TargetVocabulary:
@@ -72,6 +74,14 @@ class TargetVocabulary:
             mask_token_id=mask_token_id,
             mask_embedding=mask_embedding,
         )
+
+    def reduced(self, drafted: Tensor) -> TargetVocabulary:
+        """The same, with fewer tokens to draft from.
+
+        Args:
+            drafted: bool [vocabulary]; this rank's part of it is kept as a view, which follows updates of the weights.
+        """
+        return replace(self, drafted=drafted[self.first_id : self.first_id + self.num_ids])
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings [n, H] of int64 [n]."""
@@ -112,6 +122,10 @@ class TargetVocabulary:
         return tokens, (best - shards[..., 2].logsumexp(dim=0)).exp_() if rated else None
 
     def _shard_logits(self, hidden: Tensor) -> Tensor:
+        logits = self._whole_shard_logits(hidden)
+        return logits if self.drafted is None else logits.masked_fill(~self.drafted, float("-inf"))
+
+    def _whole_shard_logits(self, hidden: Tensor) -> Tensor:
         weight = self.lm_head.weight
         if weight.is_floating_point() and weight.itemsize > 1:
             return linear(hidden.to(weight.dtype), weight[: self.num_ids])

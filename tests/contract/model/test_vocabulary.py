@@ -57,3 +57,20 @@ def test_a_target_without_an_lm_head_is_refused() -> None:
     del model.lm_head
     with pytest.raises(DFlashError, match="no lm_head"):
         TargetVocabulary.of(model, mask_token_id=MASK, mask_embedding=None)
+
+
+def test_only_a_reduced_vocabularys_tokens_are_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = SimpleNamespace(tp_group=SimpleNamespace(world_size=1))
+    monkeypatch.setattr("sglang_dflash.model.vocabulary.get_parallel", lambda: alone)
+    hidden = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    vocabulary = TargetVocabulary.of(target(), mask_token_id=MASK, mask_embedding=None)
+    drafted = torch.tensor([True, False, False, True, False, True, False, False])
+    logits = hidden @ vocabulary.lm_head.weight.T
+    best = logits.masked_fill(~drafted, float("-inf")).softmax(-1).max(-1)
+    reduced = vocabulary.reduced(drafted)
+    tokens, confidence = reduced.argmax_token(hidden, rated=True)
+    assert confidence is not None
+    assert torch.equal(tokens, best.indices) and not torch.equal(tokens, vocabulary.argmax_token(hidden)[0])
+    torch.testing.assert_close(confidence, best.values)
+    drafted.copy_(torch.arange(8) == 6)  # an update of the drafter's weights
+    assert reduced.argmax_token(hidden)[0].tolist() == [6] * 6

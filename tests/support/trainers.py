@@ -1,0 +1,115 @@
+"""Tiny checkpoints as other trainers write them, from the fixtures' keys and tensor names; and the plain way."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+FOLDER = Path(__file__).parents[1] / "fixtures" / "trainers"
+FULL, SLIDING = "full_attention", "sliding_attention"
+_YARN = {"type": "yarn", "factor": 48.0, "original_max_position_embeddings": 4096, "beta_fast": 1.0, "beta_slow": 1.0}
+_YARN |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+
+# The drafter that all fixtures describe, in z-lab's keys, and what is different in each.
+_PLAIN: dict[str, Any] = {
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "block_size": 16,
+    "dflash_config": {"mask_token_id": 900, "target_layer_ids": [1, 3, 5]},
+    "dtype": "bfloat16",
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "layer_types": [FULL, FULL],
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "num_target_layers": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "sliding_window": None,
+    "vocab_size": 1024,
+}
+_TWO_TAPS = {"block_size": 8, "dflash_config": {"mask_token_id": 900, "target_layer_ids": [1, 5]}}
+SERVED: dict[str, dict[str, Any]] = {
+    "specforge": {"layer_types": [SLIDING, FULL], "sliding_window": 2048, "rope_theta": 1e7},
+    "speculators": {"block_size": 8, "num_target_layers": None},
+    "speculators-reduced": {
+        "block_size": 8,
+        "num_target_layers": None,
+        "layer_types": [SLIDING, FULL],
+        "sliding_window": 2048,
+        "is_causal": False,
+    },
+    "automodel": {"is_causal": False},
+    "automodel-window": {"layer_types": [SLIDING, SLIDING], "sliding_window": 2048, "is_causal": False},
+    "automodel-jetspec": {"is_causal": True},
+    "modelopt": {**_TWO_TAPS, "rope_scaling": _YARN},
+    "modelopt-window": {
+        **_TWO_TAPS,
+        "layer_types": [SLIDING, SLIDING],
+        "sliding_window": 2048,
+        "is_causal": False,
+    },
+}
+
+
+def config(name: str) -> dict[str, Any]:
+    """The fixture's ``config.json``."""
+    found: dict[str, Any] = json.loads((FOLDER / name / "config.json").read_text())
+    return found
+
+
+def plain_config(name: str) -> dict[str, Any]:
+    """The same drafter in z-lab's keys."""
+    return {**copy.deepcopy(_PLAIN), **copy.deepcopy(SERVED[name])}
+
+
+def write_target(folder: Path, *, tied: bool = False) -> dict[str, Tensor]:
+    """A target's configuration and vocabulary: 1024 tokens of width 64."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"tie_word_embeddings": tied, "vocab_size": 1024}))
+    tensors = {"model.embed_tokens.weight": _random(1024, 64, seed=1)}
+    if not tied:
+        tensors["lm_head.weight"] = _random(1024, 64, seed=2)
+    save_file(tensors, folder / "model.safetensors")
+    return tensors
+
+
+def tensors_of(name: str, target: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Random tensors with the fixture's names, shapes and dtypes; its vocabulary is a copy of the target's."""
+    header: dict[str, tuple[str, list[int]]] = json.loads((FOLDER / name / "tensors.json").read_text())
+    shapes = {key: shape for key, (dtype, shape) in header.items() if dtype == "BF16"}
+    tensors = {key: _random(*shape, seed=seed) for seed, (key, shape) in enumerate(sorted(shapes.items()), 10)}
+    embedding = target["model.embed_tokens.weight"]
+    ids = torch.arange(embedding.shape[0])
+    if "t2d" in header:
+        drafted = torch.randperm(len(ids), generator=torch.Generator().manual_seed(3)) < header["d2t"][1][0]
+        ids = drafted.nonzero().flatten()
+        tensors |= {"t2d": drafted, "d2t": ids - torch.arange(len(ids))}
+    if "embed_tokens.weight" in header:
+        tensors["embed_tokens.weight"] = embedding.clone()
+        tensors["lm_head.weight"] = target.get("lm_head.weight", embedding)[ids]
+    assert {key: list(tensor.shape) for key, tensor in tensors.items()} == {key: h[1] for key, h in header.items()}
+    return tensors
+
+
+def write(folder: Path, written: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    """A drafter's directory."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(written))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def _random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()

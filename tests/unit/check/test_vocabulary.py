@@ -1,0 +1,88 @@
+"""A drafter's own embedding and LM head: copies of the target's, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from sglang_dflash.check.findings import Finding
+from sglang_dflash.check.vocabulary import check_vocabulary
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.files import ModelFiles
+from tests.support.trainers import config, tensors_of, write, write_target
+
+FORMS = ["speculators", "speculators-reduced"]
+Edit = Callable[[dict[str, Tensor]], object]
+
+
+def finding(tmp_path: Path, name: str, edit: Edit = lambda tensors: None, *, tied: bool = False) -> Finding:
+    tensors = tensors_of(name, write_target(tmp_path / "target", tied=tied))
+    edit(tensors)
+    folder = write(tmp_path / "drafter", config(name), tensors)
+    files = ModelFiles(str(folder)), ModelFiles(str(tmp_path / "target"))
+    [found] = check_vocabulary(DrafterConfig.load(folder), *files)
+    return found
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_copy_of_the_targets_passes(tmp_path: Path, name: str, tied: bool) -> None:
+    found = finding(tmp_path, name, tied=tied)
+    assert found.level == "ok"
+    assert "embed_tokens.weight and lm_head.weight compared" in found.value
+    assert f"{512 if name.endswith('reduced') else 1024} tokens" in found.value
+
+
+def test_a_copy_in_a_wider_dtype_passes(tmp_path: Path) -> None:
+    def widen(tensors: dict[str, Tensor]) -> None:
+        tensors["embed_tokens.weight"] = tensors["embed_tokens.weight"].float()
+
+    assert finding(tmp_path, "speculators", widen).level == "ok"
+
+
+@pytest.mark.parametrize("table", ["embed_tokens.weight", "lm_head.weight"])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_trained_table_is_refused(tmp_path: Path, name: str, table: str) -> None:
+    found = finding(tmp_path, name, lambda tensors: tensors[table].mul_(1.01))
+    assert found.level == "error"
+    assert found.value == f"the drafter's {table} is not the target's"
+
+
+def test_rows_in_another_order_are_refused(tmp_path: Path) -> None:
+    def flip(tensors: dict[str, Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["lm_head.weight"].flip(0).contiguous()
+
+    found = finding(tmp_path, "speculators-reduced", flip)
+    assert found.value == "the drafter's lm_head.weight is not the target's"
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda tensors: tensors["d2t"].add_(1),
+        lambda tensors: tensors["t2d"].logical_not_(),
+        lambda tensors: tensors["t2d"].fill_(True),
+    ],
+    ids=["shifted", "the other half", "all tokens"],
+)
+def test_two_maps_that_disagree_are_refused(tmp_path: Path, edit: Edit) -> None:
+    found = finding(tmp_path, "speculators-reduced", edit)
+    assert found.level == "error" and found.value.startswith("t2d marks")
+
+
+def test_without_the_targets_weights_there_is_a_doubt(tmp_path: Path) -> None:
+    write_target(tmp_path / "target")
+    (tmp_path / "target" / "model.safetensors").unlink()
+    folder = write(tmp_path / "drafter", config("speculators"), {"a": torch.zeros(1)})
+    files = ModelFiles(str(folder)), ModelFiles(str(tmp_path / "target"))
+    [found] = check_vocabulary(DrafterConfig.load(folder), *files)
+    assert found.level == "warn"
+
+
+def test_a_drafter_without_a_vocabulary_is_not_asked(tmp_path: Path) -> None:
+    files = ModelFiles(str(tmp_path))
+    assert list(check_vocabulary(DrafterConfig.from_dict(config("specforge")), files, files)) == []

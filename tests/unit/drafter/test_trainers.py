@@ -1,0 +1,202 @@
+"""Drafters of other trainers, with the keys and tensor names that their own code writes (tests/fixtures/trainers).
+
+Each that is served loads the same tensors into the same places as the same drafter in the plain form.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.files import ModelFiles
+from sglang_dflash.drafter.kinds import kind_left_to_builtin
+from sglang_dflash.drafter.tensors import LoadReport, expected_shapes
+from sglang_dflash.drafter.trainers import plain_form
+from sglang_dflash.errors import DFlashError
+from tests.support.trainers import FOLDER, SERVED, config, plain_config, tensors_of, write, write_target
+
+VOCABULARY = {"embed_tokens.weight", "lm_head.weight", "t2d", "d2t"}
+Placed = dict[tuple[str, str | int | None], Tensor]
+
+
+def loaded(folder: Path) -> Placed:
+    """What the drafter model loads: tensor by parameter and shard."""
+    report = LoadReport.of(DrafterConfig.load(folder))
+    placed: Placed = {
+        (name, shard): tensor for name, shard, tensor in report.place(load_file(folder / "model.safetensors").items())
+    }
+    report.check(complete=True)
+    return placed
+
+
+def assert_same(found: Placed, expected: Placed) -> None:
+    assert found.keys() == expected.keys()
+    for place, tensor in expected.items():
+        assert torch.equal(found[place], tensor), place
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_is_read_as_the_same_drafter_in_the_plain_form(name: str) -> None:
+    plain = DrafterConfig.from_dict(plain_config(name))
+    found = DrafterConfig.from_dict(config(name))
+    assert dataclasses.replace(found, draft_vocab_size=None, copies_vocabulary=False) == plain
+    assert found.draft_vocab_size == (512 if name == "speculators-reduced" else None)
+    assert found.copies_vocabulary == name.startswith("speculators")
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_loads_the_tensors_of_the_same_drafter_in_the_plain_form(name: str, tmp_path: Path) -> None:
+    tensors = tensors_of(name, write_target(tmp_path / "target"))
+    found = loaded(write(tmp_path / "trainer", config(name), tensors))
+    body = {key: tensor for key, tensor in tensors.items() if key not in VOCABULARY}
+    expected = loaded(write(tmp_path / "plain", plain_config(name), body))
+    if "t2d" in tensors:
+        expected["t2d", None] = tensors["t2d"]
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
+    tensors = tensors_of(name, write_target(tmp_path / "target"))
+    lost = "t2d" if "t2d" in tensors else "layers.1.self_attn.v_proj.weight"
+    del tensors[lost]
+    with pytest.raises(DFlashError, match=f"missing: {lost}"):
+        loaded(write(tmp_path / "trainer", config(name), tensors))
+
+
+def test_a_copied_vocabulary_has_the_shape_that_the_configuration_says(tmp_path: Path) -> None:
+    tensors = tensors_of("speculators-reduced", write_target(tmp_path / "target"))
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][:100].clone()
+    with pytest.raises(DFlashError, match=r"lm_head.weight is \[100, 64\], not \[512, 64\]"):
+        loaded(write(tmp_path / "trainer", config("speculators-reduced"), tensors))
+
+
+def test_a_plain_drafter_with_a_vocabulary_of_its_own_is_refused(tmp_path: Path) -> None:
+    tensors = tensors_of("speculators", write_target(tmp_path / "target"))
+    with pytest.raises(DFlashError, match=r"unexpected: embed_tokens.weight, lm_head.weight"):
+        loaded(write(tmp_path / "plain", plain_config("speculators"), tensors))
+
+
+def test_files_hand_out_the_plain_form(tmp_path: Path) -> None:
+    folder = write(tmp_path / "d", config("automodel"), {"a": torch.zeros(1)})
+    files = ModelFiles(str(folder))
+    assert files.published["architectures"] == ["Qwen3DFlashDraftModel"]
+    assert files.config["architectures"] == ["DFlashDraftModel"]
+
+
+@pytest.mark.parametrize("name", ["specforge", "modelopt", "zlab-later"])
+def test_a_plain_configuration_is_left_alone(name: str) -> None:
+    assert plain_form(config(name)) == config(name)
+
+
+def test_the_plain_form_is_its_own() -> None:
+    for name in SERVED:
+        plain = plain_form(config(name))
+        assert plain_form(plain) == plain
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("name", "kind"),
+        [
+            ("specforge-domino", "Domino"),
+            ("specforge-dspark", "DSpark .Markov head., as SpecForge writes it"),
+            ("automodel-domino", "Domino"),
+        ],
+    )
+    def test_another_kind_is_named(self, name: str, kind: str) -> None:
+        with pytest.raises(DFlashError, match=f"of the kind {kind}"):
+            DrafterConfig.from_dict(config(name))
+
+    def test_what_sglang_serves_has_the_class_that_sglang_knows(self) -> None:
+        for name in ("specforge-domino", "automodel-domino"):
+            plain = plain_form(config(name))
+            assert plain["architectures"] == ["DFlashDraftModel"]
+            assert kind_left_to_builtin(plain) == "Domino (GRU correction)"
+        dflash2 = plain_form({**config("automodel"), "architectures": ["Qwen3DFlash2DraftModel"]})
+        assert kind_left_to_builtin(dflash2) == "DFlash2 (candidate selector)"
+
+    def test_a_head_of_modelopts_is_named(self) -> None:
+        dspark = config("modelopt")
+        dspark["dflash_config"]["projector_type"] = "dspark"
+        with pytest.raises(DFlashError, match="DSpark"):
+            DrafterConfig.from_dict(dspark)
+
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"speculators_model_type": "eagle3"}, "speculators_model_type 'eagle3'"),
+            ({"sample_from_anchor": True}, "sample_from_anchor true"),
+            ({"aux_hidden_state_layer_ids": [0, 4, 6]}, r"aux_hidden_state_layer_ids is \[0, 4, 6\]"),
+            ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids is missing"),
+            ({"aux_hidden_state_layer_ids": [2, "4"]}, "aux_hidden_state_layer_ids is"),
+            ({"transformer_layer_config": None}, "transformer_layer_config is missing"),
+            ({"target_hidden_size": 128}, "target_hidden_size 128, hidden_size 64"),
+            ({"mask_token_id": None}, "mask_token_id is missing"),
+            ({"block_size": "8"}, "block_size is '8'"),
+            ({"draft_vocab_size": 2048}, "draft_vocab_size is 2048"),
+        ],
+    )
+    def test_a_speculators_drafter_that_cannot_be_served(self, changes: dict[str, Any], named: str) -> None:
+        with pytest.raises(DFlashError, match=named):
+            DrafterConfig.from_dict({**config("speculators"), **changes})
+
+    def test_two_statements_about_causality_that_differ(self) -> None:
+        """What AutoModel's JetSpec writes, once somebody has renamed its class for a server."""
+        renamed = {**config("automodel-jetspec"), "architectures": ["DFlashDraftModel"]}
+        with pytest.raises(DFlashError, match="is_causal is False") as error:
+            DrafterConfig.from_dict(renamed)
+        assert "dflash_config.causal, which is True" in error.value.expected
+
+
+class TestSpeculatorsRope:
+    """A target's multimodal RoPE, copied into the drafter's configuration, which its trainer does not apply."""
+
+    @pytest.mark.parametrize(
+        "copied",
+        [
+            {"mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25},
+            {"mrope_section": [3, 3, 2], "mrope_interleaved": True, "partial_rotary_factor": 1.0},
+        ],
+    )
+    def test_the_whole_head_turns(self, copied: dict[str, Any]) -> None:
+        written = config("speculators")
+        written["transformer_layer_config"]["rope_parameters"] |= copied
+        assert DrafterConfig.from_dict(written) == DrafterConfig.from_dict(config("speculators"))
+
+    def test_of_two_layer_types_the_sliding_ones_is_taken(self) -> None:
+        written = config("speculators")
+        both = {"sliding_attention": {"rope_theta": 5.0}, "full_attention": {"rope_theta": 7.0}}
+        written["transformer_layer_config"]["rope_parameters"] = both
+        assert DrafterConfig.from_dict(written).rope_theta == 5.0
+
+
+class TestLaterRevision:
+    """A published drafter that was replaced in place by one of another shape."""
+
+    def test_its_layers_taps_and_window_are_its_own(self) -> None:
+        later = DrafterConfig.from_dict(config("zlab-later"))
+        assert (later.num_layers, later.block_size, later.sliding_window) == (6, 16, 4096)
+        assert later.target_layer_ids == (1, 6, 11, 16, 22, 27, 32, 37)
+        assert later.causal == (True,) * 5 + (False,)
+        shapes = expected_shapes(later)
+        assert (len(shapes), sum(map(math.prod, shapes.values()))) == (69, 385_906_176)
+
+    def test_the_earlier_ones_weights_do_not_pass_for_it(self) -> None:
+        earlier = json.loads((FOLDER.parent / "cards" / "Qwen3.6-35B-A3B" / "drafter" / "config.json").read_text())
+        report = LoadReport.of(DrafterConfig.from_dict(config("zlab-later")))
+        for name, shape in expected_shapes(DrafterConfig.from_dict(earlier)).items():
+            report.accepts(name, shape)
+        with pytest.raises(DFlashError) as error:
+            report.check(complete=True)
+        assert "fc.weight is [2048, 10240], not [2048, 16384]" in error.value.value
+        assert "unexpected: layers.6." in error.value.value
