@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from sglang_dflash.drafter.reading import read_object
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.width.adaptive import AdaptiveWidth
 from sglang_dflash.width.cost import CostTable
@@ -65,11 +66,11 @@ def read_config(path: str | None) -> WidthConfig:
     if path is None:
         return WidthConfig()
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _refusal(f"{path}: {error}", "a readable JSON file", "name one, or leave the flag out") from error
-    if not isinstance(found, dict):
-        raise _refusal(f"{path}: {_short(found)}", "a JSON object", 'write one, such as {"policy": "adaptive"}')
+        found = read_object(Path(path))
+    except DFlashError as error:
+        raise _refusal(
+            error.value, 'a JSON object, such as {"policy": "adaptive"}', "write one, or leave the flag out"
+        ) from None
     return parse_config(found)
 
 
@@ -145,7 +146,10 @@ def _is_int(value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        text = "lists in lists"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -12,6 +12,8 @@ SAVED = 3.0
 """Steps' worth of time that a purse holds at most, and so a probe may be expected to lose."""
 DEAREST = 0.5
 """Steps' worth that one on a suspicion may lose, unless none is cheaper."""
+HARDLY = 0.1
+"""Steps' worth that a wider width may lose more than the next one, to be tried in its place."""
 UP_EVERY, DOWN_EVERY, DOUBT_EVERY = 8, 128, 4
 """Steps at least between probes of a wider width, of a narrower one, and of a doubtful cost."""
 
@@ -41,9 +43,9 @@ class Explorer:
     A probe loses the time in which the best width would have made the same tokens. It waits until its expected loss is
     affordable, from a purse that every step fills with a share of its own time:
 
-    - Regular: the next wider width shows whether drafts survive further than thought, every ``UP_EVERY`` steps where it
-      costs little, every 80 where it loses half a step; when a request comes or goes, ahead of what was saved. The next
-      narrower one, rarely, shows what it costs now.
+    - Regular: a wider width shows whether drafts survive further than thought, every ``UP_EVERY`` steps where it costs
+      little, every 80 where it loses half a step; when a request comes or goes, ahead of what was saved. It is the next
+      one, or the widest that hardly loses more. The next narrower one, rarely, shows what it costs now.
     - Suspicion: while drafts seem to survive better than thought, probes follow each other at once, as wide as is not
       too dear, so that even one request alone brings enough evidence within a few steps. They are charged what they
       really lost: those that succeed pay for themselves.
@@ -90,8 +92,8 @@ class Explorer:
         self._since_down += 1
         self._since_doubt += 1
         rate, wider = tokens[best] / step, best + 1 < len(row)
+        losses = [ms - count / rate for ms, count in zip(row, tokens, strict=True)]
         if suspicious and wider and self._look is None:
-            losses = [ms - count / rate for ms, count in zip(row, tokens, strict=True)]
             near = [c for c in range(best + 1, len(row)) if losses[c] <= DEAREST * step]
             column = near[-1] if near else min(range(best + 1, len(row)), key=losses.__getitem__)
             if losses[column] <= self._closer.milliseconds:
@@ -99,20 +101,20 @@ class Explorer:
                 self.probes += 1
                 return column
         if wider and self._since_up >= UP_EVERY:
-            loss = row[best + 1] - tokens[best + 1] / rate
-            if self._afford(self._regular, loss, SAVED * step if others else 0.0):
+            most = max(losses[best + 1], 0.0) + HARDLY * step
+            column = max(c for c in range(best + 1, len(row)) if losses[c] <= most)
+            if self._afford(self._regular, losses[column], SAVED * step if others else 0.0):
                 self._since_up = 0
-                return best + 1
-        if best and self._since_down >= DOWN_EVERY:
-            if self._afford(self._regular, row[best - 1] - tokens[best - 1] / rate):
-                self._since_down = 0
-                return best - 1
+                return column
+        if best and self._since_down >= DOWN_EVERY and self._afford(self._regular, losses[best - 1]):
+            self._since_down = 0
+            return best - 1
         if self._since_doubt >= DOUBT_EVERY:
             self._since_doubt = 0
             rates = [count / ms for count, ms in zip(tokens, shortest(), strict=True)]
             rates[best] = rate
             column = rates.index(max(rates))
-            if rates[column] > rate and self._afford(self._doubt, row[column] - tokens[column] / rate):
+            if rates[column] > rate and self._afford(self._doubt, losses[column]):
                 return column
         return best
 

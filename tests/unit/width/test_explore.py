@@ -34,6 +34,12 @@ def test_a_probe_that_loses_more_than_a_step_comes_too():
     assert chosen.count(1) == pytest.approx(2000 * REGULAR * row[0] / loss(1, 0, row), abs=1.5)
 
 
+def test_a_wider_one_that_hardly_loses_more_is_tried_in_its_place():
+    """Where a step's fixed part is most of it, a wider block says more for the same."""
+    assert set(columns(Explorer(), 400, row=[10.0, 15.0, 15.5])) == {0, 2}
+    assert set(columns(Explorer(), 400, row=[10.0, 15.0, 18.0])) == {0, 1}
+
+
 def test_other_requests_are_looked_at_ahead_of_what_was_saved():
     explorer, row = Explorer(), [10.0, 25.0, 60.0]
     columns(explorer, UP_EVERY, row=row)
