@@ -24,6 +24,7 @@ def register() -> None:
     from dflash_test_plugin import (
         host_copies,
         oracle,
+        paced,
         penalty_order,
         probe,
         width_switch,
@@ -32,6 +33,7 @@ def register() -> None:
         wrong_rule,
     )
 
+    pace = paced.from_environment()
     modes = {
         "drafts": [(DRAFT, probe.record_drafts, When.AFTER)],
         "host_copies": [(DECODE, host_copies.record, When.AROUND)],
@@ -41,6 +43,7 @@ def register() -> None:
             (PREFILL, probe.record_prefilled_state, When.AFTER),
         ],
         "oracle": [(DRAFT, oracle.know_answers, When.AFTER)],
+        "paced": [(PREFILL, pace.prefill, When.AROUND), (DECODE, pace.decode, When.AROUND)],
         "penalty_order": [(PENALTIES, penalty_order.as_for_a_block_of_one, When.AROUND)],
         "draw_twice": [(CHOOSE, wrong_rule.draw_twice, When.AROUND)],
         "width_switch": [(PREFILL, width_switch.follow_file, When.BEFORE)],
