@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sglang_dflash.check.findings import Doubt, Finding, judge
+from sglang_dflash.check.findings import Doubt, Finding, judge, of_error
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.files import ModelFiles
+from sglang_dflash.drafter.reading import read_text
 from sglang_dflash.errors import DFlashError
 
 # Parts of added tokens that chats do contain.
@@ -22,13 +23,18 @@ def check_tokens(
     Args:
         chat_template: ``--chat-template``.
     """
-    tokenizer = target_files.json("tokenizer.json")
-    yield judge("tokenizer", _tokenizer, drafter_files.json("tokenizer.json"), tokenizer)
+    try:
+        tokenizer = target_files.json("tokenizer.json")
+    except DFlashError as raised:
+        yield of_error("tokenizer", raised)
+        return
+    yield judge("tokenizer", _tokenizer, drafter_files, tokenizer)
     yield judge("mask token's name", _mask_token_name, drafter.mask_token_id, tokenizer or {})
     yield judge("chat template", _chat_template, target_files, chat_template)
 
 
-def _tokenizer(drafters: Mapping[str, Any] | None, targets: Mapping[str, Any] | None) -> str:
+def _tokenizer(drafter_files: ModelFiles, targets: Mapping[str, Any] | None) -> str:
+    drafters = drafter_files.json("tokenizer.json")
     if targets is None:
         raise Doubt(
             "the target has no tokenizer.json",
@@ -63,7 +69,7 @@ def _chat_template(target_files: ModelFiles, given: str | None) -> str:
     if given:
         return f"{given} (--chat-template)"
     path = target_files.path("chat_template.jinja")
-    template = path.read_text() if path else (target_files.json("tokenizer_config.json") or {}).get("chat_template")
+    template = read_text(path) if path else (target_files.json("tokenizer_config.json") or {}).get("chat_template")
     if not template:
         raise Doubt(
             "the target has none",
@@ -76,10 +82,27 @@ def _chat_template(target_files: ModelFiles, given: str | None) -> str:
 
 
 def _added(tokenizer: Mapping[str, Any]) -> dict[int, str]:
-    """Added tokens of a ``tokenizer.json`` by id."""
-    return {entry["id"]: entry["content"] for entry in tokenizer.get("added_tokens", [])}
+    """Added tokens of a ``tokenizer.json`` by id.
+
+    Raises:
+        DFlashError: an entry is not one.
+    """
+    added: dict[int, str] = {}
+    entries = tokenizer.get("added_tokens", [])
+    for entry in entries if isinstance(entries, list) else [entries]:
+        match entry:
+            case {"id": int(index), "content": str(content)}:
+                added[index] = content
+            case _:
+                raise DFlashError(
+                    f"added_tokens of a tokenizer.json holds {entry!r}",
+                    expected="an id and a content in each entry",
+                    remedy="download the model again",
+                )
+    return added
 
 
 def _vocabulary(tokenizer: Mapping[str, Any]) -> Any:
     """The model's words: ids by word, or a list in the order of ids."""
-    return (tokenizer.get("model") or {}).get("vocab") or {}
+    model = tokenizer.get("model")
+    return (model.get("vocab") if isinstance(model, Mapping) else None) or {}

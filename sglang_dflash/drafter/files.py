@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import math
-import re
-import struct
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from sglang_dflash.drafter.config import load_config
+from sglang_dflash.drafter.headers import TensorHeader, read_folder
+from sglang_dflash.drafter.reading import inside, read_object
 from sglang_dflash.drafter.trainers import plain_form
 from sglang_dflash.errors import DFlashError
 
-
-@dataclass(frozen=True)
-class TensorHeader:
-    """One tensor as a safetensors header describes it."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def numel(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes as stored; the dtype's name holds the bits of an element (``BF16``, ``F8_E4M3``), but for ``BOOL``."""
-        bits = re.search(r"\d+", self.dtype)
-        return self.numel * (int(bits[0]) if bits else 8) // 8
+__all__ = ["ModelFiles", "TensorHeader"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +31,10 @@ class ModelFiles:
 
     @property
     def is_local(self) -> bool:
-        return Path(self.name).is_dir()
+        try:
+            return Path(self.name).is_dir()
+        except OSError:  # longer than a path can be
+            return False
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -76,11 +61,10 @@ class ModelFiles:
         """Local path of one small file, downloaded if need be; None if the model does not have it.
 
         Raises:
-            DFlashError: the hub refuses the model, or cannot be reached.
+            DFlashError: the hub refuses the model, or cannot be reached; or the file leads out of the model's folder.
         """
         if self.is_local:
-            local = Path(self.name) / file
-            return local if local.is_file() else None
+            return inside(Path(self.name), file)
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 
@@ -88,24 +72,31 @@ class ModelFiles:
             return Path(hf_hub_download(self.name, file, revision=self.revision))
         except EntryNotFoundError:
             return None
-        except (HFValidationError, OSError) as error:
+        except (HFValidationError, OSError, ValueError) as error:
             raise self._not_found(file) from error
 
     def json(self, file: str) -> dict[str, Any] | None:
-        """A JSON file's content; None if the model does not have it."""
+        """A JSON file's content; None if the model does not have it.
+
+        Raises:
+            DFlashError: as :meth:`path`, or it is no JSON object.
+        """
         path = self.path(file)
-        return None if path is None else json.loads(path.read_text(encoding="utf-8"))
+        return None if path is None else read_object(path)
 
     @cached_property
     def tensors(self) -> dict[str, TensorHeader] | None:
-        """Every tensor's dtype and shape; None if no safetensors header can be read."""
-        config = self.path("config.json")
-        stored = sorted(config.parent.glob("*.safetensors")) if config else []
-        if stored or self.is_local:
-            merged: dict[str, TensorHeader] = {}
-            for file in stored:
-                merged.update(_parse(_header(file)))
-            return merged or None
+        """Every tensor's dtype and shape; None if there is no safetensors file, or the hub cannot be reached.
+
+        Raises:
+            DFlashError: a local file does not hold what its header describes.
+        """
+        if self.is_local:
+            return read_folder(Path(self.name)) or None
+        if config := self.path("config.json"):
+            with suppress(DFlashError):  # of some files the cache has only the names; the hub has their headers
+                if cached := read_folder(config.parent):
+                    return cached
         from httpx import TransportError
         from huggingface_hub import get_safetensors_metadata
         from huggingface_hub.errors import HFValidationError, NotASafetensorsRepoError
@@ -126,18 +117,3 @@ class ModelFiles:
             expected="a model directory, or a hub id that can be reached or is in the local cache",
             remedy="check the path or id; for a gated model log in with `hf auth login`",
         )
-
-
-def _header(file: Path) -> Mapping[str, Any]:
-    """The JSON header of a safetensors file: 8 bytes of length, little-endian, then the text."""
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        return json.loads(stream.read(length))
-
-
-def _parse(header: Mapping[str, Any]) -> dict[str, TensorHeader]:
-    return {
-        name: TensorHeader(entry["dtype"], tuple(entry["shape"]))
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ LARGEST = 64 << 20  # bytes; the largest tokenizers have half of that
 def inside(folder: Path, name: str) -> Path | None:
     """The path of a model's file; None if there is no such file.
 
-    A link may lead to the blobs of the Hugging Face hub's cache, whose snapshots are made of links.
+    A link may lead to the blobs of the Hugging Face hub's cache, whose snapshots are made of links, and anywhere from a
+    folder that this package made (:func:`views`).
 
     Raises:
         DFlashError: it lies, or a link leads, outside the folder.
@@ -24,7 +26,8 @@ def inside(folder: Path, name: str) -> Path | None:
         if not path.is_file():
             return None
         real = path.resolve()
-        is_inside = real.is_relative_to(folder.resolve())
+        own = folder.resolve()
+        is_inside = real.is_relative_to(own) or own.is_relative_to(views().resolve())
     except (OSError, RuntimeError, ValueError) as error:  # a name that no file can have, a loop of links
         raise _unreadable(folder / name, str(error)) from None
     if is_inside or (real.parent.name == "blobs" and real.parent.parent.name.startswith("models--")):
@@ -36,6 +39,11 @@ def inside(folder: Path, name: str) -> Path | None:
     )
 
 
+def views() -> Path:
+    """Where folders lie that this package makes for SGLang to load from, with links to a drafter's weights."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-dflash" / "drafters"
+
+
 def read_text(file: Path) -> str:
     """A text file's content.
 
@@ -43,15 +51,16 @@ def read_text(file: Path) -> str:
         DFlashError: it cannot be read, is too large, or is not UTF-8.
     """
     try:
-        if file.stat().st_size > LARGEST:
-            raise _unreadable(file, f"more than {LARGEST >> 20} MiB")
-        if not file.is_file():  # reading a pipe would wait for its writer
-            raise _unreadable(file, "not a regular file")
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise _unreadable(file, str(error)) from None
-    except OSError as error:
-        raise _unreadable(file, error.strerror or str(error)) from None
+        is_small, is_regular = file.stat().st_size <= LARGEST, file.is_file()
+        # Reading a pipe would wait for its writer.
+        text = file.read_text(encoding="utf-8") if is_small and is_regular else ""
+    except (OSError, ValueError) as error:  # not UTF-8, or a name that no file can have
+        raise _unreadable(file, getattr(error, "strerror", None) or str(error)) from None
+    if not is_small:
+        raise _unreadable(file, f"more than {LARGEST >> 20} MiB")
+    if not is_regular:
+        raise _unreadable(file, "not a regular file")
+    return text
 
 
 def read_object(file: Path) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class TestFiles:
         header = json.dumps(
             {"__metadata__": {}, "a": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}}
         ).encode()
-        (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(12))
         (tmp_path / "config.json").write_text("{}")
         assert ModelFiles(str(tmp_path)).tensors == {"a": TensorHeader("BF16", (2, 3))}
         assert TensorHeader("F4", (4, 2)).num_bytes == 4
