@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.drafter.mask_embedding import FILE, load_mask_embedding
+from sglang_dflash.drafter.mask_embedding import FILE, LARGEST, load_mask_embedding
 from sglang_dflash.errors import DFlashError
 from tests.support.configs import drafter
 
@@ -50,3 +51,40 @@ def test_refuses_what_is_no_such_file(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"not a checkpoint")
     with pytest.raises(DFlashError, match="cannot be read"):
         load_mask_embedding(tmp_path / FILE, CONFIG)
+
+
+@pytest.mark.parametrize(
+    "embedding",
+    [torch.full((64,), float("nan")), torch.zeros(64, dtype=torch.int32), torch.zeros(64).to_sparse()],
+    ids=["NaN", "integers", "sparse"],
+)
+def test_refuses_numbers_that_nothing_was_trained_to_see(tmp_path: Path, embedding: torch.Tensor) -> None:
+    with pytest.raises(DFlashError, match="finite floating-point numbers"):
+        load_mask_embedding(saved(tmp_path, embedding=embedding), CONFIG)
+
+
+def test_refuses_entries_of_other_types(tmp_path: Path) -> None:
+    for changes in ({"mask_token_id": "900"}, {"mask_token_id": None}, {"per_position": torch.ones(3)}):
+        with pytest.raises(DFlashError):
+            load_mask_embedding(saved(tmp_path, **changes), CONFIG)
+    torch.save([1, 2], tmp_path / FILE)
+    with pytest.raises(DFlashError, match="holds a list"):
+        load_mask_embedding(tmp_path / FILE, CONFIG)
+
+
+def test_a_small_file_cannot_ask_for_much_memory(tmp_path: Path) -> None:
+    """A compressed archive unpacks to any size, and PyTorch's older format allocates what it claims."""
+    file = saved(tmp_path)
+    with zipfile.ZipFile(file) as old:
+        content = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
+        for name, data in content.items():
+            new.writestr(name, data)
+    with pytest.raises(DFlashError, match="is compressed or too large"):
+        load_mask_embedding(file, CONFIG)
+    torch.save({"embedding": torch.zeros(64), "mask_token_id": 900}, file, _use_new_zipfile_serialization=False)
+    with pytest.raises(DFlashError, match="cannot be read"):
+        load_mask_embedding(file, CONFIG)
+    torch.save({"embedding": torch.zeros(64), "mask_token_id": 900, "more": torch.zeros(LARGEST // 4)}, file)
+    with pytest.raises(DFlashError, match="is compressed or too large"):
+        load_mask_embedding(file, CONFIG)
