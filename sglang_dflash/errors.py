@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+LONGEST = 4000  # characters of each part of an error: what is wrong may be a whole file
+
 
 class DFlashError(ValueError):
     """A pair, flag, version or environment that cannot be served.
@@ -13,12 +15,25 @@ class DFlashError(ValueError):
     """
 
     def __init__(self, value: str, *, expected: str, remedy: str) -> None:
-        self.value, self.expected, self.remedy = value, expected, remedy
-        super().__init__(f"sglang-dflash: {value}. Expected: {expected}. Remedy: {remedy}.")
+        self.value, self.expected, self.remedy = printable(value), printable(expected), remedy
+        super().__init__(f"sglang-dflash: {self.value}. Expected: {self.expected}. Remedy: {self.remedy}.")
 
     def __reduce__(self) -> tuple[object, ...]:
         """Keep the three parts when the error crosses a process boundary."""
         return (_rebuild, (self.value, self.expected, self.remedy))
+
+
+def printable(text: str) -> str:
+    """``text`` as a terminal and a log can show it, whatever a file put into it.
+
+    Control characters, which could forge log lines or drive a terminal, are escaped, as are surrogates, which no stream
+    encodes.
+    """
+    if len(text) > LONGEST:
+        text = f"{text[:LONGEST]}..."
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def _rebuild(value: str, expected: str, remedy: str) -> DFlashError:

@@ -12,17 +12,56 @@ from sglang_dflash.check.findings import Finding, judge
 from sglang_dflash.errors import DFlashError
 
 
+# Argument -> the least and the most that it may be: what is multiplied, divided by and allocated.
+_LIMITS: dict[str, tuple[float, float]] = {
+    "context_length": (1, 1 << 31),
+    "linear_replayssm_cache_len": (1, 1 << 16),
+    "mamba_full_memory_ratio": (1e-6, 1e6),
+    "mamba_track_interval": (1, 1 << 31),
+    "max_mamba_cache_size": (1, 1 << 31),
+    "max_running_requests": (1, 1 << 20),
+    "max_total_tokens": (1, 1 << 40),
+    "mem_fraction_static": (1e-6, 1),
+    "page_size": (1, 1 << 20),
+    "pp_size": (1, 1 << 16),
+    "speculative_dflash_block_size": (1, 1 << 12),
+    "speculative_draft_window_size": (1, 1 << 31),
+    "speculative_num_draft_tokens": (1, 1 << 12),
+    "tp_size": (1, 1 << 16),
+}
+_NEEDED = ("linear_replayssm_cache_len", "pp_size", "tp_size")
+
+
 def block_size(args: Any) -> int | None:
     """The block size that the flags ask for, tokens; None if they do not."""
     return args.speculative_num_draft_tokens or args.speculative_dflash_block_size
 
 
 def check_arguments(args: Any) -> Iterator[Finding]:
-    """Findings on the arguments themselves."""
+    """Findings on the arguments themselves; only the first, an error, if one is no number to compute with."""
+    numbers = judge("numbers", _numbers, args)
+    yield numbers
+    if numbers.level == "error":
+        return
     yield judge("drafter", _drafter_path, args)
     yield judge("block flags", _block_flags, args)
     yield judge("pipeline parallelism", _pipeline, args)
     yield judge("recurrent snapshots", _track_interval, args)
+
+
+def _numbers(args: Any) -> str:
+    for name, (least, most) in _LIMITS.items():
+        value = getattr(args, name)
+        if value is None and name not in _NEEDED:
+            continue
+        if not isinstance(value, int | float) or not least <= value <= most:
+            flag = "--" + name.replace("_", "-")
+            raise DFlashError(
+                f"{flag} {value}",
+                expected=f"a number from {least} to {most}",
+                remedy=f"correct it, or leave {flag} out",
+            )
+    return "each within its limits"
 
 
 def _drafter_path(args: Any) -> str:

@@ -51,9 +51,10 @@ def check(
 def _report(target: str, drafter: str, flags: list[str], memory_gib: float | None, gpu: Gpu | None) -> Report:
     try:
         args, notes, unread = parse(flags, target=target, drafter=drafter)
+        machine = asked_about(args.device, memory_gib, gpu and gpu.value)
     except DFlashError as raised:
         return Report([of_error("flags", raised)])
-    report = preflight(args, asked_about(args.device, memory_gib, gpu and gpu.value))
+    report = preflight(args, machine)
     read = [Finding("ok", "old flag", note) for note in notes]
     if unread:
         read.append(Finding("ok", "flags not looked at", " ".join(unread)))

@@ -17,7 +17,14 @@ from sglang_dflash.memory.fit import Demand
 from sglang_dflash.memory.machine import Machine
 from sglang_dflash.memory.parameters import drafter_parameters, target_parameters
 from sglang_dflash.memory.replay import ring_length
-from sglang_dflash.memory.sizes import DTYPE_BYTES, draft_kv_per_token, state_bytes, target_kv_per_token
+from sglang_dflash.memory.sizes import (
+    DTYPE_BYTES,
+    count,
+    draft_kv_per_token,
+    dtype_bytes,
+    state_bytes,
+    target_kv_per_token,
+)
 from sglang_dflash.memory.slots import slots_per_request
 from sglang_dflash.window.size import context_window, ring_slots
 
@@ -44,15 +51,17 @@ def demand(
     """
     text = text_config(target)
     dtype, tp, page = served_dtype(target, args.dtype), args.tp_size, _page(args)
-    kv_bytes = DTYPE_BYTES.get(args.kv_cache_dtype, DTYPE_BYTES[dtype])
-    draft_kv_bytes = DTYPE_BYTES.get(args.speculative_draft_kv_cache_dtype or args.kv_cache_dtype, DTYPE_BYTES[dtype])
+    drafters = args.speculative_draft_kv_cache_dtype or args.kv_cache_dtype
+    kv_bytes, draft_kv_bytes = (
+        DTYPE_BYTES.get(str(asked), dtype_bytes(dtype)) for asked in (args.kv_cache_dtype, drafters)
+    )
     kept, replayed = _state_dtypes(args, machine, text)
     conv = os.environ.get("SGLANG_MAMBA_CONV_DTYPE") or ("bfloat16" if machine.kind == "gpu" else dtype)
-    states = partial(state_bytes, text, conv_bytes=DTYPE_BYTES[conv], tp_size=tp)
+    states = partial(state_bytes, text, conv_bytes=dtype_bytes(conv), tp_size=tp)
     block = block_size(args) or drafter.block_size or 16
     running = args.max_running_requests or MAX_RUNNING
     window = context_window(args.speculative_draft_window_size, drafter)
-    context = args.context_length or text.get("max_position_embeddings") or drafter.max_position_embeddings
+    context = args.context_length or count(text, "max_position_embeddings", drafter.max_position_embeddings)
     return Demand(
         target_weights=_weights(target_files, target_parameters(target), dtype, quantization(target)) // tp,
         drafter_weights=_weights(
@@ -61,7 +70,7 @@ def demand(
         // tp,
         target_kv=target_kv_per_token(text, kv_bytes=kv_bytes, tp_size=tp),
         draft_kv=draft_kv_per_token(drafter, kv_bytes=draft_kv_bytes, tp_size=tp),
-        state=states(recurrent_bytes=DTYPE_BYTES[kept]),
+        state=states(recurrent_bytes=dtype_bytes(kept)),
         block=block,
         slots_per_request=slots_per_request(args),
         state_share=args.mamba_full_memory_ratio or STATE_SHARE,
@@ -69,8 +78,8 @@ def demand(
         max_tokens=args.max_total_tokens,
         max_states=args.max_mamba_cache_size or (running if args.disable_radix_cache else None),
         page=page,
-        ring=None if window is None else ring_slots(window, block=block, page=page, context=int(context)),
-        replayed=states(recurrent_bytes=DTYPE_BYTES[replayed]),
+        ring=None if window is None else ring_slots(window, block=block, page=page, context=context),
+        replayed=states(recurrent_bytes=dtype_bytes(replayed)),
         records=max(args.linear_replayssm_cache_len, ring_length(block)),
     )
 
@@ -95,9 +104,9 @@ def _weights(
 ) -> int:
     """Bytes of a checkpoint as served: plain floats in ``dtype``, everything else as stored."""
     if files.tensors is None:
-        return parameters * DTYPE_BYTES[dtype]
+        return parameters * dtype_bytes(dtype)
     return sum(
-        header.numel * DTYPE_BYTES[dtype] if quantized is None and header.dtype in _FLOATS else header.num_bytes
+        header.numel * dtype_bytes(dtype) if quantized is None and header.dtype in _FLOATS else header.num_bytes
         for name, header in files.tensors.items()
         if name not in not_loaded and not name.startswith("mtp.")  # read only by multi-token prediction
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, ParamSpec
 
-from sglang_dflash.errors import DFlashError
+from sglang_dflash.errors import DFlashError, printable
 
 Parameters = ParamSpec("Parameters")
 
@@ -33,6 +33,9 @@ class Finding:
     expected: str = ""
     remedy: str = ""
     estimated: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", printable(self.value))  # it may quote a file
 
     def __str__(self) -> str:
         return f"{self.value}. Expected: {self.expected}. Remedy: {self.remedy}."

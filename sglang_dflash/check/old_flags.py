@@ -44,8 +44,11 @@ def modernise_argv(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def modernise_kwargs(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Rewrite the keyword arguments of ``Engine(...)``; returns and raises as :func:`modernise_argv`."""
-    modern, notes = _translate([("--" + key.replace("_", "-"), value) for key, value in kwargs.items()])
-    return {option.removeprefix("--").replace("-", "_"): value for option, value in modern}, notes
+    flags = {key: "--" + key.replace("_", "-") for key in kwargs}
+    ours = {key for key, flag in flags.items() if flag in _TOUCHED}
+    modern, notes = _translate([(flags[key], kwargs[key]) for key in kwargs if key in ours])
+    others = {key: value for key, value in kwargs.items() if key not in ours}
+    return {**others, **{option.removeprefix("--").replace("-", "_"): value for option, value in modern}}, notes
 
 
 def _translate(pairs: Sequence[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], list[str]]:
@@ -53,7 +56,7 @@ def _translate(pairs: Sequence[tuple[str, Any]]) -> tuple[list[tuple[str, Any]],
     given: dict[str, dict[str, Any]] = {}
     for option, value in pairs:
         name = RENAMED.get(option, option)
-        pair = name, REPLACED_VALUES.get((name, value), value) if name in _TOUCHED else value
+        pair = name, REPLACED_VALUES.get((name, value), value) if isinstance(value, str) else value
         if pair != (option, value):
             notes.append(f"{option} {value} is now {name} {pair[1]}")
         modern.append(pair)

@@ -49,6 +49,7 @@ SWITCHES = (
     "--disable-radix-cache",
     "--enable-linear-replayssm",
     "--enable-linear-replayssm-spec",
+    "--trust-remote-code",
 )
 ALIASES = {"--tp-size": ["--tensor-parallel-size", "--tp"], "--pp-size": ["--pipeline-parallel-size"]}
 # Given by the preflight's own arguments; accepted so that a card's command line can be pasted after them.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang_dflash.check.arguments import check_arguments
 from sglang_dflash.check.backends import check_backends
+from sglang_dflash.check.code import check_code
 from sglang_dflash.check.demand import demand
 from sglang_dflash.check.findings import Doubt, Finding, judge, of_error
 from sglang_dflash.check.pair import check_pair
@@ -20,6 +20,7 @@ from sglang_dflash.check.weights import check_weights
 from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.drafter.kinds import kind_left_to_builtin
+from sglang_dflash.drafter.reading import parse_object
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.fit import Demand, Fit, fit
 from sglang_dflash.memory.machine import Machine
@@ -78,23 +79,27 @@ def preflight(args: Any, machine: Machine) -> Report:
         machine: what will serve.
     """
     findings = list(check_arguments(args))
+    if findings[0].level == "error":
+        return Report(findings)  # there is a number that nothing can be computed with
     if not args.speculative_draft_model_path:
         return Report(findings)
     drafter_files = ModelFiles(args.speculative_draft_model_path, args.speculative_draft_model_revision)
     target_files = ModelFiles(args.model_path, args.revision)
-    overrides = json.loads(args.json_model_override_args)
     try:
+        overrides = parse_object(args.json_model_override_args, "--json-model-override-args")
         if machine.kind == "gpu":
             _leave_to_builtin(kind_left_to_builtin(drafter_files.config))
         drafter = DrafterConfig.from_dict({**drafter_files.config, **overrides})
         target = {**target_files.config, **overrides}
+        hybrid, tensors = is_hybrid(target), drafter_files.tensors
     except DFlashError as raised:
         return Report([*findings, of_error("configuration", raised)])
-    hybrid = is_hybrid(target)
-    architecture = (target.get("architectures") or ["?"])[0]
+    names = target.get("architectures")
+    architecture = names[0] if isinstance(names, list) and names else "?"
     findings.append(Finding("ok", "architecture", f"{architecture} + DFlashDraftModel"))
+    findings.append(judge("drafter's code", check_code, drafter_files.config, bool(args.trust_remote_code)))
     findings += check_pair(drafter, target, args)
-    findings += check_weights(drafter, drafter_files.tensors, target, args.dtype)
+    findings += check_weights(drafter, tensors, target, args.dtype)
     findings += check_vocabulary(drafter, drafter_files, target_files)
     findings += check_tokens(drafter, drafter_files, target_files, args.chat_template)
     findings += check_backends(args, machine, hybrid=hybrid)
@@ -104,9 +109,12 @@ def preflight(args: Any, machine: Machine) -> Report:
         return Report(findings)  # sizes of a pair that does not fit together mean nothing
     if not is_known(target):
         return Report([*findings, judge("memory", _unknown_family, target)])
-    memory = _divide(
-        args, machine, lambda changed: demand(changed, machine, drafter, target, drafter_files, target_files)
-    )
+    try:
+        memory = _divide(
+            args, machine, lambda changed: demand(changed, machine, drafter, target, drafter_files, target_files)
+        )
+    except DFlashError as raised:  # SGLang divides the memory, and may know better
+        return Report([*findings, replace(of_error("memory", raised), estimated=True)])
     if memory.weighed is not None:
         findings.append(Finding("ok", f"states {'replayed' if memory.replay else 'kept'}", str(memory.weighed)))
     return Report([*findings, replace(judge("running requests", _running, memory), estimated=True)], memory)

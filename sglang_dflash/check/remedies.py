@@ -13,6 +13,7 @@ from sglang_dflash.memory.table import Advice
 WINDOW = 2048  # draft window, tokens
 _HIGHEST_FRACTION = 0.9  # of the device; activations and graphs take the rest
 _WORTH_A_WORD = 1.1  # times as many requests
+_MOST_TRIES = 1024  # values of one flag
 _WINDOW_FLAG = "--speculative-draft-window-size"
 # A flag with a value, and what it makes of demand and static bytes.
 _Try = tuple[str, Demand, float]
@@ -63,8 +64,13 @@ def _fractions(now: Demand, memory: int, fraction: float) -> Iterator[_Try]:
 
 def _fewer(now: Demand, before: Fit, static: float) -> Iterator[_Try]:
     """A replay sets scratch aside for every request asked for: asking for fewer leaves more for their states."""
-    for running in range(now.max_running - 1, before.running, -1):
+    for running in range(now.max_running - 1, before.running, -step_down(now, before)):
         yield f"--max-running-requests {running}", replace(now, max_running=running), static
+
+
+def step_down(now: Demand, before: Fit) -> int:
+    """Between two numbers of requests that are tried: 1, but for numbers that nobody serves."""
+    return 1 + (now.max_running - before.running) // _MOST_TRIES
 
 
 def _single_values(args: Any, now: Demand) -> Iterator[tuple[str, Any]]:

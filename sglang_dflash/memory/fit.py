@@ -98,7 +98,7 @@ def fit(demand: Demand, static_bytes: float, *, replay: bool = False) -> Fit:
         per_token += demand.draft_kv
     else:
         rest -= demand.max_running * demand.ring * demand.draft_kv
-    tokens = max(0, int(rest // per_token)) // demand.page * demand.page
+    tokens = max(0, int(rest // max(1, per_token))) // demand.page * demand.page
     if demand.max_tokens is not None:
         tokens = min(tokens, demand.max_tokens // demand.page * demand.page)
     running = min(states.running, tokens // 2)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.units import GIB, MIB
 
+_MOST_GIB = 1 << 20
 _QUERY = ("--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits")
 
 
@@ -55,13 +58,22 @@ def find_gpu() -> Machine | None:
 
 
 def parse(answer: str) -> Machine | None:
-    """Read ``nvidia-smi``'s first line: name, memory in MiB, compute capability."""
+    """Read ``nvidia-smi``'s first line: name, memory in MiB, compute capability.
+
+    A number that the driver does not know (``[N/A]``, as on GPUs that share the machine's memory) is None.
+    """
     first = next((line for line in answer.splitlines() if line.count(",") >= 2), None)
     if first is None:
         return None
     name, memory, capability = (part.strip() for part in first.rsplit(",", 2))
     major, _, minor = capability.partition(".")
-    return Machine("gpu", name, int(memory) * MIB, (int(major), int(minor or 0)))
+    known = all(re.fullmatch("[0-9]{1,3}", each) for each in (major, minor or "0"))
+    return Machine(
+        "gpu",
+        name,
+        int(memory) * MIB if re.fullmatch("[0-9]{1,9}", memory) else None,
+        (int(major), int(minor or 0)) if known else None,
+    )
 
 
 def asked_about(device: str | None, memory_gib: float | None, gpu: str | None = None) -> Machine:
@@ -72,10 +84,15 @@ def asked_about(device: str | None, memory_gib: float | None, gpu: str | None = 
             a GPU.
         memory_gib: memory of another machine, GiB.
         gpu: a name in :data:`GPUS`; decides alone.
+
+    Raises:
+        DFlashError: no machine has so much memory.
     """
     if gpu is not None:
         return GPUS[gpu]
     if memory_gib is not None:
+        if not 0 < memory_gib < _MOST_GIB:
+            raise DFlashError(f"--memory-gib {memory_gib}", expected=f"up to {_MOST_GIB}", remedy="correct it")
         asked = CPU if device == "cpu" else UNKNOWN_GPU
         return replace(asked, name=f"a {asked.kind.upper()} with {memory_gib:g} GiB", memory=int(memory_gib * GIB))
     if device == "cpu":

@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.drafter.tensors import expected_shapes
-from sglang_dflash.memory.sizes import full_layers
+from sglang_dflash.memory.sizes import count, full_layers, head_size, kv_heads
 
 FAMILIES = {
     "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text",
@@ -20,7 +20,7 @@ FAMILIES = {
 
 def is_known(config: Mapping[str, Any]) -> bool:
     """Whether the sizes computed here hold for the target."""
-    return text_config(config).get("model_type") in FAMILIES
+    return str(text_config(config).get("model_type")) in FAMILIES
 
 
 def drafter_parameters(drafter: DrafterConfig) -> int:
@@ -31,19 +31,18 @@ def drafter_parameters(drafter: DrafterConfig) -> int:
 def target_parameters(config: Mapping[str, Any]) -> int:
     """Parameters of the target, without the layers for multi-token prediction that its checkpoint may carry."""
     text = text_config(config)
-    hidden, layers = int(text["hidden_size"]), int(text["num_hidden_layers"])
+    hidden, layers = count(text, "hidden_size"), count(text, "num_hidden_layers")
     tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
-    embeddings = int(text["vocab_size"]) * hidden * (1 if tied else 2)
-    full = full_layers(text)
+    embeddings = count(text, "vocab_size") * hidden * (1 if tied else 2)
+    full = min(layers, full_layers(text))
     norms = layers * 2 * hidden + hidden
     mixers = full * _attention(text) + (layers - full) * _linear_attention(text)
     return embeddings + norms + mixers + layers * _feed_forward(text) + _vision(config.get("vision_config"))
 
 
 def _attention(text: Mapping[str, Any]) -> int:
-    hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
-    head = int(text.get("head_dim") or hidden // heads)
-    kv = int(text.get("num_key_value_heads") or heads)
+    hidden, heads = count(text, "hidden_size"), count(text, "num_attention_heads")
+    head, kv = head_size(text), kv_heads(text)
     gated = text.get("attn_output_gate", "linear_num_value_heads" in text)  # hybrids gate their attention's output
     queries = heads * head * (2 if gated else 1)
     return hidden * (queries + 2 * kv * head) + heads * head * hidden + 2 * head
@@ -52,31 +51,34 @@ def _attention(text: Mapping[str, Any]) -> int:
 def _linear_attention(text: Mapping[str, Any]) -> int:
     if "linear_num_value_heads" not in text:
         return 0
-    hidden, heads = int(text["hidden_size"]), int(text["linear_num_value_heads"])
-    keys = int(text["linear_num_key_heads"]) * int(text["linear_key_head_dim"])
-    values = heads * int(text["linear_value_head_dim"])
+    hidden, heads = count(text, "hidden_size"), count(text, "linear_num_value_heads")
+    keys = count(text, "linear_num_key_heads") * count(text, "linear_key_head_dim")
+    values = heads * count(text, "linear_value_head_dim")
     mixed = 2 * keys + values
     projections = hidden * (mixed + values + 2 * heads) + values * hidden
-    return projections + mixed * int(text["linear_conv_kernel_dim"]) + 2 * heads + int(text["linear_value_head_dim"])
+    return (
+        projections + mixed * count(text, "linear_conv_kernel_dim") + 2 * heads + count(text, "linear_value_head_dim")
+    )
 
 
 def _feed_forward(text: Mapping[str, Any]) -> int:
-    hidden = int(text["hidden_size"])
-    experts = int(text.get("num_experts") or 0)
+    hidden = count(text, "hidden_size")
+    experts = count(text, "num_experts", 0)
     if not experts:
-        return 3 * hidden * int(text["intermediate_size"])
-    shared = int(text.get("shared_expert_intermediate_size") or 0)
+        return 3 * hidden * count(text, "intermediate_size")
+    shared = count(text, "shared_expert_intermediate_size", 0)
     gate = hidden if shared else 0
-    return hidden * experts + 3 * hidden * (experts * int(text["moe_intermediate_size"]) + shared) + gate
+    return hidden * experts + 3 * hidden * (experts * count(text, "moe_intermediate_size") + shared) + gate
 
 
-def _vision(vision: Mapping[str, Any] | None) -> int:
-    if not vision:
+def _vision(vision: object) -> int:
+    if not isinstance(vision, Mapping) or not vision:
         return 0
-    hidden, inner = int(vision["hidden_size"]), int(vision["intermediate_size"])
-    patch = int(vision["in_channels"]) * int(vision["temporal_patch_size"]) * int(vision["patch_size"]) ** 2
+    hidden, inner = count(vision, "hidden_size"), count(vision, "intermediate_size")
+    patch = count(vision, "in_channels") * count(vision, "temporal_patch_size") * count(vision, "patch_size") ** 2
     block = 4 * hidden * hidden + 4 * hidden + 2 * hidden * inner + inner + hidden + 4 * hidden
-    merged = hidden * int(vision["spatial_merge_size"]) ** 2
-    merger = 2 * hidden + merged * merged + merged + merged * int(vision["out_hidden_size"])
-    positions = int(vision.get("num_position_embeddings") or 0) * hidden
-    return patch * hidden + hidden + positions + int(vision["depth"]) * block + merger + int(vision["out_hidden_size"])
+    merged = hidden * count(vision, "spatial_merge_size") ** 2
+    merger = 2 * hidden + merged * merged + merged + merged * count(vision, "out_hidden_size")
+    positions = count(vision, "num_position_embeddings", 0) * hidden
+    depth, out = count(vision, "depth"), count(vision, "out_hidden_size")
+    return patch * hidden + hidden + positions + depth * block + merger + out

@@ -11,11 +11,52 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_dflash.drafter.config import DrafterConfig, text_config
+from sglang_dflash.errors import DFlashError
 
 DTYPE_BYTES = {
     "float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "bf16": 2,
     "fp8_e4m3": 1, "fp8_e5m2": 1,
 }  # fmt: skip
+
+
+_LARGEST = 1 << 31
+
+
+def dtype_bytes(name: Any) -> int:
+    """Bytes of an element.
+
+    Raises:
+        DFlashError: the dtype is unknown.
+    """
+    found = DTYPE_BYTES.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise DFlashError(
+            f"the dtype {name}",
+            expected=f"one of {', '.join(DTYPE_BYTES)}",
+            remedy="check --dtype, --mamba-ssm-dtype, SGLANG_MAMBA_CONV_DTYPE and the target's config.json",
+        )
+    return found
+
+
+def count(text: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """A size that the target's configuration states.
+
+    Args:
+        default: where it states none, or 0; None if it must.
+
+    Raises:
+        DFlashError: it is no size.
+    """
+    value = text.get(key)
+    if default is not None and (value is None or value == 0):
+        return default
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST:
+        return value
+    raise DFlashError(
+        f"{key} is {value!r} in the target's config.json",
+        expected=f"an integer from 1 to {_LARGEST}",
+        remedy="check the target's config.json",
+    )
 
 
 @dataclass(frozen=True)
@@ -56,9 +97,7 @@ def full_layers(text: Mapping[str, Any]) -> int:
     types = text.get("layer_types")
     if isinstance(types, list):
         return sum(kind != "linear_attention" for kind in types)
-    layers = int(text["num_hidden_layers"])
-    interval = text.get("full_attention_interval")
-    return layers // int(interval) if interval else layers
+    return count(text, "num_hidden_layers") // count(text, "full_attention_interval", 1)
 
 
 def is_hybrid(config: Mapping[str, Any]) -> bool:
@@ -70,9 +109,16 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
 
 def target_kv_per_token(text: Mapping[str, Any], *, kv_bytes: int, tp_size: int) -> int:
     """K and V of one token in the target's attention layers, bytes on one rank."""
-    heads = int(text.get("num_key_value_heads") or text["num_attention_heads"])
-    head_dim = int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])
+    heads, head_dim = kv_heads(text), head_size(text)
     return 2 * full_layers(text) * _heads_per_rank(heads, tp_size) * head_dim * kv_bytes
+
+
+def kv_heads(text: Mapping[str, Any]) -> int:
+    return count(text, "num_key_value_heads", 0) or count(text, "num_attention_heads")
+
+
+def head_size(text: Mapping[str, Any]) -> int:
+    return count(text, "head_dim", 0) or count(text, "hidden_size") // count(text, "num_attention_heads")
 
 
 def draft_kv_per_token(drafter: DrafterConfig, *, kv_bytes: int, tp_size: int) -> int:
@@ -86,14 +132,14 @@ def state_bytes(text: Mapping[str, Any], *, recurrent_bytes: int, conv_bytes: in
     A number of a record takes 4 bytes whatever the activations' dtype: SGLang stores values and keys of a 16-bit dtype
     as two such numbers, and decays in float32 (``MambaPool.__init__``).
     """
-    layers = int(text["num_hidden_layers"]) - full_layers(text)
-    if layers == 0:
+    layers = count(text, "num_hidden_layers") - full_layers(text)
+    if layers <= 0:
         return StateBytes(0, 0, 0)
-    values, keys = int(text["linear_num_value_heads"]), int(text["linear_num_key_heads"])
-    value_dim, key_dim = int(text["linear_value_head_dim"]), int(text["linear_key_head_dim"])
+    values, keys = count(text, "linear_num_value_heads"), count(text, "linear_num_key_heads")
+    value_dim, key_dim = count(text, "linear_value_head_dim"), count(text, "linear_key_head_dim")
     recurrent = values // tp_size * value_dim * key_dim * recurrent_bytes
     column = (2 * keys * key_dim + values * value_dim) // tp_size * conv_bytes
-    conv = column * (int(text["linear_conv_kernel_dim"]) - 1)
+    conv = column * (count(text, "linear_conv_kernel_dim") - 1)
     record = (values * (value_dim + 1) + keys * key_dim) // tp_size * 4
     return StateBytes(layers * recurrent, layers * conv, layers * column, layers * record)
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from itertools import pairwise
+
+from sglang_dflash.errors import DFlashError
 
 BIND_VARIABLE = "SGLANG_CPU_OMP_THREADS_BIND"
 
@@ -37,12 +41,33 @@ def environment_defaults(ranks: int, conv_dtype: str) -> dict[str, str]:
 
 
 def parse_cores(text: str) -> set[int]:
-    """``"0-2,5"`` to ``{0, 1, 2, 5}``: the syntax of one group of ``SGLANG_CPU_OMP_THREADS_BIND``."""
+    """``"0-2,5"`` to ``{0, 1, 2, 5}``: the syntax of one group of ``SGLANG_CPU_OMP_THREADS_BIND``.
+
+    Raises:
+        DFlashError: it is something else.
+    """
     cores: set[int] = set()
     for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        cores.update(range(int(first), int(last or first) + 1))
+        found = re.fullmatch(r"\s*([0-9]{1,5})(?:-([0-9]{1,5}))?\s*", part)
+        if found is None:
+            raise DFlashError(
+                f"{BIND_VARIABLE}: {part!r}", expected="cores such as 0-2,5", remedy=f"correct or unset {BIND_VARIABLE}"
+            )
+        cores.update(range(int(found[1]), int(found[2] or found[1]) + 1))
     return cores
+
+
+def threads_of_a_rank(environ: Mapping[str, str] = os.environ) -> int:
+    """``OMP_NUM_THREADS``; of a list, one for each level of nested teams, the first.
+
+    Raises:
+        DFlashError: it is no number of threads.
+    """
+    value = environ.get("OMP_NUM_THREADS", "1")
+    first = value.partition(",")[0].strip()
+    if re.fullmatch("0*[1-9][0-9]{0,4}", first):
+        return int(first)
+    raise DFlashError(f"OMP_NUM_THREADS={value!r}", expected="a number of threads", remedy="unset OMP_NUM_THREADS")
 
 
 def bind_rank(*, local_omp_cpuid: str | None, dist_init_method: str | None = None) -> None:
@@ -56,4 +81,4 @@ def bind_rank(*, local_omp_cpuid: str | None, dist_init_method: str | None = Non
 
     if local_omp_cpuid:
         os.sched_setaffinity(0, parse_cores(local_omp_cpuid) & os.sched_getaffinity(0) or os.sched_getaffinity(0))
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.set_num_threads(threads_of_a_rank())
