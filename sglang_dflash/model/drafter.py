@@ -37,10 +37,12 @@ class DraftOutput(LogitsProcessorOutput):
         drafts: int64 [bs, w - 1], one token per mask position. After a CUDA graph's replay it has the rows of
             the captured batch and lives in the graph's memory: slice it and copy it before the next replay.
         confidence: float32 [bs, w - 1], the drafter's own probability of each; None unless it ``rates_drafts``.
+        broken: int64 [bs], positions whose hidden state is not finite.
     """
 
     drafts: Tensor | None = None
     confidence: Tensor | None = None
+    broken: Tensor | None = None
 
 
 class DrafterLayer(nn.Module):
@@ -148,7 +150,13 @@ class DFlashDraftModel(nn.Module):
         drafts, confidence = self._vocabulary.argmax_token(masks.flatten(0, 1), rated=self.rates_drafts)
         if confidence is not None:
             confidence = confidence.view(-1, width - 1)
-        return DraftOutput(next_token_logits=None, drafts=drafts.view(-1, width - 1), confidence=confidence)
+        return DraftOutput(
+            next_token_logits=None,
+            drafts=drafts.view(-1, width - 1),
+            confidence=confidence,
+            # A sum with a NaN or an infinity in it is not finite either.
+            broken=(~masks.sum(-1).isfinite()).sum(-1),
+        )
 
     @torch.no_grad()
     def context_kv(self, target_hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

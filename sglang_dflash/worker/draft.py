@@ -8,6 +8,7 @@ import torch
 
 from sglang_dflash.upstream import CaptureHiddenMode, draft_tp_context
 from sglang_dflash.window.rings import DraftRings
+from sglang_dflash.worker.observe.broken_drafts import BrokenDrafts
 from sglang_dflash.worker.step import Step
 
 if TYPE_CHECKING:
@@ -21,10 +22,11 @@ class Draft:
         runner: the drafter's.
         layout: the parallel layout that the drafter was built for.
         rings: the drafter's slots under a draft window.
+        broken: counts drafts that are no numbers.
     """
 
-    def __init__(self, runner: ModelRunner, layout: Any, rings: DraftRings | None) -> None:
-        self._runner, self._layout, self._rings = runner, layout, rings
+    def __init__(self, runner: ModelRunner, layout: Any, rings: DraftRings | None, broken: BrokenDrafts) -> None:
+        self._runner, self._layout, self._rings, self._broken = runner, layout, rings, broken
 
     def __call__(self, step: Step) -> None:
         """Fill ``step.tokens``, ``step.confidence`` and ``step.draft_kv``. A block of width 1 has nothing to draft."""
@@ -41,3 +43,4 @@ class Draft:
         step.tokens = torch.cat((anchors, output.drafts[: anchors.shape[0]]), dim=1)
         if output.confidence is not None:
             step.confidence = output.confidence[: anchors.shape[0]]
+        self._broken.add(output.broken[: anchors.shape[0]].sum())

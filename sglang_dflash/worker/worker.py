@@ -37,6 +37,7 @@ from sglang_dflash.worker.draft import Draft
 from sglang_dflash.worker.graphs import WidthGraphs
 from sglang_dflash.worker.inject import Inject
 from sglang_dflash.worker.observe import pools, shared_times
+from sglang_dflash.worker.observe.broken_drafts import BrokenDrafts
 from sglang_dflash.worker.observe.info import allocated_bytes, banner, identity
 from sglang_dflash.worker.observe.metrics import step_metrics
 from sglang_dflash.worker.observe.no_sync import sync_guard
@@ -105,6 +106,7 @@ class DFlashWorker(BaseSpecWorker):
         self._step_times = SharedTimes(lambda *news: self.width_policy.observe_time(*news), get_parallel().tp_size)
         shared_times.serve(self._step_times)
         self._pauses = PauseLog(first_rank)
+        self._broken = BrokenDrafts(target_worker.device, first_rank)
         self._no_sync = sync_guard(target_worker.device)
         self._metrics = step_metrics(self.width_policy.max_width)
         self.identity = identity(
@@ -141,7 +143,11 @@ class DFlashWorker(BaseSpecWorker):
     def server_info(self) -> dict[str, Any]:
         """What ``/server_info`` shows of this worker: its identity, its counters and what it allocated."""
         memory = allocated_bytes(self._target_worker.model_runner, self._draft_worker.model_runner)
-        counters = {**self._stats.as_dict(), "stage_seconds": self._stages.collect()}
+        counters = {
+            **self._stats.as_dict(),
+            "broken_drafts": self._broken.collect(),
+            "stage_seconds": self._stages.collect(),
+        }
         return {**self.identity, **counters, "width": self.width_policy.describe(), "memory_bytes": memory}
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
@@ -151,8 +157,9 @@ class DFlashWorker(BaseSpecWorker):
         self.width_policy.observe(record.width, record.accept_lens, record.verify_lens)
         self._step_times.measured(timed := self._steps.timed())
         self._stages.collect()
+        broken = self._broken.collect()
         if self._metrics is not None:
-            self._metrics.observe(record, timed, self.width_policy)
+            self._metrics.observe(record, timed, self.width_policy, broken)
         self._pauses.tell(self.width_policy.paused)
 
     # --- start-up, in call order
@@ -173,7 +180,7 @@ class DFlashWorker(BaseSpecWorker):
         self._lay_out = partial(
             Step.lay_out, runner=target.model_runner, mask_token_id=self.drafter_config.mask_token_id
         )
-        self._draft = Draft(drafter, self.draft_parallel_layout, self._rings)
+        self._draft = Draft(drafter, self.draft_parallel_layout, self._rings, self._broken)
         self._verify = Verify(target)
         self._accept = Accept(target.model_runner, get_parallel().tp_group)
         self._commit = RecurrentCommit(target)

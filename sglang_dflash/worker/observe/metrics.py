@@ -21,6 +21,7 @@ class StepMetrics:
     adaptive width, ``predicted`` for the last step launched.
     ``sglang_dflash:survival`` (gauge, by ``position``) and ``sglang_dflash:drafting_rests`` (gauge, 0 or 1), of an
     adaptive width: the chance that a draft is committed, and whether plain decoding is faster than drafting.
+    ``sglang_dflash:broken_drafts`` (gauge): drafted positions at which the drafter's output was not finite.
     """
 
     def __init__(self, max_width: int) -> None:
@@ -41,12 +42,14 @@ class StepMetrics:
         self._rate = gauge("tokens_per_ms", "Tokens of a decode step over its milliseconds.", "kind")
         self._survival = gauge("survival", "Chance that the draft at a position is committed.", "position")
         self._rests = gauge("drafting_rests", "Whether plain decoding is faster than drafting.")
+        self._broken = gauge("broken_drafts", "Drafted positions at which the drafter's output was not finite.")
         self._labels = labels
 
-    def observe(self, record: StepRecord, timed: Sequence[StepRecord], policy: WidthPolicy) -> None:
-        """Count a finished step, and the steps whose time became known."""
+    def observe(self, record: StepRecord, timed: Sequence[StepRecord], policy: WidthPolicy, broken: int) -> None:
+        """Count a finished step, and the steps whose time became known; ``broken`` drafts so far."""
         self._width.observe(record.width)
         self._steps.labels(**self._labels, width=record.width).inc()
+        self._broken.labels(**self._labels).set(broken)
         for length in record.accept_lens:
             self._accept_length.observe(length)
         for done in timed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections import deque
@@ -14,6 +15,8 @@ from typing import IO, Any
 import torch
 
 from sglang_dflash.worker.observe.clock import Clock
+
+logger = logging.getLogger(__name__)
 
 STEP_LOG = "SGLANG_DFLASH_STEP_LOG"
 
@@ -114,7 +117,7 @@ class StepLog:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file: IO[str] = path.open("w", encoding="utf-8")
+        self._file: IO[str] | None = path.open("w", encoding="utf-8")
         self._unwritten: deque[StepRecord | dict[str, Any]] = deque()
 
     def expect(self, record: StepRecord) -> None:
@@ -125,7 +128,8 @@ class StepLog:
         self._unwritten.append({"at": at, "kind": "prefill", "rids": list(rids), "tokens": tokens, "ms": None})
 
     def write(self) -> None:
-        """Write what is known by now."""
+        """Write what is known by now. A disk that takes no more ends the log, not the server."""
+        lines = []
         while self._unwritten:
             entry = self._unwritten[0]
             if isinstance(entry, StepRecord):
@@ -137,5 +141,12 @@ class StepLog:
                     "ms": entry.milliseconds,
                 }  # fmt: skip
             self._unwritten.popleft()
-            self._file.write(json.dumps(entry) + "\n")
-        self._file.flush()
+            lines.append(json.dumps(entry) + "\n")
+        if self._file is None:
+            return
+        try:
+            self._file.writelines(lines)
+            self._file.flush()
+        except OSError as error:
+            logger.warning("DFLASH: %s ends here: %s", STEP_LOG, error)
+            self._file = None

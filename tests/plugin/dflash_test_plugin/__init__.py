@@ -9,11 +9,15 @@ from __future__ import annotations
 import os
 
 DRAFT = "sglang_dflash.worker.draft.Draft.__call__"
+VERIFY = "sglang_dflash.worker.verify.Verify.__call__"
+CONTEXT_KV = "sglang_dflash.model.drafter.DFlashDraftModel.context_kv"
+FORWARD = "sglang_dflash.model.drafter.DFlashDraftModel.forward"
 COMMIT = "sglang_dflash.worker.recurrent.RecurrentCommit.__call__"
 DECODE = "sglang_dflash.worker.worker.DFlashWorker._decode"
 PREFILL = "sglang_dflash.worker.worker.DFlashWorker._prefill"
 CHOOSE = "sglang_dflash.worker.accept.Accept.target_tokens"
 WIDTH = "sglang_dflash.width.policy.FixedWidth.width"
+STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
 PENALTIES = "sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply"
 
 
@@ -22,10 +26,12 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookType as When
 
     from dflash_test_plugin import (
+        faults,
         host_copies,
         oracle,
         paced,
         penalty_order,
+        pools,
         probe,
         width_switch,
         width_turns,
@@ -36,6 +42,11 @@ def register() -> None:
     pace = paced.from_environment()
     modes = {
         "drafts": [(DRAFT, probe.record_drafts, When.AFTER)],
+        "faults": [
+            (CONTEXT_KV, faults.spoil_context, When.AFTER),
+            (FORWARD, faults.spoil_drafter, When.BEFORE),
+            (VERIFY, faults.spoil_target, When.AFTER),
+        ],
         "host_copies": [(DECODE, host_copies.record, When.AROUND)],
         "mixed": [(PREFILL, probe.record_mixed, When.AFTER)],
         "states": [
@@ -45,6 +56,7 @@ def register() -> None:
         "oracle": [(DRAFT, oracle.know_answers, When.AFTER)],
         "paced": [(PREFILL, pace.prefill, When.AROUND), (DECODE, pace.decode, When.AROUND)],
         "penalty_order": [(PENALTIES, penalty_order.as_for_a_block_of_one, When.AROUND)],
+        "pools": [(STATE, pools.count, When.AFTER)],
         "draw_twice": [(CHOOSE, wrong_rule.draw_twice, When.AROUND)],
         "width_switch": [(PREFILL, width_switch.follow_file, When.BEFORE)],
         "width_turns": [(PREFILL, width_turns.take_turns, When.BEFORE)],

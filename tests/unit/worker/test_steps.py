@@ -93,3 +93,16 @@ def test_other_ranks_write_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(STEP_LOG, str(tmp_path / "steps.jsonl"))
     Steps("cpu", log=False).interrupted(["a"], 1)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_ends_the_log_and_no_step(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(STEP_LOG, "/dev/full")
+    flight = Steps("cpu", log=True)
+    for at in range(4):
+        started(flight, clock, at, 2)
+        flight.counted([1, 2])
+        flight.timed()
+    assert len(caplog.records) == 1
+    assert f"{STEP_LOG} ends here" in caplog.text and "No space left" in caplog.text
