@@ -16,7 +16,7 @@ STAMP := $(VENV)/.setup-$(shell cat requirements/*.txt pyproject.toml Makefile |
 # OpenMP workers spin while they wait: two pools on two cores slow each other down by orders of magnitude.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-slow rehearse test-matrix test-gpu wheelhouse gpu quality bench clean
+.PHONY: setup demo test test-slow rehearse test-matrix soak test-gpu wheelhouse gpu quality bench clean
 setup: $(STAMP)
 
 $(STAMP): requirements/cpu.txt pyproject.toml
@@ -52,6 +52,9 @@ rehearse: setup
 test-matrix: setup
 	$(PYTEST) --dist loadgroup -m slow tests/engine/test_dflash_equality.py
 	$(BIN)/python -m tests.support.matrix
+
+soak: setup
+	$(BIN)/python -m tests.soak $(if $(OUT),--out $(OUT))
 
 test-gpu:
 	$(BIN)/pytest -q -m gpu tests/gpu

@@ -1,0 +1,102 @@
+"""The command: see the package."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+
+from sglang_dflash.pairs import target_path
+from tests.soak import report
+from tests.soak.catalogue import PAIR, SEEDED, Entry, catalogue
+from tests.soak.client import answer_of
+from tests.soak.load import Load, drive
+from tests.soak.verdict import Promise, promises
+from tests.support.pair_servers import FEATURES, dflash_server, plain_server, with_plugin
+from tests.support.servers import Server
+
+ENTRIES = 320
+AT_A_TIME = 8  # of the reference's answers
+# K/V for one of the longest requests and a few short ones; eight may run, and more are begun than can end.
+SCARCE = (
+    *("--max-total-tokens", "2304", "--max-running-requests", "8", "--chunked-prefill-size", "512"),
+    *("--schedule-conservativeness", "0.05"),
+)
+ADAPTIVE = ("--speculative-adaptive", "--mamba-radix-cache-strategy", "extra_buffer", "--enable-metrics")
+WINDOW = ("--speculative-draft-window-size", "512")
+TOOLS = ("--tool-call-parser", "qwen25")
+
+
+def soak(requests: int, out: Path, seed: int = 0, entries: int = ENTRIES) -> list[Promise]:
+    """Ask, judge, and write the report to ``out``."""
+    out.mkdir(parents=True, exist_ok=True)
+    asked = catalogue(min(entries, requests), seed)
+    expected = answers_of_reference(asked, out)
+    arguments = (*SCARCE, *ADAPTIVE, *WINDOW, *TOOLS)
+    with dflash_server(PAIR, out, *arguments, base=FEATURES, drafter="noisy", **with_plugin(out, "pools")) as server:
+        load = asyncio.run(drive(server, asked, requests, str(target_path(PAIR)), seed))
+        retractions = sum(map(int, re.findall(r"#retracted_reqs: (\d+)", server.log)))
+        found = list(promises(load, asked, expected, pools_at_rest(server), retractions))
+    write(out, requests, load, asked, found)
+    return found
+
+
+def answers_of_reference(entries: Sequence[Entry], out: Path) -> list[Any]:
+    """Plain decoding's; of a request with a seed, which SGLang ignores here, our worker's at one token a step."""
+    steps_of_one = out / "widths.json"
+    steps_of_one.write_text(json.dumps({"policy": "random", "widths": [1]}))
+    seeded = ("--speculative-adaptive", "--speculative-adaptive-config", str(steps_of_one))
+    with (
+        plain_server(PAIR, out, *TOOLS, base=FEATURES) as plain,
+        dflash_server(PAIR, out, *seeded, base=FEATURES) as one,
+        ThreadPoolExecutor(AT_A_TIME) as pool,
+    ):
+        return list(pool.map(lambda entry: answer(one if entry.kind == SEEDED else plain, entry), entries))
+
+
+def answer(server: Server, entry: Entry) -> Any:
+    response = server.post(entry.route, entry.body)
+    assert response.status_code == 200, response.text
+    return answer_of(response.json())
+
+
+def pools_at_rest(server: Server) -> dict[str, int]:
+    """Slots that are lost, once nothing runs any more."""
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        http.get("/health_generate").raise_for_status()
+        lost: dict[str, int] = http.get("/server_info").json()["internal_states"][0]["pools"]
+    return lost
+
+
+def write(out: Path, requests: int, load: Load, entries: Sequence[Entry], found: Sequence[Promise]) -> None:
+    command = f"python -m tests.soak --requests {requests}"
+    (out / "soak.md").write_text(report.text(command, load, entries, found))
+    (out / "soak.json").write_text(json.dumps({**load.rows(), "speeds": load.speeds}))
+    report.plot(load, out / "soak.png")
+
+
+def main(
+    requests: int = 10000,
+    out: Annotated[Path, typer.Option(help="Folder of the report, the plot and the servers' logs.")] = Path(
+        "results/soak"
+    ),
+    seed: int = 0,
+) -> None:
+    """Exit code 1 if a promise was broken."""
+    found = soak(requests, out, seed)
+    typer.echo((out / "soak.md").read_text())
+    sys.exit(not all(promise.held for promise in found))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    typer.run(main)

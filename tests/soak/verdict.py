@@ -1,0 +1,84 @@
+"""What the soak says: each promise, whether it held, and the figures that show it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.soak.catalogue import Entry
+from tests.soak.client import Outcome
+from tests.soak.load import Load, Sample
+
+SETTLED = 0.25  # share of the run after which memory should be level
+BLOCKS, STUDENT = 20, 2.101  # stretches, and the 97.5 % point of Student's t with two degrees of freedom less
+MOST_GROWTH = 0.02  # of the memory, over the whole run
+MOST_SLOWER = 0.10
+PRESSURE = 0.6
+
+
+class Promise(NamedTuple):
+    what: str
+    held: bool
+    found: str
+
+
+class Slope(NamedTuple):
+    """MiB per 1,000 requests, with a 95 % interval, and the memory's median."""
+
+    value: float
+    low: float
+    high: float
+    level: float
+
+
+def promises(
+    load: Load, entries: Sequence[Entry], expected: Sequence[Any], pools: Mapping[str, int], retractions: int
+) -> Iterator[Promise]:
+    wrong = [outcome for outcome in load.outcomes if not is_right(outcome, expected[outcome.entry])]
+    compared = sum(1 for outcome in load.outcomes if outcome.complete)
+    by_kind = Counter(entries[outcome.entry].kind for outcome in wrong)
+    yield Promise(
+        "every answer is the reference's, every part of one its beginning", not wrong, _counted(compared, by_kind)
+    )
+    errors = [outcome.error for outcome in load.outcomes if outcome.error]
+    yield Promise("no request fails", not errors, f"{len(errors)} of {len(load.outcomes)} {errors[:1] or ''}".strip())
+    yield Promise("nothing is lost", not any(pools.values()), ", ".join(f"{name} {n}" for name, n in pools.items()))
+    unhealthy = sum(sample.health != 200 for sample in load.samples)
+    yield Promise("/health is 200 all along", not unhealthy, f"{unhealthy} of {len(load.samples)} samples")
+    yield Promise("weights load again under load", all(load.updates), f"{sum(load.updates)} of {len(load.updates)}")
+    slope = memory_slope(load.samples)
+    growth = slope.low * len(load.outcomes) / 1000
+    found = f"{slope.value:+.1f} [{slope.low:+.1f}, {slope.high:+.1f}] MiB per 1,000 requests, of {slope.level:.0f}"
+    yield Promise("memory is level", growth < MOST_GROWTH * slope.level, found)
+    first, last = median(load.speeds[:4]), median(load.speeds[-4:])
+    speeds = f"{first:.0f} tok/s at first, {last:.0f} at last; range {min(load.speeds):.0f} to {max(load.speeds):.0f}"
+    yield Promise("it ends as fast as it began", last > (1 - MOST_SLOWER) * first, speeds)
+    pressed = sum(sample.kv_usage > PRESSURE for sample in load.samples) / len(load.samples)
+    pressure = f"{retractions} retractions; K/V above {PRESSURE:.0%} in {pressed:.0%} of samples"
+    yield Promise("the server was short of K/V", retractions > 0 and pressed > 0, pressure)
+
+
+def is_right(outcome: Outcome, expected: Any) -> bool:
+    if outcome.complete:
+        return bool(outcome.answer == expected)
+    return outcome.answer is None or outcome.answer == expected[: len(outcome.answer)]
+
+
+def memory_slope(samples: Sequence[Sample]) -> Slope:
+    """Least squares through the means of ``BLOCKS`` stretches: neighbouring samples are not independent."""
+    settled = samples[int(SETTLED * len(samples)) :]
+    blocks = [
+        block for block in np.array_split(np.array([(s.done / 1000, s.rss) for s in settled]), BLOCKS) if len(block)
+    ]
+    x, y = np.array([block.mean(0) for block in blocks]).T
+    (slope, _), covariance = np.polyfit(x, y, 1, cov=True)
+    margin = STUDENT * float(np.sqrt(covariance[0, 0]))
+    return Slope(slope, slope - margin, slope + margin, float(np.median(y)))
+
+
+def _counted(compared: int, wrong: Counter[str]) -> str:
+    return f"{compared} compared, {wrong.total()} wrong {dict(wrong) or ''}".strip()
