@@ -1,9 +1,9 @@
 """Traffic that changes: every width over minutes in which task and load switch. ``python -m measure.width_traffic``.
 
 One seeded schedule for all arms: prompts that the drafter knows (one of the pairs' own tasks) in turn with prompts that
-it does not (``wild``), each with another number of users. Each arm has its server, all are up, and each phase is run on
-all of them, one after the other, before the next phase: so a shared machine's moods fall on all arms. An arm's server
-rests between its phases, and remembers what it has learned.
+it does not (``wild``), each with another number of users. Each phase is run on all arms, one after the other, before the
+next phase: so a shared machine's moods fall on all of them. Our widths share a server, in which each has a policy of its
+own; the adaptive one learns from its own steps alone, and remembers.
 """
 
 from __future__ import annotations
