@@ -55,6 +55,7 @@ def long_answers(server: Server) -> list[Answer]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("strategy", "widths"),
     [("extra_buffer", ()), ("extra_buffer_lazy", RANDOM_WIDTHS), ("no_buffer", RANDOM_WIDTHS)],
