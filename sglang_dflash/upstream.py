@@ -130,7 +130,6 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "track_mamba_states_all_layers"
         "(conv_states_pool, ssm_states_pool, cache_indices, mamba_track_mask, mamba_track_indices, batch_size)",
     ),
-    "layers.logprob_processor": ("compute_spec_logprobs(batch, logits_output, predict, chain_stride)",),
     "layers.sampler": (
         "Sampler",
         "Sampler.forward(logits_output, sampling_info, return_logprob)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import logging
 import os
@@ -92,10 +93,13 @@ def activate() -> str | None:
 
     Raises:
         DFlashError: if ``SGLANG_PLATFORM=dflash_cpu`` was set on a machine with an accelerator.
+        ImportError: this SGLang lacks what the platform is built on; SGLang logs that and goes on without it.
     """
     usable = accelerators()
     reason = reason_to_stay_out(os.environ, usable=usable, unused=unused_devices(), others=other_platform_plugins())
     if reason is None:
+        # SGLang imports it next, where a failure would break ``import sglang`` for whoever has this package installed.
+        importlib.import_module(PLATFORM_CLASS.rpartition(".")[0])
         return PLATFORM_CLASS
     if os.environ.get("SGLANG_PLATFORM") == PLATFORM_NAME:
         raise DFlashError(

@@ -57,6 +57,16 @@ def test_activate_leaves_a_gpu_machine_alone(kind: str, monkeypatch: pytest.Monk
     assert activation.activate() is None
 
 
+def test_a_platform_that_cannot_be_imported_is_not_named_to_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang only logs what is raised here; the class that it is given it loads unguarded."""
+    monkeypatch.delenv("SGLANG_PLATFORM", raising=False)
+    for nothing in ("accelerators", "unused_devices", "other_platform_plugins"):
+        monkeypatch.setattr(activation, nothing, list)
+    monkeypatch.setattr(activation, "PLATFORM_CLASS", "sglang_dflash.cpu.no_such_platform.Platform")
+    with pytest.raises(ImportError, match="no_such_platform"):
+        activation.activate()
+
+
 def test_accelerators_asks_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
