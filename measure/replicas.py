@@ -34,7 +34,7 @@ from sglang_dflash.bench.server import running
 from sglang_dflash.user_errors import user_errors
 
 QUEUE_SECONDS = "sglang:queue_time_seconds_sum"
-REQUESTS = "sglang:num_requests_total"
+QUEUED = "sglang:queue_time_seconds_count"
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ async def measure_cell(
         requests = await asker.poisson(arrivals, plan.seconds, rng)
     after = [await counters(replica) for replica in replicas]
     pairs = zip(before, after, strict=True)
-    grown = [{name: new[name] - old.get(name, 0.0) for name in (QUEUE_SECONDS, REQUESTS)} for old, new in pairs]
+    grown = [{name: new[name] - old.get(name, 0.0) for name in (QUEUE_SECONDS, QUEUED)} for old, new in pairs]
     counted = [(sent, arrived) for sent, arrived in requests if sent >= plan.warm_up]
     latency = Estimate.of([arrived - sent for sent, arrived in counted])
     finished = sum(plan.warm_up <= arrived < plan.seconds for _, arrived in requests)
@@ -135,7 +135,7 @@ async def measure_cell(
         "in_flight": mean_in_flight(requests, plan.warm_up, plan.seconds),
         "completed": finished / (plan.seconds - plan.warm_up),
         "queue": sum(each[QUEUE_SECONDS] for each in grown) / len(requests),
-        "by_replica": [round(each[REQUESTS]) for each in grown],
+        "by_replica": [round(each[QUEUED]) for each in grown],
     }
 
 

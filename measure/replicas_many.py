@@ -21,8 +21,8 @@ from sglang_dflash.user_errors import user_errors
 RANDOM, TWO_CHOICES, LEAST_LOADED = "random", "two choices", "least-loaded"
 MANY = (1, 2, 8, 1000)
 SHARES = (0.5, 0.8, 0.9, 0.95)
-# Requests of a simulation that stands for an endless one: at least so many, and so many of each replica.
-_REQUESTS, _OF_EACH, _WARM_UP = 40_000, 20, 0.25
+# Requests of a simulation that stands for an endless one: at least so many, and so many for each slot.
+_REQUESTS, _OF_A_SLOT, _WARM_UP = 40_000, 8, 0.25
 
 
 def choices(policy: str, replicas: int) -> int:
@@ -34,7 +34,7 @@ def predict(rates: Rates, arrivals: float, replicas: int, policy: str) -> Load:
     """The steady state; ``arrivals`` per second at all replicas."""
     if choices(policy, replicas) == 1 or arrivals >= replicas * rates.most:
         return split_at_random(rates, arrivals / replicas)
-    seconds = max(_REQUESTS, _OF_EACH * replicas) / arrivals
+    seconds = max(_REQUESTS, _OF_A_SLOT * rates.slots * replicas) / arrivals
     begin = next(n for n in range(rates.slots + 1) if rates(n) >= arrivals / replicas)
     return simulate(rates, arrivals, replicas, choices(policy, replicas), seconds, Random(0), _WARM_UP * seconds, begin)
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.generation import Answer, assert_nothing_leaked, generate_all
+from tests.support.grafana import OURS, SGLANGS, series
 from tests.support.pair_servers import dflash_server, draft_arguments, target_arguments, worker_info
 from tests.support.prompts import corpus, random_prompts
 from tests.support.servers import Server, run_to_exit
@@ -91,6 +92,13 @@ def test_metrics_show_widths_rates_and_survival(server: Server) -> None:
     survival = [found[f'survival position="{j}"'] for j in range(1, 16)]
     assert survival == sorted(survival, reverse=True) and 0 < survival[0] <= 1
     assert found["drafting_rests"] in (0, 1)
+
+
+def test_the_dashboard_asks_for_series_that_the_server_exports(server: Server) -> None:
+    for _ in range(2):  # the second time from the prefix cache
+        generate_all(server, corpus(PAIR, USERS, 5), USERS, 16)
+    exported = set(re.findall(r"^([\w:]+)\{", server.get("/metrics").text, re.MULTILINE))
+    assert series(OURS, SGLANGS) - exported == set()
 
 
 def test_every_step_is_in_the_log(server: Server) -> None:
