@@ -21,6 +21,7 @@ from sglang_dflash.upstream import (
     record_stream_each,
 )
 from sglang_dflash.window.kv import BlockKV
+from sglang_dflash.worker.rope_positions import rope_positions
 from sglang_dflash.worker.state import DraftState
 
 if TYPE_CHECKING:
@@ -149,11 +150,13 @@ class Step:
             kv_loc_plan=kv.plan,
             ragged_verify_layout=self._ragged_layout(),
         )
+        sees_images = runner.model_config.model_is_mrope
         forward_batch = ForwardBatch.init_new(
             batch,
             runner,
             capture_hidden_mode=capture,
             return_hidden_states_before_norm=False,
+            spec_mrope_positions=rope_positions(self.positions, batch.multimodal_inputs) if sees_images else None,
             kv_loc_plan=kv.plan,
             write_cols=self.laid_out,
         )

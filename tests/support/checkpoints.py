@@ -25,7 +25,7 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": 2,
 }
-_GDN: dict[str, Any] = {
+GDN: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
     "full_attention_interval": 2,
     "linear_num_value_heads": 8,
@@ -34,7 +34,7 @@ _GDN: dict[str, Any] = {
     "linear_value_head_dim": 32,
     "linear_conv_kernel_dim": 4,
 }
-_EXPERTS: dict[str, Any] = {
+EXPERTS: dict[str, Any] = {
     "num_experts": 8,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 64,
@@ -43,7 +43,7 @@ _EXPERTS: dict[str, Any] = {
     "mlp_only_layers": [],
     "norm_topk_prob": True,
 }
-_MROPE = {
+MROPE = {
     "rope_parameters": {
         "rope_type": "default",
         "rope_theta": 10000.0,
@@ -73,16 +73,16 @@ def build(name: str, vocab_size: int = VOCAB_SIZE) -> transformers.PreTrainedMod
     if name == "qwen3":
         model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**common))
     elif name == "qwen3_next":
-        config = transformers.Qwen3NextConfig(**common, **_GDN, **_EXPERTS, partial_rotary_factor=0.25)
+        config = transformers.Qwen3NextConfig(**common, **GDN, **EXPERTS, partial_rotary_factor=0.25)
         model = transformers.Qwen3NextForCausalLM(config)
     elif name == "qwen3_5":
-        model = transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**common, **_GDN, **_MROPE))
+        model = transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**common, **GDN, **MROPE))
     elif name == "qwen3_5_moe":
-        config = transformers.Qwen3_5MoeTextConfig(**common, **_GDN, **_EXPERTS, **_MROPE)
+        config = transformers.Qwen3_5MoeTextConfig(**common, **GDN, **EXPERTS, **MROPE)
         model = transformers.Qwen3_5MoeForCausalLM(config)
     elif name == "qwen3_5_vision":
         config = transformers.Qwen3_5Config(
-            text_config={**common, **_GDN, **_MROPE}, vision_config=_VISION, tie_word_embeddings=False
+            text_config={**common, **GDN, **MROPE}, vision_config=_VISION, tie_word_embeddings=False
         )
         model = transformers.Qwen3_5ForConditionalGeneration(config)
     else:

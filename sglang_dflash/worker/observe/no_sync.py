@@ -35,10 +35,6 @@ EXCUSED = {
         "batch.mamba_track_indices[freed_rows] = -1",
         "a list as index is copied from pageable memory: a hybrid target, in the step after a request ended",
     ),
-    "ForwardBatch.compute_spec_mrope_positions": (
-        "mrope_delta_tensor = torch.stack(mrope_deltas, dim=0).to(device=device)",
-        "copied from pageable memory: requests with images",
-    ),
     "update_sliding_window_buffer": (
         "window_kv_indptr[-1], dtype=torch.int64, device=device",
         "a length on the device sizes a tensor: Triton attention, sliding layers, a batch without a CUDA graph",
