@@ -5,7 +5,7 @@ VENV ?= .venv
 # Index that torch comes from, where the default one would bring CUDA builds (README, "Setup").
 TORCH_INDEX ?=
 
-SGLANG := sglang==0.5.23
+SGLANG_TESTED := sglang==0.5.23
 TORCH := torch==2.13.0
 # Needed for its image transforms only; its dependencies would replace torch.
 TORCHVISION := torchvision==0.28.0
@@ -16,7 +16,7 @@ STAMP := $(VENV)/.setup-$(shell cat requirements/*.txt pyproject.toml Makefile |
 # OpenMP workers spin while they wait: two pools on two cores slow each other down by orders of magnitude.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-slow rehearse test-matrix soak test-gpu wheelhouse gpu quality bench clean
+.PHONY: setup demo test test-slow rehearse test-matrix soak fuzz contract test-gpu wheelhouse gpu quality bench clean
 setup: $(STAMP)
 
 $(STAMP): requirements/cpu.txt pyproject.toml
@@ -24,7 +24,7 @@ $(STAMP): requirements/cpu.txt pyproject.toml
 	$(PIP) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(PIP) setuptools -r requirements/cpu.txt
 	$(PIP) --no-build-isolation --editable '.[bench,dev]'
-	$(PIP) --no-deps $(SGLANG) $(TORCHVISION)
+	$(PIP) --no-deps $(SGLANG_TESTED) $(TORCHVISION)
 	$(BIN)/python -m sglang_dflash.torchvision_import
 	rm -f $(VENV)/.setup-* && touch $@
 
@@ -55,6 +55,12 @@ test-matrix: setup
 
 soak: setup
 	$(BIN)/python -m tests.soak $(if $(OUT),--out $(OUT))
+
+fuzz: setup
+	$(BIN)/python -m tests.fuzz
+
+contract: setup
+	$(BIN)/python -m tools.contract $(or $(SGLANG),0.5.23)
 
 test-gpu:
 	$(BIN)/pytest -q -m gpu tests/gpu
