@@ -11,7 +11,6 @@ from typing import Any
 from sglang_dflash.check.findings import Finding, judge
 from sglang_dflash.errors import DFlashError
 
-
 # Argument -> the least and the most that it may be: what is multiplied, divided by and allocated.
 _LIMITS: dict[str, tuple[float, float]] = {
     "context_length": (1, 1 << 31),

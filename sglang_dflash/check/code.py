@@ -1,4 +1,4 @@
-"""A drafter that brings program code: SGLang would run it under ``--trust-remote-code``, a flag meant for the target."""
+"""A drafter that brings code: SGLang would run it under ``--trust-remote-code``, a flag meant for the target."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def read_folder(folder: Path) -> dict[str, TensorHeader]:
     """Every tensor of a folder's safetensors files: those that its index names, or all.
 
     Raises:
-        DFlashError: a header is not one, claims what the file does not hold, or the index names a file that is not here.
+        DFlashError: a header is not one, claims what its file does not hold, or the index names a file that is missing.
     """
     merged: dict[str, TensorHeader] = {}
     for file in _shards(folder):
