@@ -1,9 +1,9 @@
 """Traffic that changes: every width over minutes in which task and load switch. ``python -m measure.width_traffic``.
 
 One seeded schedule for all arms: prompts that the drafter knows (one of the pairs' own tasks) in turn with prompts that
-it does not (``wild``), each with another number of users. Each phase is run on all arms, one after the other, before the
-next phase: so a shared machine's moods fall on all of them. Our widths share a server, in which each has a policy of its
-own; the adaptive one learns from its own steps alone, and remembers.
+it does not (``wild``), each with another number of users. Each phase is run on all arms, one after the other, before
+the next phase: so a shared machine's moods fall on all of them. Our widths share a server, in which each has a policy
+of its own; the adaptive one learns from its own steps alone, and remembers.
 """
 
 from __future__ import annotations
