@@ -36,6 +36,7 @@ def _register_hooks() -> None:
     from sglang_dflash.cpu import install, is_active
     from sglang_dflash.hooks import flags, replay_kernels, state_replay, takeover
     from sglang_dflash.hooks.context_length import extend_drafter_context
+    from sglang_dflash.hooks.disaggregation import send_rings, take_up_transferred
     from sglang_dflash.hooks.meta_info import count_verified_drafts
     from sglang_dflash.hooks.preflight import after_model_paths, before_speculation
     from sglang_dflash.hooks.requests import refuse_request
@@ -55,6 +56,8 @@ def _register_hooks() -> None:
         ("gdn_replayssm_spec_decode", replay_kernels.verify, HookType.AROUND),
         ("commit_gdn_replayssm_spec", replay_kernels.advance, HookType.AROUND),
         ("commit_gdn_replayssm_circular", replay_kernels.commit, HookType.AROUND),
+        ("SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch", take_up_transferred, HookType.AFTER),
+        ("setup_state_kv_args", send_rings, HookType.AFTER),
         ("Scheduler.get_internal_state", report_worker, HookType.AFTER),
         ("TokenizerManager._calculate_spec_decoding_metrics", count_verified_drafts, HookType.AFTER),
         ("SchedulerRequestReceiver._broadcast_reqs_across_ranks", ride_on_requests, HookType.AROUND),

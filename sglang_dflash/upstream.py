@@ -199,6 +199,13 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "async_h2d_stack(tensors, device)",
         "get_available_gpu_memory(device, gpu_id, distributed, cpu_group)",
     ),
+    # prefill/decode disaggregation
+    "disaggregation.base.conn": ("StateType", "StateType.REQUEST_ROW"),
+    "disaggregation.decode": ("SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch(self, running_batch)",),
+    "disaggregation.utils": (
+        "append_state_component(kv_args, state_type, data_ptrs, data_lens, item_lens, layer_ids)",
+        "setup_state_kv_args(kv_args)",
+    ),
     # the drafter's layers
     "layers.attention.attention_registry": ("register_attention_backend(name)",),
     "layers.attention.base_attn_backend": ("AttentionBackend",),

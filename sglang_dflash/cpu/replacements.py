@@ -25,6 +25,7 @@ from sglang_dflash.cpu.layers import (
     norms,
     ragged,
     sigmoid_gates,
+    transfer,
 )
 from sglang_dflash.upstream import Symbol
 
@@ -80,6 +81,18 @@ TABLE: tuple[Replacement, ...] = (
         _DISTRIBUTED + "bootstrap._init_cpu_threads_env",
         threads.bind_rank,
         "binds ranks to cores through Intel AMX kernels that are not installed, and does nothing without them",
+    ),
+    # --- prefill/decode disaggregation
+    Replacement(
+        "sglang.srt.disaggregation.utils.get_kv_class",
+        transfer.kv_class,
+        "pinned memory and CUDA events: slot numbers on their way to Mooncake's sender",
+        partial=True,
+    ),
+    Replacement(
+        "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin.maybe_send_cached_prefix_chunk",
+        transfer.send_prefix_with_the_rest,
+        "CUDA event: a cached prefix on its way before the prefill",
     ),
     # --- linear layers and norms of every model
     Replacement(

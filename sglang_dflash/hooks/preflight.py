@@ -18,7 +18,7 @@ from sglang_dflash.cpu import is_active as on_our_cpu_platform
 from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.drafter.view import plain_view
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.hooks import adaptive, state_replay
+from sglang_dflash.hooks import adaptive, disaggregation, state_replay
 from sglang_dflash.hooks.environment import explain_environment
 from sglang_dflash.hooks.takeover import builtin_requested, reason_for_builtin
 from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine, find_gpu
@@ -49,6 +49,7 @@ def before_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
     ours = _dflash_is_asked_for(server_args) and reason_for_builtin(server_args) is None
     if ours:
         adaptive.take_over(server_args)
+        disaggregation.choose_schedule(server_args)
     previous(server_args)
     if ours:
         adaptive.check_widths(server_args)

@@ -54,12 +54,16 @@ def reason_for_builtin(server_args: ServerArgs) -> str | None:
     """Why SGLang's own worker must serve DFLASH, in words for the log; None if ours does.
 
     Raises:
-        DFlashError: the switch holds an unknown word, or ours cannot serve on the CPU platform, which has no other.
+        DFlashError: the switch holds an unknown word, DP attention is asked for, or ours cannot serve on the CPU
+            platform, which has no other.
     """
     if builtin_requested():
         return f"{SWITCH}=builtin"
-    reason = _not_ours(upstream.resolving_view(server_args))
-    if reason and on_our_cpu_platform():
+    args = upstream.resolving_view(server_args)
+    reason = _not_ours(args)
+    if reason is None:
+        _refuse_dp_attention(args)
+    elif on_our_cpu_platform():
         raise DFlashError(
             f"{reason}, on the CPU platform",
             expected="a plain DFlash drafter without this option",
@@ -68,14 +72,28 @@ def reason_for_builtin(server_args: ServerArgs) -> str | None:
     return reason
 
 
+def _refuse_dp_attention(args: Any) -> None:
+    """Refuse what our worker does not run, on a GPU too, instead of stepping aside in silence.
+
+    Raises:
+        DFlashError: the ranks would attend to different requests.
+    """
+    if args.attn_dp_size <= 1:
+        return
+    builtin = "" if on_our_cpu_platform() else f"{SWITCH}=builtin for SGLang's own worker, or "
+    raise DFlashError(
+        f"DP attention over {args.attn_dp_size} groups of ranks",
+        expected="ranks that serve one batch (--tp-size), or replicas (--dp-size without --enable-dp-attention)",
+        remedy=f"{builtin}leave --enable-dp-attention out",
+    )
+
+
 def _not_ours(args: Any) -> str | None:
     files = ModelFiles(args.speculative_draft_model_path, args.speculative_draft_model_revision)
     reasons = (
         (kind := kind_left_to_builtin(files.config), f"the drafter is of the kind {kind}"),
         (not args.device.startswith("cuda") and not on_our_cpu_platform(), f"the device is {args.device}"),
-        (args.attn_dp_size > 1, "DP attention is used"),
         (args.attn_cp_size > 1, "context parallelism is used"),
-        (args.disaggregation_mode != "null", "prefill/decode disaggregation is used"),
         (args.enable_watermark, "--enable-watermark is used"),
         (args.speculative_accept_threshold_single != 1.0, "--speculative-accept-threshold-single is not lossless"),
         (args.speculative_accept_threshold_acc != 1.0, "--speculative-accept-threshold-acc is not lossless"),

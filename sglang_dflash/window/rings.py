@@ -59,14 +59,17 @@ class DraftRings:
         request_pool: the target's ``ReqToTokenPool``, whose rows are the requests.
         window: what the drafter reads; from a page boundary on.
         context: the longest sequence, tokens.
+        by_row: whether row ``r``'s ring begins at slot ``r * size``, where SGLang's transfer of request rows looks for
+            it. It costs the slots of nearly one ring.
     """
 
-    def __init__(self, request_pool: Any, window: DraftWindow, context: int) -> None:
+    def __init__(self, request_pool: Any, window: DraftWindow, context: int, *, by_row: bool = False) -> None:
         rows, columns = request_pool.req_to_token.shape
         self._window = window
         self.size = window.ring_slots(context)
-        # Row 0 is SGLang's padding row: it has no ring, its table stays on the padding slot.
-        self.slots = (rows - 1) * self.size
+        # Row 0 is SGLang's padding row: it has no ring, its table stays on the padding slot, in the pool's first page.
+        self._first = self.size if by_row else window.page
+        self.slots = self._first - window.page + (rows - 1) * self.size
         self.request_pool = ReqToTokenPool(
             rows - 1, max(columns, self.size), device=request_pool.device, enable_memory_saver=False
         )
@@ -76,6 +79,7 @@ class DraftRings:
         self._oldest_cpu = torch.zeros(rows, dtype=torch.int64)
         self._generation = request_pool.req_generation
         self._holders: list[tuple[int, str] | None] = [None] * rows
+        self._restored: set[int] = set()
 
     def pool_config(self, target: Any) -> Any:
         """SGLang's ``MemoryPoolConfig`` of the drafter's pool, from the target's."""
@@ -115,6 +119,30 @@ class DraftRings:
         tokens = torch.arange(total, device=count.device) + per_token(end - count.cumsum(0))
         positions = tokens + per_token(batch.seq_lens - end)
         return RingWrites(tokens, positions, self._slots(per_token(row_ids), positions))
+
+    def take_up(self, batch: ScheduleBatch) -> None:
+        """Rings that another server filled, or that come back from the host: they reach back a whole window.
+
+        A retracted request whose ring was not kept begins an empty one.
+        """
+        rows = batch.req_pool_indices_cpu.tolist()
+        for row, req, length in zip(rows, batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
+            self._holds(row, req.rid)
+            kept = row in self._restored or not req.retracted_stain
+            self._oldest_cpu[row] = self._page_start(max(0, length - self._window.tokens) if kept else length)
+            self._restored.discard(row)
+        self._oldest[batch.req_pool_indices] = async_h2d(
+            self._oldest_cpu[rows].tolist(), dtype=torch.int64, device=self._table.device
+        )
+
+    def slots_of(self, row: int) -> slice:
+        """The slots of a row's ring, in the drafter's pool."""
+        first = self._first + (row - 1) * self.size
+        return slice(first, first + self.size)
+
+    def restored(self, row: int) -> None:
+        """A retracted request's ring was written back, under this row."""
+        self._restored.add(row)
 
     def view(self, kv: BlockKV, positions: Tensor, batch: ScheduleBatch, translator: Any) -> BlockKV:
         """The block as the drafter sees it: lengths from its oldest visible token on, slots of its own pool.
@@ -166,5 +194,5 @@ class DraftRings:
         return position - position % self._window.page
 
     def _slots(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Slots of positions; the pool's first page is padding."""
-        return self._window.page + (rows - 1) * self.size + positions % self.size
+        """Slots of positions."""
+        return self._first + (rows - 1) * self.size + positions % self.size

@@ -32,10 +32,12 @@ class Inject:
         runner: the drafter's.
         layout: the parallel layout that the drafter was built for.
         rings: the drafter's slots under a draft window.
+        defers: whether plainly decoded tokens may wait. They may not where slots are filled without a call of ours:
+            a decoding server's freed slots are written by the transfer of the next request.
     """
 
-    def __init__(self, runner: ModelRunner, layout: Any, rings: DraftRings | None) -> None:
-        self._runner, self._layout, self._rings = runner, layout, rings
+    def __init__(self, runner: ModelRunner, layout: Any, rings: DraftRings | None, *, defers: bool = True) -> None:
+        self._runner, self._layout, self._rings, self._defers = runner, layout, rings, defers
         self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
         self._waiting_for: list[str] = []
 
@@ -46,15 +48,15 @@ class Inject:
         alone, and the next block overwrites each of them before anything reads it; so no mask is needed, and
         nothing here waits for the accept length.
 
-        A plainly decoded token waits for :meth:`catch_up`: nothing reads it before the drafter runs, and many tokens
-        cost hardly more than one.
+        A plainly decoded token may wait for :meth:`catch_up`: nothing reads it before the drafter runs, and many
+        tokens cost hardly more than one.
         """
         positions = step.of_verified(step.positions)
         hidden = step.verified.logits_output.hidden_states[: len(positions)]
         slots = self._slots(step.draft_kv.plan)
         if step.laid_out is not None:
             slots = slots[step.laid_out]
-        if step.width > 1:
+        if step.width > 1 or not self._defers:
             self._write(hidden, None, positions, slots)
             return
         rids = [req.rid for req in step.batch.reqs]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -54,6 +54,13 @@ class DraftState(SpecInput):
     def idle(cls, device: torch.device | str) -> DraftState:
         """The state of no request."""
         return cls(*(torch.empty(0, dtype=torch.int64, device=device) for _ in range(2)))
+
+    @classmethod
+    def transferred(cls, made: Any) -> DraftState:
+        """Of requests that another server prefilled, from the state that SGLang made for its own worker."""
+        state = cls(made.bonus_tokens, made.new_seq_lens)
+        state.future_indices = made.future_indices
+        return state
 
     def prepare_for_decode(self, batch: ScheduleBatch) -> None:
         """Reserve KV slots for the next step; runs on the scheduler's stream, before the step's lengths are

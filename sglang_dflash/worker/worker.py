@@ -23,6 +23,7 @@ from sglang_dflash.upstream import (
     build_draft_tp_worker,
     draft_pp_context,
     draft_tp_context,
+    get_disagg,
     get_parallel,
     get_spec,
     resolve_draft_parallel_layout,
@@ -30,6 +31,7 @@ from sglang_dflash.upstream import (
 from sglang_dflash.width import CostTable, FixedWidth, WidthConfig, WidthPolicy, asked_for, build_policy
 from sglang_dflash.window.rings import DraftRings, RowAllocator
 from sglang_dflash.window.served import DraftWindow, served_window
+from sglang_dflash.worker import transfer
 from sglang_dflash.worker.accept import Accept
 from sglang_dflash.worker.calibrate import Calibration
 from sglang_dflash.worker.cut import cut
@@ -48,6 +50,7 @@ from sglang_dflash.worker.observe.steps import StepRecord, Steps
 from sglang_dflash.worker.recurrent import RecurrentCommit
 from sglang_dflash.worker.state import DraftState
 from sglang_dflash.worker.step import Step
+from sglang_dflash.worker.transfer import KeptOnHost
 from sglang_dflash.worker.verify import Verify
 
 if TYPE_CHECKING:
@@ -184,11 +187,17 @@ class DFlashWorker(BaseSpecWorker):
         self._verify = Verify(target)
         self._accept = Accept(target.model_runner, get_parallel().tp_group)
         self._commit = RecurrentCommit(target)
-        self._inject = Inject(drafter, self.draft_parallel_layout, self._rings)
+        role = get_disagg().disaggregation_mode
+        self._inject = Inject(drafter, self.draft_parallel_layout, self._rings, defers=role != "decode")
+        if role == "decode":
+            KeptOnHost(token_to_kv_pool_allocator, drafter.token_to_kv_pool, self._rings)
+        if role != "null" and self._rings is not None:
+            transfer.announce(self._rings, drafter.token_to_kv_pool)
 
     def _alloc_rings(self, window: DraftWindow, target_config: Any, request_pool: Any) -> None:
         context = self._target_worker.model_runner.model_config.context_len
-        self._rings = rings = DraftRings(request_pool, window, context)
+        by_row = get_disagg().disaggregation_mode != "null"
+        self._rings = rings = DraftRings(request_pool, window, context, by_row=by_row)
         self._draft_worker.alloc_memory_pool(
             memory_pool_config=rings.pool_config(target_config),
             req_to_token_pool=rings.request_pool,
@@ -212,7 +221,7 @@ class DFlashWorker(BaseSpecWorker):
             ring = None if self._window is None else self._window.ring_slots(context)
             pools.tell(target, drafter, block=self.speculative_num_draft_tokens, ring=ring)
         self._graphs = WidthGraphs(target, drafter, self.draft_parallel_layout)
-        if self._widths is not None:
+        if self._widths is not None and get_disagg().disaggregation_mode != "prefill":  # which decodes nothing
             self._adapt(self._widths)
 
     def _adapt(self, config: WidthConfig) -> None:
@@ -282,6 +291,13 @@ class DFlashWorker(BaseSpecWorker):
         self._inject.prefill(batch, hidden, plan)
         result.next_draft_input = DraftState(result.next_token_ids, batch.seq_lens)
         return result
+
+    def take_up(self, batch: ScheduleBatch) -> None:
+        """Take up requests that another server prefilled: their K/V are here, the drafter's too."""
+        self._accept.before_prefill(batch)
+        if self._rings is not None:
+            self._rings.take_up(batch)
+        batch.spec_info = DraftState.transferred(batch.spec_info)
 
     def _decode(
         self, batch: ScheduleBatch, publish: Publish, grammar_barrier: GrammarBarrier | None

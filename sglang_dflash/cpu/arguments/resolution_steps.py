@@ -74,7 +74,9 @@ def _no_graphs(server_args: Any, cfg: Any) -> Any:
 def _defaults(cfg: Any, model_config: Any) -> dict[str, Any]:
     """Sizes that the user left open (running requests, KV tokens, recurrent states), and a scheduler that sleeps.
 
-    An idle scheduler polls its sockets without a pause, which on a CPU takes a core from the rest of the machine.
+    An idle scheduler polls its sockets without a pause, which on a CPU takes a core from the rest of the machine. A
+    decoding server (prefill/decode disaggregation) keeps retracted requests as plain tensors: SGLang's other way needs
+    pinned memory and kernels.
     """
     running = cfg.max_running_requests or MAX_RUNNING_REQUESTS
     caps = pool_defaults(
@@ -84,8 +86,10 @@ def _defaults(cfg: Any, model_config: Any) -> dict[str, Any]:
         context=model_config.context_len,
         available=psutil.virtual_memory().available,
     )
-    sizes = {"max_running_requests": running, **caps}
-    return {"sleep_on_idle": True} | {name: value for name, value in sizes.items() if getattr(cfg, name) is None}
+    left_open = {"max_running_requests": running, **caps}
+    if cfg.disaggregation_mode == "decode":
+        left_open["disaggregation_decode_retraction_backup"] = "cpu_tensor"
+    return {"sleep_on_idle": True} | {name: value for name, value in left_open.items() if getattr(cfg, name) is None}
 
 
 def install() -> None:

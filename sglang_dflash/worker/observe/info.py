@@ -74,7 +74,8 @@ def _recurrent(request_pool: Any) -> tuple[int, int]:
         return 0, 0
     cache = pool.mamba_cache
     # The convolution's windows overlap in storage: their view is larger than what was allocated.
-    windows = pool._intermediate_conv_window_phys or cache.intermediate_conv_window
+    # A prefilling server of a disaggregated pair has none.
+    windows = getattr(pool, "_intermediate_conv_window_phys", None) or getattr(cache, "intermediate_conv_window", [])
     kept = [getattr(cache, name, None) for name in ("intermediate_ssm", *_REPLAYED)]
     return _size([*cache.conv, cache.temporal]), _size([*windows, *(tensor for tensor in kept if tensor is not None)])
 

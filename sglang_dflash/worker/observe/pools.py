@@ -34,7 +34,7 @@ def tell(target: ModelRunner, drafter: ModelRunner, *, block: int, ring: int | N
     states: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
     pools = Pools.allocated(
         allocated_bytes(target, drafter),
-        replay=states is not None and states.mamba_cache.intermediate_ssm is None,
+        replay=states is not None and getattr(states.mamba_cache, "intermediate_ssm", None) is None,
         tokens=target.max_total_num_tokens,
         page=schedule.page_size,
         state_slots=0 if states is None else states.size,

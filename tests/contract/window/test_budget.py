@@ -36,8 +36,10 @@ def configurator() -> Any:
     )
 
 
-def serve(window: DraftWindow | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def serve(window: DraftWindow | None, monkeypatch: pytest.MonkeyPatch, role: str = "null", extra: int = 0) -> None:
+    disagg = SimpleNamespace(disaggregation_mode=role, disaggregation_decode_extra_slots=extra or None)
     monkeypatch.setattr(budget, "served_window", lambda: window)
+    monkeypatch.setattr(budget, "get_disagg", lambda: disagg)
     monkeypatch.setattr(budget, "get_schedule", lambda: SimpleNamespace(max_running_requests=REQUESTS))
 
 
@@ -51,6 +53,18 @@ def test_the_budget_is_charged_for_the_rings_and_not_for_a_slot_per_token(
     assert charge_rings(divide, configurator, BYTES) == (BYTES - rings.slots * PER_TOKEN, None, None)
     assert configurator.spec_aux_config.dflash_draft_num_layers == 5
     assert configurator.dflash_draft_cell_size_per_token == PER_TOKEN
+
+
+@pytest.mark.parametrize(("role", "extra"), [("prefill", 0), ("decode", 8)])
+def test_a_disaggregated_server_is_charged_for_every_row(
+    role: str, extra: int, configurator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = DraftWindow(64, block=16, page=1)
+    serve(window, monkeypatch, role, extra)
+    pool = ReqToTokenPool(REQUESTS + extra, CONTEXT + 20, "cpu", False)
+    rings = DraftRings(pool, window, CONTEXT, by_row=True)
+    charged = BYTES - charge_rings(divide, configurator, BYTES)[0]
+    assert charged == (rings.slots + window.page) * PER_TOKEN
 
 
 def test_rings_that_exist_are_not_charged_again(configurator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
