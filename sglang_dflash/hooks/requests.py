@@ -1,8 +1,9 @@
-"""Requests that ask for something DFLASH cannot return: refused by name, never answered without it."""
+"""Requests that DFLASH cannot answer: refused by name, never answered without what they ask for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sglang_dflash.drafter.served import our_worker_serves
@@ -12,19 +13,68 @@ _REASONS = {
     "return_hidden_states": "a block's hidden states feed the drafter and are not kept per output token",
     "return_sampling_mask": "the sets that filters leave are not kept per block position",
 }
+# What float32 logits can be scaled, biased and divided by one after the other without an infinity, whose softmax is
+# NaN: one request's would stop the scheduler for all. SGLang allows every float64.
+_LARGEST, _SMALLEST = 1e30, 1e-6
+_TOP_K_ALL = 1 << 30  # SGLang's value for the whole vocabulary; its tensor of them is int32
+# What a refused request is given instead: SGLang prefills it all the same, with its parameters.
+_HARMLESS = {
+    "temperature": 1.0,
+    "top_k": 1,
+    "repetition_penalty": 1.0,
+    "min_new_tokens": 0,
+    "logit_bias": None,
+}
 
 
 def refuse_request(original: Callable[[Any, bool], str | None], req: Any, enable_overlap: bool) -> str | None:
-    """Around SGLang's check of a request under DFLASH: the error for the client, or None."""
+    """Around SGLang's check of a request under DFLASH: the error for the client, or None.
+
+    A refused request gets harmless parameters.
+    """
     if not our_worker_serves():
         return original(req, enable_overlap)
+    _drop_impossible_stops(req)
+    refusal = next(_refusals(req), None)
+    if refusal is None:
+        return None
+    req.sampling_params = copy.copy(req.sampling_params)
+    for name, harmless in _HARMLESS.items():
+        setattr(req.sampling_params, name, harmless)
+    return str(refusal)
+
+
+def _refusals(req: Any) -> Iterator[DFlashError]:
     for feature, reason in _REASONS.items():
         if getattr(req, feature):
-            return str(
-                DFlashError(
-                    f"{feature} is not available under DFLASH: {reason}",
-                    expected=f"a request without {feature}",
-                    remedy="send it to a server without --speculative-algorithm",
-                )
+            yield DFlashError(
+                f"{feature} is not available under DFLASH: {reason}",
+                expected=f"a request without {feature}",
+                remedy="send it to a server without --speculative-algorithm",
             )
-    return None
+    for value, expected in _uncountable(req.sampling_params, req.vocab_size):
+        yield DFlashError(value, expected=expected, remedy="correct it, or leave it out")
+
+
+def _drop_impossible_stops(req: Any) -> None:
+    """Stop tokens outside the vocabulary stop nothing, but are indices once a neighbour has ``min_new_tokens``."""
+    stops = req.sampling_params.stop_token_ids
+    if stops and not all(0 <= token < req.vocab_size for token in stops):
+        req.sampling_params = copy.copy(req.sampling_params)
+        req.sampling_params.stop_token_ids = {token for token in stops if 0 <= token < req.vocab_size} or None
+
+
+def _uncountable(params: Any, vocab_size: int) -> Iterator[tuple[str, str]]:
+    """What SGLang lets through and no sampler can compute with: the value, and what would be one."""
+    if not params.temperature <= _LARGEST:
+        yield f"temperature {params.temperature}", f"at most {_LARGEST:g}"
+    if not params.top_k <= _TOP_K_ALL:
+        yield f"top_k {params.top_k}", f"-1, or at most {_TOP_K_ALL}"
+    if not params.repetition_penalty >= _SMALLEST:
+        yield f"repetition_penalty {params.repetition_penalty}", f"at least {_SMALLEST:g}"
+    bias = params.logit_bias or {}
+    for token, value in bias.items():
+        if not isinstance(value, int | float) or not value <= _LARGEST:  # minus infinity bans a token
+            yield f"logit_bias {value} of token {token}", f"at most {_LARGEST:g}"
+    if len(bias) >= vocab_size and all(value < -_LARGEST for value in bias.values()):
+        yield "logit_bias that bans every token", "one token that may be chosen"

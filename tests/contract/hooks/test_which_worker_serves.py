@@ -26,7 +26,8 @@ def choose(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> type:
 
 
 def answers() -> tuple[str | None, bool]:
-    request = SimpleNamespace(return_hidden_states=True, return_sampling_mask=False)
+    params = SimpleNamespace(stop_token_ids=None)
+    request = SimpleNamespace(return_hidden_states=True, return_sampling_mask=False, sampling_params=params)
     refusal = refuse_request(lambda *_: "SGLang's own answer", request, True)
     result: Any = SimpleNamespace(internal_state={})
     worker = SimpleNamespace(server_info=lambda: {})
