@@ -17,6 +17,7 @@ from sglang_dflash.upstream import (  # noqa: E402
     PlatformCapabilities,
     PlatformEnum,
     SRTPlatform,
+    check_symbols,
     load_plugins,
     register_resolution_hook,
 )
@@ -44,9 +45,10 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Called while the launching process resolves its arguments. Refuses to go on without our stand-ins."""
-        from sglang_dflash.cpu.replacements import missing_hooks
+        from sglang_dflash.cpu.replacements import TABLE, missing_hooks
 
         if missing := missing_hooks():
+            check_symbols(row.target for row in TABLE)  # names all that this SGLang lacks, if that is the reason
             raise DFlashError(
                 f"{len(missing)} of the CPU platform's replacements are not in place, {missing[0]} first",
                 expected="the plugin 'dflash' loaded together with the platform",

@@ -177,5 +177,5 @@ def install() -> None:
 
 
 def missing_hooks() -> list[str]:
-    """Targets that are not (yet) replaced by our function: SGLang only logs a hook that fails to apply."""
-    return [row.path for row in TABLE if getattr(row.target.resolve(), "__wrapped__", None) is None]
+    """Targets that this SGLang lacks or that are not (yet) replaced: it only logs a hook that fails to apply."""
+    return [row.path for row in TABLE if row.target.problem() or not hasattr(row.target.resolve(), "__wrapped__")]

@@ -58,7 +58,11 @@ def long_answers(server: Server) -> list[Answer]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("strategy", "widths"),
-    [("extra_buffer", ()), ("extra_buffer_lazy", RANDOM_WIDTHS), ("no_buffer", RANDOM_WIDTHS)],
+    [
+        ("extra_buffer", ()),
+        ("extra_buffer_lazy", RANDOM_WIDTHS),
+        ("no_buffer", ("--disable-overlap-schedule", *RANDOM_WIDTHS)),
+    ],
     ids=["extra_buffer", "lazy, random widths", "no_buffer, random widths"],
 )
 def test_long_answers_are_plain_decodings(
