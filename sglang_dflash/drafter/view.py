@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
 from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.drafter.mask_embedding import FILE as MASK_EMBEDDING
-from sglang_dflash.drafter.reading import inside
+from sglang_dflash.drafter.reading import inside, views
 from sglang_dflash.errors import DFlashError
 
 _WEIGHTS = ".safetensors"
@@ -38,7 +37,7 @@ def plain_view(files: ModelFiles) -> Path | None:
     names = [name for name in names if inside(source, name)]
     # Another content is another folder: one that a server loads from never changes.
     content = [str(source.resolve()), files.config, [(name, (source / name).stat().st_mtime_ns) for name in names]]
-    view = _cache() / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
+    view = views() / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
     if not view.is_dir():
         try:
             _write(view, source, names, files)
@@ -76,7 +75,3 @@ def _snapshot(files: ModelFiles) -> Path:
 
     patterns = [f"*{suffix}" for suffix in (_WEIGHTS, *_COPIED)]
     return Path(snapshot_download(files.name, revision=files.revision, allow_patterns=patterns))
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-dflash" / "drafters"

@@ -19,6 +19,7 @@ from measure.replicas_model import Rates, split_at_random
 from measure.replicas_report import compared, report
 from measure.replicas_servers import sums
 from sglang_dflash.errors import DFlashError
+from tests.support.hurry import Hurry
 
 PLUGIN = Path(__file__).parents[1] / "plugin"
 PLAN = Plan("p", 8, 4, "1 2 3", 16, 32, 64, 100.0, 20.0)
@@ -29,20 +30,6 @@ RATES = {1: 1.0, 2: 1.8, 4: 3.0}
 def short_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas_many, "_REQUESTS", 10_000)
     monkeypatch.setattr(replicas_report, "RUNS", 20)
-
-
-class Hurry(asyncio.SelectorEventLoop):
-    """A loop whose clock jumps to whatever is due next."""
-
-    clock = 0.0
-
-    def time(self) -> float:
-        return self.clock
-
-    def _run_once(self) -> None:
-        if not self._ready and self._scheduled:
-            self.clock = max(self.clock, self._scheduled[0].when())
-        super()._run_once()
 
 
 class Pretender(Asker):

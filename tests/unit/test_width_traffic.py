@@ -16,6 +16,7 @@ from measure import width_traffic
 from measure.width_traffic import run, schedule
 from measure.width_traffic_report import Phase, by_phase, draw, report
 from sglang_dflash.bench.client import Sampling
+from tests.support.hurry import Hurry
 
 
 def test_a_schedule_is_its_seeds_and_switches_fit_task_and_load() -> None:
@@ -26,20 +27,6 @@ def test_a_schedule_is_its_seeds_and_switches_fit_task_and_load() -> None:
     for turn in (phases[::2], phases[1::2]):
         assert sorted(phase.users for phase in turn) == [1, 1, 8, 8, 32, 32]
     assert [(phase.start, phase.end) for phase in phases] == [(5.0 * i, 5.0 * i + 5) for i in range(12)]
-
-
-class Hurry(asyncio.SelectorEventLoop):
-    """A loop whose clock jumps to whatever is due next."""
-
-    clock = 0.0
-
-    def time(self) -> float:
-        return self.clock
-
-    def _run_once(self) -> None:
-        if not self._ready and self._scheduled:
-            self.clock = max(self.clock, self._scheduled[0].when())
-        super()._run_once()
 
 
 def test_as_many_requests_are_in_flight_as_the_phase_says(monkeypatch: pytest.MonkeyPatch) -> None:
