@@ -52,8 +52,10 @@ class Generation:
 
     @cached_property
     def event(self) -> dict[str, Any]:
-        """``text``, ``output_ids`` and ``meta_info`` of the whole answer."""
+        """``text``, ``output_ids`` and ``meta_info`` of the whole answer; DFlashError if it was aborted."""
         event: dict[str, Any] = json.loads(self.payload)
+        if event["meta_info"]["finish_reason"]["type"] == "abort":
+            raise _unhealthy(f"a request was aborted: {event['meta_info']}")
         return event
 
 
@@ -80,29 +82,25 @@ class Client:
         reply = await self._request("POST", "/v1/tokenize", json=body)
         return list(reply.json()["tokens"])
 
-    async def generate(self, input_ids: list[int], sampling: Sampling, rid: str | None = None) -> Generation:
-        """Stream one answer and time it; ``rid`` names the request in the server's logs."""
+    async def generate(self, input_ids: list[int], sampling: Sampling) -> Generation:
+        """Stream one answer and time it."""
         start = time.perf_counter()
         first = end = 0.0
         last = b""
-        async for arrived, payload in self.events(input_ids, sampling, rid):
+        async for arrived, payload in self.events(input_ids, sampling):
             first = first or arrived
             end, last = arrived, payload
         if last.startswith(_ERROR):
             raise _unhealthy(f"POST {self.base_url}/generate was given up: {last.decode()}")
         return Generation(first - start, end - start, last)
 
-    async def events(
-        self, input_ids: list[int], sampling: Sampling, rid: str | None = None
-    ) -> AsyncIterator[tuple[float, bytes]]:
+    async def events(self, input_ids: list[int], sampling: Sampling) -> AsyncIterator[tuple[float, bytes]]:
         """The stream's events, unparsed, each with the time it arrived.
 
         Parsing is left to the caller: on a small machine a client that parses every event of every request takes the
         time that it measures. Text and ids of an event are cumulative, so the last one has everything.
         """
         body: dict[str, Any] = {"input_ids": input_ids, "sampling_params": sampling.parameters(), "stream": True}
-        if rid is not None:
-            body["rid"] = rid
         pending = b""
         async with self._http.stream("POST", "/generate", json=body) as response:
             if response.status_code != 200:

@@ -25,10 +25,6 @@ class RunKey:
     concurrency: int
     repeat: int
 
-    def rid(self, question: str, turn: int) -> str:
-        """The request's id on the server, by which its steps are found in the server's step log."""
-        return f"{self.mode}/{self.task}/c{self.concurrency}/r{self.repeat}/{question}/{turn}"
-
 
 @dataclass(frozen=True)
 class Record:
@@ -60,6 +56,7 @@ class RequestRecord(Record):
         output_ids: the generated token ids.
         text: the generated text.
         correct: whether the answer is right; None if the task has no checkable answer.
+        rid: the server's id of the request, by which its steps are found in the server's step log.
     """
 
     question: str
@@ -77,6 +74,7 @@ class RequestRecord(Record):
     output_ids: list[int] = field(default_factory=list)
     text: str = ""
     correct: bool | None = None
+    rid: str = ""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ async def measure(
         for turn in range(1 + len(question.follow_ups)):
             input_ids = await book.input_ids(client, key.task, question, answers)
             sent_s = time.perf_counter() - start
-            generation = await client.generate(input_ids, sampling, key.rid(question.id, turn))
+            generation = await client.generate(input_ids, sampling)
             turns.append((question.id, turn, input_ids, sent_s, generation))
             on_answer()
             if turn < len(question.follow_ups):
@@ -116,4 +116,5 @@ def _record(
         accepted_drafts=list(meta.get("spec_correct_drafts_histogram", ())),
         output_ids=generation.event["output_ids"],
         text=generation.event["text"],
+        rid=meta["id"],
     )

@@ -123,7 +123,8 @@ def test_the_openai_route_reports_the_same_accept_length(server: Server, tmp_pat
         details = reply["sglext"]["spec_tokens_details"]
         details = details[0] if isinstance(details, list) else details
         request = ours[question.id]
-        assert reply["choices"][0]["message"]["content"] == request.text
+        choice = reply["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (request.text, request.finish_reason), request
         assert details["spec_verify_ct"] == request.verify_steps
         assert details["spec_accept_length"] == pytest.approx(request.completion_tokens / request.verify_steps)
 

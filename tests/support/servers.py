@@ -100,6 +100,9 @@ def started(
     try:
         _wait_until_healthy(server, health)
         yield server
+    except httpx.TransportError as error:
+        error.add_note(f"the server's exit code: {process.poll()}; its log:\n{server.log[-6000:]}")
+        raise
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -112,7 +112,7 @@ def _cell(summary: Summary, label: str, task: str, concurrency: int, logged: dic
         for request in asked:
             # The prefill brings the first token; an answer of one token takes no step.
             if request.completion_tokens > 1:
-                answer = _logged(logged, run.run.rid(request.question, request.turn))
+                answer = _logged(logged, request.rid)
                 in_vain.append(answer.cut(request.completion_tokens - 1))
                 found.append(answer)
         runs.append(found)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from prometheus_client import Counter, Gauge, Histogram
+from typing import TYPE_CHECKING
 
 from sglang_dflash.upstream import get_observability, get_parallel, get_serving
 from sglang_dflash.width import AdaptiveWidth, WidthPolicy
 from sglang_dflash.worker.observe.steps import StepRecord
+
+if TYPE_CHECKING:
+    from prometheus_client import Gauge, Histogram
 
 
 class StepMetrics:
@@ -25,6 +27,9 @@ class StepMetrics:
     """
 
     def __init__(self, max_width: int) -> None:
+        # Not before: the client decides at its import whether processes share series, by a variable that SGLang sets.
+        from prometheus_client import Counter, Gauge, Histogram
+
         labels = {"model_name": get_serving().served_model_name, "dp_rank": str(get_parallel().dp_rank or 0)}
 
         def gauge(name: str, text: str, *by: str) -> Gauge:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,12 +20,14 @@ class FakeServer:
         block: block size it reports, None for a server without speculation.
         ours: whether it shows our worker's entry.
         on_generate: called before each answer, to break things at a chosen moment.
+        finish: type of every answer's finish reason.
     """
 
     block: int | None = None
     ours: bool = True
     answer: Callable[[list[int]], list[int]] = lambda prompt: [prompt[0], 7, 8]
     on_generate: Callable[[], None] = lambda: None
+    finish: str = "stop"
     calls: list[tuple[str, Any]] = field(default_factory=list)
     url: str = ""
 
@@ -57,14 +60,14 @@ class FakeServer:
 
     def _events(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         ids = self.answer(body["input_ids"])[: body["sampling_params"]["max_new_tokens"]]
-        meta = {"prompt_tokens": len(body["input_ids"]), "cached_tokens": 0}
+        meta = {"id": uuid.uuid4().hex, "prompt_tokens": len(body["input_ids"]), "cached_tokens": 0}
         if self.block:
             meta |= {"spec_verify_ct": 1, "spec_correct_drafts_histogram": [0] * (len(ids) - 1) + [1]}
         return [
             {
                 "text": " ".join(map(str, ids[:n])),
                 "output_ids": ids[:n],
-                "meta_info": {**meta, "completion_tokens": n, "finish_reason": {"type": "stop"}},
+                "meta_info": {**meta, "completion_tokens": n, "finish_reason": {"type": self.finish}},
             }
             for n in range(1, len(ids) + 1)
         ]
