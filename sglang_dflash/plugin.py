@@ -42,6 +42,7 @@ def _register_hooks() -> None:
     from sglang_dflash.hooks.requests import refuse_request
     from sglang_dflash.hooks.server_info import report_worker
     from sglang_dflash.hooks.step_times import ride_on_requests
+    from sglang_dflash.hooks.weights import spare_drafter
     from sglang_dflash.upstream import HookRegistry, HookType, register_resolution_hook
     from sglang_dflash.window.budget import charge_rings
     from sglang_dflash.window.prefix_cap import cap_prefix
@@ -59,6 +60,7 @@ def _register_hooks() -> None:
         ("SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch", take_up_transferred, HookType.AFTER),
         ("setup_state_kv_args", send_rings, HookType.AFTER),
         ("Scheduler.get_internal_state", report_worker, HookType.AFTER),
+        ("SchedulerWeightUpdaterManager._select_runners", spare_drafter, HookType.AFTER),
         ("TokenizerManager._calculate_spec_decoding_metrics", count_verified_drafts, HookType.AFTER),
         ("SchedulerRequestReceiver._broadcast_reqs_across_ranks", ride_on_requests, HookType.AROUND),
         ("ServerArgs.add_cli_args", flags.accept_old_flags, HookType.AFTER),

@@ -140,6 +140,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "managers.schedule_batch": ("Req._compute_max_prefix_len(self, input_len)",),
     "managers.scheduler": ("Scheduler.get_internal_state(self)",),
     "managers.tokenizer_manager": ("TokenizerManager._calculate_spec_decoding_metrics(self, meta_info, recv_obj, i)",),
+    "managers.scheduler_components.weight_updater": ("SchedulerWeightUpdaterManager._select_runners(self, selector)",),
     "managers.scheduler_components.request_receiver": (
         "SchedulerRequestReceiver._broadcast_reqs_across_ranks(self, recv_reqs, local_reqs)",
     ),

@@ -11,7 +11,7 @@ pytest.importorskip("sglang")
 
 from sglang_dflash.drafter import served
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.hooks import server_info, takeover
+from sglang_dflash.hooks import server_info, takeover, weights
 from sglang_dflash.hooks.requests import refuse_request
 from sglang_dflash.hooks.server_info import SERVER_INFO_KEY
 from sglang_dflash.pairs import drafter_path
@@ -25,14 +25,15 @@ def choose(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> type:
     return takeover.choose_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, SimpleNamespace())
 
 
-def answers() -> tuple[str | None, bool]:
+def answers() -> tuple[str | None, bool, list[str]]:
     params = SimpleNamespace(stop_token_ids=None)
     request = SimpleNamespace(return_hidden_states=True, return_sampling_mask=False, sampling_params=params)
     refusal = refuse_request(lambda *_: "SGLang's own answer", request, True)
     result: Any = SimpleNamespace(internal_state={})
     worker = SimpleNamespace(server_info=lambda: {})
     server_info.report_worker(result, SimpleNamespace(draft_worker=worker))
-    return refusal, SERVER_INFO_KEY in result.internal_state
+    updated = weights.spare_drafter([("target", None), ("draft", None)], None)
+    return refusal, SERVER_INFO_KEY in result.internal_state, [role for role, _ in updated]
 
 
 def test_every_hook_steps_aside_for_sglangs_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,12 +41,14 @@ def test_every_hook_steps_aside_for_sglangs_worker(monkeypatch: pytest.MonkeyPat
     from sglang_dflash.worker.worker import DFlashWorker
 
     assert choose(monkeypatch, "context parallelism is used") is int
-    assert answers() == ("SGLang's own answer", False)
+    assert answers() == ("SGLang's own answer", False, ["target", "draft"])
     assert served_window() is None
     assert choose(monkeypatch, None) is DFlashWorker
-    refusal, shown = answers()
+    refusal, shown, updated = answers()
     assert "return_hidden_states is not available" in str(refusal)
     assert shown
+    assert updated == ["target"]
+    assert weights.spare_drafter([("draft", None)], None, "draft") == [("draft", None)]
 
 
 def arguments(**changed: Any) -> Any:
