@@ -131,7 +131,7 @@ def serve(asked: list[dict[str, Any]]) -> list[str | None]:
 
 
 def _arrive(output_ids: list[int] = [], return_hidden_states: bool = False, **params: Any) -> Any:  # noqa: B006
-    """The request as SGLang lets it through, None if it refuses it: its server, its tokenizer process, its scheduler."""
+    """The request as SGLang's server, tokenizer process and scheduler pass it on; None if one of them refuses it."""
     if not isinstance(params.get("logit_bias"), dict | None):
         return None  # the server's parser of JSON: "expected a map"
     try:
