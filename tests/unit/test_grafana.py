@@ -11,7 +11,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import pytest
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tests.support.grafana import OURS, dashboard, panels, queries, series
 
@@ -30,10 +32,6 @@ def lost(before: Any, after: Any, path: str = "") -> list[str]:
 
 def test_grafanas_own_schema_knows_every_key() -> None:
     """The foundation SDK is generated from Grafana's schema: reading drops what that does not have."""
-    plugins = pytest.importorskip("grafana_foundation_sdk.cog.plugins")
-    from grafana_foundation_sdk.cog.encoder import JSONEncoder
-    from grafana_foundation_sdk.models.dashboard import Dashboard
-
     plugins.register_default_plugins()
     read = json.loads(json.dumps(Dashboard.from_json(dashboard()), cls=JSONEncoder))
     assert lost(dashboard(), read) == []
