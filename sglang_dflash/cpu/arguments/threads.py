@@ -37,6 +37,8 @@ def environment_defaults(ranks: int, conv_dtype: str) -> dict[str, str]:
     if ranks > 1:
         groups = cores_per_rank(sorted(os.sched_getaffinity(0)), ranks)
         wanted[BIND_VARIABLE] = "|".join(",".join(map(str, group)) for group in groups)
+        # The ranks of a machine share its memory, so one that looks later may find less, whoever took it meanwhile.
+        wanted["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "false"
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 

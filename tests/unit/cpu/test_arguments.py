@@ -93,7 +93,9 @@ def test_environment_defaults_leave_the_users_choice(monkeypatch: pytest.MonkeyP
         "OMP_NUM_THREADS": "1",
         "SGLANG_MAMBA_CONV_DTYPE": "float32",
     }
-    assert len(threads.environment_defaults(2, "float32")[threads.BIND_VARIABLE].split("|")) == 2
+    of_two = threads.environment_defaults(2, "float32")
+    assert len(of_two[threads.BIND_VARIABLE].split("|")) == 2
+    assert of_two["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] == "false"
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     monkeypatch.setenv("SGLANG_MAMBA_CONV_DTYPE", "bfloat16")
     assert threads.environment_defaults(1, "float32") == {}
