@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from tests.soak import report
 from tests.soak.catalogue import PAIR, SEEDED, Entry, catalogue
 from tests.soak.client import answer_of
 from tests.soak.load import Load, drive
-from tests.soak.verdict import Promise, promises
+from tests.soak.verdict import Promise, promises, wrong_answers
 from tests.support.pair_servers import FEATURES, dflash_server, plain_server, with_plugin
 from tests.support.servers import Server
 
@@ -47,6 +48,11 @@ def soak(requests: int, out: Path, seed: int = 0, entries: int = ENTRIES) -> lis
         retractions = sum(map(int, re.findall(r"#retracted_reqs: (\d+)", server.log)))
         found = list(promises(load, asked, expected, pools_at_rest(server), retractions))
     write(out, requests, load, asked, found)
+    wrong = [
+        {**asdict(outcome), "body": asked[outcome.entry].body, "expected": expected[outcome.entry]}
+        for outcome in wrong_answers(load, expected)
+    ]
+    (out / "wrong.json").write_text(json.dumps(wrong, indent=1))
     return found
 
 

@@ -84,9 +84,12 @@ async def _stream(http: httpx.AsyncClient, entry: Entry, number: int, fate: str,
             if "error" in event or "meta_info" not in event:
                 found.error = None if fate == ABORTED else line[:300]
                 return found
-            found.answer = event["output_ids"]
             reason = event["meta_info"]["finish_reason"]
-            found.complete = reason is not None and reason["type"] != "abort"
+            if reason is not None and reason["type"] == "abort":
+                # Its tokens are no part of the answer: SGLang does not cut a block at the answer's end then, and gives
+                # a request whose grammar is still compiled the token after an empty prompt.
+                break
+            found.answer, found.complete = event["output_ids"], reason is not None
     if not found.complete and fate == STREAMED:
         found.error = f"the stream ended with status {response.status_code} before its answer did"
     return found

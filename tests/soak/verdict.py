@@ -38,7 +38,7 @@ class Slope(NamedTuple):
 def promises(
     load: Load, entries: Sequence[Entry], expected: Sequence[Any], pools: Mapping[str, int], retractions: int
 ) -> Iterator[Promise]:
-    wrong = [outcome for outcome in load.outcomes if not is_right(outcome, expected[outcome.entry])]
+    wrong = wrong_answers(load, expected)
     compared = sum(1 for outcome in load.outcomes if outcome.complete)
     by_kind = Counter(entries[outcome.entry].kind for outcome in wrong)
     yield Promise(
@@ -60,6 +60,10 @@ def promises(
     pressed = sum(sample.kv_usage > PRESSURE for sample in load.samples) / len(load.samples)
     pressure = f"{retractions} retractions; K/V above {PRESSURE:.0%} in {pressed:.0%} of samples"
     yield Promise("the server was short of K/V", retractions > 0 and pressed > 0, pressure)
+
+
+def wrong_answers(load: Load, expected: Sequence[Any]) -> list[Outcome]:
+    return [outcome for outcome in load.outcomes if not is_right(outcome, expected[outcome.entry])]
 
 
 def is_right(outcome: Outcome, expected: Any) -> bool:
