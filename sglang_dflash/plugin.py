@@ -35,6 +35,7 @@ def register() -> None:
 def _register_hooks() -> None:
     from sglang_dflash.cpu import install, is_active
     from sglang_dflash.hooks import flags, replay_kernels, state_replay, takeover
+    from sglang_dflash.hooks.capture import capture_layers
     from sglang_dflash.hooks.context_length import extend_drafter_context
     from sglang_dflash.hooks.disaggregation import send_rings, take_up_transferred
     from sglang_dflash.hooks.meta_info import count_verified_drafts
@@ -59,6 +60,7 @@ def _register_hooks() -> None:
         ("commit_gdn_replayssm_circular", replay_kernels.commit, HookType.AROUND),
         ("SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch", take_up_transferred, HookType.AFTER),
         ("setup_state_kv_args", send_rings, HookType.AFTER),
+        ("Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture", capture_layers, HookType.AROUND),
         ("Scheduler.get_internal_state", report_worker, HookType.AFTER),
         ("SchedulerWeightUpdaterManager._select_runners", spare_drafter, HookType.AFTER),
         ("TokenizerManager._calculate_spec_decoding_metrics", count_verified_drafts, HookType.AFTER),

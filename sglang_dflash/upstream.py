@@ -110,6 +110,10 @@ _TABLE: dict[str, tuple[str, ...]] = {
     # start-up: the drafter's runner, and what the configuration resolved to
     "configs.draft_parallel": ("DraftParallelSpec", "DraftTPExecution"),
     "models.registry": ("ModelRegistry",),
+    "models.qwen3_vl": (
+        "Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture(self, layer_ids)",
+        "Qwen3VLForConditionalGeneration.set_eagle3_layers_to_capture(self, layer_ids)",
+    ),
     "runtime_context": (
         "get_disagg",
         "get_exec",

@@ -156,7 +156,9 @@ def assert_drafts(pair: Pair, server: Server, folder: Path, window: int | None =
         assert len(blocks) > 1
         for at, block in blocks.items():
             drafts = reading.drafts(at, len(block), window)
-            assert block == [reading.tokens[at], *drafts], (name, attempt, at)
+            assert block[0] == reading.tokens[at]
+            pairs = zip(block[1:], drafts, strict=True)
+            assert all(draft in likeliest for draft, likeliest in pairs), (name, attempt, at, block, drafts)
             for wrong in told_apart:
                 told_apart[wrong] |= drafts != reading.drafts(at, len(block), window, **{wrong: True})
     assert all(told_apart.values()), f"a drafter told otherwise would draft the same: {told_apart}"
