@@ -23,12 +23,12 @@ FEATURES = (
     # Enough for the JSON that the pairs were trained on; without it an answer can end in spaces without end.
     *("--constrained-json-max-whitespace-cnt", "3"),
 )
+_ADAPTIVE = ("--speculative-adaptive", "--speculative-adaptive-config")
+_WIDTHS = Path(__file__).parents[1] / "fixtures" / "widths"
 # Every step another width, and requests cut at random inside a batch: whatever a policy may do.
-RANDOM_WIDTHS = (
-    "--speculative-adaptive",
-    "--speculative-adaptive-config",
-    str(Path(__file__).parents[1] / "fixtures" / "widths" / "random.json"),
-)
+RANDOM_WIDTHS = (*_ADAPTIVE, str(_WIDTHS / "random.json"))
+# For drafters of random weights: a cut by what they think of their drafts would leave none.
+RANDOM_WIDTHS_UNCUT = (*_ADAPTIVE, str(_WIDTHS / "uncut.json"))
 # Every device-to-host wait inside a step raises.
 STRICT = {"SGLANG_DFLASH_FORBID_SYNC": "1"}
 
