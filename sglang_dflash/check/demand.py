@@ -25,10 +25,9 @@ from sglang_dflash.memory.sizes import (
     state_bytes,
     target_kv_per_token,
 )
-from sglang_dflash.memory.slots import slots_per_request
+from sglang_dflash.memory.slots import MAX_RUNNING, in_transfer, slots_per_request
 from sglang_dflash.window.size import context_window, ring_slots
 
-MAX_RUNNING = 48  # SGLang's for DFLASH, without --max-running-requests
 STATE_SHARE = 0.9  # SGLang's --mamba-full-memory-ratio
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 
@@ -59,7 +58,7 @@ def demand(
     conv = os.environ.get("SGLANG_MAMBA_CONV_DTYPE") or ("bfloat16" if machine.kind == "gpu" else dtype)
     states = partial(state_bytes, text, conv_bytes=dtype_bytes(conv), tp_size=tp)
     block = block_size(args) or drafter.block_size or 16
-    running = args.max_running_requests or MAX_RUNNING
+    running, slots = args.max_running_requests or MAX_RUNNING, slots_per_request(args)
     window = context_window(args.speculative_draft_window_size, drafter)
     context = args.context_length or count(text, "max_position_embeddings", drafter.max_position_embeddings)
     return Demand(
@@ -72,14 +71,15 @@ def demand(
         draft_kv=draft_kv_per_token(drafter, kv_bytes=draft_kv_bytes, tp_size=tp),
         state=states(recurrent_bytes=dtype_bytes(kept)),
         block=block,
-        slots_per_request=slots_per_request(args),
+        slots_per_request=slots,
         state_share=args.mamba_full_memory_ratio or STATE_SHARE,
         max_running=running,
         max_tokens=args.max_total_tokens,
-        max_states=args.max_mamba_cache_size or (running if args.disable_radix_cache else None),
+        max_states=args.max_mamba_cache_size or (running if slots == 1 else None),
         page=page,
         ring=None if window is None else ring_slots(window, block=block, page=page, context=context),
         replayed=states(recurrent_bytes=dtype_bytes(replayed)),
+        in_transfer=in_transfer(args),
         records=max(args.linear_replayssm_cache_len, ring_length(block)),
     )
 

@@ -18,6 +18,8 @@ VALUED: dict[str, tuple[type, object]] = {
     "--context-length": (int, None),
     "--decode-attention-backend": (str, None),
     "--device": (str, None),
+    "--disaggregation-decode-extra-slots": (int, None),
+    "--disaggregation-mode": (str, "null"),
     "--dtype": (str, "auto"),
     "--json-model-override-args": (str, "{}"),
     "--kv-cache-dtype": (str, "auto"),

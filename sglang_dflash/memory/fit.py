@@ -28,6 +28,7 @@ class Demand:
         max_tokens, max_states: ``--max-total-tokens``, ``--max-mamba-cache-size``; None if SGLang decides.
         page: tokens of a K/V page.
         ring: slots of the drafter's pool that a request takes under a draft window; None without one.
+        in_transfer: requests of a disaggregated server that hold rows beside the running ones; None for any other.
         replayed: the state where states are replayed, whose dtype may be another; None for the same.
         records: positions of a request's ring of records where states are replayed.
     """
@@ -45,6 +46,7 @@ class Demand:
     max_states: int | None = None
     page: int = 1
     ring: int | None = None
+    in_transfer: int | None = None
     replayed: StateBytes | None = None
     records: int = 16
 
@@ -97,23 +99,37 @@ def fit(demand: Demand, static_bytes: float, *, replay: bool = False) -> Fit:
     if demand.ring is None:
         per_token += demand.draft_kv
     else:
-        rest -= demand.max_running * demand.ring * demand.draft_kv
+        rest -= rings(demand.max_running, demand.in_transfer) * demand.ring * demand.draft_kv
     tokens = max(0, int(rest // max(1, per_token))) // demand.page * demand.page
     if demand.max_tokens is not None:
         tokens = min(tokens, demand.max_tokens // demand.page * demand.page)
     running = min(states.running, tokens // 2)
+    held = running + (demand.in_transfer or 0)
+    slots = max(states.slots, held) if state.slot else 0
     rows = tokens + demand.page if tokens else 0  # one padding page
-    draft_rows = rows if demand.ring is None or not tokens else demand.max_running * demand.ring + demand.page
+    draft_rows = draft_slots(demand.ring, tokens, running, demand.in_transfer, page=demand.page) if tokens else 0
     return Fit(
         weights=weights,
         target_kv=rows * demand.target_kv,
         draft_kv=draft_rows * demand.draft_kv,
-        states=(states.slots + 1) * state.slot if state.slot else 0,
-        scratch=(running + 1) * demand.scratch(replay=replay) if state.slot else 0,  # one more: the padding row
+        states=(slots + 1) * state.slot if state.slot else 0,
+        scratch=(held + 1) * demand.scratch(replay=replay) if state.slot else 0,  # one more: the padding row
         tokens=tokens,
-        state_slots=states.slots,
+        state_slots=slots,
         running=running,
     )
+
+
+def rings(running: int, in_transfer: int | None) -> int:
+    """Rings of the drafter's K/V. On a disaggregated server a row's number is its ring's place: padding has one too."""
+    return running if in_transfer is None else 1 + running + in_transfer
+
+
+def draft_slots(ring: int | None, tokens: int, running: int, in_transfer: int | None, *, page: int) -> int:
+    """Slots of the drafter's pool: the target's, or under a draft window its rings; with the padding page."""
+    if ring is None:
+        return tokens + page
+    return rings(running, in_transfer) * ring + (page if in_transfer is None else 0)
 
 
 def _beside_snapshots(demand: Demand, state: StateBytes, rest: float) -> _States:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sglang_dflash.memory.fit import Demand, Fit
+from sglang_dflash.memory.fit import Demand, Fit, draft_slots
 from sglang_dflash.memory.units import size
 
 _ABOUT, _EACH, _WHOLE = 32, 22, 13  # columns of text
@@ -39,6 +39,7 @@ class Pools:
         state_slots: recurrent states; the pool has one more.
         slots_per_request: of them, those of a running request.
         block: positions of a draft block.
+        in_transfer: requests of a disaggregated server that hold rows beside the running ones; None for any other.
         asked, running: requests at once, ``--max-running-requests`` and what fits.
         ring: slots of the drafter's K/V that a request takes under a draft window; None without one.
     """
@@ -58,6 +59,7 @@ class Pools:
     asked: int
     running: int
     ring: int | None = None
+    in_transfer: int | None = None
 
     @classmethod
     def predicted(cls, demand: Demand, fit: Fit, *, replay: bool) -> Pools:
@@ -77,6 +79,7 @@ class Pools:
             asked=demand.max_running,
             running=fit.running,
             ring=demand.ring,
+            in_transfer=demand.in_transfer,
         )
 
     @classmethod
@@ -93,6 +96,7 @@ class Pools:
         asked: int,
         running: int,
         ring: int | None = None,
+        in_transfer: int | None = None,
     ) -> Pools:
         """From the bytes of whole pools, by the names that ``/server_info`` gives them (``memory_bytes``)."""
         return cls(
@@ -100,9 +104,9 @@ class Pools:
             target_weights=pools["target_weights"],
             drafter_weights=pools["drafter_weights"],
             target_kv=pools["target_kv"] // (tokens + page),
-            draft_kv=pools["draft_kv"] // ((tokens if ring is None else asked * ring) + page),
+            draft_kv=pools["draft_kv"] // draft_slots(ring, tokens, running, in_transfer, page=page),
             state=pools["states"] // (state_slots + 1),
-            scratch=pools["scratch"] // (running + 1),
+            scratch=pools["scratch"] // (running + (in_transfer or 0) + 1),
             tokens=tokens,
             page=page,
             state_slots=state_slots,
@@ -111,14 +115,20 @@ class Pools:
             asked=asked,
             running=running,
             ring=ring,
+            in_transfer=in_transfer,
         )
+
+    @property
+    def held(self) -> int:
+        """Requests that hold rows."""
+        return self.running + (self.in_transfer or 0)
 
     @property
     def capped_by(self) -> Literal["--max-running-requests", "verify scratch", "recurrent states", "tokens of K/V"]:
         """What keeps one request more from running. States and scratch share a budget: the larger of them."""
         if self.running >= self.asked:
             return "--max-running-requests"
-        if not self.state or self.running < self.state_slots // self.slots_per_request:
+        if not self.state or self.held < self.state_slots // self.slots_per_request:
             return "tokens of K/V"
         rows = self.asked if self.replay else self.running  # a replay's are set aside for every request asked for
         return "verify scratch" if rows * self.scratch > self.state_slots * self.state else "recurrent states"
@@ -145,14 +155,15 @@ def _column(pools: Pools) -> dict[str, tuple[str, str]]:
         heading = {"states of a block": ("", "replayed" if pools.replay else "kept")}
         slots, whole = pools.slots_per_request, (pools.state_slots + 1) * pools.state
         rows += [(f"recurrent states, {slots} slots", f"{size(slots * pools.state)} a request", whole)]
-        whole = (pools.running + 1) * pools.scratch
+        whole = (pools.held + 1) * pools.scratch
         rows += [(f"verify scratch, block of {pools.block}", f"{size(pools.scratch)} a request", whole)]
     kv_slots = pools.tokens + pools.page
     rows += [("target's K/V", f"{size(pools.target_kv)} a token", kv_slots * pools.target_kv)]
     if pools.ring is None:
         rows += [("drafter's K/V", f"{size(pools.draft_kv)} a token", kv_slots * pools.draft_kv)]
     else:
-        each, kv_slots = f"{size(pools.ring * pools.draft_kv)} a request", pools.asked * pools.ring + pools.page
+        each, held = f"{size(pools.ring * pools.draft_kv)} a request", (pools.running, pools.in_transfer)
+        kv_slots = draft_slots(pools.ring, pools.tokens, *held, page=pools.page)
         rows += [(f"drafter's K/V, {pools.ring} slots", each, kv_slots * pools.draft_kv)]
     if pools.tokens == 0:
         return heading | {about: (each, "" if each else size(whole)) for about, each, whole in rows}

@@ -10,6 +10,8 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from sglang_dflash.memory.fit import rings
+from sglang_dflash.memory.slots import in_transfer
 from sglang_dflash.upstream import get_disagg, get_schedule
 from sglang_dflash.window.served import served_window
 
@@ -30,17 +32,10 @@ def charge_rings(
         return original(configurator, budget_bytes, cap_tokens=cap_tokens)
     if cap_tokens is None:
         slots = window.ring_slots(configurator.model_config.context_len)
-        budget_bytes -= _rings() * slots * per_token
+        held = rings(int(get_schedule().max_running_requests), in_transfer(get_disagg()))
+        budget_bytes -= held * slots * per_token
     targets_only = copy.copy(configurator)
     targets_only.spec_aux_config = copy.copy(configurator.spec_aux_config)
     targets_only.spec_aux_config.dflash_draft_num_layers = None
     targets_only.dflash_draft_cell_size_per_token = None
     return original(targets_only, budget_bytes, cap_tokens=cap_tokens)
-
-
-def _rings() -> int:
-    """Rings of this server: a decoding one has more rows than running requests, and a row's place is its number."""
-    disagg, running = get_disagg(), int(get_schedule().max_running_requests)
-    if disagg.disaggregation_mode == "null":
-        return running
-    return 1 + running + int(disagg.disaggregation_decode_extra_slots or 0)

@@ -16,6 +16,7 @@ SIZES = (
     *("--max-running-requests", "8"),
     *("--speculative-num-draft-tokens", "12"),
 )
+DECODES = ("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "fake")
 
 
 @pytest.mark.slow
@@ -28,6 +29,8 @@ SIZES = (
         ("tiny-dense", ("--dtype", "float32", "--speculative-draft-window-size", "64", "--page-size", "16")),
         # A window that no sequence fills.
         ("tiny-dense", ("--dtype", "float32", "--speculative-draft-window-size", "4096", "--context-length", "256")),
+        ("tiny-hybrid", ("--dtype", "float32", *DECODES)),
+        ("tiny-dense", ("--dtype", "float32", "--speculative-draft-window-size", "64", *DECODES)),
     ],
 )
 def test_the_memory_table_is_what_the_server_allocates(pair: str, flags: tuple[str, ...], tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from sglang_dflash.bench.ports import free_port
 from tests.support.generation import generate_all
@@ -18,7 +18,9 @@ from tests.support.prompts import corpus
 from tests.support.servers import START_SECONDS, started
 
 PAIR = "tiny-dense"
-SCRIPT = Path(__file__).parents[2] / "launch" / "replicas.sh"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "launch" / "replicas.sh"
+SHIPPED = ROOT / "docs" / "grafana" / "prometheus.yml"
 ROUTER_METRICS = 29000  # the router's own default
 RATE_INTERVAL = "20s"
 
@@ -56,10 +58,12 @@ def test_every_query_of_the_dashboard_has_an_answer(tmp_path: Path) -> None:
 
 
 def config(folder: Path, targets: list[str]) -> Path:
-    """YAML takes JSON."""
+    """The one that is shipped, with these targets and less patience."""
+    settings = yaml.safe_load(SHIPPED.read_text())
+    settings["global"] = {"scrape_interval": "2s", "scrape_timeout": "2s"}
+    settings["scrape_configs"][0]["static_configs"] = [{"targets": targets}]
     file = folder / "prometheus.yml"
-    jobs = [{"job_name": "sglang", "static_configs": [{"targets": targets}]}]
-    file.write_text(json.dumps({"global": {"scrape_interval": "2s", "scrape_timeout": "2s"}, "scrape_configs": jobs}))
+    file.write_text(yaml.safe_dump(settings))
     return file
 
 

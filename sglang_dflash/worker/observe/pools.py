@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from sglang_dflash.memory.slots import slots_per_request
+from sglang_dflash.memory.slots import in_transfer, slots_per_request
 from sglang_dflash.memory.table import Pools, lines
-from sglang_dflash.upstream import get_schedule, get_server_args
+from sglang_dflash.upstream import get_disagg, get_schedule, get_server_args
 from sglang_dflash.worker.observe.info import allocated_bytes
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def tell(target: ModelRunner, drafter: ModelRunner, *, block: int, ring: int | N
         asked=schedule.max_running_requests,
         running=target.max_running_requests,
         ring=ring,
+        in_transfer=in_transfer(get_disagg()),
     )
     logger.info("DFLASH: memory of this rank\n  %s", "\n  ".join(lines([pools])))
     if pools.running < pools.asked:

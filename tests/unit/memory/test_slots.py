@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sglang_dflash.check.options import parse
-from sglang_dflash.memory.slots import slots_per_request
+from sglang_dflash.memory.slots import in_transfer, slots_per_request
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,24 @@ from sglang_dflash.memory.slots import slots_per_request
         ("--disable-overlap-schedule", 4),
         ("--mamba-radix-cache-strategy no_buffer", 3),
         ("--mamba-radix-cache-strategy extra_buffer --disable-radix-cache", 1),
+        ("--disaggregation-mode decode", 1),
+        ("--disaggregation-mode prefill", 5),
     ],
 )
 def test_slots_of_a_running_request(flags: str, slots: int) -> None:
     assert slots_per_request(parse(flags.split(), target="t", drafter="d")[0]) == slots
+
+
+@pytest.mark.parametrize(
+    ("flags", "waiting"),
+    [
+        ("", None),
+        ("--disaggregation-mode prefill", 0),
+        ("--disaggregation-mode decode", 0),
+        ("--disaggregation-mode decode --max-running-requests 33", 0),
+        ("--disaggregation-mode decode --max-running-requests 32", 64),
+        ("--disaggregation-mode decode --max-running-requests 32 --disaggregation-decode-extra-slots 5", 5),
+    ],
+)
+def test_requests_in_transfer(flags: str, waiting: int | None) -> None:
+    assert in_transfer(parse(flags.split(), target="t", drafter="d")[0]) == waiting

@@ -32,8 +32,11 @@ def pools(*, replay: bool = False, **changes: object) -> Pools:
 
 @pytest.mark.parametrize("replay", [False, True])
 @pytest.mark.parametrize("ring", [None, 64])
-def test_pools_that_were_allocated_as_predicted_give_the_same_table(replay: bool, ring: int | None) -> None:
-    demand = replace(DEMAND, ring=ring, page=16)
+@pytest.mark.parametrize("in_transfer", [None, 0, 16])
+def test_pools_that_were_allocated_as_predicted_give_the_same_table(
+    replay: bool, ring: int | None, in_transfer: int | None
+) -> None:
+    demand = replace(DEMAND, ring=ring, page=16, in_transfer=in_transfer)
     fitted = fit(demand, STATIC, replay=replay)
     predicted = Pools.predicted(demand, fitted, replay=replay)
     allocated = Pools.allocated(
@@ -54,6 +57,7 @@ def test_pools_that_were_allocated_as_predicted_give_the_same_table(replay: bool
         asked=8,
         running=fitted.running,
         ring=ring,
+        in_transfer=in_transfer,
     )
     assert allocated == predicted
     whole = fitted.weights + fitted.target_kv + fitted.draft_kv + fitted.states + fitted.scratch
@@ -80,7 +84,19 @@ def test_a_dense_target_has_no_states() -> None:
 
 def test_a_draft_window_counts_slots_by_request() -> None:
     [row] = [line for line in lines([pools(ring=64)]) if line.startswith("drafter's K/V")]
-    assert row.split()[2:] == ["64", "slots", "128.0", "KiB", "a", "request", "1.0", "MiB"]
+    # Five run: as many rings, and a padding slot.
+    assert row.split()[2:] == ["64", "slots", "128.0", "KiB", "a", "request", "642.0", "KiB"]
+
+
+def test_a_decoding_server_holds_rows_for_what_is_in_transfer() -> None:
+    decoding = {"slots_per_request": 1, "max_states": 8, "in_transfer": 16}
+    table = lines([pools(ring=64, replay=True, **decoding)])
+    rows = {line[:32].strip(): line[32:].split() for line in table}
+    assert rows["recurrent states, 1 slots"][-2:] == ["225.1", "MiB"]  # 8 + 16, and a padding slot
+    assert rows["verify scratch, block of 4"][-2:] == ["550.0", "KiB"]
+    assert rows["drafter's K/V, 64 slots"][-2:] == ["3.1", "MiB"]  # the padding slot has a ring
+    assert rows["capped by"] == ["--max-running-requests"]
+    assert pools(**decoding | {"max_states": 4}).capped_by == "recurrent states"
 
 
 def test_without_memory_to_divide_only_sizes_are_shown() -> None:
