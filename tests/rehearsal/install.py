@@ -10,6 +10,7 @@ from typing import Any
 
 from sglang_dflash.cpu import replacements, torch_stubs
 from sglang_dflash.cpu.arguments import resolution_steps
+from sglang_dflash.hooks import replay_kernels
 from sglang_dflash.upstream import (
     Backend,
     HookRegistry,
@@ -25,6 +26,7 @@ from tests.rehearsal import graphs, interpreter, mutants, report, source_patches
 # What stays of the CPU platform's table: kernels that are no Triton there either, and the exchange between ranks.
 KEPT = ("sglang.srt.distributed.", "sglang.srt.layers.layernorm.", "sglang.srt.layers.quantization.unquant.")
 PREFILL_GRAPHS = "REHEARSE_PREFILL_GRAPHS"
+SGLANGS_REPLAY = "REHEARSE_SGLANGS_REPLAY"
 
 
 def install() -> None:
@@ -45,6 +47,8 @@ def install() -> None:
         ("schedule_batch.ScheduleBatch.retract_decode", report.retracted),
     ):
         HookRegistry.register(f"sglang.srt.managers.{method}", hook, HookType.AFTER)
+    if os.environ.get(SGLANGS_REPLAY):
+        replay_kernels.our_worker_serves = lambda: False
     mutants.install()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang_dflash.check.replay import SWITCH
 from sglang_dflash.pairs import drafter_path, target_path
-from tests.rehearsal.install import PREFILL_GRAPHS
+from tests.rehearsal.install import PREFILL_GRAPHS, SGLANGS_REPLAY
 from tests.support.prompts import corpus
 
 Request = dict[str, Any]
@@ -106,6 +106,8 @@ _REPLAYED = _met("replays: target 4", "replays: drafter 4")
 _BOUNDARY = "launches: sglang.kernels.ops.mamba.mamba_state_scatter_triton._fused_mamba_state_scatter_with_mask_kernel"
 _REPLAY = {SWITCH: "1"}
 _STATES_REPLAYED = _met(*(f"{_OURS}{name}.{name}_kernel" for name in ("gdn_verify", "gdn_commit")))
+_SGLANGS = "launches: sglang.kernels.ops.attention.linear.gdn_replayssm_spec_decode.gdn_replayssm_"
+_STATES_REPLAYED_BY_SGLANG = _met(*(f"{_SGLANGS}{name}_kernel" for name in ("spec_circular", "compact_commit")))
 _WIDTHS = Path(__file__).with_name("widths.json")
 RANDOM_WIDTHS = {"speculative_adaptive": True, "speculative_adaptive_config": str(_WIDTHS)}
 _ALL_WIDTHS = _met(
@@ -175,6 +177,15 @@ SCENARIOS: tuple[Scenario, ...] = (
         (*_STATES_REPLAYED, *_met("events: cached tokens")),
         options={"mamba_scheduler_strategy": "extra_buffer"},
         environment=_REPLAY,
+    ),
+    # Fixed width, no overlap of requests in a row: the ways in which these differ from ours (hooks/replay_kernels.py).
+    Scenario(
+        "hybrid: states replayed by SGLang's own kernels, prefix hits, states across track boundaries (extra_buffer)",
+        HYBRID,
+        (ask(HYBRID, 2, 12, repeat=3, cut=100),) * 2,
+        (*_STATES_REPLAYED_BY_SGLANG, *_met("events: cached tokens")),
+        options={"mamba_scheduler_strategy": "extra_buffer"},
+        environment={**_REPLAY, SGLANGS_REPLAY: "1"},
     ),
     Scenario(
         "hybrid: widths at random, states across track boundaries (extra_buffer), draft window",
