@@ -105,7 +105,7 @@ def fit(demand: Demand, static_bytes: float, *, replay: bool = False) -> Fit:
         tokens = min(tokens, demand.max_tokens // demand.page * demand.page)
     running = min(states.running, tokens // 2)
     held = running + (demand.in_transfer or 0)
-    slots = max(states.slots, held) if state.slot else 0
+    slots = max(states.slots, held) if state.slot else 0  # a decoding server's pool has one for every row at least
     rows = tokens + demand.page if tokens else 0  # one padding page
     draft_rows = draft_slots(demand.ring, tokens, running, demand.in_transfer, page=demand.page) if tokens else 0
     return Fit(

@@ -170,22 +170,20 @@ SCENARIOS: tuple[Scenario, ...] = (
         _met("events: cached tokens"),
         options={"mamba_scheduler_strategy": "extra_buffer"},
     ),
-    Scenario(
-        "hybrid: states replayed, prefix hits, states across track boundaries (extra_buffer)",
-        HYBRID,
-        (ask(HYBRID, 2, 12, repeat=3, cut=100),) * 2,
-        (*_STATES_REPLAYED, *_met("events: cached tokens")),
-        options={"mamba_scheduler_strategy": "extra_buffer"},
-        environment=_REPLAY,
-    ),
-    # Fixed width, no overlap of requests in a row: the ways in which these differ from ours (hooks/replay_kernels.py).
-    Scenario(
-        "hybrid: states replayed by SGLang's own kernels, prefix hits, states across track boundaries (extra_buffer)",
-        HYBRID,
-        (ask(HYBRID, 2, 12, repeat=3, cut=100),) * 2,
-        (*_STATES_REPLAYED_BY_SGLANG, *_met("events: cached tokens")),
-        options={"mamba_scheduler_strategy": "extra_buffer"},
-        environment={**_REPLAY, SGLANGS_REPLAY: "1"},
+    *(
+        Scenario(
+            f"hybrid: states replayed{by}, prefix hits, states across track boundaries (extra_buffer)",
+            HYBRID,
+            (ask(HYBRID, 2, 12, repeat=3, cut=100),) * 2,
+            (*kernels, *_met("events: cached tokens")),
+            options={"mamba_scheduler_strategy": "extra_buffer"},
+            environment={**_REPLAY, **environment},
+        )
+        for by, kernels, environment in (
+            ("", _STATES_REPLAYED, {}),
+            # Its rings want the same width in every step.
+            (" by SGLang's own kernels", _STATES_REPLAYED_BY_SGLANG, {SGLANGS_REPLAY: "1"}),
+        )
     ),
     Scenario(
         "hybrid: widths at random, states across track boundaries (extra_buffer), draft window",
