@@ -31,12 +31,12 @@ $(STAMP): requirements/cpu.txt pyproject.toml
 demo: setup
 	$(BIN)/python -m sglang_dflash.bench.demo
 
-# A file's tests share what it sets up; engine tests share servers too, in groups (tests/engine/conftest.py).
+# A file's tests share what it sets up; engine tests share servers too, in groups (tests/conftest.py).
 PYTEST := $(BIN)/pytest -q -n 2
 
 test: setup
-	$(PYTEST) --dist loadfile -m "not slow and not gpu" tests/unit tests/contract tests/rehearsal
-	$(PYTEST) --dist loadgroup -m "not slow and not gpu" tests/engine
+	$(PYTEST) --dist loadfile -m "not engine and not slow and not gpu" tests
+	$(PYTEST) --dist loadgroup -m "engine and not slow and not gpu" tests
 
 test-slow: setup
 	$(PYTEST) --dist loadgroup -m "slow and not gpu" tests
@@ -50,7 +50,7 @@ rehearse: setup
 
 # The slow equality matrix alone; interrupted, it goes on with the cells that are not yet in .cache/matrix.jsonl.
 test-matrix: setup
-	$(PYTEST) --dist loadgroup -m slow tests/engine/test_dflash_equality.py
+	$(PYTEST) --dist loadgroup -m slow tests/serving/test_dflash_equality.py
 	$(BIN)/python -m tests.support.matrix
 
 soak: setup

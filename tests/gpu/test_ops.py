@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("cases", ["ops_cases.py", "gdn_replay_cases.py"])
+@pytest.mark.parametrize("cases", ["ops/cases.py", "states/cases.py"])
 def test_kernels_equal_their_definitions_on_the_device(cases: str) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", str(Path(__file__).parents[1] / cases)],

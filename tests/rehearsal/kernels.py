@@ -1,7 +1,7 @@
 """Every Triton kernel of a step compiled as it is launched: ``python -m tests.rehearsal.kernels`` prints the table.
 
 No GPU is needed. A process per architecture calls the launchers of this package and of SGLang at the published pairs'
-shapes, on tensors without storage, under Triton's warm-up; see tests/unit/ops/launches.py. Autotuned kernels are
+shapes, on tensors without storage, under Triton's warm-up; see tests/ops/launches.py. Autotuned kernels are
 compiled with their first configuration.
 """
 
@@ -60,9 +60,9 @@ def compile_for(capability: int, *, tp_sizes: tuple[int, ...]) -> list[Row]:
     from tests.rehearsal.kernels_device import pretend
 
     pretend(capability)
+    from tests.ops.launches import SHARED_MEMORY, Launch, compiled_for
     from tests.rehearsal import kernels_ours, kernels_sglang
     from tests.rehearsal.kernels_pairs import rank_shapes
-    from tests.unit.ops.launches import SHARED_MEMORY, Launch, compiled_for
 
     roads = {
         "ours": partial(kernels_ours.launch_ours, bs=16, width=16),

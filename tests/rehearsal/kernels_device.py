@@ -18,7 +18,7 @@ import torch
 from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 
-from tests.unit.ops.launches import SHARED_MEMORY
+from tests.ops.launches import SHARED_MEMORY
 
 _MULTIPROCESSORS = {90: 132, 100: 148, 120: 170}
 

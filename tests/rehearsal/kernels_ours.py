@@ -1,4 +1,4 @@
-"""This package's kernels, launched as a server of a published pair launches them; see tests/unit/ops/launches.py."""
+"""This package's kernels, launched as a server of a published pair launches them; see tests/ops/launches.py."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from sglang_dflash import ops
 from sglang_dflash.model.norms import QKNormRope
 from sglang_dflash.ops.gdn_replay import Records
+from tests.ops.launches import tensor
 from tests.rehearsal.kernels_pairs import RankShapes
-from tests.unit.ops.launches import tensor
 
 REQUEST_ROWS = 512
 RING = 16  # positions of a block that are recorded

@@ -45,8 +45,8 @@ from sglang.srt.mem_cache.memory_pool import MambaPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
 
+from tests.ops.launches import tensor
 from tests.rehearsal.kernels_pairs import RankShapes
-from tests.unit.ops.launches import tensor
 
 SLOTS = 65  # of recurrent states
 RING = 16  # --linear-replayssm-cache-len, its default

@@ -1,6 +1,6 @@
 """Lines of SGLang that refuse what only a rehearsal asks for, and what stands there instead.
 
-A contract test (``tests/contract/test_rehearsal.py``) holds that each line is still there.
+A contract test (``tests/rehearsal/test_source_patches.py``) holds that each line is still there.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.ops.test_triton import KERNELS, MOST_REGISTERS
 from tests.rehearsal.kernels import CAPABILITIES, Row, compile_all
-from tests.unit.ops.test_triton import KERNELS, MOST_REGISTERS
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ values (``nonzero``, ``unique``, a boolean mask as an index) stops the host unti
 overlap scheduler loses its head start. On a CPU such a call costs nothing, so nothing but this guard would show it
 there. What it cannot see is ``.cpu()``, which does nothing there, ``.numpy()``, with which the CPU platform's
 attention reads lengths, ``x[mask] = value`` with a value of one element that a device would hold, and copies from the
-host's pageable memory, which on CUDA wait too: those are listed by ``tests/engine/test_host_copies.py``.
+host's pageable memory, which on CUDA wait too: those are listed by ``tests/serving/test_host_copies.py``.
 
 SGLang's own functions that may wait inside a step are named in :data:`EXCUSED`: the guard is lifted while they run, or
 it could not be used on CUDA.
@@ -29,7 +29,7 @@ from sglang_dflash.upstream import SYMBOLS
 SWITCH = "SGLANG_DFLASH_FORBID_SYNC"
 
 # SGLang's functions that wait inside a step, by their names in ``upstream``: the line that waits, and when it runs.
-# ``tests/contract/worker/test_no_sync.py`` fails once a line is gone.
+# ``tests/worker/test_no_sync_excused.py`` fails once a line is gone.
 EXCUSED = {
     "set_mamba_track_indices_from_reqs": (
         "batch.mamba_track_indices[freed_rows] = -1",

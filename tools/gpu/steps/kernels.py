@@ -12,7 +12,7 @@ from pathlib import Path
 from tools.gpu.run_step import Run, main
 
 ROOT = Path(__file__).parents[3]
-CASES = ("tests/ops_cases.py", "tests/gdn_replay_cases.py")
+CASES = ("tests/ops/cases.py", "tests/states/cases.py")
 
 
 def body(run: Run) -> bool:

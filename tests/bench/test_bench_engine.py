@@ -1,0 +1,147 @@
+"""The benchmark against a real server of ours: its counts are the server's, its trace is every step."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+from rich.console import Console
+
+from sglang_dflash.bench import metrics, profile, prompt_book, results, trace
+from sglang_dflash.bench.client import Sampling
+from sglang_dflash.bench.modes import parse_modes
+from sglang_dflash.bench.session import Session
+from sglang_dflash.bench.settings import Settings, find_pair
+from sglang_dflash.bench.tasks import load
+from tests.support.servers import Server, running
+
+pytestmark = pytest.mark.engine
+
+QUIET = Console(quiet=True)
+MODE = "dflash:8"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    settings = comparison(Path(), "")
+    launch = settings.launch(settings.modes[0])
+    # SGLang averages accept lengths over whole log intervals only: with one of one step none is left out.
+    with running(tmp_path_factory.mktemp("server"), *launch.args, "--decode-log-interval", "1") as server:
+        yield server
+
+
+def comparison(out: Path, url: str) -> Settings:
+    pair = find_pair("tiny-hybrid", None, None)
+    return Settings(
+        pair=pair,
+        modes=tuple(parse_modes(MODE)),
+        tasks=("math", "code"),
+        concurrencies=(1, 2),
+        num_prompts=2,
+        repeats=1,
+        out=out,
+        sampling=Sampling(64, thinking=pair.thinking),
+        base_urls={MODE: url},
+    )
+
+
+def test_counts_are_the_servers_own(server: Server, tmp_path: Path):
+    Session(comparison(tmp_path, server.url), QUIET).run()
+    measured = results.read(tmp_path)
+    assert len(measured.requests) == 8
+    for request in measured.requests:
+        assert sum(request.accepted_drafts) == request.verify_steps > 0
+        assert len(request.output_ids) == request.completion_tokens
+    # The worker counts the same blocks, and one more where the overlap scheduler launched a request's next step before
+    # it saw that the request had finished.
+    histogram = metrics.accepted_histogram(measured.requests).tolist()
+    of_requests = Counter({length: count for length, count in enumerate(histogram, 1) if count})
+    of_worker: Counter[int] = Counter()
+    for run in measured.runs:
+        assert run.worker is not None
+        of_worker.update({int(n): int(count) for n, count in run.worker["blocks_by_accept_length"].items()})
+    assert of_requests <= of_worker
+    assert (of_worker - of_requests).total() <= len(measured.requests)
+    assert metrics.mean_width(measured.runs) == 8
+
+
+def test_meta_info_and_server_info_report_the_same_accept_lengths(server: Server, tmp_path: Path):
+    settings = replace(comparison(tmp_path, server.url), tasks=("math",), concurrencies=(1,))
+    Session(settings, QUIET).run()
+    ours = results.read(tmp_path).requests
+    prompts = [json.loads(line)["input_ids"] for line in (tmp_path / prompt_book.FILE_NAME).read_text().splitlines()]
+    assert len(ours) == len(prompts) == 2
+
+    server.post("/flush_cache")  # starts the server's average anew
+    _, before = accept_figures(server)
+    sampling = {"temperature": 0, "max_new_tokens": 64}
+    metas = [
+        server.post("/generate", {"input_ids": ids, "sampling_params": sampling}).json()["meta_info"] for ids in prompts
+    ]
+    assert [meta["completion_tokens"] / meta["spec_verify_ct"] for meta in metas] == pytest.approx(
+        [meta["spec_accept_length"] for meta in metas]
+    )
+    macro = sum(meta["spec_accept_length"] for meta in metas) / len(metas)
+    assert metrics.accept_length_macro(ours) == pytest.approx(macro)
+
+    average, after = accept_figures(server)
+    blocks = after - before
+    assert average == pytest.approx(sum(n * count for n, count in blocks.items()) / blocks.total())
+
+
+def accept_figures(server: Server) -> tuple[float | None, Counter[int]]:
+    """SGLang's average accept length since the last flush, and our worker's blocks by accept length, when idle."""
+    seen = None
+    while True:
+        (state,) = server.get("/server_info").json()["internal_states"]
+        blocks = Counter({int(n): c for n, c in state["sglang_dflash"]["blocks_by_accept_length"].items()})
+        now = state.get("avg_spec_accept_length"), blocks
+        if now == seen:
+            return now
+        seen = now
+        time.sleep(0.2)
+
+
+def test_the_openai_route_reports_the_same_accept_length(server: Server, tmp_path: Path):
+    settings = comparison(tmp_path, server.url)
+    Session(replace(settings, tasks=("math",), concurrencies=(1,)), QUIET).run()
+    ours = {r.question: r for r in results.read(tmp_path).requests}
+    for question in load("math", 2):
+        body = {
+            "model": "default",
+            "messages": list(question.messages),
+            "temperature": 0,
+            "max_tokens": 64,
+            "chat_template_kwargs": {"enable_thinking": False},
+            "return_spec_tokens_details": True,
+        }
+        reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120).json()
+        details = reply["sglext"]["spec_tokens_details"]
+        details = details[0] if isinstance(details, list) else details
+        request = ours[question.id]
+        choice = reply["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (request.text, request.finish_reason), request
+        assert details["spec_verify_ct"] == request.verify_steps
+        assert details["spec_accept_length"] == pytest.approx(request.completion_tokens / request.verify_steps)
+
+
+def test_a_trace_has_every_step(server: Server, tmp_path: Path):
+    traces = trace.record(replace(comparison(tmp_path, server.url), concurrencies=(1,)), QUIET)
+    whole = [found for found in traces if found.whole]
+    # A busy machine may hand two steps to the client at once; the trace then says so, and most do not.
+    assert len(traces) == 4
+    assert whole
+    for found in whole:
+        assert all(1 <= committed <= 8 for committed in found.committed)
+
+
+def test_a_profile_names_the_stages(server: Server, tmp_path: Path):
+    settings = replace(comparison(tmp_path, server.url), concurrencies=(1,))
+    table = profile.stage_table(profile.record(settings, 8, QUIET))
+    assert [row[0] for row in table.rows] == list(profile.STAGES)

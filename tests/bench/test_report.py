@@ -1,0 +1,154 @@
+"""A report shows what went wrong, stands alone, and says where its figures come from."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from sglang_dflash.bench import results, step_log
+from sglang_dflash.bench.findings import findings
+from sglang_dflash.bench.plots_steps import course
+from sglang_dflash.bench.published import card_of, mode_of, published_tables
+from sglang_dflash.bench.report import write_report
+from sglang_dflash.bench.settings import published_pairs
+from sglang_dflash.bench.summary import Summary
+from sglang_dflash.bench.tables import all_tables
+from sglang_dflash.errors import DFlashError
+from tests.bench.records import comparison, provenance, request
+
+
+def _write(folder: Path, content: results.Results) -> None:
+    results.append(folder, "provenance", content.provenance)
+    for run in content.runs:
+        results.append_run(folder, run, [r for r in content.requests if r.run == run.run])
+
+
+def test_nothing_is_found_where_all_is_well():
+    assert findings(Summary(comparison())) == []
+
+
+def test_a_wrong_token_is_a_serious_finding():
+    (finding,) = findings(Summary(comparison(dflash_output=(1, 2, 7, 4))))
+    assert finding.serious
+    assert "3 of 6 answers differ" in finding.text
+    assert "output token 2" in finding.text
+
+
+def test_an_arm_slower_than_plain_decoding_is_a_serious_finding():
+    (finding,) = findings(Summary(comparison(dflash_wall_s=2.0)))
+    assert finding.serious
+    assert "slower than plain decoding: math at c=1 (0.50x)" in finding.text
+
+
+def test_a_loss_of_accuracy_is_a_serious_finding():
+    content = comparison()
+    content.requests = [request(**{**_kwargs(r), "correct": r.run.mode == "ar"}) for r in content.requests]
+    texts = [finding.text for finding in findings(Summary(content))]
+    assert "dflash:16 answers math at c=1 right in 0 %, plain decoding in 100 %" in texts
+
+
+def _kwargs(r):
+    return {
+        "mode": r.run.mode, "repeat": r.run.repeat, "question": r.question, "latency_s": r.latency_s,
+        "ttft_s": r.ttft_s, "accepted": (2,) if r.verify_steps else (),
+    }  # fmt: skip
+
+
+def test_a_busy_machine_is_found_but_not_serious():
+    content = comparison()
+    content.provenance = [provenance(cores=0)]
+    (finding,) = findings(Summary(content))
+    assert not finding.serious
+
+
+def test_the_page_stands_alone_and_names_its_source(tmp_path: Path):
+    _write(tmp_path, comparison())
+    page = write_report(tmp_path).read_text()
+    assert "sglang-dflash bench --pair x" in page
+    assert "16.0 (2.00x [2.00, 2.00])" in page
+    assert re.findall(r'(?:src|href)="(?!data:image/png;base64,)', page) == []
+    assert "<script" not in page
+    for name in ("speed_up", "accept_length", "accept_histogram", "latency", "throughput_over_time", "width"):
+        assert f'id="{name}"' in page
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    tables = (tmp_path / "tables.md").read_text()
+    assert tables.startswith("```bash\nsglang-dflash bench --pair x\n```")
+    assert "| math | 1 | 8.0 | 16.0 (2.00x [2.00, 2.00]) |" in tables
+    header, *rows = (tmp_path / "summary.csv").read_text().splitlines()
+    assert header.startswith("mode,task,concurrency")
+    assert len(rows) == 2
+
+
+def test_the_steps_of_an_arm_are_shown_over_time(tmp_path: Path):
+    """Two of four seconds in width 4 with two requests, two in width 8 with one; a pause of a minute between them."""
+    _write(tmp_path, comparison())
+    ((_, log),) = step_log.variable(tmp_path, "dflash:16")
+    wide = {"kind": "decode", "rids": ["a"], "width": 8, "verify": None, "accept": [6], "context": 9, "ms": None}
+    narrow = {**wide, "rids": ["a", "b"], "width": 4, "accept": [1, 3]}
+    rows = [{**narrow, "at": i / 10} for i in range(20)] + [{**wide, "at": 60 + i / 10} for i in range(21)]
+    Path(log).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    steps = course([Path(log)])
+    assert steps is not None
+    early, late = steps.seconds < 1.8, steps.seconds > 3
+    assert set(steps.width[early]) == {4}
+    assert set(steps.width[late]) == {8}
+    assert set(steps.accept_length[early]) == {2}
+    assert set(steps.accept_length[late]) == {6}
+    assert steps.seconds[-1] == pytest.approx(1.9 + 1 + 2, rel=0.02)
+    assert 'id="steps_over_time"' in write_report(tmp_path).read_text()
+    assert (tmp_path / "steps_over_time.png").exists()
+
+
+def test_without_a_step_log_there_is_no_figure_of_steps(tmp_path: Path):
+    _write(tmp_path, comparison())
+    assert "steps_over_time" not in write_report(tmp_path).read_text()
+
+
+def test_text_of_the_results_cannot_become_markup(tmp_path: Path):
+    content = comparison()
+    content.provenance[0]["command"] = "<b>bench</b>"
+    _write(tmp_path, content)
+    assert "&lt;b&gt;bench" in write_report(tmp_path).read_text()
+
+
+def test_no_results_is_one_clear_error(tmp_path: Path):
+    with pytest.raises(DFlashError, match="no finished run"):
+        write_report(tmp_path)
+
+
+def test_markdown_has_one_line_per_row():
+    table = all_tables(Summary(comparison()))[0]
+    assert table.markdown().splitlines() == [
+        "| task | c | ar | dflash:16 |",
+        "| --- | --- | --- | --- |",
+        "| math | 1 | 8.0 | 16.0 (2.00x [2.00, 2.00]) |",
+    ]
+
+
+def test_the_cards_figures_stand_beside_ours():
+    content = comparison()
+    content.provenance = [provenance(pair="Qwen3.5-4B")]
+    for r in content.requests:
+        object.__setattr__(r.run, "task", "gsm8k")
+    for run in content.runs:
+        object.__setattr__(run.run, "task", "gsm8k")
+    summary = Summary(content)
+    card = card_of(summary)
+    assert card is not None
+    speed, accept = published_tables(summary, card)
+    assert ["dflash:16", "gsm8k", "1", "16.0", "2.00x", "1387.4", "3.90x"] in speed.rows
+    assert ["dflash:16", "gsm8k", "4.00", "6.75"] in accept.rows
+    assert "B200" in speed.caption
+
+
+@pytest.mark.parametrize("name", published_pairs())
+def test_published_speed_ups_are_the_ratio_of_the_published_throughputs(name: str):
+    """Catches a figure typed into the wrong row; cards round to one digit."""
+    rows = published_pairs()[name]["speed"]
+    plain = {(r["task"], r["concurrency"]): r["tokens_per_s"] for r in rows if r["arm"] == "ar"}
+    for r in rows:
+        ratio = r["tokens_per_s"] / plain[r["task"], r["concurrency"]]
+        assert r["speedup"] == pytest.approx(ratio, abs=0.07), (mode_of(r), r)

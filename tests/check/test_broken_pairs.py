@@ -1,0 +1,108 @@
+"""The server refuses every broken pair while it resolves its flags, in the words that ``check`` uses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.broken_pairs import BROKEN, Broken, write_pair
+
+pytestmark = pytest.mark.sglang
+
+pytest.importorskip("sglang")
+
+SCRIPT = Path(__file__).parent / "refuse_pairs.py"
+NO_DRAFTER = ("--model-path", "TARGET", "--speculative-algorithm", "DFLASH")
+
+FP8 = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
+# What a GPU serves and the CPU platform does not.
+NOT_ON_A_CPU = [
+    Broken("fp8 target", "fp8 quantisation on a CPU", target=FP8),
+    Broken("int8 target", "w8a8_int8 quantisation on a CPU", flags=("--quantization", "w8a8_int8")),
+    Broken("fp8 drafter", "a drafter with fp8 quantisation on a CPU", drafter=FP8),
+    Broken("fp8 KV cache", "--kv-cache-dtype fp8_e4m3 on a CPU", flags=("--kv-cache-dtype", "fp8_e4m3")),
+    Broken(
+        "drafter quantised by flag",
+        "a drafter with w8a8_int8 quantisation on a CPU",
+        flags=("--speculative-draft-model-quantization", "w8a8_int8"),
+    ),
+    Broken(
+        "adapters",
+        "--enable-lora on a CPU",
+        flags=("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj"),
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """One process resolves them all: importing SGLang is what takes time."""
+    folder = tmp_path_factory.mktemp("pairs")
+    commands = {}
+    for index, broken in enumerate([*BROKEN, *NOT_ON_A_CPU, Broken("fits", "")]):
+        pair = folder / str(index)
+        write_pair(pair, broken)
+        drafter = ("--speculative-draft-model-path", str(pair / "drafter"))
+        commands[broken.name] = ["--model-path", str(pair / "target"), *NO_DRAFTER[2:], *drafter, *broken.flags]
+    commands["no drafter"] = ["--model-path", str(folder / "0" / "target"), *NO_DRAFTER[2:]]
+    contradiction = ["--mamba-scheduler-strategy", "extra_buffer", "--mamba-radix-cache-strategy", "no_buffer"]
+    commands["contradiction"] = [*commands["fits"], *contradiction]
+    commands["lossy"] = [*commands["fits"], "--speculative-accept-threshold-single", "0.5"]
+    commands["other names"] = ["--model-path", str(gpt2(folder / "gpt2"))]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)],
+        input=json.dumps(list(commands.values())),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(zip(commands, json.loads(done.stdout), strict=True))
+
+
+def gpt2(folder: Path) -> Path:
+    """A target that names the parts of its shape in its own way."""
+    folder.mkdir()
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": 512, "vocab_size": 1024}
+    (folder / "config.json").write_text(
+        json.dumps({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **shape})
+    )
+    return folder
+
+
+def test_a_target_with_other_names_for_its_shape_is_not_refused(refusals: dict[str, str | None]) -> None:
+    assert refusals["other names"] is None
+
+
+def test_the_pair_they_start_from_is_not_refused(refusals: dict[str, str | None]) -> None:
+    assert refusals["fits"] is None
+
+
+@pytest.mark.parametrize("broken", [*BROKEN, *NOT_ON_A_CPU], ids=lambda broken: broken.name)
+def test_a_broken_pair_is_refused(broken: Broken, refusals: dict[str, str | None]) -> None:
+    refusal = refusals[broken.name]
+    assert refusal is not None, "the server would have started"
+    assert "DFlashError" in refusal
+    assert broken.names in refusal
+    assert "Expected: " in refusal
+    assert "Remedy: " in refusal
+
+
+def test_a_missing_drafter_is_refused(refusals: dict[str, str | None]) -> None:
+    assert "without --speculative-draft-model-path" in str(refusals["no drafter"])
+
+
+def test_what_only_sglangs_worker_serves_is_refused_on_a_cpu(refusals: dict[str, str | None]) -> None:
+    assert "not lossless" in str(refusals["lossy"])
+    assert "on the CPU platform" in str(refusals["lossy"])
+
+
+def test_an_old_and_a_new_flag_that_contradict_are_a_usage_error(refusals: dict[str, str | None]) -> None:
+    assert "keep only --mamba-radix-cache-strategy" in str(refusals["contradiction"])

@@ -1,0 +1,87 @@
+"""Models on disk, and servers that several files of engine tests share, once a session.
+
+Starting a server takes longer than most tests. Files that share one run in the same worker of pytest-xdist
+(``--dist loadgroup``); every other file is a group of its own, so that its tests share what it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.support.checkpoints import Checkpoints
+from tests.support.generation import assert_nothing_leaked
+from tests.support.pair_servers import (
+    FEATURES,
+    RANDOM_WIDTHS,
+    RecordedServer,
+    dflash_server,
+    plain_server,
+    with_plugin,
+    worker_info,
+)
+from tests.support.servers import Server
+
+# The reference shares the machine with the server under test: spinning OpenMP workers would starve it.
+torch.set_num_threads(1)
+
+SHARED = dict.fromkeys(
+    ("test_dflash_equality", "test_requests", "test_requests_batches", "test_width_engine"), "features"
+) | dict.fromkeys(("test_dflash_reference", "test_host_copies", "test_requests_mixed"), "recorded")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("engine") and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(SHARED.get(item.path.stem, item.path.stem)))
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="session")
+def plain_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """``tiny-hybrid`` without speculation.
+
+    Without overlap too: with it, SGLang's penalties learn of a token one step late, where ours never do.
+    """
+    folder = tmp_path_factory.mktemp("plain")
+    plugin = with_plugin(folder, "penalty_order")
+    with plain_server("tiny-hybrid", folder, "--disable-overlap-schedule", base=FEATURES, **plugin) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def dflash_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """``tiny-hybrid`` under DFLASH with every request feature."""
+    with dflash_server("tiny-hybrid", tmp_path_factory.mktemp("dflash"), base=FEATURES) as server:
+        yield server
+        assert_nothing_leaked(server)
+
+
+@pytest.fixture(scope="session")
+def random_widths_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The same with blocks of any width, cut at random; its drafter is right often enough and not always."""
+    folder = tmp_path_factory.mktemp("widths")
+    with dflash_server("tiny-hybrid", folder, *RANDOM_WIDTHS, base=FEATURES, drafter="noisy") as server:
+        yield server
+        info = worker_info(server)
+        assert set(info["steps_by_width"]) == {"1", "2", "4", "8", "16"}, info
+        assert info["block_positions"]["verified"] < 0.97 * info["block_positions"]["laid_out"], info
+        assert_nothing_leaked(server)
+
+
+@pytest.fixture(scope="session")
+def recorded_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedServer]:
+    """``tiny-hybrid`` under DFLASH, recorded; few requests may run, so that the others are prefilled beside them."""
+    folder = tmp_path_factory.mktemp("recorded")
+    schedule = ("--max-running-requests", "4", "--chunked-prefill-size", "256", "--enable-mixed-chunk")
+    plugin = with_plugin(folder, "drafts", "states", "mixed", "host_copies")
+    with dflash_server("tiny-hybrid", folder, *schedule, base=FEATURES, **plugin) as server:
+        yield RecordedServer(server, folder)
+        assert_nothing_leaked(server)

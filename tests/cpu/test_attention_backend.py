@@ -1,0 +1,220 @@
+"""The attention backend and the KV pool with SGLang's own layers, batches and pools, against a loop."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("sglang")
+
+from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc, ReqToTokenPool
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+
+from sglang_dflash.cpu.layers.attention_backend import TorchAttentionBackend
+from sglang_dflash.cpu.layers.kv_pool import CpuKVPool
+from sglang_dflash.errors import DFlashError
+from tests.support.attention import loop_attention, rule
+
+pytestmark = pytest.mark.sglang
+
+HEADS, KV_HEADS, DIM, SCALE = 4, 2, 16, 0.3
+SLOTS, PAGE = 256, 1
+WINDOW = 6
+POOL: dict[str, Any] = {
+    "page_size": PAGE,
+    "dtype": torch.float32,
+    "head_num": KV_HEADS,
+    "head_dim": DIM,
+    "device": "cpu",
+    "enable_memory_saver": False,
+}
+
+
+def layer(
+    layer_id: int, *, window: int = -1, kind: AttentionType = AttentionType.DECODER, cap: float = 0.0
+) -> RadixAttention:
+    return RadixAttention(
+        HEADS, DIM, SCALE, KV_HEADS, layer_id, logit_cap=cap, sliding_window_size=window, attn_type=kind
+    )
+
+
+class Requests:
+    """Requests with scattered slots, and every key and value that a layer ever wrote for them."""
+
+    def __init__(self, lens: list[int], *, sliding_pool: bool = False) -> None:
+        self.lens = lens
+        self.table = ReqToTokenPool(size=8, max_context_len=64, device="cpu", enable_memory_saver=False)
+        self.rows = torch.randperm(8)[: len(lens)]
+        shares = (torch.randperm(SLOTS) + 1).split(SLOTS // len(lens))
+        for row, slots in zip(self.rows.tolist(), shares, strict=False):
+            self.table.req_to_token[row, : min(64, slots.shape[0])] = slots[:64].int()
+        if sliding_pool:
+            self.pool: Any = SWAKVPool(
+                SLOTS,
+                SLOTS,
+                swa_attention_layer_ids=[1],
+                full_attention_layer_ids=[0],
+                token_to_kv_pool_class=CpuKVPool,
+                **POOL,
+            )
+            self.pool.register_mapping(torch.cat([torch.zeros(1, dtype=torch.int64), torch.randperm(SLOTS) + 1]))
+        else:
+            self.pool = CpuKVPool(SLOTS, layer_num=2, **POOL)
+        runner = SimpleNamespace(
+            device="cpu",
+            req_to_token_pool=self.table,
+            token_to_kv_pool=self.pool,
+            kv_index_translator=None,
+            model_config=SimpleNamespace(context_len=64),
+        )
+        self.backend = TorchAttentionBackend(runner)
+        self.k = [torch.randn(64, KV_HEADS, DIM) for _ in lens]
+        self.v = [torch.randn(64, KV_HEADS, DIM) for _ in lens]
+
+    def slots(self, request: int, start: int, stop: int) -> Tensor:
+        return self.table.req_to_token[self.rows[request], start:stop].long()
+
+    def run(
+        self, mode: ForwardMode, layers: list[RadixAttention], starts: list[int], stops: list[int], **fields: Any
+    ) -> tuple[Tensor, list[Tensor]]:
+        """One forward of positions ``starts .. stops - 1``: queries, and the output of every layer."""
+        spans = list(zip(range(len(self.lens)), starts, stops, strict=True))
+        batch = ForwardBatch(
+            forward_mode=mode,
+            batch_size=len(self.lens),
+            input_ids=torch.zeros(sum(stops) - sum(starts), dtype=torch.int64),
+            req_pool_indices=self.rows,
+            seq_lens=torch.tensor(starts if mode == ForwardMode.TARGET_VERIFY else stops),
+            out_cache_loc=torch.cat([self.slots(i, a, b) for i, a, b in spans]),
+            seq_lens_sum=0,
+            extend_prefix_lens_cpu=starts,
+            extend_seq_lens_cpu=[b - a for a, b in zip(starts, stops, strict=True)],
+            **fields,
+        )
+        q = torch.randn(sum(stops) - sum(starts), HEADS, DIM)
+        k = torch.cat([self.k[i][a:b] for i, a, b in spans])
+        v = torch.cat([self.v[i][a:b] for i, a, b in spans])
+        self.backend.init_forward_metadata(batch)
+        return q, [self.backend.forward(q.view(q.shape[0], -1), k, v, one, batch) for one in layers]
+
+    def prefill(self, layers: list[RadixAttention]) -> None:
+        self.run(ForwardMode.EXTEND, layers, [0] * len(self.lens), self.lens)
+
+    def expect(
+        self,
+        q: Tensor,
+        out: Tensor,
+        starts: list[int],
+        stops: list[int],
+        *,
+        causal: bool,
+        window: int | None,
+    ) -> None:
+        first = 0
+        for i, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+            allowed = [[rule(p, c, causal=causal, window=window) for c in range(stop)] for p in range(start, stop)]
+            last = first + stop - start
+            want = loop_attention(q[first:last], self.k[i][:stop], self.v[i][:stop], allowed, SCALE)
+            torch.testing.assert_close(out.view(-1, HEADS, DIM)[first:last].double(), want, atol=1e-5, rtol=1e-5)
+            first = last
+
+
+@pytest.mark.parametrize("sliding_pool", [False, True], ids=["one_pool", "sliding_pool"])
+@pytest.mark.parametrize("lens", [[11], [3, 24, 9]], ids=str)
+def test_every_forward_mode_on_full_and_sliding_layers(lens: list[int], sliding_pool: bool) -> None:
+    """A prompt in two chunks, a decode, a verification and a drafter's block, each on both layers."""
+    torch.manual_seed(len(lens))
+    requests = Requests(lens, sliding_pool=sliding_pool)
+    layers, windows = [layer(0), layer(1, window=WINDOW)], [None, WINDOW]
+    begin, half, end = [0] * len(lens), [n // 2 for n in lens], lens
+    for mode, starts, stops in [
+        (ForwardMode.EXTEND, begin, half),
+        (ForwardMode.EXTEND, half, end),
+        (ForwardMode.DECODE, end, [n + 1 for n in end]),
+        (ForwardMode.TARGET_VERIFY, [n + 1 for n in end], [n + 5 for n in end]),
+    ]:
+        q, outs = requests.run(mode, layers, starts, stops)
+        for out, window in zip(outs, windows, strict=True):
+            requests.expect(q, out, starts, stops, causal=True, window=window)
+    block = [layer(0, kind=AttentionType.ENCODER_ONLY), layer(1, window=WINDOW, kind=AttentionType.ENCODER_ONLY)]
+    starts, stops = [n + 5 for n in end], [n + 9 for n in end]
+    q, outs = requests.run(ForwardMode.TARGET_VERIFY, block, starts, stops)
+    for out, window in zip(outs, windows, strict=True):
+        requests.expect(q, out, starts, stops, causal=False, window=window)
+
+
+def test_a_mixed_batch_of_a_prompt_and_a_decode() -> None:
+    requests = Requests([20, 7])
+    layers = [layer(0)]
+    requests.run(ForwardMode.EXTEND, layers, [0, 0], [8, 7])
+    q, (out,) = requests.run(ForwardMode.MIXED, layers, [8, 7], [20, 8])
+    requests.expect(q, out, [8, 7], [20, 8], causal=True, window=None)
+
+
+def test_a_tree_mask_replaces_the_causal_rule_of_a_verification() -> None:
+    requests = Requests([6, 9])
+    layers = [layer(0)]
+    requests.prefill(layers)
+    tree = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
+    matrices = [torch.cat([torch.ones(3, n, dtype=torch.bool), tree], 1) for n in requests.lens]
+    spec = SimpleNamespace(ragged_verify_layout=None, custom_mask=torch.cat([m.view(-1) for m in matrices]))
+    stops = [n + 3 for n in requests.lens]
+    q, (out,) = requests.run(ForwardMode.TARGET_VERIFY, layers, requests.lens, stops, spec_info=spec)
+    for i, stop in enumerate(stops):
+        want = loop_attention(
+            q[3 * i : 3 * i + 3], requests.k[i][:stop], requests.v[i][:stop], matrices[i].tolist(), SCALE
+        )
+        torch.testing.assert_close(out.view(-1, HEADS, DIM)[3 * i : 3 * i + 3].double(), want, atol=1e-5, rtol=1e-5)
+
+
+def test_an_idle_batch_gives_nothing() -> None:
+    backend = Requests([4]).backend
+    empty = torch.zeros(0, dtype=torch.int64)
+    batch = ForwardBatch(
+        forward_mode=ForwardMode.IDLE,
+        batch_size=0,
+        input_ids=empty,
+        req_pool_indices=empty,
+        seq_lens=empty,
+        out_cache_loc=empty,
+        seq_lens_sum=0,
+    )
+    backend.init_forward_metadata(batch)
+    nothing = torch.zeros(0, KV_HEADS, DIM)
+    assert backend.forward(torch.zeros(0, HEADS * DIM), nothing, nothing, layer(0), batch).shape == (0, HEADS * DIM)
+
+
+def test_what_would_be_ignored_is_refused() -> None:
+    requests = Requests([5])
+    with pytest.raises(DFlashError, match=r"logit_cap=30"):
+        requests.prefill([layer(0, cap=30.0)])
+
+
+def test_only_the_accepted_prefix_of_a_block_is_written() -> None:
+    pool = CpuKVPool(SLOTS, layer_num=1, **POOL)
+    slots = torch.tensor([[5, 9, 7], [40, 41, 42], [11, 13, 12]])
+    k, v = torch.randn(9, KV_HEADS, DIM), torch.randn(9, KV_HEADS, DIM)
+    pool.set_kv_buffer_prefix_valid(layer(0), slots, torch.tensor([3, 0, 1]), k, v)
+    keys, values = pool.get_kv_buffer(0)
+    written = [5, 9, 7, 11]
+    assert torch.equal(keys[written], k[[0, 1, 2, 6]])
+    assert torch.equal(values[written], v[[0, 1, 2, 6]])
+    untouched = [slot for slot in range(1, SLOTS) if slot not in written]
+    assert not keys[untouched].any()
+    assert not values[untouched].any()
+
+
+def test_moving_slots() -> None:
+    pool = CpuKVPool(SLOTS, layer_num=2, enable_kv_cache_copy=True, **POOL)
+    k, v = torch.randn(3, KV_HEADS, DIM), torch.randn(3, KV_HEADS, DIM)
+    pool.set_kv_buffer(layer(1), KVWriteLoc(torch.tensor([4, 5, 6])), k, v)
+    pool.move_kv_cache(torch.tensor([5, 4]), torch.tensor([4, 6]))
+    keys, values = pool.get_kv_buffer(1)
+    assert torch.equal(keys[[5, 4]], k[[0, 2]])
+    assert torch.equal(values[[5, 4]], v[[0, 2]])

@@ -1,0 +1,96 @@
+"""What the CPU platform puts in SGLang's place still fits: targets, parameters, registries, platform methods."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import pytest
+
+pytest.importorskip("sglang")
+
+from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+from sglang_dflash.cpu.layers import ATTENTION_BACKEND, attention_registry
+from sglang_dflash.cpu.layers.attention_backend import TorchAttentionBackend
+from sglang_dflash.cpu.layers.kv_pool import CpuKVPool
+from sglang_dflash.cpu.platform import DFlashCpuPlatform
+from sglang_dflash.cpu.replacements import TABLE, Replacement
+from sglang_dflash.upstream import (
+    ATTENTION_BACKEND_CHOICES,
+    DRAFT_ATTENTION_BACKEND_CHOICES,
+    AttentionBackend,
+    MHATokenToKVPool,
+    SRTPlatform,
+)
+
+pytestmark = pytest.mark.sglang
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.path.rsplit(".", 1)[1])
+def test_the_target_exists_with_the_parameters_that_we_take(row: Replacement) -> None:
+    assert row.target.problem() is None
+    assert row.target.params, "a stand-in that names no parameter checks nothing"
+    assert row.reason
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.path.rsplit(".", 1)[1])
+def test_the_stand_in_can_be_called_like_the_target(row: Replacement) -> None:
+    """What it takes by position comes in the target's order, and it takes every parameter of the target."""
+    theirs = list(inspect.signature(row.target.resolve()).parameters)
+    ours = list(inspect.signature(row.function).parameters.values())[row.partial :]
+    positional = [p.name for p in ours if p.kind is p.POSITIONAL_OR_KEYWORD]
+    by_name = [p.name for p in ours if p.kind is p.KEYWORD_ONLY]
+    assert positional == theirs[: len(positional)]
+    assert set(by_name) <= set(theirs)
+    if not any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in ours):
+        assert set(positional + by_name) == set(theirs)
+
+
+def test_no_target_is_replaced_twice() -> None:
+    paths = [row.path for row in TABLE]
+    assert len(set(paths)) == len(paths)
+
+
+def test_a_renamed_target_is_reported() -> None:
+    renamed = dataclasses.replace(TABLE[0].target, path=TABLE[0].target.path + "_renamed")
+    assert "not found" in str(renamed.problem())
+    without = dataclasses.replace(TABLE[0].target, params=("no_such_parameter",))
+    assert "no_such_parameter" in str(without.problem())
+
+
+def test_the_attention_backend_is_a_choice_everywhere_once() -> None:
+    attention_registry.register()
+    attention_registry.register()
+    assert ATTENTION_BACKENDS[ATTENTION_BACKEND] is attention_registry.create
+    assert ATTENTION_BACKEND_CHOICES.count(ATTENTION_BACKEND) == 1
+    assert DRAFT_ATTENTION_BACKEND_CHOICES.count(ATTENTION_BACKEND) == 1
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "private"),
+    [
+        (DFlashCpuPlatform, SRTPlatform, ()),
+        (CpuKVPool, MHATokenToKVPool, ("_init_kv_copy_and_warmup", "_store_kv_layer")),
+        (TorchAttentionBackend, AttentionBackend, ()),
+    ],
+    ids=["platform", "kv_pool", "attention_backend"],
+)
+def test_every_override_overrides_something(ours: type, theirs: type, private: tuple[str, ...]) -> None:
+    """A method that upstream renamed would be dead code here, and the fault that it cures would be back."""
+    public = [name for name, value in vars(ours).items() if inspect.isfunction(value) and name[0] != "_"]
+    assert public
+    for name in (*public, *private):
+        assert hasattr(theirs, name), f"{theirs.__name__} has no {name}"
+        got = inspect.signature(getattr(ours, name)).parameters
+        if any(p.kind is p.VAR_KEYWORD for p in got.values()):
+            continue
+        wanted = [
+            n for n, p in inspect.signature(getattr(theirs, name)).parameters.items() if p.kind is not p.VAR_KEYWORD
+        ]
+        assert set(wanted) <= set(got), f"{ours.__name__}.{name} does not take {set(wanted) - set(got)}"
+
+
+def test_the_backend_asks_for_no_mirror_of_the_lengths() -> None:
+    """With a mirror the overlap scheduler would wait for every verification before it plans the next step."""
+    assert TorchAttentionBackend.needs_cpu_seq_lens is False

@@ -1,0 +1,206 @@
+"""Drafters of every shape, with and without a draft window: the reference decoder's drafts and tokens, step by step.
+
+The drafters have random weights in which attention weighs much, so that a wrong mask, window, rotation or head layout
+changes their drafts. A bad draft changes no token, so comparing tokens alone would show nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sglang_dflash.drafter import config
+from sglang_dflash.pairs import drafter_path, target_path
+from sglang_dflash.train import drafter, reference_decoder
+from sglang_dflash.train.drafter import FULL, SLIDING, Drafter, DrafterConfig
+from sglang_dflash.train.reference_decoder import Decoded, ReferenceDecoder
+from sglang_dflash.window.size import context_window
+from tests.support.generation import generate
+from tests.support.pair_servers import target_arguments, with_plugin, worker_info
+from tests.support.prompts import corpus
+from tests.support.servers import running
+
+pytestmark = pytest.mark.engine
+
+PAIR, NEW_TOKENS, WINDOW = "tiny-dense", 24, 20
+FACTOR, ORIGINAL = 4.0, 64
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A drafter beside the plain one.
+
+    Attributes:
+        fields: changes to the plain drafter's configuration.
+        keys: further keys of its ``config.json``.
+        flag: block size on the command line; None leaves it to the checkpoint.
+        causal: what the reference makes of ``is_causal``.
+        yarn: whether the reference scales its rotation.
+        matters: whether the drafts differ from those of the same weights under plain attention.
+    """
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    keys: dict[str, Any] = field(default_factory=dict)
+    flag: int | None = 16
+    causal: bool | None = None
+    yarn: bool = False
+    matters: bool = True
+
+
+YARN = {"rope_type": "yarn", "factor": FACTOR, "original_max_position_embeddings": ORIGINAL}
+SHAPES = {
+    "one KV head, narrow heads, block size of the checkpoint": Shape(
+        {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 32, "block_size": 12}, flag=None, matters=False
+    ),
+    "as many KV heads as heads, wide heads, one target layer": Shape(
+        {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128, "target_layer_ids": (2,)}, matters=False
+    ),
+    "all sliding, block size of the flag": Shape(
+        {"layer_types": (SLIDING,) * 2, "sliding_window": WINDOW, "block_size": 16}, flag=5
+    ),
+    "interleaved, other heads": Shape(
+        {
+            "layer_types": (SLIDING, FULL, SLIDING),
+            "sliding_window": WINDOW,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 32,
+        }
+    ),
+    "causal full attention": Shape(keys={"is_causal": True}, causal=True),
+    "bidirectional sliding attention": Shape(
+        {"layer_types": (SLIDING,) * 2, "sliding_window": WINDOW}, {"is_causal": False}, causal=False
+    ),
+    "YaRN": Shape(keys={"rope_scaling": YARN}, yarn=True),
+}
+WINDOWS = {None: 1, 16: 1, 64: 16, 4096: 1}  # tokens of a draft window -> page that its reading begins on
+QUICK = ("interleaved, other heads", None)
+
+
+def write(shape: Shape, folder: Path) -> Path:
+    torch.manual_seed(0)
+    plain = DrafterConfig.load(drafter_path(PAIR, "good"))
+    model = Drafter(dataclasses.replace(plain, **shape.fields))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("o_proj.weight"):
+                weight.mul_(20)
+            elif name.endswith("q_norm.weight"):
+                weight.mul_(4)
+    model.save(folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **shape.keys}))
+    return folder
+
+
+def visible_where(
+    causal: bool, layer_type: str, query: Tensor, key: Tensor, start: Tensor, sliding: int | None, window: int | None
+) -> Tensor:
+    """``pairs.drafter.visible`` with ``is_causal`` said for all layers; a sliding layer looks as far ahead as back."""
+    if layer_type == SLIDING and sliding:
+        near = (query - key).abs() < sliding
+    else:
+        near = drafter.visible(FULL, query, key, start, None, window)
+    return near & (key <= query) if causal else near
+
+
+def yarn_rotation(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """``pairs.drafter.rotate`` under YaRN (Peng et al. 2023, section 3.4; beta 32 and 1, rounded outwards)."""
+    half = x.shape[-1] // 2
+    frequencies = theta ** (-torch.arange(half, dtype=torch.float32) / half)
+    low, high = (half * math.log(ORIGINAL / (turns * 2 * math.pi)) / math.log(theta) for turns in (32, 1))
+    first, last = max(math.floor(low), 0), min(math.ceil(high), x.shape[-1] - 1)
+    slowed = ((torch.arange(half) - first) / max(last - first, 0.001)).clamp(0, 1)
+    frequencies = frequencies * (1 - slowed) + frequencies / FACTOR * slowed
+    angles = positions[:, None, :, None].float() * frequencies
+    cos, sin = (part(angles) * (0.1 * math.log(FACTOR) + 1) for part in (torch.cos, torch.sin))
+    a, b = x.float().split(half, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+class Reference:
+    """The reference decoder of a shape.
+
+    Args:
+        folder: of the drafter.
+        width: tokens of a block.
+        page: slots of a KV page.
+    """
+
+    def __init__(self, shape: Shape, folder: Path, width: int, page: int, patch: pytest.MonkeyPatch) -> None:
+        self.shape, self.width, self.page, self.patch = shape, width, page, patch
+        self.decoder = ReferenceDecoder.load(target_path(PAIR), folder)
+
+    def decode(self, prompt: list[int], window: int | None) -> Decoded:
+        causal = self.shape.causal
+        with self.patch.context() as inside:
+            if causal is not None:
+                inside.setattr(reference_decoder, "visible", functools.partial(visible_where, causal))
+            if self.shape.yarn:
+                inside.setattr(drafter, "rotate", yarn_rotation)
+            return self.decoder.decode(prompt, NEW_TOKENS, self.width, window, self.page)
+
+    def decode_plainly(self, prompt: list[int]) -> Decoded:
+        """What the same weights draft with plain full attention to everything."""
+        model = self.decoder.drafter
+        with self.patch.context() as inside:
+            plain = dataclasses.replace(model.config, layer_types=(FULL,) * len(model.config.layer_types))
+            inside.setattr(model, "config", plain)
+            return self.decoder.decode(prompt, NEW_TOKENS, self.width)
+
+
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [
+        pytest.param(*case, marks=[] if case == QUICK else pytest.mark.slow)
+        for case in itertools.product(SHAPES, WINDOWS)
+    ],
+)
+def test_drafts_equal_the_reference(
+    name: str, window: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, page = SHAPES[name], WINDOWS[window]
+    folder = write(shape, tmp_path / "drafter")
+    width = shape.flag or shape.fields["block_size"]
+    command = ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(folder)]
+    if shape.flag:
+        command += ["--speculative-num-draft-tokens", str(shape.flag)]
+    if window:
+        command += ["--speculative-draft-window-size", str(window), "--page-size", str(page)]
+    reads = context_window(window, config.DrafterConfig.load(folder))
+    by_length = sorted(corpus(PAIR, 12, seed=4), key=len)
+    prompts = [*by_length[2:5], by_length[10]]
+    with running(tmp_path, *target_arguments(PAIR), *command, **with_plugin(tmp_path, "drafts")) as server:
+        assert (worker_info(server)["block_size"], worker_info(server)["window"]) == (width, reads)
+        answers = [generate(server, prompt, NEW_TOKENS) for prompt in prompts]
+    lines = [json.loads(line) for line in (tmp_path / "drafts.jsonl").read_text().splitlines()]
+    reference = Reference(shape, folder, width, page, monkeypatch)
+    rivals: dict[str, Callable[[list[int]], Decoded]] = {}
+    if shape.matters:
+        rivals["plain attention"] = reference.decode_plainly
+    if reads and reads < len(prompts[-1]) and FULL in reference.decoder.drafter.config.layer_types:
+        rivals["no window"] = functools.partial(reference.decode, window=None)
+    told_apart = dict.fromkeys(rivals, False)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        expected = reference.decode(prompt, reads)
+        drafted = [tuple(line["block"][1:]) for line in lines if line["rid"] == answer.meta["id"]]
+        assert answer.tokens == expected.tokens
+        assert drafted[: len(expected.steps)] == drafts(expected)
+        for rival, decode in rivals.items():
+            told_apart[rival] |= drafts(decode(prompt)) != drafts(expected)
+    assert all(told_apart.values()), f"a wrong drafter would draft the same: {told_apart}"
+
+
+def drafts(decoded: Decoded) -> list[tuple[int, ...]]:
+    return [step.drafted for step in decoded.steps]

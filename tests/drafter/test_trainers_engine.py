@@ -1,0 +1,103 @@
+"""A shipped drafter, written as speculators and AutoModel write theirs, drafts in a real server what it always did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sglang_dflash.pairs import drafter_path, target_path
+from tests.support.generation import Answer, generate_all
+from tests.support.pair_servers import dflash_server, draft_arguments, target_arguments, worker_info
+from tests.support.prompts import corpus
+from tests.support.servers import running
+
+PAIR, PROMPTS = "tiny-dense", 4
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+
+def published() -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((drafter_path(PAIR) / "config.json").read_text())
+    return config
+
+
+def as_automodel(folder: Path) -> None:
+    save_file(load_file(drafter_path(PAIR) / "model.safetensors"), folder / "model.safetensors")
+    config = {**published(), "architectures": ["Qwen3DFlashDraftModel"], "is_causal": False}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def as_speculators(folder: Path, not_drafted: set[int]) -> None:
+    """With copies of the target's vocabulary, which is reduced by the tokens that are not to be drafted."""
+    target, config = load_file(target_path(PAIR) / "model.safetensors"), published()
+    ids = torch.tensor([i for i in range(config["vocab_size"]) if i not in not_drafted])
+    embedding = target["model.embed_tokens.weight"]
+    tensors = {
+        **load_file(drafter_path(PAIR) / "model.safetensors"),
+        "embed_tokens.weight": embedding,
+        "lm_head.weight": target.get("lm_head.weight", embedding)[ids].contiguous(),
+        "t2d": torch.zeros(len(embedding), dtype=torch.bool).index_fill_(0, ids, True),
+        "d2t": ids - torch.arange(len(ids)),
+    }
+    save_file(tensors, folder / "model.safetensors")
+    dflash = config.pop("dflash_config")
+    for key in ("architectures", "num_target_layers", "torch_dtype"):
+        config.pop(key)
+    written = {
+        "architectures": ["DFlashDraftModel"],
+        "aux_hidden_state_layer_ids": [i + 1 for i in dflash["target_layer_ids"]],
+        "block_size": config.pop("block_size"),
+        "draft_vocab_size": len(ids),
+        "dtype": config.pop("dtype"),
+        "mask_token_id": dflash["mask_token_id"],
+        "sample_from_anchor": False,
+        "sliding_window_non_causal": False,
+        "speculators_model_type": "dflash",
+        "transformer_layer_config": config,
+    }
+    (folder / "config.json").write_text(json.dumps(written))
+
+
+def answers_with(drafter: Path, tmp_path: Path) -> list[Answer]:
+    path = ("--speculative-draft-model-path", str(drafter))
+    command = (*target_arguments(PAIR), *draft_arguments(PAIR), *path)
+    with running(tmp_path, *command, XDG_CACHE_HOME=str(tmp_path / "cache")) as server:
+        assert worker_info(server)["drafter"].startswith(str(tmp_path / "cache"))
+        return generate_all(server, corpus(PAIR, PROMPTS), 1)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
+    with dflash_server(PAIR, tmp_path_factory.mktemp("plain")) as server:
+        return generate_all(server, corpus(PAIR, PROMPTS), 1)
+
+
+def drafted(answers: list[Answer]) -> list[tuple[list[int], int]]:
+    """Tokens, and in how many steps: other drafts would take another number."""
+    return [(answer.tokens, answer.meta["spec_verify_ct"]) for answer in answers]
+
+
+@pytest.mark.parametrize("trainer", ["automodel", "speculators"])
+def test_drafts_as_in_the_plain_form(trainer: str, plain: list[Answer], tmp_path: Path) -> None:
+    folder = tmp_path / "drafter"
+    folder.mkdir()
+    answered = {token for answer in plain for token in answer.tokens}
+    unused = next(token for token in reversed(range(published()["vocab_size"])) if token not in answered)
+    as_automodel(folder) if trainer == "automodel" else as_speculators(folder, {unused})
+    assert drafted(answers_with(folder, tmp_path)) == drafted(plain)
+    assert all(answer.meta["spec_accept_length"] > 2 for answer in plain)
+
+
+def test_a_token_outside_its_vocabulary_is_never_drafted(plain: list[Answer], tmp_path: Path) -> None:
+    folder = tmp_path / "drafter"
+    folder.mkdir()
+    as_speculators(folder, {token for answer in plain for token in answer.tokens})
+    answers = answers_with(folder, tmp_path)
+    assert [answer.tokens for answer in answers] == [answer.tokens for answer in plain]
+    # The prefill gives the first token, and every step after it only the target's own.
+    assert [answer.meta["spec_verify_ct"] for answer in answers] == [len(answer.tokens) - 1 for answer in plain]

@@ -1,0 +1,91 @@
+"""An SGLang that lacks what we call is refused in one message while the server resolves its flags."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.upstream import ALLOW_ANY_VERSION, SUPPORTED_VERSIONS
+from tests.support.broken_pairs import Broken, write_pair
+
+pytest.importorskip("sglang")
+
+from sglang_dflash.cpu import replacements
+from sglang_dflash.cpu.layers import norms
+from sglang_dflash.cpu.platform import DFlashCpuPlatform
+
+pytestmark = pytest.mark.sglang
+
+CHANGED = Path(__file__).parent / "resolve_on_changed_sglang.py"
+AS_IT_IS = """
+import sys
+from sglang.srt.plugins import load_plugins
+from sglang.srt.server_args import prepare_server_args
+load_plugins()
+prepare_server_args(sys.argv[1:]).resolve_once()
+"""
+
+
+def resolve(program: list[str], folder: Path, *flags: str, path: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != ALLOW_ANY_VERSION}
+    return subprocess.run(
+        [sys.executable, *program, "--model-path", str(folder / "target"), *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**environment, "PYTHONPATH": f"{path}:{os.getcwd()}"},
+    )
+
+
+def dflash(folder: Path) -> tuple[str, ...]:
+    return ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(folder / "drafter"))
+
+
+def call_it(version: str, folder: Path) -> str:
+    """A path on which the installed SGLang says that it has this version."""
+    info = folder / f"path/sglang-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n")
+    return str(info.parent)
+
+
+def test_everything_that_is_missing_is_in_one_message_and_plain_decoding_goes_on(tmp_path: Path) -> None:
+    write_pair(tmp_path, Broken("fits", ""))
+    refused = resolve([str(CHANGED)], tmp_path, *dflash(tmp_path))
+    assert refused.returncode == 1
+    [message] = [line for line in refused.stderr.splitlines() if "sglang_dflash.errors.DFlashError: " in line]
+    assert "spec_utils.gone: not found" in message
+    assert "parameters ['colour'] not in" in message
+    assert resolve([str(CHANGED)], tmp_path).returncode == 0
+
+
+def test_a_build_of_the_tested_release_serves_with_one_note(tmp_path: Path) -> None:
+    write_pair(tmp_path, Broken("fits", ""))
+    build = f"{SUPPORTED_VERSIONS[-1]}.post1"
+    served = resolve(["-c", AS_IT_IS], tmp_path, *dflash(tmp_path), path=call_it(build, tmp_path))
+    assert served.returncode == 0, served.stderr
+    assert served.stderr.count(f"SGLang {build} is taken for {SUPPORTED_VERSIONS[-1]}") == 1
+
+
+def test_another_release_is_refused_for_dflash_alone(tmp_path: Path) -> None:
+    """Also on the CPU platform, which ``import sglang`` itself loads."""
+    write_pair(tmp_path, Broken("fits", ""))
+    path = call_it("99.1.0", tmp_path)
+    refused = resolve(["-c", AS_IT_IS], tmp_path, *dflash(tmp_path), path=path)
+    assert refused.returncode == 1
+    assert "sglang_dflash.errors.DFlashError: sglang-dflash: SGLang 99.1.0" in refused.stderr
+    assert resolve(["-c", AS_IT_IS], tmp_path, path=path).returncode == 0
+
+
+def test_the_cpu_platform_names_what_this_sglang_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = replacements.Replacement("sglang.srt.layers.layernorm.gone", norms.rms_norm, "for this test")
+    monkeypatch.setattr(replacements, "TABLE", (gone,))
+    assert replacements.missing_hooks() == [gone.path]
+    with pytest.raises(DFlashError, match="layernorm.gone: not found"):
+        DFlashCpuPlatform.apply_server_args_defaults(None, None)

@@ -1,0 +1,76 @@
+"""A plugin that cannot register must not leave DFLASH to another worker: the loader only logs what it raises."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_dflash import plugin
+from sglang_dflash.cpu.arguments import resolution_steps
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.upstream import SYMBOLS, Symbol
+
+pytestmark = pytest.mark.sglang
+
+CREATE_WORKER = SYMBOLS[plugin.CREATE_WORKER].path
+
+
+class _Algorithm:
+    def __init__(self, dflash: bool) -> None:
+        self._dflash = dflash
+
+    def is_dflash(self) -> bool:
+        return self._dflash
+
+
+def test_failed_registration_refuses_dflash_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.arg_groups import resolution_hooks
+
+    from sglang_dflash.upstream import HookRegistry
+
+    def fail() -> None:
+        raise ImportError("cannot import name 'gone'")
+
+    monkeypatch.setattr(HookRegistry, "_hooks", {CREATE_WORKER: []})
+    monkeypatch.setattr(resolution_hooks, "_HOOKS", {})
+    monkeypatch.setattr(plugin, "_registered", False)
+    monkeypatch.setattr(plugin, "_register_hooks", fail)
+    with pytest.raises(ImportError):
+        plugin.register()
+    [(_, refuse, _)] = HookRegistry._hooks[CREATE_WORKER]
+
+    def original(algorithm: Any, server_args: Any) -> str:
+        return "builtin"
+
+    assert refuse(original, _Algorithm(dflash=False), None) == "builtin"
+    with pytest.raises(DFlashError, match="cannot import name 'gone'"):
+        refuse(original, _Algorithm(dflash=True), None)
+    [refuse_arguments] = resolution_hooks._HOOKS["handle_model_source_paths"]  # before any weight
+    refuse_arguments(SimpleNamespace(speculative_algorithm=None), lambda _: None)
+    with pytest.raises(DFlashError, match="cannot import name 'gone'"):
+        refuse_arguments(SimpleNamespace(speculative_algorithm="DFLASH"), lambda _: None)
+    monkeypatch.setitem(SYMBOLS, "gone", Symbol("json.gone"))
+    monkeypatch.setitem(SYMBOLS, "lost", Symbol("json.lost"))
+    with pytest.raises(DFlashError, match="json.gone: not found.*json.lost: not found"):
+        refuse_arguments(SimpleNamespace(speculative_algorithm="DFLASH"), lambda _: None)
+
+
+def test_every_hook_target_is_a_row_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.arg_groups import resolution_hooks
+
+    from sglang_dflash import cpu
+    from sglang_dflash.upstream import HookRegistry
+
+    monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
+    monkeypatch.setattr(resolution_hooks, "_HOOKS", {})
+    monkeypatch.setattr(cpu, "install", resolution_steps.install)  # its replacements have a table of their own
+    monkeypatch.setattr(cpu, "is_active", lambda: True)
+    plugin._register_hooks()
+    rows = {symbol.path for symbol in SYMBOLS.values()}
+    assert len(HookRegistry._hooks) > 5
+    assert set(HookRegistry._hooks) <= rows
+    assert len(resolution_hooks._HOOKS) == 4
+    assert set(resolution_hooks._HOOKS) <= set(SYMBOLS)

@@ -1,0 +1,78 @@
+"""What the drafter sees at the masked positions of a block, and what the target keeps of its table."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("sglang")
+
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.model.vocabulary import TargetVocabulary
+
+pytestmark = pytest.mark.sglang
+
+MASK, IDS = 5, torch.tensor([1, 5, 5, 0])
+
+
+class Target(SimpleNamespace):
+    """As much of a target as its vocabulary needs: a table that the LM head is tied to."""
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        table: nn.Embedding = self.table
+        return table
+
+
+def target(**attributes: Any) -> Target:
+    table = nn.Embedding.from_pretrained(torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
+    return Target(table=table, lm_head=table, **attributes)
+
+
+def test_masked_positions_take_the_targets_row() -> None:
+    model = target()
+    seen = TargetVocabulary.of(model, mask_token_id=MASK, mask_embedding=None).embed(IDS)
+    assert torch.equal(seen, model.table.weight[IDS])
+
+
+def test_masked_positions_take_the_drafters_own_embedding_and_the_targets_table_stays() -> None:
+    model = target()
+    before, own = model.table.weight.clone(), torch.arange(4.0)
+    seen = TargetVocabulary.of(model, mask_token_id=MASK, mask_embedding=own).embed(IDS)
+    assert torch.equal(seen[1:3], own.expand(2, 4))
+    assert torch.equal(seen[[0, 3]], before[[1, 0]])
+    assert torch.equal(model.table.weight, before)
+
+
+def test_the_targets_scale_is_applied_to_both() -> None:
+    model, own = target(get_dflash_noise_embedding_scale=lambda: 3.0), torch.arange(4.0)
+    seen = TargetVocabulary.of(model, mask_token_id=MASK, mask_embedding=own).embed(IDS)
+    assert torch.equal(seen[1], 3 * own)
+    assert torch.equal(seen[0], 3 * model.table.weight[1])
+
+
+def test_a_target_without_an_lm_head_is_refused() -> None:
+    model = target()
+    del model.lm_head
+    with pytest.raises(DFlashError, match="no lm_head"):
+        TargetVocabulary.of(model, mask_token_id=MASK, mask_embedding=None)
+
+
+def test_only_a_reduced_vocabularys_tokens_are_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = SimpleNamespace(tp_group=SimpleNamespace(world_size=1))
+    monkeypatch.setattr("sglang_dflash.model.vocabulary.get_parallel", lambda: alone)
+    hidden = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    vocabulary = TargetVocabulary.of(target(), mask_token_id=MASK, mask_embedding=None)
+    drafted = torch.tensor([True, False, False, True, False, True, False, False])
+    logits = hidden @ vocabulary.lm_head.weight.T
+    best = logits.masked_fill(~drafted, float("-inf")).softmax(-1).max(-1)
+    reduced = vocabulary.reduced(drafted)
+    tokens, confidence = reduced.argmax_token(hidden, rated=True)
+    assert confidence is not None
+    assert torch.equal(tokens, best.indices) and not torch.equal(tokens, vocabulary.argmax_token(hidden)[0])
+    torch.testing.assert_close(confidence, best.values)
+    drafted.copy_(torch.arange(8) == 6)  # an update of the drafter's weights
+    assert reduced.argmax_token(hidden)[0].tolist() == [6] * 6

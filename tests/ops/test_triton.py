@@ -1,0 +1,102 @@
+"""The Triton kernels without a GPU: they equal their definitions, fit in registers and are compiled once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from sglang_dflash.ops import kernels
+from sglang_dflash.ops.kernels.accept_block import accept_block
+from sglang_dflash.ops.kernels.gdn_commit import gdn_commit
+from sglang_dflash.ops.kernels.gdn_verify import gdn_verify
+from sglang_dflash.ops.kernels.norm_rope import norm_rope
+from sglang_dflash.ops.kernels.penalize_block import penalize_block
+from sglang_dflash.ops.kernels.prepare_block import prepare_block
+from sglang_dflash.ops.kernels.seeded_draw import seeded_draw
+from tests.ops.launches import SHARED_MEMORY, compiled_for
+from tests.rehearsal.kernels_ours import launch_ours
+from tests.rehearsal.kernels_pairs import rank_shapes
+from tests.support.gdn_replay import Blocks
+
+CASES = Path(__file__).parent / "cases.py"
+SHAPES = rank_shapes(tp_sizes=(1, 8))  # all of them: tests/rehearsal/test_kernels.py
+KERNELS = {
+    f"{file.stem}_kernel" for file in Path(kernels.__path__[0]).glob("*.py") if "@triton.jit" in file.read_text()
+}
+WIDTHS = (4, 5, 8, 16)
+BATCHES = (1, 2, 3, 16, 512)
+MOST_REGISTERS = 128  # of 255: four blocks of 128 threads then share a multiprocessor
+
+
+def test_kernels_equal_their_definitions_under_the_interpreter() -> None:
+    # A process of its own: Triton decides at import whether to interpret.
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES)],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OPS_DEVICE": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert " passed" in run.stdout and "skipped" not in run.stdout, run.stdout
+
+
+def test_nothing_is_compiled_for_another_batch_or_width() -> None:
+    for shapes in SHAPES:
+        with compiled_for(90) as launches:
+            launch_ours(shapes, bs=1, width=4)
+            expected = {launch.key for launch in launches}
+            for width in WIDTHS:
+                for bs in BATCHES:
+                    launch_ours(shapes, bs=bs, width=width)
+                    launch_ours(shapes, bs=bs, width=width, skipped=1)
+        others = {(launch.kernel, str(shapes)) for launch in launches if launch.key not in expected}
+        assert not others
+
+
+def test_launches_stay_within_the_limits_of_a_grid() -> None:
+    with compiled_for(90) as launches:
+        for shapes in SHAPES:
+            launch_ours(shapes, bs=512, width=16)
+    assert {launch.kernel for launch in launches} == KERNELS
+    for launch in launches:
+        assert all(size <= 65_535 for size in launch.grid[1:]), launch
+
+
+@pytest.mark.parametrize("capability", SHARED_MEMORY)
+def test_kernels_fit_in_registers_at_the_published_shapes(capability: int) -> None:
+    with compiled_for(capability) as launches:
+        for shapes in SHAPES:
+            launch_ours(shapes, bs=16, width=16)
+    assert {launch.kernel for launch in launches} == KERNELS
+    for launch in launches:
+        usage = launch.usage
+        assert usage.stack == 0 and usage.registers <= MOST_REGISTERS, (launch.kernel, usage)
+
+
+EVERY_OTHER = torch.zeros(8, dtype=torch.int64)[::2]
+DENSE, TABLE = EVERY_OTHER.clone(), torch.zeros(4, 8)
+BLOCKS = Blocks(4, 1)
+STRIDED: dict[str, Callable[[], object]] = {
+    "prepare_block_kernel": lambda: prepare_block(DENSE, EVERY_OTHER, DENSE, TABLE, width=2, mask_token_id=0),
+    "accept_block_kernel": lambda: accept_block(TABLE, TABLE, EVERY_OTHER),
+    "norm_rope_kernel": lambda: norm_rope(TABLE[None, :, None], TABLE[:1, None], 1e-6, EVERY_OTHER, TABLE),
+    "penalize_block_kernel": lambda: penalize_block(TABLE[:, None], DENSE[:, None], TABLE, EVERY_OTHER, TABLE),
+    "gdn_verify_kernel": lambda: BLOCKS.verify(gdn_verify, BLOCKS.records, slots=EVERY_OTHER),
+    "gdn_commit_kernel": lambda: gdn_commit(BLOCKS.states, BLOCKS.records, DENSE, DENSE, EVERY_OTHER),
+    "seeded_draw_kernel": lambda: seeded_draw(TABLE, EVERY_OTHER, DENSE),
+}
+
+
+@pytest.mark.parametrize("kernel", sorted(KERNELS))
+def test_a_vector_with_a_stride_is_refused(kernel: str) -> None:
+    """Kernels are told of none, and would read other values than their definitions do."""
+    with pytest.raises(AssertionError, match="2,"):
+        STRIDED[kernel]()

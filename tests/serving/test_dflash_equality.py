@@ -1,0 +1,75 @@
+"""Greedy DFLASH gives plain decoding's tokens, one by one, whatever the scheduler does with the requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.generation import assert_nothing_leaked, flush, generate_all
+from tests.support.matrix import CHUNKED, FINISHED, MATRIX, PAGED, SYNC, Cell
+from tests.support.pair_servers import dflash_server, plain_server
+from tests.support.prompts import corpus
+from tests.support.servers import Server
+
+pytestmark = pytest.mark.engine
+
+NEW_TOKENS = 64
+
+
+def plain_tokens(server: Server, pair: str) -> list[list[int]]:
+    return [answer.tokens for answer in generate_all(server, corpus(pair, 16), 8, NEW_TOKENS)]
+
+
+def compare(cell: Cell, server: Server, expected: Sequence[Sequence[int]]) -> int:
+    """Together, alone, and from the prefix cache; the number of generations compared."""
+    inputs = corpus(cell.pair, len(expected))
+    compared = 0
+    for concurrency, number in ((8, len(expected)), (1, len(expected) // 2)):
+        flush(server)
+        answers = generate_all(server, inputs[:number], concurrency, NEW_TOKENS)
+        answers += generate_all(server, inputs[:2], concurrency, NEW_TOKENS)
+        for answer, tokens in zip(answers, [*expected[:number], *expected[:2]], strict=True):
+            assert answer.tokens == tokens
+        # Together, requests share the chunks' budget, and a chunk may end where no recurrent state is kept.
+        if concurrency == 1 and "no_buffer" not in cell.arguments:
+            cached = [answer.meta["cached_tokens"] for answer in answers[-2:]]
+            assert max(cached) > 0, "the repeated prompts were not read from the prefix cache"
+        compared += len(answers)
+    assert_nothing_leaked(server)
+    return compared
+
+
+def start_and_compare(cell: Cell, folder: Path, expected: Sequence[Sequence[int]]) -> int:
+    variables = dict(cell.environment)
+    with dflash_server(
+        cell.pair, folder, *cell.arguments, drafter=cell.drafter, block=cell.block, **variables
+    ) as server:
+        return compare(cell, server, expected)
+
+
+def test_equal_tokens_with_overlap(plain_hybrid: Server, dflash_hybrid: Server) -> None:
+    assert compare(Cell("tiny-hybrid"), dflash_hybrid, plain_tokens(plain_hybrid, "tiny-hybrid")) == 28
+
+
+def test_equal_tokens_without_overlap_in_pages_and_chunks(tmp_path: Path) -> None:
+    cell = Cell("tiny-dense", block=4, arguments=(*SYNC, *PAGED, *CHUNKED))
+    with plain_server(cell.pair, tmp_path) as server:
+        expected = plain_tokens(server, cell.pair)
+    assert start_and_compare(cell, tmp_path, expected) == 28
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "cell", [pytest.param(cell, marks=pytest.mark.xdist_group(str(cell))) for cell in MATRIX], ids=str
+)
+def test_equal_tokens_everywhere(cell: Cell, tmp_path: Path) -> None:
+    finished = FINISHED.results()
+    if str(cell) in finished:
+        pytest.skip("passed before with this very package (tests/support/matrix.py)")
+    if cell.pair not in finished:
+        with plain_server(cell.pair, tmp_path) as server:
+            FINISHED.add(cell.pair, plain_tokens(server, cell.pair))
+    FINISHED.add(str(cell), start_and_compare(cell, tmp_path, FINISHED.results()[cell.pair]))

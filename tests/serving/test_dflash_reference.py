@@ -1,0 +1,118 @@
+"""Step by step: drafts, accept lengths and recurrent states against the plain-PyTorch reference decoder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sglang_dflash.pairs import drafter_path, target_path
+from sglang_dflash.train.reference_decoder import ReferenceDecoder
+from tests.support.generation import flush, generate
+from tests.support.pair_servers import TRACKED, RecordedServer
+from tests.support.prompts import corpus
+from tests.support.servers import Server
+
+pytestmark = pytest.mark.engine
+
+PAIR = "tiny-hybrid"
+NEW_TOKENS = 80
+STATE_TOLERANCE = 1e-5
+
+
+@pytest.fixture
+def server(recorded_hybrid: RecordedServer) -> Server:
+    return recorded_hybrid.server
+
+
+@pytest.fixture
+def probe(recorded_hybrid: RecordedServer) -> Path:
+    return recorded_hybrid.folder
+
+
+def blocks(probe: Path, rid: str) -> list[list[int]]:
+    """The blocks that the worker verified for a request, in order."""
+    lines = map(json.loads, (probe / "drafts.jsonl").read_text().splitlines())
+    return [line["block"] for line in lines if line["rid"] == rid]
+
+
+def test_drafts_and_accept_lengths_equal_the_reference_step_by_step(server: Server, probe: Path) -> None:
+    reference = ReferenceDecoder.load(target_path(PAIR), drafter_path(PAIR))
+    accepted = 0
+    for prompt in corpus(PAIR, 4, seed=1):
+        flush(server)
+        answer = generate(server, prompt, NEW_TOKENS)
+        expected = reference.decode(prompt, NEW_TOKENS, width=16)
+        assert answer.tokens == expected.tokens
+        verified = blocks(probe, answer.meta["id"])[: len(expected.steps)]
+        assert [tuple(block[1:]) for block in verified] == [step.drafted for step in expected.steps]
+        assert answer.meta["spec_verify_ct"] == len(expected.steps)
+        accepted += sum(expected.accept_lengths) - len(expected.steps)
+    assert accepted > 0, "no draft was ever accepted: the comparison says nothing"
+
+
+def test_an_update_of_the_targets_weights_leaves_the_drafter_as_it_is(server: Server, tmp_path: Path) -> None:
+    changed = tmp_path / "target"
+    shutil.copytree(target_path(PAIR), changed)
+    weights = load_file(changed / "model.safetensors")
+    weights |= {name: 0.5 * weight for name, weight in weights.items() if name.endswith("mlp.down_proj.weight")}
+    save_file(weights, changed / "model.safetensors", {"format": "pt"})
+    (prompt,) = corpus(PAIR, 1, seed=1)
+    before = generate(server, prompt, NEW_TOKENS)
+    try:
+        load_target(server, changed)
+        after = generate(server, prompt, NEW_TOKENS)
+    finally:
+        load_target(server, target_path(PAIR))
+    expected = ReferenceDecoder.load(changed, drafter_path(PAIR)).decode(prompt, NEW_TOKENS, width=16)
+    assert (after.tokens, after.meta["spec_verify_ct"]) == (expected.tokens, len(expected.steps))
+    assert after.tokens != before.tokens, "the update changed no answer: the comparison says nothing"
+
+
+def load_target(server: Server, folder: Path) -> None:
+    answer = server.post("/update_weights_from_disk", {"model_path": str(folder)})
+    assert answer.json()["success"], answer.text
+
+
+def test_committed_recurrent_state_equals_a_fresh_prefill(server: Server, probe: Path) -> None:
+    """Also where a block crossed a track boundary (every 64 tokens here), and for the snapshot's own sake after it."""
+    (prompt,) = corpus(PAIR, 1, seed=2)
+    flush(server)
+    answer = generate(server, prompt, NEW_TOKENS, sampling_params={"ignore_eos": True})
+    text = [*prompt, *answer.tokens]
+    committed = {int(path.stem.rsplit("-", 1)[1]): path for path in probe.glob(f"state-{answer.meta['id']}-*.pt")}
+    lengths = sorted(length for length in committed if length <= len(text))
+    assert len(lengths) > 3
+    interval = int(TRACKED[-1])
+    assert lengths[0] // interval != lengths[-1] // interval, "no track boundary was crossed"
+    for length in lengths[1:]:
+        flush(server)
+        fresh = generate(server, text[:length], 1)
+        assert_equal_states(committed[length], probe / f"state-{fresh.meta['id']}-{length}.pt")
+
+
+def assert_equal_states(found: Path, expected: Path) -> None:
+    one, other = torch.load(found), torch.load(expected)
+    for mine, wanted in zip([one["temporal"], *one["conv"]], [other["temporal"], *other["conv"]], strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=STATE_TOLERANCE, atol=STATE_TOLERANCE)
+
+
+def test_a_prefix_hit_after_a_crossed_boundary_restarts_from_the_right_state(server: Server, probe: Path) -> None:
+    """The state after the prompt shows it: this target's tokens are often right from a wrong state too."""
+    (prompt,) = corpus(PAIR, 1, seed=3)
+    flush(server)
+    first = generate(server, prompt, 150, sampling_params={"ignore_eos": True})
+    text = [*prompt, *first.tokens]
+    longer = generate(server, text[:-10], 40, sampling_params={"ignore_eos": True})
+    assert longer.meta["cached_tokens"] > len(prompt), "the hit must end after the first block"
+    flush(server)
+    fresh = generate(server, text[:-10], 40, sampling_params={"ignore_eos": True})
+    assert fresh.meta["cached_tokens"] == 0
+    behind, anew = (probe / f"state-{answer.meta['id']}-{len(text) - 10}.pt" for answer in (longer, fresh))
+    assert_equal_states(behind, anew)
+    assert longer.tokens == fresh.tokens
+    assert fresh.tokens[:10] == text[-10:]

@@ -1,0 +1,179 @@
+"""Requests that come, go and end at awkward moments; the slots are always given back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+import sglang_dflash
+from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
+from tests.support.pair_servers import STRICT, dflash_server, worker_info
+from tests.support.prompts import corpus
+from tests.support.servers import Server
+
+pytestmark = pytest.mark.engine
+
+PAIR = "tiny-dense"
+CONTEXT = 512
+END_TOKEN = 2
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    arguments = ("--context-length", str(CONTEXT), "--max-total-tokens", "4096")
+    with dflash_server(PAIR, tmp_path_factory.mktemp("server"), *arguments, **STRICT) as server:
+        yield server
+        assert_nothing_leaked(server)
+
+
+def test_banner_and_server_info_name_the_worker(server: Server) -> None:
+    info = worker_info(server)
+    assert info["version"] == sglang_dflash.__version__
+    assert f"sglang-dflash {sglang_dflash.__version__} serves DFLASH" in server.log
+    assert "fixed width 16" in server.log
+    assert set(info["layers"]) == {"full_attention"}
+
+
+def short(number: int, seed: int = 0) -> list[list[int]]:
+    return corpus(PAIR, number, seed, shape="single")
+
+
+def reference(server: Server) -> tuple[list[int], Answer]:
+    (prompt,) = short(1, seed=5)
+    return prompt, generate(server, prompt, 64, sampling_params={"ignore_eos": True})
+
+
+def test_accept_length_of_a_request_is_exact(server: Server) -> None:
+    _, answer = reference(server)
+    steps = answer.meta["spec_verify_ct"]
+    histogram = answer.meta["spec_correct_drafts_histogram"]
+    assert sum(histogram) == steps
+    assert answer.meta["spec_accept_length"] == len(answer.tokens) / steps
+    # Prefill gives the first token, every step its accepted drafts and one more; the last step may run past
+    # the end.
+    accepted = sum(drafts * count for drafts, count in enumerate(histogram))
+    made = 1 + steps + accepted
+    assert len(answer.tokens) <= made < len(answer.tokens) + 16
+    assert answer.meta["spec_accept_length"] > 1.5, "the drafter was not used"
+    assert answer.meta["spec_accept_rate"] == accepted / (steps * 15)
+
+
+@pytest.mark.parametrize("limit", range(1, 20))
+def test_max_new_tokens_ends_inside_a_block(server: Server, limit: int) -> None:
+    prompt, whole = reference(server)
+    assert generate(server, prompt, limit, sampling_params={"ignore_eos": True}).tokens == whole.tokens[:limit]
+
+
+def test_a_stop_token_ends_inside_a_block(server: Server) -> None:
+    prompt, whole = reference(server)
+    for position in range(2, 24, 3):
+        # ``ignore_eos`` would ignore these too; so the model's own end token may come first.
+        ends = {whole.tokens[position], END_TOKEN}
+        end = next(i for i, token in enumerate(whole.tokens) if token in ends)
+        answer = generate(server, prompt, 64, sampling_params={"stop_token_ids": [whole.tokens[position]]})
+        assert answer.tokens == whole.tokens[: end + 1]
+        assert answer.meta["finish_reason"]["matched"] == whole.tokens[end]
+
+
+def test_the_context_limit_ends_inside_a_block(server: Server) -> None:
+    """The last block reaches past the context; its far positions must touch no other request's slots."""
+    (seed,) = short(1, seed=6)
+    prompts = [(seed * 20)[: CONTEXT - room] for room in (8, 9, 12, 17)]
+
+    def fill(prompt: list[int]) -> Answer:
+        return generate(server, prompt, CONTEXT - len(prompt), sampling_params={"ignore_eos": True})
+
+    with ThreadPoolExecutor(8) as pool:
+        others = [pool.submit(generate, server, prompt) for prompt in short(4)]
+        together = list(pool.map(fill, prompts))
+        assert all(other.result().tokens for other in others)
+    flush(server)
+    for prompt, answer in zip(prompts, together, strict=True):
+        assert answer.meta["finish_reason"]["type"] == "length"
+        assert len(prompt) + len(answer.tokens) <= CONTEXT
+        assert fill(prompt).tokens == answer.tokens
+
+
+def test_an_abandoned_request_gives_its_slots_back(server: Server) -> None:
+    """Cut off while waiting, in prefill and in decode: whatever phase the scheduler happens to be in."""
+    prompts = short(12, seed=7)
+    before = generate_all(server, prompts[:4], 4)
+
+    def abandon(prompt: list[int], seconds: float) -> None:
+        body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}}
+        with pytest.raises(httpx.TimeoutException):
+            httpx.post(server.url + "/generate", json=body, timeout=seconds)
+
+    with ThreadPoolExecutor(12) as pool:
+        for i, prompt in enumerate(prompts):
+            pool.submit(abandon, prompt, 0.01 + 0.02 * i)
+    assert generate_all(server, prompts[:4], 4) is not None
+    wait_until_idle(server)
+    assert_nothing_leaked(server)
+    assert [a.tokens for a in generate_all(server, prompts[:4], 4)] == [a.tokens for a in before]
+
+
+def test_sampled_requests_make_no_step_wait(server: Server) -> None:
+    """The server refuses host waits: here in SGLang's sampler too, with every filter and no seed."""
+    filters = {"temperature": 1.1, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "ignore_eos": True}
+    assert all(
+        len(answer.tokens) == 24 for answer in generate_all(server, short(4, seed=11), 4, 24, sampling_params=filters)
+    )
+
+
+def test_abort_all_and_go_on(server: Server) -> None:
+    prompts = short(8, seed=8)
+    body = {"max_new_tokens": 400, "ignore_eos": True}
+    with ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(generate, server, p, 400, sampling_params=body) for p in prompts]
+        time.sleep(0.3)
+        assert server.post("/abort_request", {"abort_all": True}).status_code == 200
+        answers = [future.result() for future in running]
+    assert any(answer.meta["finish_reason"]["type"] == "abort" for answer in answers)
+    assert_nothing_leaked(server)
+
+
+def test_requests_join_and_leave_a_running_batch(server: Server) -> None:
+    """Mixed lengths at staggered times, so that batches filter and merge at every step; alone they answer the same."""
+    prompts = short(16, seed=9)
+    limits = [3 + 7 * i % 60 for i in range(16)]
+    barrier = threading.Barrier(16)
+
+    def late(i: int) -> Answer:
+        barrier.wait()
+        time.sleep(0.02 * (i % 5))
+        return generate(server, prompts[i], limits[i], sampling_params={"ignore_eos": True})
+
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(late, range(16)))
+    flush(server)
+    alone = [generate(server, p, n, sampling_params={"ignore_eos": True}) for p, n in zip(prompts, limits, strict=True)]
+    assert [answer.tokens for answer in together] == [answer.tokens for answer in alone]
+
+
+def test_counters_reach_server_info_and_prometheus(server: Server) -> None:
+    before = worker_info(server)
+    answer = generate(server, short(1, seed=10)[0], 48, sampling_params={"ignore_eos": True})
+    after = worker_info(server)
+    steps = after["steps_by_width"]["16"] - before["steps_by_width"].get("16", 0)
+    # With overlap one more step may have been launched before the host saw the request's end.
+    assert answer.meta["spec_verify_ct"] <= steps <= answer.meta["spec_verify_ct"] + 1
+    metrics = server.get("/metrics").text
+    assert "sglang_dflash:steps_total{" in metrics
+    assert 'width="16"' in metrics
+    counted = [line for line in metrics.splitlines() if line.startswith("sglang_dflash:accept_length_count")]
+    assert float(counted[0].rsplit(" ", 1)[1]) == sum(after["blocks_by_accept_length"].values())
+
+
+def wait_until_idle(server: Server, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if server.post("/flush_cache").status_code == 200:
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"still busy after {seconds} s")

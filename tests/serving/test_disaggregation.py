@@ -1,0 +1,95 @@
+"""Prefill and decoding in two servers: the answers of one server, in as many steps.
+
+Steps are compared too because tokens would be right with any drafter K/V.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.disaggregated import Disaggregated, disaggregated, missing_backend
+from tests.support.generation import Answer, generate_all
+from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server, worker_info
+from tests.support.prompts import corpus
+from tests.support.servers import Server
+
+NEW_TOKENS = 48
+WINDOW = ("--speculative-draft-window-size", "64")
+RETRACTED = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "4"}
+CHUNKED = ("--chunked-prefill-size", "128", "--page-size", "16")
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def transfer_backend() -> None:
+    if reason := missing_backend():
+        pytest.skip(f"no transfer backend: {reason}")
+
+
+def counted(answers: Sequence[Answer]) -> list[tuple[list[int], int]]:
+    """Tokens, and the steps that they took."""
+    return [(answer.tokens, answer.meta["spec_verify_ct"]) for answer in answers]
+
+
+def assert_idle_and_whole(servers: Disaggregated) -> None:
+    """SGLang checks its KV and state slots whenever it is idle, and ends the server if some are missing."""
+    for server in (servers.prefill, servers.decode):
+        assert server.post("/flush_cache").status_code == 200
+        assert server.process.poll() is None
+        assert worker_info(server)["version"]
+
+
+def prompts(pair: str) -> list[list[int]]:
+    """Short ones, and one of several chunks and windows."""
+    short = corpus(pair, 8, seed=4)
+    return [*short, [token for prompt in short for token in prompt][:700]]
+
+
+def ask(server: Server, inputs: list[list[int]], **sampling: Any) -> list[Answer]:
+    return generate_all(server, inputs, 4, NEW_TOKENS, sampling_params=sampling)
+
+
+@pytest.mark.parametrize(
+    ("pair", "arguments"),
+    [("tiny-hybrid", ()), ("tiny-dense", ()), ("tiny-hybrid", WINDOW), ("tiny-hybrid", (*WINDOW, *CHUNKED))],
+    ids=["hybrid", "dense", "draft window", "draft window, pages, chunks"],
+)
+def test_tokens_and_steps_are_those_of_one_server(pair: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
+    inputs, penalty = prompts(pair), {"frequency_penalty": 0.4}
+    seeded = {"temperature": 1.0, "sampling_seed": 7}
+    requests: list[dict[str, Any]] = [{}, penalty, seeded]
+    with dflash_server(pair, tmp_path, *arguments) as server:
+        expected = [counted(ask(server, inputs, **sampling)) for sampling in requests]
+    with disaggregated(pair, tmp_path, *arguments) as servers:
+        found = [counted(ask(servers.router, inputs, **sampling)) for sampling in requests]
+        assert found == expected
+        assert not worker_info(servers.prefill)["steps_by_width"]
+        assert_idle_and_whole(servers)
+
+
+def test_any_width_serves_the_same_tokens(tmp_path: Path) -> None:
+    inputs = prompts("tiny-hybrid")
+    with dflash_server("tiny-hybrid", tmp_path) as server:
+        expected = [answer.tokens for answer in ask(server, inputs)]
+    with disaggregated("tiny-hybrid", tmp_path, *RANDOM_WIDTHS, drafter="noisy") as servers:
+        assert [answer.tokens for answer in ask(servers.router, inputs)] == expected
+        assert len(worker_info(servers.decode)["steps_by_width"]) > 1
+        assert_idle_and_whole(servers)
+
+
+@pytest.mark.parametrize("arguments", [(), WINDOW], ids=["no window", "draft window"])
+def test_a_retracted_request_keeps_its_drafter_context(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """Nobody's tokens change, nor the steps that they take."""
+    inputs = prompts("tiny-hybrid")
+    with dflash_server("tiny-hybrid", tmp_path, *arguments) as server:
+        expected = counted(ask(server, inputs))
+    with disaggregated("tiny-hybrid", tmp_path, *arguments, **RETRACTED) as servers:
+        assert counted(ask(servers.router, inputs)) == expected
+        assert any(map(int, re.findall(r"#retracted_reqs: (\d+)", servers.decode.log)))
+        assert_idle_and_whole(servers)

@@ -1,0 +1,140 @@
+"""What breaks while a server runs costs the request that it hits, and no other; the health endpoints tell the truth."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
+from tests.support.pair_servers import dflash_server, with_plugin, worker_info
+from tests.support.prompts import corpus
+from tests.support.servers import Server
+
+pytestmark = pytest.mark.engine
+
+PAIR = "tiny-hybrid"
+NEW_TOKENS = 64
+WHOLE = {"ignore_eos": True}
+DEAD_WITHIN = 60.0  # seconds
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    """Its step log goes to a disk that is full."""
+    environment = {**with_plugin(folder, "faults"), "SGLANG_DFLASH_STEP_LOG": "/dev/full"}
+    with dflash_server(PAIR, folder, **environment) as server:
+        yield server
+        assert_nothing_leaked(server)
+
+
+@pytest.fixture(scope="module")
+def healthy(server: Server) -> list[Answer]:
+    return ask(server)
+
+
+def ask(server: Server) -> list[Answer]:
+    flush(server)
+    return generate_all(server, corpus(PAIR, 8), 8, NEW_TOKENS, sampling_params=WHOLE)
+
+
+def accept_length(answers: list[Answer]) -> float:
+    return sum(len(a.tokens) for a in answers) / sum(a.meta["spec_verify_ct"] for a in answers)
+
+
+@contextlib.contextmanager
+def present(file: Path, text: str = "") -> Iterator[None]:
+    file.write_text(text)
+    yield
+    file.unlink()
+
+
+@pytest.mark.parametrize("fault", ["nan_context", "nan_drafts"])
+def test_a_drafter_that_is_not_finite_costs_acceptance_alone(
+    fault: str, server: Server, folder: Path, healthy: list[Answer]
+) -> None:
+    before = worker_info(server)["broken_drafts"]
+    with present(folder / fault):
+        spoiled = ask(server)
+    after = ask(server)
+    for answers in (spoiled, after):
+        assert [answer.tokens for answer in answers] == [answer.tokens for answer in healthy]
+    assert accept_length(spoiled) < 1.5 < accept_length(healthy)
+    assert accept_length(after) == accept_length(healthy), "what was spoiled is still read"
+    assert worker_info(server)["broken_drafts"] > before
+    assert server.log.count("the drafter's output is not finite") == 1
+    (shown,) = re.findall(r"^sglang_dflash:broken_drafts\{.*\} (\S+)$", server.get("/metrics").text, re.MULTILINE)
+    assert float(shown) > 0
+
+
+def test_a_target_that_is_not_finite_costs_one_request(server: Server, folder: Path, healthy: list[Answer]) -> None:
+    flush(server)
+    prompts = corpus(PAIR, 8)
+    with present(folder / "nan_target", "spoiled"), ThreadPoolExecutor(8) as pool:
+        hit = pool.submit(generate, server, prompts[0], NEW_TOKENS, sampling_params=WHOLE, rid="spoiled")
+        rest = list(pool.map(lambda p: generate(server, p, NEW_TOKENS, sampling_params=WHOLE), prompts[1:]))
+        assert hit.result().tokens != healthy[0].tokens
+    assert [answer.tokens for answer in rest] == [answer.tokens for answer in healthy[1:]]
+    assert [answer.tokens for answer in ask(server)] == [answer.tokens for answer in healthy]
+
+
+def test_a_full_disk_ends_the_step_log_and_nothing_else(server: Server, healthy: list[Answer]) -> None:
+    assert server.log.count("SGLANG_DFLASH_STEP_LOG ends here: [Errno 28]") == 1
+    assert server.get("/health_generate").status_code == 200
+
+
+def scheduler_of(server: Server) -> psutil.Process:
+    return next(process for process in server.family() if "sglang::scheduler" in " ".join(process.cmdline()))
+
+
+def rank_of_two(server: Server) -> psutil.Process:
+    return next(process for process in server.family() if "scheduler_TP1" in " ".join(process.cmdline()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "victim"),
+    [
+        pytest.param((), scheduler_of, id="scheduler"),
+        pytest.param(("--tp-size", "2"), rank_of_two, id="a rank of two", marks=pytest.mark.slow),
+    ],
+)
+def test_a_dead_process_ends_its_requests_and_the_servers_health(
+    arguments: tuple[str, ...], victim: Callable[[Server], psutil.Process], tmp_path: Path
+) -> None:
+    """Whoever waits is told, and nobody is told that all is well."""
+    with dflash_server(PAIR, tmp_path, *arguments) as server:
+        told = threading.Event()
+
+        def wait_for_answer() -> None:
+            with contextlib.suppress(httpx.TransportError, AssertionError):
+                generate(server, corpus(PAIR, 1)[0], 4000, sampling_params=WHOLE)
+            told.set()
+
+        assert server.get("/health").status_code == 200
+        waiting = threading.Thread(target=wait_for_answer, daemon=True)
+        waiting.start()
+        time.sleep(1.0)
+        victim(server).send_signal(signal.SIGKILL)
+        assert told.wait(DEAD_WITHIN), "a request still waits"
+        assert not is_healthy(server)
+
+
+def is_healthy(server: Server) -> bool:
+    try:
+        return server.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False

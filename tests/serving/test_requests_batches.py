@@ -1,0 +1,133 @@
+"""What runs beside a request changes nothing: seeds, sessions, and grammars in any company."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sglang_dflash.pairs.corpus.prompts import prompts
+from tests.support.generation import Params, answers, tokens
+from tests.support.pair_servers import FEATURES, dflash_server
+from tests.support.prompts import chat_ids, corpus, random_prompts, schema_of
+from tests.support.servers import Server
+
+pytestmark = pytest.mark.engine
+
+PAIR = "tiny-hybrid"
+NEW_TOKENS = 48
+PROMPTS = random_prompts(PAIR, 8)
+KINDS: list[Params] = [
+    {"temperature": 1.0},
+    {"temperature": 1.4, "top_p": 0.9},
+    {"temperature": 0.7, "top_k": 20, "min_p": 0.02},
+    {"temperature": 1.0, "frequency_penalty": 0.7, "repetition_penalty": 1.2},
+]
+SEEDED = [
+    {**KINDS[i % len(KINDS)], "sampling_seed": 100 + i, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    for i in range(len(PROMPTS))
+]
+
+
+@pytest.fixture(scope="module")
+def alone(dflash_hybrid: Server) -> list[list[int]]:
+    """The text of every seeded request on a server that does nothing else."""
+    found = [tokens(answers(dflash_hybrid, [p], [params]))[0] for p, params in zip(PROMPTS, SEEDED, strict=True)]
+    reseeded = [{**params, "sampling_seed": 7} for params in SEEDED]
+    assert all(a != b for a, b in zip(found, tokens(answers(dflash_hybrid, PROMPTS, reseeded)), strict=True))
+    return found
+
+
+def test_a_seed_gives_the_same_text_in_a_batch_of_its_like(dflash_hybrid: Server, alone: list[list[int]]) -> None:
+    assert tokens(answers(dflash_hybrid, PROMPTS, SEEDED)) == alone
+    assert tokens(answers(dflash_hybrid, PROMPTS[::-1], SEEDED[::-1])) == alone[::-1]
+
+
+def test_a_seed_gives_the_same_text_beside_other_kinds_of_requests(
+    dflash_hybrid: Server, alone: list[list[int]]
+) -> None:
+    others: list[Params] = [
+        {"temperature": 0},
+        {"temperature": 1.3, "top_p": 0.5},
+        {"temperature": 1.0, "presence_penalty": 1.0, "logit_bias": {"5": 4.0}},
+        {"temperature": 0.9, "regex": "[a-z ]{30,40}"},
+    ]
+    params = [each for i, seeded in enumerate(SEEDED) for each in (others[i % 4], seeded)]
+    inputs = [each for i, prompt in enumerate(PROMPTS) for each in (PROMPTS[-i], prompt)]
+    assert tokens(answers(dflash_hybrid, inputs, params))[1::2] == alone
+
+
+def test_a_seed_gives_the_same_text_when_it_joins_a_running_batch(
+    dflash_hybrid: Server, alone: list[list[int]]
+) -> None:
+    long = {"temperature": 1.2, "max_new_tokens": 500, "ignore_eos": True}
+    body = {"input_ids": PROMPTS[0], "sampling_params": long, "stream": True}
+    with httpx.stream("POST", dflash_hybrid.url + "/generate", json=body, timeout=600) as running:
+        lines = running.iter_lines()
+        next(lines)  # it decodes
+        with ThreadPoolExecutor(len(PROMPTS)) as pool:
+            found = list(
+                pool.map(lambda i: tokens(answers(dflash_hybrid, PROMPTS[i : i + 1], SEEDED[i : i + 1])), range(8))
+            )
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert [each[0] for each in found] == alone
+    assert len(chunks) > 10, "the long request had ended before the others came"
+
+
+def test_samples_of_one_prompt_share_its_seed(dflash_hybrid: Server, alone: list[list[int]]) -> None:
+    found = answers(dflash_hybrid, PROMPTS[:1], {**SEEDED[0], "n": 3})
+    assert tokens(found) == [alone[0]] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("drafter", "block"), [("weak", 4), ("mismatched", 16)])
+def test_a_seed_gives_the_same_text_with_any_drafter(
+    drafter: str, block: int, alone: list[list[int]], tmp_path: Path
+) -> None:
+    with dflash_server(PAIR, tmp_path, base=FEATURES, drafter=drafter, block=block) as server:
+        assert tokens(answers(server, PROMPTS, SEEDED)) == alone
+
+
+def test_a_session_continues_where_it_ended(dflash_hybrid: Server) -> None:
+    first, second, third = corpus(PAIR, 3)
+    session = dflash_hybrid.post("/open_session", {"capacity_of_str_len": 100_000}).json()
+    context: list[int] = []
+    rid = None
+    for turn in (first, second, third):
+        params = {"temperature": 0, "max_new_tokens": NEW_TOKENS}
+        body = {"input_ids": turn, "sampling_params": params, "session_params": {"id": session, "rid": rid}}
+        answer = dflash_hybrid.post("/generate", body).json()
+        (whole,) = answers(dflash_hybrid, [[*context, *turn]], params)
+        assert answer["output_ids"] == whole["output_ids"]
+        assert answer["meta_info"]["prompt_tokens"] == len(context) + len(turn)
+        context += [*turn, *answer["output_ids"]]
+        rid = answer["meta_info"]["id"]
+    assert dflash_hybrid.post("/close_session", {"session_id": session}).status_code == 200
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_a_schema_answer_parses_and_its_drafts_are_accepted(
+    temperature: float, dflash_hybrid: Server, record_property: Callable[[str, object], None]
+) -> None:
+    asked = prompts("json", n=24)
+    inputs = chat_ids(PAIR, asked)
+    free = [{"temperature": temperature, "sampling_seed": i, "max_new_tokens": 200} for i in range(len(asked))]
+    bound = [{**params, "json_schema": schema_of(prompt)} for params, prompt in zip(free, asked, strict=True)]
+    with_grammar = answers(dflash_hybrid, inputs, bound)
+    for answer, prompt in zip(with_grammar, asked, strict=True):
+        assert list(json.loads(answer["text"])) == list(prompt.expected)
+    lengths = {"with": accept_length(with_grammar), "without": accept_length(answers(dflash_hybrid, inputs, free))}
+    for grammar, length in lengths.items():
+        record_property(f"accept length {grammar} grammar", round(length, 2))
+    assert lengths["with"] > 1.5
+
+
+def accept_length(found: list[dict[str, Any]]) -> float:
+    """New tokens per verified block; the first token of each answer comes from its prefill."""
+    metas = [answer["meta_info"] for answer in found]
+    return sum(m["completion_tokens"] - 1 for m in metas) / sum(m["spec_verify_ct"] for m in metas)

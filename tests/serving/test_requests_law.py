@@ -1,0 +1,125 @@
+"""Sampled text has the target's law: 20,480 tokens a setting, against the probabilities of the target in transformers.
+
+A wrong acceptance rule shifts a draft's probability by p (1 - p) or so, which is nearly 0 where the target is sure, as
+a trained one mostly is. Hence a pair of random weights: the drafter drafts one token always, and a bias on that token
+gives it a probability of 0.2 to 0.8, so that every rule must accept and reject all the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_dflash.train.drafter import FULL, Drafter, DrafterConfig
+from tests.support.checkpoints import build
+from tests.support.generation import Params
+from tests.support.pair_servers import BASE, TRACKED, with_plugin
+from tests.support.sampled_law import Sample, assert_seeds_decided, p_of_one_and_two, sample
+from tests.support.servers import Server, running
+
+pytestmark = pytest.mark.engine
+
+VOCAB, DRAFT, BIAS = 32, 3, 3.5
+PROMPTS, PROMPT_LENGTH, TEXTS, LENGTH = 16, 24, 20, 64
+BLOCK = 4
+
+SETTINGS: dict[str, Params] = {
+    "temperature 0.6": {"temperature": 0.6},
+    "temperature 1": {"temperature": 1.0},
+    "temperature 1.4": {"temperature": 1.4},
+    "top-k": {"temperature": 1.4, "top_k": 7},
+    "top-p": {"temperature": 1.4, "top_p": 0.8},
+    "min-p": {"temperature": 1.4, "min_p": 0.05},
+    "all filters": {"temperature": 1.0, "top_k": 12, "top_p": 0.95, "min_p": 0.02},
+    "penalties": {"temperature": 1.0, "frequency_penalty": 0.1, "presence_penalty": 0.4, "repetition_penalty": 1.2},
+    "penalties and filters": {"temperature": 1.2, "top_p": 0.9, "frequency_penalty": 0.1},
+}
+QUICK = ("temperature 1", "penalties and filters")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The target; its checkpoint is in ``name_or_path``. The embedding of ``DRAFT`` is what its LM head looks for."""
+    model = build("qwen3_5", VOCAB)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[DRAFT] = model.lm_head.weight[DRAFT]
+    folder = tmp_path_factory.mktemp("target")
+    model.save_pretrained(folder)
+    model.name_or_path = str(folder)
+    return model
+
+
+@pytest.fixture(scope="module")
+def drafter(target: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A drafter whose layers add nothing: what comes out is the mask's embedding, so ``DRAFT`` is what it drafts."""
+    config = DrafterConfig(
+        vocab_size=VOCAB, hidden_size=128, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=32, layer_types=(FULL,), sliding_window=None, block_size=8, mask_token_id=DRAFT,
+        target_layer_ids=(0, 2), num_target_layers=4, max_position_embeddings=2048, rope_theta=1e4, rms_norm_eps=1e-6,
+        eos_token_id=1,
+    )  # fmt: skip
+    model = Drafter(config)
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    folder = tmp_path_factory.mktemp("drafter")
+    model.save(folder)
+    return folder
+
+
+def arguments(target: Any, drafter: Path) -> tuple[str, ...]:
+    pair = ("--model-path", target.name_or_path, "--speculative-draft-model-path", str(drafter))
+    block = ("--speculative-num-draft-tokens", str(BLOCK))
+    return (*pair, *BASE, *TRACKED, "--max-running-requests", "32", "--speculative-algorithm", "DFLASH", *block)
+
+
+@pytest.fixture(scope="module")
+def served(target: Any, drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("dflash"), *arguments(target, drafter)) as server:
+        yield server
+
+
+def draw(server: Server, target: Any, name: str, *, seeded: bool) -> Sample:
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(VOCAB, (PROMPTS, PROMPT_LENGTH), generator=generator).tolist()
+    params = {**SETTINGS[name], "logit_bias": {str(DRAFT): BIAS}}
+    return sample(server, target, prompts, params, texts=TEXTS, length=LENGTH, seeded=seeded, generator=generator)
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in SETTINGS])
+def test_sampled_text_has_the_targets_law(
+    name: str, served: Server, target: Any, record_property: Callable[[str, object], None]
+) -> None:
+    found = draw(served, target, name, seeded=True)
+    one, two = p_of_one_and_two(found.points)
+    record_property(name, f"{one:.3f} {two:.3f}")
+    assert min(one, two) > 0.01, (one, two)
+    assert_seeds_decided(found.delays)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["temperature 1", "top-p", "min-p"])
+def test_so_has_text_without_a_seed(
+    name: str, served: Server, target: Any, record_property: Callable[[str, object], None]
+) -> None:
+    # These draws differ from run to run, so the bound is one false alarm in 10,000 runs.
+    one, two = p_of_one_and_two(draw(served, target, name, seeded=False).points)
+    record_property(f"{name}, no seed", f"{one:.3f} {two:.3f}")
+    assert min(one, two) > 1e-4, (one, two)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["draw_twice", "keep_likely"])
+def test_a_wrong_acceptance_rule_is_noticed(
+    rule: str, target: Any, drafter: Path, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    with running(tmp_path, *arguments(target, drafter), **with_plugin(tmp_path, rule)) as server:
+        for name in ("temperature 0.6", "temperature 1.4", "penalties"):
+            one, two = p_of_one_and_two(draw(server, target, name, seeded=False).points)
+            record_property(f"{rule}, {name}", f"{one:.1e} {two:.1e}")
+            assert max(one, two) < 1e-6, (name, one, two)

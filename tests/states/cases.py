@@ -1,0 +1,125 @@
+"""The Triton kernels of the gated delta net's replay against their torch definitions.
+
+Not collected by itself: tests/states/test_gdn_replay.py runs it under Triton's interpreter (``TRITON_INTERPRET=1``);
+on a device it runs with ``OPS_DEVICE=cuda``.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from sglang_dflash.ops import gdn_replay
+from sglang_dflash.ops.gdn_replay import Records
+from sglang_dflash.ops.kernels.gdn_commit import gdn_commit
+from sglang_dflash.ops.kernels.gdn_verify import gdn_verify
+from tests.support.gdn_replay import RING, Blocks, alike
+
+DEVICE = os.environ.get("OPS_DEVICE", "cpu")
+if DEVICE == "cpu":
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    from tests.rehearsal.interpreter import _compute_bfloat16
+
+    _compute_bfloat16(InterpreterBuilder)
+
+# Of a result's largest value. The definition keeps an fp32 state whole, the kernel in two 16-bit parts.
+OF_VALUES = {torch.float32: 3e-6, torch.bfloat16: 3e-5, torch.float16: 3e-5}
+OF_OUTPUTS = {torch.float32: 3e-6, torch.bfloat16: 2**-7, torch.float16: 2**-9}
+
+
+def assert_near(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    bound = tolerance * expected[~expected.isnan()].abs().max().float().item()
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=0, atol=bound, equal_nan=True)
+
+
+def check(blocks: Blocks, counts: list[int], track_counts: list[int] | None) -> None:
+    expected, actual = blocks.copy_of_records(), blocks.records
+    assert_near(
+        blocks.verify(gdn_verify, actual), blocks.verify(gdn_replay.gdn_verify, expected), OF_OUTPUTS[blocks.dtype]
+    )
+    live = blocks.rows.unique()
+    for name in ("updates", "keys"):
+        # High and low part together: where they are cut is a matter of the last bit.
+        assert_near(whole(actual, name)[:, live], whole(expected, name)[:, live], OF_VALUES[blocks.dtype])
+    assert_near(actual.decays[:, live], expected.decays[:, live], 1e-6)
+    assert actual.updates[:, 0].isnan().all(), "padding has no row to write to"
+
+    track = (None, None) if track_counts is None else (blocks.track_slots, torch.tensor(track_counts, device=DEVICE))
+    taken = torch.tensor(counts, dtype=torch.int32, device=DEVICE)
+    pool, before = blocks.states.clone(), blocks.states.clone()
+    gdn_replay.gdn_commit(pool, actual, blocks.rows, blocks.slots, taken, *track)
+    gdn_commit(blocks.states, actual, blocks.rows, blocks.slots, taken, *track)
+    tolerance = OF_VALUES[torch.float32] if blocks.state_dtype == torch.float32 else OF_OUTPUTS[blocks.state_dtype]
+    assert_near(blocks.states[:, 1:], pool[:, 1:], tolerance)
+    same = (pool == before).flatten(2).all(-1)
+    same[:, 0] = False  # there the definition writes what has nowhere to go
+    assert torch.equal(blocks.states[same], before[same])
+
+
+def whole(records: Records, name: str) -> Tensor:
+    low = getattr(records, f"{name}_low")
+    return getattr(records, name).float() + (0 if low is None else low.float())
+
+
+SHAPES = [
+    # bs, width, H, HV, K, V: few values, several tiles of a state, no powers of two
+    (2, 16, 1, 3, 16, 16),
+    (1, 7, 2, 2, 128, 128),
+    (2, 1, 1, 2, 24, 72),
+    (1, 5, 1, 1, 96, 8),
+]
+
+
+@pytest.mark.parametrize("bs, width, H, HV, K, V", SHAPES)
+@pytest.mark.parametrize(
+    "dtype, state_dtype",
+    [
+        (torch.float32, torch.float32),
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.float32),
+    ],
+)
+def test_a_block_and_its_commit(
+    bs: int, width: int, H: int, HV: int, K: int, V: int, dtype: torch.dtype, state_dtype: torch.dtype
+) -> None:
+    blocks = Blocks(bs, width, H=H, HV=HV, K=K, V=V, dtype=dtype, state_dtype=state_dtype, padded=bs > 1, device=DEVICE)
+    check(blocks, [width, width // 2, 0, -1][: blocks.bs], [1, width, -1, 2][: blocks.bs])
+
+
+def test_without_tracking() -> None:
+    check(Blocks(3, 4, device=DEVICE), [4, 0, 2], None)
+
+
+def test_a_strong_decay_first() -> None:
+    blocks = Blocks(1, RING, device=DEVICE)
+    blocks.make_first_decay_strong()
+    check(blocks, [RING], [9])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equal_keys_that_replace_each_other(dtype: torch.dtype) -> None:
+    check(alike(1, dtype=dtype, device=DEVICE), [RING], [9])
+
+
+def test_no_requests() -> None:
+    blocks = Blocks(0, 4, device=DEVICE)
+    assert blocks.verify(gdn_verify, blocks.records).shape == (2, 0, 4, 6)
+    gdn_commit(blocks.states, blocks.records, blocks.rows, blocks.slots, blocks.slots)
+
+
+def test_outputs_go_where_they_are_asked_to() -> None:
+    blocks = Blocks(1, 4, padded=True, device=DEVICE)
+    expected = blocks.verify(gdn_verify, blocks.copy_of_records())
+    out = torch.full(expected.shape[1:], torch.nan, device=DEVICE)
+
+    def into(*inputs: Tensor, **options: float) -> Tensor:
+        assert gdn_verify(*inputs, **options, out=out) is out
+        return out.clone()
+
+    assert torch.equal(blocks.verify(into, blocks.records), expected)

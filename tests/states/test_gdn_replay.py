@@ -1,0 +1,161 @@
+"""The replay of a gated delta net: its definition against the recurrence in float64, token by token."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sglang_dflash.ops.gdn_replay import gdn_commit, gdn_verify
+from tests.support.gated_delta import delta_rule, no_host_sync
+from tests.support.gdn_replay import RING, Blocks, alike, of_records
+
+CASES = Path(__file__).parent / "cases.py"
+# Of a result's largest value. Records in 16 bits have a low part, so only what is stored in 16 bits is coarse.
+FP32, HALVES, BF16 = 5e-6, 5e-5, 2**-7
+
+
+def assert_near(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    error = (actual.double() - expected).abs().max().item()
+    assert error <= tolerance * max(1e-3, expected.abs().max().item()), error
+
+
+def check(blocks: Blocks, counts: Tensor, track_counts: Tensor) -> None:
+    """Outputs of a verify, then the states after a commit."""
+    pool = blocks.states.clone()
+    expected = [[blocks.expected(layer, i) for i in range(blocks.bs)] for layer in range(blocks.layers)]
+    with no_host_sync():
+        outputs = blocks.verify(gdn_verify, blocks.records)
+        gdn_commit(blocks.states, blocks.records, blocks.rows, blocks.slots, counts, blocks.track_slots, track_counts)
+    half = blocks.dtype != torch.float32
+    of_states = BF16 if blocks.state_dtype != torch.float32 else HALVES if half else FP32
+    assert outputs.dtype == blocks.dtype
+    for layer in range(blocks.layers):
+        for i in range(blocks.bs):
+            own = outputs[layer].unflatten(0, (blocks.bs, -1))[i]
+            if not blocks.live[i]:
+                assert own.count_nonzero() == 0
+                continue
+            out, states = expected[layer][i]
+            assert_near(own, out, BF16 if half else FP32)
+            for slot, count in ((blocks.slots[i], counts[i]), (blocks.track_slots[i], track_counts[i])):
+                after = blocks.states[layer, slot]
+                if count > 0:
+                    assert_near(after, states[count], of_states)
+                    pool[layer, slot] = after
+    # Nothing else has changed, but what belongs to nobody.
+    assert torch.equal(blocks.states[:, 1:], pool[:, 1:])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    bs=st.integers(1, 2),
+    width=st.integers(1, RING),
+    group=st.integers(1, 3),
+    halves=st.booleans(),
+    half_states=st.booleans(),
+    decay=st.sampled_from([0.01, 1.0, 30.0]),
+    padded=st.booleans(),
+    data=st.data(),
+)
+def test_a_block_and_its_commit_equal_the_recurrence(
+    bs: int, width: int, group: int, halves: bool, half_states: bool, decay: float, padded: bool, data: st.DataObject
+) -> None:
+    blocks = Blocks(
+        bs, width, HV=2 * group, decay=decay, padded=padded, seed=data.draw(st.integers(0, 99)),
+        dtype=torch.bfloat16 if halves else torch.float32, state_dtype=torch.bfloat16 if half_states else torch.float32,
+    )  # fmt: skip
+    counts = st.lists(st.integers(-1, width), min_size=blocks.bs, max_size=blocks.bs).map(torch.tensor)
+    check(blocks, data.draw(counts), data.draw(counts))
+
+
+def test_the_kernels_equal_their_definitions_under_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    # A process of its own: Triton decides at import whether to interpret.
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES)],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OPS_DEVICE": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert " passed" in run.stdout and "skipped" not in run.stdout, run.stdout
+
+
+def test_without_tracking() -> None:
+    blocks = Blocks(2, 5)
+    states = [blocks.expected(0, i)[1] for i in range(2)]
+    blocks.verify(gdn_verify, blocks.records)
+    before = blocks.states.clone()
+    gdn_commit(blocks.states, blocks.records, blocks.rows, blocks.slots, torch.tensor([5, 2]))
+    for i, count in enumerate((5, 2)):
+        slot = blocks.slots[i]
+        assert_near(blocks.states[0, slot], states[i][count], FP32)
+        before[:, slot] = blocks.states[:, slot]
+    assert torch.equal(blocks.states[:, 1:], before[:, 1:])
+
+
+def test_a_verify_leaves_the_states_and_records_its_own_tokens_only() -> None:
+    blocks = Blocks(2, 5, padded=True)
+    of_records(blocks.records, lambda x: x.fill_(7.0))
+    before, states = blocks.copy_of_records(), blocks.states.clone()
+    blocks.verify(gdn_verify, blocks.records)
+    assert torch.equal(blocks.states, states)
+    rows = blocks.rows[::2]
+    for name in ("updates", "keys", "decays"):
+        expected, actual = getattr(before, name), getattr(blocks.records, name)
+        assert (actual[:, rows, :, :5] != 7).all()
+        expected[:, rows, :, :5] = actual[:, rows, :, :5]
+        assert torch.equal(actual[:, 1:], expected[:, 1:])
+
+
+def test_a_strong_decay_costs_the_tokens_after_it_no_precision() -> None:
+    blocks = Blocks(2, RING)
+    blocks.make_first_decay_strong()
+    check(blocks, torch.tensor([RING, 9]), torch.tensor([1, 2]))
+
+
+def test_equal_keys_that_replace_each_other() -> None:
+    check(alike(2), torch.tensor([RING, 9]), torch.tensor([1, 2]))
+
+
+@pytest.mark.parametrize(
+    "dtype, state_dtype, tolerance",
+    [
+        (torch.float32, torch.float32, 5e-6),
+        (torch.bfloat16, torch.float32, 5e-5),
+        (torch.bfloat16, torch.bfloat16, 5e-2),
+    ],
+)
+def test_a_state_stays_near_the_recurrence_over_4000_tokens(
+    dtype: torch.dtype, state_dtype: torch.dtype, tolerance: float
+) -> None:
+    """Blocks of any width, any part of them accepted; a state that forgets a value after hundreds of tokens."""
+    torch.manual_seed(1)
+    done, kept, blocks = 0, [], Blocks(1, 1)
+    state = None
+    while done < 4000:
+        width = int(torch.randint(1, RING + 1, ()))
+        count = int(torch.randint(1, width + 1, ()))
+        block = Blocks(1, width, layers=1, dtype=dtype, state_dtype=state_dtype, seed=done)
+        block.A_log, block.dt_bias = blocks.A_log - 4, blocks.dt_bias
+        if state is not None:
+            block.states[0, block.slots[0]] = state
+        own = slice(0, count)
+        kept.append([x[0, own] for x in (block.q, block.k, block.v)] + list(block.gates(0, own)))
+        if not done:
+            first = block.states[0, block.slots[0]].clone()
+        block.verify(gdn_verify, block.records)
+        gdn_commit(block.states, block.records, block.rows, block.slots, torch.tensor([count]))
+        state = block.states[0, block.slots[0]].clone()
+        done += count
+    _, states = delta_rule(*(torch.cat(part) for part in zip(*kept, strict=True)), first)
+    assert state is not None
+    assert_near(state, states[-1], tolerance)

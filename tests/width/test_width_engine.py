@@ -1,0 +1,135 @@
+"""``--speculative-adaptive`` on a real server: it rests where drafts are refused, comes back, and says so."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import statistics
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.generation import Answer, assert_nothing_leaked, generate_all
+from tests.support.grafana import OURS, SGLANGS, series
+from tests.support.pair_servers import dflash_server, draft_arguments, target_arguments, worker_info
+from tests.support.prompts import corpus, random_prompts
+from tests.support.servers import Server, run_to_exit
+
+pytestmark = pytest.mark.engine
+
+PAIR = "tiny-hybrid"
+NEW_TOKENS = 160
+USERS = 8
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("adaptive")
+    log = {"SGLANG_DFLASH_STEP_LOG": str(folder / "steps.jsonl")}
+    with dflash_server(PAIR, folder, "--speculative-adaptive", drafter="noisy", **log) as server:
+        yield server
+        assert_nothing_leaked(server)
+
+
+def width_info(server: Server) -> dict[str, Any]:
+    found: dict[str, Any] = worker_info(server)["width"]
+    return found
+
+
+def metrics(server: Server) -> dict[str, float]:
+    """Our series, by name and labels without those that all have."""
+    lines = re.findall(r"^sglang_dflash:(\w+)\{(.*)\} (\S+)$", server.get("/metrics").text, re.MULTILINE)
+    found = {}
+    for name, labels, value in lines:
+        own = ",".join(sorted(label for label in labels.split(",") if not re.match("model_name|dp_rank|pid", label)))
+        found[f"{name} {own}".strip()] = float(value)
+    return found
+
+
+def mean_width_of_the_last(answers: list[Answer]) -> float:
+    """Positions verified per step, of the answers that came last."""
+    return statistics.mean(answer.meta["spec_cap_length"] for answer in answers[-USERS:])
+
+
+def unknown(number: int) -> list[list[int]]:
+    """Prompts of random tokens: the target babbles, and no drafter knows what."""
+    return random_prompts(PAIR, number)
+
+
+def test_the_start_says_what_steps_cost(server: Server) -> None:
+    assert "adaptive width up to 16" in server.log
+    assert re.search(
+        r"DFLASH: policy adaptive, widths \(1, 2, 4, 8, 16\), requests cut by confidence; ms a step", server.log
+    )
+    assert width_info(server)["costs"]["calibrated"]
+
+
+def test_it_rests_where_drafts_are_refused_and_comes_back(server: Server, plain_hybrid: Server) -> None:
+    known = corpus(PAIR, 24)
+    again = partial(generate_all, server, known, USERS, NEW_TOKENS)
+    refused = generate_all(server, unknown(32), USERS, NEW_TOKENS, sampling_params={"ignore_eos": True})
+    resting = width_info(server)
+    assert "DFLASH: drafting rests: a block of 2 brings" in server.log
+    assert resting["pauses"] > 0
+    assert resting["steps_by_width"]["1"] > 0.6 * sum(resting["steps_by_width"].values()), resting
+    # A probe that loses a whole step comes every 160 steps: the first rounds may pass before one does.
+    rounds = itertools.islice(iter(again, None), 8)
+    accepted = next((answers for answers in rounds if mean_width_of_the_last(answers) > 2.5), None)
+    assert accepted is not None, width_info(server)
+    expected = generate_all(plain_hybrid, unknown(32), USERS, NEW_TOKENS, sampling_params={"ignore_eos": True})
+    expected += generate_all(plain_hybrid, known, USERS, NEW_TOKENS)
+    assert [answer.tokens for answer in (*refused, *accepted)] == [answer.tokens for answer in expected]
+
+
+def test_metrics_show_widths_rates_and_survival(server: Server) -> None:
+    generate_all(server, corpus(PAIR, 8), USERS, NEW_TOKENS)
+    found, info = metrics(server), worker_info(server)
+    assert found["width_count"] == sum(info["steps_by_width"].values())
+    assert found["width_sum"] == sum(int(width) * count for width, count in info["steps_by_width"].items())
+    assert found['tokens_per_ms kind="measured"'] > 0 and found['tokens_per_ms kind="predicted"'] > 0
+    survival = [found[f'survival position="{j}"'] for j in range(1, 16)]
+    assert survival == sorted(survival, reverse=True) and 0 < survival[0] <= 1
+    assert found["drafting_rests"] in (0, 1)
+
+
+def test_the_dashboard_asks_for_series_that_the_server_exports(server: Server) -> None:
+    for _ in range(2):  # the second time from the prefix cache; an answer must come in more than one part
+        generate_all(server, corpus(PAIR, USERS, 5), USERS, NEW_TOKENS, sampling_params={"ignore_eos": True})
+    exported = set(re.findall(r"^([\w:]+)\{", server.get("/metrics").text, re.MULTILINE))
+    assert series(OURS, SGLANGS) - exported == set()
+
+
+def test_every_step_is_in_the_log(server: Server) -> None:
+    generate_all(server, corpus(PAIR, USERS, 7), USERS, 64)
+    log = server.log_path.parent / "steps.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    steps = [line for line in lines if line["kind"] == "decode"]
+    counted = worker_info(server)["steps_by_width"]
+    assert len(lines) > len(steps) > 0.9 * sum(counted.values())
+    for step in steps:
+        verified = step["verify"] or [step["width"]] * len(step["rids"])
+        assert all(1 <= accept <= verify for accept, verify in zip(step["accept"], verified, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "said"),
+    [
+        pytest.param({"widths": [1, 32]}, ("--speculative-adaptive",), "width 32", id="too wide"),
+        pytest.param({"width": [1]}, ("--speculative-adaptive",), 'key "width"', id="unknown", marks=pytest.mark.slow),
+        pytest.param({}, (), "without --speculative-adaptive", id="no flag", marks=pytest.mark.slow),
+    ],
+)
+def test_a_configuration_that_cannot_serve_is_refused_before_weights(
+    config: dict[str, Any], flags: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "widths.json"
+    file.write_text(json.dumps(config))
+    arguments = (*target_arguments(PAIR), *draft_arguments(PAIR), *flags, "--speculative-adaptive-config", str(file))
+    status, output = run_to_exit(*arguments)
+    assert status != 0
+    assert said in output and "Remedy" in output
+    assert "Load weight" not in output

@@ -1,0 +1,115 @@
+"""What injection takes of a prefill's hidden states at a time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("sglang")
+
+from sglang_dflash.worker import inject
+from sglang_dflash.worker.inject import Inject
+
+pytestmark = pytest.mark.sglang
+
+
+class Hidden:
+    """A prefill's hidden states; notes how many rows each read copies."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, tokens: int) -> None:
+        self.states = torch.arange(tokens, dtype=torch.float32)[:, None]
+        self.copied: list[int] = []
+
+    def __getitem__(self, rows: Tensor | slice) -> Tensor:
+        found = self.states[rows]
+        if isinstance(rows, Tensor):
+            self.copied.append(len(found))
+        return found
+
+
+def test_a_windowed_prefill_is_gathered_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of all kept rows would be as large as the prompt's hidden states, outside the memory budget."""
+    monkeypatch.setattr(inject, "CHUNK", 4)
+    monkeypatch.setattr(inject, "draft_tp_context", lambda layout: torch.no_grad())
+    kept = torch.tensor([5, 6, 7, 8, 9, 20, 21, 22, 23])
+    slots, positions = torch.arange(9) + 100, torch.arange(9)
+    written: list[tuple[list[float], list[int]]] = []
+
+    def set_kv_buffer(layer: Any, where: Any, k: Tensor, v: Tensor, *scales: Any) -> None:
+        written.append((k.flatten().tolist(), where.loc.tolist()))
+
+    layer = SimpleNamespace(k_scale=None, v_scale=None)
+    model = SimpleNamespace(
+        context_kv=lambda hidden, positions: (hidden[None], hidden[None]), attention_layers=lambda: [layer]
+    )
+    runner: Any = SimpleNamespace(token_to_kv_pool=SimpleNamespace(set_kv_buffer=set_kv_buffer), model=model)
+    rings: Any = SimpleNamespace(prefill=lambda batch: (kept, positions, slots))
+    hidden: Any = Hidden(30)
+    Inject(runner, None, rings).prefill(None, hidden, None)
+    assert hidden.copied == [4, 4, 1]
+    assert [token for tokens, _ in written for token in tokens] == kept.tolist()
+    assert [slot for _, at in written for slot in at] == slots.tolist()
+
+
+def plain_step(rids: list[str], position: int) -> Any:
+    count = len(rids)
+    positions = torch.full((count,), position)
+    return SimpleNamespace(
+        width=1,
+        positions=positions,
+        of_verified=lambda values: values,
+        laid_out=None,
+        verified=SimpleNamespace(logits_output=SimpleNamespace(hidden_states=torch.full((count, 1), float(position)))),
+        draft_kv=SimpleNamespace(plan=SimpleNamespace(write_ids=lambda translator: positions * 10)),
+        batch=SimpleNamespace(reqs=[SimpleNamespace(rid=rid) for rid in rids]),
+    )
+
+
+@pytest.fixture
+def injected(monkeypatch: pytest.MonkeyPatch) -> tuple[Inject, list[list[int]]]:
+    """An injection, and the positions that each write brought."""
+    written: list[list[int]] = []
+    inject_: Any = Inject(SimpleNamespace(kv_index_translator=None), None, None)
+    monkeypatch.setattr(inject_, "_write", lambda hidden, rows, positions, slots: written.append(positions.tolist()))
+    return inject_, written
+
+
+def test_plainly_decoded_tokens_are_injected_together(injected: tuple[Inject, list[list[int]]]) -> None:
+    injection, written = injected
+    for position in range(3):
+        injection(plain_step(["a", "b"], position))
+    assert written == []
+    injection.catch_up()
+    injection.catch_up()
+    assert written == [[0, 0, 1, 1, 2, 2]]
+
+
+def test_another_batch_does_not_wait_with_the_last_one(injected: tuple[Inject, list[list[int]]]) -> None:
+    """A slot of a request that has left may be another's by then."""
+    injection, written = injected
+    injection(plain_step(["a", "b"], 7))
+    injection(plain_step(["b"], 8))
+    assert written == [[7, 7]]
+
+
+def test_no_more_wait_than_fit(injected: tuple[Inject, list[list[int]]]) -> None:
+    injection, written = injected
+    for position in range(inject.MOST_WAITING + 1):
+        injection(plain_step(["a"], position))
+    assert written == [list(range(inject.MOST_WAITING))]
+
+
+def test_nothing_waits_where_a_transfer_fills_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoding server's freed slots are written by the next request's transfer, which no call of ours precedes."""
+    written: list[list[int]] = []
+    inject_: Any = Inject(SimpleNamespace(kv_index_translator=None), None, None, defers=False)
+    monkeypatch.setattr(inject_, "_write", lambda hidden, rows, positions, slots: written.append(positions.tolist()))
+    inject_(plain_step(["a", "b"], 3))
+    assert written == [[3, 3]]
+    assert not inject_.catch_up()

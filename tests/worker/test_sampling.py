@@ -1,0 +1,194 @@
+"""The sampler's parts, with SGLang's own classes: parameters over a block's rows, seeds whatever the batch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.layers import sampler as sglang_sampler
+from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
+from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatchInfo
+
+from sglang_dflash.worker.accept import for_block
+from sglang_dflash.worker.sampling import seeded
+from sglang_dflash.worker.sampling.seeded import SeededSampler, mark_seeded_rows
+from tests.support.chi_square import p_value
+
+pytestmark = pytest.mark.sglang
+
+TOP_K_ALL = 1 << 30
+
+
+def info(bs: int, **changes: Any) -> SamplingBatchInfo:
+    """Parameters of ``bs`` unlike requests."""
+    values: dict[str, Any] = {
+        "temperatures": torch.arange(1.0, bs + 1)[:, None],
+        "top_ps": torch.linspace(0.5, 1.0, bs),
+        "top_ks": torch.arange(3, bs + 3, dtype=torch.int32),
+        "min_ps": torch.linspace(0.0, 0.1, bs),
+        "sampling_seed": torch.arange(bs),
+        "is_all_greedy": False,
+        "is_any_greedy": False,
+        "need_top_p_sampling": True,
+        "need_top_k_sampling": True,
+        "need_min_p_sampling": True,
+        "vocab_size": 12,
+        "device": "cpu",
+    }
+    return SamplingBatchInfo(**{**values, **changes})
+
+
+def test_every_row_of_a_block_has_its_requests_parameters() -> None:
+    bs, width = 3, 4
+    before = info(bs)
+    after = for_block(before, width)
+    for name in ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed"):
+        for row in range(bs * width):
+            assert torch.equal(getattr(after, name)[row], getattr(before, name)[row // width]), name
+    assert len(after) == bs * width and len(before) == bs
+
+
+def test_a_processor_is_called_with_every_row_of_its_requests() -> None:
+    entry = ProcessorEntry(DisallowedTokensLogitsProcessor(), rows=[0, 2], indices=torch.tensor([0, 2]))
+    before = info(3, has_custom_logit_processor=True, custom_logit_processor={7: entry}, custom_params=[{}, None, {}])
+    found = for_block(before, 2).custom_logit_processor[7]
+    assert found.rows == found.indices.tolist() == [0, 1, 4, 5]
+    assert entry.rows == [0, 2]
+
+
+def requests(seeds: Iterable[int | None]) -> list[SimpleNamespace]:
+    return [SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=seed)) for seed in seeds]
+
+
+def test_every_row_of_a_seeded_requests_block_is_marked() -> None:
+    block = for_block(info(4, sampling_seed=None), 3)
+    mark_seeded_rows(block, requests([None, 7, None, -5]), 3)
+    assert block.seeded_rows.rows.tolist() == [3, 4, 5, 9, 10, 11]
+    assert block.seeded_rows.seeds.tolist() == [7, 7, 7, -5, -5, -5]
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("seeds", [[7, None, -5], [7], [None, 7]])
+def test_seeds_are_dense(seeds: list[int | None], width: int) -> None:
+    """The kernel steps from one to the next without a stride: it would draw with another number for a seed."""
+    block = for_block(info(len(seeds), sampling_seed=None), width)
+    mark_seeded_rows(block, requests(seeds), width)
+    assert all(values.stride() == (1,) for values in block.seeded_rows)
+
+
+@pytest.mark.parametrize(
+    "seeds, greedy, sglangs",
+    [([None, None], False, None), ([7, None], True, None), ([7, None], False, torch.tensor([7, 42]))],
+    ids=["no seed", "no draw", "deterministic mode"],
+)
+def test_nothing_is_marked_that_sglang_draws_itself(
+    seeds: list[int | None], greedy: bool, sglangs: torch.Tensor | None
+) -> None:
+    params = info(2, is_all_greedy=greedy, sampling_seed=sglangs)
+    params.seeded_rows = "of the step before"
+    mark_seeded_rows(params, requests(seeds))
+    assert params.seeded_rows is None
+
+
+@pytest.fixture
+def sampler(monkeypatch: pytest.MonkeyPatch) -> SeededSampler:
+    """Outside a server SGLang's constructor finds no parallel state and no backend; a draw needs the backend."""
+    kernel = SimpleNamespace(sampling_backend="pytorch")
+    monkeypatch.setattr(sglang_sampler, "get_exec", lambda: SimpleNamespace(kernel=kernel))
+    sampler = SeededSampler.__new__(SeededSampler)
+    torch.nn.Module.__init__(sampler)
+    return sampler
+
+
+def draw(
+    sampler: SeededSampler,
+    probs: torch.Tensor,
+    params: SamplingBatchInfo,
+    *,
+    simple: bool,
+    seeds: Iterable[int | None] = range(1 << 20),
+) -> torch.Tensor:
+    params.sampling_seed = None  # SGLang sets it in deterministic mode alone
+    mark_seeded_rows(params, requests(itertools.islice(seeds, len(probs))))
+    positions = torch.full((len(probs),), 17)
+    before = probs.clone()
+    tokens, _ = sampler._sample_from_probs(probs, params, positions, simple)
+    assert torch.equal(probs, before), "SGLang takes log-probabilities from them"
+    return tokens
+
+
+def unfiltered(rows: int) -> dict[str, torch.Tensor]:
+    return {"top_ps": torch.ones(rows), "top_ks": torch.full((rows,), TOP_K_ALL), "min_ps": torch.zeros(rows)}
+
+
+def test_a_seed_draws_the_same_beside_requests_that_filter(sampler: SeededSampler) -> None:
+    torch.manual_seed(0)
+    rows = 400
+    probs = torch.softmax(torch.randn(rows, 300) * 4, dim=-1)
+    alone = draw(sampler, probs, info(rows, **unfiltered(rows)), simple=True)
+    # A neighbour's top-p sends the whole batch through the filters.
+    beside = draw(sampler, probs, info(rows, **unfiltered(rows)), simple=False)
+    assert torch.equal(alone, beside)
+    assert len(set(alone.tolist())) > 10
+
+
+def test_filters_bind_seeded_draws(sampler: SeededSampler) -> None:
+    torch.manual_seed(0)
+    rows = 300
+    probs = torch.softmax(torch.randn(1, 50) * 2, dim=-1).repeat(rows, 1)
+    filters = {**unfiltered(rows), "top_ks": torch.full((rows,), 3)}
+    drawn = draw(sampler, probs, info(rows, **filters), simple=False)
+    assert set(drawn.tolist()) == set(probs[0].topk(3).indices.tolist())
+
+
+@pytest.mark.parametrize("simple", [True, False])
+def test_only_seeded_rows_leave_sglangs_own_sampling(
+    sampler: SeededSampler, simple: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    rows, given = 200, 30
+    probs = torch.softmax(torch.randn(rows, 80) * 3, dim=-1)
+    params = {**unfiltered(rows), "top_ks": torch.full((rows,), 5)} if not simple else unfiltered(rows)
+    seeds: list[int | None] = [None] * rows
+    chosen = torch.randperm(rows)[:given].sort().values.tolist()
+    for seed, row in enumerate(chosen):
+        seeds[row] = seed
+
+    seen: dict[str, list[int]] = {"filter_probs": [], "seeded_draw": []}
+    for name, counts in seen.items():
+        whole = getattr(seeded, name)
+        monkeypatch.setattr(seeded, name, lambda x, *rest, f=whole, n=counts: (n.append(len(x)), f(x, *rest))[1])
+    mixed = draw(sampler, probs, info(rows, **params), simple=simple, seeds=seeds)
+    assert seen == {"filter_probs": [] if simple else [given], "seeded_draw": [given]}
+
+    for row in chosen:  # as in a batch of its own
+        own = {name: values[row : row + 1] for name, values in params.items()}
+        alone = draw(sampler, probs[row : row + 1], info(1, **own), simple=simple, seeds=[seeds[row]])
+        assert alone.item() == mixed[row]
+
+    # SGLang draws the others anew every time, within their filters.
+    others = [row for row in range(rows) if seeds[row] is None]
+    again = draw(sampler, probs, info(rows, **params), simple=simple, seeds=seeds)
+    assert torch.equal(again[chosen], mixed[chosen]) and not torch.equal(again[others], mixed[others])
+    if not simple:
+        assert all(mixed[row] in probs[row].topk(5).indices for row in range(rows))
+
+
+def test_unseeded_rows_keep_their_law_beside_a_seeded_one(sampler: SeededSampler) -> None:
+    torch.manual_seed(0)
+    rows = 40_000
+    law = torch.tensor([0.5, 0.25, 0.15, 0.1])
+    drawn = draw(sampler, law.repeat(rows, 1), info(rows, **unfiltered(rows)), simple=True, seeds=[3] + [None] * rows)
+    counts = torch.bincount(drawn[1:], minlength=4)
+    assert p_value(counts, law) > 1e-4
+
+
+def test_a_sampling_mask_is_captured_beside_seeds(sampler: SeededSampler) -> None:
+    params = info(2, **unfiltered(2), sampling_seed=None, sampling_mask_batch_indices=torch.tensor([0, 1]))
+    mark_seeded_rows(params, requests([1, 2]))
+    probs = torch.softmax(torch.randn(2, 12), dim=-1)
+    assert sampler._sample_from_probs(probs, params, torch.tensor([4, 9]), True)[1] is not None

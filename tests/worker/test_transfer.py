@@ -1,0 +1,203 @@
+"""What a disaggregated server moves of the drafter's K/V, on real pools."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("sglang")
+
+from sglang_dflash.cpu.layers.kv_pool import CpuKVPool
+from sglang_dflash.hooks import disaggregation
+from sglang_dflash.upstream import ReqToTokenPool, StateType
+from sglang_dflash.window.rings import DraftRings
+from sglang_dflash.window.served import DraftWindow
+from sglang_dflash.worker import transfer
+from sglang_dflash.worker.state import DraftState
+from sglang_dflash.worker.transfer import KeptOnHost, announce, describe_rings
+
+pytestmark = pytest.mark.sglang
+
+CONTEXT, REQUESTS, LAYERS, HEADS, DIM = 200, 3, 2, 2, 4
+
+
+def pool_of(slots: int, page: int) -> CpuKVPool:
+    """A drafter's pool in which every number is another one."""
+    pool = CpuKVPool(
+        slots,
+        page_size=page,
+        dtype=torch.float32,
+        head_num=HEADS,
+        head_dim=DIM,
+        layer_num=LAYERS,
+        device="cpu",
+        enable_memory_saver=False,
+        enable_alt_stream=False,
+    )
+    for number, buffer in enumerate((*pool.k_buffer, *pool.v_buffer)):
+        buffer.copy_(torch.arange(buffer.numel()).view_as(buffer) + 0.01 * number)
+    return pool
+
+
+def rings_of(page: int, *, by_row: bool = True) -> DraftRings:
+    request_pool = ReqToTokenPool(REQUESTS, CONTEXT + 20, "cpu", False)
+    return DraftRings(request_pool, DraftWindow(24, block=8, page=page), CONTEXT, by_row=by_row)
+
+
+@pytest.fixture(autouse=True)
+def nothing_announced() -> Iterator[None]:
+    yield
+    transfer._rings = None
+
+
+def new_args() -> Any:
+    """As much of SGLang's ``KVArgs`` as a state component fills."""
+    names = ("types", "data_ptrs", "data_lens", "item_lens", "dim_per_tensor", "conv_shard_groups")
+    return SimpleNamespace(**{f"state_{name}": [] for name in (*names, "slice_outer_counts", "layer_ids")})
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_an_item_of_a_row_is_its_ring(page: int) -> None:
+    """Read as the transfer reads: item ``r`` of a buffer begins at ``r`` times its bytes."""
+    rings, args = rings_of(page), new_args()
+    pool = pool_of(rings.slots, page)
+    announce(rings, pool)
+    describe_rings(args)
+    assert args.state_types == [StateType.REQUEST_ROW]
+    buffers = [*pool.k_buffer, *pool.v_buffer]
+    assert args.state_layer_ids == [list(range(len(buffers)))]
+    [pointers], [lengths], [items] = args.state_data_ptrs, args.state_data_lens, args.state_item_lens
+    for pointer, length, item, buffer in zip(pointers, lengths, items, buffers, strict=True):
+        for row in range(1, REQUESTS + 1):
+            assert (row + 1) * item <= length
+            sent = torch.frombuffer(bytearray(ctypes.string_at(pointer + row * item, item)), dtype=torch.float32)
+            assert torch.equal(sent, buffer[rings.slots_of(row)].flatten())
+
+
+def test_rings_do_not_overlap_and_spare_the_padding_page() -> None:
+    for by_row in (False, True):
+        rings = rings_of(16, by_row=by_row)
+        taken = [slot for row in range(1, REQUESTS + 1) for slot in range(*rings.slots_of(row).indices(1 << 20))]
+        assert len(set(taken)) == REQUESTS * rings.size
+        assert min(taken) >= 16
+        assert max(taken) == 16 + rings.slots - 1
+
+
+def test_a_server_without_rings_describes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = new_args()
+    describe_rings(args)
+    assert args.state_types == []
+    rings = rings_of(1)
+    announce(rings, pool_of(rings.slots, 1))
+    monkeypatch.setattr(disaggregation, "our_worker_serves", lambda: False)
+    disaggregation.send_rings(None, args)
+    assert args.state_types == []
+
+
+class Allocator:
+    """The target's: keeps the slots it was asked for, as SGLang's keeps the target's K/V."""
+
+    def get_cpu_copy(self, indices: Tensor, mamba_indices: Any = None, req_pool_index: Any = None) -> str:
+        return f"target's K/V of {indices.tolist()}"
+
+    def load_cpu_copy(self, copy: str, indices: Tensor, mamba_indices: Any = None, req_pool_index: Any = None) -> None:
+        self.loaded = copy
+
+
+def test_a_retracted_request_returns_with_the_drafters_context() -> None:
+    pool, allocator = pool_of(64, 1), Allocator()
+    KeptOnHost(allocator, pool, None)
+    left, back = torch.tensor([3, 4, 9]), torch.tensor([20, 30, 40])
+    before = [buffer[left].clone() for buffer in (*pool.k_buffer, *pool.v_buffer)]
+    kept: Any = allocator.get_cpu_copy(left, mamba_indices=None, req_pool_index=1)
+    for buffer in (*pool.k_buffer, *pool.v_buffer):
+        buffer[left] = -1  # another request's by now
+    allocator.load_cpu_copy(kept, back, mamba_indices=None, req_pool_index=2)
+    assert allocator.loaded == "target's K/V of [3, 4, 9]"
+    for buffer, expected in zip((*pool.k_buffer, *pool.v_buffer), before, strict=True):
+        assert torch.equal(buffer[back], expected)
+
+
+def prebuilt(row: int, length: int, *, retracted: bool) -> Any:
+    return SimpleNamespace(
+        reqs=[SimpleNamespace(rid="r", retracted_stain=retracted)],
+        req_pool_indices=torch.tensor([row]),
+        req_pool_indices_cpu=torch.tensor([row]),
+        seq_lens_cpu=torch.tensor([length]),
+    )
+
+
+def test_a_retracted_request_returns_with_its_ring_under_another_row() -> None:
+    rings, allocator = rings_of(1), Allocator()
+    pool = pool_of(rings.slots, 1)
+    KeptOnHost(allocator, pool, rings)
+    before = [buffer[rings.slots_of(1)].clone() for buffer in (*pool.k_buffer, *pool.v_buffer)]
+    kept: Any = allocator.get_cpu_copy(torch.arange(90), req_pool_index=1)
+    allocator.load_cpu_copy(kept, torch.arange(90), req_pool_index=3)
+    for buffer, expected in zip((*pool.k_buffer, *pool.v_buffer), before, strict=True):
+        assert torch.equal(buffer[rings.slots_of(3)], expected)
+    rings.take_up(prebuilt(3, 90, retracted=True))
+    assert rings._oldest[3] == rings._oldest_cpu[3] == 90 - 24
+
+
+@pytest.mark.parametrize(
+    ("length", "retracted", "oldest"), [(90, False, 66), (10, False, 0), (90, True, 90)], ids=["", "short", "lost"]
+)
+def test_how_far_back_a_transferred_ring_reaches(length: int, retracted: bool, oldest: int) -> None:
+    """A request that was retracted and whose ring nobody kept begins an empty one."""
+    rings = rings_of(1)
+    rings.take_up(prebuilt(2, length, retracted=retracted))
+    assert rings._oldest[2] == rings._oldest_cpu[2] == oldest
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_transferred_request_starts_from_sglangs_state(overlap: bool) -> None:
+    rows = torch.tensor([4, 2]) if overlap else None
+    made = SimpleNamespace(bonus_tokens=torch.tensor([7, 8]), new_seq_lens=torch.tensor([30, 40]), future_indices=rows)
+    state = DraftState.transferred(made)
+    assert state.bonus_tokens.tolist() == [7, 8]
+    assert state.new_seq_lens.tolist() == [30, 40]
+    assert state.future_indices is rows
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_our_worker_takes_up_what_arrives(ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disaggregation, "our_worker_serves", lambda: ours)
+    taken: list[Any] = []
+    scheduler = SimpleNamespace(draft_worker=SimpleNamespace(take_up=taken.append))
+    batch: Any = object()
+    disaggregation.take_up_transferred(None, scheduler, None)
+    disaggregation.take_up_transferred(batch, scheduler, None)
+    assert taken == [batch] * ours
+
+
+@pytest.mark.parametrize(
+    ("role", "backup", "hybrid", "declared"),
+    [
+        ("decode", None, True, {"disable_overlap_schedule": True}),
+        ("decode", "cpu_tensor", True, {"disable_overlap_schedule": True}),
+        ("decode", "none", True, {}),
+        ("decode", None, False, {}),
+        ("prefill", None, True, {}),
+        ("null", None, True, {}),
+    ],
+)
+def test_a_state_never_runs_ahead_of_a_retracted_requests_tokens(
+    role: str, backup: str | None, hybrid: bool, declared: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, bool] = {}
+    monkeypatch.setattr(disaggregation, "resolving_view", lambda args: args)
+    monkeypatch.setattr(disaggregation, "model_config_of", lambda args: args)
+    monkeypatch.setattr(disaggregation, "hybrid_gdn_config", lambda config: config if hybrid else None)
+    monkeypatch.setattr(disaggregation, "declare_resolution", lambda args, source, **fields: found.update(fields))
+    args: Any = SimpleNamespace(
+        disaggregation_mode=role, disaggregation_decode_retraction_backup=backup, disable_overlap_schedule=False
+    )
+    disaggregation.choose_schedule(args)
+    assert found == declared
