@@ -24,7 +24,7 @@ from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.provenance import describe_hardware, hardware
 from sglang_dflash.bench.server import running
 from sglang_dflash.bench.tables import Table
-from sglang_dflash.check.replay import SWITCH
+from sglang_dflash.states.choice import SWITCH
 from sglang_dflash.user_errors import user_errors
 
 KEPT, REPLAYED = "kept", "replayed"

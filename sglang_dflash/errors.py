@@ -23,6 +23,10 @@ class DFlashError(ValueError):
         return (_rebuild, (self.value, self.expected, self.remedy))
 
 
+class Doubt(DFlashError):
+    """A pair or flag that is warned of and served."""
+
+
 def printable(text: str) -> str:
     """``text`` as a terminal and a log can show it, whatever a file put into it.
 

@@ -34,43 +34,48 @@ def register() -> None:
 
 def _register_hooks() -> None:
     from sglang_dflash.cpu import install, is_active
-    from sglang_dflash.hooks import flags, replay_kernels, state_replay, takeover
-    from sglang_dflash.hooks.capture import capture_layers
-    from sglang_dflash.hooks.context_length import extend_drafter_context
-    from sglang_dflash.hooks.disaggregation import send_rings, take_up_transferred
-    from sglang_dflash.hooks.meta_info import count_verified_drafts
-    from sglang_dflash.hooks.preflight import after_model_paths, before_speculation
-    from sglang_dflash.hooks.requests import refuse_request
-    from sglang_dflash.hooks.server_info import report_worker
-    from sglang_dflash.hooks.step_times import ride_on_requests
-    from sglang_dflash.hooks.weights import spare_drafter
+    from sglang_dflash.hooks import (
+        disaggregation,
+        flags,
+        launch,
+        models,
+        reports,
+        requests,
+        step_times,
+        takeover,
+        weights,
+    )
+    from sglang_dflash.states import pool, replay
     from sglang_dflash.upstream import HookRegistry, HookType, register_resolution_hook
-    from sglang_dflash.window.budget import charge_rings
-    from sglang_dflash.window.prefix_cap import cap_prefix
+    from sglang_dflash.window import hooks as window
 
     for name, function, how in (
         (CREATE_WORKER, takeover.choose_worker, HookType.AROUND),
-        ("validate_dflash_request", refuse_request, HookType.AROUND),
-        ("Req._compute_max_prefix_len", cap_prefix, HookType.AFTER),
-        ("KVCacheConfigurator.config_from_budget", charge_rings, HookType.AROUND),
-        ("KVCacheConfigurator._build_hybrid_req_pool", state_replay.build_pool, HookType.AROUND),
-        ("KVCacheConfigurator._handle_max_mamba_cache", state_replay.charge_windows, HookType.AROUND),
-        ("gdn_replayssm_spec_decode", replay_kernels.verify, HookType.AROUND),
-        ("commit_gdn_replayssm_spec", replay_kernels.advance, HookType.AROUND),
-        ("commit_gdn_replayssm_circular", replay_kernels.commit, HookType.AROUND),
-        ("SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch", take_up_transferred, HookType.AFTER),
-        ("setup_state_kv_args", send_rings, HookType.AFTER),
-        ("Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture", capture_layers, HookType.AROUND),
-        ("Scheduler.get_internal_state", report_worker, HookType.AFTER),
-        ("SchedulerWeightUpdaterManager._select_runners", spare_drafter, HookType.AFTER),
-        ("TokenizerManager._calculate_spec_decoding_metrics", count_verified_drafts, HookType.AFTER),
-        ("SchedulerRequestReceiver._broadcast_reqs_across_ranks", ride_on_requests, HookType.AROUND),
+        ("validate_dflash_request", requests.refuse_request, HookType.AROUND),
+        ("Req._compute_max_prefix_len", window.cap_prefix, HookType.AFTER),
+        ("KVCacheConfigurator.config_from_budget", window.charge_rings, HookType.AROUND),
+        ("KVCacheConfigurator._build_hybrid_req_pool", pool.build_pool, HookType.AROUND),
+        ("KVCacheConfigurator._handle_max_mamba_cache", pool.charge_windows, HookType.AROUND),
+        ("gdn_replayssm_spec_decode", replay.verify, HookType.AROUND),
+        ("commit_gdn_replayssm_spec", replay.advance, HookType.AROUND),
+        ("commit_gdn_replayssm_circular", replay.commit, HookType.AROUND),
+        (
+            "SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch",
+            disaggregation.take_up_transferred,
+            HookType.AFTER,
+        ),
+        ("setup_state_kv_args", disaggregation.send_rings, HookType.AFTER),
+        ("Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture", models.capture_layers, HookType.AROUND),
+        ("Scheduler.get_internal_state", reports.report_worker, HookType.AFTER),
+        ("SchedulerWeightUpdaterManager._select_runners", weights.spare_drafter, HookType.AFTER),
+        ("TokenizerManager._calculate_spec_decoding_metrics", reports.count_verified_drafts, HookType.AFTER),
+        ("SchedulerRequestReceiver._broadcast_reqs_across_ranks", step_times.ride_on_requests, HookType.AROUND),
         ("ServerArgs.add_cli_args", flags.accept_old_flags, HookType.AFTER),
-        ("ModelConfig._derive_context_length", extend_drafter_context, HookType.BEFORE),
+        ("ModelConfig._derive_context_length", models.extend_drafter_context, HookType.BEFORE),
     ):
         HookRegistry.register(SYMBOLS[name].path, function, how)
-    register_resolution_hook("handle_model_source_paths")(after_model_paths)
-    register_resolution_hook("handle_speculative_decoding")(before_speculation)
+    register_resolution_hook("handle_model_source_paths")(launch.after_model_paths)
+    register_resolution_hook("handle_speculative_decoding")(launch.around_speculation)
     # Only a process that constructs an Engine has the module loaded by now; others need no keywords.
     if engine := sys.modules.get(SYMBOLS["Engine.server_args_class"].path.rsplit(".", 2)[0]):
         flags.accept_old_keywords(engine.Engine)

@@ -10,6 +10,7 @@ from typing import Any
 
 from sglang_dflash.check.findings import Finding, judge
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.arguments import asked_block
 
 # Argument -> the least and the most that it may be: what is multiplied, divided by and allocated.
 _LIMITS: dict[str, tuple[float, float]] = {
@@ -29,11 +30,6 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "tp_size": (1, 1 << 16),
 }
 _NEEDED = ("linear_replayssm_cache_len", "pp_size", "tp_size")
-
-
-def block_size(args: Any) -> int | None:
-    """The block size that the flags ask for, tokens; None if they do not."""
-    return args.speculative_num_draft_tokens or args.speculative_dflash_block_size
 
 
 def check_arguments(args: Any) -> Iterator[Finding]:
@@ -95,7 +91,7 @@ def _pipeline(args: Any) -> str:
 
 
 def _track_interval(args: Any) -> str:
-    block, interval = block_size(args), args.mamba_track_interval
+    block, interval = asked_block(args), args.mamba_track_interval
     if block is None or interval is None or interval >= block:
         return f"every {interval} tokens"
     raise DFlashError(

@@ -11,6 +11,7 @@ from typing import Any
 from sglang_dflash.check.findings import Finding, judge
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.machine import Machine
+from sglang_dflash.plan.arguments import needs_bfloat16_states
 
 # Backend -> major compute capabilities that can run it; the others run everywhere.
 _MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}}
@@ -45,12 +46,6 @@ def check_backends(args: Any, machine: Machine, *, hybrid: bool) -> Iterator[Fin
             expected="--mamba-ssm-dtype bfloat16",
             remedy="none needed: the server sets it; say so yourself to silence this",
         )
-
-
-def needs_bfloat16_states(args: Any, machine: Machine) -> bool:
-    """Whether SGLang would refuse these arguments for want of ``--mamba-ssm-dtype bfloat16``."""
-    decode = args.linear_attn_decode_backend or args.linear_attn_backend
-    return machine.is_blackwell and decode == "flashinfer" and args.mamba_ssm_dtype is None
 
 
 def _backend(option: str, name: str, gpu: str, capability: tuple[int, int], limited: bool) -> str:

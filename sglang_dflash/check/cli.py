@@ -12,11 +12,13 @@ import typer
 from sglang_dflash.check.findings import Finding, of_error
 from sglang_dflash.check.options import parse
 from sglang_dflash.check.preflight import Report, preflight
-from sglang_dflash.check.table import show
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.machine import GPUS, asked_about
+from sglang_dflash.memory.table import lines
+from sglang_dflash.memory.units import size
 
 Gpu = Enum("Gpu", {name: name for name in GPUS})  # type: ignore[misc]  # typer lists its values in --help
+_COLOUR = {"ok": "green", "warn": "yellow", "error": "red"}
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -38,13 +40,20 @@ def check(
     """
     if gpu and memory_gib is not None:
         raise typer.BadParameter("--gpu says how much memory there is: leave out --memory-gib")
-    report = _report(target, drafter, context.args, memory_gib, gpu)
-    levels = {finding.level for finding in report.findings}
+    found = _report(target, drafter, context.args, memory_gib, gpu)
+    levels = {finding.level for finding in found.findings}
     exit_code = 2 if "error" in levels else 1 if "warn" in levels else 0
     if as_json:
-        typer.echo(json.dumps(asdict(report) | {"exit_code": exit_code}, indent=2))
+        plan = found.plan
+        shown = {
+            "findings": [asdict(finding) for finding in found.findings],
+            "plan": plan and plan.describe(),
+            "memory": found.memory and asdict(found.memory),
+            "exit_code": exit_code,
+        }
+        typer.echo(json.dumps(shown, indent=2))
     else:
-        show(report)
+        show(found)
     raise typer.Exit(exit_code)
 
 
@@ -54,8 +63,30 @@ def _report(target: str, drafter: str, flags: list[str], memory_gib: float | Non
         machine = asked_about(args.device, memory_gib, gpu and gpu.value)
     except DFlashError as raised:
         return Report([of_error("flags", raised)])
-    report = preflight(args, machine)
+    found = preflight(args, machine)
     read = [Finding("ok", "old flag", note) for note in notes]
     if unread:
         read.append(Finding("ok", "flags not looked at", " ".join(unread)))
-    return Report([*read, *report.findings], report.memory)
+    return Report([*read, *found.findings], found.plan)
+
+
+def show(report: Report) -> None:
+    """Print the findings, the plan, then the memory table.
+
+    In plain lines: paths and flags stay whole, whatever the terminal's width.
+    """
+    for finding in report.findings:
+        level = typer.style(f"{finding.level:<6}", fg=_COLOUR[finding.level])
+        typer.echo(f"{level}{finding.about}: {finding.value}")
+        if finding.level != "ok":
+            typer.echo(f"      expected: {finding.expected}\n      remedy: {finding.remedy}")
+    if report.plan is None:
+        return
+    typer.echo("\nPlan")
+    for name, value in report.plan.describe().items():
+        typer.echo(f"{name:<32}{', '.join(map(str, value)) if isinstance(value, list) else value}")
+    if (memory := report.memory) is not None:
+        static = f", {size(memory.static_bytes)} static" if memory.static_bytes else ""
+        typer.echo(f"\nMemory of one rank ({memory.device}{static})")
+        for line in lines(memory.ways, memory.advice):
+            typer.echo(line)

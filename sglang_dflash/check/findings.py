@@ -9,13 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, ParamSpec
 
-from sglang_dflash.errors import DFlashError, printable
+from sglang_dflash.errors import DFlashError, Doubt, printable
 
 Parameters = ParamSpec("Parameters")
-
-
-class Doubt(DFlashError):
-    """What a server warns of and serves."""
 
 
 @dataclass(frozen=True)

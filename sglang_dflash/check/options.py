@@ -19,6 +19,7 @@ VALUED: dict[str, tuple[type, object]] = {
     "--decode-attention-backend": (str, None),
     "--device": (str, None),
     "--disaggregation-decode-extra-slots": (int, None),
+    "--disaggregation-decode-retraction-backup": (str, None),
     "--disaggregation-mode": (str, "null"),
     "--dtype": (str, "auto"),
     "--json-model-override-args": (str, "{}"),
@@ -38,6 +39,7 @@ VALUED: dict[str, tuple[type, object]] = {
     "--pp-size": (int, 1),
     "--prefill-attention-backend": (str, None),
     "--revision": (str, None),
+    "--speculative-adaptive-config": (str, None),
     "--speculative-dflash-block-size": (int, None),
     "--speculative-draft-attention-backend": (str, None),
     "--speculative-draft-kv-cache-dtype": (str, None),
@@ -51,6 +53,7 @@ SWITCHES = (
     "--disable-radix-cache",
     "--enable-linear-replayssm",
     "--enable-linear-replayssm-spec",
+    "--speculative-adaptive",
     "--trust-remote-code",
 )
 ALIASES = {"--tp-size": ["--tensor-parallel-size", "--tp"], "--pp-size": ["--pipeline-parallel-size"]}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sglang_dflash.check.arguments import block_size
-from sglang_dflash.check.findings import Doubt, Finding, judge
+from sglang_dflash.check.findings import Finding, judge
 from sglang_dflash.drafter.config import DrafterConfig, text_config
-from sglang_dflash.errors import DFlashError
+from sglang_dflash.errors import DFlashError, Doubt
+from sglang_dflash.plan.arguments import asked_block
 from sglang_dflash.window.size import context_window
 
 _ITS_DRAFTER = "use the drafter that was trained for this target"
@@ -31,7 +31,7 @@ def check_pair(drafter: DrafterConfig, target: Mapping[str, Any], args: Any) -> 
     yield judge("target's layers", _target_layers, drafter, text)
     yield judge("target_layer_ids", _layer_ids, drafter, text)
     yield judge("mask token", _mask_token, drafter, text)
-    yield judge("block size", _block, drafter.block_size, block_size(args))
+    yield judge("block size", _block, drafter.block_size, asked_block(args))
     yield judge("heads by tensor parallelism", _heads, drafter, args.tp_size)
     yield judge("drafter's layers", _layers, drafter)
     yield judge("draft window", _window, drafter, args)
@@ -153,7 +153,7 @@ def _window(drafter: DrafterConfig, args: Any) -> str:
     window = args.speculative_draft_window_size
     if window is None:
         return "none: full layers read the whole context"
-    block = block_size(args) or drafter.block_size or 2
+    block = asked_block(args) or drafter.block_size or 2
     if window < block:
         raise DFlashError(
             f"--speculative-draft-window-size {window}, block size {block}",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sglang_dflash.check.findings import Doubt, Finding, judge, of_error
+from sglang_dflash.check.findings import Finding, judge, of_error
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.drafter.reading import read_text
-from sglang_dflash.errors import DFlashError
+from sglang_dflash.errors import DFlashError, Doubt
 
 # Parts of added tokens that chats do contain.
 _IN_TEXTS = ("im_start", "im_end", "endoftext", "think", "tool")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sglang_dflash.check.findings import Doubt, Finding, judge
+from sglang_dflash.check.findings import Finding, judge
 from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.drafter.tensors import DRAFT_TO_TARGET, EMBEDDING, HEAD, TARGET_TO_DRAFT
-from sglang_dflash.errors import DFlashError
+from sglang_dflash.errors import DFlashError, Doubt
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sglang_dflash.check.findings import Doubt, Finding, judge
-from sglang_dflash.drafter.config import DrafterConfig, quantization, text_config
+from sglang_dflash.check.findings import Finding, judge
+from sglang_dflash.drafter.config import DrafterConfig, quantization
 from sglang_dflash.drafter.files import TensorHeader
 from sglang_dflash.drafter.tensors import LoadReport
+from sglang_dflash.errors import Doubt
+from sglang_dflash.plan.arguments import served_dtype
 
 
 def check_weights(
@@ -60,12 +62,3 @@ def _quantization(drafter: DrafterConfig, target: Mapping[str, Any]) -> str:
         expected="plain weights, or a method that SGLang's linear layers load",
         remedy="compare its accept length with the plain drafter's",
     )
-
-
-def served_dtype(target: Mapping[str, Any], dtype: str) -> str:
-    """The dtype SGLang computes in: its ``auto`` serves float32 checkpoints in float16."""
-    if dtype != "auto":
-        return {"half": "float16", "float": "float32"}.get(dtype, dtype)
-    text = text_config(target)
-    stated = text.get("dtype") or text.get("torch_dtype") or target.get("dtype")
-    return "float16" if stated in (None, "float32") else str(stated)

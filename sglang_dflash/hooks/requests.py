@@ -6,8 +6,8 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sglang_dflash.drafter.served import our_worker_serves
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.serving import our_worker_serves
 
 _REASONS = {
     "return_hidden_states": "a block's hidden states feed the drafter and are not kept per output token",
@@ -28,7 +28,7 @@ _HARMLESS = {
 
 
 def refuse_request(original: Callable[[Any, bool], str | None], req: Any, enable_overlap: bool) -> str | None:
-    """Around SGLang's check of a request under DFLASH: the error for the client, or None.
+    """Hook around SGLang's check of a request under DFLASH: the error for the client, or None.
 
     A refused request gets harmless parameters.
     """

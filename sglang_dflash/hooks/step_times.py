@@ -1,20 +1,20 @@
-"""The requests' broadcast carries rank 0's step times (:mod:`sglang_dflash.worker.observe.shared_times`)."""
+"""Let rank 0's step times ride on the requests' broadcast (:mod:`sglang_dflash.worker.shared_times`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from sglang_dflash.drafter.served import our_worker_serves
+from sglang_dflash.plan.serving import our_worker_serves
 
 
 def ride_on_requests(
     original: Callable[..., list[Any]], receiver: Any, recv_reqs: list[Any] | None, local_reqs: Any = None
 ) -> list[Any]:
-    """Around ``SchedulerRequestReceiver._broadcast_reqs_across_ranks``."""
+    """Hook around ``SchedulerRequestReceiver._broadcast_reqs_across_ranks``."""
     if not our_worker_serves():
         return original(receiver, recv_reqs, local_reqs)
-    from sglang_dflash.worker.observe import shared_times
+    from sglang_dflash.worker import shared_times
 
     times = shared_times.serving()
     if times is None:  # the worker is not built yet

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_dflash.drafter.served import our_worker_serves
+from sglang_dflash.plan.serving import our_worker_serves
 
 EVERYONE, TARGET = "all", "target"
 
 
 def spare_drafter(result: list[tuple[str, Any]], _: Any, selector: str = EVERYONE) -> list[tuple[str, Any]]:
-    """After ``SchedulerWeightUpdaterManager._select_runners``: whoever asks for all models means the target.
+    """Hook after ``SchedulerWeightUpdaterManager._select_runners``: whoever asks for all models means the target.
 
     SGLang would load the same tensors into both. A drafter as wide as its target has tensors of the same names and
     shapes, and would draft with the target's; any other name ends the server. ``"draft"`` still means the drafter.

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.drafter.served import drafter_config
 from sglang_dflash.drafter.tensors import TARGET_TO_DRAFT, LoadReport
 from sglang_dflash.model.attention import DrafterAttention, window_left
 from sglang_dflash.model.context import ContextProjection
 from sglang_dflash.model.norms import BlockNormRope, QKNormRope
 from sglang_dflash.model.vocabulary import TargetVocabulary
+from sglang_dflash.plan.serving import the_plan
 from sglang_dflash.upstream import (
     DraftParallelSpec,
     DraftTPExecution,
@@ -87,7 +87,7 @@ class DFlashDraftModel(nn.Module):
         """Build with empty weights, as SGLang's loader does; ``config`` is transformers' reading."""
         super().__init__()
         self.config = config
-        self.drafter_config = parsed = drafter_config()
+        self.drafter_config = parsed = the_plan().drafter
         rotary = get_rope(
             parsed.head_dim,
             rotary_dim=parsed.rotary_dim,

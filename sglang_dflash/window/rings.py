@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.upstream import ReqToTokenPool, async_h2d
-from sglang_dflash.window.kv import BlockKV
-from sglang_dflash.window.served import DraftWindow
+from sglang_dflash.window.size import DraftWindow
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ScheduleBatch
+    from sglang_dflash.worker.step import BlockKV
 
 
 class RingWrites(NamedTuple):
@@ -163,16 +163,14 @@ class DraftRings:
             bound = self._window.tokens + self._window.page - 1 + width
             host_lens = kv.host_lens.clamp(max=bound)
             host_lens_sum = min(kv.host_lens_sum, bound * len(host_lens))
-        return BlockKV.planned(
-            translator,
-            rows,
-            width=width,
+        ring = replace(
+            kv,
             seq_lens=kv.seq_lens - start,
             slots=self._slots(rows[:, None], positions.view(-1, width)).flatten(),
             host_lens=host_lens,
             host_lens_sum=host_lens_sum,
-            exact=kv.exact,
         )
+        return ring.planned(translator, rows)
 
     def _holds(self, row: int, rid: str) -> bool:
         """Whether the ring is the request's already; takes it over if not.

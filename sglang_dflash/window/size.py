@@ -1,9 +1,30 @@
-"""The draft window's arithmetic: how far back the drafter reads, and the KV slots that a request needs for it."""
+"""The draft window: how far back the drafter reads, and the KV slots a request needs for it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.keys import FULL
+
+
+@dataclass(frozen=True)
+class DraftWindow:
+    """How far back the drafter reads.
+
+    Attributes:
+        tokens: context tokens before the block.
+        block: positions of the widest block.
+        page: slots of a KV page.
+    """
+
+    tokens: int
+    block: int
+    page: int
+
+    def ring_slots(self, context: int) -> int:
+        """KV slots of one request; ``context`` is the longest sequence, tokens."""
+        return ring_slots(self.tokens, block=self.block, page=self.page, context=context)
 
 
 def context_window(requested: int | None, drafter: DrafterConfig) -> int | None:

@@ -1,4 +1,4 @@
-"""Accept: the target's own token at every block position, and which drafts agree with it.
+"""Accept: choose the target's token at every block position, and keep the drafts that agree with it.
 
 Plain decoding adjusts one row of logits per request and hands it to SGLang's sampler. Here a request has ``w`` rows,
 one per block position, each adjusted and sampled as plain decoding would if the drafts before it had been accepted.
@@ -8,7 +8,6 @@ one per block position, each adjusted and sampled as plain decoding would if the
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,13 +18,10 @@ from sglang_dflash.upstream import GrammarTree, Sampler, SpecTpSync, SpecTpSyncS
 from sglang_dflash.worker.sampling.history import History
 from sglang_dflash.worker.sampling.penalties import Penalties
 from sglang_dflash.worker.sampling.seeded import SeededSampler, mark_seeded_rows
-from sglang_dflash.worker.step import Step
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner, SamplingBatchInfo, ScheduleBatch
-
-# Where a ragged verify has no row: equal to no draft, and to no place of a draft that was cut.
-NOT_CHOSEN = -2
+    from sglang_dflash.worker.step import Step
 
 
 class Accept:
@@ -54,7 +50,7 @@ class Accept:
         mark_seeded_rows(batch.sampling_info, batch.reqs)
 
     def after_prefill(self, batch: ScheduleBatch, next_token_ids: Tensor) -> None:
-        """After it: all ranks agree on ``next_token_ids``, int64 [bs], in place; they are generated tokens."""
+        """After it: all ranks agree on ``next_token_ids``, int64 [bs], in place, and count them as generated."""
         self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, next_token_ids)
         self._generated(batch, next_token_ids[:, None], torch.ones_like(next_token_ids))
 
@@ -62,7 +58,8 @@ class Accept:
         """Before the target's forward: copy the drafts to the host for grammars and processors that walk them there."""
         if step.batch.has_grammar:
             step.grammar_tree = GrammarTree.from_linear_chain(step.tokens)
-        self._history.expect(step.batch, step.tokens)
+        if step.batch.sampling_info.has_custom_logit_processor:
+            self._history.expect(step.batch, step.tokens)
 
     def __call__(self, step: Step) -> None:
         """Fill ``step.accepted``. The logits are adjusted in place and used up; log-probabilities that requests ask
@@ -75,14 +72,13 @@ class Accept:
 
     def target_tokens(self, step: Step) -> Tensor:
         """The target's token after each block position, int64 [bs, w]."""
-        if step.rows is not None:
-            return self._ragged_target_tokens(step, step.rows)
         batch, width, output = step.batch, step.width, step.verified.logits_output
         info, rows = batch.sampling_info, output.next_token_logits
         logits = rows.view(-1, width, rows.shape[-1])
         grammar_mask = self._grammar_mask(step)
         # The order of plain decoding: penalties, grammar, bias, then (in the sampler) custom processors.
-        self._penalties.apply(batch, logits, step.tokens, step.positions.view(-1, width))
+        if info.acc_additive_penalties is not None:  # SGLang's host-side flag: a request asks for some
+            self._penalties.apply(batch, logits, step.tokens, step.positions.view(-1, width))
         if grammar_mask is not None:
             grammar_mask.apply(rows)
         if info.logit_bias is not None:
@@ -91,7 +87,8 @@ class Accept:
         wants = [batch.top_logprobs_nums, batch.token_ids_logprobs] if batch.return_logprob else [[], []]
         top_logprobs_nums, token_ids_logprobs = ([x for x in want for _ in range(width)] for want in wants)
         block_info = for_block(info, width)
-        mark_seeded_rows(block_info, batch.reqs, width)
+        if not info.is_all_greedy:
+            mark_seeded_rows(block_info, batch.reqs, width)
         if info.has_custom_logit_processor:
             block_info.custom_params = self._history.params(batch, width)
         tokens: Tensor = self._runner.sampler(
@@ -100,21 +97,6 @@ class Accept:
         if batch.return_logprob:
             output.next_token_logprobs = output.next_token_logprobs.view(-1, width)
         return tokens.view(-1, width).long()
-
-    def _ragged_target_tokens(self, step: Step, rows: Tensor) -> Tensor:
-        """The same where only ``rows``, int64 [N], of the bs * w positions were verified; the others get no token.
-
-        Nothing that walks from row to row is asked of such a batch (:mod:`sglang_dflash.worker.cut`).
-        """
-        batch, info, count = step.batch, step.batch.sampling_info, step.tokens.numel()
-        block_info = for_block(info, step.width, rows)
-        mark_seeded_rows(block_info, batch.reqs, step.width)
-        if block_info.seeded_rows is not None:
-            block_info.seeded_rows = block_info.seeded_rows.among(rows, count)
-        output = step.verified.logits_output
-        tokens = self._runner.sampler(output, block_info, False, [], [], step.of_verified(step.positions))
-        block = torch.full((count,), NOT_CHOSEN, device=rows.device).index_copy_(0, rows, tokens.long())
-        return block.view_as(step.tokens)
 
     def _grammar_mask(self, step: Step) -> Any:
         """The tokens that the grammars allow in each row, built on the host while the target's forward runs."""
@@ -130,24 +112,18 @@ class Accept:
 
     def _generated(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
         """Each request's first ``lens`` (int [bs]) of ``tokens`` (int64 [bs, w]) are generated."""
-        self._penalties.count(batch, tokens, lens)
-        self._history.add(batch, tokens, lens)
+        if batch.sampling_info.acc_additive_penalties is not None:
+            self._penalties.count(batch, tokens, lens)
+        if batch.sampling_info.has_custom_logit_processor:
+            self._history.add(batch, tokens, lens)
 
 
-def for_block(info: SamplingBatchInfo, width: int, rows: Tensor | None = None) -> SamplingBatchInfo:
-    """The sampling parameters of bs requests for the bs * width rows of a block, ``custom_params`` aside.
-
-    Args:
-        rows: int64 [N], the rows that there are, in a batch without custom processors; None for all.
-    """
+def for_block(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
+    """The sampling parameters of bs requests for the bs * width rows of a block, ``custom_params`` aside."""
     if info.is_all_greedy and not info.has_custom_logit_processor:
         return info  # the sampler takes the argmax and reads nothing per row
-    if rows is None:
-        repeat = partial(torch.repeat_interleave, repeats=width, dim=0)
-    else:
-        repeat = partial(torch.index_select, dim=0, index=rows // width)
     repeated: dict[str, Any] = {
-        name: repeat(value)
+        name: value.repeat_interleave(width, dim=0)
         for name in ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed")
         if (value := getattr(info, name)) is not None
     }

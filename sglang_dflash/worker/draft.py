@@ -8,7 +8,6 @@ import torch
 
 from sglang_dflash.upstream import CaptureHiddenMode, draft_tp_context
 from sglang_dflash.window.rings import DraftRings
-from sglang_dflash.worker.observe.broken_drafts import BrokenDrafts
 from sglang_dflash.worker.step import Step
 
 if TYPE_CHECKING:
@@ -22,14 +21,17 @@ class Draft:
         runner: the drafter's.
         layout: the parallel layout that the drafter was built for.
         rings: the drafter's slots under a draft window.
-        broken: counts drafts that are no numbers.
+
+    Attributes:
+        broken: int64 [], drafted positions so far whose hidden state was not finite.
     """
 
-    def __init__(self, runner: ModelRunner, layout: Any, rings: DraftRings | None, broken: BrokenDrafts) -> None:
-        self._runner, self._layout, self._rings, self._broken = runner, layout, rings, broken
+    def __init__(self, runner: ModelRunner, layout: Any, rings: DraftRings | None) -> None:
+        self._runner, self._layout, self._rings = runner, layout, rings
+        self.broken = torch.zeros((), dtype=torch.int64, device=runner.device)
 
     def __call__(self, step: Step) -> None:
-        """Fill ``step.tokens``, ``step.confidence`` and ``step.draft_kv``. A block of width 1 has nothing to draft."""
+        """Fill ``step.tokens`` and ``step.draft_kv``. A block of width 1 has nothing to draft."""
         if self._rings is not None:
             translator = self._runner.kv_index_translator
             step.draft_kv = self._rings.view(step.target_kv, step.positions, step.batch, translator)
@@ -38,9 +40,7 @@ class Draft:
         forward_batch = step.forward_batch(self._runner, step.draft_kv, CaptureHiddenMode.NULL)
         with draft_tp_context(self._layout):
             output = self._runner.forward(forward_batch).logits_output
-        # A graph pads the batch and owns the memory of its result: cut it and copy it.
+        # A graph pads the batch and owns the memory of its result: slice it and copy it.
         anchors = step.tokens[:, :1]
         step.tokens = torch.cat((anchors, output.drafts[: anchors.shape[0]]), dim=1)
-        if output.confidence is not None:
-            step.confidence = output.confidence[: anchors.shape[0]]
-        self._broken.add(output.broken[: anchors.shape[0]].sum())
+        self.broken += output.broken[: anchors.shape[0]].sum()

@@ -14,11 +14,11 @@ from sglang_dflash.worker.step import Step
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner, ScheduleBatch
 
-# Long prompts are projected in pieces of this many tokens: the workspace stays out of the memory budget, so
-# it must stay small, and a piece this long already fills a GPU.
+# Long prompts are projected in pieces of this many tokens. No memory budget counts the workspace, so it must stay
+# small; a piece this long already fills a GPU.
 CHUNK = 2048
 
-# Steps of plain decoding whose tokens are injected together.
+# Plain decoding steps whose tokens are injected together, at most.
 MOST_WAITING = 16
 
 
@@ -32,8 +32,8 @@ class Inject:
         runner: the drafter's.
         layout: the parallel layout that the drafter was built for.
         rings: the drafter's slots under a draft window.
-        defers: whether plainly decoded tokens may wait. They may not where slots are filled without a call of ours:
-            a decoding server's freed slots are written by the transfer of the next request.
+        defers: whether plainly decoded tokens may wait. Disable when another component may overwrite the slots: on a
+            decoding server the transfer of the next request writes freed slots.
     """
 
     def __init__(self, runner: ModelRunner, layout: Any, rings: DraftRings | None, *, defers: bool = True) -> None:
@@ -45,17 +45,14 @@ class Inject:
         """Inject a verified block.
 
         Every verified position is written, accepted or not. The slots after the accepted ones belong to the request
-        alone, and the next block overwrites each of them before anything reads it; so no mask is needed, and
-        nothing here waits for the accept length.
+        alone, and the next block overwrites each of them before anything reads it. So no mask is needed, and nothing
+        here waits for the accept length.
 
         A plainly decoded token may wait for :meth:`catch_up`: nothing reads it before the drafter runs, and many
         tokens cost hardly more than one.
         """
-        positions = step.of_verified(step.positions)
+        positions, slots = step.positions, self._slots(step.draft_kv.plan)
         hidden = step.verified.logits_output.hidden_states[: len(positions)]
-        slots = self._slots(step.draft_kv.plan)
-        if step.laid_out is not None:
-            slots = slots[step.laid_out]
         if step.width > 1 or not self._defers:
             self._write(hidden, None, positions, slots)
             return
@@ -67,12 +64,12 @@ class Inject:
         self._waiting_for = rids
 
     def catch_up(self) -> bool:
-        """Inject the tokens that wait; before the drafter reads, and before a slot may belong to another request.
+        """Inject the tokens that wait: before the drafter reads, and before a slot may belong to another request.
+
+        They belong to the same requests, each step one position further, so no slot is written twice.
 
         Returns:
             whether there were any.
-
-        They are of the same requests, each step one position further, so no slot is written twice.
         """
         if not self._waiting:
             return False

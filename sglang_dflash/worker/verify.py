@@ -24,12 +24,11 @@ class Verify:
     def __call__(self, step: Step) -> None:
         """Fill ``step.verified``.
 
-        Recurrent layers start from the committed state and leave it alone: they keep the state after each
-        position aside until :mod:`~sglang_dflash.worker.recurrent` commits one of them. A block of the anchor alone is
-        plain decoding, and runs as that: the states advance in place.
+        Recurrent layers start from the committed state and leave it alone: they keep what each position writes until
+        :mod:`sglang_dflash.states.commit` commits part of it. A block of the anchor alone is plain decoding and runs as
+        that: the states advance in place.
         """
-        # Looks up the recurrent states' snapshot slots of this step and leaves them on the batch: the forward batch
-        # takes them from there, and so does SGLang's commit.
+        # Leaves this step's snapshot slots on the batch, where the forward and SGLang's commit look for them.
         prepare_mamba_track_for_verify(step.batch)
         forward_batch = step.forward_batch(self._target.model_runner, step.target_kv, CaptureHiddenMode.FULL)
         step.verified = self._target.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)

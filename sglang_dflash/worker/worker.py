@@ -1,56 +1,45 @@
-"""The DFLASH worker: what SGLang's scheduler calls, and a decode step from its first stage to its last."""
+"""The DFLASH worker: SGLang's scheduler calls it, and it runs a decode step from its first stage to its last."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from sglang_dflash.drafter.served import drafter_config, mask_embedding
-from sglang_dflash.model.vocabulary import TargetVocabulary
+from sglang_dflash import __version__
+from sglang_dflash.plan.serving import the_plan
+from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.upstream import (
     BaseSpecWorker,
     CaptureHiddenMode,
     DraftParallelSpec,
     DraftTPExecution,
     GenerationBatchResult,
-    build_draft_tp_worker,
     draft_pp_context,
     draft_tp_context,
-    get_disagg,
     get_parallel,
-    get_spec,
     resolve_draft_parallel_layout,
 )
-from sglang_dflash.width import CostTable, FixedWidth, WidthConfig, WidthPolicy, asked_for, build_policy
-from sglang_dflash.window.rings import DraftRings, RowAllocator
-from sglang_dflash.window.served import DraftWindow, served_window
-from sglang_dflash.worker import transfer
+from sglang_dflash.width import FixedWidth, WidthPolicy
+from sglang_dflash.window.rings import DraftRings
 from sglang_dflash.worker.accept import Accept
-from sglang_dflash.worker.calibrate import Calibration
-from sglang_dflash.worker.cut import cut
 from sglang_dflash.worker.draft import Draft
-from sglang_dflash.worker.graphs import WidthGraphs
 from sglang_dflash.worker.inject import Inject
-from sglang_dflash.worker.observe import pools, shared_times
-from sglang_dflash.worker.observe.broken_drafts import BrokenDrafts
-from sglang_dflash.worker.observe.info import allocated_bytes, banner, identity
-from sglang_dflash.worker.observe.metrics import step_metrics
-from sglang_dflash.worker.observe.no_sync import sync_guard
-from sglang_dflash.worker.observe.pauses import PauseLog
-from sglang_dflash.worker.observe.shared_times import SharedTimes
-from sglang_dflash.worker.observe.stats import Stages, StepStats
-from sglang_dflash.worker.observe.steps import StepRecord, Steps
-from sglang_dflash.worker.recurrent import RecurrentCommit
+from sglang_dflash.worker.no_sync import sync_guard
+from sglang_dflash.worker.observe.allocated import allocated_bytes
+from sglang_dflash.worker.observe.observer import Observer
+from sglang_dflash.worker.observe.steps import StepRecord
+from sglang_dflash.worker.shared_times import SharedTimes, serve_times
+from sglang_dflash.worker.start.drafter import allocate_rings, load_drafter
+from sglang_dflash.worker.start.pools import tell_pools
+from sglang_dflash.worker.start.transfer import prepare_transfer
+from sglang_dflash.worker.start.widths import prepare_widths
 from sglang_dflash.worker.state import DraftState
-from sglang_dflash.worker.step import Step
-from sglang_dflash.worker.transfer import KeptOnHost
+from sglang_dflash.worker.step import Layout
 from sglang_dflash.worker.verify import Verify
 
 if TYPE_CHECKING:
@@ -65,64 +54,50 @@ GrammarBarrier = Callable[[], None]
 class DFlashWorker(BaseSpecWorker):
     """Drafts a block with the drafter, verifies it with the target, commits what the target agrees with.
 
-    One instance per tensor-parallel rank. The scheduler owns the requests, the KV slots and the relay between
-    steps; the worker owns the drafter and the order of a step's stages. Nothing between draft and publish
-    waits for the device.
+    One instance per tensor-parallel rank. The scheduler owns the requests, the KV slots and the relay between steps;
+    the worker owns the drafter and the order of a step's stages. Nothing between draft and publish waits for the
+    device.
 
     Args:
         target_worker: SGLang's ``TpModelWorker`` of the target, weights loaded.
 
     Raises:
-        DFlashError: the drafter's configuration or tensors are unusable, or it does not fit the target.
+        DFlashError: the drafter's tensors are unusable, or it does not fit the target.
     """
 
     speculative_num_steps = 1
 
     def __init__(self, *, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker) -> None:
         super().__init__()
-        self._target_worker = target_worker
-        self.drafter_config = drafter_config()
-        self._widths, self._ragged = asked_for(server_args), False
-        self.width_policy: WidthPolicy = FixedWidth(get_spec().speculative_num_draft_tokens)
-        self._window = served_window()
+        self._target_worker, self.plan = target_worker, the_plan()
+        self.width_policy: WidthPolicy = FixedWidth(self.plan.block)
+        self._at_width: Callable[[int], AbstractContextManager[Any]] = nullcontext
         self._rings: DraftRings | None = None
+        self._is_first = get_parallel().tp_rank == 0
         spec = DraftParallelSpec(tp_execution=DraftTPExecution.SINGLE_GROUP)
         self.draft_parallel_layout = resolve_draft_parallel_layout(spec, collapse_cp=True)
-        with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
-            self._draft_worker = build_draft_tp_worker(
-                server_args=server_args,
-                gpu_id=gpu_id,
-                nccl_port=nccl_port,
-                target_model_config=target_worker.model_runner.model_config,
-                algo_label="DFLASH",
-            ).draft_worker
-        runner = self._draft_worker.model_runner
-        vocabulary = TargetVocabulary.of(
-            target_worker.model_runner.model,
-            mask_token_id=self.drafter_config.mask_token_id,
-            mask_embedding=mask_embedding(),
+        target = target_worker.model_runner
+        self._draft_worker = load_drafter(
+            self.plan,
+            target,
+            self.draft_parallel_layout,
+            server_args=server_args,
+            gpu_id=gpu_id,
+            nccl_port=nccl_port,
         )
-        runner.model.set_vocabulary(vocabulary)
-        first_rank = get_parallel().tp_rank == 0
-        self._stats, self._stages = StepStats(), Stages(target_worker.device)
-        self._steps = Steps(target_worker.device, log=first_rank)
-        self._step_times = SharedTimes(lambda *news: self.width_policy.observe_time(*news), get_parallel().tp_size)
-        shared_times.serve(self._step_times)
-        self._pauses = PauseLog(first_rank)
-        self._broken = BrokenDrafts(target_worker.device, first_rank)
-        self._no_sync = sync_guard(target_worker.device)
-        self._metrics = step_metrics(self.width_policy.max_width)
-        self.identity = identity(
-            self.drafter_config,
-            target=target_worker.model_runner.model_config.model_path,
-            drafter=runner.model_config.model_path,
-            max_width=self.width_policy.max_width,
-            adaptive=self._widths is not None,
-            window=None if self._window is None else self._window.tokens,
-            draft_attention_backend=runner.draft_attention_backend,
-        )
-        if first_rank:
-            logger.info(banner(self.identity))
+        drafter = self._draft_worker.model_runner
+        self.identity = {
+            "version": __version__,
+            "target": target.model_config.model_path,
+            "drafter": drafter.model_config.model_path,
+            "draft_attention_backend": drafter.draft_attention_backend,
+            **self.plan.describe(),
+        }
+        self._times = SharedTimes(lambda *news: self.width_policy.observe_time(*news), get_parallel().tp_size)
+        serve_times(self._times)
+        if self._is_first:
+            told = "; ".join(f"{name} {value}" for name, value in self.identity.items() if name != "version")
+            logger.info("sglang-dflash %s serves DFLASH: %s", __version__, told)
 
     def __getattr__(self, name: str) -> Any:
         """The scheduler asks this worker for whatever it asks a target's worker for."""
@@ -134,7 +109,7 @@ class DFlashWorker(BaseSpecWorker):
 
     @property
     def speculative_num_draft_tokens(self) -> int:
-        return self.width_policy.max_width
+        return self.plan.block
 
     @property
     def spec_v2_attn_backends(self) -> tuple[Any, ...]:
@@ -144,26 +119,15 @@ class DFlashWorker(BaseSpecWorker):
         return [("draft", self._draft_worker.model_runner)]
 
     def server_info(self) -> dict[str, Any]:
-        """What ``/server_info`` shows of this worker: its identity, its counters and what it allocated."""
+        """Identity, plan, counters and allocated memory, for ``/server_info``."""
         memory = allocated_bytes(self._target_worker.model_runner, self._draft_worker.model_runner)
-        counters = {
-            **self._stats.as_dict(),
-            "broken_drafts": self._broken.collect(),
-            "stage_seconds": self._stages.collect(),
-        }
-        return {**self.identity, **counters, "width": self.width_policy.describe(), "memory_bytes": memory}
+        return {**self.identity, **self._observer.info(), "width": self.width_policy.describe(), "memory_bytes": memory}
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """A step's accept counts reached the host, without anyone waiting for them; steps come in launch order."""
-        record = self._steps.counted([n + 1 for n in num_correct_drafts_per_req])
-        self._stats.count(record)
-        self.width_policy.observe(record.width, record.accept_lens, record.verify_lens)
-        self._step_times.measured(timed := self._steps.timed())
-        self._stages.collect()
-        broken = self._broken.collect()
-        if self._metrics is not None:
-            self._metrics.observe(record, timed, self.width_policy, broken)
-        self._pauses.tell(self.width_policy.paused)
+        record, timed = self._observer.finished([n + 1 for n in num_correct_drafts_per_req], self.width_policy)
+        self.width_policy.observe(record.width, record.accept_lens)
+        self._times.measured(timed)
 
     # --- start-up, in call order
 
@@ -173,36 +137,28 @@ class DFlashWorker(BaseSpecWorker):
         req_to_token_pool: Any = None,
         token_to_kv_pool_allocator: Any = None,
     ) -> None:
+        target, drafter = self._target_worker.model_runner, self._draft_worker
         with draft_tp_context(self.draft_parallel_layout):
-            if self._window is None:
+            if self.plan.window is None:
                 super().alloc_memory_pool(memory_pool_config, req_to_token_pool, token_to_kv_pool_allocator)
             else:
-                self._alloc_rings(self._window, memory_pool_config, req_to_token_pool)
+                self._rings = allocate_rings(self.plan, target, drafter, memory_pool_config, req_to_token_pool)
                 self.req_to_token_pool, self.token_to_kv_pool_allocator = req_to_token_pool, token_to_kv_pool_allocator
-        target, drafter = self._target_worker, self._draft_worker.model_runner
-        self._lay_out = partial(
-            Step.lay_out, runner=target.model_runner, mask_token_id=self.drafter_config.mask_token_id
-        )
-        self._draft = Draft(drafter, self.draft_parallel_layout, self._rings, self._broken)
+        self._build_stages()
+        pool = drafter.model_runner.token_to_kv_pool
+        prepare_transfer(self.plan.role, token_to_kv_pool_allocator, pool, self._rings)
+
+    def _build_stages(self) -> None:
+        """In the order of :meth:`_decode`; the pools exist."""
+        target, drafter, plan = self._target_worker, self._draft_worker.model_runner, self.plan
+        self._layout = Layout(target.model_runner, plan.drafter.mask_token_id)
+        self._draft = Draft(drafter, self.draft_parallel_layout, self._rings)
         self._verify = Verify(target)
         self._accept = Accept(target.model_runner, get_parallel().tp_group)
         self._commit = RecurrentCommit(target)
-        role = get_disagg().disaggregation_mode
-        self._inject = Inject(drafter, self.draft_parallel_layout, self._rings, defers=role != "decode")
-        if role == "decode":
-            KeptOnHost(token_to_kv_pool_allocator, drafter.token_to_kv_pool, self._rings)
-        if role != "null" and self._rings is not None:
-            transfer.announce(self._rings, drafter.token_to_kv_pool)
-
-    def _alloc_rings(self, window: DraftWindow, target_config: Any, request_pool: Any) -> None:
-        context = self._target_worker.model_runner.model_config.context_len
-        by_row = get_disagg().disaggregation_mode != "null"
-        self._rings = rings = DraftRings(request_pool, window, context, by_row=by_row)
-        self._draft_worker.alloc_memory_pool(
-            memory_pool_config=rings.pool_config(target_config),
-            req_to_token_pool=rings.request_pool,
-            token_to_kv_pool_allocator=RowAllocator(),
-        )
+        self._inject = Inject(drafter, self.draft_parallel_layout, self._rings, defers=plan.role != "decode")
+        self._observer = Observer(target.device, plan.block, self._draft.broken, speaks=self._is_first)
+        self._no_sync = sync_guard(target.device)
 
     def _draft_model_runners(self) -> tuple[Any, ...]:
         """Runners whose KV slots are the target's, for SGLang to move and copy with them; a ring's are not."""
@@ -216,36 +172,13 @@ class DFlashWorker(BaseSpecWorker):
         with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
             super().init_cuda_graphs()
         target, drafter = self._target_worker.model_runner, self._draft_worker.model_runner
-        if get_parallel().tp_rank == 0:
-            context = target.model_config.context_len
-            ring = None if self._window is None else self._window.ring_slots(context)
-            pools.tell(target, drafter, block=self.speculative_num_draft_tokens, ring=ring)
-        self._graphs = WidthGraphs(target, drafter, self.draft_parallel_layout)
-        if self._widths is not None and get_disagg().disaggregation_mode != "prefill":  # which decodes nothing
-            self._adapt(self._widths)
-
-    def _adapt(self, config: WidthConfig) -> None:
-        """Choose widths as ``config`` says, with costs measured here: rank 0's, on every rank."""
-        max_width = self.width_policy.max_width
-        config = replace(config, widths=self._graphs.build(config.widths_for(max_width)))
-        self._additional_graph_memory_usage = self._graphs.memory_gb
-        self._additional_graph_time_usage = self._graphs.seconds
-        widths, costs = config.widths, None
-        self._ragged = config.ragged is not False and torch.device(self._target_worker.device).type == "cpu"
-        self._draft_worker.model_runner.model.rates_drafts = self._ragged
-        if config.policy == "adaptive":
-            target, drafter = self._target_worker.model_runner, self._draft_worker.model_runner
-            calibration = Calibration(
-                target, drafter, self.draft_parallel_layout, self.drafter_config.mask_token_id, self._graphs
-            )
-            points = calibration.points(widths, target.max_running_requests)
-            cuts = calibration.cuts(points) if self._ragged else {}
-            points, cuts = get_parallel().tp_group.broadcast_object((points, cuts))
-            costs = CostTable.calibrated(points, widths, cuts=cuts)
-        self.width_policy = build_policy(replace(config, ragged=self._ragged and config.ragged), max_width, costs)
-        if get_parallel().tp_rank == 0:
-            blocks = "requests cut by confidence" if self._ragged else "whole blocks verified"
-            logger.info("DFLASH: policy %s, widths %s, %s; %s", config.policy, widths, blocks, costs or "no cost table")
+        if self._is_first:
+            tell_pools(self.plan, target, drafter)
+        if self.plan.widths is not None and self.plan.role != "prefill":  # which decodes nothing
+            self.width_policy, graphs = prepare_widths(self.plan, target, drafter, self.draft_parallel_layout)
+            self._at_width = graphs.at
+            self._additional_graph_memory_usage = graphs.memory_gb
+            self._additional_graph_time_usage = graphs.seconds
 
     # --- the step
 
@@ -259,8 +192,8 @@ class DFlashWorker(BaseSpecWorker):
         """Run one prefill or decode step of a ``ScheduleBatch``.
 
         Args:
-            on_publish: takes the new committed lengths as soon as they are known (overlap scheduling); the
-                scheduler prepares the next step while the rest of this one runs.
+            on_publish: takes the new committed lengths as soon as they are known (overlap scheduling); the scheduler
+                prepares the next step while the rest of this one runs.
             grammar_barrier: commits the last step's tokens to the grammars.
             pp_proxy_tensors: unused; DFLASH runs on one pipeline stage.
         """
@@ -275,7 +208,7 @@ class DFlashWorker(BaseSpecWorker):
     def _prefill(
         self, batch: ScheduleBatch, publish: Publish, grammar_barrier: GrammarBarrier | None
     ) -> GenerationBatchResult:
-        self._steps.interrupted([req.rid for req in batch.reqs], sum(batch.extend_lens))
+        self._observer.interrupted([req.rid for req in batch.reqs], sum(batch.extend_lens))
         self._wait_for_fused_hicache_load(batch)
         if batch.has_grammar and batch.decoding_reqs and grammar_barrier is not None:
             grammar_barrier()  # a mixed batch samples after blocks that the grammars may not have seen yet
@@ -305,20 +238,16 @@ class DFlashWorker(BaseSpecWorker):
         context = sum(batch.spec_info.committed_cpu)
         width = self.width_policy.width(batch.batch_size(), context)
         record = StepRecord(width, [req.rid for req in batch.reqs], context)
-        self._steps.started(record)
+        self._observer.started(record)
         # Grammars and custom logit processors run on the host, so the host waits for the drafts there.
-        on_host = self._ragged or batch.has_grammar or batch.sampling_info.has_custom_logit_processor
-        stage = self._stages
-        with self._graphs.at(width), nullcontext() if on_host else self._no_sync():
+        on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
+        stage = self._observer.stage
+        with self._at_width(width), nullcontext() if on_host else self._no_sync():
             with stage("draft"):
-                step = self._lay_out(batch, width, grammar_barrier)
+                step = self._layout(batch, width, grammar_barrier)
                 if width > 1:
                     record.caught_up = self._inject.catch_up()
                 self._draft(step)
-                if self._ragged:
-                    size = batch.batch_size()
-                    cut(step, self.width_policy.cut(size), self.width_policy.least_cut(size))
-                    record.verify_lens = step.verify_lens
             with stage("verify"):
                 self._accept.before_verify(step)
                 self._verify(step)
@@ -329,10 +258,10 @@ class DFlashWorker(BaseSpecWorker):
                 publish(step.accepted.new_seq_lens)
         with stage("inject"):
             self._inject(step)
-        return step.result(counted=self._widths is not None)
+        return step.result(counted=self.plan.widths is not None)
 
     def _idle(self, batch: ScheduleBatch, publish: Publish) -> GenerationBatchResult:
-        self._steps.interrupted()
+        self._observer.interrupted()
         state = DraftState.idle(batch.seq_lens.device)
         publish(state.new_seq_lens)
         return GenerationBatchResult(
@@ -340,5 +269,5 @@ class DFlashWorker(BaseSpecWorker):
             accept_lens=state.bonus_tokens.int(),
             new_seq_lens=state.new_seq_lens,
             next_draft_input=state,
-            speculative_num_draft_tokens=self.width_policy.max_width,
+            speculative_num_draft_tokens=self.plan.block,
         )

@@ -9,14 +9,15 @@ import pytest
 
 pytest.importorskip("sglang")
 
+from sglang_dflash.window.served import served_window
+
 from sglang_dflash.drafter import served
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.hooks import server_info, takeover, weights
+from sglang_dflash.hooks.reports import SERVER_INFO_KEY
 from sglang_dflash.hooks.requests import refuse_request
-from sglang_dflash.hooks.server_info import SERVER_INFO_KEY
 from sglang_dflash.pairs import drafter_path
 from sglang_dflash.upstream import SpeculativeAlgorithm
-from sglang_dflash.window.served import served_window
 
 pytestmark = pytest.mark.sglang
 

@@ -15,12 +15,12 @@ pytest.importorskip("triton")
 
 from sglang_dflash.ops import kernels
 from sglang_dflash.ops.kernels.accept_block import accept_block
-from sglang_dflash.ops.kernels.gdn_commit import gdn_commit
-from sglang_dflash.ops.kernels.gdn_verify import gdn_verify
 from sglang_dflash.ops.kernels.norm_rope import norm_rope
 from sglang_dflash.ops.kernels.penalize_block import penalize_block
 from sglang_dflash.ops.kernels.prepare_block import prepare_block
 from sglang_dflash.ops.kernels.seeded_draw import seeded_draw
+from sglang_dflash.states.kernels.gdn_commit import gdn_commit
+from sglang_dflash.states.kernels.gdn_verify import gdn_verify
 from tests.ops.launches import SHARED_MEMORY, compiled_for
 from tests.rehearsal.kernels_ours import launch_ours
 from tests.rehearsal.kernels_pairs import rank_shapes

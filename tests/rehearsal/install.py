@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_dflash.cpu import replacements, torch_stubs
 from sglang_dflash.cpu.arguments import resolution_steps
-from sglang_dflash.hooks import replay_kernels
+from sglang_dflash.states import replay
 from sglang_dflash.upstream import (
     Backend,
     HookRegistry,
@@ -48,7 +48,7 @@ def install() -> None:
     ):
         HookRegistry.register(f"sglang.srt.managers.{method}", hook, HookType.AFTER)
     if os.environ.get(SGLANGS_REPLAY):
-        replay_kernels.our_worker_serves = lambda: False
+        replay.our_worker_serves = lambda: False
     mutants.install()
 
 

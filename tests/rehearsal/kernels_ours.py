@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sglang_dflash import ops
 from sglang_dflash.model.norms import QKNormRope
-from sglang_dflash.ops.gdn_replay import Records
+from sglang_dflash.states.reference import Records
 from tests.ops.launches import tensor
 from tests.rehearsal.kernels_pairs import RankShapes
 

@@ -106,7 +106,7 @@ def _commit_one_too_early() -> None:
 
 
 def _one_width_for_all() -> None:
-    from sglang_dflash.worker.graphs import WidthGraphs
+    from sglang_dflash.worker.start.graphs import WidthGraphs
 
     WidthGraphs.at = lambda self, width: contextlib.nullcontext()
 

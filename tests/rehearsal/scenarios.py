@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang_dflash.check.replay import SWITCH
 from sglang_dflash.pairs import drafter_path, target_path
+from sglang_dflash.states.choice import SWITCH
 from tests.rehearsal.install import PREFILL_GRAPHS, SGLANGS_REPLAY
 from tests.support.prompts import corpus
 

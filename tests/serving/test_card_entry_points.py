@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash.bench.ports import free_port
-from sglang_dflash.hooks.server_info import SERVER_INFO_KEY
+from sglang_dflash.hooks.reports import SERVER_INFO_KEY
 from tests.support.cards import card
 from tests.support.checkpoints import assert_greedy
 from tests.support.servers import SGLANG_SERVE, running, started

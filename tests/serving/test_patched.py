@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.hooks.server_info import SERVER_INFO_KEY
+from sglang_dflash.hooks.reports import SERVER_INFO_KEY
 from tests.support.cards import card
 from tests.support.checkpoints import assert_greedy
 from tests.support.patched import apply, copy_of_sglang, without_plugins

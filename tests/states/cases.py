@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dflash.ops import gdn_replay
-from sglang_dflash.ops.gdn_replay import Records
-from sglang_dflash.ops.kernels.gdn_commit import gdn_commit
-from sglang_dflash.ops.kernels.gdn_verify import gdn_verify
+from sglang_dflash.states import reference
+from sglang_dflash.states.kernels.gdn_commit import gdn_commit
+from sglang_dflash.states.kernels.gdn_verify import gdn_verify
+from sglang_dflash.states.reference import Records
 from tests.support.gdn_replay import RING, Blocks, alike
 
 DEVICE = os.environ.get("OPS_DEVICE", "cpu")
@@ -39,7 +39,7 @@ def assert_near(actual: Tensor, expected: Tensor, tolerance: float) -> None:
 def check(blocks: Blocks, counts: list[int], track_counts: list[int] | None) -> None:
     expected, actual = blocks.copy_of_records(), blocks.records
     assert_near(
-        blocks.verify(gdn_verify, actual), blocks.verify(gdn_replay.gdn_verify, expected), OF_OUTPUTS[blocks.dtype]
+        blocks.verify(gdn_verify, actual), blocks.verify(reference.gdn_verify, expected), OF_OUTPUTS[blocks.dtype]
     )
     live = blocks.rows.unique()
     for name in ("updates", "keys"):
@@ -51,7 +51,7 @@ def check(blocks: Blocks, counts: list[int], track_counts: list[int] | None) -> 
     track = (None, None) if track_counts is None else (blocks.track_slots, torch.tensor(track_counts, device=DEVICE))
     taken = torch.tensor(counts, dtype=torch.int32, device=DEVICE)
     pool, before = blocks.states.clone(), blocks.states.clone()
-    gdn_replay.gdn_commit(pool, actual, blocks.rows, blocks.slots, taken, *track)
+    reference.gdn_commit(pool, actual, blocks.rows, blocks.slots, taken, *track)
     gdn_commit(blocks.states, actual, blocks.rows, blocks.slots, taken, *track)
     tolerance = OF_VALUES[torch.float32] if blocks.state_dtype == torch.float32 else OF_OUTPUTS[blocks.state_dtype]
     assert_near(blocks.states[:, 1:], pool[:, 1:], tolerance)

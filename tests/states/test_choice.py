@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sglang_dflash.check.options import parse
-from sglang_dflash.check.replay import asked_for, better_ratio, is_replayed, length
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.fit import Demand
 from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU
 from sglang_dflash.memory.sizes import StateBytes
+from sglang_dflash.states.choice import asked_for, better_ratio, is_replayed, length
 
 SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 FLAG = "--enable-linear-replayssm-spec"

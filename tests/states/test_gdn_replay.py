@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sglang_dflash.ops.gdn_replay import gdn_commit, gdn_verify
+from sglang_dflash.states.reference import gdn_commit, gdn_verify
 from tests.support.gated_delta import delta_rule, no_host_sync
 from tests.support.gdn_replay import RING, Blocks, alike, of_records
 

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("sglang")
 
+from sglang_dflash.states.commit import RecurrentCommit, may_cross
 from sglang_dflash.worker import recurrent
-from sglang_dflash.worker.recurrent import RecurrentCommit, may_cross
 
 pytestmark = pytest.mark.sglang
 

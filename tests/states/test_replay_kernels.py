@@ -11,7 +11,7 @@ pytest.importorskip("sglang")
 import torch
 from torch import Tensor
 
-from sglang_dflash.hooks import replay_kernels
+from sglang_dflash.states import replay
 
 pytestmark = pytest.mark.sglang
 
@@ -21,7 +21,7 @@ CURSORS = ("write_pos", "cache_base", "is_flush")
 
 @pytest.fixture(autouse=True)
 def our_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_kernels, "our_worker_serves", lambda: True)
+    monkeypatch.setattr(replay, "our_worker_serves", lambda: True)
 
 
 def refuse(**_: Any) -> None:
@@ -42,7 +42,7 @@ def step(cursors: dict[str, Tensor], accepted: tuple[int, int] = (4, 2)) -> tupl
     outputs = []
     for layer in range(LAYERS):
         out = torch.empty(tokens, HV, V)
-        replay_kernels.verify(
+        replay.verify(
             refuse,
             q=torch.randn(tokens, H, K),
             k=torch.randn(tokens, H, K),
@@ -63,8 +63,8 @@ def step(cursors: dict[str, Tensor], accepted: tuple[int, int] = (4, 2)) -> tupl
             scale=K**-0.5,
         )
         outputs.append(out)
-    replay_kernels.advance(refuse, **cursors, num_accepted=torch.tensor(accepted), replay_indices=rows)
-    replay_kernels.commit(
+    replay.advance(refuse, **cursors, num_accepted=torch.tensor(accepted), replay_indices=rows)
+    replay.commit(
         refuse,
         checkpoint_state=states,
         **rings,
@@ -103,8 +103,8 @@ def test_a_commit_leaves_nothing_for_the_next_block_whatever_its_width() -> None
 
 
 def test_sglangs_own_worker_keeps_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_kernels, "our_worker_serves", lambda: False)
+    monkeypatch.setattr(replay, "our_worker_serves", lambda: False)
     called: list[str] = []
     for name in ("verify", "advance", "commit"):
-        getattr(replay_kernels, name)(lambda **call: called.append(call["name"]), name=name)
+        getattr(replay, name)(lambda **call: called.append(call["name"]), name=name)
     assert called == ["verify", "advance", "commit"]

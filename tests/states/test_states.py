@@ -14,14 +14,14 @@ from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, 
 from sglang.srt.mem_cache import kv_cache_configurator, memory_pool
 from sglang.srt.mem_cache.memory_pool import MambaPool
 
-from sglang_dflash.check.demand import STATE_SHARE
 from sglang_dflash.drafter.config import load_config, text_config
-from sglang_dflash.hooks import state_replay
 from sglang_dflash.memory.fit import Demand, fit
-from sglang_dflash.memory.replay import ring_length
 from sglang_dflash.memory.sizes import StateBytes, full_layers, state_bytes
 from sglang_dflash.memory.units import GIB
-from sglang_dflash.worker.observe.info import allocated_bytes
+from sglang_dflash.plan.demand import STATE_SHARE
+from sglang_dflash.states import pool as state_pool
+from sglang_dflash.states.choice import ring_length
+from sglang_dflash.worker.observe.allocated import allocated_bytes
 from tests.support.cards import FOLDER, NAMES
 
 pytestmark = pytest.mark.sglang
@@ -105,9 +105,9 @@ def division(
         "_pd_prefill_skips_mamba_spec_state": False,
     }.items():
         monkeypatch.setattr(kv_cache_configurator, name_, lambda value=value: value)
-        if hasattr(state_replay, name_):
-            monkeypatch.setattr(state_replay, name_, lambda value=value: value)
-    monkeypatch.setattr(state_replay, "our_worker_serves", lambda: True)
+        if hasattr(state_pool, name_):
+            monkeypatch.setattr(state_pool, name_, lambda value=value: value)
+    monkeypatch.setattr(state_pool, "our_worker_serves", lambda: True)
     configurator = kv_cache_configurator.KVCacheConfigurator
     itself = SimpleNamespace(
         mambaish_config=SimpleNamespace(mamba2_cache_params=params(name, torch.bfloat16, 1)),
@@ -120,7 +120,7 @@ def division(
         fused_entry_bytes=lambda _: None,
     )
     itself._calculate_mamba_ratio = lambda: configurator._calculate_mamba_ratio(itself)
-    left = state_replay.charge_windows(configurator._handle_max_mamba_cache, itself, rest / GIB)
+    left = state_pool.charge_windows(configurator._handle_max_mamba_cache, itself, rest / GIB)
     return schedule.max_mamba_cache_size, left * GIB
 
 

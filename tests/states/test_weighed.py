@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from sglang_dflash.memory.fit import Demand
-from sglang_dflash.memory.replay import ring_length, weigh, worth_it
 from sglang_dflash.memory.sizes import StateBytes
+from sglang_dflash.states.choice import ring_length, weigh, worth_it
 
 DEMAND = Demand(
     target_weights=1000,

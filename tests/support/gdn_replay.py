@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dflash.ops.gdn_replay import Records
+from sglang_dflash.states.reference import Records
 from tests.support.gated_delta import delta_rule
 
 RING, SLOTS, ROWS = 16, 12, 8

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.hooks.server_info import SERVER_INFO_KEY
+from sglang_dflash.hooks.reports import SERVER_INFO_KEY
 from tests.support.servers import Server
 
 TOLERANCE = 0.001  # vectors that SGLang keeps in float32 whatever the dtype (A_log)

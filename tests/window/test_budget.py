@@ -12,10 +12,9 @@ pytest.importorskip("sglang")
 from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import SpecAuxHiddenStateConfig
 
 from sglang_dflash.upstream import ReqToTokenPool
-from sglang_dflash.window import budget
-from sglang_dflash.window.budget import charge_rings
+from sglang_dflash.window.hooks import charge_rings
 from sglang_dflash.window.rings import DraftRings
-from sglang_dflash.window.served import DraftWindow
+from sglang_dflash.window.size import DraftWindow
 
 pytestmark = pytest.mark.sglang
 

@@ -6,9 +6,8 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.window import prefix_cap
-from sglang_dflash.window.prefix_cap import cap_prefix
-from sglang_dflash.window.served import DraftWindow
+from sglang_dflash.window.hooks import cap_prefix
+from sglang_dflash.window.size import DraftWindow
 
 pytestmark = pytest.mark.sglang
 

@@ -16,9 +16,9 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 
 from sglang_dflash.cpu.layers.attention_backend import TorchAttentionBackend
 from sglang_dflash.cpu.layers.kv_pool import CpuKVPool
-from sglang_dflash.window.kv import BlockKV
 from sglang_dflash.window.rings import DraftRings
-from sglang_dflash.window.served import DraftWindow
+from sglang_dflash.window.size import DraftWindow
+from sglang_dflash.worker.step import BlockKV
 from tests.support.attention import loop_attention, rule
 
 pytestmark = pytest.mark.sglang

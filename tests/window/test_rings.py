@@ -14,9 +14,9 @@ pytest.importorskip("sglang")
 
 from sglang_dflash.cpu.layers.kv_pool import CpuKVPool
 from sglang_dflash.upstream import ReqToTokenPool
-from sglang_dflash.window.kv import BlockKV
 from sglang_dflash.window.rings import DraftRings
-from sglang_dflash.window.served import DraftWindow
+from sglang_dflash.window.size import DraftWindow
+from sglang_dflash.worker.step import BlockKV
 
 pytestmark = pytest.mark.sglang
 

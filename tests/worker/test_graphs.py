@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sglang_dflash.worker import graphs
-from sglang_dflash.worker.graphs import WidthGraphs
+from sglang_dflash.worker.start.graphs import WidthGraphs
 
 pytestmark = pytest.mark.sglang
 

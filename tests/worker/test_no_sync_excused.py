@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from sglang_dflash.upstream import SYMBOLS
-from sglang_dflash.worker.observe.no_sync import EXCUSED
+from sglang_dflash.worker.no_sync import EXCUSED
 
 pytestmark = pytest.mark.sglang
 

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("sglang")
 
 from sglang_dflash.upstream import ForwardBatch
-from sglang_dflash.worker.rope_positions import rope_positions
+from sglang_dflash.worker.step import rope_positions
 
 pytestmark = pytest.mark.sglang
 

@@ -17,10 +17,10 @@ from sglang_dflash.cpu.layers.kv_pool import CpuKVPool
 from sglang_dflash.hooks import disaggregation
 from sglang_dflash.upstream import ReqToTokenPool, StateType
 from sglang_dflash.window.rings import DraftRings
-from sglang_dflash.window.served import DraftWindow
+from sglang_dflash.window.size import DraftWindow
 from sglang_dflash.worker import transfer
+from sglang_dflash.worker.start.transfer import KeptOnHost, announce, describe_rings
 from sglang_dflash.worker.state import DraftState
-from sglang_dflash.worker.transfer import KeptOnHost, announce, describe_rings
 
 pytestmark = pytest.mark.sglang
 

@@ -1,1 +1,1 @@
-"""What a worker tells of itself: counters, metrics, identity, and the guard against host waits."""
+"""Telemetry: counters, step times, metrics and the memory a rank allocated. Nothing here decides anything."""

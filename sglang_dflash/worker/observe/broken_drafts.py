@@ -1,4 +1,4 @@
-"""Drafts of a drafter whose output is not finite: the target refuses them, so only a counter shows it is broken."""
+"""Drafts that are not finite: the target rejects them, so only a counter shows that the drafter is broken."""
 
 from __future__ import annotations
 
@@ -8,35 +8,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dflash.worker.observe.clock import Clock
+from sglang_dflash.worker.observe.steps import Clock
 
 logger = logging.getLogger(__name__)
 
-READ_EVERY = 32  # drafting steps
-
 
 class BrokenDrafts:
-    """Counts drafted positions whose hidden state holds a NaN or an infinity, and warns of the first.
+    """Reads the drafter's count of positions with a NaN or an infinity, without waiting, and warns of the first.
 
     Args:
-        device: that counts; the host reads the count now and then, and waits for nothing.
+        count: int64 [], counted on the device.
         speaks: whether this rank warns.
     """
 
-    def __init__(self, device: torch.device | str, speaks: bool) -> None:
-        self._count = torch.zeros((), dtype=torch.int64, device=device)
-        self._clock, self._speaks = Clock(device), speaks
-        pinned = self._count.device.type != "cpu"
-        self._seen = torch.zeros((), dtype=torch.int64, pin_memory=pinned)
+    def __init__(self, count: Tensor, speaks: bool) -> None:
+        self._count, self._speaks, self._clock = count, speaks, Clock(count.device)
+        self._seen = torch.zeros((), dtype=torch.int64, pin_memory=count.device.type != "cpu")
         self._reading: Any = None
-        self._steps = 0
         self.total = 0
 
-    def add(self, positions: Tensor) -> None:
-        """Count a step's, int64 []; on the stream of the step."""
-        self._count += positions
-        self._steps += 1
-        if self._steps % READ_EVERY == 0 and self._reading is None:
+    def read(self) -> None:
+        """Start a copy to the host, on the stream that counts."""
+        if self._reading is None:
             self._seen.copy_(self._count, non_blocking=True)
             self._reading = self._clock.now()
 

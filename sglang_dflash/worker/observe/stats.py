@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,8 +11,7 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
-from sglang_dflash.worker.observe.clock import Clock
-from sglang_dflash.worker.observe.steps import StepRecord
+from sglang_dflash.worker.observe.steps import Clock, StepRecord
 
 STAGE_TIMES = "SGLANG_DFLASH_STAGE_TIMES"
 
@@ -25,20 +23,15 @@ class StepStats:
     Attributes:
         widths: steps by block width.
         accept_lens: verified blocks by accept length (accepted drafts plus the bonus token).
-        positions: of all blocks, anchors included: how many were laid out, and how many verified.
     """
 
     widths: Counter[int] = field(default_factory=Counter)
     accept_lens: Counter[int] = field(default_factory=Counter)
-    positions: Counter[str] = field(default_factory=Counter)
 
     def count(self, record: StepRecord) -> None:
         """Count a finished step."""
         self.widths[record.width] += 1
         self.accept_lens.update(record.accept_lens)
-        laid_out = record.width * record.batch_size
-        self.positions["laid_out"] += laid_out
-        self.positions["verified"] += laid_out if record.verify_lens is None else sum(record.verify_lens)
 
     @property
     def mean_accept_length(self) -> float | None:
@@ -51,31 +44,27 @@ class StepStats:
         return {
             "steps_by_width": {str(width): n for width, n in sorted(self.widths.items())},
             "blocks_by_accept_length": {str(length): n for length, n in sorted(self.accept_lens.items())},
-            "block_positions": dict(self.positions),
             "mean_accept_length": self.mean_accept_length,
         }
 
 
 class Stages:
-    """Marks stages: a range ``dflash.<stage>`` while a profiler records, and their times if the variable is 1.
-
-    At other times a range would cost as much as several small operators, so there is none.
+    """Ranges ``dflash.<stage>`` while a profiler records, and the stages' times if ``SGLANG_DFLASH_STAGE_TIMES=1``.
 
     Args:
         device: that runs the steps. An accelerator's times lie between events on its stream; nothing waits for it.
+        timed: whether times are measured.
     """
 
-    def __init__(self, device: torch.device | str) -> None:
+    def __init__(self, device: torch.device | str, timed: bool) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._measured: deque[tuple[str, Any, Any]] = deque()
-        self._timed = os.environ.get(STAGE_TIMES) == "1"
-        self._clock = Clock(device)
+        self._timed, self._clock = timed, Clock(device)
 
     @contextlib.contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """The part of a step that is ``stage``."""
-        traced = torch.autograd._profiler_enabled()
-        with record_function(f"dflash.{stage}") if traced else contextlib.nullcontext():
+        """Mark the part of a step that is ``stage``."""
+        with record_function(f"dflash.{stage}"):
             if not self._timed:
                 yield
                 return

@@ -57,15 +57,13 @@ class Penalties:
             self._replace_prefill_penalties(batch)
 
     def apply(self, batch: ScheduleBatch, logits: Tensor, draft_tokens: Tensor, positions: Tensor) -> None:
-        """Penalise a block's logits in place.
+        """Penalise a block's logits in place, if SGLang says that a request of the batch has a penalty.
 
         Args:
             logits: float32 [bs, w, V].
             draft_tokens: int64 [bs, w], column 0 the anchor.
             positions: int64 [bs, w], absolute positions of the block's tokens.
         """
-        if batch.sampling_info.acc_additive_penalties is None:  # SGLang's host-side flag: nobody asks for any
-            return
         if self._slots is not None:
             counts, coefficients = self._slots
             penalize_block(logits, draft_tokens, counts, batch.req_pool_indices, coefficients)
@@ -73,7 +71,7 @@ class Penalties:
 
     def count(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
         """Each request's first ``lens`` (int [bs]) of ``tokens`` (int64 [bs, w]) are generated."""
-        if self._slots is None or batch.sampling_info.acc_additive_penalties is None:
+        if self._slots is None:
             return
         counts = self._slots.counts
         new = (torch.arange(tokens.shape[1], device=tokens.device) < lens[:, None]).int()

@@ -22,12 +22,6 @@ class SeededRows(NamedTuple):
     rows: Tensor
     seeds: Tensor
 
-    def among(self, rows: Tensor, count: int) -> SeededRows | None:
-        """Those of a batch that has only ``rows``, int64 [N], of ``count``; None if it has none of them."""
-        index = torch.full((count,), -1, device=rows.device).index_copy_(0, rows, torch.arange(len(rows)))[self.rows]
-        kept = index >= 0
-        return SeededRows(index[kept], self.seeds[kept]) if kept.any() else None
-
 
 def mark_seeded_rows(sampling_info: Any, reqs: list[Any], width: int = 1) -> None:
     """Tell :class:`SeededSampler` which rows have a seed, through the only argument that SGLang hands on to it.

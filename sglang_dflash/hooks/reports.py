@@ -1,0 +1,33 @@
+"""What SGLang reports of a server and of a request, completed with our worker's figures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang_dflash.plan.serving import our_worker_serves
+from sglang_dflash.upstream import get_spec
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import Scheduler
+
+SERVER_INFO_KEY = "sglang_dflash"
+
+
+def report_worker(result: Any, scheduler: Scheduler, *_: Any) -> Any:
+    """Hook after ``Scheduler.get_internal_state``: add our worker's plan and counters to ``/server_info``."""
+    if our_worker_serves():
+        result.internal_state[SERVER_INFO_KEY] = scheduler.draft_worker.server_info()
+    return result
+
+
+def count_verified_drafts(_: None, manager: Any, meta_info: dict[str, Any], recv_obj: Any, i: int) -> None:
+    """Hook after ``TokenizerManager._calculate_spec_decoding_metrics``: count the drafts that were verified.
+
+    SGLang counts the full width at every step. With several widths the worker reports each block's verified positions
+    (``cap_lens``), anchors included, and SGLang their sum; ``spec_cap_length`` is then the mean width.
+    """
+    if get_spec().speculative_algorithm != "DFLASH" or "spec_cap_length" not in meta_info:
+        return
+    drafts = recv_obj.spec_num_cap_tokens[i] - recv_obj.spec_verify_ct[i]
+    meta_info["spec_num_proposed_drafts"] = drafts
+    meta_info["spec_accept_rate"] = recv_obj.spec_num_correct_drafts[i] / drafts if drafts else 0.0

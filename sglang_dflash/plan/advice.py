@@ -1,0 +1,98 @@
+"""Flags that would let more requests run, or hold more tokens, with the numbers that each would give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from sglang_dflash.memory.fit import Demand, Fit, fit
+from sglang_dflash.memory.split import best, share
+from sglang_dflash.memory.table import Advice
+
+WINDOW = 2048  # draft window, tokens
+_HIGHEST_FRACTION = 0.9  # of the device; activations and graphs take the rest
+_WORTH_A_WORD = 1.1  # times as many requests
+_MOST_TRIES = 1024  # values of one flag
+_WINDOW_FLAG = "--speculative-draft-window-size"
+# A flag with a value, and what it makes of demand and static bytes.
+_Try = tuple[str, Demand, float]
+
+
+def advice(
+    args: Any, demand_of: Callable[[Any], Demand], *, replay: bool, memory: int, fraction: float
+) -> list[Advice]:
+    """The mildest value of each flag that lets all requests run, or else the most.
+
+    Args:
+        args: server arguments by SGLang's names.
+        demand_of: what one rank has to hold, for changed arguments.
+        replay: whether states are replayed.
+        memory: bytes of the device.
+        fraction: of it, static.
+    """
+    now, static = demand_of(args), memory * fraction
+    before = fit(now, static, replay=replay)
+    ratio = share(now, static, replay=replay)
+    flags: list[list[_Try]] = [
+        [(f"--mamba-full-memory-ratio {ratio}", replace(now, state_share=ratio), static)],
+        list(_fractions(now, memory, fraction)),
+        list(_fewer(now, before, static)),
+        *([(flag, demand_of(changed), static)] for flag, changed in _single_values(args, now)),
+    ]
+    found = [_best(tries, now.max_running, replay=replay) for tries in flags if tries]
+    return [each for each in found if _gains(each, before, now.max_running)]
+
+
+def _best(tries: list[_Try], asked: int, *, replay: bool) -> Advice:
+    fits = [fit(demand, static, replay=replay) for _, demand, static in tries]
+    index = best(fits, asked)
+    return Advice(tries[index][0], fits[index].running, fits[index].tokens)
+
+
+def _gains(advice: Advice, before: Fit, asked: int) -> bool:
+    """Clearly more requests; or for a draft window, which only frees memory for K/V, as many and more tokens."""
+    if advice.flag.startswith(_WINDOW_FLAG):
+        return advice.running >= before.running and advice.tokens > before.tokens
+    return before.running < asked and advice.running >= min(asked, _WORTH_A_WORD * before.running + 1)
+
+
+def _fractions(now: Demand, memory: int, fraction: float) -> Iterator[_Try]:
+    for percent in range(round(fraction * 100) + 1, round(_HIGHEST_FRACTION * 100) + 1):
+        yield f"--mem-fraction-static {percent / 100}", now, memory * percent / 100
+
+
+def _fewer(now: Demand, before: Fit, static: float) -> Iterator[_Try]:
+    """A replay sets scratch aside for every request asked for: asking for fewer leaves more for their states."""
+    for running in range(now.max_running - 1, before.running, -step_down(now, before)):
+        yield f"--max-running-requests {running}", replace(now, max_running=running), static
+
+
+def step_down(now: Demand, before: Fit) -> int:
+    """Between two numbers of requests that are tried: 1, but for numbers that nobody serves."""
+    return 1 + (now.max_running - before.running) // _MOST_TRIES
+
+
+def _single_values(args: Any, now: Demand) -> Iterator[tuple[str, Any]]:
+    """A flag and the arguments with it."""
+    half = now.block // 2
+    if half >= 4:  # less drafts next to nothing
+        yield f"--speculative-num-draft-tokens {half}", With(args, speculative_num_draft_tokens=half)
+    if now.ring is None:
+        yield f"{_WINDOW_FLAG} {WINDOW}", With(args, speculative_draft_window_size=WINDOW)
+    if now.state.slot:
+        yield "--mamba-ssm-dtype bfloat16", With(args, mamba_ssm_dtype="bfloat16")
+        if not args.disable_overlap_schedule:
+            lazy = "extra_buffer_lazy"
+            yield f"--mamba-radix-cache-strategy {lazy}", With(args, mamba_radix_cache_strategy=lazy)
+
+
+class With:
+    """Arguments with some changed. A server's own are a view that cannot be copied."""
+
+    def __init__(self, args: Any, **changes: object) -> None:
+        vars(self).update(changes)
+        self._args = args
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._args, name)

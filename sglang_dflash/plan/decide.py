@@ -1,0 +1,108 @@
+"""Make the serving plan.
+
+The process that is started decides, and writes its choices into SGLang's arguments (:mod:`sglang_dflash.hooks.launch`).
+The processes that it starts read the plan back from there, so all of them serve the same one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.memory.machine import Machine
+from sglang_dflash.plan.arguments import block_size, page_size
+from sglang_dflash.plan.memory import expected_memory
+from sglang_dflash.plan.pair import Pair, read_pair
+from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.states.choice import asked_for as replay_asked_for
+from sglang_dflash.states.choice import is_replayed, record_length
+from sglang_dflash.width.config import FLAG, WidthConfig
+from sglang_dflash.width.config import asked_for as widths_asked_for
+from sglang_dflash.window.size import DraftWindow, context_window
+
+
+def decide(args: Any, machine: Machine, *, hybrid: bool) -> ServingPlan:
+    """Decide everything that is left open, for a pair that our worker serves.
+
+    Args:
+        args: server arguments by SGLang's names, before SGLang has resolved speculation.
+        machine: what will serve.
+        hybrid: whether the target has gated-delta-net layers.
+
+    Raises:
+        DFlashError: the arguments ask for widths or a state replay that cannot be served.
+    """
+    pair = read_pair(args)
+    block = block_size(args, pair.drafter)
+    widths = _widths(args, block)
+    asked = replay_asked_for(args) if hybrid else None
+    memory, unsized = None, None
+    try:
+        memory = expected_memory(args, machine, pair, asked)
+    except DFlashError as error:  # SGLang divides the memory, and may know better
+        unsized = error
+    replay = memory.replay if memory is not None else hybrid and is_replayed(args, machine, asked, None)
+    overlap = not args.disable_overlap_schedule and not (hybrid and _resumes_retracted(args))
+    return _plan(args, pair, block, widths, replay=replay, overlap=overlap, memory=memory, unsized=unsized)
+
+
+def resolved(args: Any, given: Any) -> ServingPlan:
+    """Read the plan back in a process that the launching one started.
+
+    Args:
+        args: SGLang's view of the resolved arguments.
+        given: the arguments as the user gave them. SGLang's own ``--speculative-adaptive`` is resolved to off.
+    """
+    pair = read_pair(args)
+    return _plan(
+        args,
+        pair,
+        block_size(args, pair.drafter),
+        widths_asked_for(given),
+        replay=args.enable_linear_replayssm_spec,
+        overlap=not args.disable_overlap_schedule,
+    )
+
+
+def _plan(
+    args: Any, pair: Pair, block: int, widths: WidthConfig | None, *, replay: bool, **decided: Any
+) -> ServingPlan:
+    return ServingPlan(
+        files=pair.drafter_files,
+        drafter=pair.drafter,
+        block=block,
+        widths=widths,
+        window=_window(args, pair.drafter, block),
+        replay=replay,
+        records=record_length(args, block) if replay else 0,
+        role=args.disaggregation_mode,
+        **decided,
+    )
+
+
+def _widths(args: Any, block: int) -> WidthConfig | None:
+    widths = widths_asked_for(args)
+    if widths is None and args.speculative_adaptive_config is not None:
+        raise DFlashError(
+            f"{FLAG} {args.speculative_adaptive_config} without --speculative-adaptive",
+            expected="both, or neither",
+            remedy="add --speculative-adaptive, or leave the file out",
+        )
+    if widths is not None:
+        widths.widths_for(block)  # refuses a width wider than the block
+    return widths
+
+
+def _window(args: Any, drafter: DrafterConfig, block: int) -> DraftWindow | None:
+    tokens = context_window(args.speculative_draft_window_size, drafter)
+    return None if tokens is None else DraftWindow(tokens, block, page_size(args))
+
+
+def _resumes_retracted(args: Any) -> bool:
+    """Whether a decoding server would resume a retracted hybrid request from a state ahead of its tokens.
+
+    At a retraction SGLang drops the step in flight but keeps the recurrent state that the step has advanced. K/V are
+    written again, a state is not. Without overlap no step is in flight.
+    """
+    return args.disaggregation_mode == "decode" and args.disaggregation_decode_retraction_backup != "none"

@@ -1,0 +1,86 @@
+"""The plan of the server that this process belongs to; read everywhere, made in :mod:`.decide`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from sglang_dflash.drafter.config import DrafterConfig
+    from sglang_dflash.drafter.files import ModelFiles
+    from sglang_dflash.errors import DFlashError
+    from sglang_dflash.plan.memory import MemoryTable
+    from sglang_dflash.width.config import WidthConfig
+    from sglang_dflash.window.size import DraftWindow
+
+Role = Literal["null", "prefill", "decode"]  # SGLang's --disaggregation-mode
+
+
+@dataclass(frozen=True)
+class ServingPlan:
+    """How our worker serves a pair.
+
+    Attributes:
+        files, drafter: where the drafter's files are, and its parsed configuration.
+        block: positions of the widest block, anchor included.
+        widths: the adaptive widths; None for a fixed block.
+        window: how far back the drafter reads; None for the whole context.
+        replay: whether recurrent states are replayed instead of kept for each draft token; False for a dense target.
+        records: positions of a request's replay records.
+        overlap: whether the scheduler may overlap with the forward pass.
+        role: in a disaggregated pair of servers.
+        memory: expected memory of one rank; None where it could not be computed, and in the processes that a server
+            starts, which know what was allocated.
+        unsized: why it could not be computed.
+    """
+
+    files: ModelFiles
+    drafter: DrafterConfig
+    block: int
+    widths: WidthConfig | None
+    window: DraftWindow | None
+    replay: bool
+    records: int
+    overlap: bool
+    role: Role
+    memory: MemoryTable | None = None
+    unsized: DFlashError | None = None
+
+    def describe(self) -> dict[str, object]:
+        """The plan as ``/server_info`` and ``sglang-dflash check --json`` show it."""
+        return {
+            "block_size": self.block,
+            "adaptive": self.widths is not None,
+            "strategy": f"chain of argmax drafts, {'adaptive' if self.widths else 'fixed'} width up to {self.block}",
+            "layers": list(self.drafter.layer_types),
+            "causal": list(self.drafter.causal),
+            "target_layer_ids": list(self.drafter.target_layer_ids),
+            "window": None if self.window is None else self.window.tokens,
+            "states": "replayed" if self.replay else "kept",
+            "role": self.role,
+        }
+
+
+_current: ServingPlan | None = None
+
+
+def serve(plan: ServingPlan | None) -> None:
+    """Note the plan that this process serves; None where SGLang's own worker does."""
+    global _current
+    _current = plan
+
+
+def serving() -> ServingPlan | None:
+    """The plan that this process serves: known once SGLang has asked which worker class to construct."""
+    return _current
+
+
+def our_worker_serves() -> bool:
+    """Whether this process runs our worker."""
+    return _current is not None
+
+
+def the_plan() -> ServingPlan:
+    """The plan, in code that only runs while our worker serves."""
+    assert _current is not None, "our worker does not serve in this process"
+    return _current

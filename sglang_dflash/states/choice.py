@@ -1,0 +1,124 @@
+"""Keep every state inside a block, or replay them from records: the rule and what each way costs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.memory.fit import Demand, fit
+from sglang_dflash.memory.machine import Machine
+from sglang_dflash.memory.units import size
+
+SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
+FLAG, LENGTH_FLAG = "--enable-linear-replayssm-spec", "--linear-replayssm-cache-len"
+_LENGTH_UNSET = 16  # SGLang's default, indistinguishable from a user's own 16
+_SHORTEST_RING = 16  # SGLang's kernels multiply tiles of at least 16 positions
+_BACKENDS = ("triton", "flashinfer")  # the linear-attention backends with a replay
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Scratch per request in bytes, and requests that run at once, with states kept and with states replayed."""
+
+    asked: int
+    scratch_kept: int
+    scratch_replayed: int
+    running_kept: int
+    running_replayed: int
+
+    def __str__(self) -> str:
+        return (
+            f"{size(self.scratch_replayed)} of scratch a request replayed, {size(self.scratch_kept)} kept; of "
+            f"{self.asked} requests {self.running_replayed} run at once replayed, {self.running_kept} kept"
+        )
+
+
+def weigh(demand: Demand, static_bytes: float) -> Weighed:
+    """Divide ``static_bytes`` both ways."""
+    return Weighed(
+        asked=demand.max_running,
+        scratch_kept=demand.scratch(replay=False),
+        scratch_replayed=demand.scratch(replay=True),
+        running_kept=fit(demand, static_bytes).running,
+        running_replayed=fit(demand, static_bytes, replay=True).running,
+    )
+
+
+def asked_for(args: Any) -> bool | None:
+    """The user's choice, by SGLang's flag or by our switch: True to replay, False to keep, None if open.
+
+    Args:
+        args: server arguments by SGLang's names.
+
+    Raises:
+        DFlashError: the switch holds an unknown word or contradicts the flag, or a replay cannot be served.
+    """
+    value = os.environ.get(SWITCH, "")
+    if value not in ("", "0", "1"):
+        raise DFlashError(f"{SWITCH}={value!r}", expected="0, 1, or unset", remedy=f"unset {SWITCH}")
+    if value == "0" and args.enable_linear_replayssm_spec:
+        raise DFlashError(f"{FLAG} and {SWITCH}=0", expected="one of them", remedy=f"unset {SWITCH}")
+    if value == "1" or args.enable_linear_replayssm_spec:
+        if against := reason_against(args):
+            raise DFlashError(
+                against, expected=f"a server that can replay states ({FLAG})", remedy=f"leave {FLAG} and {SWITCH} out"
+            )
+        return True
+    return None if value == "" else False
+
+
+def is_replayed(args: Any, machine: Machine, asked: bool | None, weighed: Weighed | None) -> bool:
+    """Whether a hybrid target's states are replayed.
+
+    On a GPU a replay has yet to show that it is no slower, so it is chosen there only where more of the requested
+    requests can run with it.
+
+    Args:
+        args: server arguments by SGLang's names.
+        asked: the user's choice (:func:`asked_for`).
+        weighed: both ways compared; None if the memory to divide is unknown.
+    """
+    if asked is not None or reason_against(args):
+        return bool(asked)
+    if machine.kind == "cpu":
+        return True
+    return weighed is not None and weighed.running_kept < weighed.running_replayed
+
+
+def reason_against(args: Any) -> str | None:
+    """Why states cannot be replayed; None if they can. SGLang applies the same rules to its own flag."""
+    backend = args.linear_attn_decode_backend or args.linear_attn_backend
+    reasons = {
+        f"the linear-attention backend is {backend}": backend not in _BACKENDS,
+        "--enable-linear-replayssm keeps records of its own": args.enable_linear_replayssm,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def ring_length(block: int) -> int:
+    """Positions of a request's records: the smallest power of two that holds a block of ``block`` tokens.
+
+    A ring this short is full after every verify, so every commit brings the state up to date: the prefix cache never
+    receives a stale one, and the next block may have any width.
+    """
+    return max(_SHORTEST_RING, 1 << (block - 1).bit_length())
+
+
+def record_length(args: Any, block: int) -> int:
+    """Positions of a request's records under these arguments.
+
+    Raises:
+        DFlashError: the user chose fewer than a block needs. SGLang does not check, and the tokens would be wrong.
+    """
+    asked, needed = args.linear_replayssm_cache_len, ring_length(block)
+    if asked == _LENGTH_UNSET:
+        return needed
+    if asked < needed or asked & (asked - 1):
+        raise DFlashError(
+            f"{LENGTH_FLAG} {asked}",
+            expected=f"a power of two, at least {needed} for blocks of {block}",
+            remedy=f"leave {LENGTH_FLAG} out",
+        )
+    return int(asked)

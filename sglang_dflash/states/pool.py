@@ -1,0 +1,41 @@
+"""Hooks that let SGLang build a replay's pools for DFLASH on GDN targets.
+
+SGLang refuses ``--enable-linear-replayssm-spec`` there because its own DFLASH worker commits in a way that a replay
+does not know. Ours commits in the way that it does.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+from sglang_dflash.plan.serving import our_worker_serves
+from sglang_dflash.upstream import get_exec, get_schedule, get_spec
+
+
+def build_pool(original: Callable[..., Any], configurator: Any, **sizes: Any) -> Any:
+    """Hook around ``KVCacheConfigurator._build_hybrid_req_pool``, which allows a replay for KDA models only.
+
+    Nothing else in that method depends on the KDA configuration alone.
+    """
+    if our_worker_serves() and configurator.hybrid_kda_config is None:
+        configurator = copy.copy(configurator)
+        configurator.hybrid_kda_config = configurator.hybrid_gdn_config
+    return original(configurator, **sizes)
+
+
+def charge_windows(original: Callable[..., Any], configurator: Any, total_rest_memory: float) -> Any:
+    """Hook around ``KVCacheConfigurator._handle_max_mamba_cache``, which omits a replay's convolution windows.
+
+    Args:
+        total_rest_memory: GiB left for recurrent states and K/V.
+    """
+    if our_worker_serves() and get_exec().mamba.enable_linear_replayssm_spec:
+        params = configurator.mambaish_config.mamba2_cache_params
+        block = get_spec().speculative_num_draft_tokens
+        window = sum(math.prod(shape) // min(shape) * (min(shape) + block - 1) for shape in params.shape.conv)
+        rows = get_schedule().max_running_requests + 1
+        total_rest_memory -= rows * window * params.dtype.conv.itemsize * len(params.layers) / (1 << 30)
+    return original(configurator, total_rest_memory)

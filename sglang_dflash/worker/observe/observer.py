@@ -1,0 +1,90 @@
+"""The one object that a worker tells about its steps; counters, times, metrics and log lines are behind it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_dflash.width import Pause, WidthPolicy
+from sglang_dflash.worker.observe.broken_drafts import BrokenDrafts
+from sglang_dflash.worker.observe.metrics import step_metrics
+from sglang_dflash.worker.observe.stats import STAGE_TIMES, Stages, StepStats
+from sglang_dflash.worker.observe.step_log import StepLog
+from sglang_dflash.worker.observe.steps import StepRecord, Steps
+
+logger = logging.getLogger(__name__)
+
+READ_EVERY = 32  # steps between two looks at the count of broken drafts
+QUIET_SECONDS = 600.0  # between two log lines about a resting drafter
+
+
+class Observer:
+    """Started, interrupted, finished, info.
+
+    Args:
+        device: that runs the steps.
+        max_width: of any step.
+        broken: the drafter's count of broken drafts, int64 [].
+        speaks: whether this rank logs.
+    """
+
+    def __init__(self, device: torch.device | str, max_width: int, broken: Tensor, *, speaks: bool) -> None:
+        self._steps = Steps(device, StepLog.asked_for() if speaks else None)
+        self._stats, self._broken = StepStats(), BrokenDrafts(broken, speaks)
+        self._times_stages = os.environ.get(STAGE_TIMES) == "1"
+        self._stages, self._metrics = Stages(device, self._times_stages), step_metrics(max_width)
+        self._speaks, self._launched = speaks, 0
+        self._pause: Pause | None = None
+        self._told_of_pause = -QUIET_SECONDS
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """Mark a stage of the step, on demand only: a range costs as much as several small operators."""
+        return self._stages(name) if self._times_stages or torch.autograd._profiler_enabled() else nullcontext()
+
+    def started(self, record: StepRecord) -> None:
+        """A decode step is about to be launched; on its stream."""
+        self._steps.started(record)
+        self._launched += 1
+        if self._launched % READ_EVERY == 0:
+            self._broken.read()
+
+    def interrupted(self, prefilled: Sequence[str] = (), tokens: int = 0) -> None:
+        """Something other than a decode step is about to be launched: a prefill of these requests' ``tokens``."""
+        self._steps.interrupted(prefilled, tokens)
+
+    def finished(self, accept_lens: Sequence[int], policy: WidthPolicy) -> tuple[StepRecord, list[StepRecord]]:
+        """The oldest step in flight brought ``accept_lens``.
+
+        Args:
+            policy: has not learned of this step yet.
+
+        Returns:
+            The step, and all steps whose time has become known.
+        """
+        record, timed = self._steps.counted(accept_lens), self._steps.timed()
+        self._stats.count(record)
+        self._stages.collect()
+        broken = self._broken.collect()
+        if self._metrics is not None:
+            self._metrics.observe(record, timed, policy, broken)
+        self._tell_of(policy.paused)
+        return record, timed
+
+    def info(self) -> dict[str, Any]:
+        """Counters for ``/server_info``."""
+        broken, seconds = self._broken.collect(), self._stages.collect()
+        return {**self._stats.as_dict(), "broken_drafts": broken, "stage_seconds": seconds}
+
+    def _tell_of(self, pause: Pause | None) -> None:
+        """Log when the drafter begins to rest, but not each rest of a load that comes and goes."""
+        began, self._pause = pause is not None and pause is not self._pause, pause
+        if began and self._speaks and time.monotonic() - self._told_of_pause >= QUIET_SECONDS:
+            self._told_of_pause = time.monotonic()
+            logger.info("DFLASH: %s", pause)

@@ -1,0 +1,162 @@
+"""CUDA graphs, attention backends and a layout of the recurrent scratch for every width that a step may have.
+
+SGLang provides them for one width, the server's. The others get their own, and a step runs with its width's: SGLang's
+forwards go by ``model_runner.attn_backend`` and ``decode_cuda_graph_runner``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sglang_dflash.states.scratch import packed
+from sglang_dflash.upstream import (
+    CaptureHiddenMode,
+    DecodeCudaGraphRunner,
+    ForwardMode,
+    build_attention_backends,
+    draft_pp_context,
+    draft_tp_context,
+    get_available_gpu_memory,
+    get_parallel,
+    get_spec,
+)
+from sglang_dflash.worker.start import narrower as narrower_blocks
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+FLOOR_GB = 2.0  # of device memory stays free, for what a prefill needs while it runs
+Change = tuple[Any, str, Any]  # object, name of an attribute, its value at a width
+
+
+class PlainDecodeGraphs(DecodeCudaGraphRunner):
+    """SGLang's graphs for steps of the anchor alone: plain decoding that also captures the drafter's hidden states.
+
+    With speculation SGLang would capture a verify here.
+    """
+
+    def capture(self) -> None:
+        self.capture_forward_mode, self.capture_hidden_mode = ForwardMode.DECODE, CaptureHiddenMode.FULL
+        super().capture()
+
+    def get_spec_info(self, num_tokens: int) -> None:
+        return None
+
+
+class WidthGraphs:
+    """The resources of every width.
+
+    Args:
+        target: the target's runner; drafter: the drafter's. Their own graphs are captured.
+        layout: the parallel layout that the drafter was built for.
+
+    Attributes:
+        memory_gb: device memory of the additional graphs by SGLang's name of their phase.
+        seconds: how long their capture took.
+    """
+
+    def __init__(self, target: ModelRunner, drafter: ModelRunner, layout: Any) -> None:
+        self._target, self._drafter, self._layout = target, drafter, layout
+        self._full = get_spec().speculative_num_draft_tokens
+        self._captured = isinstance(target.decode_cuda_graph_runner, DecodeCudaGraphRunner)
+        self._changes: dict[int, list[Change]] = {}
+        self.memory_gb: defaultdict[str, float] = defaultdict(float)
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def build(self, widths: Sequence[int]) -> tuple[int, ...]:
+        """Provide for ``widths``: width 1 first, then from the widest down.
+
+        Returns:
+            The widths that steps may have, ascending, equal on all ranks. Those without memory are left out; only the
+            server's remains if it can run no other.
+        """
+        narrower = sorted({width for width in widths if width < self._full}, key=lambda width: (width > 1, -width))
+        if narrower and (reason := narrower_blocks.reason_for_full_width_only(self._target, self._drafter)):
+            self._log("width %d only: %s", self._full, reason)
+            return (self._full,)
+        for done, width in enumerate(narrower):
+            if self._captured and not self._has_room():
+                left_out = sorted(narrower[done:])
+                self._log(
+                    "no graphs for widths %s: less than %.1f GB would stay free. These steps are left out; a lower "
+                    "--mem-fraction-static or --cuda-graph-max-bs makes room",
+                    *(left_out, FLOOR_GB),
+                )
+                narrower = narrower[:done]
+                break
+            self._provide(width)
+        return tuple(sorted({*narrower, *(width for width in widths if width >= self._full)})) or (self._full,)
+
+    @contextmanager
+    def at(self, width: int) -> Iterator[None]:
+        """Inside, forwards and the commit have blocks of ``width`` positions; outside, SGLang's own."""
+        changes = tuple(self._changes.get(width, ()))
+        before = [getattr(owner, name) for owner, name, _ in changes]
+        for owner, name, value in changes:
+            setattr(owner, name, value)
+        try:
+            yield
+        finally:
+            for (owner, name, _), value in zip(changes, before, strict=True):
+                setattr(owner, name, value)
+
+    def _provide(self, width: int) -> None:
+        changes = self._changes[width] = []
+        pool = getattr(self._target.req_to_token_pool, "mamba_pool", None)
+        if pool is not None and pool.mamba_cache.intermediate_ssm is not None:
+            changes.append((pool, "mamba_cache", packed(pool.mamba_cache, width)))
+        if (
+            not self._captured
+            and not narrower_blocks.backends(self._target, self._drafter) & narrower_blocks.WIDTH_OF_THE_SERVER
+        ):
+            return
+        with get_spec().override(speculative_num_draft_tokens=width):
+            self._provide_runner(self._target, width, "decode" if width == 1 else "target_verify")
+            if width > 1:  # else the drafter does not run
+                with draft_pp_context(), draft_tp_context(self._layout):
+                    self._provide_runner(self._drafter, width, "draft_decode")
+
+    def _provide_runner(self, runner: ModelRunner, width: int, phase: str) -> None:
+        start, free = time.perf_counter(), self._free_gb()
+        backend = build_attention_backends(model_runner=runner).attn_backend
+        runner.kv_index_translator.bind_and_verify_backends([backend])
+        self._changes[width].append((runner, "attn_backend", backend))
+        if not self._captured:
+            return
+        graphs = DecodeCudaGraphRunner if width > 1 else PlainDecodeGraphs
+        with self.at(width):
+            self._changes[width].append((runner, "decode_cuda_graph_runner", graphs(runner)))
+        seconds, memory_gb = time.perf_counter() - start, free - self._free_gb()
+        self.seconds[phase] += seconds
+        self.memory_gb[phase] += memory_gb
+        role = "drafter" if runner is self._drafter else "target"
+        self._log("graphs of width %d, %s: %.0f MiB, %.1f s", width, role, memory_gb * 1024, seconds)
+
+    def _has_room(self) -> bool:
+        """Whether another width's graphs fit. They take no more than the full width's; rank 0 decides."""
+        full = self._target.graph_memory_usage, self._drafter.graph_memory_usage
+        needed = full[0].get("target_verify", 0.0) + full[1].get("draft_decode", 0.0)
+        return bool(get_parallel().tp_group.broadcast_object(self._free_gb() - needed >= FLOOR_GB))
+
+    def _free_gb(self) -> float:
+        """Free memory of the rank that has least."""
+        return float(
+            get_available_gpu_memory(
+                self._target.device,
+                self._target.gpu_id,
+                distributed=get_parallel().tp_size > 1,
+                cpu_group=get_parallel().tp_group.cpu_group,
+            )
+        )
+
+    @staticmethod
+    def _log(text: str, *values: Any) -> None:
+        if get_parallel().tp_rank == 0:
+            logger.info("DFLASH: " + text, *values)

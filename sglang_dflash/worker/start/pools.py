@@ -1,0 +1,54 @@
+"""Log the memory table at the start: what this rank allocated, how many requests run at once, and what caps them."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from sglang_dflash.memory.slots import in_transfer, slots_per_request
+from sglang_dflash.memory.table import Pools, lines
+from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.upstream import get_disagg, get_schedule, get_server_args
+from sglang_dflash.worker.observe.allocated import allocated_bytes
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+_RAISED_BY = {
+    "verify scratch": "a narrower block (--speculative-num-draft-tokens), --mamba-full-memory-ratio",
+    "recurrent states": "--mamba-full-memory-ratio, --mamba-ssm-dtype bfloat16",
+    "tokens of K/V": "a lower --mamba-full-memory-ratio, --speculative-draft-window-size",
+}
+
+
+def tell_pools(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> None:
+    """Log the table; a warning if fewer requests run at once than were asked for.
+
+    Args:
+        target, drafter: the runners, pools allocated.
+    """
+    schedule = get_schedule()
+    states: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
+    pools = Pools.allocated(
+        allocated_bytes(target, drafter),
+        replay=plan.replay,
+        tokens=target.max_total_num_tokens,
+        page=schedule.page_size,
+        state_slots=0 if states is None else states.size,
+        slots_per_request=slots_per_request(get_server_args()),
+        block=plan.block,
+        asked=schedule.max_running_requests,
+        running=target.max_running_requests,
+        ring=None if plan.window is None else plan.window.ring_slots(target.model_config.context_len),
+        in_transfer=in_transfer(get_disagg()),
+    )
+    logger.info("DFLASH: memory of this rank\n  %s", "\n  ".join(lines([pools])))
+    if pools.running < pools.asked:
+        cap = pools.capped_by
+        logger.warning(
+            "DFLASH: --max-running-requests %d, but %d fit at once: %s cap them. What would raise that: %s, a higher "
+            "--mem-fraction-static; `sglang-dflash check` says how far",
+            *(pools.asked, pools.running, cap, _RAISED_BY[cap]),
+        )
