@@ -25,7 +25,7 @@ class Report:
 
     @property
     def memory(self) -> MemoryTable | None:
-        return self.plan and self.plan.memory
+        return None if self.plan is None else self.plan.memory
 
 
 def preflight(args: Any, machine: Machine) -> Report:

@@ -9,22 +9,23 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.window.served import served_window
-
-from sglang_dflash.drafter import served
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.hooks import server_info, takeover, weights
+from sglang_dflash.hooks import reports, takeover, weights
 from sglang_dflash.hooks.reports import SERVER_INFO_KEY
 from sglang_dflash.hooks.requests import refuse_request
 from sglang_dflash.pairs import drafter_path
+from sglang_dflash.plan import serving, who
 from sglang_dflash.upstream import SpeculativeAlgorithm
+from tests.support.plan import made, serve_builtin
 
 pytestmark = pytest.mark.sglang
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> type:
-    monkeypatch.setattr(served, "_our_worker_serves", False)
-    monkeypatch.setattr(takeover, "reason_for_builtin", lambda _: reason)
+    serve_builtin(monkeypatch)
+    monkeypatch.setattr(takeover, "reason_for_builtin", lambda *_, **__: reason)
+    monkeypatch.setattr(takeover.upstream, "resolving_view", lambda args: args)
+    monkeypatch.setattr(takeover, "resolved", lambda *_: made())
     return takeover.choose_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, SimpleNamespace())
 
 
@@ -34,7 +35,7 @@ def answers() -> tuple[str | None, bool, list[str]]:
     refusal = refuse_request(lambda *_: "SGLang's own answer", request, True)
     result: Any = SimpleNamespace(internal_state={})
     worker = SimpleNamespace(server_info=lambda: {})
-    server_info.report_worker(result, SimpleNamespace(draft_worker=worker))
+    reports.report_worker(result, SimpleNamespace(draft_worker=worker))
     updated = weights.spare_drafter([("target", None), ("draft", None)], None)
     return refusal, SERVER_INFO_KEY in result.internal_state, [role for role, _ in updated]
 
@@ -45,7 +46,7 @@ def test_every_hook_steps_aside_for_sglangs_worker(monkeypatch: pytest.MonkeyPat
 
     assert choose(monkeypatch, "context parallelism is used") is int
     assert answers() == ("SGLang's own answer", False, ["target", "draft"])
-    assert served_window() is None
+    assert serving.serving() is None
     assert choose(monkeypatch, None) is DFlashWorker
     refusal, shown, updated = answers()
     assert "return_hidden_states is not available" in str(refusal)
@@ -71,30 +72,28 @@ def arguments(**changed: Any) -> Any:
 
 @pytest.fixture(params=[False, True], ids=["on a GPU", "on our CPU platform"])
 def on_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.delenv(takeover.SWITCH, raising=False)
-    monkeypatch.setattr(takeover.upstream, "resolving_view", lambda args: args)
-    monkeypatch.setattr(takeover, "on_our_cpu_platform", lambda: request.param)
+    monkeypatch.delenv(who.SWITCH, raising=False)
     return bool(request.param)
 
 
 @pytest.mark.parametrize("role", ["null", "prefill", "decode"])
 def test_ours_serves_both_roles_of_a_disaggregated_pair(role: str, on_cpu: bool) -> None:
-    assert takeover.reason_for_builtin(arguments(disaggregation_mode=role)) is None
+    assert who.reason_for_builtin(arguments(disaggregation_mode=role), on_cpu=on_cpu) is None
 
 
 def test_dp_attention_is_refused_by_name(on_cpu: bool) -> None:
     """On a GPU too, where SGLang's worker would have served without a word from ours but a line in the log."""
     with pytest.raises(DFlashError, match="DP attention over 2 groups of ranks") as caught:
-        takeover.reason_for_builtin(arguments(attn_dp_size=2))
+        who.reason_for_builtin(arguments(attn_dp_size=2), on_cpu=on_cpu)
     assert ("SGLANG_DFLASH=builtin" in caught.value.remedy) is not on_cpu
     assert "--enable-dp-attention" in caught.value.remedy
 
 
 def test_the_switch_still_gives_sglangs_worker_dp_attention(on_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(takeover.SWITCH, "builtin")
-    assert takeover.reason_for_builtin(arguments(attn_dp_size=2)) == "SGLANG_DFLASH=builtin"
+    monkeypatch.setenv(who.SWITCH, "builtin")
+    assert who.reason_for_builtin(arguments(attn_dp_size=2), on_cpu=on_cpu) == "SGLANG_DFLASH=builtin"
 
 
 def test_dp_attention_is_not_refused_where_sglangs_worker_serves_anyway(on_cpu: bool) -> None:
     if not on_cpu:
-        assert takeover.reason_for_builtin(arguments(attn_dp_size=2, enable_watermark=True)) is not None
+        assert who.reason_for_builtin(arguments(attn_dp_size=2, enable_watermark=True), on_cpu=on_cpu) is not None

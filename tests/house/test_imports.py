@@ -15,7 +15,8 @@ NAME = PACKAGE.name
 
 BASE = {"errors", "upstream"}
 GROUND = BASE | {"ops", "drafter", "memory"}
-STEP = GROUND | {"window", "width", "model"}
+SERVED = GROUND | {"plan.serving"}
+STEP = SERVED | {"window", "width", "model", "states"}
 COMMAND = GROUND | {"user_errors"}  # what has a command line
 # A room is a folder of the package, or a module beside the folders. An entry with a dot allows that module alone.
 ALLOWED: dict[str, set[str]] = {
@@ -27,14 +28,16 @@ ALLOWED: dict[str, set[str]] = {
     "ops": BASE,
     "drafter": BASE,
     "memory": BASE | {"drafter"},
-    "model": GROUND,
+    "model": SERVED,
     "width": GROUND,
-    "window": GROUND,
+    "window": SERVED,
+    "states": SERVED,
+    "plan": GROUND | {"window.size", "width.config", "states.choice"},
     "worker": STEP,
-    "hooks": STEP | {"worker", "check", "cpu"},
-    "plugin": STEP | {"worker", "check", "cpu", "hooks"},
+    "hooks": STEP | {"plan", "worker", "check", "cpu"},
+    "plugin": STEP | {"plan", "worker", "check", "cpu", "hooks"},
     "cpu": GROUND | {"torchvision_import"},
-    "check": COMMAND | {"window.size"},
+    "check": COMMAND | {"plan", "window.size"},
     "train": COMMAND | {"pairs", "torchvision_import", "bench.provenance"},
     "pairs": COMMAND,
     "bench": COMMAND | {"pairs", "width"},
@@ -92,7 +95,7 @@ def test_every_import_goes_an_allowed_way() -> None:
         ("ops/a.py", "import sglang_dflash.worker"),
         ("ops/a.py", "from sglang_dflash import worker"),
         ("bench/a.py", "def f():\n    from sglang_dflash.cpu import platform"),
-        ("check/a.py", "from sglang_dflash.window.budget import charge_rings"),
+        ("check/a.py", "from sglang_dflash.window.rings import DraftRings"),
         ("check/a.py", "from sglang_dflash.cpu import is_active"),
         ("upstream.py", "try:\n    from sglang_dflash.ops import argmax\nexcept ImportError:\n    pass"),
     ],

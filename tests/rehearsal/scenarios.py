@@ -101,11 +101,11 @@ def _met(*names: str) -> tuple[tuple[str, str], ...]:
 
 DENSE, HYBRID = "tiny-dense", "tiny-hybrid"
 _PADDED = _met("replays: target 4", "replays: drafter 4", "replays: target 1", "replays: drafter 1")
-_OURS = "launches: sglang_dflash.ops.kernels."
 _REPLAYED = _met("replays: target 4", "replays: drafter 4")
 _BOUNDARY = "launches: sglang.kernels.ops.mamba.mamba_state_scatter_triton._fused_mamba_state_scatter_with_mask_kernel"
 _REPLAY = {SWITCH: "1"}
-_STATES_REPLAYED = _met(*(f"{_OURS}{name}.{name}_kernel" for name in ("gdn_verify", "gdn_commit")))
+_KERNELS = "launches: sglang_dflash.states.kernels."
+_STATES_REPLAYED = _met(*(f"{_KERNELS}{name}.{name}_kernel" for name in ("gdn_verify", "gdn_commit")))
 _SGLANGS = "launches: sglang.kernels.ops.attention.linear.gdn_replayssm_spec_decode.gdn_replayssm_"
 _STATES_REPLAYED_BY_SGLANG = _met(*(f"{_SGLANGS}{name}_kernel" for name in ("spec_circular", "compact_commit")))
 _WIDTHS = Path(__file__).with_name("widths.json")
@@ -127,7 +127,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         "requests: penalties, seeds, filters, bias, log-probabilities, grammar",
         DENSE,
         _features(DENSE),
-        _met(*(f"{_OURS}{op}.{op}_kernel" for op in ("penalize_block", "seeded_draw"))),
+        _met(*(f"launches: sglang_dflash.ops.kernels.{op}.{op}_kernel" for op in ("penalize_block", "seeded_draw"))),
     ),
     Scenario(
         "widths at random; more than the largest graph",

@@ -9,26 +9,22 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.fit import Demand
 from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU
 from sglang_dflash.memory.sizes import StateBytes
-from sglang_dflash.states.choice import asked_for, better_ratio, is_replayed, length
+from sglang_dflash.states.choice import asked_for, is_replayed, record_length, weigh
 
 SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 FLAG = "--enable-linear-replayssm-spec"
-DENSE, HYBRID = StateBytes(0, 0, 0), StateBytes(recurrent=90, conv=10, conv_column=5, record=2)
 SCARCE, PLENTY = 11_200, 100_000
-
-
-def demand(state: StateBytes = HYBRID) -> Demand:
-    return Demand(
-        target_weights=1000,
-        drafter_weights=200,
-        target_kv=8,
-        draft_kv=2,
-        state=state,
-        block=4,
-        slots_per_request=5,
-        state_share=1.0,
-        max_running=8,
-    )
+DEMAND = Demand(
+    target_weights=1000,
+    drafter_weights=200,
+    target_kv=8,
+    draft_kv=2,
+    state=StateBytes(recurrent=90, conv=10, conv_column=5, record=2),
+    block=4,
+    slots_per_request=5,
+    state_share=1.0,
+    max_running=8,
+)
 
 
 @pytest.mark.parametrize(
@@ -52,41 +48,41 @@ def test_a_gpu(
     if switch is not None:
         monkeypatch.setenv(SWITCH, switch)
     args = parse(flags, target="t", drafter="d")[0]
-    assert is_replayed(args, UNKNOWN_GPU, demand(), static) == expected
+    weighed = weigh(DEMAND, static) if static else None
+    assert is_replayed(args, UNKNOWN_GPU, asked_for(args), weighed) == expected
 
 
-def test_the_cpu_platform_replays_whatever_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(SWITCH, raising=False)
+@pytest.mark.parametrize(("switch", "expected"), [("", True), ("0", False)])
+def test_the_cpu_platform_replays_whatever_fits(switch: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, switch)
     args = parse([], target="t", drafter="d")[0]
-    assert is_replayed(args, CPU, demand(), PLENTY)
-    assert not is_replayed(args, CPU, demand(DENSE), PLENTY)
-    monkeypatch.setenv(SWITCH, "0")
-    assert not is_replayed(args, CPU, demand(), PLENTY)
+    assert is_replayed(args, CPU, asked_for(args), weigh(DEMAND, PLENTY)) == expected
 
 
 @pytest.mark.parametrize(("flags", "block", "expected"), [([], 16, 16), ([], 4, 16), ([], 17, 32), (["64"], 16, 64)])
 def test_a_block_fits_its_records(flags: list[str], block: int, expected: int) -> None:
     args = parse([part for value in flags for part in ("--linear-replayssm-cache-len", value)], target="t", drafter="d")
-    assert length(args[0], block) == expected
+    assert record_length(args[0], block) == expected
 
 
 @pytest.mark.parametrize("asked", ["8", "48"])
 def test_records_that_are_too_few_or_no_power_of_two_are_refused(asked: str) -> None:
     args = parse(["--linear-replayssm-cache-len", asked], target="t", drafter="d")[0]
     with pytest.raises(DFlashError, match="a power of two, at least 16 for blocks of 16"):
-        length(args, 16)
+        record_length(args, 16)
 
 
-@pytest.mark.parametrize(("flags", "switch", "said"), [([FLAG], "0", "one of them"), ([], "yes", "0, 1, or unset")])
+@pytest.mark.parametrize(
+    ("flags", "switch", "said"),
+    [
+        ([FLAG], "0", "one of them"),
+        ([], "yes", "0, 1, or unset"),
+        (["--linear-attn-backend", "cutedsl"], "1", "a server that can replay states"),
+    ],
+)
 def test_a_contradiction_or_an_unknown_word_is_refused(
     flags: list[str], switch: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SWITCH, switch)
     with pytest.raises(DFlashError, match=said):
         asked_for(parse(flags, target="t", drafter="d")[0])
-
-
-@pytest.mark.parametrize(("ratio", "kept"), [([], False), (["0.9"], False), (["2"], True)])
-def test_a_ratio_of_the_users_own_is_kept(ratio: list[str], kept: bool) -> None:
-    args = parse([part for value in ratio for part in ("--mamba-full-memory-ratio", value)], target="t", drafter="d")[0]
-    assert (better_ratio(args, demand(), SCARCE) is None) == kept

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("sglang")
 
+from sglang_dflash.states import commit as commit_module
 from sglang_dflash.states.commit import RecurrentCommit, may_cross
-from sglang_dflash.worker import recurrent
 
 pytestmark = pytest.mark.sglang
 
@@ -55,7 +55,7 @@ class Launches(TorchDispatchMode):
 def test_a_later_step_builds_no_index_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The chain's rows are the same at every step, also at another width."""
     handed: list[Any] = []
-    monkeypatch.setattr(recurrent, "commit_mamba_states_after_verify", lambda *_, **options: handed.append(options))
+    monkeypatch.setattr(commit_module, "commit_mamba_states_after_verify", lambda *_, **options: handed.append(options))
     runner = SimpleNamespace(req_to_token_pool=SimpleNamespace(mamba_pool=object()))
     commit = RecurrentCommit(SimpleNamespace(model_runner=runner, device="cpu"))
     for width, launches in ((8, None), (8, Launches()), (4, Launches())):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.states import replay
+from tests.support.plan import serve, serve_builtin
 
 pytestmark = pytest.mark.sglang
 
@@ -21,7 +22,7 @@ CURSORS = ("write_pos", "cache_base", "is_flush")
 
 @pytest.fixture(autouse=True)
 def our_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "our_worker_serves", lambda: True)
+    serve(monkeypatch)
 
 
 def refuse(**_: Any) -> None:
@@ -103,7 +104,7 @@ def test_a_commit_leaves_nothing_for_the_next_block_whatever_its_width() -> None
 
 
 def test_sglangs_own_worker_keeps_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "our_worker_serves", lambda: False)
+    serve_builtin(monkeypatch)
     called: list[str] = []
     for name in ("verify", "advance", "commit"):
         getattr(replay, name)(lambda **call: called.append(call["name"]), name=name)

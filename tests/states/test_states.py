@@ -23,6 +23,7 @@ from sglang_dflash.states import pool as state_pool
 from sglang_dflash.states.choice import ring_length
 from sglang_dflash.worker.observe.allocated import allocated_bytes
 from tests.support.cards import FOLDER, NAMES
+from tests.support.plan import serve
 
 pytestmark = pytest.mark.sglang
 
@@ -107,7 +108,7 @@ def division(
         monkeypatch.setattr(kv_cache_configurator, name_, lambda value=value: value)
         if hasattr(state_pool, name_):
             monkeypatch.setattr(state_pool, name_, lambda value=value: value)
-    monkeypatch.setattr(state_pool, "our_worker_serves", lambda: True)
+    serve(monkeypatch)
     configurator = kv_cache_configurator.KVCacheConfigurator
     itself = SimpleNamespace(
         mambaish_config=SimpleNamespace(mamba2_cache_params=params(name, torch.bfloat16, 1)),

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from sglang_dflash.check.options import parse
 from sglang_dflash.memory.fit import Demand
+from sglang_dflash.memory.machine import UNKNOWN_GPU
 from sglang_dflash.memory.sizes import StateBytes
-from sglang_dflash.states.choice import ring_length, weigh, worth_it
+from sglang_dflash.states.choice import is_replayed, ring_length, weigh
 
 DEMAND = Demand(
     target_weights=1000,
@@ -39,8 +41,9 @@ def test_both_ways_are_weighed() -> None:
 
 
 def test_states_are_replayed_where_that_lets_more_requests_run() -> None:
-    assert worth_it(DEMAND, STATIC)
-    assert not worth_it(replace(DEMAND, max_running=5), STATIC)  # all run either way
-    assert not worth_it(replace(DEMAND, max_states=10), STATIC)  # two run either way
-    assert not worth_it(replace(DEMAND, state=StateBytes(0, 0, 0)), STATIC)
-    assert not worth_it(DEMAND, 0)
+    def worth_it(demand: Demand) -> bool:
+        return is_replayed(parse([], target="t", drafter="d")[0], UNKNOWN_GPU, None, weigh(demand, STATIC))
+
+    assert worth_it(DEMAND)
+    assert not worth_it(replace(DEMAND, max_running=5))  # all run either way
+    assert not worth_it(replace(DEMAND, max_states=10))  # two run either way

@@ -8,6 +8,7 @@ pytest.importorskip("sglang")
 
 from sglang_dflash.window.hooks import cap_prefix
 from sglang_dflash.window.size import DraftWindow
+from tests.support.plan import serve
 
 pytestmark = pytest.mark.sglang
 
@@ -27,10 +28,10 @@ WINDOW = 64
 def test_a_hit_leaves_the_windows_tokens_to_the_prefill(
     longest: int, input_len: int, reusable: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefix_cap, "served_window", lambda: DraftWindow(WINDOW, block=16, page=1))
+    serve(monkeypatch, window=DraftWindow(WINDOW, block=16, page=1))
     assert cap_prefix(longest, None, input_len) == reusable
 
 
 def test_without_a_window_the_whole_hit_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_cap, "served_window", lambda: None)
+    serve(monkeypatch)
     assert cap_prefix(499, None, 500) == 499

@@ -74,7 +74,7 @@ class Drafting:
         """Attend from a block, compare with the loop, and inject the context of the block's positions."""
         positions = self.lens[:, None] + torch.arange(BLOCK)
         host_lens = self.lens + BLOCK
-        kv = BlockKV(BLOCK, self.lens, torch.empty(0), None, host_lens, int(host_lens.sum()), exact=True)
+        kv = BlockKV(BLOCK, self.lens, torch.empty(0), host_lens, int(host_lens.sum()), exact=True)
         requests: Any = SimpleNamespace(req_pool_indices=self.rows, req_pool_indices_cpu=self.rows)
         seen = self.rings.view(kv, positions.flatten(), requests, SimpleNamespace(plan=SimpleNamespace))
         tokens = positions.numel()

@@ -100,7 +100,7 @@ class Simulation:
 
         def view(host_lens: torch.Tensor, exact: bool) -> BlockKV:
             total = int(host_lens.sum())
-            kv = BlockKV(BLOCK, lens, torch.zeros_like(positions).flatten(), None, host_lens, total, exact)
+            kv = BlockKV(BLOCK, lens, torch.zeros_like(positions).flatten(), host_lens, total, exact)
             return self.rings.view(kv, positions.flatten(), batch, plans)
 
         bound = view(lens + 2 * BLOCK, exact=False)  # what the host knows if no backend asks for the lengths

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.worker import graphs
+from sglang_dflash.worker.start import graphs
 from sglang_dflash.worker.start.graphs import WidthGraphs
 
 pytestmark = pytest.mark.sglang
@@ -34,8 +34,8 @@ class Device:
             (graphs, "build_attention_backends", self._backend),
             (graphs, "draft_pp_context", contextlib.nullcontext),
             (graphs, "draft_tp_context", contextlib.nullcontext),
-            (graphs.any_width, "get_exec", lambda: off),
-            (graphs.any_width, "get_disagg", lambda: SimpleNamespace(enable_pdmux=False)),
+            (graphs.narrower_blocks, "get_exec", lambda: off),
+            (graphs.narrower_blocks, "get_disagg", lambda: SimpleNamespace(enable_pdmux=False)),
             (GRAPHS, "__init__", lambda captured, runner: self._capture(captured, runner)),
         ):
             monkeypatch.setattr(module, name, value)

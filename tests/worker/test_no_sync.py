@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sglang_dflash.upstream import Symbol
+from sglang_dflash.worker import no_sync
 from sglang_dflash.worker.no_sync import SWITCH, HostSync, sync_guard
-from sglang_dflash.worker.observe import no_sync
 
 VALUES = torch.arange(4)
 MASK = VALUES > 1

@@ -18,9 +18,10 @@ from sglang_dflash.hooks import disaggregation
 from sglang_dflash.upstream import ReqToTokenPool, StateType
 from sglang_dflash.window.rings import DraftRings
 from sglang_dflash.window.size import DraftWindow
-from sglang_dflash.worker import transfer
+from sglang_dflash.worker.start import transfer
 from sglang_dflash.worker.start.transfer import KeptOnHost, announce, describe_rings
 from sglang_dflash.worker.state import DraftState
+from tests.support.plan import serve, serve_builtin
 
 pytestmark = pytest.mark.sglang
 
@@ -95,7 +96,7 @@ def test_a_server_without_rings_describes_none(monkeypatch: pytest.MonkeyPatch) 
     assert args.state_types == []
     rings = rings_of(1)
     announce(rings, pool_of(rings.slots, 1))
-    monkeypatch.setattr(disaggregation, "our_worker_serves", lambda: False)
+    serve_builtin(monkeypatch)
     disaggregation.send_rings(None, args)
     assert args.state_types == []
 
@@ -168,36 +169,10 @@ def test_a_transferred_request_starts_from_sglangs_state(overlap: bool) -> None:
 
 @pytest.mark.parametrize("ours", [False, True])
 def test_our_worker_takes_up_what_arrives(ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disaggregation, "our_worker_serves", lambda: ours)
+    serve(monkeypatch) if ours else serve_builtin(monkeypatch)
     taken: list[Any] = []
     scheduler = SimpleNamespace(draft_worker=SimpleNamespace(take_up=taken.append))
     batch: Any = object()
     disaggregation.take_up_transferred(None, scheduler, None)
     disaggregation.take_up_transferred(batch, scheduler, None)
     assert taken == [batch] * ours
-
-
-@pytest.mark.parametrize(
-    ("role", "backup", "hybrid", "declared"),
-    [
-        ("decode", None, True, {"disable_overlap_schedule": True}),
-        ("decode", "cpu_tensor", True, {"disable_overlap_schedule": True}),
-        ("decode", "none", True, {}),
-        ("decode", None, False, {}),
-        ("prefill", None, True, {}),
-        ("null", None, True, {}),
-    ],
-)
-def test_a_state_never_runs_ahead_of_a_retracted_requests_tokens(
-    role: str, backup: str | None, hybrid: bool, declared: dict[str, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: dict[str, bool] = {}
-    monkeypatch.setattr(disaggregation, "resolving_view", lambda args: args)
-    monkeypatch.setattr(disaggregation, "model_config_of", lambda args: args)
-    monkeypatch.setattr(disaggregation, "hybrid_gdn_config", lambda config: config if hybrid else None)
-    monkeypatch.setattr(disaggregation, "declare_resolution", lambda args, source, **fields: found.update(fields))
-    args: Any = SimpleNamespace(
-        disaggregation_mode=role, disaggregation_decode_retraction_backup=backup, disable_overlap_schedule=False
-    )
-    disaggregation.choose_schedule(args)
-    assert found == declared

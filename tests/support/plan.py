@@ -1,0 +1,39 @@
+"""A serving plan for code that reads one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.files import ModelFiles
+from sglang_dflash.plan import serving
+from sglang_dflash.plan.serving import ServingPlan
+from tests.support.configs import drafter
+
+
+def made(**changes: Any) -> ServingPlan:
+    """A fixed block of 8, no draft window, states kept."""
+    plan: dict[str, Any] = {
+        "files": ModelFiles("drafter"),
+        "drafter": DrafterConfig.from_dict(drafter()),
+        "block": 8,
+        "widths": None,
+        "window": None,
+        "replay": False,
+        "records": 0,
+        "overlap": True,
+        "role": "null",
+    }
+    return ServingPlan(**{**plan, **changes})
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Let our worker serve such a plan in this process."""
+    monkeypatch.setattr(serving, "_current", made(**changes))
+
+
+def serve_builtin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let SGLang's own worker serve."""
+    monkeypatch.setattr(serving, "_current", None)

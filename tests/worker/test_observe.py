@@ -1,0 +1,203 @@
+"""Telemetry: counts and times find their step, stages are timed on demand, warnings come once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from sglang_dflash.width import Pause
+from sglang_dflash.worker.observe import observer as observer_module
+from sglang_dflash.worker.observe import stats, steps
+from sglang_dflash.worker.observe.broken_drafts import BrokenDrafts
+from sglang_dflash.worker.observe.observer import QUIET_SECONDS, Observer
+from sglang_dflash.worker.observe.stats import STAGE_TIMES, Stages, StepStats
+from sglang_dflash.worker.observe.step_log import STEP_LOG, StepLog
+from sglang_dflash.worker.observe.steps import StepRecord, Steps
+
+
+class Clock:
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(steps, "time", clock)
+    return clock
+
+
+def started(flight: Steps, clock: Clock, at: float, width: int) -> StepRecord:
+    clock.now, record = at, StepRecord(width, ["a", "b"], 100)
+    flight.started(record)
+    return record
+
+
+def test_counts_come_in_launch_order_with_overlap(clock: Clock) -> None:
+    flight = Steps("cpu")
+    first, second = started(flight, clock, 0.0, 16), started(flight, clock, 0.01, 4)
+    assert flight.counted([3, 16]) is first
+    assert flight.counted([1, 4]) is second
+    assert second.accept_lens == [1, 4]
+
+
+def test_a_step_lasts_until_the_next_one_starts(clock: Clock) -> None:
+    flight = Steps("cpu")
+    first = started(flight, clock, 1.0, 16)
+    assert flight.timed() == []
+    started(flight, clock, 1.02, 4)
+    assert flight.timed() == [first]
+    assert first.milliseconds == pytest.approx(20)
+
+
+def test_a_step_before_a_prefill_has_no_time(clock: Clock) -> None:
+    flight = Steps("cpu")
+    first = started(flight, clock, 0.0, 16)
+    clock.now = 0.01
+    flight.interrupted(["c"], 50)
+    second = started(flight, clock, 0.5, 4)
+    assert flight.timed() == []
+    third = started(flight, clock, 0.53, 4)
+    assert flight.timed() == [second]
+    assert (first.timed, first.milliseconds, third.timed) == (True, None, False)
+
+
+def test_the_log_has_whole_steps_in_launch_order(clock: Clock, tmp_path: Path) -> None:
+    flight = Steps("cpu", StepLog(tmp_path / "steps.jsonl"))
+    flight.interrupted(["a", "b"], 64)
+    started(flight, clock, 0.25, 8)
+    started(flight, clock, 0.5, 1)
+    flight.counted([2, 8])
+    flight.timed()
+    flight.counted([1, 1])
+    flight.timed()  # its time is not known, so it waits
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    step = {"at": 0.25, "kind": "decode", "rids": ["a", "b"], "width": 8, "accept": [2, 8], "context": 100, "ms": 250.0}
+    assert lines == [{"at": 0.0, "kind": "prefill", "rids": ["a", "b"], "tokens": 64, "ms": None}, step]
+
+
+def test_a_full_disk_ends_the_log_and_no_step(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    flight = Steps("cpu", StepLog(Path("/dev/full")))
+    for at in range(4):
+        started(flight, clock, at, 2)
+        flight.counted([1, 2])
+        flight.timed()
+    assert len(caplog.records) == 1
+    assert f"{STEP_LOG} ends here" in caplog.text and "No space left" in caplog.text
+
+
+def test_steps_are_counted_with_their_own_width() -> None:
+    counters = StepStats()
+    assert counters.mean_accept_length is None
+    counters.count(StepRecord(16, ["a", "b"], 0, accept_lens=[3, 16]))
+    counters.count(StepRecord(4, ["a", "b"], 0, accept_lens=[1, 4]))
+    assert counters.as_dict() == {
+        "steps_by_width": {"4": 1, "16": 1},
+        "blocks_by_accept_length": {"1": 1, "3": 1, "4": 1, "16": 1},
+        "mean_accept_length": 6.0,
+    }
+
+
+def observer(monkeypatch: pytest.MonkeyPatch, *, speaks: bool = True) -> Observer:
+    monkeypatch.setattr(observer_module, "step_metrics", lambda _: None)
+    return Observer("cpu", 16, torch.zeros((), dtype=torch.int64), speaks=speaks)
+
+
+def test_a_profiler_sees_stages_and_nobody_pays_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(STAGE_TIMES, raising=False)
+    watched = observer(monkeypatch)
+    with torch.profiler.profile() as profile, watched.stage("doubling"):
+        torch.ones(2).mul_(2)
+    assert [event.name for event in profile.events() if event.name.startswith("dflash.")] == ["dflash.doubling"]
+    monkeypatch.setattr(stats, "record_function", None)
+    with watched.stage("draft"):
+        pass
+    assert watched.info()["stage_seconds"] == {}
+
+
+def test_stage_times_on_request_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STAGE_TIMES, "1")
+    watched = observer(monkeypatch)
+    for _ in range(2):
+        for stage in ("draft", "verify"):
+            with watched.stage(stage):
+                time.sleep(0.002)
+    once = watched.info()["stage_seconds"]
+    assert set(once) == {"draft", "verify"} and min(once.values()) >= 0.004
+    assert watched.info()["stage_seconds"] == once  # a time is counted once
+
+
+class FakeEvents:
+    """A device's events: each is a millisecond after the last, and done when the test says so."""
+
+    def __init__(self) -> None:
+        self.done, self.recorded = 0, 0
+
+    def Event(self, enable_timing: bool) -> FakeEvents._Event:
+        assert enable_timing
+        return self._Event(self)
+
+    class _Event:
+        def __init__(self, device: FakeEvents) -> None:
+            self.device, self.at = device, 0
+
+        def record(self) -> None:
+            self.device.recorded += 1
+            self.at = self.device.recorded
+
+        def query(self) -> bool:
+            return self.at <= self.device.done
+
+        def elapsed_time(self, end: FakeEvents._Event) -> float:
+            return float(end.at - self.at)
+
+
+def test_a_devices_times_come_once_it_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = FakeEvents()
+    monkeypatch.setattr(steps.torch, "get_device_module", lambda device: events)
+    stages = Stages("meta", timed=True)
+    for stage in ("draft", "verify"):
+        with stages(stage):
+            pass
+    assert stages.collect() == {}
+    events.done = 2
+    assert stages.collect() == {"draft": pytest.approx(0.001)}
+    events.done = 4
+    assert stages.collect() == {"draft": pytest.approx(0.001), "verify": pytest.approx(0.001)}
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_broken_drafts_are_counted_and_told_once(speaks: bool, caplog: pytest.LogCaptureFixture) -> None:
+    count = torch.tensor(0)
+    broken = BrokenDrafts(count, speaks)
+    for expected in (0, 3, 6):
+        broken.read()
+        assert broken.collect() == expected
+        count += 3
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * speaks
+
+
+def test_a_pause_is_told_when_it_begins_and_not_every_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    moment = [1000.0]
+    monkeypatch.setattr(observer_module.time, "monotonic", lambda: moment[0])
+    watched, silent = observer(monkeypatch), observer(monkeypatch, speaks=False)
+
+    def rests(pause: Pause | None) -> int:
+        watched._tell_of(pause)
+        silent._tell_of(pause)
+        return len(caplog.records)
+
+    first, second = (Pause(2, 0.1, 1.1, 1.5) for _ in range(2))
+    assert [rests(first), rests(first), rests(None), rests(second), rests(None)] == [1] * 5
+    moment[0] += QUIET_SECONDS
+    assert rests(first) == 2
