@@ -40,7 +40,7 @@ from sglang_dflash.bench.runner import WORKER_KEY, internal_state
 from sglang_dflash.bench.server import running
 from sglang_dflash.bench.tables import Table
 from sglang_dflash.user_errors import user_errors
-from sglang_dflash.worker.observe.steps import STEP_LOG
+from sglang_dflash.worker.observe.observer import STEP_LOG
 
 FIXED, OWN_POLICY = ("1", "2", "4", "8", "16"), "own"  # arms of the plugin
 TURN, LEFT_OUT = 12, 2  # steps of a turn, and of them those that pay for the last one

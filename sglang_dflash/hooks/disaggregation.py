@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sglang_dflash.plan.serving import our_worker_serves
+from sglang_dflash.plan import serving
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ScheduleBatch
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 def take_up_transferred(batch: ScheduleBatch | None, scheduler: Any, *_: Any) -> None:
     """Hook after ``SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch``: requests whose K/V have arrived."""
-    if batch is not None and our_worker_serves():
+    if batch is not None and serving.plan is not None:
         scheduler.draft_worker.take_up(batch)
 
 
 def send_rings(_: None, kv_args: Any, *_args: Any, **_kwargs: Any) -> None:
     """Hook after ``setup_state_kv_args``, which describes what lies beside the K/V pages."""
-    if our_worker_serves():
+    if serving.plan is not None:
         from sglang_dflash.worker.start.transfer import describe_rings
 
         describe_rings(kv_args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sglang_dflash.plan.serving import our_worker_serves
+from sglang_dflash.plan import serving
 from sglang_dflash.upstream import get_spec
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ SERVER_INFO_KEY = "sglang_dflash"
 
 def report_worker(result: Any, scheduler: Scheduler, *_: Any) -> Any:
     """Hook after ``Scheduler.get_internal_state``: add our worker's plan and counters to ``/server_info``."""
-    if our_worker_serves():
+    if serving.plan is not None:
         result.internal_state[SERVER_INFO_KEY] = scheduler.draft_worker.server_info()
     return result
 

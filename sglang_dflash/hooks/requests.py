@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.serving import our_worker_serves
+from sglang_dflash.plan import serving
 
 _REASONS = {
     "return_hidden_states": "a block's hidden states feed the drafter and are not kept per output token",
@@ -32,7 +32,7 @@ def refuse_request(original: Callable[[Any, bool], str | None], req: Any, enable
 
     A refused request gets harmless parameters.
     """
-    if not our_worker_serves():
+    if serving.plan is None:
         return original(req, enable_overlap)
     _drop_impossible_stops(req)
     refusal = next(_refusals(req), None)

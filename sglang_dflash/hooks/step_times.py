@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_dflash.plan.serving import our_worker_serves
+from sglang_dflash.plan import serving
 
 
 def ride_on_requests(
     original: Callable[..., list[Any]], receiver: Any, recv_reqs: list[Any] | None, local_reqs: Any = None
 ) -> list[Any]:
     """Hook around ``SchedulerRequestReceiver._broadcast_reqs_across_ranks``."""
-    if not our_worker_serves():
+    if serving.plan is None:
         return original(receiver, recv_reqs, local_reqs)
     from sglang_dflash.worker import shared_times
 

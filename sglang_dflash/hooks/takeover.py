@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from sglang_dflash import upstream
 from sglang_dflash.cpu import is_active as on_our_cpu_platform
+from sglang_dflash.plan import serving
 from sglang_dflash.plan.decide import resolved
-from sglang_dflash.plan.serving import serve
 from sglang_dflash.plan.who import reason_for_builtin
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm
     args = upstream.resolving_view(server_args)
     reason = reason_for_builtin(args, on_cpu=on_our_cpu_platform())
     if reason is None:
-        serve(resolved(args, server_args))
+        serving.plan = resolved(args, server_args)
         return our_worker()
-    serve(None)
+    serving.plan = None
     logger.warning("DFLASH is served by SGLang's own worker, not by sglang-dflash: %s", reason)
     return original(algorithm, server_args)
 

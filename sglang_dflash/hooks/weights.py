@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_dflash.plan.serving import our_worker_serves
+from sglang_dflash.plan import serving
 
 EVERYONE, TARGET = "all", "target"
 
@@ -18,6 +18,6 @@ def spare_drafter(result: list[tuple[str, Any]], _: Any, selector: str = EVERYON
     Args:
         result: role and runner of each selected model.
     """
-    if selector != EVERYONE or not our_worker_serves():
+    if selector != EVERYONE or serving.plan is None:
         return result
     return [(role, runner) for role, runner in result if role == TARGET]

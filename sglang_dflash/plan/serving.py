@@ -61,26 +61,12 @@ class ServingPlan:
         }
 
 
-_current: ServingPlan | None = None
-
-
-def serve(plan: ServingPlan | None) -> None:
-    """Note the plan that this process serves; None where SGLang's own worker does."""
-    global _current
-    _current = plan
-
-
-def serving() -> ServingPlan | None:
-    """The plan that this process serves: known once SGLang has asked which worker class to construct."""
-    return _current
-
-
-def our_worker_serves() -> bool:
-    """Whether this process runs our worker."""
-    return _current is not None
+# The plan that this process serves: set once SGLang has asked which worker class to construct, None where SGLang's own
+# worker serves. Hooks read ``serving.plan`` on every call.
+plan: ServingPlan | None = None
 
 
 def the_plan() -> ServingPlan:
     """The plan, in code that only runs while our worker serves."""
-    assert _current is not None, "our worker does not serve in this process"
-    return _current
+    assert plan is not None, "our worker does not serve in this process"
+    return plan

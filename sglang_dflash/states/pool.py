@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from sglang_dflash.plan.serving import our_worker_serves
+from sglang_dflash.plan import serving
 from sglang_dflash.upstream import get_exec, get_schedule, get_spec
 
 
@@ -20,7 +20,7 @@ def build_pool(original: Callable[..., Any], configurator: Any, **sizes: Any) ->
 
     Nothing else in that method depends on the KDA configuration alone.
     """
-    if our_worker_serves() and configurator.hybrid_kda_config is None:
+    if serving.plan is not None and configurator.hybrid_kda_config is None:
         configurator = copy.copy(configurator)
         configurator.hybrid_kda_config = configurator.hybrid_gdn_config
     return original(configurator, **sizes)
@@ -32,7 +32,7 @@ def charge_windows(original: Callable[..., Any], configurator: Any, total_rest_m
     Args:
         total_rest_memory: GiB left for recurrent states and K/V.
     """
-    if our_worker_serves() and get_exec().mamba.enable_linear_replayssm_spec:
+    if serving.plan is not None and get_exec().mamba.enable_linear_replayssm_spec:
         params = configurator.mambaish_config.mamba2_cache_params
         block = get_spec().speculative_num_draft_tokens
         window = sum(math.prod(shape) // min(shape) * (min(shape) + block - 1) for shape in params.shape.conv)

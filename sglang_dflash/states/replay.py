@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from sglang_dflash.ops.dispatch import by_device
-from sglang_dflash.plan.serving import our_worker_serves
+from sglang_dflash.plan import serving
 from sglang_dflash.states import reference
 from sglang_dflash.states.reference import Records
 
@@ -25,7 +25,7 @@ gdn_commit = by_device(reference.gdn_commit, _KERNELS)
 
 def verify(original: Callable[..., Any], **call: Any) -> Any:
     """Hook around ``gdn_replayssm_spec_decode``: once per GDN layer, keywords only."""
-    if not our_worker_serves():
+    if serving.plan is None:
         return original(**call)
     return gdn_verify(
         call["q"],
@@ -47,13 +47,13 @@ def verify(original: Callable[..., Any], **call: Any) -> Any:
 
 def advance(original: Callable[..., Any], **call: Any) -> None:
     """Hook around ``commit_gdn_replayssm_spec``, which moves the rings' cursors."""
-    if not our_worker_serves():
+    if serving.plan is None:
         original(**call)
 
 
 def commit(original: Callable[..., Any], **call: Any) -> None:
     """Hook around ``commit_gdn_replayssm_circular``: once per step, for all layers."""
-    if not our_worker_serves():
+    if serving.plan is None:
         original(**call)
         return
     steps: Tensor | None = call["mamba_steps_to_track"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_dflash.memory.fit import rings
 from sglang_dflash.memory.slots import in_transfer
-from sglang_dflash.plan.serving import serving
+from sglang_dflash.plan import serving
 from sglang_dflash.upstream import get_disagg, get_schedule
 
 
@@ -26,7 +26,7 @@ def charge_rings(
         cap_tokens: the pool's size so far. SGLang passes it when it sizes the pool again after graph capture
             (``SGLANG_ENABLE_POST_CAPTURE_KV_SIZING``), from the memory that is free then: the rings exist already.
     """
-    plan, per_token = serving(), configurator.dflash_draft_cell_size_per_token
+    plan, per_token = serving.plan, configurator.dflash_draft_cell_size_per_token
     if plan is None or plan.window is None or not per_token or configurator.is_draft_worker:
         return original(configurator, budget_bytes, cap_tokens=cap_tokens)
     if cap_tokens is None:
@@ -51,5 +51,5 @@ def cap_prefix(longest: int, req: Any, input_len: int) -> int:
         longest: SGLang's own bound, tokens.
         input_len: tokens of the request so far.
     """
-    plan = serving()
+    plan = serving.plan
     return longest if plan is None or plan.window is None else max(0, min(longest, input_len - plan.window.tokens))

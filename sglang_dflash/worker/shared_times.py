@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_dflash.worker.observe.steps import StepRecord
+from sglang_dflash.worker.observe.observer import StepRecord
 
 News = tuple[int, int, int, float, bool]
 

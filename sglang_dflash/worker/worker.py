@@ -31,8 +31,7 @@ from sglang_dflash.worker.draft import Draft
 from sglang_dflash.worker.inject import Inject
 from sglang_dflash.worker.no_sync import sync_guard
 from sglang_dflash.worker.observe.allocated import allocated_bytes
-from sglang_dflash.worker.observe.observer import Observer
-from sglang_dflash.worker.observe.steps import StepRecord
+from sglang_dflash.worker.observe.observer import Observer, StepRecord
 from sglang_dflash.worker.shared_times import SharedTimes, serve_times
 from sglang_dflash.worker.start.drafter import allocate_rings, load_drafter
 from sglang_dflash.worker.start.pools import tell_pools

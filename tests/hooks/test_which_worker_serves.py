@@ -46,7 +46,7 @@ def test_every_hook_steps_aside_for_sglangs_worker(monkeypatch: pytest.MonkeyPat
 
     assert choose(monkeypatch, "context parallelism is used") is int
     assert answers() == ("SGLang's own answer", False, ["target", "draft"])
-    assert serving.serving() is None
+    assert serving.plan is None
     assert choose(monkeypatch, None) is DFlashWorker
     refusal, shown, updated = answers()
     assert "return_hidden_states is not available" in str(refusal)

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any
 
 from sglang_dflash.cpu import replacements, torch_stubs
@@ -48,7 +49,7 @@ def install() -> None:
     ):
         HookRegistry.register(f"sglang.srt.managers.{method}", hook, HookType.AFTER)
     if os.environ.get(SGLANGS_REPLAY):
-        replay.our_worker_serves = lambda: False
+        replay.serving = SimpleNamespace(plan=None)
     mutants.install()
 
 

@@ -31,9 +31,9 @@ def made(**changes: Any) -> ServingPlan:
 
 def serve(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """Let our worker serve such a plan in this process."""
-    monkeypatch.setattr(serving, "_current", made(**changes))
+    monkeypatch.setattr(serving, "plan", made(**changes))
 
 
 def serve_builtin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let SGLang's own worker serve."""
-    monkeypatch.setattr(serving, "_current", None)
+    monkeypatch.setattr(serving, "plan", None)

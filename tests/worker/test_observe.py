@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from sglang_dflash.width import Pause
+from sglang_dflash.worker.observe import clock as clock_module
 from sglang_dflash.worker.observe import observer as observer_module
-from sglang_dflash.worker.observe import stats, steps
+from sglang_dflash.worker.observe import stats
 from sglang_dflash.worker.observe.broken_drafts import BrokenDrafts
-from sglang_dflash.worker.observe.observer import QUIET_SECONDS, Observer
+from sglang_dflash.worker.observe.observer import QUIET_SECONDS, Observer, StepRecord, Steps
 from sglang_dflash.worker.observe.stats import STAGE_TIMES, Stages, StepStats
 from sglang_dflash.worker.observe.step_log import STEP_LOG, StepLog
-from sglang_dflash.worker.observe.steps import StepRecord, Steps
 
 
 class Clock:
@@ -30,7 +30,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(steps, "time", clock)
+    monkeypatch.setattr(clock_module, "time", clock)
+    monkeypatch.setattr(observer_module, "time", clock)
     return clock
 
 
@@ -161,7 +162,7 @@ class FakeEvents:
 
 def test_a_devices_times_come_once_it_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     events = FakeEvents()
-    monkeypatch.setattr(steps.torch, "get_device_module", lambda device: events)
+    monkeypatch.setattr(clock_module.torch, "get_device_module", lambda device: events)
     stages = Stages("meta", timed=True)
     for stage in ("draft", "verify"):
         with stages(stage):

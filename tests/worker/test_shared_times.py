@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_dflash.width import AdaptiveWidth
-from sglang_dflash.worker.observe.steps import StepRecord
+from sglang_dflash.worker.observe.observer import StepRecord
 from sglang_dflash.worker.shared_times import SharedTimes, StepTimes
 
 WIDTHS = (1, 2, 4, 8, 16)

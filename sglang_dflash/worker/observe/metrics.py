@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from sglang_dflash.upstream import get_observability, get_parallel, get_serving
 from sglang_dflash.width import AdaptiveWidth, WidthPolicy
-from sglang_dflash.worker.observe.steps import StepRecord
 
 if TYPE_CHECKING:
     from prometheus_client import Gauge, Histogram
+
+    from sglang_dflash.worker.observe.observer import StepRecord
 
 
 class StepMetrics:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,15 +16,99 @@ from torch import Tensor
 
 from sglang_dflash.width import Pause, WidthPolicy
 from sglang_dflash.worker.observe.broken_drafts import BrokenDrafts
+from sglang_dflash.worker.observe.clock import Clock
 from sglang_dflash.worker.observe.metrics import step_metrics
 from sglang_dflash.worker.observe.stats import STAGE_TIMES, Stages, StepStats
 from sglang_dflash.worker.observe.step_log import StepLog
-from sglang_dflash.worker.observe.steps import StepRecord, Steps
 
 logger = logging.getLogger(__name__)
 
 READ_EVERY = 32  # steps between two looks at the count of broken drafts
 QUIET_SECONDS = 600.0  # between two log lines about a resting drafter
+
+
+@dataclass
+class StepRecord:
+    """One decode step.
+
+    Attributes:
+        width: positions of the block, anchor included.
+        rids: the batch's requests.
+        context: committed tokens of all of them, as far as the host knew.
+        at: seconds since the server's first step.
+        milliseconds: from the step's start to the next one's; None if something else ran between, or not known yet.
+        accept_lens: accepted drafts plus bonus token of each request; empty before the host knows.
+        caught_up: whether it injected what plain steps had left waiting, which is not part of its width's time.
+    """
+
+    width: int
+    rids: list[str]
+    context: int
+    at: float = 0.0
+    milliseconds: float | None = None
+    accept_lens: Sequence[int] = ()
+    caught_up: bool = False
+    timed: bool = field(default=False, repr=False)  # whether ``milliseconds`` is final
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.rids)
+
+
+class Steps:
+    """The steps in flight; each is handed out when its counts are known, and again when its time is.
+
+    A step's time runs from its start to the start of the next decode step, so it includes what the scheduler adds
+    between two steps.
+
+    Args:
+        device: that runs the steps.
+        log: where steps are written; None for nowhere.
+    """
+
+    def __init__(self, device: torch.device | str, log: StepLog | None = None) -> None:
+        self._clock, self._log = Clock(device), log
+        self._began = time.perf_counter()
+        self._uncounted: deque[StepRecord] = deque()
+        self._untimed: deque[tuple[StepRecord, Any, Any]] = deque()
+        self._last: tuple[StepRecord, Any] | None = None
+
+    def started(self, record: StepRecord) -> None:
+        """A decode step is about to be launched."""
+        now = self._clock.now()
+        if self._last is not None:
+            self._untimed.append((*self._last, now))
+        self._last = record, now
+        record.at = time.perf_counter() - self._began
+        self._uncounted.append(record)
+        if self._log is not None:
+            self._log.expect(record)
+
+    def interrupted(self, prefilled: Sequence[str] = (), tokens: int = 0) -> None:
+        """Something other than a decode step is about to be launched: a prefill of these requests' ``tokens``."""
+        if self._last is not None:
+            self._last[0].timed = True
+            self._last = None
+        if self._log is not None and prefilled:
+            self._log.prefill(time.perf_counter() - self._began, prefilled, tokens)
+
+    def counted(self, accept_lens: Sequence[int]) -> StepRecord:
+        """The oldest step without counts has these; steps come in launch order."""
+        record = self._uncounted.popleft()
+        record.accept_lens = accept_lens
+        return record
+
+    def timed(self) -> list[StepRecord]:
+        """Steps whose time has become known."""
+        done = []
+        while self._untimed and self._clock.has_passed(self._untimed[0][2]):
+            record, start, end = self._untimed.popleft()
+            record.milliseconds = self._clock.seconds(start, end) * 1000
+            record.timed = True
+            done.append(record)
+        if self._log is not None:
+            self._log.write()
+        return done
 
 
 class Observer:

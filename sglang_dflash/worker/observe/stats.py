@@ -6,12 +6,15 @@ import contextlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.profiler import record_function
 
-from sglang_dflash.worker.observe.steps import Clock, StepRecord
+from sglang_dflash.worker.observe.clock import Clock
+
+if TYPE_CHECKING:
+    from sglang_dflash.worker.observe.observer import StepRecord
 
 STAGE_TIMES = "SGLANG_DFLASH_STAGE_TIMES"
 

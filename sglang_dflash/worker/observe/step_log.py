@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sglang_dflash.worker.observe.steps import StepRecord
+    from sglang_dflash.worker.observe.observer import StepRecord
 
 logger = logging.getLogger(__name__)
 

@@ -33,6 +33,7 @@ def register() -> None:
         penalty_order,
         pools,
         probe,
+        step_files,
         width_switch,
         width_turns,
         widths,
@@ -49,6 +50,7 @@ def register() -> None:
         ],
         "host_copies": [(DECODE, host_copies.record, When.AROUND)],
         "mixed": [(PREFILL, probe.record_mixed, When.AFTER)],
+        "step_files": [(DECODE, step_files.trace, When.AROUND)],
         "states": [
             (COMMIT, probe.record_committed_state, When.AFTER),
             (PREFILL, probe.record_prefilled_state, When.AFTER),
