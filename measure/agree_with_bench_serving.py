@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 
 from sglang_dflash.bench import prompt_book, results
-from sglang_dflash.bench.configure import configure
+from sglang_dflash.bench.settings import configure
 from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.server import running
 from sglang_dflash.bench.session import Session

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from sglang_dflash.bench.configure import configure
+from sglang_dflash.bench.settings import configure
 from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.provenance import describe_hardware, hardware
 from sglang_dflash.bench.server import Launch, running

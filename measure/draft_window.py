@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from sglang_dflash.bench.client import Client, Sampling
-from sglang_dflash.bench.configure import configure
+from sglang_dflash.bench.settings import configure
 from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.provenance import describe_hardware, hardware
 from sglang_dflash.bench.runner import WORKER_KEY, internal_state

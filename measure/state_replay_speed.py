@@ -18,7 +18,7 @@ import typer
 from measure.width_load import OWN, prompts
 from measure.width_table import Cell, measure
 from sglang_dflash.bench.client import Client
-from sglang_dflash.bench.configure import configure
+from sglang_dflash.bench.settings import configure
 from sglang_dflash.bench.modes import Mode
 from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.provenance import describe_hardware, hardware

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dflash.bench.client import Client
-from sglang_dflash.bench.configure import configure
+from sglang_dflash.bench.settings import configure
 from sglang_dflash.bench.modes import AR, Mode
 from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.runner import WORKER_KEY

@@ -18,16 +18,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from sglang_dflash.bench import metrics, results, tables
-from sglang_dflash.bench.configure import configure
+from sglang_dflash.bench.known_pairs import find_pair
 from sglang_dflash.bench.modes import AR
 from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.provenance import describe_hardware, hardware
 from sglang_dflash.bench.server import running
 from sglang_dflash.bench.servers import Servers
 from sglang_dflash.bench.session import Session
-from sglang_dflash.bench.settings import Settings, find_pair
+from sglang_dflash.bench.settings import Settings, configure
 from sglang_dflash.bench.summary import Summary
-from sglang_dflash.bench.tasks import pair_tasks
+from sglang_dflash.bench.tasks import offline
 from sglang_dflash.pairs import NAMES
 from sglang_dflash.pairs.corpus import prompts
 from sglang_dflash.user_errors import user_errors
@@ -48,7 +48,7 @@ async def demo(console: Console, settings: Settings) -> None:
     os.environ.setdefault("SGLANG_DFLASH_STAGE_TIMES", "1")
     async with Servers(settings, lambda line: console.print(f"\n{escape(line)}")) as servers:
         plain, dflash = [(await servers.client(label)).base_url for label in (AR, DFLASH)]
-        for task in pair_tasks.TASKS:
+        for task in offline.TASKS:
             await show_answer(console, task, plain, dflash)
         runs = f"{settings.repeats} alternating runs of {settings.num_prompts} single questions"
         console.print(f"\n{runs}, {describe_hardware(hardware())}")
@@ -62,7 +62,7 @@ async def demo(console: Console, settings: Settings) -> None:
 def by_task(summary: Summary) -> tables.Table:
     """Accept length and accuracy of each kind of question."""
     rows = []
-    for task in pair_tasks.TASKS:
+    for task in offline.TASKS:
         requests = [r for r in summary.requests(DFLASH) if r.question.startswith(f"{task}/")]
         accept, right = metrics.accept_length_macro(requests), metrics.accuracy(requests)
         rows.append([task, tables.number(accept), f"{100 * right:.0f} %"])
@@ -76,7 +76,7 @@ def comparison(pair: str, out: Path, num_prompts: int, repeats: int) -> Settings
     options = Options(
         pair=pair,
         modes=f"{AR},{DFLASH}",
-        tasks=pair_tasks.QUESTIONS,
+        tasks=offline.QUESTIONS,
         concurrency=CONCURRENCIES,
         num_prompts=num_prompts,
         repeats=repeats,

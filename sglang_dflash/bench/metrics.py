@@ -20,7 +20,7 @@ from itertools import zip_longest
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_dflash.bench.records import RequestRecord, RunRecord
+from sglang_dflash.bench.results import RequestRecord, RunRecord
 
 Floats = NDArray[np.float64]
 NAN = float("nan")

@@ -10,16 +10,11 @@ from pathlib import Path
 from sglang_dflash.errors import DFlashError
 
 AR = "ar"
-OURS = ("dflash", "adaptive", "random")
-RANDOM = "random"
+OURS = ("dflash", "adaptive")
 _FORMS = (
-    "ar, dflash:BLOCK, adaptive:BLOCK, random:BLOCK, builtin:BLOCK or mtp:STEPS, "
-    "each with optional +NAME=VALUE environment variables"
+    "ar, dflash:BLOCK, adaptive:BLOCK, builtin:BLOCK or mtp:STEPS, each with optional +NAME=VALUE environment variables"
 )
-_MODE = re.compile(
-    r"(?:(?P<ar>ar)|(?P<kind>dflash|adaptive|random|builtin|mtp):(?P<size>\d+))(?P<env>(?:\+\w+=[^+]*)*)"
-)
-_RANDOM_WIDTHS = Path(__file__).with_name("random_widths.json")
+_MODE = re.compile(r"(?:(?P<ar>ar)|(?P<kind>dflash|adaptive|builtin|mtp):(?P<size>\d+))(?P<env>(?:\+\w+=[^+]*)*)")
 # Number of multi-token-prediction layers, as the published targets' config.json spell it
 _MTP_KEYS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 
@@ -31,7 +26,7 @@ class Mode:
     Attributes:
         label: as the user wrote it; the name of the arm in every result.
         kind: ``ar`` (no speculation), ``dflash`` (our worker, every block as wide), ``adaptive`` (its width chosen per
-            step), ``random`` (its width drawn per step), ``builtin`` (SGLang's own DFLASH worker) or ``mtp``.
+            step), ``builtin`` (SGLang's own DFLASH worker) or ``mtp``.
         size: widest block, number of draft steps of ``mtp``, 0 for ``ar``.
         env: environment variables of this arm's server.
     """
@@ -81,13 +76,9 @@ class Mode:
             )
         return [
             "--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", drafter,
-            "--speculative-dflash-block-size", str(self.size), *self._width_args(),
+            "--speculative-dflash-block-size", str(self.size),
+            *(("--speculative-adaptive",) if self.kind == "adaptive" else ()),
         ]  # fmt: skip
-
-    def _width_args(self) -> list[str]:
-        if self.kind == RANDOM:
-            return ["--speculative-adaptive", "--speculative-adaptive-config", str(_RANDOM_WIDTHS)]
-        return ["--speculative-adaptive"] if self.kind == "adaptive" else []
 
     def server_env(self) -> dict[str, str]:
         return ({"SGLANG_DFLASH": "builtin"} if self.kind == "builtin" else {}) | dict(self.env)

@@ -1,8 +1,8 @@
-"""The options that ``bench``, ``bench trace`` and ``bench profile`` share, each declared once."""
+"""The options of ``bench``, each declared once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -29,7 +29,7 @@ class Options:
     modes: Annotated[
         str,
         typer.Option(
-            help="Comma-separated arms: ar, dflash:BLOCK, adaptive:BLOCK, random:BLOCK, builtin:BLOCK, mtp:STEPS. "
+            help="Comma-separated arms: ar, dflash:BLOCK, adaptive:BLOCK, builtin:BLOCK, mtp:STEPS. "
             "+NAME=VALUE after an arm sets an environment variable of its server."
         ),
     ] = "ar,dflash:8,dflash:16"
@@ -75,35 +75,23 @@ class Options:
     )
 
 
-def takes_options(
-    *, without: Collection[str] = (), **defaults: Any
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a Typer command one option per field of :class:`Options`, passed to it as its first argument.
 
     Typer reads the options of a command from its signature. The signature made here has the command's own parameters,
     then the fields. Errors of the user end the command with one message.
-
-    Args:
-        without: fields that are no options of this command.
-        defaults: this command's defaults of fields, if they are not the field's own.
     """
+    _, *own = signature(command, eval_str=True).parameters.values()
+    hints = get_type_hints(Options, include_extras=True)
+    shared = [
+        Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]) for f in fields(Options)
+    ]
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        _, *own = signature(command, eval_str=True).parameters.values()
-        hints = get_type_hints(Options, include_extras=True)
-        shared = [
-            Parameter(f.name, Parameter.KEYWORD_ONLY, default=defaults.get(f.name, f.default), annotation=hints[f.name])
-            for f in fields(Options)
-            if f.name not in without
-        ]
+    @wraps(command)
+    def run(**given: Any) -> None:
+        chosen = {option.name: given.pop(option.name) for option in shared}
+        with user_errors():
+            command(Options(**chosen), **given)
 
-        @wraps(command)
-        def run(**given: Any) -> None:
-            chosen = {option.name: given.pop(option.name) for option in shared}
-            with user_errors():
-                command(Options(**{**defaults, **chosen}), **given)
-
-        run.__signature__ = Signature([*own, *shared])  # type: ignore[attr-defined]
-        return run
-
-    return decorate
+    run.__signature__ = Signature([*own, *shared])  # type: ignore[attr-defined]
+    return run

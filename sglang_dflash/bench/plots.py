@@ -20,7 +20,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from sglang_dflash.bench import metrics
 from sglang_dflash.bench.modes import AR
 from sglang_dflash.bench.published import card_of
-from sglang_dflash.bench.records import RunRecord
+from sglang_dflash.bench.results import RunRecord
 from sglang_dflash.bench.summary import Row, Summary
 
 STYLE: Any = {

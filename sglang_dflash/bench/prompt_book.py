@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from sglang_dflash.bench.client import Client
-from sglang_dflash.bench.files import append_lines
+from sglang_dflash.bench.results import append_lines
 from sglang_dflash.bench.tasks.question import Message, Question
 
 FILE_NAME = "prompts.jsonl"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_dflash.bench.known_pairs import published_pairs
 from sglang_dflash.bench.modes import AR
-from sglang_dflash.bench.settings import published_pairs
 from sglang_dflash.bench.summary import Summary
 from sglang_dflash.bench.tables import MISSING, Table, number
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import base64
-from itertools import chain
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sglang_dflash.bench import results
-from sglang_dflash.bench.findings import findings
 from sglang_dflash.bench.plots import all_plots
-from sglang_dflash.bench.plots_steps import step_plots
 from sglang_dflash.bench.provenance import describe_hardware
 from sglang_dflash.bench.published import card_of, published_tables
 from sglang_dflash.bench.summary import Summary
 from sglang_dflash.bench.tables import all_tables
+from sglang_dflash.bench.warnings import findings
 
 PAGE, TABLES, ROWS = "report.html", "tables.md", "summary.csv"
 
@@ -28,7 +26,7 @@ def write_report(folder: Path) -> Path:
     """
     summary = Summary(results.read_finished(folder))
     pictures = []
-    for name, caption, figure in chain(all_plots(summary), step_plots(summary, folder)):
+    for name, caption, figure in all_plots(summary):
         png = folder / f"{name}.png"
         figure.savefig(png, dpi=130)
         data = base64.b64encode(png.read_bytes()).decode()

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from sglang_dflash.bench.client import Client, Generation, Sampling
 from sglang_dflash.bench.prompt_book import PromptBook, digest
 from sglang_dflash.bench.provenance import now
-from sglang_dflash.bench.records import RequestRecord, RunKey, RunRecord
+from sglang_dflash.bench.results import RequestRecord, RunKey, RunRecord
 from sglang_dflash.bench.tasks.question import Question
 
 WORKER_KEY = "sglang_dflash"  # our worker's entry in the internal state of ``/server_info``

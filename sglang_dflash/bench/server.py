@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,8 +18,25 @@ from pathlib import Path
 
 import httpx
 
-from sglang_dflash.bench.ports import free_port
 from sglang_dflash.errors import DFlashError
+
+# Below the range that the kernel hands to outgoing connections (32768 and up on Linux): a port of that range can be
+# free when asked and taken when an SGLang server, 20 s later, binds it. SGLang itself picks from 22000 to 29999.
+_PORTS = range(10000, 22000)
+_choice = random.SystemRandom()
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nothing listens on, outside the ephemeral range."""
+    while True:
+        port = _choice.choice(_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+
 
 START_TIMEOUT_S = 1800.0
 _STOP_TIMEOUT_S = 20.0

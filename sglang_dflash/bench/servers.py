@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Any, NamedTuple
 
-from sglang_dflash.bench import results, step_log
+from sglang_dflash.bench import results
 from sglang_dflash.bench.client import Client
-from sglang_dflash.bench.files import file_name
 from sglang_dflash.bench.modes import AR, OURS, Mode
 from sglang_dflash.bench.prompt_book import PromptBook
+from sglang_dflash.bench.results import file_name
 from sglang_dflash.bench.runner import WORKER_KEY
 from sglang_dflash.bench.server import running
 from sglang_dflash.bench.settings import Settings
@@ -67,8 +66,6 @@ class Servers(AsyncExitStack):
         command = url
         if url is None:
             launch = self._settings.launch(mode)
-            if mode.kind in OURS:
-                launch = replace(launch, env=(*step_log.variable(self._settings.out, mode.label), *launch.env))
             command = launch.describe()
             self._say(f"starting {mode.label}: {command}")
             log = self._settings.out / "logs" / f"{file_name(mode.label)}.log"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from sglang_dflash.bench import plan, provenance, results
+from sglang_dflash.bench import provenance, results
 from sglang_dflash.bench.metrics import output_throughput
-from sglang_dflash.bench.records import RequestRecord, RunKey
+from sglang_dflash.bench.results import RequestRecord, RunKey
 from sglang_dflash.bench.runner import measure
 from sglang_dflash.bench.servers import Servers
 from sglang_dflash.bench.settings import Settings
@@ -69,7 +70,7 @@ class Session:
 
     def _plan(self) -> Iterator[RunKey]:
         s = self._settings
-        order = plan.interleaved if s.together or s.base_urls else plan.one_server_at_a_time
+        order = interleaved if s.together or s.base_urls else one_server_at_a_time
         return order([mode.label for mode in s.modes], s.tasks, s.concurrencies, s.repeats)
 
     def _graded(self, requests: list[RequestRecord]) -> list[RequestRecord]:
@@ -109,3 +110,31 @@ def _progress(console: Console) -> Progress:
 
 def _name(key: RunKey) -> str:
     return f"{key.mode}  {key.task}  c={key.concurrency}  repeat {key.repeat + 1}"
+
+
+def interleaved(
+    modes: Sequence[str], tasks: Sequence[str], concurrencies: Sequence[int], repeats: int
+) -> Iterator[RunKey]:
+    """Arms of a cell directly after each other: for servers that are all up at the same time.
+
+    The order of the arms is turned around in every second repeat (A B, B A, …), so a linear drift cancels.
+    """
+    for repeat in range(repeats):
+        for concurrency, task, mode in product(concurrencies, tasks, _turned(modes, repeat)):
+            yield RunKey(mode, task, concurrency, repeat)
+
+
+def one_server_at_a_time(
+    modes: Sequence[str], tasks: Sequence[str], concurrencies: Sequence[int], repeats: int
+) -> Iterator[RunKey]:
+    """All cells of an arm, then the next arm: for servers that need the whole machine.
+
+    The arm that ends a repeat begins the next one, so it is started once for both.
+    """
+    for repeat in range(repeats):
+        for mode, concurrency, task in product(_turned(modes, repeat), concurrencies, tasks):
+            yield RunKey(mode, task, concurrency, repeat)
+
+
+def _turned(modes: Sequence[str], repeat: int) -> Sequence[str]:
+    return modes[::-1] if repeat % 2 else modes

@@ -1,47 +1,22 @@
-"""What one benchmark is told to do, and the pairs that it knows by name."""
+"""Settings of one benchmark, from the options of the command line."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, replace
-from functools import cache
+import re
+import shlex
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sglang_dflash.bench import tasks
 from sglang_dflash.bench.client import Sampling
-from sglang_dflash.bench.modes import Mode
+from sglang_dflash.bench.known_pairs import Pair, find_pair, published_pairs
+from sglang_dflash.bench.modes import Mode, parse_modes
+from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.server import Launch
+from sglang_dflash.bench.tasks import check_name, offline
 from sglang_dflash.bench.tasks.question import Question
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.pairs import NAMES, drafter_path, target_path
-
-_PUBLISHED = Path(__file__).with_name("published.json")
-# The tiny pairs are compared token for token, and float32 is where equality holds (see docs/benchmarking.md).
-_TINY_ARGS = ("--dtype", "float32")
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A target with its drafter and what a benchmark of it needs by default.
-
-    Attributes:
-        name: ``tiny-hybrid``, ``Qwen3.5-4B``, …; None for a pair given by its paths.
-        thinking: whether the chat template's thinking switch is on; None leaves it to the template.
-        max_tokens: longest answer.
-        server_args: arguments every arm's server gets.
-    """
-
-    target: str
-    drafter: str | None
-    name: str | None = None
-    thinking: bool | None = None
-    max_tokens: int = 4096
-    server_args: tuple[str, ...] = ()
-
-    @property
-    def tiny(self) -> bool:
-        return self.name in NAMES
 
 
 @dataclass(frozen=True)
@@ -107,27 +82,85 @@ class Settings:
         }
 
 
-@cache
-def published_pairs() -> dict[str, dict[str, Any]]:
-    """What the model cards publish, by target: names, figures, and the setup they were measured with."""
-    pairs: dict[str, dict[str, Any]] = json.loads(_PUBLISHED.read_text())
-    return pairs
+_URL = re.compile(r"(?:(?P<mode>.+)=)?(?P<url>https?://.+)")
 
 
-def find_pair(name: str | None, target: str | None, drafter: str | None, drafter_kind: str = "good") -> Pair:
-    """The pair called ``name``, or the one given by its paths; ``target`` and ``drafter`` replace parts of a named one.
+def configure(options: Options) -> Settings:
+    """The options as :class:`Settings`.
 
     Raises:
-        DFlashError: no such pair, or neither a name nor a target.
+        DFlashError: an option that cannot be read, named with what was expected.
     """
-    if name in NAMES:
-        found = Pair(str(target_path(name)), str(drafter_path(name, drafter_kind)), name, False, 512, _TINY_ARGS)
-    elif name in published_pairs():
-        card = published_pairs()[name]
-        found = Pair(card["target"], card["drafter"], name, True)
-    elif name is None and target is not None:
-        return Pair(target, drafter)
+    arms = tuple(parse_modes(options.modes))
+    urls = base_urls(options.base_url or [], arms)
+    if urls and options.pair is None and options.target is None:
+        pair = Pair(target=next(iter(urls.values())), drafter=None)  # the server knows its models
     else:
-        known = ", ".join((*NAMES, *published_pairs()))
-        raise DFlashError(f"pair {name!r}", expected=f"one of {known}", remedy="give --pair NAME, or --target PATH")
-    return replace(found, target=target or found.target, drafter=drafter or found.drafter)
+        pair = find_pair(options.pair, options.target, options.draft, options.drafter)
+    return Settings(
+        pair=pair,
+        modes=arms,
+        tasks=_tasks(options.tasks, pair),
+        concurrencies=_numbers(options.concurrency),
+        num_prompts=options.num_prompts,
+        repeats=options.repeats,
+        out=options.out,
+        sampling=Sampling(
+            options.max_tokens or pair.max_tokens,
+            options.temperature,
+            options.seed,
+            thinking=pair.thinking if options.thinking is None else options.thinking,
+        ),
+        seed=options.seed,
+        together=pair.tiny if options.one_at_a_time is None else not options.one_at_a_time,
+        server_args=tuple(shlex.split(options.server_args)),
+        base_urls=urls,
+        builtin_path=options.builtin_shims,
+        data_dir=options.data_dir,
+    )
+
+
+def base_urls(texts: list[str], modes: tuple[Mode, ...]) -> dict[str, str]:
+    """``--base-url`` options as URL by mode label; empty for none.
+
+    Raises:
+        DFlashError: not a URL, or not one for every mode.
+    """
+    urls: dict[str, str] = {}
+    for text in texts:
+        match = _URL.fullmatch(text)
+        if match is None:
+            raise DFlashError(f"--base-url {text!r}", expected="URL or MODE=URL", remedy="begin it with http://")
+        urls[match["mode"] or modes[0].label] = match["url"]
+    labels = {mode.label for mode in modes}
+    if urls and urls.keys() != labels:
+        raise DFlashError(
+            f"--base-url for {', '.join(sorted(urls))} and --modes {', '.join(sorted(labels))}",
+            expected="a running server for every mode",
+            remedy="give --base-url MODE=URL once per mode",
+        )
+    return urls
+
+
+def _tasks(text: str | None, pair: Pair) -> tuple[str, ...]:
+    if text is not None:
+        names = tuple(text.split(","))
+    elif pair.name in published_pairs():
+        names = tuple(dict.fromkeys(row["task"] for row in published_pairs()[pair.name]["accept"])) or ("gsm8k",)
+    else:
+        names = offline.TASKS
+    for name in names:
+        check_name(name)
+    return names
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
+        raise DFlashError(
+            f"--concurrency {text!r}", expected="positive numbers separated by commas", remedy="for example 1,8"
+        )
+    return numbers

@@ -10,10 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from sglang_dflash.bench import metrics
-from sglang_dflash.bench.files import write_csv
 from sglang_dflash.bench.modes import AR
-from sglang_dflash.bench.records import RequestRecord, RunKey, RunRecord
-from sglang_dflash.bench.results import Results
+from sglang_dflash.bench.results import RequestRecord, Results, RunKey, RunRecord, write_csv
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_dflash.bench.records import RequestRecord, RunKey, RunRecord
-from sglang_dflash.bench.results import Results
+from sglang_dflash.bench.results import RequestRecord, Results, RunKey, RunRecord
 
 
 def request(

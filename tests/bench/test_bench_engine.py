@@ -1,4 +1,4 @@
-"""The benchmark against a real server of ours: its counts are the server's, its trace is every step."""
+"""The benchmark against a real server of ours: its counts are the server's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import httpx
 import pytest
 from rich.console import Console
 
-from sglang_dflash.bench import metrics, profile, prompt_book, results, trace
+from sglang_dflash.bench import metrics, prompt_book, results
 from sglang_dflash.bench.client import Sampling
+from sglang_dflash.bench.known_pairs import find_pair
 from sglang_dflash.bench.modes import parse_modes
 from sglang_dflash.bench.session import Session
-from sglang_dflash.bench.settings import Settings, find_pair
+from sglang_dflash.bench.settings import Settings
 from sglang_dflash.bench.tasks import load
 from tests.support.servers import Server, running
 
@@ -129,19 +130,3 @@ def test_the_openai_route_reports_the_same_accept_length(server: Server, tmp_pat
         assert (choice["message"]["content"], choice["finish_reason"]) == (request.text, request.finish_reason), request
         assert details["spec_verify_ct"] == request.verify_steps
         assert details["spec_accept_length"] == pytest.approx(request.completion_tokens / request.verify_steps)
-
-
-def test_a_trace_has_every_step(server: Server, tmp_path: Path):
-    traces = trace.record(replace(comparison(tmp_path, server.url), concurrencies=(1,)), QUIET)
-    whole = [found for found in traces if found.whole]
-    # A busy machine may hand two steps to the client at once; the trace then says so, and most do not.
-    assert len(traces) == 4
-    assert whole
-    for found in whole:
-        assert all(1 <= committed <= 8 for committed in found.committed)
-
-
-def test_a_profile_names_the_stages(server: Server, tmp_path: Path):
-    settings = replace(comparison(tmp_path, server.url), concurrencies=(1,))
-    table = profile.stage_table(profile.record(settings, 8, QUIET))
-    assert [row[0] for row in table.rows] == list(profile.STAGES)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sglang_dflash.bench import results, trace
+from sglang_dflash.bench import results
 from sglang_dflash.bench.report import PAGE
 from sglang_dflash.cli import app
 from tests.bench.fake_server import FakeServer, serve
@@ -42,12 +42,3 @@ def test_a_benchmark_prints_its_tables_and_leaves_a_report(servers: list[str], t
     outcome = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert outcome.exit_code == 0, outcome.output
     assert (tmp_path / PAGE).exists()
-
-
-def test_a_trace_prints_step_costs_and_leaves_both_files(servers: list[str], tmp_path: Path):
-    options = ["--modes", "ar,dflash:16", "--tasks", "json", "--concurrency", "1", "--num-prompts", "2"]
-    outcome = CliRunner().invoke(app, ["bench", "trace", *servers, *options, "--out", str(tmp_path)])
-    assert outcome.exit_code == 0, outcome.output
-    assert "Step costs" in outcome.output
-    assert len((tmp_path / trace.TRACES).read_text().splitlines()) == 1 + 2 * 2
-    assert (tmp_path / trace.COSTS).exists()

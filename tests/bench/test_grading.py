@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.bench.grading import answers, programs
+from sglang_dflash.bench.grading import answers
 from sglang_dflash.bench.grading.sandbox import MIB, Limits, run_program
 
 
@@ -49,28 +49,28 @@ def test_boxed_keeps_nested_braces_and_takes_the_last():
 
 def test_code_block_prefers_the_one_that_defines_the_function():
     text = "```python\ndef f(): return 1\n```\nUsage:\n```python\nprint(f())\n```"
-    assert programs.code_block(text, "f") == "def f(): return 1\n"
-    assert programs.code_block(text) == "print(f())\n"
-    assert programs.code_block("def g(): pass") == "def g(): pass"
+    assert answers.code_block(text, "f") == "def f(): return 1\n"
+    assert answers.code_block(text) == "print(f())\n"
+    assert answers.code_block("def g(): pass") == "def g(): pass"
 
 
 def test_a_program_passes_its_tests_or_not():
-    assert programs.passes("def f(x): return x + 1", "assert f(1) == 2")
-    assert not programs.passes("def f(x): return x", "assert f(1) == 2")
+    assert answers.passes("def f(x): return x + 1", "assert f(1) == 2")
+    assert not answers.passes("def f(x): return x", "assert f(1) == 2")
 
 
 @pytest.mark.parametrize("source", ["import sys; sys.exit(0)", "import os; os._exit(0)", "raise SystemExit"])
 def test_leaving_before_the_tests_is_not_passing(source: str):
-    assert not programs.passes(source, "assert False")
+    assert not answers.passes(source, "assert False")
 
 
 def test_cases_from_stdin_and_by_function():
     stdin = [{"testtype": "stdin", "input": "2 3\n", "output": "5\n"}]
-    assert programs.passes_cases("a, b = map(int, input().split())\nprint(a + b)", stdin, None)
-    assert not programs.passes_cases("print(6)", stdin, None)
+    assert answers.passes_cases("a, b = map(int, input().split())\nprint(a + b)", stdin, None)
+    assert not answers.passes_cases("print(6)", stdin, None)
     functional = [{"testtype": "functional", "input": '[1, 2]\n"x"', "output": '"x3"'}]
     source = "class Solution:\n  def f(self, xs: List[int], s: str) -> str:\n    return s + str(sum(xs))"
-    assert programs.passes_cases(source, functional, "f")
+    assert answers.passes_cases(source, functional, "f")
 
 
 def test_cpu_and_wall_time_end_a_program():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dflash.bench import metrics
-from sglang_dflash.bench.records import RunKey, RunRecord
+from sglang_dflash.bench.results import RunKey, RunRecord
 from sglang_dflash.bench.summary import Summary
 from tests.bench.records import comparison, request, run
 

@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from sglang_dflash.bench import configure
+from sglang_dflash.bench import settings as module
 from sglang_dflash.bench.modes import Mode, parse_modes
 from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.settings import Settings
@@ -20,7 +19,7 @@ from sglang_dflash.errors import DFlashError
 
 def settings(**changes: object) -> Settings:
     options = Options(pair="tiny-hybrid", modes="ar,dflash:16", num_prompts=4, out=Path("out"))
-    return configure.configure(replace(options, **changes))
+    return module.configure(replace(options, **changes))
 
 
 def test_modes():
@@ -31,15 +30,6 @@ def test_modes():
         Mode("mtp:3", "mtp", 3),
     ]
     assert [mode.block for mode in parse_modes("ar,dflash:8,mtp:3")] == [None, 8, 4]
-
-
-def test_the_width_of_an_arm_is_fixed_chosen_or_drawn():
-    arguments = {text: Mode.parse(text).server_args("t", "d")[6:] for text in ("dflash:16", "adaptive:16", "random:16")}
-    assert arguments["dflash:16"] == []
-    assert arguments["adaptive:16"] == ["--speculative-adaptive"]
-    *flags, config = arguments["random:16"]
-    assert flags == ["--speculative-adaptive", "--speculative-adaptive-config"]
-    assert json.loads(Path(config).read_text()) == {"policy": "random"}
 
 
 def test_a_mode_can_set_its_servers_environment():
@@ -55,11 +45,6 @@ def test_what_is_not_a_mode_is_refused_with_the_forms(text: str):
         Mode.parse(text)
 
 
-def test_a_mode_named_twice_is_refused():
-    with pytest.raises(DFlashError, match="named twice: ar"):
-        parse_modes("ar,ar")
-
-
 def test_mtp_needs_a_target_that_has_it(tmp_path: Path):
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"text_config": {"mtp_num_hidden_layers": 1}}))
@@ -68,11 +53,6 @@ def test_mtp_needs_a_target_that_has_it(tmp_path: Path):
     config.write_text("{}")
     with pytest.raises(DFlashError, match="multi-token-prediction"):
         Mode.parse("mtp:3").server_args(str(tmp_path), None)
-
-
-def test_dflash_needs_a_drafter():
-    with pytest.raises(DFlashError, match="without a drafter"):
-        Mode.parse("dflash:8").server_args("target", None)
 
 
 def test_launch_of_each_arm():
@@ -120,9 +100,9 @@ def test_an_option_that_cannot_be_read_is_named(changes: dict[str, object], mess
 
 def test_base_urls_by_mode():
     modes = tuple(parse_modes("ar,dflash:16+A=1"))
-    urls = configure.base_urls(["ar=http://a:1", "dflash:16+A=1=http://b:2"], modes)
+    urls = module.base_urls(["ar=http://a:1", "dflash:16+A=1=http://b:2"], modes)
     assert urls == {"ar": "http://a:1", "dflash:16+A=1": "http://b:2"}
-    assert configure.base_urls(["http://a:1"], modes[:1]) == {"ar": "http://a:1"}
+    assert module.base_urls(["http://a:1"], modes[:1]) == {"ar": "http://a:1"}
 
 
 def test_the_command_line_reports_a_users_error_in_one_line(tmp_path: Path):
@@ -132,50 +112,3 @@ def test_the_command_line_reports_a_users_error_in_one_line(tmp_path: Path):
     outcome = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert outcome.exit_code == 2
     assert "no finished run" in outcome.output
-
-
-SERVER = {"--pair", "--target", "--draft", "--drafter", "--max-tokens", "--base-url", "--server-args", "--out"}
-QUESTIONS = {"--modes", "--tasks", "--concurrency", "--num-prompts", "--builtin-shims", "--data-dir"}
-COMPARISON = {"--repeats", "--temperature", "--thinking", "--seed", "--one-at-a-time"}
-
-
-@pytest.mark.parametrize(
-    ("command", "names", "defaults"),
-    [
-        (
-            [],
-            SERVER | QUESTIONS | COMPARISON,
-            {"modes": "ar,dflash:8,dflash:16", "num_prompts": 32, "repeats": 5, "out": Path("bench-results")},
-        ),
-        (
-            ["trace"],
-            SERVER | QUESTIONS,
-            {"modes": "dflash:4,dflash:8,dflash:16", "num_prompts": 8, "out": Path("bench-trace")},
-        ),
-        (
-            ["profile"],
-            SERVER | {"--mode", "--task", "--concurrency", "--steps"},
-            {"mode": "dflash:16", "task": "math", "concurrency": 1, "steps": 20, "out": Path("bench-profile")},
-        ),
-    ],
-)
-def test_each_command_has_its_options_and_defaults(command: list[str], names: set[str], defaults: dict[str, object]):
-    found = typer.main.get_command(app).commands["bench"]
-    for name in command:
-        found = found.commands[name]
-    assert {parameter.opts[0] for parameter in found.params} - {"--help"} == names
-    assert all(parameter.help for parameter in found.params)
-    assert {parameter.name: parameter.default for parameter in found.params if parameter.name in defaults} == defaults
-
-
-def test_a_command_gets_what_was_typed_and_its_own_defaults(monkeypatch: pytest.MonkeyPatch):
-    from sglang_dflash.bench import trace
-
-    received: list[Settings] = []
-    monkeypatch.setattr(trace, "record", lambda settings, _: received.append(settings) or [])
-    command = ["bench", "trace", "--pair", "tiny-moe", "--concurrency", "2,4", "--num-prompts", "3"]
-    assert CliRunner().invoke(app, command).exit_code == 0
-    (given,) = received
-    assert (given.pair.name, given.concurrencies, given.num_prompts) == ("tiny-moe", (2, 4), 3)
-    assert [mode.label for mode in given.modes] == ["dflash:4", "dflash:8", "dflash:16"]
-    assert (given.repeats, given.out) == (1, Path("bench-trace"))

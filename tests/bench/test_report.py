@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
-from sglang_dflash.bench import results, step_log
-from sglang_dflash.bench.findings import findings
-from sglang_dflash.bench.plots_steps import course
+from sglang_dflash.bench import results
+from sglang_dflash.bench.known_pairs import published_pairs
 from sglang_dflash.bench.published import card_of, mode_of, published_tables
 from sglang_dflash.bench.report import write_report
-from sglang_dflash.bench.settings import published_pairs
 from sglang_dflash.bench.summary import Summary
 from sglang_dflash.bench.tables import all_tables
+from sglang_dflash.bench.warnings import findings
 from sglang_dflash.errors import DFlashError
 from tests.bench.records import comparison, provenance, request
 
@@ -24,10 +22,6 @@ def _write(folder: Path, content: results.Results) -> None:
     results.append(folder, "provenance", content.provenance)
     for run in content.runs:
         results.append_run(folder, run, [r for r in content.requests if r.run == run.run])
-
-
-def test_nothing_is_found_where_all_is_well():
-    assert findings(Summary(comparison())) == []
 
 
 def test_a_wrong_token_is_a_serious_finding():
@@ -80,31 +74,6 @@ def test_the_page_stands_alone_and_names_its_source(tmp_path: Path):
     header, *rows = (tmp_path / "summary.csv").read_text().splitlines()
     assert header.startswith("mode,task,concurrency")
     assert len(rows) == 2
-
-
-def test_the_steps_of_an_arm_are_shown_over_time(tmp_path: Path):
-    """Two of four seconds in width 4 with two requests, two in width 8 with one; a pause of a minute between them."""
-    _write(tmp_path, comparison())
-    ((_, log),) = step_log.variable(tmp_path, "dflash:16")
-    wide = {"kind": "decode", "rids": ["a"], "width": 8, "verify": None, "accept": [6], "context": 9, "ms": None}
-    narrow = {**wide, "rids": ["a", "b"], "width": 4, "accept": [1, 3]}
-    rows = [{**narrow, "at": i / 10} for i in range(20)] + [{**wide, "at": 60 + i / 10} for i in range(21)]
-    Path(log).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    steps = course([Path(log)])
-    assert steps is not None
-    early, late = steps.seconds < 1.8, steps.seconds > 3
-    assert set(steps.width[early]) == {4}
-    assert set(steps.width[late]) == {8}
-    assert set(steps.accept_length[early]) == {2}
-    assert set(steps.accept_length[late]) == {6}
-    assert steps.seconds[-1] == pytest.approx(1.9 + 1 + 2, rel=0.02)
-    assert 'id="steps_over_time"' in write_report(tmp_path).read_text()
-    assert (tmp_path / "steps_over_time.png").exists()
-
-
-def test_without_a_step_log_there_is_no_figure_of_steps(tmp_path: Path):
-    _write(tmp_path, comparison())
-    assert "steps_over_time" not in write_report(tmp_path).read_text()
 
 
 def test_text_of_the_results_cannot_become_markup(tmp_path: Path):

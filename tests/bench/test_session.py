@@ -16,14 +16,16 @@ import httpx
 import pytest
 from rich.console import Console
 
-from sglang_dflash.bench import plan, results
+from sglang_dflash.bench import results
+from sglang_dflash.bench import session as plan
 from sglang_dflash.bench.client import Sampling
+from sglang_dflash.bench.known_pairs import Pair
 from sglang_dflash.bench.modes import Mode, parse_modes
-from sglang_dflash.bench.records import RunKey
+from sglang_dflash.bench.results import RunKey
 from sglang_dflash.bench.runner import closed_loop
 from sglang_dflash.bench.servers import check_arm
 from sglang_dflash.bench.session import Session
-from sglang_dflash.bench.settings import Pair, Settings
+from sglang_dflash.bench.settings import Settings
 from sglang_dflash.errors import DFlashError
 from tests.bench.fake_server import FakeServer, serve
 from tests.bench.records import request, run
@@ -202,7 +204,7 @@ def test_a_server_that_is_not_its_arm_is_refused(tmp_path: Path, fake: FakeServe
             run_session(replace(settings, base_urls=urls))
 
 
-@pytest.mark.parametrize("label", ["dflash:16", "adaptive:16", "random:16"])
+@pytest.mark.parametrize("label", ["dflash:16", "adaptive:16"])
 def test_our_worker_serves_these_arms(label: str):
     def info(ours: bool) -> dict[str, Any]:
         return FakeServer(block=16, ours=ours).reply("/server_info", None)[1][0]

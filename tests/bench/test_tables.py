@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from measure import draft_window
-from sglang_dflash.bench import demo, metrics, tables, trace
+from sglang_dflash.bench import tables
+from sglang_dflash.bench.known_pairs import published_pairs
 from sglang_dflash.bench.published import card_of, published_tables
-from sglang_dflash.bench.settings import published_pairs
 from sglang_dflash.bench.summary import Summary
 from tests.bench.records import comparison, provenance
 
@@ -38,16 +37,10 @@ def tables_of_published_figures() -> list[tables.Table]:
     return found
 
 
-def other_tables() -> list[tables.Table]:
-    step = trace.Trace("dflash:8", "math", "0", 1, 8, 5, [3, 4], [0.1, 0.2], whole=True)
-    window_row = draft_window.Row(64, 512, 3.0, 1.5, 2**20, 500.0, 20.0)
-    return [trace.cost_table([step]), draft_window.table([window_row], 2**21), demo.by_task(Summary(comparison()))]
-
-
 def test_every_table_has_a_cell_under_every_heading():
     of_bench = tables.all_tables(summary_with_stage_times())
     assert len(of_bench) == 6
-    for table in [*of_bench, *tables_of_published_figures(), *other_tables()]:
+    for table in [*of_bench, *tables_of_published_figures()]:
         assert table.rows
         assert {len(row) for row in table.rows} == {len(table.columns)}, table.title
         assert len({line.count("|") for line in table.markdown().splitlines()}) == 1, table.title
@@ -56,15 +49,6 @@ def test_every_table_has_a_cell_under_every_heading():
 def test_a_ragged_table_is_refused():
     with pytest.raises(ValueError, match=r"Two cells: 1 cell\(s\) under 2 headings"):
         tables.Table("Two cells", "", ["a", "b"], [["1", "2"], ["3"]])
-
-
-def test_the_step_table_prints_the_time_outside_draft_and_verify():
-    summary = summary_with_stage_times()
-    table = next(table for table in tables.all_tables(summary) if "host ms" in table.columns)
-    (cells,) = table.rows
-    requests, runs = summary.requests("dflash:16"), summary.runs("dflash:16")
-    host_ms = 1000 * metrics.host_seconds_per_step(requests, runs)
-    assert cells[table.columns.index("host ms")] == f"{host_ms:.2f}"
 
 
 def test_the_csv_file_has_a_value_under_every_heading(tmp_path: Path):

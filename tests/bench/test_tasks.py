@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
-import unicodedata
 from pathlib import Path
 
 import pytest
 
 from sglang_dflash.bench import tasks
-from sglang_dflash.bench.tasks import pair_tasks
+from sglang_dflash.bench.tasks import offline
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.pairs.corpus import prompts
 
@@ -74,13 +72,6 @@ def test_prompt_as_published(name: str, prompt: str, data_dir: Path):
     assert question(name, data_dir).messages == ({"role": "user", "content": prompt},)
 
 
-def test_livecodebench_prompt_has_the_four_parts(data_dir: Path):
-    text = question("livecodebench", data_dir).messages[0]["content"]
-    assert text.startswith("You are an expert Python programmer. ")
-    assert "\n\n### Question:\nAdd two numbers.\n\n### Format: Write your code in the following format:\n" in text
-    assert text.endswith("```python\n# YOUR CODE HERE\n```\n\n### Answer: (use the provided format with backticks)")
-
-
 def test_mt_bench_has_both_turns(data_dir: Path):
     assert question("mt-bench", data_dir).follow_ups == ("Second.",)
 
@@ -106,7 +97,7 @@ def test_grader(name: str, right: str, wrong: str, data_dir: Path):
     assert not grader(wrong)
 
 
-@pytest.mark.parametrize("name", pair_tasks.TASKS)
+@pytest.mark.parametrize("name", offline.TASKS)
 def test_the_tiny_pairs_own_answers_are_right(name: str):
     asked = tasks.load(name, 4, seed=3)
     for item, prompt in zip(asked, prompts(name, "heldout", 4, 3), strict=True):
@@ -116,7 +107,7 @@ def test_the_tiny_pairs_own_answers_are_right(name: str):
         assert not item.grader("I do not know")
 
 
-@pytest.mark.parametrize("name", pair_tasks.MIXTURES)
+@pytest.mark.parametrize("name", offline.MIXTURES)
 def test_a_mixture_asks_every_task_in_turn(name: str):
     kinds = [q.id.partition("/")[0] for q in tasks.load(name, 6)]
     assert kinds == ["math", "code", "json", "chat", "math", "code"]
@@ -143,39 +134,6 @@ def test_wild_prompts_are_many_of_many_kinds_and_each_another() -> None:
         if len(x & y) > len(x | y) / 4
     ]
     assert not alike
-
-
-def test_wild_prompts_come_in_many_scripts() -> None:
-    letters = "".join(q.messages[0]["content"] for q in tasks.load("wild", 1000))
-    scripts = {unicodedata.name(letter).partition(" ")[0] for letter in letters if letter.isalpha()}
-    assert scripts >= {
-        "LATIN",
-        "CYRILLIC",
-        "GREEK",
-        "CJK",
-        "HIRAGANA",
-        "HANGUL",
-        "ARABIC",
-        "HEBREW",
-        "DEVANAGARI",
-        "THAI",
-    }
-
-
-def test_wild_prompts_keep_their_lines_and_their_indentation() -> None:
-    texts = {q.id: q.messages[0]["content"] for q in tasks.load("wild", 1000)}
-    assert texts["short/hi"] == "hi"
-    assert texts["code/assembly"].startswith("    xor eax, eax\n.loop:\n")
-    assert texts["code/haskell"].endswith("\nquicksort (p:xs) =")
-
-
-def test_no_wild_prompt_is_of_a_training_template() -> None:
-    taught = [
-        re.compile(p)
-        for p in (r"How many \w+ does \w+ have now", r"JSON record", r"Python function `", r"def \w+\(nums")
-    ]
-    assert all(any(re.search(p, m["content"]) for p in taught) for q in tasks.load("code", 8) for m in q.messages[-1:])
-    assert not [q.id for q in tasks.load("wild", 1000) for p in taught if p.search(q.messages[0]["content"])]
 
 
 def test_a_code_answer_that_never_ends_is_wrong():

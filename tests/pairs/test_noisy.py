@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from sglang_dflash.bench.settings import find_pair
+from sglang_dflash.bench.known_pairs import find_pair
 from sglang_dflash.cli import app
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.pairs import NAMES, drafter_path, noisy, target_path

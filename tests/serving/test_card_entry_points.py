@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.bench.ports import free_port
+from sglang_dflash.bench.server import free_port
 from sglang_dflash.hooks.reports import SERVER_INFO_KEY
 from tests.support.cards import card
 from tests.support.checkpoints import assert_greedy

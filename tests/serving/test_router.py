@@ -13,7 +13,7 @@ import openai
 import psutil
 import pytest
 
-from sglang_dflash.bench.ports import free_port
+from sglang_dflash.bench.server import free_port
 from tests.support.generation import generate_all
 from tests.support.pair_servers import dflash_server, worker_info
 from tests.support.prompts import corpus

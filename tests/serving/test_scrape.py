@@ -11,7 +11,7 @@ import httpx
 import pytest
 import yaml
 
-from sglang_dflash.bench.ports import free_port
+from sglang_dflash.bench.server import free_port
 from tests.support.generation import generate_all
 from tests.support.grafana import queries
 from tests.support.prompts import corpus

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from sglang_dflash.bench.ports import free_port
+from sglang_dflash.bench.server import free_port
 
 START_SECONDS = 300
 # Launchers: what follows the Python interpreter.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
-from sglang_dflash.bench.tasks import pair_tasks, wild
+from sglang_dflash.bench.tasks import offline
 from sglang_dflash.bench.tasks.datasets import DATASETS, questions
 from sglang_dflash.bench.tasks.question import Question
 from sglang_dflash.errors import DFlashError
 
-TASKS = (*pair_tasks.TASKS, *pair_tasks.MIXTURES, wild.WILD, *DATASETS)
+TASKS = (*offline.TASKS, *offline.MIXTURES, offline.WILD, *DATASETS)
 
 
 def check_name(name: str) -> None:
@@ -29,13 +29,13 @@ def load(name: str, count: int, *, seed: int = 0, data_dir: Path | None = None) 
     A question is never asked twice in a run: a repeated prompt would be answered from the prefix cache.
 
     Args:
-        data_dir: folder with local copies, see ``hub.load_rows``; None reads from the hub or its cache.
+        data_dir: folder with local copies, see ``datasets.load_rows``; None reads from the hub or its cache.
 
     Raises:
         DFlashError: an unknown task, or a dataset that cannot be reached.
     """
     check_name(name)
-    if name in (*pair_tasks.TASKS, *pair_tasks.MIXTURES):
-        return pair_tasks.load(name, count, seed)
-    found = wild.questions() if name == wild.WILD else questions(name, data_dir)
+    if name in (*offline.TASKS, *offline.MIXTURES):
+        return offline.load(name, count, seed)
+    found = offline.wild_questions() if name == offline.WILD else questions(name, data_dir)
     return found if count >= len(found) else Random(seed).sample(found, count)

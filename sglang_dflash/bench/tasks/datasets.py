@@ -1,4 +1,4 @@
-r"""The public benchmarks of the model cards: where they are, how they are asked, how they are graded.
+"""The public benchmarks of the model cards: where they are, how they are asked, how they are graded.
 
 Prompt texts are those of ``model/utils.py`` and ``dflash/benchmark.py`` of github.com/z-lab/dflash, byte for byte: an
 accept length is a property of the prompt, so figures compare with the cards' only on the cards' prompts.
@@ -8,12 +8,70 @@ Nothing there grades an answer; the graders are ours and say in ``grading/`` wha
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from sglang_dflash.bench.grading import answers, programs
-from sglang_dflash.bench.tasks.hub import Row, Source, load_rows
+from sglang_dflash.bench.grading import answers
 from sglang_dflash.bench.tasks.question import Grader, Question, ask
+from sglang_dflash.errors import DFlashError
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a dataset lives on the hub.
+
+    Attributes:
+        path, name, split: arguments of ``datasets.load_dataset``.
+        files: JSON-lines files of that repository, for datasets whose loading script is no longer run.
+    """
+
+    path: str
+    split: str
+    name: str | None = None
+    files: Sequence[str] = ()
+
+
+def load_rows(task: str, source: Source, data_dir: Path | None) -> list[Row]:
+    """All rows, in the dataset's order.
+
+    Args:
+        data_dir: a folder with ``<task>.jsonl``, one row per line, columns named as on the hub.
+
+    Raises:
+        DFlashError: no such file, or the hub cannot be reached and its cache does not have the dataset.
+    """
+    if data_dir is not None:
+        return _read_lines(data_dir / f"{task}.jsonl", source)
+    from datasets import load_dataset
+
+    try:
+        if source.files:
+            base = f"https://huggingface.co/datasets/{source.path}/resolve/main/"
+            urls = [base + file for file in source.files]
+            return list(load_dataset("json", data_files={source.split: urls}, split=source.split))
+        return list(load_dataset(source.path, source.name, split=source.split))
+    except OSError as error:  # every failure to reach the hub is one: no name, no route, no such file, offline mode
+        raise DFlashError(
+            f"dataset {source.path} of task {task!r} cannot be loaded ({error})",
+            expected="a reachable Hugging Face hub, its cache, or a local copy",
+            remedy=f"put the rows into DIR/{task}.jsonl and give --data-dir DIR, "
+            "or use the tiny pairs' tasks, which need no network",
+        ) from error
+
+
+def _read_lines(path: Path, source: Source) -> list[Row]:
+    if not path.exists():
+        raise DFlashError(
+            f"{path} does not exist",
+            expected=f"the rows of {source.path} (split {source.split}), one JSON object per line",
+            remedy="export it there, or leave out --data-dir to read from the hub",
+        )
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+
 
 _STEP_BY_STEP = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
@@ -36,12 +94,12 @@ def _humaneval(_index: int, row: Row) -> Question:
     name = row["entry_point"]
     header = row["prompt"].partition(f"def {name}")[0]
     tests = f"{row['test']}\ncheck({name})\n"
-    return ask(row["task_id"], prompt, lambda text: programs.passes(header + programs.code_block(text, name), tests))
+    return ask(row["task_id"], prompt, lambda text: answers.passes(header + answers.code_block(text, name), tests))
 
 
 def _mbpp(_index: int, row: Row) -> Question:
     tests = "\n".join([*row.get("test_imports", []), *row["test_list"]])
-    return ask(str(row["task_id"]), row["prompt"], lambda text: programs.passes(programs.code_block(text), tests))
+    return ask(str(row["task_id"]), row["prompt"], lambda text: answers.passes(answers.code_block(text), tests))
 
 
 def _mt_bench(_index: int, row: Row) -> Question:
@@ -82,7 +140,7 @@ def _livecodebench_grader(row: Row) -> Grader:
     """Runs the row's public tests; the private ones are pickles, which we do not load from a download."""
     cases = json.loads(row["public_test_cases"])
     function = json.loads(row.get("metadata") or "{}").get("func_name")
-    return lambda text: programs.passes_cases(programs.code_block(text), cases, function)
+    return lambda text: answers.passes_cases(answers.code_block(text), cases, function)
 
 
 DATASETS: dict[str, tuple[Source, Callable[[int, Row], Question]]] = {

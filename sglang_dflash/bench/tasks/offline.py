@@ -1,14 +1,19 @@
-"""The tiny pairs' own tasks: held-out prompts made by code, so that benchmarks run on a machine without a network."""
+"""Tasks for a machine without a network: held-out prompts of the tiny pairs, made by code, and ``wild``.
+
+``wild`` has prompts of all kinds, written by hand, far from what the tiny pairs were trained on: a drafter guesses
+worst where its target was never taught. Nobody grades its answers; a tiny target writes nonsense there.
+"""
 
 from __future__ import annotations
 
 from itertools import chain
+from pathlib import Path
 
-from sglang_dflash.bench.grading import programs
-from sglang_dflash.bench.tasks.question import Grader, Question
+from sglang_dflash.bench.grading import answers
+from sglang_dflash.bench.tasks.question import Grader, Question, ask
 from sglang_dflash.pairs.corpus import TASKS, Prompt, prompts
 
-__all__ = ["MIXED", "MIXTURES", "QUESTIONS", "TASKS", "load"]
+__all__ = ["MIXED", "MIXTURES", "QUESTIONS", "TASKS", "WILD", "load", "wild_questions"]
 
 MIXED = "mixed"  # all tasks in turn; half of the prompts are long, with earlier turns or a system message
 QUESTIONS = "questions"  # all tasks in turn, one question each, as the public benchmarks ask
@@ -39,4 +44,15 @@ def _grader(prompt: Prompt) -> Grader:
         return prompt.check
     name, cases = prompt.expected["name"], prompt.expected["cases"]
     tests = "".join(f"assert {name}({numbers!r}) == {result!r}\n" for numbers, result in cases)
-    return lambda answer: programs.passes(programs.code_block(answer), tests)
+    return lambda answer: answers.passes(answers.code_block(answer), tests)
+
+
+WILD = "wild"
+_MARK = "%% "  # begins the line before a prompt, which gives its kind and name
+_FILE = Path(__file__).with_name("wild.txt")
+
+
+def wild_questions() -> list[Question]:
+    """All of them, in the order of ``wild.txt``; a question's id begins with its kind."""
+    blocks = f"\n{_FILE.read_text(encoding='utf-8')}".split(f"\n{_MARK}")[1:]
+    return [ask(name, prompt.strip("\n")) for name, _, prompt in (block.partition("\n") for block in blocks)]
