@@ -22,11 +22,10 @@ import typer
 from rich.console import Console
 
 from sglang_dflash.bench import prompt_book, results
-from sglang_dflash.bench.settings import configure
 from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.server import running
 from sglang_dflash.bench.session import Session
-from sglang_dflash.bench.settings import Settings
+from sglang_dflash.bench.settings import Settings, configure
 from sglang_dflash.bench.summary import Summary
 
 SEED = 1  # of bench_serving

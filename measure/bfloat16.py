@@ -20,10 +20,10 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from sglang_dflash.bench.settings import configure
 from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.provenance import describe_hardware, hardware
 from sglang_dflash.bench.server import Launch, running
+from sglang_dflash.bench.settings import configure
 from sglang_dflash.pairs import NAMES, target_path
 
 ARMS = "ar,dflash:16,dflash:8,dflash:4,builtin:16"

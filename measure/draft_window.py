@@ -17,11 +17,11 @@ from typing import Annotated, Any
 import typer
 
 from sglang_dflash.bench.client import Client, Sampling
-from sglang_dflash.bench.settings import configure
 from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.provenance import describe_hardware, hardware
 from sglang_dflash.bench.runner import WORKER_KEY, internal_state
 from sglang_dflash.bench.server import Launch, running
+from sglang_dflash.bench.settings import configure
 from sglang_dflash.bench.tables import Table, number
 from sglang_dflash.pairs import NAMES, target_path
 

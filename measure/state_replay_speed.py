@@ -18,11 +18,11 @@ import typer
 from measure.width_load import OWN, prompts
 from measure.width_table import Cell, measure
 from sglang_dflash.bench.client import Client
-from sglang_dflash.bench.settings import configure
 from sglang_dflash.bench.modes import Mode
 from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.provenance import describe_hardware, hardware
 from sglang_dflash.bench.server import running
+from sglang_dflash.bench.settings import configure
 from sglang_dflash.bench.tables import Table
 from sglang_dflash.states.choice import SWITCH
 from sglang_dflash.user_errors import user_errors

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dflash.bench.client import Client
-from sglang_dflash.bench.settings import configure
 from sglang_dflash.bench.modes import AR, Mode
 from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.runner import WORKER_KEY
 from sglang_dflash.bench.server import Launch, running
 from sglang_dflash.bench.servers import check_arm
+from sglang_dflash.bench.settings import configure
 from sglang_dflash.errors import DFlashError
 
 ROOT = Path(__file__).parents[1]

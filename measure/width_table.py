@@ -23,8 +23,8 @@ from measure.width_arms import ARMS, Arms, parse_arms
 from measure.width_criteria import report
 from measure.width_load import OWN, WILD, Tokens, ask, finish, now, prompts
 from sglang_dflash.bench.client import Client
-from sglang_dflash.bench.results import append_lines
 from sglang_dflash.bench.provenance import describe_hardware, hardware
+from sglang_dflash.bench.results import append_lines
 from sglang_dflash.bench.runner import WORKER_KEY, internal_state
 from sglang_dflash.user_errors import user_errors
 

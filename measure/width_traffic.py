@@ -17,15 +17,15 @@ from random import Random
 from typing import Annotated, Any, TypeVar
 
 import typer
+from sglang_dflash.bench.tasks.pair_tasks import TASKS
 
 from measure.width_arms import ADAPTIVE, FIXED, PLAIN, Arms, parse_arms
 from measure.width_load import WILD, Tokens, ask, finish, now, prompts
 from measure.width_table import read_rows
 from measure.width_traffic_report import Phase, draw, report
 from sglang_dflash.bench.client import Client
-from sglang_dflash.bench.results import append_lines
 from sglang_dflash.bench.provenance import describe_hardware, hardware
-from sglang_dflash.bench.tasks.pair_tasks import TASKS
+from sglang_dflash.bench.results import append_lines
 from sglang_dflash.user_errors import user_errors
 
 BINS = 10  # of a phase

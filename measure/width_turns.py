@@ -31,13 +31,13 @@ from measure.width_arms import ADAPTIVE, ROOT, WIDEST
 from measure.width_load import OWN, WILD, Tokens, ask, finish, now, prompts
 from measure.width_table import Cell, read_rows
 from sglang_dflash.bench.client import Client
-from sglang_dflash.bench.settings import configure
-from sglang_dflash.bench.results import append_lines
 from sglang_dflash.bench.modes import Mode
 from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.provenance import describe_hardware, hardware
+from sglang_dflash.bench.results import append_lines
 from sglang_dflash.bench.runner import WORKER_KEY, internal_state
 from sglang_dflash.bench.server import running
+from sglang_dflash.bench.settings import configure
 from sglang_dflash.bench.tables import Table
 from sglang_dflash.user_errors import user_errors
 from sglang_dflash.worker.observe.observer import STEP_LOG

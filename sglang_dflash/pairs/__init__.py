@@ -1,7 +1,7 @@
 """Tiny trained target + drafter pairs: real accept lengths on any machine.
 
 This package needs no PyTorch: it says where the shipped weights are, and :mod:`sglang_dflash.pairs.corpus` what to ask
-them. How they were trained is in :mod:`sglang_dflash.train`.
+them. How they were trained is in :mod:`tools.train`.
 """
 
 from __future__ import annotations

@@ -22,14 +22,15 @@ from torch import Tensor
 
 from sglang_dflash.drafter import config
 from sglang_dflash.pairs import drafter_path, target_path
-from sglang_dflash.train import drafter, reference_decoder
-from sglang_dflash.train.drafter import FULL, SLIDING, Drafter, DrafterConfig
-from sglang_dflash.train.reference_decoder import Decoded, ReferenceDecoder
 from sglang_dflash.window.size import context_window
+from tests.support import reference_decoder
 from tests.support.generation import generate
 from tests.support.pair_servers import target_arguments, with_plugin, worker_info
 from tests.support.prompts import corpus
+from tests.support.reference_decoder import Decoded, ReferenceDecoder
 from tests.support.servers import running
+from tools.train import drafter
+from tools.train.drafter import FULL, SLIDING, Drafter, DrafterConfig
 
 pytestmark = pytest.mark.engine
 

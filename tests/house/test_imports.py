@@ -38,10 +38,9 @@ ALLOWED: dict[str, set[str]] = {
     "plugin": STEP | {"plan", "worker", "check", "cpu", "hooks"},
     "cpu": GROUND | {"torchvision_import"},
     "check": COMMAND | {"plan", "window.size"},
-    "train": COMMAND | {"pairs", "torchvision_import", "bench.provenance"},
     "pairs": COMMAND,
     "bench": COMMAND | {"pairs", "width"},
-    "cli": COMMAND | {"bench", "check", "pairs", "train"},
+    "cli": COMMAND | {"bench", "check", "pairs"},
 }
 
 

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import click
-import pytest
 import typer
 from typer.testing import CliRunner
 
@@ -49,19 +48,6 @@ def test_list_prints_every_pair_and_drafter() -> None:
     assert "tiny-hybrid" in run(app, ["list"]).output
 
 
-@pytest.mark.parametrize("columns", ["80", "40"])
-def test_a_narrow_terminal_cuts_nothing_that_a_user_copies(columns: str) -> None:
-    listed = run(app, ["list"], env={"COLUMNS": columns}).output.splitlines()
-    rows = [set(line[:40].split()) for line in listed]
-    assert all(any({name, kind} <= row for row in rows) for name in NAMES for kind in drafter_kinds(name))
-    assert any(line.startswith(f"sglang-dflash pairs path {NAMES[0]}") for line in listed)
-    assert max(map(len, listed)) <= 80
-    for command in ("train", "train-drafter", "measure", "prompts"):
-        helped = run(sglang_dflash_app, ["pairs", command, "--help"], env={"COLUMNS": columns}).output
-        options = {option for p in options_of(command) for option in p.opts}
-        assert options <= set(helped.split())
-
-
 def options_of(command: str) -> list[click.Parameter]:
     group = typer.main.get_command(sglang_dflash_app).commands["pairs"]
     return [parameter for parameter in group.commands[command].params if parameter.param_type_name == "option"]
@@ -69,7 +55,7 @@ def options_of(command: str) -> list[click.Parameter]:
 
 def test_finding_a_pair_imports_no_torch() -> None:
     program = (
-        "import sys; from typer.testing import CliRunner; from sglang_dflash.train.cli import app\n"
+        "import sys; from typer.testing import CliRunner; from sglang_dflash.pairs.cli import app\n"
         "for words in ('path tiny-hybrid', 'list', 'prompts tiny-hybrid --task math'):\n"
         "    assert CliRunner().invoke(app, words.split()).exit_code == 0, words\n"
         "assert not {'torch', 'transformers', 'sglang'} & set(sys.modules)\n"

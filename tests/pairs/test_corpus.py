@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from random import Random
 
 import pytest
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.pairs.corpus import SHAPES, TASKS, code_task, draw, prompts, split_of, sums
-from sglang_dflash.pairs.corpus.math_task import LARGEST
+from sglang_dflash.pairs.corpus import SHAPES, TASKS, code_task, draw, prompts, split_of
 
 
 def questions(task: str, split: str, n: int, seed: int) -> dict[str, str]:
@@ -27,16 +25,6 @@ def test_train_and_heldout_never_share_a_question_or_its_parameters(task: str) -
     assert not set(train.values()) & set(heldout.values())
     assert all(split_of(f"{task}/{key}") == "train" for key in train.values())
     assert all(split_of(f"{task}/{key}") == "heldout" for key in heldout.values())
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_a_question_says_all_its_parameters_so_that_one_text_has_one_split(task: str) -> None:
-    keys: dict[str, str] = {}
-    for seed in range(4):
-        rng = Random(seed)
-        for _ in range(800):
-            example = draw(task, "train", rng)
-            assert keys.setdefault(example.question, example.key) == example.key
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -102,30 +90,9 @@ def test_code_that_fails_or_could_harm_does_not_run(body: str) -> None:
     assert not code_task.runs(expected, code(body))
 
 
-def test_code_that_runs_is_not_always_right() -> None:
-    expected = {"name": "f", "cases": [[[], 0], [[1, 2], 3]]}
-    assert code_task.runs(expected, code("return len(nums)"))
-    assert not code_task.check(expected, code("return len(nums)"))
-    assert code_task.check(expected, code("return sum(nums)"))
-
-
 @pytest.mark.parametrize(
     ("task", "split", "shape"), [("maths", "train", None), ("math", "test", None), ("math", "train", "x")]
 )
 def test_unknown_names_are_refused_with_the_known_ones(task: str, split: str, shape: str | None) -> None:
     with pytest.raises(DFlashError, match="single" if shape else "math" if task == "maths" else "heldout"):
         prompts(task, split, shape=shape)
-
-
-def test_drilled_sums_are_right_and_stay_within_the_math_tasks_numbers() -> None:
-    rng, kinds = Random(0), set()
-    for _ in range(200):
-        example = sums.draw(rng)
-        lines = example.answer.splitlines()
-        for line in lines:
-            a, kind, b, result = re.fullmatch(r"(\d+) ([-+*]) (\d+) = (\d+)", line).groups()
-            assert {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[kind] == int(result)
-            assert max(int(a), int(b), int(result)) <= LARGEST
-            kinds.add(kind)
-        assert ", ".join(line.split(" = ")[0] for line in lines) in example.question
-    assert kinds == {"+", "-", "*"}

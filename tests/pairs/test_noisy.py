@@ -11,12 +11,11 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from sglang_dflash.bench.known_pairs import find_pair
 from sglang_dflash.cli import app
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.pairs import NAMES, drafter_path, noisy, target_path
+from sglang_dflash.pairs import NAMES, drafter_path, target_path
 from sglang_dflash.pairs.noisy import SEED, SIGMA
-from sglang_dflash.train.drafter import Drafter
+from tools.train.drafter import Drafter
 
 run = CliRunner().invoke
 
@@ -35,12 +34,6 @@ def test_every_make_gives_the_same_bytes_in_the_same_place(cache: Path, monkeypa
     for name in ("model.safetensors", "config.json"):
         assert (first / name).read_bytes() == (second / name).read_bytes()
     assert [entry for entry in first.parent.iterdir() if entry != first] == []
-
-
-def test_it_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Path] = []
-    monkeypatch.setattr(noisy, "_make", lambda good, folder: (made.append(folder), folder.mkdir(parents=True)))
-    assert [drafter_path("tiny-hybrid", "noisy") for _ in range(2)] == made * 2
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -66,20 +59,6 @@ def test_two_processes_may_make_it_at_once(cache: Path) -> None:
     assert printed == {str(drafter_path("tiny-dense", "noisy"))}
 
 
-def test_another_process_that_was_first_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    rename = Path.rename
-
-    def late(unfinished: Path, folder: Path) -> None:
-        folder.mkdir()
-        (folder / "model.safetensors").write_bytes(b"the other's")
-        rename(unfinished, folder)
-
-    monkeypatch.setattr(Path, "rename", late)
-    folder = drafter_path("tiny-hybrid", "noisy")
-    assert (folder / "model.safetensors").read_bytes() == b"the other's"
-    assert list(folder.parent.iterdir()) == [folder]
-
-
 def test_a_cache_that_cannot_be_written_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cache / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "file"))
@@ -91,22 +70,3 @@ def test_check_finds_that_it_fits() -> None:
     result = run(app, ["check", str(target_path("tiny-hybrid")), str(drafter_path("tiny-hybrid", "noisy"))])
     assert result.exit_code == 0
     assert "25, as config.json describes them" in result.output
-
-
-def test_commands_take_it_where_they_take_a_drafter() -> None:
-    for name in NAMES:
-        assert run(app, ["pairs", "path", name, "--drafter", "noisy"]).output == f"{drafter_path(name, 'noisy')}\n"
-        assert find_pair(name, None, None, "noisy").drafter == str(drafter_path(name, "noisy"))
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("train", "tiny-hybrid", "--out", "o", "--work", "w", "--drafter", "noisy"),
-        ("measure", "tiny-hybrid", "--drafter", "noisy", "--save"),
-    ],
-)
-def test_what_is_not_shipped_is_neither_trained_nor_given_a_provenance(words: tuple[str, ...]) -> None:
-    result = run(app, ["pairs", *words])
-    assert result.exit_code == 2
-    assert "drafter of tiny-hybrid 'noisy'" in result.stderr

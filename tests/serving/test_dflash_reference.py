@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sglang_dflash.pairs import drafter_path, target_path
-from sglang_dflash.train.reference_decoder import ReferenceDecoder
 from tests.support.generation import flush, generate
 from tests.support.pair_servers import TRACKED, RecordedServer
 from tests.support.prompts import corpus
+from tests.support.reference_decoder import ReferenceDecoder
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine

@@ -19,11 +19,11 @@ from safetensors.torch import save_file
 
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.drafter.tensors import expected_shapes
-from sglang_dflash.train.tokenizer import train_tokenizer
 from tests.support.cards import FOLDER
 from tests.support.checkpoints import spread_weights
 from tests.support.pair_servers import worker_info
 from tests.support.servers import Server
+from tools.train.tokenizer import train_tokenizer
 
 VOCAB, HIDDEN, HEAD, CONTEXT = 1024, 64, 32, 4096
 TARGET_LAYERS = 12  # three repetitions of the 3:1 pattern; room for eight captured layers

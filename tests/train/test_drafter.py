@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
-from sglang_dflash.pairs import NAMES, drafter_kinds, drafter_path, target_path
-from sglang_dflash.train.blocks import BLOCK_SIZE, Blocks, block_masks, cut_blocks
-from sglang_dflash.train.drafter import FULL, SLIDING, Drafter, DrafterConfig, context_features, visible
-from sglang_dflash.train.hf import transformers
-from sglang_dflash.train.reference_decoder import DrafterRun, TargetRun
+from sglang_dflash.pairs import NAMES, drafter_kinds
+from tests.support.reference_decoder import DrafterRun, TargetRun
+from tools.train.blocks import BLOCK_SIZE, Blocks, block_masks, cut_blocks
+from tools.train.drafter import FULL, SLIDING, Drafter, DrafterConfig, context_features, visible
+from tools.train.hf import transformers
 
 PUBLISHED_KEYS = {
     "architectures", "attention_bias", "attention_dropout", "block_size", "bos_token_id", "dflash_config", "dtype",
@@ -22,26 +19,6 @@ PUBLISHED_KEYS = {
     "tie_word_embeddings", "torch_dtype", "use_cache", "use_sliding_window", "vocab_size",
 }  # fmt: skip
 SHIPPED = [(name, kind) for name in NAMES for kind in drafter_kinds(name)]
-
-
-@pytest.mark.parametrize(("name", "kind"), SHIPPED)
-def test_shipped_configs_have_the_published_keys_and_fit_the_target(name: str, kind: str) -> None:
-    config = json.loads((drafter_path(name, kind) / "config.json").read_text())
-    target = json.loads((target_path(name) / "config.json").read_text())
-    assert config.keys() == PUBLISHED_KEYS
-    assert config["architectures"] == ["DFlashDraftModel"] and config["block_size"] == 16
-    for key in ("hidden_size", "vocab_size"):
-        assert config[key] == target[key]
-    assert config["num_target_layers"] == target["num_hidden_layers"]
-    assert max(config["dflash_config"]["target_layer_ids"]) <= target["num_hidden_layers"] - 2
-
-
-def test_the_sliding_drafters_slide() -> None:
-    kinds = {kind: DrafterConfig.load(drafter_path("tiny-hybrid", kind)) for kind in ("good", "swa", "interleaved")}
-    assert set(kinds["good"].layer_types) == {FULL}
-    assert set(kinds["swa"].layer_types) == {SLIDING}
-    assert kinds["interleaved"].layer_types == (SLIDING, SLIDING, FULL)
-    assert kinds["swa"].sliding_window == kinds["interleaved"].sliding_window == 128
 
 
 @pytest.mark.parametrize("layer_type", [FULL, SLIDING])
@@ -118,12 +95,3 @@ def test_blocks_start_in_answers_and_teach_nothing_past_their_end() -> None:
     assert torch.equal(blocks.learnable, inside)
     rows = torch.arange(2)[:, None, None]
     assert torch.equal(blocks.tokens[inside], ids[rows, offsets.clamp(max=29)][inside])
-
-
-def test_a_saved_drafter_loads_as_it_was(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    drafter = Drafter(tiny_config((SLIDING, FULL))).bfloat16()
-    drafter.save(tmp_path)
-    loaded = Drafter.load(tmp_path, torch.bfloat16)
-    assert loaded.config == drafter.config
-    assert all(torch.equal(a, b) for a, b in zip(drafter.parameters(), loaded.parameters(), strict=True))

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.pairs import drafter_path, target_path
-from sglang_dflash.train.reference_decoder import Decoded, DrafterRun, ReferenceDecoder, TargetRun
 from sglang_dflash.window.size import context_window, ring_slots
 from tests.support.generation import assert_nothing_leaked, flush, generate, generate_all
 from tests.support.pair_servers import dflash_server, with_plugin, worker_info
 from tests.support.prompts import corpus
+from tests.support.reference_decoder import Decoded, DrafterRun, ReferenceDecoder, TargetRun
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dflash.bench.provenance import collect, describe_hardware
-from sglang_dflash.train.loop import LogEntry
+from tools.train.loop import LogEntry
 
 FILE = "provenance.json"
 

@@ -8,8 +8,8 @@ from random import Random
 import torch
 from tqdm import tqdm
 
-from sglang_dflash.train.hf import load_model, load_tokenizer, transformers
-from sglang_dflash.train.rows import Weighted, training_conversation
+from tools.train.hf import load_model, load_tokenizer, transformers
+from tools.train.rows import Weighted, training_conversation
 
 CONVERSATIONS = 4500
 

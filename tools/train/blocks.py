@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sglang_dflash.train.drafter import DrafterConfig, visible
+from tools.train.drafter import DrafterConfig, visible
 
 BLOCK_SIZE = 16
 # Drawn per block. Hiding the tail makes one drafter usable at each width.

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sglang_dflash.train.blocks import BLOCK_SIZE, Blocks, block_masks, cut_blocks
-from sglang_dflash.train.drafter import FULL, SLIDING, Drafter, DrafterConfig, context_features
-from sglang_dflash.train.generate import Chat, corpus_prompts, target_output
-from sglang_dflash.train.hf import load_model, load_tokenizer, transformers
-from sglang_dflash.train.loop import train
-from sglang_dflash.train.provenance import write_provenance
-from sglang_dflash.train.rows import Weighted, packed_rows
-from sglang_dflash.train.target_training import autocast
+from tools.train.blocks import BLOCK_SIZE, Blocks, block_masks, cut_blocks
+from tools.train.drafter import FULL, SLIDING, Drafter, DrafterConfig, context_features
+from tools.train.generate import Chat, corpus_prompts, target_output
+from tools.train.hf import load_model, load_tokenizer, transformers
+from tools.train.loop import train
+from tools.train.provenance import write_provenance
+from tools.train.rows import Weighted, packed_rows
+from tools.train.target_training import autocast
 
 ANCHORS_PER_ROW = {256: 24, 2048: 96}
 ROWS = {256: 12, 2048: 2}

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sglang_dflash.train.hf import Qwen3MLP, Qwen3RMSNorm
+from tools.train.hf import Qwen3MLP, Qwen3RMSNorm
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 KeyValue = tuple[Tensor, Tensor]  # keys and values, each [rows, KV heads, positions, head_dim]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sglang_dflash.train.hf import transformers
+from tools.train.hf import transformers
 
 MAX_POSITIONS = 8192
 ROPE_THETA = 10000.0

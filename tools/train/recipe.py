@@ -6,11 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sglang_dflash.pairs import drafter_path
-from sglang_dflash.train.drafter_training import RECIPES, train_drafter
-from sglang_dflash.train.measure import measure_accept_lengths, measure_accuracy
-from sglang_dflash.train.provenance import add_measurement, write_provenance
-from sglang_dflash.train.target_training import STAGES, START_FROM, train_target
-from sglang_dflash.train.tokenizer import train_tokenizer
+from tools.train.drafter_training import RECIPES, train_drafter
+from tools.train.measure import measure_accept_lengths, measure_accuracy
+from tools.train.provenance import add_measurement, write_provenance
+from tools.train.target_training import STAGES, START_FROM, train_target
+from tools.train.tokenizer import train_tokenizer
 
 ACCURACY_PROMPTS = 100
 ACCEPT_PROMPTS = 12

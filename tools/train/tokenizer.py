@@ -9,7 +9,7 @@ from random import Random
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sglang_dflash.pairs.corpus import SHAPES, TASKS, draw, draw_conversation
-from sglang_dflash.train.hf import transformers
+from tools.train.hf import transformers
 
 VOCAB_SIZE = 1024
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>", "<think>", "</think>")

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sglang_dflash.pairs import target_path
-from sglang_dflash.train.architectures import build_target
-from sglang_dflash.train.hf import load_model, load_tokenizer, transformers
-from sglang_dflash.train.loop import LogEntry, train
-from sglang_dflash.train.rows import ARITHMETIC, BALANCED, COPYING, EVEN, ConversationEncoder, training_rows
+from tools.train.architectures import build_target
+from tools.train.hf import load_model, load_tokenizer, transformers
+from tools.train.loop import LogEntry, train
+from tools.train.rows import ARITHMETIC, BALANCED, COPYING, EVEN, ConversationEncoder, training_rows
 
 # Long rows are slow (attention is quadratic) and hold the same questions; they teach positions and distance.
 ROW_LENGTHS = (256, 512, 2048)

@@ -8,9 +8,9 @@ from typing import Any
 from tqdm import tqdm
 
 from sglang_dflash.pairs.corpus import TASKS, Prompt, code_task, prompts
-from sglang_dflash.train.generate import greedy_answers
-from sglang_dflash.train.hf import load_model, load_tokenizer, transformers
-from sglang_dflash.train.reference_decoder import ReferenceDecoder
+from tests.support.reference_decoder import ReferenceDecoder
+from tools.train.generate import greedy_answers
+from tools.train.hf import load_model, load_tokenizer, transformers
 
 BLOCK_SIZES = (4, 8, 16)
 MAX_NEW_TOKENS = 160

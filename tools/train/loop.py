@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from sglang_dflash.train.optim import Optimizers
+from tools.train.optim import Optimizers
 
 LOG_EVERY = 25
 CHECKPOINT_EVERY = 4 * LOG_EVERY  # a checkpoint's step is that of its last log entry

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.pairs.corpus import SHAPES, Conversation, draw, draw_conversation
-from sglang_dflash.train.hf import transformers
+from tools.train.hf import transformers
 
 BALANCED = {"math": 0.30, "code": 0.16, "json": 0.34, "chat": 0.20}
 # More copying of a question's words, which is learned late.
