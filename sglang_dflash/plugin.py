@@ -34,17 +34,7 @@ def register() -> None:
 
 def _register_hooks() -> None:
     from sglang_dflash.cpu import install, is_active
-    from sglang_dflash.hooks import (
-        disaggregation,
-        flags,
-        launch,
-        models,
-        reports,
-        requests,
-        step_times,
-        takeover,
-        weights,
-    )
+    from sglang_dflash.hooks import corrections, flags, launch, reports, requests, step_times, takeover
     from sglang_dflash.states import pool, replay
     from sglang_dflash.upstream import HookRegistry, HookType, register_resolution_hook
     from sglang_dflash.window import hooks as window
@@ -61,17 +51,17 @@ def _register_hooks() -> None:
         ("commit_gdn_replayssm_circular", replay.commit, HookType.AROUND),
         (
             "SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch",
-            disaggregation.take_up_transferred,
+            corrections.take_up_transferred,
             HookType.AFTER,
         ),
-        ("setup_state_kv_args", disaggregation.send_rings, HookType.AFTER),
-        ("Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture", models.capture_layers, HookType.AROUND),
+        ("setup_state_kv_args", corrections.send_rings, HookType.AFTER),
+        ("Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture", corrections.capture_layers, HookType.AROUND),
         ("Scheduler.get_internal_state", reports.report_worker, HookType.AFTER),
-        ("SchedulerWeightUpdaterManager._select_runners", weights.spare_drafter, HookType.AFTER),
+        ("SchedulerWeightUpdaterManager._select_runners", corrections.spare_drafter, HookType.AFTER),
         ("TokenizerManager._calculate_spec_decoding_metrics", reports.count_verified_drafts, HookType.AFTER),
         ("SchedulerRequestReceiver._broadcast_reqs_across_ranks", step_times.ride_on_requests, HookType.AROUND),
         ("ServerArgs.add_cli_args", flags.accept_old_flags, HookType.AFTER),
-        ("ModelConfig._derive_context_length", models.extend_drafter_context, HookType.BEFORE),
+        ("ModelConfig._derive_context_length", corrections.extend_drafter_context, HookType.BEFORE),
     ):
         HookRegistry.register(SYMBOLS[name].path, function, how)
     register_resolution_hook("handle_model_source_paths")(launch.after_model_paths)

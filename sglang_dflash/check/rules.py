@@ -11,12 +11,11 @@ from typing import Any
 
 from sglang_dflash.check.arguments import check_arguments
 from sglang_dflash.check.backends import check_backends
-from sglang_dflash.check.code import check_code
+from sglang_dflash.check.drafter_files import check_code, check_weights
 from sglang_dflash.check.findings import Finding, judge, of_error
 from sglang_dflash.check.pair import check_pair
 from sglang_dflash.check.tokens import check_tokens
 from sglang_dflash.check.vocabulary import check_vocabulary
-from sglang_dflash.check.weights import check_weights
 from sglang_dflash.drafter.kinds import kind_left_to_builtin
 from sglang_dflash.errors import DFlashError, Doubt
 from sglang_dflash.memory.machine import Machine

@@ -23,7 +23,6 @@ from sglang_dflash.cpu.layers import (
     linear,
     mamba_state,
     norms,
-    ragged,
     sigmoid_gates,
     transfer,
 )
@@ -138,12 +137,6 @@ TABLE: tuple[Replacement, ...] = (
         _GATING + "fused_sigmoid_gating_recurrent.fused_sigmoid_gating_delta_rule_update",
         gdn.verify,
         "Triton: gated delta rule of a verify; keeps what the commit needs of every token",
-    ),
-    Replacement(
-        "sglang.srt.layers.attention.linear.gdn_backend.GDNAttnBackend.forward_extend",
-        ragged.gdn_forward_extend,
-        "takes blocks of one length only: a ragged verify's are filled up",
-        partial=True,
     ),
     Replacement(
         _DELTA_RULE + "fused_norm_gate.rms_norm_gated", norms.rms_norm_gated, "Triton: Qwen3-Next's output norm"

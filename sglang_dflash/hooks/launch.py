@@ -15,7 +15,7 @@ from sglang_dflash.check.findings import Finding, raise_first_error
 from sglang_dflash.check.rules import check_memory, check_rules
 from sglang_dflash.cpu import is_active as on_our_cpu_platform
 from sglang_dflash.drafter.view import plain_view
-from sglang_dflash.hooks.environment import explain_environment
+from sglang_dflash.hooks.flags import explain_environment
 from sglang_dflash.hooks.installed import check_sglang, refuse_unapplied_hooks
 from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine, find_gpu
 from sglang_dflash.plan.arguments import needs_bfloat16_states

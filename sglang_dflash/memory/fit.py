@@ -1,14 +1,14 @@
-"""What fits into one device: SGLang's own division of its memory, computed before anything is loaded.
+"""The division of a device's memory, computed before anything is loaded as SGLang will do it.
 
 Weights come first, then recurrent states, then K/V. ``kv_cache_configurator.py`` of SGLang 0.5.23
 (``_handle_max_mamba_cache``) gives the recurrent states ``mamba_full_memory_ratio`` parts to one part of K/V, and lets
 requests run as long as each finds its state slots; a request holds 3 of them and up to 2 snapshots. Scratch for
-verification comes out of the states' part.
-"""
+verification comes out of the states' part."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from sglang_dflash.memory.sizes import StateBytes
 
@@ -163,3 +163,28 @@ def _beside_records(demand: Demand, state: StateBytes, rest: float) -> _States:
 
 def _states_share(demand: Demand, rest: float) -> float:
     return max(0.0, rest) * demand.state_share / (1 + demand.state_share)
+
+
+MIN_TOKENS = 2048  # of K/V for each running request, a short chat: with less, requests wait for K/V instead of states
+_HIGHEST = 10
+
+
+def share(demand: Demand, static_bytes: float, *, replay: bool) -> float:
+    """The lowest ratio, in tenths from the demand's on, that lets every request run; or else the most.
+
+    The demand's own where none is better.
+    """
+    tenths = range(int(demand.state_share * 10) + 1, _HIGHEST * 10 + 1)
+    ratios = [demand.state_share, *(each / 10 for each in tenths)]
+    fits = [fit(replace(demand, state_share=ratio), static_bytes, replay=replay) for ratio in ratios]
+    return ratios[best(fits, demand.max_running)]
+
+
+def best(fits: Iterable[Fit], asked: int) -> int:
+    """Which of some divisions is the first to let ``asked`` requests run, or else the most, without starving them."""
+    running = [min(asked, fitted.running) if _feeds(fitted) else 0 for fitted in fits]
+    return running.index(max(running))
+
+
+def _feeds(fitted: Fit) -> bool:
+    return fitted.tokens >= fitted.running * MIN_TOKENS

@@ -1,21 +1,101 @@
-"""The drafter's attention: the block's queries over context K/V plus the block itself."""
+"""The drafter's attention: queries of the block over context K/V and the block itself.
+
+The target's hidden states of the captured layers, concatenated per token, are fused to one vector (``fc`` and its
+norm); each drafter layer projects that vector to its own K and V. The drafter itself never runs over the context."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.keys import SLIDING
-from sglang_dflash.model.norms import BlockNormRope
+from sglang_dflash.ops import norm_rope
 from sglang_dflash.upstream import (
     AttentionType,
     QKVParallelLinear,
     RadixAttention,
     RMSNorm,
     RowParallelLinear,
+    UnquantizedLinearMethod,
 )
+
+
+class QKNormRope(nn.Module):
+    """The Q and K norms of all layers and the rotation that follows them.
+
+    The layers' norm weights are rows of one tensor, of which each layer's parameters are views: one lookup then serves
+    a whole forward, and an update of the weights misses no copy.
+
+    Args:
+        norms: (Q norm, K norm) of each layer; their weights may still be empty.
+        num_heads, num_kv_heads: heads of this rank.
+        eps: of every norm.
+        rotary: SGLang's RoPE module, shared by all layers.
+        positions: the rotation's table is grown to that many. It must not move later: CUDA graphs hold its address.
+    """
+
+    def __init__(
+        self,
+        norms: list[tuple[nn.Module, nn.Module]],
+        num_heads: int,
+        num_kv_heads: int,
+        eps: float,
+        rotary: Any,
+        positions: int,
+    ) -> None:
+        super().__init__()
+        rotary._ensure_cos_sin_cache_length(positions - 1)
+        self._eps, self.rotary = eps, rotary
+        params: list[Any] = [norm.weight for pair in norms for norm in pair]
+        rows = torch.stack([param.data for param in params])
+        for param, row in zip(params, rows, strict=True):
+            param.data = row
+        self._weights = rows.unflatten(0, (len(norms), 2))
+        row_of_head = torch.tensor([0] * num_heads + [1] * num_kv_heads, device=rows.device)
+        self.register_buffer("_row_of_head", row_of_head, persistent=False)
+
+    def block(self, positions: Tensor) -> BlockNormRope:
+        """What a forward over a block at ``positions`` int64 [T] needs in every layer."""
+        self._assert_in_table(positions)
+        return BlockNormRope(self, positions, self._weights.index_select(1, self._row_of_head))
+
+    def context_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """All layers' keys [L, T, num_kv_heads, head_dim], normalised and rotated."""
+        self._assert_in_table(positions)
+        return self.rotate(keys, self._weights[:, 1:].expand(-1, keys.shape[2], -1), positions)
+
+    def rotate(self, heads: Tensor, weights: Tensor, positions: Tensor) -> Tensor:
+        """:func:`~sglang_dflash.ops.reference.norm_rope` of [L, T, heads, head_dim]."""
+        rotary = self.rotary
+        return norm_rope(heads, weights, self._eps, positions, rotary.cos_sin_cache, neox=rotary.is_neox_style)
+
+    def _assert_in_table(self, positions: Tensor) -> None:
+        """On a GPU the kernel would read past the table, and to look at the positions would make the host wait."""
+        if positions.is_cpu:
+            rows = self.rotary.cos_sin_cache.shape[0]
+            last = positions.numpy().max(initial=0)
+            assert last < rows, f"position {last} in a RoPE table of {rows} rows"
+
+
+@dataclass(frozen=True)
+class BlockNormRope:
+    """One forward's positions, int64 [T], and norm weight of every head, [L, num_heads + num_kv_heads, head_dim]."""
+
+    layers: QKNormRope
+    positions: Tensor
+    weights: Tensor
+
+    def __call__(self, layer_id: int, qkv: Tensor, query_size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Q, K and V as attention takes them, each [T, heads * head_dim], from a layer's projection ``qkv``."""
+        weights = self.weights[layer_id, None]
+        heads, head_dim = weights.shape[1:]
+        rotated = self.layers.rotate(qkv.unflatten(1, (-1, head_dim))[None, :, :heads], weights, self.positions)
+        rotated = rotated.view(-1, heads * head_dim)
+        return rotated[:, :query_size], rotated[:, query_size:], qkv[:, heads * head_dim :]
 
 
 class DrafterAttention(nn.Module):
@@ -75,3 +155,56 @@ def window_left(config: DrafterConfig) -> int:
     """Tokens that a sliding layer sees *before* the current one, as SGLang's backends count a window."""
     assert config.sliding_window is not None
     return config.sliding_window - 1
+
+
+class ContextProjection:
+    """Fused context vectors to K/V of all layers at once.
+
+    The layers' plain ``qkv_proj`` weights are laid out back to back in one tensor, of which each layer's parameter is a
+    view: the K/V rows of all layers are then one batched matrix product, without a second copy that an update of the
+    weights would miss. Quantised layers keep their own storage and run one by one.
+
+    Args:
+        attentions: the drafter's attention modules, in layer order; their weights may still be empty.
+        norm_rope: their norms and rotation.
+    """
+
+    def __init__(self, attentions: list[DrafterAttention], norm_rope: QKNormRope) -> None:
+        self.attentions, self._norm_rope = attentions, norm_rope
+        first = attentions[0]
+        self._num_kv_heads, self._head_dim = first.num_kv_heads, first.head_dim
+        self._query_size, self._key_size, _ = first.sizes
+        self._weight: Tensor | None = None
+        if all(isinstance(a.qkv_proj.quant_method, UnquantizedLinearMethod) for a in attentions):
+            self._weight = _stack([a.qkv_proj.weight.data for a in attentions])
+            for attention, weight in zip(attentions, self._weight, strict=True):
+                attention.qkv_proj.weight.data = weight
+
+    def __call__(self, context: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V of the context tokens.
+
+        Args:
+            context: [T, H], fused context vectors.
+            positions: int64 [T], absolute positions.
+
+        Returns:
+            K (normalised, rotated) and V, each [L, T, kv_heads of this rank, head_dim].
+        """
+        kv = self._project(context).unflatten(-1, (2, self._num_kv_heads, self._head_dim))
+        return self._norm_rope.context_keys(kv[:, :, 0], positions), kv[:, :, 1]
+
+    def _project(self, context: Tensor) -> Tensor:
+        """[L, T, 2 * kv_size]."""
+        if self._weight is None:
+            return torch.stack([a.qkv_proj(context)[0][:, self._query_size :] for a in self.attentions])
+        kv = context @ self._weight[:, self._query_size :].transpose(1, 2)
+        biases = [a.qkv_proj.bias for a in self.attentions]
+        if biases[0] is None:
+            return kv
+        return kv + torch.stack(biases)[:, None, self._query_size :]
+
+
+def _stack(weights: list[Tensor]) -> Tensor:
+    """Weights [O, I] as [L, O, I], each stored as it was: output by output or input by input."""
+    by_input = weights[0].t().is_contiguous()
+    return torch.stack([w.t() for w in weights]).transpose(1, 2) if by_input else torch.stack(weights)

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import TARGET_TO_DRAFT, LoadReport
-from sglang_dflash.model.attention import DrafterAttention, window_left
-from sglang_dflash.model.context import ContextProjection
-from sglang_dflash.model.norms import BlockNormRope, QKNormRope
+from sglang_dflash.model.attention import BlockNormRope, ContextProjection, DrafterAttention, QKNormRope, window_left
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.plan.serving import the_plan
 from sglang_dflash.upstream import (
@@ -36,12 +34,10 @@ class DraftOutput(LogitsProcessorOutput):
     Attributes:
         drafts: int64 [bs, w - 1], one token per mask position. After a CUDA graph's replay it has the rows of
             the captured batch and lives in the graph's memory: slice it and copy it before the next replay.
-        confidence: float32 [bs, w - 1], the drafter's own probability of each; None unless it ``rates_drafts``.
         broken: int64 [bs], positions whose hidden state is not finite.
     """
 
     drafts: Tensor | None = None
-    confidence: Tensor | None = None
     broken: Tensor | None = None
 
 
@@ -121,7 +117,6 @@ class DFlashDraftModel(nn.Module):
         if parsed.draft_vocab_size is not None:
             self.register_buffer(TARGET_TO_DRAFT, torch.zeros(parsed.vocab_size, dtype=torch.bool))
         self._vocabulary: TargetVocabulary | None = None
-        self.rates_drafts = False
         self._complete = False
 
     def set_vocabulary(self, vocabulary: TargetVocabulary) -> None:
@@ -147,13 +142,10 @@ class DFlashDraftModel(nn.Module):
         width = forward_batch.spec_info.draft_token_num
         # The anchor's position has nothing to predict: only mask positions go through the head.
         masks = hidden.unflatten(0, (-1, width))[:, 1:]
-        drafts, confidence = self._vocabulary.argmax_token(masks.flatten(0, 1), rated=self.rates_drafts)
-        if confidence is not None:
-            confidence = confidence.view(-1, width - 1)
+        drafts = self._vocabulary.argmax_token(masks.flatten(0, 1))
         return DraftOutput(
             next_token_logits=None,
             drafts=drafts.view(-1, width - 1),
-            confidence=confidence,
             # A sum with a NaN or an infinity in it is not finite either.
             broken=(~masks.sum(-1).isfinite()).sum(-1),
         )

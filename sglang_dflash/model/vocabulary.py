@@ -91,35 +91,25 @@ class TargetVocabulary:
             embeds = torch.where((token_ids == self.mask_token_id)[:, None], self.mask_embedding, embeds)
         return embeds if self.scale == 1.0 else embeds * self.scale
 
-    def argmax_token(self, hidden: Tensor, *, rated: bool = False) -> tuple[Tensor, Tensor | None]:
+    def argmax_token(self, hidden: Tensor) -> Tensor:
         """Argmax token of every row, equal on all tensor-parallel ranks.
 
-        Each rank sends one row of (logit, token id, normaliser) per row. They travel as float32: token ids are exact up
-        to 2**24.
+        Each rank sends one pair (logit, token id) per row. They travel as float32: token ids are exact up to 2**24.
 
         Args:
             hidden: [n, H].
-            rated: whether the probability of each token is wanted too.
 
         Returns:
-            int64 [n], and float32 [n] or None.
+            int64 [n].
         """
         logits = self._shard_logits(hidden)
         group = get_parallel().tp_group
         if group.world_size == 1:
-            tokens = argmax(logits)
-            if not rated:
-                return tokens, None
-            best = logits.gather(1, tokens[:, None]).squeeze(1).float()
-            return tokens, (best - logits.float().logsumexp(dim=-1)).exp_()
+            return argmax(logits)
         best, index = logits.max(dim=-1)
-        columns = [best.float(), (index + self.first_id).float()]
-        if rated:
-            columns.append(logits.float().logsumexp(dim=-1))
-        shards = group.all_gather(torch.stack(columns, dim=-1)[None], dim=0)
-        best, rank = shards[..., 0].max(dim=0)
-        tokens = shards[..., 1].gather(0, rank[None]).squeeze(0).long()
-        return tokens, (best - shards[..., 2].logsumexp(dim=0)).exp_() if rated else None
+        shards = group.all_gather(torch.stack((best.float(), (index + self.first_id).float()), dim=-1)[None], dim=0)
+        rank = shards[..., 0].max(dim=0).indices
+        return shards[..., 1].gather(0, rank[None]).squeeze(0).long()
 
     def _shard_logits(self, hidden: Tensor) -> Tensor:
         logits = self._whole_shard_logits(hidden)

@@ -79,17 +79,6 @@ def prepare_block(
     return Block(tokens, positions.flatten(), slots.flatten())
 
 
-def confident_lens(confidence: Tensor, threshold: float) -> Tensor:
-    """How many of a block's positions are worth verifying, anchor included: int64 [bs], 1..w.
-
-    Args:
-        confidence: float32 [bs, w - 1], the drafter's probability of each of its drafts.
-        threshold: a draft is kept while the product of the probabilities up to it is at least this. With probabilities
-            that are right, the product is the chance that the draft is committed.
-    """
-    return 1 + (confidence.cumprod(dim=1) >= threshold).sum(dim=1)
-
-
 def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor) -> Accepted:
     """Commit the longest prefix of the drafts that the target chose itself, plus the target's next token.
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from sglang_dflash.memory.fit import Demand, Fit, fit
-from sglang_dflash.memory.split import best, share
+from sglang_dflash.memory.fit import Demand, Fit, best, fit, share
 from sglang_dflash.memory.table import Advice
 
 WINDOW = 2048  # draft window, tokens

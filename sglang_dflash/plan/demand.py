@@ -15,13 +15,15 @@ from sglang_dflash.memory.machine import Machine
 from sglang_dflash.memory.parameters import drafter_parameters, target_parameters
 from sglang_dflash.memory.sizes import (
     DTYPE_BYTES,
+    MAX_RUNNING,
     count,
     draft_kv_per_token,
     dtype_bytes,
+    in_transfer,
+    slots_per_request,
     state_bytes,
     target_kv_per_token,
 )
-from sglang_dflash.memory.slots import MAX_RUNNING, in_transfer, slots_per_request
 from sglang_dflash.plan.arguments import block_size, needs_bfloat16_states, page_size, served_dtype
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.states.choice import ring_length

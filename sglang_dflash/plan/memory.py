@@ -8,10 +8,9 @@ from typing import Any
 
 from sglang_dflash.drafter.config import text_config
 from sglang_dflash.errors import Doubt
-from sglang_dflash.memory.fit import Demand, Fit, fit
+from sglang_dflash.memory.fit import Demand, Fit, fit, share
 from sglang_dflash.memory.machine import Machine
 from sglang_dflash.memory.parameters import FAMILIES, is_known
-from sglang_dflash.memory.split import share
 from sglang_dflash.memory.table import Advice, Pools
 from sglang_dflash.plan.advice import With, advice
 from sglang_dflash.plan.demand import demand

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from sglang_dflash.check.weights import check_weights
+from sglang_dflash.check.drafter_files import check_weights
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.drafter.tensors import expected_shapes

@@ -21,8 +21,7 @@ from sglang_dflash.check.options import ALIASES, SWITCHES, VALUED, parse
 from sglang_dflash.check.preflight import preflight
 from sglang_dflash.cpu.activation import reason_to_stay_out, unused_devices
 from sglang_dflash.cpu.arguments.threads import BIND_VARIABLE, environment_defaults, parse_cores, threads_of_a_rank
-from sglang_dflash.hooks.environment import explain_environment
-from sglang_dflash.hooks.flags import accept_old_flags
+from sglang_dflash.hooks.flags import accept_old_flags, explain_environment
 from sglang_dflash.memory.machine import CPU, GPUS, asked_about
 from sglang_dflash.memory.machine import parse as parse_driver
 from sglang_dflash.states.choice import asked_for, length

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sglang_dflash.check import remedies
-from sglang_dflash.check.code import check_code
+from sglang_dflash.check.drafter_files import check_code
 from sglang_dflash.check.findings import judge
 from sglang_dflash.check.old_flags import modernise_kwargs
 from sglang_dflash.check.options import parse

@@ -7,8 +7,7 @@ import pytest
 
 from sglang_dflash.check.old_flags import modernise_argv, modernise_kwargs
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.hooks.environment import explain_environment
-from sglang_dflash.hooks.flags import accept_old_flags, accept_old_keywords
+from sglang_dflash.hooks.flags import accept_old_flags, accept_old_keywords, explain_environment
 
 UNTOUCHED = ["--model-path", "x", "--trust-remote-code", "--json-model-override-args", '{"a": "b=c"}']
 

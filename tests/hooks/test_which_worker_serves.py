@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("sglang")
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.hooks import reports, takeover, weights
+from sglang_dflash.hooks import corrections, reports, takeover
 from sglang_dflash.hooks.reports import SERVER_INFO_KEY
 from sglang_dflash.hooks.requests import refuse_request
 from sglang_dflash.pairs import drafter_path
@@ -36,7 +36,7 @@ def answers() -> tuple[str | None, bool, list[str]]:
     result: Any = SimpleNamespace(internal_state={})
     worker = SimpleNamespace(server_info=lambda: {})
     reports.report_worker(result, SimpleNamespace(draft_worker=worker))
-    updated = weights.spare_drafter([("target", None), ("draft", None)], None)
+    updated = corrections.spare_drafter([("target", None), ("draft", None)], None)
     return refusal, SERVER_INFO_KEY in result.internal_state, [role for role, _ in updated]
 
 
@@ -52,7 +52,7 @@ def test_every_hook_steps_aside_for_sglangs_worker(monkeypatch: pytest.MonkeyPat
     assert "return_hidden_states is not available" in str(refusal)
     assert shown
     assert updated == ["target"]
-    assert weights.spare_drafter([("draft", None)], None, "draft") == [("draft", None)]
+    assert corrections.spare_drafter([("draft", None)], None, "draft") == [("draft", None)]
 
 
 def arguments(**changed: Any) -> Any:

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_dflash.memory.fit import Demand, fit
+from sglang_dflash.memory.fit import MIN_TOKENS, Demand, fit, share
 from sglang_dflash.memory.sizes import StateBytes
-from sglang_dflash.memory.split import MIN_TOKENS, share
 
 DEMAND = Demand(
     target_weights=0,

@@ -13,7 +13,7 @@ pytest.importorskip("sglang")
 from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 from sglang.srt.layers.rotary_embedding.yarn import YaRNScalingRotaryEmbedding
 
-from sglang_dflash.model.norms import QKNormRope
+from sglang_dflash.model.attention import QKNormRope
 
 pytestmark = pytest.mark.sglang
 

@@ -70,9 +70,5 @@ def test_only_a_reduced_vocabularys_tokens_are_drafted(monkeypatch: pytest.Monke
     logits = hidden @ vocabulary.lm_head.weight.T
     best = logits.masked_fill(~drafted, float("-inf")).softmax(-1).max(-1)
     reduced = vocabulary.reduced(drafted)
-    tokens, confidence = reduced.argmax_token(hidden, rated=True)
-    assert confidence is not None
-    assert torch.equal(tokens, best.indices) and not torch.equal(tokens, vocabulary.argmax_token(hidden)[0])
-    torch.testing.assert_close(confidence, best.values)
-    drafted.copy_(torch.arange(8) == 6)  # an update of the drafter's weights
-    assert reduced.argmax_token(hidden)[0].tolist() == [6] * 6
+    tokens = reduced.argmax_token(hidden)
+    assert torch.equal(tokens, best.indices) and not torch.equal(tokens, vocabulary.argmax_token(hidden))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sglang_dflash import ops
-from sglang_dflash.model.norms import QKNormRope
+from sglang_dflash.model.attention import QKNormRope
 from sglang_dflash.states.reference import Records
 from tests.ops.launches import tensor
 from tests.rehearsal.kernels_pairs import RankShapes

@@ -65,14 +65,14 @@ def _freed_memory() -> None:
 
 
 def _stale_python_value() -> None:
-    from sglang_dflash.model.norms import QKNormRope
+    from sglang_dflash.model.attention import QKNormRope
 
     block, known = QKNormRope.block, {}
     QKNormRope.block = lambda self, positions: known.setdefault(positions.shape, block(self, positions.clone()))
 
 
 def _wrong_stride() -> None:
-    from sglang_dflash.model.norms import QKNormRope
+    from sglang_dflash.model.attention import QKNormRope
 
     def rotate_skewed(self: Any, heads: Any, weights: Any, positions: Any) -> Any:
         layer, token, head, lane = heads.stride()
@@ -82,7 +82,7 @@ def _wrong_stride() -> None:
 
 
 def _short_rope_table() -> None:
-    from sglang_dflash.model.norms import QKNormRope
+    from sglang_dflash.model.attention import QKNormRope
 
     def rotate_by_few_rows(self: Any, heads: Any, weights: Any, positions: Any) -> Any:
         self.rotary.cos_sin_cache = self.rotary.cos_sin_cache[:32]

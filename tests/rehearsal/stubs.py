@@ -64,7 +64,7 @@ ON_THE_GPU = {
     "sglang.kernels.ops.attention.triton_gdn_fused_proj",
     "sglang.kernels.ops.kvcache.kv_read_table",
     "sglang.kernels.ops.mamba.mamba_state_scatter_triton",
-    "sglang_dflash.model.norms",
+    "sglang_dflash.model.attention",
     "sglang_dflash.ops.dispatch",
     "sglang_dflash.ops.dense",
 }

@@ -14,7 +14,7 @@ from torch import Tensor
 pytest.importorskip("sglang")
 
 from sglang_dflash.cpu.layers.kv_pool import CpuKVPool
-from sglang_dflash.hooks import disaggregation
+from sglang_dflash.hooks import corrections
 from sglang_dflash.upstream import ReqToTokenPool, StateType
 from sglang_dflash.window.rings import DraftRings
 from sglang_dflash.window.size import DraftWindow
@@ -97,7 +97,7 @@ def test_a_server_without_rings_describes_none(monkeypatch: pytest.MonkeyPatch) 
     rings = rings_of(1)
     announce(rings, pool_of(rings.slots, 1))
     serve_builtin(monkeypatch)
-    disaggregation.send_rings(None, args)
+    corrections.send_rings(None, args)
     assert args.state_types == []
 
 
@@ -173,6 +173,6 @@ def test_our_worker_takes_up_what_arrives(ours: bool, monkeypatch: pytest.Monkey
     taken: list[Any] = []
     scheduler = SimpleNamespace(draft_worker=SimpleNamespace(take_up=taken.append))
     batch: Any = object()
-    disaggregation.take_up_transferred(None, scheduler, None)
-    disaggregation.take_up_transferred(batch, scheduler, None)
+    corrections.take_up_transferred(None, scheduler, None)
+    corrections.take_up_transferred(batch, scheduler, None)
     assert taken == [batch] * ours

@@ -9,9 +9,11 @@ from random import Random
 import torch
 from torch import Tensor
 
-from sglang_dflash.pairs.corpus import SHAPES, Conversation, draw, draw_conversation
+from sglang_dflash.pairs.corpus import SHAPES, Conversation, Example, draw, draw_conversation
+from tools.train import drill, sums
 from tools.train.hf import transformers
 
+_TRAINING_ONLY = {"drill": drill, "sums": sums}
 BALANCED = {"math": 0.30, "code": 0.16, "json": 0.34, "chat": 0.20}
 # More copying of a question's words, which is learned late.
 COPYING = {"math": 0.15, "code": 0.08, "json": 0.27, "chat": 0.22, "drill": 0.28}
@@ -56,8 +58,17 @@ def training_conversation(rng: Random, row_length: int, task_weights: dict[str, 
     shape = rng.choices(SHAPES, (0.70, 0.12, 0.18) if row_length >= 1024 else (0.90, 0.10, 0.0))[0]
     tasks, weights = tuple(task_weights), tuple(task_weights.values())
     return draw_conversation(
-        rng, shape, lambda: draw(rng.choices(tasks, weights)[0], "train", rng), rng.random() < THINKING_SHARE
+        rng, shape, lambda: _draw(rng.choices(tasks, weights)[0], rng), rng.random() < THINKING_SHARE
     )
+
+
+def _draw(task: str, rng: Random) -> Example:
+    """One question of the train split; ``drill`` and ``sums`` are for training only."""
+    module = _TRAINING_ONLY.get(task)
+    while True:
+        example = draw(task, "train", rng) if module is None else module.draw(rng)
+        if example.split == "train":
+            return example
 
 
 def pack(items: list[Weighted], length: int, pad: int) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sglang_dflash.cpu.layers import ATTENTION_BACKEND, ragged
+from sglang_dflash.cpu.layers import ATTENTION_BACKEND
 from sglang_dflash.cpu.layers.attention_math import (
     Contexts,
     Keys,
@@ -41,7 +41,6 @@ class TorchAttentionBackend(AttentionBackend):
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Forget the last forward; keys are built by the first layer that asks for them, for all layers."""
         self._keys: dict[tuple[int | None, bool, bool], list[Keys]] = {}
-        self._rows = ragged.rows_of(forward_batch)
         self._swa_out_loc = None
         if self._swa_pool is not None and not forward_batch.forward_mode.is_idle():
             self._swa_out_loc = self._swa_pool.translate_loc_from_full_to_swa(forward_batch.out_cache_loc)
@@ -76,10 +75,7 @@ class TorchAttentionBackend(AttentionBackend):
         mode = forward_batch.forward_mode
         if mode.is_decode() or mode.is_target_verify():
             keys, batch = self._keys_of(layer, forward_batch), forward_batch.batch_size
-            block = self._blocks(q, forward_batch)
-            out = attend_blocks(block, k_pool, v_pool, keys, batch=batch, scale=layer.scaling)
-            if self._rows is not None:
-                out = out[self._rows]
+            out = attend_blocks(q, k_pool, v_pool, keys, batch=batch, scale=layer.scaling)
         else:
             out = self._prefill(q, layer, forward_batch)
         return out.view(q.shape[0], -1)
@@ -96,19 +92,13 @@ class TorchAttentionBackend(AttentionBackend):
             if forward_batch.forward_mode.is_decode():
                 keys = [decode_keys(contexts, window=window)]
             else:
-                slots = self._blocks(forward_batch.out_cache_loc, forward_batch).view(len(lens), -1)
+                slots = forward_batch.out_cache_loc.view(len(lens), -1)
                 tree_mask = getattr(forward_batch.spec_info, "custom_mask", None) if causal else None
                 keys = block_keys(contexts, slots, causal=causal, window=window, tree_mask=tree_mask)
             if swa:
                 keys = [Keys(self._swa_pool.translate_loc_from_full_to_swa(each.slots), each.mask) for each in keys]
             self._keys[kind] = keys
         return self._keys[kind]
-
-    def _blocks(self, x: Tensor, forward_batch: Any) -> Tensor:
-        """``x`` with one row for each position of each request's block."""
-        if self._rows is None:
-            return x
-        return ragged.spread(x, self._rows, forward_batch.batch_size * forward_batch.spec_info.draft_token_num)
 
     def _prefill(self, q: Tensor, layer: Any, forward_batch: Any) -> Tensor:
         out = q.new_empty(q.shape[0], layer.tp_q_head_num, layer.v_head_dim)

@@ -8,13 +8,12 @@ from types import ModuleType
 from typing import Any
 
 from sglang_dflash.pairs import check_known
-from sglang_dflash.pairs.corpus import chat_task, code_task, drill, json_task, math_task, sums
+from sglang_dflash.pairs.corpus import chat_task, code_task, json_task, math_task
 from sglang_dflash.pairs.corpus.conversation import SHAPES, draw_conversation
 from sglang_dflash.pairs.corpus.example import Example
 
 _TASK_MODULES: dict[str, ModuleType] = {"math": math_task, "code": code_task, "json": json_task, "chat": chat_task}
 TASKS = tuple(_TASK_MODULES)
-_TRAINING_ONLY: dict[str, ModuleType] = {"drill": drill, "sums": sums}
 SPLITS = ("train", "heldout")
 
 
@@ -42,10 +41,9 @@ class Prompt:
 
 
 def draw(task: str, split: str, rng: Random) -> Example:
-    """One question whose parameters belong to ``split``; ``task`` may also be ``drill`` or ``sums``, for training."""
-    module = (_TASK_MODULES | _TRAINING_ONLY)[task]
+    """One question whose parameters belong to ``split``."""
     while True:
-        example: Example = module.draw(rng)
+        example: Example = _TASK_MODULES[task].draw(rng)
         if example.split == split:
             return example
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from sglang_dflash.memory.slots import in_transfer, slots_per_request
+from sglang_dflash.memory.sizes import in_transfer, slots_per_request
 from sglang_dflash.memory.table import Pools, lines
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import get_disagg, get_schedule, get_server_args

@@ -1,27 +1,72 @@
-"""vLLM's speculators: the transformer in ``transformer_layer_config``, everything else beside it.
-
-``aux_hidden_state_layer_ids`` count the hidden states from the embedding's output, so that id i is the output of layer
-i - 1. Embedding and LM head are frozen copies of the target's; a reduced vocabulary comes with its two maps, ``t2d``
-and ``d2t``.
-"""
+"""Drafters of other trainers, brought to the plain form: SpecForge, speculators, AutoModel, Model Optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from sglang_dflash.drafter.keys import ConfigKeys, unusable
+from sglang_dflash.drafter.keys import FULL, SLIDING, ConfigKeys, architecture, unusable
 from sglang_dflash.errors import DFlashError
 
 _MARK = "speculators_model_type"
+_CLASSES = {"Qwen3DFlashDraftModel": "DFlashDraftModel", "Qwen3DFlash2DraftModel": "DFlash2DraftModel"}
 
 
-def wrote(config: Mapping[str, Any]) -> bool:
-    """Whether speculators wrote this ``config.json``."""
-    return _MARK in config
+def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same drafter as z-lab would have written it; ``config`` itself if it is plain, or no drafter at all.
+
+    Raises:
+        DFlashError: a trainer's form that cannot be served.
+    """
+    if _MARK in config:
+        return _from_speculators(config)
+    return _from_modelopt(_from_specforge(_from_automodel(config)))
 
 
-def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+def _from_automodel(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The plain form, if AutoModel wrote ``config``.
+
+    Its JetSpec recipe trains with a causal block and says so in ``dflash_config.causal``; the ``is_causal`` false
+    beside it is a leftover of the DFlash recipe that it extends.
+    """
+    name = _CLASSES.get(str(architecture(config)))
+    if name is None:
+        return config
+    dflash = config.get("dflash_config")
+    jetspec = isinstance(dflash, Mapping) and dflash.get("causal") is True
+    return {**config, "architectures": [name], **({"is_causal": True} if jetspec else {})}
+
+
+def _from_modelopt(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The plain form, if ``config`` has a window in Model Optimizer's way: ``use_swa`` and ``swa_window_size``.
+
+    The window is every layer's, and counts the current token as ours does. Causality stays as stated.
+    """
+    keys = ConfigKeys(config)
+    window, types = keys.get("swa_window_size"), keys.get("layer_types")
+    if not keys.get("use_swa") or window is None or not isinstance(types, list) or set(map(str, types)) != {FULL}:
+        return config
+    return {**config, "layer_types": [SLIDING] * len(types), "sliding_window": window}
+
+
+def _from_specforge(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The plain form, if SpecForge wrote ``config``.
+
+    Raises:
+        DFlashError: a DSpark drafter, which SGLang serves by another algorithm and from other keys.
+    """
+    name = architecture(config)
+    if name == "DSparkDraftModel":
+        raise DFlashError(
+            "the drafter is of the kind DSpark (Markov head), as SpecForge writes it",
+            expected="a plain DFlash drafter",
+            remedy="convert it with SpecForge's scripts/gates/normalize_dflash_export.py and serve it with "
+            "--speculative-algorithm DSPARK",
+        )
+    return {**config, "architectures": ["DFlashDraftModel"]} if name == "DominoDraftModel" else config
+
+
+def _from_speculators(config: Mapping[str, Any]) -> dict[str, Any]:
     """The plain form of a speculators configuration.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The drafter's tensors, by their headers, and the dtype that the pair is served in."""
+"""The drafter's files: its code, its tensors by their headers, dtype and quantisation."""
 
 from __future__ import annotations
 
@@ -9,8 +9,30 @@ from sglang_dflash.check.findings import Finding, judge
 from sglang_dflash.drafter.config import DrafterConfig, quantization
 from sglang_dflash.drafter.files import TensorHeader
 from sglang_dflash.drafter.tensors import LoadReport
-from sglang_dflash.errors import Doubt
+from sglang_dflash.errors import DFlashError, Doubt
 from sglang_dflash.plan.arguments import served_dtype
+
+_KEY = "AutoConfig"  # the only entry of auto_map that SGLang asks transformers for; weights load into our own classes
+
+
+def check_code(config: Mapping[str, Any], trusted: bool) -> str:
+    """What is found of code in a drafter.
+
+    Args:
+        config: its ``config.json``.
+        trusted: ``--trust-remote-code``.
+
+    Raises:
+        DFlashError: some would run.
+    """
+    named = config.get("auto_map")
+    if not trusted or not isinstance(named, Mapping) or _KEY not in named:
+        return "none of its own runs"
+    raise DFlashError(
+        f"--trust-remote-code would run the drafter's own code ({_KEY} {named[_KEY]!r} in its config.json)",
+        expected="a drafter without code: sglang-dflash has its model, and nothing of the drafter needs to run",
+        remedy=f"take {_KEY} out of auto_map in the drafter's config.json, or leave --trust-remote-code out",
+    )
 
 
 def check_weights(
