@@ -127,7 +127,7 @@ def test_requests(asked: list[dict[str, Any]]) -> None:
 
 GOOD: dict[str, Any] = {"temperature": 0.7, "top_k": 5, "logit_bias": {"3": -100.0}, "min_new_tokens": 2}
 BAD: list[dict[str, Any]] = [
-    {"top_k": 1 << 40}, {"top_k": NAN}, {"repetition_penalty": 1e-300}, {"temperature": 1e300},
+    {"top_k": 1 << 40}, {"top_k": NAN}, {"top_k": 2.0}, {"repetition_penalty": 1e-300}, {"temperature": 1e300},
     *({"logit_bias": {"3": value}} for value in (NAN, INF, 1e39, "much")),
     {"logit_bias": dict.fromkeys(map(str, range(VOCAB)), -INF)},
 ]  # fmt: skip
