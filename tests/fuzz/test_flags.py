@@ -118,4 +118,4 @@ def test_a_drafters_own_code_does_not_run_with_the_targets(flags: tuple[str, ...
 @given(st.text())
 def test_an_errors_text_can_be_shown_and_is_short(text: str) -> None:
     with judged(refuse=True):
-        raise DFlashError(text + "\x1b[2J\ud800" * LONGEST, expected=text, remedy="none")
+        raise DFlashError(text + "\x1b\ud800" * 10 * LONGEST, expected=text, remedy="none")
