@@ -16,7 +16,7 @@ STAMP := $(VENV)/.setup-$(shell cat requirements/*.txt pyproject.toml Makefile |
 # OpenMP workers spin while they wait: two pools on two cores slow each other down by orders of magnitude.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-slow rehearse test-matrix soak fuzz contract test-gpu wheelhouse gpu quality bench clean
+.PHONY: setup demo test test-slow rehearse test-matrix soak fuzz drift test-gpu wheelhouse gpu quality bench clean
 setup: $(STAMP)
 
 $(STAMP): requirements/cpu.txt pyproject.toml
@@ -56,11 +56,12 @@ test-matrix: setup
 soak: setup
 	$(BIN)/python -m tests.soak $(if $(OUT),--out $(OUT))
 
+# The properties of `make test` with 3,000 examples each, other ones every time.
 fuzz: setup
-	$(BIN)/python -m tests.fuzz
+	FUZZ_EXAMPLES=$(or $(EXAMPLES),3000) $(PYTEST) --dist worksteal --hypothesis-show-statistics tests/fuzz
 
-contract: setup
-	$(BIN)/python -m tools.contract $(or $(SGLANG),0.5.23)
+drift: setup
+	$(BIN)/python -m tools.drift $(or $(SGLANG),0.5.23)
 
 test-gpu:
 	$(BIN)/pytest -q -m gpu tests/gpu

@@ -1,6 +1,6 @@
-"""Which modules a run imports, in all its processes: how ``tools/imported.txt`` is made.
+"""Record the modules that a run imports in all its processes, for ``tools/imported.txt``.
 
-GPU_KIT_RECORD=/tmp/imports make gpu DEVICE=fake STEPS=engine     # and the same with DEVICE=cpu
+GPU_KIT_RECORD=/tmp/imports make gpu STEPS=engine     # and the same with DEVICE=cpu
 python tools/record_imports.py /tmp/imports > tools/imported.txt
 """
 
@@ -12,16 +12,16 @@ import threading
 import time
 from pathlib import Path
 
-# Only wheels of which something stays behind matter.
+# Distributions that are packed in part.
 PACKAGES = ("sglang", "transformers", "torchvision", "pygments", "PIL", "tvm_ffi")
 HEADER = "# Modules that some process of a run has imported; made by tools/record_imports.py."
-# Compiled for SGLang's own release of torch: it must stay behind, and does where nothing asks for it.
+# Compiled for SGLang's own torch release: must not be packed.
 NOT_THESE = {"sglang.srt.mem_cache.rust_tree_core.mem_cache"}
 SECONDS = 1.0
 
 
 def start(folder: str) -> None:
-    """Write this process's modules every second: SGLang ends its processes with SIGKILL."""
+    """Write this process's modules every second, since SGLang ends its processes with SIGKILL."""
     Path(folder).mkdir(parents=True, exist_ok=True)
 
     def keep_writing() -> None:
@@ -40,7 +40,7 @@ def write(path: Path) -> None:
 
 
 def merged(folder: Path) -> list[str]:
-    """Modules of :data:`PACKAGES` in any record of the folder."""
+    """All recorded modules of :data:`PACKAGES`."""
     names = {name for path in folder.glob("*.txt") for name in path.read_text().splitlines()}
     return sorted(name for name in names - NOT_THESE if name.partition(".")[0] in PACKAGES)
 

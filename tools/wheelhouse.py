@@ -1,7 +1,7 @@
-"""The wheelhouse that ``make gpu`` takes along: what SGLang needs beside torch, without what a run never reads.
+"""Build the wheelhouse for ``make gpu``: SGLang's dependencies except torch, without files that a run never reads.
 
-``python tools/wheelhouse.py`` downloads the wheels of ``tools/wheels.txt``, which needs a package index, and packs what
-comes along into one archive; ``tools/gpu/unpack.py`` unpacks it where there is no network.
+``python tools/wheelhouse.py`` downloads the wheels in ``tools/wheels.txt`` and packs one archive, which
+``tools/gpu/unpack.py`` unpacks on a machine without a network.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LIST, IMPORTED = ROOT / "tools/wheels.txt", ROOT / "tools/imported.txt"
 ARCHIVE, DOWNLOADS = ROOT / ".wheelhouse/site.tar.xz", ROOT / ".cache/wheels"
-# What may travel in one go, with the repository itself (its tracked files are some 24 MiB).
+# Room beside the repository itself (24 MiB of tracked files).
 LIMIT = 40 << 20
 DATA = re.compile(r"[^/]+\.data/(\w+)/")
 PYTHON, PLATFORMS = "3.12", [f"manylinux_2_{minor}_x86_64" for minor in (39, 34, 28, 27, 26, 24, 17, 12, 5)]
@@ -28,7 +28,7 @@ PYTHON, PLATFORMS = "3.12", [f"manylinux_2_{minor}_x86_64" for minor in (39, 34,
 
 @dataclass(frozen=True)
 class Wheel:
-    """A line of the list: a pinned distribution, and which of its files stay behind."""
+    """A line of the list: a pinned distribution, and patterns of the files left out."""
 
     requirement: str
     dropped: tuple[str, ...] = ()
@@ -38,19 +38,19 @@ class Wheel:
         return self.requirement.partition("==")[0]
 
     def keeps(self, file: str, imported: frozenset[str]) -> bool:
-        """Whether a file of the wheel comes along: it matches no dropped pattern, or is a module that a run imports."""
+        """Whether to pack a file: it matches no dropped pattern, or a recorded run imported it."""
         return module(file) in imported or not any(fnmatchcase(file, pattern) for pattern in self.dropped)
 
 
 def module(file: str) -> str:
-    """Dotted name of the module that a wheel's file is (``a/b/__init__.py`` is ``a.b``)."""
+    """Dotted module name of a wheel's file (``a/b/__init__.py`` is ``a.b``)."""
     folder, _, name = file.rpartition("/")
     stem = name.removesuffix(".py") if name.endswith(".py") else name.partition(".")[0] if ".so" in name else name
     return f"{folder}/{stem}".strip("/").removesuffix("/__init__").replace("/", ".")
 
 
 def read_list(text: str) -> list[Wheel]:
-    """Lines ``name==version [pattern …]``; ``#`` starts a comment."""
+    """Parse lines ``name==version [pattern …]``; ``#`` starts a comment."""
     lines = (line.partition("#")[0].split() for line in text.splitlines())
     return [Wheel(words[0], tuple(words[1:])) for words in lines if words]
 
@@ -61,7 +61,7 @@ def read_imported() -> frozenset[str]:
 
 
 def download(wheels: list[Wheel]) -> list[Path]:
-    """Every wheel of the list, for the Python and the machine that ``make gpu`` runs on; cached."""
+    """Download the listed wheels for the Python and platform of ``make gpu``; cached."""
     DOWNLOADS.mkdir(parents=True, exist_ok=True)
     target = ["--python-version", PYTHON, "--implementation", "cp", "--only-binary=:all:"]
     platforms = [option for platform in [*PLATFORMS, "manylinux2014_x86_64"] for option in ("--platform", platform)]
@@ -83,7 +83,7 @@ def _file_of(wheel: Wheel) -> Path:
 
 
 def kept(source: Path, wheel: Wheel, imported: frozenset[str]) -> Iterator[tuple[str, bytes]]:
-    """Files of a downloaded wheel that come along, where an installer would put them."""
+    """(installed path, content) of each file to pack from a downloaded wheel."""
     with zipfile.ZipFile(source) as files:
         for entry in files.infolist():
             scheme = DATA.match(entry.filename)
@@ -94,7 +94,7 @@ def kept(source: Path, wheel: Wheel, imported: frozenset[str]) -> Iterator[tuple
 
 
 def pack(files: dict[str, bytes], target: Path) -> None:
-    """One archive for all: much of what small files share is stored once. The same files make the same archive."""
+    """Write one reproducible archive; similar files lie side by side, which compresses better."""
     with tarfile.open(target, "w:xz", preset=4) as archive:
         for name in sorted(files, key=lambda name: (Path(name).suffix, name)):
             entry = tarfile.TarInfo(name)
@@ -103,10 +103,10 @@ def pack(files: dict[str, bytes], target: Path) -> None:
 
 
 def build() -> None:
-    """Fill the wheelhouse, and say how large it is.
+    """Build the wheelhouse and print its size.
 
     Raises:
-        SystemExit: it is larger than what can travel.
+        SystemExit: it is larger than :data:`LIMIT`.
     """
     wheels, imported = read_list(LIST.read_text()), read_imported()
     files: dict[str, bytes] = {}

@@ -80,5 +80,8 @@ def parse(flags: Sequence[str], *, target: str, drafter: str) -> tuple[argparse.
     for flag in _GIVEN:
         parser.add_argument(flag, dest="_given")
     args, unread = parser.parse_known_args(modern)
+    for name, value in vars(args).items():
+        if value == []:  # argparse's reading of "--flag=--"
+            parser.error(f"--{name.replace('_', '-')}: expected one argument")
     args.model_path, args.speculative_draft_model_path, args.speculative_algorithm = target, drafter, "DFLASH"
     return args, notes, [word for word in unread if word.startswith("--")]

@@ -68,8 +68,8 @@ def _uncountable(params: Any, vocab_size: int) -> Iterator[tuple[str, str]]:
     """What SGLang lets through and no sampler can compute with: the value, and what would be one."""
     if not params.temperature <= _LARGEST:
         yield f"temperature {params.temperature}", f"at most {_LARGEST:g}"
-    if not params.top_k <= _TOP_K_ALL:
-        yield f"top_k {params.top_k}", f"-1, or at most {_TOP_K_ALL}"
+    if not (isinstance(params.top_k, int) and params.top_k <= _TOP_K_ALL):
+        yield f"top_k {params.top_k}", f"-1, or an integer of at most {_TOP_K_ALL}"
     if not params.repetition_penalty >= _SMALLEST:
         yield f"repetition_penalty {params.repetition_penalty}", f"at least {_SMALLEST:g}"
     bias = params.logit_bias or {}

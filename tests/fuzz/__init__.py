@@ -1,1 +1,1 @@
-"""Hostile input for everything that the package reads: ``python -m tests.fuzz`` prints what came of it."""
+"""Hostile input for everything this package reads (docs/security.md)."""

@@ -1,98 +1,73 @@
-"""Values that a file or a flag may hold, and what becomes of a real document that somebody spoilt.
-
-Hypothesis draws values; plain code, a hundred times faster, puts them into documents (:class:`tests.fuzz.part.Part`).
-"""
+"""Strategies for hostile values, and for real documents and files after somebody spoilt them."""
 
 from __future__ import annotations
 
 import copy
 import json
-from random import Random
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))  # of each property; `make fuzz` sets it
+settings.register_profile("fuzz", deadline=None, database=None, suppress_health_check=list(HealthCheck))
+fuzz = settings(settings.get_profile("fuzz"), max_examples=EXAMPLES or 50, derandomize=not EXAMPLES)
 
-def nested(depth: int) -> list[Any]:
-    inner: list[Any] = []
-    for _ in range(depth):
-        inner = [inner]
-    return inner
-
-
-# Far beyond what a parser's stack can take.
-DEEP_TEXT = "[" * 100_000
-INTEGERS = [
-    *(-1, 0, 1, 2, 3, 16, 64, 2**15, 2**16, 2**20, 2**24, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**60, 2**63, 2**64),
-    *(-(2**63), 10**9, 10**18, 10**400),
-]
-FLOATS = [0.0, -0.0, 0.25, 0.5, 1.0, -1.0, 1e-320, 5e-324, 1e-6, 1e30, 1e39, 1e308, *map(float, ("inf", "-inf", "nan"))]
-TEXTS = [
-    *("", " ", "16", "1e9", "auto", "null", "\x00", "\x1b[2J\x1b]0;x\x07", "\ud800", "\u202eevil", "a\nb", "x" * 500),
-    *("../x", "/etc/passwd", "..", "~", "file:///etc/passwd", "http://localhost/", "$(id)", "%s%n", "{0}"),
-]
-HOSTILE: list[Any] = [
-    *(None, True, False, *INTEGERS, *FLOATS, *TEXTS),
-    *([], {}, [[]], [None], {"": None}, nested(50), [0] * 99, {"rope_type": "yarn"}, ["full_attention"] * 2),
-]
-
+NAN, INF, HUGE = float("nan"), float("inf"), 1 << 60
+DEEP, LONG_NUMBER = "[" * 100_000, "1" + "0" * 5000
+INTEGERS = [-(2**63), -1, 0, 1, 2, 16, 2**15, 2**20, 2**31 - 1, 2**31, 2**32, 2**53 + 1, HUGE, 2**63, 2**64, 10**400]
+FLOATS = [0.0, -0.0, 0.5, 1.0, 5e-324, 1e-6, 1e30, 1e39, 1e308, INF, -INF, NAN]
+TEXTS = ["", "16", "auto", "\0", "\x1b[2J\x1b]0;x\7", "\ud800", "\u202eevil", "a\nb", "x" * 500, "/etc/passwd", "$(id)"]
+NESTED: list[Any] = [[], {}, [None], {"": None}, [[[[[[[[[[]]]]]]]]]], [0] * 99, {"rope_type": "yarn"}]
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
-WILD = st.recursive(
+VALUES = st.sampled_from([None, True, False, *INTEGERS, *FLOATS, *TEXTS, *NESTED]) | st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
 )
-
-Path = tuple[Any, ...]
-
-
-def pick(random: Random, drawn: list[Any]) -> Any:
-    """A value that hypothesis has drawn, or a known bad one."""
-    return copy.deepcopy(random.choice(drawn if random.random() < 0.4 else HOSTILE))
+KINDS = st.sampled_from(["replace", "replace", "drop", "add"])
 
 
-def places(document: Any, at: Path = ()) -> list[Path]:
-    """Every key and index of a JSON document, the inner ones too."""
-    keys = document if isinstance(document, dict) else range(len(document)) if isinstance(document, list) else ()
-    return [path for key in keys for path in [(*at, key), *places(document[key], (*at, key))]]
+def spoilt(documents: Sequence[Any], values: SearchStrategy[Any] = VALUES) -> SearchStrategy[Any]:
+    """One of ``documents`` after up to three edits: a value replaced, a key dropped, a known key put somewhere else."""
+    keys = st.sampled_from(sorted({str(key) for each in documents for _, key in _places(each)}))
+    edits = st.lists(st.tuples(st.integers(0, 999), KINDS, keys, values), max_size=3)
+    return st.builds(_edited, st.sampled_from(documents), edits)
 
 
-def spoil(random: Random, document: Any, keys: list[str], values: list[Any]) -> Any:
-    """A document after one to three edits: a value replaced, a key dropped, or a known key put somewhere."""
+def _edited(document: Any, edits: list[tuple[int, str, str, Any]]) -> Any:
     document = copy.deepcopy(document)
-    for _ in range(random.choice((1, 1, 2, 3))):
-        known = places(document)
-        if not known:
-            break
-        *outer, last = random.choice(known)
-        place = document
-        for key in outer:
-            place = place[key]
-        edit = random.choice(("replace", "replace", "drop", "add"))
-        if edit == "drop":
-            del place[last]
-        elif edit == "add" and isinstance(place, dict):
-            place[random.choice(keys)] = pick(random, values)
-        else:
-            place[last] = pick(random, values)
+    for number, kind, key, value in edits:
+        if places := list(_places(document)):
+            place, last = places[number % len(places)]
+            place[key if kind == "add" and isinstance(place, dict) else last] = copy.deepcopy(value)
+            if kind == "drop":
+                del place[last]
     return document
 
 
+def _places(document: Any) -> Iterator[tuple[Any, Any]]:
+    """(container, key or index) of everything in a JSON document."""
+    inner = (
+        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    )
+    for key, value in list(inner):
+        yield document, key
+        yield from _places(value)
+
+
 def dumped(document: Any) -> bytes:
-    """As a file holds it: NaN and lone surrogates included, which Python reads."""
     return json.dumps(document).encode()
 
 
-def damage(random: Random, whole: bytes) -> bytes:
-    """A file cut short, lengthened, or with some bytes changed."""
-    data = bytearray(whole)
-    for _ in range(random.randint(1, 4)):
-        at = random.randrange(len(data) + 1)
-        edit = random.choice(("set", "cut", "insert", "drop"))
-        if edit == "set":
-            data[at : at + 1] = random.randbytes(1)
-        elif edit == "cut":
-            del data[at:]
-        elif edit == "insert":
-            data[at:at] = random.randbytes(random.randrange(12))
-        else:
-            del data[at : at + random.randint(1, 9)]
-    return bytes(data)
+def damaged(whole: bytes) -> SearchStrategy[bytes]:
+    """A file of which one part is missing, repeated or replaced."""
+    places = st.integers(0, len(whole))
+    return st.builds(lambda end, start, new: whole[:end] + new + whole[start:], places, places, st.binary(max_size=8))
+
+
+def json_files(documents: Sequence[Any], values: SearchStrategy[Any] = VALUES) -> SearchStrategy[bytes]:
+    """A spoilt document as a file, a damaged one, or what is hardly JSON."""
+    wild = st.sampled_from([b"", b"\xff{}", b'{"a":' * 5000, LONG_NUMBER.encode(), DEEP.encode()]) | VALUES.map(dumped)
+    return spoilt(documents, values).map(dumped) | damaged(dumped(documents[0])) | wild

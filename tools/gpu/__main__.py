@@ -10,27 +10,27 @@ from pathlib import Path
 
 from tools.gpu import runner, tables, unpack
 
+SITE = Path(tempfile.gettempdir(), "gpu-kit")
+PAGE = unpack.ROOT / "docs/results/gpu.md"
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.gpu")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="unpack the wheelhouse and run the steps")
     run.add_argument("--steps", default="all", help=f"with commas, of {', '.join(runner.BUDGETS)}")
-    run.add_argument("--out", type=Path, default=Path("results/gpu"))
-    run.add_argument("--device", choices=(unpack.CUDA, unpack.FAKE, unpack.CPU), default=unpack.CUDA)
+    run.add_argument("--device", choices=(unpack.CUDA, unpack.CPU), default=unpack.CUDA)
     run.add_argument("--minutes", type=float, default=9.5, help="for all steps together")
     run.add_argument("--pairs", default="", help="with commas; all of a step's pairs by default")
     run.add_argument("--layers", type=int, default=0, help="cut the published targets to this depth")
-    run.add_argument(
-        "--site", type=Path, default=Path(tempfile.gettempdir(), "gpu-kit"), help="where the wheelhouse is unpacked"
-    )
-    table = commands.add_parser("table", help="the tables of the rows, into docs/results/gpu.md")
-    table.add_argument("--out", type=Path, default=Path("results/gpu"))
-    table.add_argument("--page", type=Path, default=unpack.ROOT / "docs/results/gpu.md")
+    run.add_argument("--site", type=Path, default=SITE, help="where the wheelhouse is unpacked")
+    table = commands.add_parser("table", help="write the rows of a GPU into docs/results/gpu.md")
+    for command in (run, table):
+        command.add_argument("--out", type=Path, default=Path("results/gpu"))
     asked = parser.parse_args()
     if asked.command == "table":
-        asked.page.write_text(tables.filled(asked.page.read_text(), asked.out))
-        return
+        text = tables.page(asked.out)
+        sys.exit(f"{asked.out} has no rows of a GPU" if text is None else PAGE.write_text(text) and 0)
     steps, site = runner.chosen(asked.steps), asked.site.absolute()
     unpack.unpack(site)
     arguments = ("--device", asked.device, "--pairs", asked.pairs, "--layers", str(asked.layers))
@@ -39,7 +39,7 @@ def main() -> None:
     plan = runner.Plan(steps, asked.minutes, arguments)
     good = runner.run(plan, asked.out.absolute(), unpack.environment(site, asked.device))
     print("\n".join(tables.summary(asked.out)))
-    raise SystemExit(0 if good else 1)
+    sys.exit(not good)
 
 
 if __name__ == "__main__":

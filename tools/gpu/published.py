@@ -1,27 +1,54 @@
-"""The five published pairs as configurations alone: their cards' dimensions, for servers with random weights."""
+"""Servers with the dimensions of the five published pairs, random weights and simulated accept lengths."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.servers import Server, running
+from tools.gpu.run_step import Run
+
 CARDS = Path(__file__).parents[2] / "tests/fixtures/cards"
 PAIRS = ("Qwen3.5-4B", "Qwen3.5-27B", "Qwen3.6-27B", "Qwen3.6-35B-A3B", "Qwen3-Coder-Next")
-DUMMY = ("--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16")
+BLOCK, ACCEPT = 16, 4
+ARMS = {"ours": "", "builtin": "builtin"}  # -> SGLANG_DFLASH
+DUMMY = (
+    *("--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16", "--speculative-algorithm", "DFLASH"),
+    *("--speculative-draft-load-format", "dummy", "--speculative-num-draft-tokens", str(BLOCK)),
+)
+
+
+def cells(run: Run, pairs: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """(pair, arm) to measure; on a CPU SGLang's own worker needs a shim, and is left out."""
+    yield from ((pair, arm) for pair in run.pairs or pairs for arm in ARMS if run.real or arm == "ours")
+
+
+@contextlib.contextmanager
+def serve(run: Run, pair: str, arm: str, requests: int, *flags: str) -> Iterator[Server]:
+    """A server of at most ``requests`` running requests."""
+    environment = {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT), "SGLANG_DFLASH": ARMS[arm]}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(pair, folder, run.layers)
+        models = ("--model-path", str(folder / "target"), "--speculative-draft-model-path", str(folder / "drafter"))
+        limit = ("--max-running-requests", str(requests))
+        with running(folder, *models, *DUMMY, *run.flags(speculative=True), *limit, *flags, **environment) as server:
+            yield server
 
 
 def write(pair: str, folder: Path, layers: int = 0) -> None:
     """Write ``folder/target`` and ``folder/drafter`` with a ``config.json`` each.
 
     Args:
-        layers: the target's depth if it is to be cut, a multiple of the pattern's length; 0 for the published one. The
-            drafter then reads layers at the same parts of the depth.
+        layers: depth to cut the target to, a multiple of its pattern's length; 0 for the published one.
     """
-    target, drafter = (
-        json.loads((CARDS / pair / model / "config.json").read_text()) for model in ("target", "drafter")
-    )
+    files = (CARDS / pair / model / "config.json" for model in ("target", "drafter"))
+    target, drafter = (json.loads(file.read_text()) for file in files)
     if layers:
         target, drafter = cut(target, drafter, layers)
     for model, config in (("target", target), ("drafter", drafter)):
@@ -30,35 +57,17 @@ def write(pair: str, folder: Path, layers: int = 0) -> None:
 
 
 def cut(target: dict[str, Any], drafter: dict[str, Any], layers: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both configurations for a target of the first ``layers`` layers."""
+    """Configurations for the target's first ``layers`` layers; the drafter reads layers at the same relative depth."""
     target, drafter = copy.deepcopy(target), copy.deepcopy(drafter)
     text = target.get("text_config", target)
-    published = text["num_hidden_layers"]
-    text["num_hidden_layers"] = layers
+    published, text["num_hidden_layers"] = text["num_hidden_layers"], layers
     if "layer_types" in text:
         text["layer_types"] = text["layer_types"][:layers]
-    ids = drafter["dflash_config"]["target_layer_ids"]
-    drafter["dflash_config"]["target_layer_ids"] = _spread([layer * (layers - 1) // (published - 1) for layer in ids])
+    ids: list[int] = []
+    for layer in drafter["dflash_config"]["target_layer_ids"]:
+        scaled = layer * (layers - 1) // (published - 1)
+        ids.append(max(scaled, ids[-1] + 1) if ids else scaled)  # ascending: those that fall together move up
+    drafter["dflash_config"]["target_layer_ids"] = ids
     if "num_target_layers" in drafter:
         drafter["num_target_layers"] = layers
     return target, drafter
-
-
-def _spread(ids: list[int]) -> list[int]:
-    """Ascending without repeats: layers that fell together move up."""
-    spread: list[int] = []
-    for layer in ids:
-        spread.append(max(layer, spread[-1] + 1) if spread else layer)
-    return spread
-
-
-def flags(folder: Path, block: int | None) -> tuple[str, ...]:
-    """The server's models; without a drafter if ``block`` is None."""
-    target = ("--model-path", str(folder / "target"), *DUMMY)
-    if block is None:
-        return target
-    return (
-        *target,
-        *("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(folder / "drafter")),
-        *("--speculative-num-draft-tokens", str(block), "--speculative-draft-load-format", "dummy"),
-    )

@@ -1,4 +1,4 @@
-"""Results of a run, a JSON object per line and a file per step, written as they come: a killed run keeps them."""
+"""Results as JSON lines, a file per step, written as they come so that a killed run keeps them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def append(folder: Path, step: str, row: Row) -> None:
 
 
 def read(folder: Path, step: str) -> list[Row]:
-    """Rows of a step, oldest first; the last line of a run that was killed may be cut off, and is left out."""
+    """Rows of a step, oldest first, without a line that a killed run cut off."""
     path = folder / f"{step}.jsonl"
     rows = []
     for line in path.read_text().splitlines() if path.exists() else ():
@@ -28,7 +28,7 @@ def read(folder: Path, step: str) -> list[Row]:
 
 
 def latest(rows: list[Row], *keys: str) -> list[Row]:
-    """The newest row of each combination of ``keys``, in the order in which the combinations first came."""
+    """The newest row for each combination of ``keys``, in order of first appearance."""
     newest: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         newest[tuple(row.get(key) for key in keys)] = row

@@ -1,4 +1,4 @@
-"""What a step works with: where it runs, where its rows go, and servers with the flags that the device needs."""
+"""What every step works with: its device and output, resumable measurements, and servers with the device's flags."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import argparse
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.pair_servers import BFLOAT16, draft_arguments, target_arguments
+from tests.support.servers import Server, running
 from tools.gpu import records
-from tools.gpu.unpack import CPU, CUDA, FAKE
+from tools.gpu.unpack import CPU, CUDA
 
-# No FlashInfer and no sgl_kernel on the machine: SGLang's Triton attention and its sampler in torch.
-TRITON = (
-    *("--attention-backend", "triton", "--speculative-draft-attention-backend", "triton"),
-    *("--sampling-backend", "pytorch"),
-)
-EAGER = "--disable-cuda-graph"
+TINY_PAIRS = ("tiny-dense", "tiny-hybrid", "tiny-moe")
+# Neither FlashInfer nor sgl_kernel is there: SGLang's Triton attention, and its sampler in torch.
+BACKENDS = ("--attention-backend", "triton", "--sampling-backend", "pytorch")
+DRAFT_BACKEND = ("--speculative-draft-attention-backend", "triton")
 
 
 class Skip(Exception):
-    """The step cannot run here; its text says why."""
+    """The step cannot run here; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Run:
     """One step's run.
 
     Attributes:
-        device: ``cuda``, ``fake`` or ``cpu`` (:mod:`tools.gpu.unpack`).
-        out: the folder of its rows, logs and traces.
-        step: its name, which is its file's.
-        pairs: which pairs it measures; empty for all.
-        layers: the published targets' depth, 0 for what their cards say.
+        device: ``cuda``, or ``cpu`` for this package's CPU platform.
+        out: folder for rows, logs and traces.
+        step: name of the step and of its module.
+        pairs: pairs to measure; empty for the step's own choice.
+        layers: depth of the published targets, 0 for the published one.
     """
 
     device: str
@@ -48,45 +48,47 @@ class Run:
     def real(self) -> bool:
         return self.device == CUDA
 
-    def flags(self, *, speculative: bool, eager: bool = False) -> tuple[str, ...]:
-        """Server flags of the device, for a server with or without a drafter."""
-        if self.device == CPU:
-            return ()
-        backends = TRITON if speculative else (*TRITON[:2], *TRITON[4:])
-        small = ("--max-total-tokens", "4096") if self.device == FAKE else ()
-        # A faked device has no graphs.
-        return (*backends, *small, *((EAGER,) if eager or self.device == FAKE else ()))
+    def flags(self, *, speculative: bool) -> tuple[str, ...]:
+        """Server flags that the device needs."""
+        return () if self.device == CPU else BACKENDS + DRAFT_BACKEND if speculative else BACKENDS
+
+    @contextlib.contextmanager
+    def serve(self, pair: str, *flags: str, speculative: bool = True, **environment: str) -> Iterator[Server]:
+        """A tiny pair in bfloat16, with or without its drafter."""
+        models = (*target_arguments(pair, BFLOAT16), *(draft_arguments(pair) if speculative else ()))
+        with tempfile.TemporaryDirectory() as folder:
+            command = (*models, *self.flags(speculative=speculative), *flags)
+            with running(Path(folder), *command, **environment) as server:
+                yield server
 
     def write(self, **row: Any) -> None:
         records.append(self.out, self.step, {"device": self.device, **row})
         print(row, flush=True)
 
     def finished(self, **key: Any) -> bool:
-        """Whether an earlier run has a row with this key and no error: a step goes on where it was interrupted."""
+        """Whether an earlier run measured this key without an error: an interrupted step resumes there."""
         rows = (row for row in records.read(self.out, self.step) if "error" not in row)
         return any(all(row.get(name) == value for name, value in key.items()) for row in rows)
 
     def measure(self, key: dict[str, Any], measured: Callable[[], dict[str, Any]]) -> bool:
-        """Write one row, or what went wrong; the next one is measured all the same. False if it went wrong."""
+        """Write a row with what was measured, or with the error. False if there was one."""
         if self.finished(device=self.device, **key):
             return True
         start = time.monotonic()
         try:
             found = measured()
-        except Exception as error:  # noqa: BLE001 - a server's end, a wrong answer: all of it is a result
-            found = {"error": f"{type(error).__name__}: {error}"[-2000:]}
+        except Exception as error:  # noqa: BLE001 - a server that ends, a wrong answer: each is a result
+            found = {"error": f"{type(error).__name__}: {error}"[-3000:]}
         self.write(**key, **found, seconds=round(time.monotonic() - start, 1))
         return "error" not in found
 
-    @contextlib.contextmanager
-    def folder(self) -> Iterator[Path]:
-        """A place for a server's log and configurations."""
-        with tempfile.TemporaryDirectory() as folder:
-            yield Path(folder)
+    def measure_each(self, cells: Iterable[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]) -> bool:
+        """Measure every (key, call), whatever comes of the others. False if one went wrong."""
+        return not [key for key, measured in cells if not self.measure(key, measured)]
 
 
 def main(step: str, body: Callable[[Run], bool], arguments: Sequence[str] | None = None) -> None:
-    """A step's command line. Exits with 1 if something went wrong, with 3 if the step cannot run here."""
+    """Run a step from its command line. Exits with 1 if something went wrong, with 3 if the step cannot run here."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default=CUDA)
     parser.add_argument("--out", type=Path, required=True)

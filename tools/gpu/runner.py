@@ -1,4 +1,4 @@
-"""Runs the steps one after the other, each in a process of its own with a budget, whatever becomes of the others."""
+"""Run the steps one after the other, each in a process of its own with a time budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from tools.gpu import records
 from tools.gpu.unpack import ROOT
 
-# Step -> seconds. The order is that of use: each is worth having if the next one fails.
+# Step -> seconds, in the order of use: each is worth having if the next one fails.
 BUDGETS = {
     "machine": 60,
     "kernels": 180,
@@ -31,11 +31,11 @@ LOG = "steps"
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run.
+    """Steps to run.
 
     Attributes:
         steps: names, in order.
-        minutes: for all of them; a step gets its budget or what is left.
+        minutes: for all of them together; each step gets its budget or what is left.
         arguments: for every step's command line.
     """
 
@@ -45,10 +45,10 @@ class Plan:
 
 
 def chosen(names: str) -> tuple[str, ...]:
-    """Steps of a list with commas, in the order of :data:`BUDGETS`; empty or ``all`` for all of them.
+    """Steps named in a comma-separated list, in the order of :data:`BUDGETS`; ``all`` or an empty list for all.
 
     Raises:
-        SystemExit: a name is no step's.
+        SystemExit: an unknown name.
     """
     asked = [name for name in names.split(",") if name]
     if unknown := set(asked) - {*BUDGETS, "all"}:
@@ -57,7 +57,7 @@ def chosen(names: str) -> tuple[str, ...]:
 
 
 def run(plan: Plan, out: Path, environment: dict[str, str], package: str = "tools.gpu.steps") -> bool:
-    """Run the steps and write a row on each; False if one failed or ran out of time."""
+    """Run the steps and record the status of each; False if one failed or ran out of time."""
     deadline = time.monotonic() + 60 * plan.minutes
     good = True
     for step in plan.steps:
@@ -74,7 +74,7 @@ def run(plan: Plan, out: Path, environment: dict[str, str], package: str = "tool
 
 
 def _run_one(command: Sequence[str], log: Path, budget: float, environment: dict[str, str]) -> tuple[str, float]:
-    """Status and seconds of a step; what it started ends with it."""
+    """Run one step; its status and seconds. Every process it started ends with it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     with log.open("w") as file:
@@ -91,7 +91,7 @@ def _run_one(command: Sequence[str], log: Path, budget: float, environment: dict
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a step and the servers that it started: each of these leads a session of its own."""
+    """Kill a step and its servers, each of which leads a session of its own."""
     for session in [process.pid, *_sessions_of(process.pid)]:
         try:
             os.killpg(session, signal.SIGKILL)
@@ -101,7 +101,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _sessions_of(parent: int) -> list[int]:
-    """Children of a process that still lives, and theirs; without psutil, which may not be there."""
+    """Descendants of a live process; without psutil, which may not be installed."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

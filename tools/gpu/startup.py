@@ -1,4 +1,4 @@
-"""What every process of the kit does first, from the ``sitecustomize`` that :mod:`tools.gpu.unpack` writes."""
+"""What the ``sitecustomize`` of :mod:`tools.gpu.unpack` does first in every process of the kit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,3 @@ def install() -> None:
         from tools import record_imports
 
         record_imports.start(folder)
-    if os.environ.get("GPU_KIT_DEVICE") == "fake":
-        from tests.rehearsal import interpreter
-        from tools.gpu import fake_device
-
-        fake_device.install()
-        interpreter.install()

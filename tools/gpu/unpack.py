@@ -1,4 +1,4 @@
-"""Unpack the wheelhouse and make this checkout importable beside it. Standard library only: nothing else is there."""
+"""Unpack the wheelhouse and make this checkout importable beside it. Needs the standard library only."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 ARCHIVE = ROOT / ".wheelhouse/site.tar.xz"
 STAND_INS = ROOT / "tools/gpu/standins/path"
-# Devices: a real one; one that is faked on the host; none, with this package's CPU platform.
-CUDA, FAKE, CPU = "cuda", "fake", "cpu"
-STARTUP = """from tools.gpu import startup
-
-startup.install()
-"""
+CUDA, CPU = "cuda", "cpu"  # a real device, or this package's CPU platform
 
 
 def unpack(target: Path) -> None:
@@ -33,7 +28,7 @@ def unpack(target: Path) -> None:
         with tarfile.open(ARCHIVE) as archive:
             archive.extractall(target, filter="data")
         stamp.write_text(size)
-    (target / "sitecustomize.py").write_text(STARTUP)
+    (target / "sitecustomize.py").write_text("from tools.gpu import startup\n\nstartup.install()\n")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     _install(target, project["name"], project["version"], project["entry-points"])
     plugin = {"sglang.srt.plugins": {"gpu_kit": "tools.gpu.standins.plugin:register"}}
@@ -41,28 +36,24 @@ def unpack(target: Path) -> None:
 
 
 def _install(target: Path, name: str, version: str, groups: dict[str, dict[str, str]]) -> None:
-    """What an installer writes of a distribution, so that its entry points are found."""
+    """Write a distribution's metadata as an installer would, so that its entry points are found."""
     info = target / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    lines = [
-        f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in each.items()) for group, each in groups.items()
-    ]
+    lines = [line for group, each in groups.items() for line in (f"[{group}]", *map(" = ".join, each.items()))]
     (info / "entry_points.txt").write_text("\n".join(lines))
 
 
 def environment(target: Path, device: str) -> dict[str, str]:
-    """The environment of a process that is to run on ``device`` with what ``target`` holds."""
+    """Environment of a process that runs on ``device`` with the packages in ``target``."""
     stand_ins = [] if device == CPU else [str(STAND_INS)]
-    faked = {"TRITON_INTERPRET": "1", "SGLANG_ENABLE_TORCH_COMPILE": "0"} if device == FAKE else {}
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*stand_ins, str(target), str(ROOT)]),
         "PYTHONUNBUFFERED": "1",
         "GPU_KIT_DEVICE": device,
-        # Its compiled twin belongs to SGLang's own release of torch: another one reads tensors' types wrong.
+        # The compiled prefix tree misreads tensor types under any torch but SGLang's own.
         "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",
         "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
         "HF_HUB_OFFLINE": "1",
-        **faked,
     }

@@ -1,4 +1,4 @@
-"""Stand-ins for the CUDA kernels that SGLang compiles when it first needs them (``load_jit``), in torch."""
+"""Torch stand-ins for the CUDA kernels that SGLang compiles on first use (``load_jit``)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.nn import functional
 
 
 def load_jit(*args: str, cuda_wrappers: Any = (), **options: Any) -> SimpleNamespace:
-    """In place of SGLang's: the stand-ins of a module, by the names that it exports.
+    """Replace SGLang's ``load_jit``: return a module's stand-ins by their exported names.
 
     Args:
-        args: the module's name and the arguments of its C++ template, as text.
+        args: module name, then its C++ template arguments as text.
         cuda_wrappers: (exported name, C++ expression) pairs.
     """
     name, *template = args
@@ -35,7 +35,7 @@ def _find(module: str, export: str, template: list[str]) -> Callable[..., Any]:
 
 
 def run_activation(template: list[str], rows: Tensor, out: Tensor, op: str) -> None:
-    """``out``: the activated first half of each of ``rows`` times its second half."""
+    """Write the activated first half of each row times its second half to ``out``."""
     gate, up = rows.chunk(2, dim=-1)
     activated = {
         "silu": functional.silu,
@@ -46,7 +46,7 @@ def run_activation(template: list[str], rows: Tensor, out: Tensor, op: str) -> N
 
 
 def run_rope(template: list[str], q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> None:
-    """Rotate the first ``template[1]`` elements of each head of ``q`` and ``k`` [tokens, heads, head_dim], in place."""
+    """Rotate the first ``template[1]`` elements of each head of ``q`` and ``k`` [tokens, heads, head_dim] in place."""
     neox, width = _flag(template[0]), int(template[1])
     cos, sin = cos_sin[positions].float().unsqueeze(1).chunk(2, dim=-1)
     for heads in (q, k):
@@ -67,7 +67,7 @@ def run_rope_store(
     positions: Tensor,
     slots: Tensor,
 ) -> None:
-    """:func:`run_rope`, and the rotated ``k`` and ``v`` into the caches' rows ``slots``."""
+    """Apply :func:`run_rope`, then store the rotated ``k`` and ``v`` in the caches' rows ``slots``."""
     run_rope(template, q, k, cos_sin, positions)
     for rows, cache in ((k, k_cache), (v, v_cache)):
         cache.view(len(cache), -1)[slots.long()] = rows.reshape(len(rows), -1).to(cache.dtype)
@@ -83,7 +83,7 @@ def store_cache(
     limit: int,
     skipped: int,
 ) -> None:
-    """Rows of ``k`` and ``v`` into the caches' rows ``slots``; the padding slot ``skipped`` may take garbage."""
+    """Store ``k`` and ``v`` in the caches' rows ``slots``; the padding slot ``skipped`` may take garbage."""
     for rows, cache in ((k, k_cache), (v, v_cache)):
         cache.view(len(cache), -1)[slots.long()] = rows.reshape(len(rows), -1).to(cache.dtype)
 
@@ -93,13 +93,13 @@ def rmsnorm(template: list[str], rows: Tensor, weight: Tensor, out: Tensor, eps:
 
 
 def fused_add_rmsnorm(template: list[str], rows: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
-    """Overwrites both: ``residual`` with the sum, ``rows`` with the sum's norm."""
+    """Overwrite ``residual`` with the sum and ``rows`` with the sum's norm."""
     residual.add_(rows)
     rows.copy_(_norm(residual, weight, eps))
 
 
 def qknorm(template: list[str], q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
-    """The norm of each head of ``q`` and ``k`` [tokens, heads, head_dim], in place."""
+    """Normalise each head of ``q`` and ``k`` [tokens, heads, head_dim] in place."""
     q.copy_(_norm(q, q_weight, eps))
     k.copy_(_norm(k, k_weight, eps))
 
@@ -109,7 +109,7 @@ def _norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def clamp_position(template: list[str], positions: Tensor, lengths: Tensor) -> None:
-    """``positions``: the last of each length, no less than 0."""
+    """Write each length's last position, at least 0, to ``positions``."""
     positions.copy_((lengths - 1).clamp(min=0))
 
 
@@ -117,7 +117,7 @@ def _flag(text: str) -> bool:
     return str(text).lower() in ("true", "1")
 
 
-# (module, exported name) -> stand-in; its first argument is the template's arguments.
+# (module, exported name) -> stand-in, which takes the template arguments first.
 STAND_INS: dict[tuple[str, str], Callable[..., Any]] = {
     ("activation", "run_activation"): run_activation,
     ("clamp_position", "clamp_position"): clamp_position,

@@ -1,4 +1,4 @@
-"""Accept lengths by decree in our worker, by the variable that SGLang's own worker reads (SGLANG_SIMULATE_ACC_LEN)."""
+"""Simulated accept lengths in our worker, set by the variable that SGLang's own reads (SGLANG_SIMULATE_ACC_LEN)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SWITCH = "SGLANG_SIMULATE_ACC_LEN"
 
 
 def install() -> None:
-    """Force the accept lengths if the variable asks for it; before our worker is imported."""
+    """Force accept lengths if the variable is set. Call before our worker is imported."""
     if float(os.environ.get(SWITCH) or 0) > 0:
         from sglang_dflash import ops
 
@@ -19,7 +19,7 @@ def install() -> None:
 
 
 def simulated(accept_block: Any, draw: Any) -> Any:
-    """``accept_block`` as if the target agreed with the first drafts, ``draw(width)`` tokens with the one it adds."""
+    """Wrap ``accept_block`` so that every row accepts ``draw(width)`` tokens, the bonus token included."""
 
     def run(draft: Tensor, target: Tensor, lens: Tensor) -> Any:
         length = draw(draft.shape[1])

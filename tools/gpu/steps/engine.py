@@ -1,101 +1,77 @@
-"""Tiny pairs in the real engine, bfloat16: our worker eager and as graphs, and SGLang's own, against plain decoding.
+"""The tiny pairs in the real engine, bfloat16: our worker with and without graphs, and SGLang's own.
 
-A row per pair and arm; ours also with another width at every step. A text may part from plain decoding's where the
-target is nearly undecided, and nowhere else.
+Greedy text is compared with plain decoding's; it may differ only where the target is nearly undecided.
 """
 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
 from tests.support.near_tie import BF16_GAP, divergence
-from tests.support.pair_servers import BFLOAT16, RANDOM_WIDTHS, draft_arguments, target_arguments
+from tests.support.pair_servers import RANDOM_WIDTHS
 from tests.support.prompts import corpus
-from tests.support.servers import Server, running
-from tools.gpu.run_step import Run, main
+from tools.gpu.run_step import TINY_PAIRS, Run, main
 
-PAIRS = ("tiny-dense", "tiny-hybrid", "tiny-moe")
-# Arm -> extra flags and environment.
-ARMS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-    "eager": (("--disable-cuda-graph",), {}),
-    "graphs": ((), {}),
-    "graphs, no overlap": (("--disable-overlap-schedule",), {}),
-    "graphs, widths at random": (RANDOM_WIDTHS, {}),
-    "eager, widths at random": ((*RANDOM_WIDTHS, "--disable-cuda-graph"), {}),
-    "builtin": ((), {"SGLANG_DFLASH": "builtin"}),
+# Arm -> extra flags.
+ARMS: dict[str, tuple[str, ...]] = {
+    "eager": ("--disable-cuda-graph",),
+    "graphs": (),
+    "graphs, no overlap": ("--disable-overlap-schedule",),
+    "graphs, widths at random": RANDOM_WIDTHS,
+    "eager, widths at random": (*RANDOM_WIDTHS, "--disable-cuda-graph"),
+    "builtin": (),
 }
 
 
 def body(run: Run) -> bool:
-    # Where Triton is interpreted a token takes seconds.
-    prompts, tokens = (32, 128) if run.real else (4, 48) if run.device == "cpu" else (2, 8)
+    prompts, tokens = (32, 128) if run.real else (4, 48)
     passed = True
-    for pair in run.pairs or PAIRS:
+    for pair in run.pairs or TINY_PAIRS:
         inputs = [prompt[-64:] for prompt in corpus(pair, prompts)]
         plain: list[Answer] = []
-
-        def decode_plainly(
-            pair: str = pair, inputs: list[list[int]] = inputs, plain: list[Answer] = plain
-        ) -> dict[str, Any]:
-            with (
-                run.folder() as folder,
-                running(folder, *target_arguments(pair, BFLOAT16), *run.flags(speculative=False)) as server,
-            ):
-                start = time.perf_counter()
-                plain += generate_all(server, inputs, 8, tokens, return_logprob=True, top_logprobs_num=2)
-                return speed(plain, time.perf_counter() - start)
-
-        run.measure({"pair": pair, "arm": "plain", "attempt": time.time()}, decode_plainly)
-        for arm, (flags, environment) in ARMS.items():
-            if run.device == "cpu" and arm == "builtin":
-                continue  # it needs a shim there
-
-            def speculate(
-                pair: str = pair,
-                flags: tuple[str, ...] = flags,
-                environment: dict[str, str] = environment,
-                inputs: list[list[int]] = inputs,
-                plain: list[Answer] = plain,
-            ) -> dict[str, Any]:
-                with (
-                    run.folder() as folder,
-                    running(
-                        folder,
-                        *target_arguments(pair, BFLOAT16),
-                        *draft_arguments(pair),
-                        *run.flags(speculative=True),
-                        *flags,
-                        **environment,
-                    ) as server,
-                ):
-                    return compare(server, inputs, tokens, plain)
-
-            passed &= run.measure({"pair": pair, "arm": arm}, speculate)
+        key = {"pair": pair, "arm": "plain", "attempt": time.time()}  # every run needs its texts
+        passed &= run.measure(key, partial(decode_plainly, run, pair, inputs, tokens, plain))
+        for arm in ARMS:
+            if run.real or arm != "builtin":  # on a CPU it needs a shim
+                passed &= run.measure(
+                    {"pair": pair, "arm": arm}, partial(speculate, run, pair, arm, inputs, tokens, plain)
+                )
     return passed
 
 
-def compare(server: Server, inputs: list[list[int]], tokens: int, plain: list[Answer]) -> dict[str, Any]:
-    """A server's texts against plain decoding's, at two concurrencies."""
-    diverged, wrong, found = 0, [], []
-    start = time.perf_counter()
-    for concurrency in (8, 1):
-        flush(server)
-        answers = generate_all(server, inputs, concurrency, tokens)
-        found += answers
-        for ours, reference in zip(answers, plain, strict=True):
-            tops = [[(value, token) for value, token, *_ in top] for top in reference.meta["output_top_logprobs"]]
-            try:
-                diverged += divergence(ours.tokens, reference.tokens, tops, BF16_GAP) is not None
-            except AssertionError as error:
-                wrong.append(str(error))
-    row = speed(found, time.perf_counter() - start)
-    info = server.get("/server_info").json()["internal_states"][0].get("sglang_dflash")
-    if info:
-        assert_nothing_leaked(server)
-        row["accept"] = info["mean_accept_length"]
-    row |= {"texts": len(found), "near_ties": diverged, "wrong": len(wrong)}
+def decode_plainly(run: Run, pair: str, inputs: list[list[int]], tokens: int, plain: list[Answer]) -> dict[str, Any]:
+    """Fill ``plain`` with the texts to compare with."""
+    with run.serve(pair, speculative=False) as server:
+        start = time.perf_counter()
+        plain += generate_all(server, inputs, 8, tokens, return_logprob=True, top_logprobs_num=2)
+        return speed(plain, time.perf_counter() - start)
+
+
+def speculate(
+    run: Run, pair: str, arm: str, inputs: list[list[int]], tokens: int, plain: list[Answer]
+) -> dict[str, Any]:
+    """Compare an arm's texts with plain decoding's, at concurrency 8 and 1."""
+    near_ties, wrong, found = 0, [], []
+    switch = {"SGLANG_DFLASH": "builtin"} if arm == "builtin" else {}
+    with run.serve(pair, *ARMS[arm], **switch) as server:
+        start = time.perf_counter()
+        for concurrency in (8, 1):
+            flush(server)
+            found += generate_all(server, inputs, concurrency, tokens)
+        row = speed(found, time.perf_counter() - start)
+        if info := server.get("/server_info").json()["internal_states"][0].get("sglang_dflash"):
+            assert_nothing_leaked(server)
+            row["accept"] = info["mean_accept_length"]
+    for ours, reference in zip(found, 2 * plain, strict=True):
+        tops = [[(value, token) for value, token, *_ in top] for top in reference.meta["output_top_logprobs"]]
+        try:
+            near_ties += divergence(ours.tokens, reference.tokens, tops, BF16_GAP) is not None
+        except AssertionError as error:
+            wrong.append(str(error))
+    row |= {"texts": len(found), "near_ties": near_ties, "wrong": len(wrong)}
     return row | ({"error": wrong[0]} if wrong else {})
 
 

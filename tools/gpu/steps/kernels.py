@@ -1,4 +1,4 @@
-"""Our Triton kernels against their definitions in torch, on the device: a row per kernel."""
+"""Our Triton kernels on the device against their definitions in torch: a row per kernel."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def body(run: Run) -> bool:
 
 
 def results(report: str) -> tuple[Counter[str], Counter[str], dict[str, str]]:
-    """Cases that passed and that failed by kernel, and the first failure of each, from a JUnit report."""
+    """Passed and failed cases by kernel, and the first failure of each, from a JUnit report."""
     passed: Counter[str] = Counter()
     failed: Counter[str] = Counter()
     first: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What the machine is: device, driver, versions, and which tools are there."""
+"""The machine: device, driver, package versions and available tools."""
 
 from __future__ import annotations
 

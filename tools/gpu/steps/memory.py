@@ -1,36 +1,29 @@
-"""What a pair's server takes of the device: what our worker says it allocated, and what the device lacks then."""
+"""Device memory of each tiny pair's server: what our worker reports, and what the device then lacks."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+from functools import partial
 from typing import Any
 
-from tests.support.pair_servers import BFLOAT16, draft_arguments, target_arguments, worker_info
-from tests.support.servers import running
-from tools.gpu.run_step import Run, main
-
-PAIRS = ("tiny-dense", "tiny-hybrid", "tiny-moe")
-TOKENS = ("--max-total-tokens", "65536")
+from tests.support.pair_servers import worker_info
+from tools.gpu.run_step import TINY_PAIRS, Run, main
 
 
 def body(run: Run) -> bool:
-    passed = True
-    for pair in run.pairs or PAIRS:
+    return run.measure_each(({"pair": pair}, partial(account, run, pair)) for pair in run.pairs or TINY_PAIRS)
 
-        def account(pair: str = pair) -> dict[str, Any]:
-            command = (*target_arguments(pair, BFLOAT16), *draft_arguments(pair), *TOKENS)
-            before = used()
-            with run.folder() as folder, running(folder, *command, *run.flags(speculative=True)) as server:
-                parts, after = worker_info(server)["memory_bytes"], used()
-            return {"memory_bytes": parts, "sum": sum(parts.values()), "taken": after - before if before else None}
 
-        passed &= run.measure({"pair": pair}, account)
-    return passed
+def account(run: Run, pair: str) -> dict[str, Any]:
+    before = used()
+    with run.serve(pair, "--max-total-tokens", "65536") as server:
+        parts, after = worker_info(server)["memory_bytes"], used()
+    return {"memory_bytes": parts, "sum": sum(parts.values()), "taken": after - before if before else None}
 
 
 def used() -> int:
-    """Bytes in use on the first device; 0 where there is no ``nvidia-smi`` to ask."""
+    """Bytes in use on the first device; 0 without ``nvidia-smi``."""
     if not shutil.which("nvidia-smi"):
         return 0
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]

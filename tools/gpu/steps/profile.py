@@ -1,4 +1,4 @@
-"""Torch profiler traces of decode steps, ours and SGLang's own worker's: the trace files, and the longest kernels."""
+"""Torch profiler traces of decode steps, ours and SGLang's own worker's, and their longest kernels."""
 
 from __future__ import annotations
 
@@ -6,56 +6,43 @@ import gzip
 import json
 import time
 from collections import Counter
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from tests.support.servers import Server, running
 from tools.gpu import published
 from tools.gpu.run_step import Run, main
-from tools.gpu.steps.steptimes import ACCEPT, ARMS, BLOCK, generate
+from tools.gpu.steps.steptimes import generate
 
-BATCH, STEPS, WAIT_SECONDS = 8, 10, 120
-LONGEST = 12
+BATCH, STEPS, SECONDS, LONGEST = 8, 10, 120, 12
 
 
 def body(run: Run) -> bool:
-    passed = True
-    for pair in run.pairs or published.PAIRS[:1]:
-        for arm in ARMS:
-            if run.device == "cpu" and arm == "builtin":
-                continue  # it needs a shim there
-
-            def trace(pair: str = pair, arm: str = arm) -> dict[str, Any]:
-                environment = {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT), "SGLANG_DFLASH": ARMS[arm]}
-                with run.folder() as folder:
-                    published.write(pair, folder, run.layers)
-                    models = (*published.flags(folder, BLOCK), "--max-running-requests", str(BATCH))
-                    with running(folder, *models, *run.flags(speculative=True), **environment) as server:
-                        return record(server, run.out / f"trace-{pair}-{arm}")
-
-            passed &= run.measure({"pair": pair, "arm": arm, "layers": run.layers, "batch": BATCH}, trace)
-    return passed
+    return run.measure_each(
+        ({"pair": pair, "arm": arm, "layers": run.layers, "batch": BATCH}, partial(trace, run, pair, arm))
+        for pair, arm in published.cells(run, published.PAIRS[:1])
+    )
 
 
-def record(server: Server, folder: Path) -> dict[str, Any]:
-    """Profile :data:`STEPS` steps under load; the trace's name, its size and where the device's time went."""
-    batch = BATCH
-    generate(server, batch, 4)
-    asked: dict[str, object] = {"output_dir": str(folder.absolute()), "num_steps": STEPS, "activities": ["CPU", "GPU"]}
-    assert server.post("/start_profile", asked).status_code == 200
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not (traces := sorted(folder.rglob("*.trace.json.gz"))):
-        assert time.monotonic() < deadline, f"no trace in {folder} after {WAIT_SECONDS} s"
-        generate(server, batch, 2 * STEPS)
-    size = -1
-    while size != (size := traces[0].stat().st_size):  # until it is written to its end
-        time.sleep(2)
+def trace(run: Run, pair: str, arm: str) -> dict[str, Any]:
+    """Profile some steps under load; the trace's file, its size and where the device's time went."""
+    folder = run.out.absolute() / f"trace-{pair}-{arm}"
+    with published.serve(run, pair, arm, BATCH) as server:
+        generate(server, BATCH, 4)
+        asked: dict[str, object] = {"output_dir": str(folder), "num_steps": STEPS, "activities": ["CPU", "GPU"]}
+        assert server.post("/start_profile", asked).status_code == 200
+        deadline = time.monotonic() + SECONDS
+        while not (traces := sorted(folder.rglob("*.trace.json.gz"))):
+            assert time.monotonic() < deadline, f"no trace in {folder} after {SECONDS} s"
+            generate(server, BATCH, 2 * STEPS)
+        size = -1
+        while size != (size := traces[0].stat().st_size):  # until it is complete
+            time.sleep(2)
     events = json.loads(gzip.decompress(traces[0].read_bytes()))["traceEvents"]
     return {"trace": str(traces[0].relative_to(folder.parent)), "mib": round(size / 2**20, 1), **summary(events)}
 
 
 def summary(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """Milliseconds of the longest kernels, and of our stages, in a trace."""
+    """Milliseconds of the longest kernels and of our stages in a trace."""
     kernels: Counter[str] = Counter()
     stages: Counter[str] = Counter()
     for event in events:

@@ -1,4 +1,4 @@
-"""Our kernels under compute-sanitizer, where there is one: accesses outside of memory, and races."""
+"""Our kernels under compute-sanitizer, if installed: out-of-bounds accesses and races."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 def body(run: Run) -> bool:
     program = shutil.which("compute-sanitizer")
     if program is None or not run.real:
-        raise Skip("no compute-sanitizer on the PATH" if run.real else "there is no device for compute-sanitizer")
+        raise Skip("no compute-sanitizer on the PATH" if run.real else "compute-sanitizer needs a device")
     passed = True
     for tool in TOOLS:
-        # A sanitizer stops at every allocation of torch's cache otherwise.
+        # With torch's cache, accesses beyond a tensor would stay within one allocation.
         environment = {**os.environ, "OPS_DEVICE": "cuda", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         command = [program, f"--tool={tool}", sys.executable, "-m", "pytest", "-q", *CASES]
         root = Path(__file__).parents[3]

@@ -1,7 +1,7 @@
-"""Stand-ins for SGLang's compiled kernels, in torch: what a run with Triton attention calls of ``sgl_kernel``.
+"""Torch stand-ins for the kernels of ``sgl_kernel`` that a run with Triton attention calls.
 
-Every other name can be imported, as SGLang does at its start, and says what it is when it is called. They are slower
-than the kernels they stand for; where both workers run on them, a comparison of the two is fair and a speed is not.
+Any other name can be imported, as SGLang does at start-up, and raises with its name when called. The stand-ins are
+slower than the kernels: they allow a fair comparison of two workers, not a measurement of speed.
 """
 
 from __future__ import annotations
@@ -11,67 +11,39 @@ import importlib.machinery
 import sys
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
+
+from tests.support.renorm import top_k_renorm_prob as top_k_renorm_prob
+from tests.support.renorm import top_p_renorm_prob as top_p_renorm_prob
 
 # Norms: rows of ``weight.numel()`` elements; sums in float32, as the kernels do.
 
 
 def rmsnorm(input: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None, **_: Any) -> Tensor:
-    normed = _norm(input, weight.float(), eps)
+    normed = functional.rms_norm(input.float(), weight.shape, weight.float(), eps).to(input.dtype)
     return normed if out is None else out.copy_(normed)
 
 
-def gemma_rmsnorm(input: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None, **_: Any) -> Tensor:
-    normed = _norm(input, 1 + weight.float(), eps)
-    return normed if out is None else out.copy_(normed)
+def gemma_rmsnorm(input: Tensor, weight: Tensor, *args: Any, **options: Any) -> Tensor:
+    return rmsnorm(input, 1 + weight.float(), *args, **options)
 
 
 def fused_add_rmsnorm(input: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, **_: Any) -> None:
-    """Overwrites both: ``residual`` with the sum, ``input`` with the sum's norm."""
-    _add_and_norm(input, residual, weight.float(), eps)
-
-
-def gemma_fused_add_rmsnorm(input: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, **_: Any) -> None:
-    _add_and_norm(input, residual, 1 + weight.float(), eps)
-
-
-def _norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return functional.rms_norm(rows.float(), weight.shape, weight, eps).to(rows.dtype)
-
-
-def _add_and_norm(rows: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
-    total = rows.float() + residual.float()
+    """Overwrite ``residual`` with the sum and ``input`` with the sum's norm."""
+    total = input.float() + residual.float()
     residual.copy_(total)
-    rows.copy_(functional.rms_norm(total, weight.shape, weight, eps))
+    rmsnorm(total, weight, eps, out=input)
+
+
+def gemma_fused_add_rmsnorm(input: Tensor, residual: Tensor, weight: Tensor, *args: Any, **options: Any) -> None:
+    fused_add_rmsnorm(input, residual, 1 + weight.float(), *args, **options)
 
 
 def silu_and_mul(input: Tensor, out: Tensor | None = None, **_: Any) -> Tensor:
     gate, up = input.chunk(2, dim=-1)
     product = functional.silu(gate.float()).to(input.dtype) * up
     return product if out is None else out.copy_(product)
-
-
-def top_k_renorm_prob(probs: Tensor, top_k: Tensor | int) -> Tensor:
-    """Probabilities of the ``top_k`` largest of each row and of all that tie with the last of them, summing to one."""
-    ordered = probs.sort(dim=-1, descending=True).values
-    ks = torch.as_tensor(top_k, device=probs.device).expand(len(probs)).long()
-    last = ordered.gather(1, (ks.clamp(1, probs.shape[-1]) - 1).unsqueeze(1))
-    return _renorm(torch.where(probs >= last, probs, 0.0))
-
-
-def top_p_renorm_prob(probs: Tensor, top_p: Tensor | float) -> Tensor:
-    """Probabilities of the fewest entries of each row that sum to ``top_p`` or more, summing to one."""
-    ordered, order = probs.sort(dim=-1, descending=True)
-    ps = torch.as_tensor(top_p, device=probs.device, dtype=probs.dtype).expand(len(probs))
-    before = ordered.cumsum(dim=-1) - ordered
-    kept = torch.where(before < ps.unsqueeze(1), ordered, 0.0)
-    return _renorm(torch.zeros_like(probs).scatter(1, order, kept))
-
-
-def _renorm(probs: Tensor) -> Tensor:
-    return probs / probs.sum(dim=-1, keepdim=True)
 
 
 def weak_ref_tensor(tensor: Tensor) -> Tensor:

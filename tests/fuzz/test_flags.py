@@ -1,0 +1,121 @@
+"""Flags, variables and what the driver says are the operator's: a mistake in them ends in one error that names it."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_dflash.check.findings import Finding, raise_first_error
+from sglang_dflash.check.old_flags import RENAMED, modernise_kwargs
+from sglang_dflash.check.options import SWITCHES, VALUED, parse
+from sglang_dflash.check.preflight import preflight
+from sglang_dflash.cpu.arguments.threads import BIND_VARIABLE, parse_cores, threads_of_a_rank
+from sglang_dflash.errors import LONGEST, DFlashError
+from sglang_dflash.hooks.environment import explain_environment
+from sglang_dflash.hooks.flags import accept_old_flags
+from sglang_dflash.memory import machine
+from tests.fuzz.judge import judged
+from tests.fuzz.values import FLOATS, INTEGERS, VALUES, fuzz
+from tests.support.broken_pairs import Broken, write_pair
+
+FLAGS = [*VALUED, *SWITCHES, *RENAMED, "--tp", "--model-path", "--"]
+WORDS = ["--", "=", "auto", "extra_buffer", "fa3", "float16", "fp8_e4m3", "{}", "[]", "0-3,5", "0-99999999999", "4,2"]
+WORDS += ["", "9" * 5000, "[" * 5000, '{"num_hidden_layers": 1e9}', '{"a": NaN}', *map(str, [*INTEGERS, *FLOATS])]
+WORD = st.sampled_from(WORDS) | st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
+ARGV = st.lists(st.sampled_from(FLAGS) | st.builds("{}={}".format, st.sampled_from(FLAGS), WORD) | WORD, max_size=9)
+KEYWORDS = st.sampled_from([*FLAGS, "--tp-size", "--x"]).map(lambda flag: flag[2:].replace("-", "_")) | st.text()
+VARIABLES = ["SGLANG_DFLASH_STATE_REPLAY", "SGLANG_MAMBA_CONV_DTYPE", "SGLANG_MAMBA_SSM_DTYPE", "SGLANG_ENABLE_SPEC_V2"]
+VARIABLES += ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", BIND_VARIABLE, "OMP_NUM_THREADS"]
+HYBRID = {"model_type": "qwen3_next", "full_attention_interval": 4, "linear_conv_kernel_dim": 4}
+HYBRID |= {f"linear_{each}": 4 for each in ("num_value_heads", "num_key_heads", "key_head_dim", "value_head_dim")}
+
+
+def check(folder: Path, *flags: str, code: bool = False, **target: Any) -> list[Finding]:
+    """The whole check of a pair that is written at the first call."""
+    if not folder.exists():
+        auto_map = {"auto_map": {"AutoConfig": "configuration.Own"}} if code else {}
+        write_pair(folder, Broken("", "", drafter=auto_map, target=target))
+    args, _, _ = parse(flags, target=str(folder / "target"), drafter=str(folder / "drafter"))
+    return preflight(args, machine.GPUS["h100"]).findings
+
+
+@fuzz
+@given(ARGV, st.dictionaries(KEYWORDS, VALUES))
+def test_a_command(tmp_path: Path, words: list[str], keywords: dict[str, Any]) -> None:
+    parser = ArgumentParser()
+    accept_old_flags(None, parser)
+    for read, said in ((parser.parse_known_args, words), (modernise_kwargs, keywords)):
+        with judged():
+            read(said)
+    with judged(tmp_path):
+        raise_first_error(check(tmp_path / "pair", *words, **HYBRID))
+
+
+@fuzz
+@given(st.dictionaries(st.sampled_from(VARIABLES), WORD, min_size=1))
+def test_an_environment(tmp_path: Path, said: dict[str, str]) -> None:
+    with patch.dict(os.environ, said):
+        for read in (explain_environment, threads_of_a_rank, lambda _: parse_cores(said.get(BIND_VARIABLE, ""))):
+            with judged():
+                read(said)
+        with judged(tmp_path):
+            raise_first_error(check(tmp_path / "pair", **HYBRID))
+
+
+@fuzz
+@given(st.lists(WORD | st.sampled_from(["NVIDIA GB10", "[N/A]", "81559", "12.1"]), max_size=4), st.floats())
+def test_a_machine(answer: list[str], gib: float) -> None:
+    with judged():
+        machine.parse(", ".join(answer))
+    with judged(refuse=not 0 < gib < float("inf")):
+        machine.asked_about("cuda", gib)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--tp-size", "0"), ("--page-size", "-1"), ("--max-running-requests", "-5"), ("--max-running-requests", "9" * 30)]
+    + [("--mem-fraction-static", "nan"), ("--mamba-full-memory-ratio", "nan"), ("--mamba-full-memory-ratio", "inf")]
+    + [("--speculative-num-draft-tokens", value) for value in ("9" * 20, "0")]
+    + [("--json-model-override-args", value) for value in ("[", "[]", "[" * 100_000)],
+    ids=lambda text: text[:30],
+)
+def test_a_flag_that_nothing_can_be_computed_with(flag: str, value: str, tmp_path: Path) -> None:
+    errors = [each for each in check(tmp_path / "pair", flag, value) if each.level == "error"]
+    assert len(errors) == 1 and flag in errors[0].value
+
+
+@pytest.mark.parametrize("variable", VARIABLES[:3])
+def test_a_variable_with_an_unknown_word(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "bf17")
+    finding = check(tmp_path / "pair", **HYBRID)[-1]
+    assert finding.level == "error" and "bf17" in finding.value
+
+
+@pytest.mark.parametrize(
+    "target",
+    [{"intermediate_size": "x"}, {"intermediate_size": 10**400}, {"num_key_value_heads": -1}, {"model_type": ["qwen3"]}]
+    + [{"torch_dtype": "float128"}, {"layer_types": ["linear_attention"] * 8, "model_type": "qwen3_next"}],
+)
+def test_a_target_of_strange_sizes_is_left_to_sglang(target: dict[str, Any], tmp_path: Path) -> None:
+    found = check(tmp_path / "pair", **target)
+    assert found[-1].about == "memory" and all(each.estimated or each.level != "error" for each in found)
+
+
+@pytest.mark.parametrize("flags", [(), ("--trust-remote-code",)])
+def test_a_drafters_own_code_does_not_run_with_the_targets(flags: tuple[str, ...], tmp_path: Path) -> None:
+    errors = {each.about for each in check(tmp_path / "pair", *flags, code=True) if each.level == "error"}
+    assert ("drafter's code" in errors) is bool(flags)
+
+
+@fuzz
+@given(st.text())
+def test_an_errors_text_can_be_shown_and_is_short(text: str) -> None:
+    with judged(refuse=True):
+        raise DFlashError(text + "\x1b\ud800" * 10 * LONGEST, expected=text, remedy="none")

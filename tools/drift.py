@@ -1,0 +1,92 @@
+"""``make drift SGLANG=X.Y.Z``: what another SGLang release lacks of what this package uses, by name.
+
+The release is installed beside the environment's own (``.cache/sglang``, about 120 MB, without its dependencies) and
+checked in a process of its own. Exits with 1 if anything is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from sglang_dflash.upstream import SYMBOLS, Symbol
+
+ROOT = Path(__file__).parents[1]
+RELEASES = ROOT / ".cache/sglang"
+
+
+def install(release: str, folder: Path = RELEASES) -> Path:
+    """Download a release's wheel once; the folder that holds ``sglang``.
+
+    Raises:
+        SystemExit: the package index has no such release for this Python.
+    """
+    target, unfinished = folder / release, folder / f"{release}.part"
+    if not target.exists():
+        shutil.rmtree(unfinished, ignore_errors=True)
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-deps"]
+        options = ["--no-compile", "--only-binary=:all:", "--target", str(unfinished), f"sglang=={release}"]
+        if subprocess.run([*pip, *options], check=False).returncode:
+            raise SystemExit(f"sglang=={release} could not be installed")
+        unfinished.rename(target)
+    return target
+
+
+def used() -> list[Symbol]:
+    """Every symbol of the seam, and every function that the CPU platform replaces."""
+    from sglang_dflash.cpu.replacements import TABLE
+
+    return list({each.path: each for each in (*SYMBOLS.values(), *(row.target for row in TABLE))}.values())
+
+
+def problems(symbols: list[Symbol], folder: Path) -> dict[str, str]:
+    """Path -> problem, as :meth:`Symbol.problem` sees it in a process whose ``sglang`` lies in ``folder``."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")}
+    path = os.pathsep.join((str(folder), str(ROOT)))
+    environment = {**kept, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "SGLANG_PLUGINS": "none"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "tools.drift", "--look"],
+        input=json.dumps([(each.path, each.params) for each in symbols]),
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+        check=False,
+    )
+    if ended.returncode:
+        raise SystemExit(f"{folder.name} could not be looked at: {ended.stderr[-500:]}")
+    return dict(json.loads(ended.stdout.splitlines()[-1]))
+
+
+def look() -> None:
+    """Print the problems of the symbols on standard input, for :func:`problems`."""
+    found = []
+    for path, params in json.load(sys.stdin):
+        try:
+            problem = Symbol(path, tuple(params)).problem()
+        except Exception as error:  # noqa: BLE001  another release's module may fail in any way
+            problem = f"{path}: {type(error).__name__}: {error}"
+        if problem:
+            found.append((path, problem.removeprefix(f"{path}: ").partition("\n")[0]))
+    print(f"\n{json.dumps(found)}")
+
+
+def main(releases: list[str]) -> None:
+    symbols, fits = used(), True
+    for release in releases:
+        found = problems(symbols, install(release))
+        fits &= not found
+        print(f"\n## SGLang {release}: {len(found)} of {len(symbols)} names differ\n")
+        if found:
+            print("| name, below `sglang.` | problem |\n|---|---|")
+        for path, problem in found.items():
+            print(f"| `{path.removeprefix('sglang.')}` | {problem} |")
+    sys.exit(not fits)
+
+
+if __name__ == "__main__":
+    look() if sys.argv[1:] == ["--look"] else main(sys.argv[1:])
