@@ -1,15 +1,15 @@
 # shellcheck shell=bash disable=SC2034 # serve.sh and replicas.sh read what is set here
-# The pairs that serve.sh knows, with their cards' values. A knob without a value here is left to SGLang.
+# The pairs of serve.sh with their cards' values. A knob without a value is left to SGLang.
 
 PAIRS=(qwen3.5-4b qwen3.5-27b qwen3.6-27b qwen3.6-35b-a3b qwen3-coder-next demo)
 declare -A CARD=([TP]=1)
 ABOUT='' BLOCK_SIZE_FLAG=--speculative-num-draft-tokens
 
-# card NAME: set CARD and what else distinguishes the pair.
+# card NAME: set CARD, ABOUT and BLOCK_SIZE_FLAG for a pair; fail if there is no such pair.
 card() {
     case $1 in
     qwen3.5-4b)
-        ABOUT='Qwen3.5-4B with the drafter of Z-Lab and Modal, as its card runs it on one B200.
+        ABOUT='Qwen3.5-4B with the drafter by Z-Lab and Modal, as its card runs it on one B200.
 On Hopper set ATTENTION_BACKEND=fa3 and DRAFT_ATTENTION_BACKEND=fa3. For a single user set BLOCK_SIZE=16.'
         BLOCK_SIZE_FLAG=--speculative-dflash-block-size
         CARD+=([TARGET]=Qwen/Qwen3.5-4B [DRAFTER]=z-lab/Qwen3.5-4B-DFlash [BLOCK_SIZE]=8
@@ -23,7 +23,7 @@ On Hopper set ATTENTION_BACKEND=fa3 and DRAFT_ATTENTION_BACKEND=fa3. For a singl
     qwen3.6-35b-a3b) one_gpu_card Qwen3.6-35B-A3B ;;
     qwen3-coder-next) one_gpu_card Qwen3-Coder-Next ;;
     demo)
-        ABOUT='A pair that ships with the package (PAIR=tiny-hybrid, or another), on whatever this machine has, a CPU included. Ask it something:
+        ABOUT='A pair that ships with the package (PAIR=tiny-hybrid or another), on any machine, with or without a GPU. Ask it something:
 curl http://127.0.0.1:30000/v1/chat/completions -H "Content-Type: application/json" \
   -d '\''{"model": "m", "messages": [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}]}'\'
         CARD+=([PAIR]=tiny-hybrid [BLOCK_SIZE]=16 [DTYPE]=float32 [LISTEN_HOST]=127.0.0.1 [LISTEN_PORT]=30000)
@@ -32,7 +32,7 @@ curl http://127.0.0.1:30000/v1/chat/completions -H "Content-Type: application/js
     esac
 }
 
-# one_gpu_card MODEL: four of the cards differ in the model only.
+# one_gpu_card MODEL: the four cards that differ only in the model.
 one_gpu_card() {
     ABOUT="$1 with z-lab's drafter, as its card runs it on one GPU. Above a concurrency of 16 set BLOCK_SIZE=8.
 The card's attention backend is for Hopper; on Blackwell set ATTENTION_BACKEND=trtllm_mha."

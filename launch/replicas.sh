@@ -15,9 +15,9 @@ Two servers of one pair, one GPU each, behind SGLang's router: launch/replicas.s
 PAIR is one of: ${PAIRS[*]}
 
   --dry-run     print the three commands and stop
-  --check       run the preflight of the replicas' flags and stop
+  --check       run the preflight with the replicas' flags and stop
 
-Environment variable; those of serve.sh apply too:
+Environment variables, besides those of serve.sh:
   ROUTER_PORT   port of the router [$ROUTER_PORT]
   FIRST_PORT    port of the first replica; the second has the next one [$FIRST_PORT]
   FIRST_GPUS    CUDA_VISIBLE_DEVICES of the first replica [$FIRST_GPUS]
@@ -48,7 +48,7 @@ second_port=$((FIRST_PORT + 1))
 router=("$PYTHON" -m sglang_router.launch_router --port "$ROUTER_PORT" --policy "$POLICY"
     --worker-urls "http://127.0.0.1:$FIRST_PORT" "http://127.0.0.1:$second_port")
 
-# replica GPUS PORT: one server, in place of the (sub)shell, so that a signal reaches it.
+# replica GPUS PORT: replace the (sub)shell with one server, so that signals reach it.
 replica() {
     exec env CUDA_VISIBLE_DEVICES="$1" LISTEN_HOST=127.0.0.1 LISTEN_PORT="$2" PYTHON="$PYTHON" \
         "$here/serve.sh" "${arguments[0]}" ${DRY_RUN:+--dry-run} "${arguments[@]:1}"
@@ -65,7 +65,7 @@ fi
     echo 'replicas.sh: sglang_router is not installed; pip install sglang-router' >&2
     exit 1
 }
-# Whichever of the three ends, or a signal to this script, ends all of them.
+# When one of the three ends, or this script gets a signal, stop all of them.
 trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT
 replica "$FIRST_GPUS" "$FIRST_PORT" &
 replica "$SECOND_GPUS" "$second_port" &

@@ -12,9 +12,9 @@ Options:
   --help           this text; after a pair's name also its values
   --dry-run        print the command and stop
   --check          run the preflight (sglang-dflash check) with these flags and stop
-  --long-context   bound what full-attention drafter layers read (DRAFT_WINDOW)
-  --multi-gpu      share the models between GPUs (TP)
-  anything else    is passed to the server
+  --long-context   limit how far back full-attention drafter layers read (DRAFT_WINDOW)
+  --multi-gpu      split the models across GPUs (TP)
+  anything else    goes to the server
 TEXT
 }
 
@@ -53,7 +53,7 @@ fi
 
 COMMAND=(--speculative-algorithm DFLASH) ENVIRONMENT=() KNOBS=()
 if [[ $PAIR_NAME != demo ]]; then COMMAND+=(--trust-remote-code); fi
-# A knob is an environment variable with the card's value as its default. It sets a server flag, or a variable of the
+# A knob is an environment variable whose default is the card's value. It sets a server flag or a variable in the
 # server's environment; an empty one sets nothing.
 while read -r knob flag meaning; do
     value=${!knob-${CARD[$knob]-}}
@@ -69,20 +69,20 @@ TARGET                  --model-path                        target: hub id or fo
 DRAFTER                 --speculative-draft-model-path      drafter: hub id or folder
 BLOCK_SIZE              $BLOCK_SIZE_FLAG                    tokens of a draft block
 ATTENTION_BACKEND       --attention-backend                 the target's attention
-DRAFT_ATTENTION_BACKEND --speculative-draft-attention-backend  the drafter's attention, if it differs
+DRAFT_ATTENTION_BACKEND --speculative-draft-attention-backend  the drafter's attention, if different
 LINEAR_PREFILL_BACKEND  --linear-attn-prefill-backend       the recurrent layers' prefill
 LINEAR_DECODE_BACKEND   --linear-attn-decode-backend        the recurrent layers' decode
 DTYPE                   --dtype                             dtype; a CPU is fastest in float32
-MEM_FRACTION            --mem-fraction-static               part of the memory for weights, K/V and states
+MEM_FRACTION            --mem-fraction-static               fraction of memory for weights, K/V and states
 MAMBA_STRATEGY          --mamba-radix-cache-strategy        snapshots of recurrent states for the prefix cache
 GRAPH_MAX_BS            --cuda-graph-max-bs-decode          largest batch with a CUDA graph
 PREFILL_GRAPH           --cuda-graph-backend-prefill        CUDA graphs of prefill
 ALLREDUCE_FUSION        --flashinfer-allreduce-fusion-backend  all-reduce fused with the norm after it
-OVERLAP_PLAN_STREAM     SGLANG_ENABLE_OVERLAP_PLAN_STREAM=  prepare the next step on a stream of its own
-TP                      --tp-size                           GPUs that share each model
+OVERLAP_PLAN_STREAM     SGLANG_ENABLE_OVERLAP_PLAN_STREAM=  prepare the next step on its own stream
+TP                      --tp-size                           GPUs per replica
 DP                      --dp-size                           replicas behind one address
-CONTEXT_LENGTH          --context-length                    longest sequence, tokens
-DRAFT_WINDOW            --speculative-draft-window-size     context tokens that full drafter layers read
+CONTEXT_LENGTH          --context-length                    longest sequence in tokens
+DRAFT_WINDOW            --speculative-draft-window-size     context tokens that full-attention drafter layers read
 MAX_RUNNING             --max-running-requests              requests at once
 LISTEN_HOST             --host                              address to listen on
 LISTEN_PORT             --port                              port to listen on

@@ -1,4 +1,4 @@
-"""What the documents name exists: links, paths, modules, ``make`` targets, commands and environment variables."""
+"""Documents name only what exists: links, paths, modules, ``make`` targets, commands and environment variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sglang_dflash.cli import app
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "patches/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-FOLDERS = "sglang_dflash|tests|measure|launch|docs|requirements|patches"
+FOLDERS = "sglang_dflash|tests|measure|tools|launch|docs|requirements|patches"
 PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./*-]*[\w*]")
 MODULE = re.compile(r"\bsglang_dflash(?:\.\w+)+")
 VARIABLE = re.compile(r"\bSGLANG_DFLASH\w*")
@@ -30,7 +30,7 @@ def mentioned(pattern: str) -> set[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of a page's headings, as GitHub makes them."""
+    """Anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -75,23 +75,16 @@ def test_variables_are_read() -> None:
     assert {found for _, text in texts() for found in VARIABLE.findall(text)} <= code
 
 
-def test_the_pages_are_read_in_one_order() -> None:
-    """README lists them, and each ends with a link to the next."""
-    readme = ROOT / "README.md"
-    contents = readme.read_text().partition("## Documents")[2]
-    order = [(ROOT / link).resolve() for link in re.findall(r"^\d+\. \[.*?\]\((.+?)\)", contents, re.MULTILINE)]
-    results = order[-1].parent
-    order += [(results / link).resolve() for link in re.findall(r"^\| \[.*?\]\((.+?)\)", order[-1].read_text(), re.M)]
-    assert set(order) == set(PAGES) - {readme, ROOT / "patches/README.md"}
-    for page, following in zip(order, [*order[1:], readme], strict=True):
-        (link,) = LINK.findall(page.read_text().strip().splitlines()[-1])
-        assert (page.parent / link.partition("#")[0]).resolve() == following, page
+def test_every_page_is_listed() -> None:
+    """In the README, or in the results' own list."""
+    lists = [ROOT / "README.md", ROOT / "docs/results/README.md"]
+    links = [(page.parent, link) for page in lists for link in LINK.findall(page.read_text())]
+    listed = {(folder / link.partition("#")[0]).resolve() for folder, link in links}
+    assert set((ROOT / "docs").rglob("*.md")) <= listed
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs/results").glob("*.md")), ids=lambda page: page.name)
-def test_result_pages_are_short_and_say_how_each_table_is_made(page: Path) -> None:
-    text = page.read_text()
-    assert len(text.splitlines()) <= 100
-    for before, table in re.findall(r"((?s:.*?))\n((?:\|.*\n)+)", text):
+def test_result_pages_say_how_each_table_is_made(page: Path) -> None:
+    for before, table in re.findall(r"((?s:.*?))\n((?:\|.*\n)+)", page.read_text()):
         if page.name != "README.md":
             assert "```bash" in before or "<!-- measure:" in before, table
