@@ -64,7 +64,7 @@ _WORDS = [
 # What a shell can hand over: no NUL.
 _DRAWN = st.text(max_size=12).map(lambda word: word.replace("\x00", "")) | st.integers().map(str) | st.floats().map(str)
 _WIDTHS: list[dict[str, Any]] = [
-    {"policy": "random", "widths": [1, 4, 16], "seed": 7, "ragged": True},
+    {"policy": "random", "widths": [1, 4, 16], "seed": 7},
     {"policy": "adaptive"},
     {"policy": "fixed", "widths": [4]},
     {"8": {"candidate_steps": [1, 3]}},  # SGLang's own form
@@ -110,7 +110,7 @@ def numbers(random: Random, values: list[Any]) -> dict[str, Any]:
 
 
 def widths(random: Random, values: list[Any]) -> tuple[bytes, int]:
-    keys = ["policy", "widths", "seed", "ragged", "16"]
+    keys = ["policy", "widths", "seed", "16"]
     content = dumped(spoil(random, random.choice(_WIDTHS), keys, values))
     kind = random.random()
     content = text(random, values) if kind < 0.2 else damage(random, content) if kind < 0.3 else content
