@@ -66,13 +66,12 @@ def dflash_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def random_widths_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The same with blocks of any width, cut at random; its drafter is right often enough and not always."""
+    """The same with blocks of any width; its drafter is right often enough and not always."""
     folder = tmp_path_factory.mktemp("widths")
     with dflash_server("tiny-hybrid", folder, *RANDOM_WIDTHS, base=FEATURES, drafter="noisy") as server:
         yield server
         info = worker_info(server)
         assert set(info["steps_by_width"]) == {"1", "2", "4", "8", "16"}, info
-        assert info["block_positions"]["verified"] < 0.97 * info["block_positions"]["laid_out"], info
         assert_nothing_leaked(server)
 
 

@@ -1,12 +1,11 @@
-"""How wide the next block is: a host-side decision, made before each step from what earlier steps brought."""
+"""Choose each step's block width on the host, before the step, from what earlier steps brought."""
 
 from __future__ import annotations
 
 from sglang_dflash.width.adaptive import AdaptiveWidth
-from sglang_dflash.width.breaker import Pause
 from sglang_dflash.width.config import WidthConfig, asked_for, build_policy, default_widths, parse_config, read_config
 from sglang_dflash.width.cost import CostTable
-from sglang_dflash.width.policy import FixedWidth, RandomWidth, WidthPolicy
+from sglang_dflash.width.policy import FixedWidth, Pause, RandomWidth, WidthPolicy
 from sglang_dflash.width.survival import Survival
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""``--speculative-adaptive-config``: a JSON object that says which widths a policy may use and how it chooses."""
+"""``--speculative-adaptive-config``: a JSON file with the policy and the widths that it may use."""
 
 from __future__ import annotations
 
@@ -19,26 +19,23 @@ POLICIES = ("adaptive", "random", "fixed")
 
 @dataclass(frozen=True)
 class WidthConfig:
-    """What the file may say; every key is optional.
+    """Settings of the file; every key is optional.
 
     Args:
-        policy: ``adaptive``; ``random``, for recordings; ``fixed``, always the full block.
-        widths: what the policy may choose from; empty for 1, 2, 4, ... and the block size.
-        seed: of ``random``.
-        ragged: whether drafts that the drafter itself calls hopeless stay unverified; ``auto``: where it pays, and not
-            under ``random``, where true means random thresholds.
+        policy: ``adaptive``; ``random``, for recordings and tests; ``fixed``, always the full block.
+        widths: ascending widths to choose from; empty for 1, 2, 4, ... and the block size.
+        seed: for ``random``.
     """
 
     policy: str = "adaptive"
     widths: tuple[int, ...] = ()
     seed: int = 0
-    ragged: bool | str = "auto"
 
     def widths_for(self, block_size: int) -> tuple[int, ...]:
-        """The widths, ascending.
+        """Return the widths, ascending.
 
         Raises:
-            DFlashError: a width is wider than the block.
+            DFlashError: a width exceeds the block size.
         """
         if not self.widths:
             return default_widths(block_size)
@@ -52,16 +49,16 @@ class WidthConfig:
 
 
 def default_widths(block_size: int) -> tuple[int, ...]:
-    """Powers of two below the block size, and the block size."""
+    """Return the powers of two below the block size, and the block size."""
     powers = (1 << exponent for exponent in range(block_size.bit_length()))
     return (*(width for width in powers if width < block_size), block_size)
 
 
 def read_config(path: str | None) -> WidthConfig:
-    """The file's settings; the defaults without a file.
+    """Read the file; without one, return the defaults.
 
     Raises:
-        DFlashError: the file is missing, no JSON object, or has a key or value that is not one of ours.
+        DFlashError: the file is missing or not a JSON object, or as :func:`parse_config`.
     """
     if path is None:
         return WidthConfig()
@@ -75,11 +72,11 @@ def read_config(path: str | None) -> WidthConfig:
 
 
 def asked_for(args: Any) -> WidthConfig | None:
-    """What ``--speculative-adaptive`` and its file ask for; None for a fixed block.
+    """Return the settings that ``--speculative-adaptive`` and its file ask for; None for a fixed block.
 
     Args:
-        args: SGLang's server arguments as the user gave them: resolved, the flag is off, as SGLang's own adaptation
-            must stay off.
+        args: SGLang's server arguments as the user gave them. Resolved arguments have the flag off, which keeps
+            SGLang's own adaptation off.
 
     Raises:
         DFlashError: as :func:`read_config`.
@@ -88,13 +85,19 @@ def asked_for(args: Any) -> WidthConfig | None:
 
 
 def parse_config(found: dict[str, Any]) -> WidthConfig:
-    """The settings of a JSON object.
+    """Check a JSON object and return its settings.
 
     Raises:
-        DFlashError: it has a key or value that is not one of ours.
+        DFlashError: an unknown key, or a value that its key does not take.
     """
     keys = [field.name for field in fields(WidthConfig)]
     for key, value in found.items():
+        if key == "ragged":
+            raise _refusal(
+                'key "ragged": requests are no longer cut inside a batch',
+                f"the keys {', '.join(keys)}",
+                "leave it out: every request of a step verifies the same width",
+            )
         if key.isdigit():
             raise _refusal(
                 f"{_short(key)}: a batch size, as in SGLang's own format",
@@ -112,31 +115,29 @@ def parse_config(found: dict[str, Any]) -> WidthConfig:
 
 
 def build_policy(config: WidthConfig, block_size: int, costs: CostTable | None = None) -> WidthPolicy:
-    """The policy that the settings ask for.
+    """Build the policy that the settings ask for.
 
     Args:
         block_size: widest block, ``--speculative-num-draft-tokens``.
-        costs: for ``adaptive``, a table of ``config.widths_for(block_size)``; None learns from the first steps.
+        costs: for ``adaptive``, a table over ``config.widths_for(block_size)``; None learns from the first steps.
 
     Raises:
-        DFlashError: a width is wider than the block.
+        DFlashError: a width exceeds the block size.
     """
     widths = config.widths_for(block_size)
     if config.policy == "fixed":
         return FixedWidth(widths[-1])
     if config.policy == "random":
-        return RandomWidth(widths, config.seed, ragged=config.ragged is True)
-    return AdaptiveWidth(widths, costs, ragged=config.ragged is not False)
+        return RandomWidth(widths, config.seed)
+    return AdaptiveWidth(widths, costs)
 
 
 def _problem(key: str, value: Any) -> str | None:
-    """What was expected, if the value is not that."""
+    """Return what was expected; None if the value is good."""
     if key == "policy":
         return None if value in POLICIES else f"one of {', '.join(POLICIES)}"
     if key == "seed":
         return None if _is_int(value) else "an integer"
-    if key == "ragged":
-        return None if isinstance(value, bool) or value == "auto" else 'true, false or "auto"'
     good = isinstance(value, list) and value and all(_is_int(width) and width >= 1 for width in value)
     return None if good else "a list of widths, each at least 1"
 

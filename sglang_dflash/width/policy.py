@@ -1,4 +1,4 @@
-"""The width policy's interface, and the two policies that learn nothing: the full block, and widths at random."""
+"""The interface of a width policy, and the two policies that learn nothing: fixed and random widths."""
 
 from __future__ import annotations
 
@@ -7,19 +7,47 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
-from sglang_dflash.width.breaker import Pause
+ADVICE = (
+    "compare the chat template and the thinking switch with the drafter's card",
+    "try another drafter",
+)
+"""Usual remedies when a drafter is accepted less often than its card says."""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Why the drafter rests.
+
+    Args:
+        width: the narrowest block with a draft.
+        first_accepted: share of first drafts that the target accepts, 0 to 1.
+        tokens: tokens that a step of that width is expected to commit per request.
+        cost: time of such a step over that of a plain one, at the batch size of the decision.
+    """
+
+    width: int
+    first_accepted: float
+    tokens: float
+    cost: float
+
+    def __str__(self) -> str:
+        return (
+            f"drafting rests: a block of {self.width} brings {self.tokens:.2f} tokens in {self.cost:.2f} times the "
+            f"time of plain decoding ({self.first_accepted:.0%} of first drafts accepted). "
+            f"What may help: {'; '.join(ADVICE)}"
+        )
 
 
 class WidthPolicy(Protocol):
-    """Chooses each step's block width, on every tensor-parallel rank by itself.
+    """Chooses each step's block width; every tensor-parallel rank has its own.
 
-    A policy is a function of the calls it got: no clock, no unseeded randomness. Ranks that are told the same in the
-    same order choose the same.
+    A policy is a function of the calls it received: no clock, no unseeded randomness. Ranks that receive the same calls
+    in the same order choose the same widths.
     """
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Every width it may ask for, ascending; 1 is plain decoding, for which the drafter does not run."""
+        """All widths it may choose, ascending; 1 is plain decoding, without the drafter."""
 
     @property
     def max_width(self) -> int:
@@ -30,60 +58,44 @@ class WidthPolicy(Protocol):
         """Why the drafter rests, while plain decoding is the fastest; otherwise None."""
 
     def width(self, batch_size: int, context: int = 0) -> int:
-        """Positions of the next block, anchor included, out of ``widths``.
+        """Choose the positions of the next block, anchor included, out of ``widths``.
 
         Args:
-            context: committed tokens of all requests of the batch together.
+            context: committed tokens, summed over the batch.
         """
 
-    def observe(self, width: int, accept_lens: Sequence[int], verify_lens: Sequence[int] | None = None) -> None:
-        """Take note of a finished step; steps come in launch order, one step late.
+    def observe(self, width: int, accept_lens: Sequence[int]) -> None:
+        """Record a finished step. Steps arrive in launch order, one step late.
 
         Args:
-            accept_lens: per request, accepted drafts plus bonus token: 1 to ``width``.
-            verify_lens: per request, verified positions, anchor included; None if all ``width`` were.
+            accept_lens: accepted drafts plus bonus token of each request, 1 to ``width``.
         """
 
     def observe_time(
         self, batch_size: int, width: int, context: int, milliseconds: float, at_most: bool = False
     ) -> None:
-        """Take note of how long a decode step took, from its start to the next one's. Many steps may go unmeasured.
+        """Record a decode step's time, from its start to the start of the next one. Many steps may go unmeasured.
 
         Args:
-            at_most: the step did more than its width asks for, so one of that width takes no longer.
+            at_most: the step did extra work, so its time is an upper bound for this width.
         """
-
-    def cut(self, batch_size: int) -> float:
-        """A drafted position is verified while the product of the drafter's probabilities up to it is at least this.
-
-        It belongs to the width asked for last; 0.0 verifies the whole block.
-        """
-
-    def least_cut(self, batch_size: int) -> float:
-        """Positions of the batch that a cut must leave out; with fewer, whole blocks are faster."""
 
     def describe(self) -> dict[str, Any]:
-        """What ``/server_info`` shows of the policy, ready for JSON."""
+        """Return the policy's part of ``/server_info``, ready for JSON."""
 
 
 class _Unlearned:
-    """What a policy without statistics answers."""
+    """The learning half of the interface, for a policy that ignores it."""
 
     paused: Pause | None = None
 
-    def observe(self, width: int, accept_lens: Sequence[int], verify_lens: Sequence[int] | None = None) -> None:
+    def observe(self, width: int, accept_lens: Sequence[int]) -> None:
         pass
 
     def observe_time(
         self, batch_size: int, width: int, context: int, milliseconds: float, at_most: bool = False
     ) -> None:
         pass
-
-    def cut(self, batch_size: int) -> float:
-        return 0.0
-
-    def least_cut(self, batch_size: int) -> float:
-        return 1
 
 
 @dataclass(frozen=True)
@@ -104,25 +116,20 @@ class FixedWidth(_Unlearned):
 
 
 class RandomWidth(_Unlearned):
-    """Each step one of the widths, equally likely: what a recording needs from which other policies are to be judged.
+    """A width drawn uniformly for each step, for recordings and tests.
 
     Args:
-        widths: any order; repeated widths count once.
-        seed: the same seed gives the same widths, and the same thresholds.
-        ragged: cut requests at a threshold that is random too, for tests.
+        widths: in any order; duplicates count once.
+        seed: the same seed gives the same sequence of widths.
     """
 
-    def __init__(self, widths: Sequence[int], seed: int = 0, *, ragged: bool = False) -> None:
+    def __init__(self, widths: Sequence[int], seed: int = 0) -> None:
         self.widths = tuple(sorted(set(widths)))
         self.max_width = self.widths[-1]
-        self.ragged = ragged
-        self._seed, self._random, self._thresholds = seed, Random(seed), Random(seed)
+        self._seed, self._random = seed, Random(seed)
 
     def width(self, batch_size: int, context: int = 0) -> int:
         return self._random.choice(self.widths)
 
-    def cut(self, batch_size: int) -> float:
-        return self._thresholds.random() if self.ragged else 0.0
-
     def describe(self) -> dict[str, Any]:
-        return {"policy": "random", "widths": list(self.widths), "seed": self._seed, "ragged": self.ragged}
+        return {"policy": "random", "widths": list(self.widths), "seed": self._seed}

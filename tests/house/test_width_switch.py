@@ -22,7 +22,7 @@ class Learner:
     def width(self, batch_size: int, context: int = 0) -> int:
         return 4
 
-    def observe(self, width: int, accept_lens: Sequence[int], verify_lens: Sequence[int] | None = None) -> None:
+    def observe(self, width: int, accept_lens: Sequence[int]) -> None:
         self.observed.append((width, list(accept_lens)))
 
     def observe_time(self, batch_size: int, width: int, context: int, milliseconds: float) -> None:
@@ -78,11 +78,10 @@ def test_a_step_that_ends_after_the_switch_belongs_to_who_asked_for_it(switch: A
     assert own.observed == [(4, [3])]
 
 
-def test_times_and_cuts_are_the_chosen_policys(switch: Any) -> None:
+def test_times_are_the_chosen_policys(switch: Any) -> None:
     worker, own, prefill = switch
     prefill("16")
     worker.width_policy.observe_time(1, 16, 100, 5.0)
-    assert worker.width_policy.cut(1) == 0.0
     prefill("own")
     worker.width_policy.observe_time(1, 4, 100, 3.0)
     assert own.times == [3.0]

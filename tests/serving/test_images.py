@@ -18,7 +18,7 @@ import transformers
 
 from tests.support.generation import assert_nothing_leaked, flush
 from tests.support.images import Picture, Prompt, Reading, chat, generate, tokens_of
-from tests.support.pair_servers import RANDOM_WIDTHS_UNCUT, TRACKED, with_plugin, worker_info
+from tests.support.pair_servers import RANDOM_WIDTHS, TRACKED, with_plugin, worker_info
 from tests.support.servers import Server, running
 from tests.support.vision_pair import BLOCK, HYBRIDS, IMAGE_TOKEN, processor, write_drafter, write_target
 from tools.train.drafter import Drafter
@@ -172,7 +172,7 @@ OTHERWISE: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
     "Qwen3-VL, pages of 16": ("qwen3_vl", ("--page-size", "16"), {}),
     "Qwen3.5 of experts": ("qwen3_5_moe", (), {}),
     "draft window": ("qwen3_5", ("--speculative-draft-window-size", str(WINDOW)), {}),
-    "widths at random": ("qwen3_5", RANDOM_WIDTHS_UNCUT, {}),
+    "widths at random": ("qwen3_5", RANDOM_WIDTHS, {}),
     "mixed batches": ("qwen3_5", ("--enable-mixed-chunk", "--max-running-requests", "3"), {}),
     "no overlap": ("qwen3_5", ("--disable-overlap-schedule",), {}),
     "retraction": ("qwen3_5", (), RETRACTED),

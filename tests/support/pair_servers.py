@@ -25,10 +25,8 @@ FEATURES = (
 )
 _ADAPTIVE = ("--speculative-adaptive", "--speculative-adaptive-config")
 _WIDTHS = Path(__file__).parents[1] / "fixtures" / "widths"
-# Every step another width, and requests cut at random inside a batch: whatever a policy may do.
+# Another width at each step: whatever a policy may do.
 RANDOM_WIDTHS = (*_ADAPTIVE, str(_WIDTHS / "random.json"))
-# For drafters of random weights: a cut by what they think of their drafts would leave none.
-RANDOM_WIDTHS_UNCUT = (*_ADAPTIVE, str(_WIDTHS / "uncut.json"))
 # Every device-to-host wait inside a step raises.
 STRICT = {"SGLANG_DFLASH_FORBID_SYNC": "1"}
 

@@ -1,4 +1,4 @@
-"""The configuration file: defaults, what is refused by name, and the policy that it builds."""
+"""The configuration file: defaults, refusals by name, and the policy that it builds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sglang_dflash.width import (
 
 
 def test_no_file_means_the_defaults():
-    assert read_config(None) == WidthConfig("adaptive", (), 0, "auto")
+    assert read_config(None) == WidthConfig("adaptive", (), 0)
 
 
 @pytest.mark.parametrize(
@@ -34,14 +34,14 @@ def test_default_widths_are_powers_of_two_and_the_block_size(block_size, widths)
 
 def test_every_key_is_read(tmp_path: Path):
     path = tmp_path / "width.json"
-    path.write_text(json.dumps({"policy": "random", "widths": [8, 2, 8], "seed": 7, "ragged": False}))
-    assert read_config(str(path)) == WidthConfig("random", (2, 8), 7, False)
+    path.write_text(json.dumps({"policy": "random", "widths": [8, 2, 8], "seed": 7}))
+    assert read_config(str(path)) == WidthConfig("random", (2, 8), 7)
 
 
 @pytest.mark.parametrize(
     "found, named",
     [
-        ({"polici": "adaptive"}, ["polici", "policy, widths, seed, ragged"]),
+        ({"polici": "adaptive"}, ["polici", "policy, widths, seed"]),
         ({"policy": "best"}, ["policy", '"best"', "adaptive, random, fixed"]),
         ({"policy": ["fixed"]}, ["policy"]),
         ({"widths": []}, ["widths", "[]"]),
@@ -50,11 +50,11 @@ def test_every_key_is_read(tmp_path: Path):
         ({"widths": [4.0]}, ["widths"]),
         ({"widths": 4}, ["widths"]),
         ({"seed": "1"}, ["seed", "an integer"]),
-        ({"ragged": "yes"}, ["ragged", '"yes"', '"auto"']),
+        ({"policy": "random", "ragged": False}, ['key "ragged"', "policy, widths, seed", "leave it out"]),
         ({"8": {"candidate_steps": [1, 3]}}, ["batch size", "SGLang's own format", '{"widths"']),
     ],
 )
-def test_what_is_not_ours_is_refused_by_name(found, named):
+def test_an_unknown_key_or_value_is_refused_by_name(found, named):
     with pytest.raises(DFlashError) as error:
         parse_config(found)
     for text in ("--speculative-adaptive-config", *named):
@@ -75,13 +75,11 @@ def test_a_width_beyond_the_block_is_refused():
         build_policy(parse_config({"widths": [1, 32]}), 16)
 
 
-def test_the_policy_that_was_asked_for_is_built():
+def test_the_requested_policy_is_built():
     assert build_policy(WidthConfig("fixed"), 16) == FixedWidth(16)
     assert build_policy(parse_config({"policy": "fixed", "widths": [1, 4]}), 16) == FixedWidth(4)
     drawn = build_policy(parse_config({"policy": "random", "widths": [4]}), 16)
-    assert isinstance(drawn, RandomWidth) and drawn.width(1) == 4 and not drawn.ragged
-    assert build_policy(WidthConfig("random", ragged=True), 16).ragged
+    assert isinstance(drawn, RandomWidth) and drawn.width(1) == 4
     costs = CostTable(default_widths(16))
     adaptive = build_policy(WidthConfig(), 16, costs)
-    assert isinstance(adaptive, AdaptiveWidth) and adaptive.costs is costs and adaptive.ragged
-    assert not build_policy(WidthConfig(ragged=False), 16).ragged
+    assert isinstance(adaptive, AdaptiveWidth) and adaptive.costs is costs

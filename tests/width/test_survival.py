@@ -1,4 +1,4 @@
-"""Hazards from censored counts: against the truth, against a plain sum, under cuts, and when traffic changes."""
+"""Survival from censored counts: against the formula, against the truth, and when traffic changes."""
 
 from __future__ import annotations
 
@@ -15,43 +15,45 @@ from sglang_dflash.width import Survival
 from sglang_dflash.width.survival import FIRST_PRIOR_TRIES, MEMORY, NEIGHBOUR_TRIES, PRIOR
 from tests.width.traffic import accept_lens
 
-by_fading_alone = patch("sglang_dflash.width.change.CERTAIN", inf)
-nothing_assumed = patch("sglang_dflash.width.survival.START_TRIES", 0.0)
+without_cusum = patch("sglang_dflash.width.cusum.CERTAIN", inf)
+without_start = patch("sglang_dflash.width.survival.START_TRIES", 0.0)
+
+blocks = st.integers(1, 8).flatmap(
+    lambda width: st.tuples(st.just(width), st.lists(st.integers(1, width), min_size=1, max_size=6))
+)
 
 
-@st.composite
-def steps(draw: st.DrawFn, max_width: int = 8) -> list[tuple[int, list[int], list[int] | None]]:
-    found = []
-    for _ in range(draw(st.integers(0, 30))):
-        width = draw(st.integers(1, max_width))
-        size = draw(st.integers(1, 6))
-        verify = draw(st.none() | st.lists(st.integers(1, width), min_size=size, max_size=size))
-        accept = [draw(st.integers(1, most)) for most in (verify or [width] * size)]
-        found.append((width, accept, verify))
-    return found
-
-
-@given(steps())
-def test_the_curve_is_one_of_probabilities_that_never_rises(observed):
+@given(st.lists(blocks, max_size=30))
+def test_the_curve_is_a_survival_function_and_tokens_are_its_sum(observed):
     survival = Survival(8)
-    for step in observed:
-        survival.observe(*step)
+    for width, lens in observed:
+        survival.observe(width, lens)
         curve = survival.curve()
         assert all(0 <= hazard <= 1 for hazard in survival.hazards)
         assert all(0 <= later <= earlier <= 1 for earlier, later in zip([1.0, *curve], curve, strict=False))
         tokens = [survival.expected_tokens(width) for width in range(1, 9)]
-        assert tokens[0] == 1
         assert tokens == pytest.approx([1 + sum(curve[: width - 1]) for width in range(1, 9)])
 
 
-@by_fading_alone
-@given(steps())
+@without_cusum
+@given(st.lists(blocks, max_size=30))
 def test_more_accepted_drafts_never_lower_the_expectation(observed):
     usual, better = Survival(8), Survival(8)
-    for width, accept, verify in observed:
-        usual.observe(width, accept, verify)
-        better.observe(width, [length if length == 1 else width for length in accept])
+    for width, lens in observed:
+        usual.observe(width, lens)
+        better.observe(width, [length if length == 1 else width for length in lens])
     assert better.expected_tokens(8) >= usual.expected_tokens(8) - 1e-9
+
+
+@without_start
+def test_a_step_is_counted_up_to_each_rejection_and_not_beyond_the_block():
+    survival = Survival(6)
+    survival.observe(4, [1, 2, 4, 4])
+    first = (3 + FIRST_PRIOR_TRIES * PRIOR) / (4 + FIRST_PRIOR_TRIES)
+    second = (2 + NEIGHBOUR_TRIES * first) / (3 + NEIGHBOUR_TRIES)
+    third = (2 + NEIGHBOUR_TRIES * second) / (2 + NEIGHBOUR_TRIES)
+    assert survival.hazards[1:] == pytest.approx([first, second, third, third, third])
+    assert survival.evidence() == pytest.approx([4, 3, 2, 0, 0])
 
 
 def test_a_few_odd_requests_at_the_start_do_not_settle_it():
@@ -64,39 +66,15 @@ def test_a_few_odd_requests_at_the_start_do_not_settle_it():
     assert survival.hazards[1] < 0.1
 
 
-@nothing_assumed
-def test_one_step_is_counted_as_the_docstring_says():
-    survival = Survival(4)
-    survival.observe(4, [1, 2, 4, 4])
-    first = (3 + FIRST_PRIOR_TRIES * PRIOR) / (4 + FIRST_PRIOR_TRIES)
-    second = (2 + NEIGHBOUR_TRIES * first) / (3 + NEIGHBOUR_TRIES)
-    third = (2 + NEIGHBOUR_TRIES * second) / (2 + NEIGHBOUR_TRIES)
-    assert survival.hazards[1:] == pytest.approx([first, second, third])
-    assert survival.evidence() == pytest.approx([4, 3, 2])
-
-
-@nothing_assumed
-def test_a_narrow_step_says_nothing_of_what_lies_beyond():
+@without_cusum
+def test_evidence_fades_with_drafting_steps_and_little_with_plain_ones():
     survival = Survival(8)
-    survival.observe(3, [3, 3, 1])
-    assert survival.evidence() == pytest.approx([3, 2, 0, 0, 0, 0, 0])
-    assert survival.hazards[3] == survival.hazards[7] == survival.hazards[2]
-
-
-def test_plain_steps_bring_no_evidence_and_age_it_little():
-    survival = Survival(8)
-    survival.observe(8, [4, 5])
+    for _ in range(60):
+        survival.observe(8, [8, 8])
     before = survival.evidence()
     for _ in range(10):
         survival.observe(1, [1, 1])
     assert survival.evidence() == pytest.approx(before, rel=0.02)
-
-
-@by_fading_alone
-def test_a_position_that_is_not_visited_falls_back_to_the_one_before_it():
-    survival = Survival(8)
-    for _ in range(60):
-        survival.observe(8, [8, 8])
     for _ in range(400):
         survival.observe(2, [1, 2])
     assert survival.evidence()[5] < 1
@@ -116,16 +94,6 @@ def test_censored_counts_find_the_hazards_of_the_positions(width):
     assert typical == pytest.approx(hazards[: len(typical)], abs=0.04)
 
 
-@nothing_assumed
-def test_what_a_cut_left_out_counts_as_not_committed_and_is_told_apart():
-    survival = Survival(4)
-    for _ in range(200):  # half of the requests are cut behind the first draft, which is always accepted
-        survival.observe(4, [2, 4], [2, 4])
-    assert survival.expected_tokens(4) == pytest.approx(3, abs=0.05)
-    assert survival.as_dict()["accepted_if_verified"] == pytest.approx([1, 1, 1])
-    assert survival.hazards[2] == pytest.approx(0.5, abs=0.05)
-
-
 @pytest.mark.parametrize("before, after", [(0.9, 0.2), (0.2, 0.9)])
 @pytest.mark.parametrize("batch_size, steps", [(1, 24), (8, 5)])
 def test_a_change_of_traffic_shows_within_a_few_steps(before, after, batch_size, steps):
@@ -140,8 +108,8 @@ def test_a_change_of_traffic_shows_within_a_few_steps(before, after, batch_size,
     assert 1 - 1 / MEMORY > 0.98  # by fading alone, 24 steps would have moved it by a third of the way
 
 
-@nothing_assumed
-def test_a_single_step_may_raise_a_suspicion_and_the_next_one_lay_it():
+@without_start
+def test_one_step_may_raise_a_suspicion_and_the_next_one_dispel_it():
     survival = Survival(8)
     for _ in range(50):
         survival.observe(2, [1, 1, 1, 1])
@@ -152,19 +120,10 @@ def test_a_single_step_may_raise_a_suspicion_and_the_next_one_lay_it():
     assert not survival.seems_better
 
 
-def test_steady_traffic_is_seldom_taken_for_a_change():
-    changes = 0
-    for seed in range(5):
-        survival, random = Survival(16), Random(seed)
-        for _ in range(400):
-            survival.observe(16, accept_lens(lambda j: 0.8, 16, 8, random))
-        changes += survival.changes
-    assert changes <= 20  # of 2,000 steps with some 80 tries each
-
-
-def test_counts_survive_their_own_growth():
-    survival, random = Survival(8), Random(0)
+def test_steady_traffic_is_seldom_taken_for_a_change_and_counts_survive_their_own_growth():
+    survival, random = Survival(16), Random(0)
     for _ in range(4000):
-        survival.observe(8, accept_lens(lambda j: 0.7, 8, 4, random))
-    assert survival.hazards[1] == pytest.approx(0.7, abs=0.1)
-    assert survival.evidence()[0] == pytest.approx(4 * MEMORY, rel=0.7)
+        survival.observe(16, accept_lens(lambda j: 0.8, 16, 8, random))
+    assert survival.changes <= 40  # with some 80 tries in each step
+    assert survival.hazards[1] == pytest.approx(0.8, abs=0.1)
+    assert survival.evidence()[0] == pytest.approx(8 * MEMORY, rel=0.7)
