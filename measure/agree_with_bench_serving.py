@@ -21,7 +21,7 @@ import httpx
 import typer
 from rich.console import Console
 
-from sglang_dflash.bench import prompt_book, results
+from sglang_dflash.bench import results, runner
 from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.server import running
 from sglang_dflash.bench.session import Session
@@ -83,7 +83,7 @@ async def export_prompts(out: Path, url: str) -> Path:
     with many users, which requests are left at the end decides how well the last seconds are used.
     """
     dataset = out / "prompts_for_bench_serving.jsonl"
-    asked = [json.loads(line)["input_ids"] for line in (out / prompt_book.FILE_NAME).read_text().splitlines()]
+    asked = [json.loads(line)["input_ids"] for line in (out / runner.PROMPTS).read_text().splitlines()]
     order = list(range(len(asked)))
     Random(SEED).shuffle(order)
     lines = [""] * len(asked)

@@ -34,7 +34,7 @@ def register() -> None:
 
 def _register_hooks() -> None:
     from sglang_dflash.cpu import install, is_active
-    from sglang_dflash.hooks import corrections, flags, launch, reports, requests, step_times, takeover
+    from sglang_dflash.hooks import corrections, flags, launch, reports, requests, takeover
     from sglang_dflash.states import pool, replay
     from sglang_dflash.upstream import HookRegistry, HookType, register_resolution_hook
     from sglang_dflash.window import hooks as window
@@ -59,7 +59,7 @@ def _register_hooks() -> None:
         ("Scheduler.get_internal_state", reports.report_worker, HookType.AFTER),
         ("SchedulerWeightUpdaterManager._select_runners", corrections.spare_drafter, HookType.AFTER),
         ("TokenizerManager._calculate_spec_decoding_metrics", reports.count_verified_drafts, HookType.AFTER),
-        ("SchedulerRequestReceiver._broadcast_reqs_across_ranks", step_times.ride_on_requests, HookType.AROUND),
+        ("SchedulerRequestReceiver._broadcast_reqs_across_ranks", reports.ride_on_requests, HookType.AROUND),
         ("ServerArgs.add_cli_args", flags.accept_old_flags, HookType.AFTER),
         ("ModelConfig._derive_context_length", corrections.extend_drafter_context, HookType.BEFORE),
     ):

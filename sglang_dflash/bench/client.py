@@ -122,9 +122,6 @@ class Client:
         info: dict[str, Any] = (await self._request("GET", "/server_info")).json()
         return info
 
-    async def start_profile(self, body: dict[str, Any]) -> None:
-        await self._request("POST", "/start_profile", json=body)
-
     async def _request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
         response = await self._http.request(method, path, **kwargs)
         _check(response)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from itertools import cycle
 from typing import Any
 
 import matplotlib
@@ -15,12 +14,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from sglang_dflash.bench import metrics
 from sglang_dflash.bench.modes import AR
 from sglang_dflash.bench.published import card_of
-from sglang_dflash.bench.results import RunRecord
 from sglang_dflash.bench.summary import Row, Summary
 
 STYLE: Any = {
@@ -30,7 +27,6 @@ STYLE: Any = {
     "grid.alpha": 0.25,
     "font.size": 9,
 }
-_MARKERS = "os^Dv*Px"
 _NO_INTERVAL = (math.nan, math.nan)
 _Published = dict[tuple[str, str, int], float]
 
@@ -46,9 +42,6 @@ def all_plots(summary: Summary) -> Iterator[tuple[str, str, Figure]]:
         plots.append(("accept_length", f"Accept length, mean over turns{card}", accept_length))
         plots.append(("accept_histogram", "Tokens per verify step, accepted drafts + bonus", accept_histogram))
     plots.append(("latency", "Share of requests answered within a time, by concurrency", latency))
-    plots.append(("throughput_over_time", "Throughput of every run, in the order measured", throughput_over_time))
-    if any(run.worker for run in summary.results.runs):
-        plots.append(("width", "Mean block width of every run of our worker, in the order measured", width_over_time))
     with plt.rc_context(STYLE):
         for name, caption, draw in plots:
             figure = draw(summary, speculated)
@@ -97,40 +90,6 @@ def latency(summary: Summary, _: list[str]) -> Figure:
         axes.set_xlim(left=0)
     grid[-1].legend(fontsize=8)
     return figure
-
-
-def throughput_over_time(summary: Summary, _: list[str]) -> Figure:
-    """A machine that drifts shows as a slope common to all arms."""
-    figure, axes = _over_runs(summary, summary.modes, summary.throughput_of)
-    axes.set(ylabel="output tok/s", yscale="log")
-    axes.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_formatter=NullFormatter())
-    return figure
-
-
-def width_over_time(summary: Summary, modes: list[str]) -> Figure:
-    ours = [mode for mode in modes if any(run.worker for run in summary.runs(mode))]
-    figure, axes = _over_runs(summary, ours, lambda run: metrics.mean_width([run]))
-    axes.set_ylabel("tokens per block")
-    axes.set_ylim(bottom=0)
-    return figure
-
-
-def _over_runs(summary: Summary, modes: list[str], value: Callable[[RunRecord], float]) -> tuple[Figure, Axes]:
-    """A point per run, in the order measured; one colour per arm, one marker per concurrency."""
-    figure, axes = plt.subplots(figsize=(9, 3), layout="constrained")
-    for mode in modes:
-        for concurrency, marker in zip(summary.concurrencies, cycle(_MARKERS), strict=False):
-            points = [
-                (index, value(run))
-                for index, run in enumerate(summary.results.runs)
-                if (run.run.mode, run.run.concurrency) == (mode, concurrency)
-            ]
-            if points:
-                label = f"{mode}, c={concurrency}"
-                axes.plot(*zip(*points, strict=True), marker, ms=4, color=color(summary, mode), label=label)
-    axes.set_xlabel("run")
-    axes.legend(fontsize=7, ncols=2, loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure, axes
 
 
 def _bars_by_cell(

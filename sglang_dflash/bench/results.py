@@ -15,18 +15,15 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
+
+from sglang_dflash.errors import DFlashError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
-from typing import Self
-
-from sglang_dflash.errors import DFlashError
 
 
 def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:

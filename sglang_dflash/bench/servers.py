@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 from sglang_dflash.bench import results
 from sglang_dflash.bench.client import Client
 from sglang_dflash.bench.modes import AR, OURS, Mode
-from sglang_dflash.bench.prompt_book import PromptBook
 from sglang_dflash.bench.results import file_name
-from sglang_dflash.bench.runner import WORKER_KEY
+from sglang_dflash.bench.runner import WORKER_KEY, PromptBook
 from sglang_dflash.bench.server import running
 from sglang_dflash.bench.settings import Settings
 from sglang_dflash.errors import DFlashError
 
 # What of ``/server_info`` is worth a line in the results: the rest repeats the command or changes all the time.
 _KEPT = ("version", "launch_command", "dtype", "attention_backend", "tp_size", "dp_size", "page_size")
-
-
-class Prompt(NamedTuple):
-    """A first turn: which question of which task, and its token ids."""
-
-    task: str
-    question: str
-    input_ids: list[int]
 
 
 class Servers(AsyncExitStack):
@@ -52,14 +43,6 @@ class Servers(AsyncExitStack):
                 await self.aclose()
             self._clients[label] = await self._start(self._modes[label])
         return self._clients[label]
-
-    async def prompts(self, client: Client) -> list[Prompt]:
-        """The first turn of every question of every task."""
-        return [
-            Prompt(task, question.id, await self.book.input_ids(client, task, question, []))
-            for task in self._settings.tasks
-            for question in self._settings.questions(task)
-        ]
 
     async def _start(self, mode: Mode) -> Client:
         url = self._settings.base_urls.get(mode.label)

@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_dflash.check.findings import Finding, judge
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.arguments import asked_block
+from sglang_dflash.plan.pair import asked_block
 
 # Argument -> the least and the most that it may be: what is multiplied, divided by and allocated.
 _LIMITS: dict[str, tuple[float, float]] = {

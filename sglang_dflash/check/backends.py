@@ -11,7 +11,7 @@ from typing import Any
 from sglang_dflash.check.findings import Finding, judge
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.machine import Machine
-from sglang_dflash.plan.arguments import needs_bfloat16_states
+from sglang_dflash.plan.pair import needs_bfloat16_states
 
 # Backend -> major compute capabilities that can run it; the others run everywhere.
 _MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}}

@@ -10,12 +10,11 @@ from typing import Annotated
 import typer
 
 from sglang_dflash.check.findings import Finding, of_error
-from sglang_dflash.check.options import parse
+from sglang_dflash.check.flags import parse
 from sglang_dflash.check.preflight import Report, preflight
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.memory.machine import GPUS, asked_about
+from sglang_dflash.memory.machine import GPUS, asked_about, size
 from sglang_dflash.memory.table import lines
-from sglang_dflash.memory.units import size
 
 Gpu = Enum("Gpu", {name: name for name in GPUS})  # type: ignore[misc]  # typer lists its values in --help
 _COLOUR = {"ok": "green", "warn": "yellow", "error": "red"}

@@ -10,7 +10,7 @@ from sglang_dflash.drafter.config import DrafterConfig, quantization
 from sglang_dflash.drafter.files import TensorHeader
 from sglang_dflash.drafter.tensors import LoadReport
 from sglang_dflash.errors import DFlashError, Doubt
-from sglang_dflash.plan.arguments import served_dtype
+from sglang_dflash.plan.pair import served_dtype
 
 _KEY = "AutoConfig"  # the only entry of auto_map that SGLang asks transformers for; weights load into our own classes
 

@@ -1,19 +1,112 @@
-"""``sglang-dflash check`` without its command line: the rules, then the plan that a server would serve."""
+"""Every rule, in one order, for one pair on one machine.
+
+A server that starts and ``sglang-dflash check`` run the same ones.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sglang_dflash.check.findings import Finding, of_error
-from sglang_dflash.check.rules import check_memory, check_rules
-from sglang_dflash.errors import DFlashError
-from sglang_dflash.memory.machine import Machine
+from sglang_dflash.check.arguments import check_arguments
+from sglang_dflash.check.backends import check_backends
+from sglang_dflash.check.drafter_files import check_code, check_weights
+from sglang_dflash.check.findings import Finding, judge, of_error
+from sglang_dflash.check.pair import check_pair
+from sglang_dflash.check.tokens import check_tokens, check_vocabulary
+from sglang_dflash.drafter.kinds import kind_left_to_builtin
+from sglang_dflash.errors import DFlashError, Doubt
+from sglang_dflash.memory.machine import Machine, size
 from sglang_dflash.memory.sizes import is_hybrid
 from sglang_dflash.plan.decide import decide
 from sglang_dflash.plan.memory import MemoryTable
-from sglang_dflash.plan.pair import read_pair
+from sglang_dflash.plan.pair import drafter_files, read_pair
 from sglang_dflash.plan.serving import ServingPlan
+
+
+def check_rules(args: Any, machine: Machine) -> list[Finding]:
+    """Findings on a command line, from configurations, headers and small files.
+
+    Args:
+        args: server arguments by SGLang's names.
+        machine: what will serve.
+    """
+    findings = list(check_arguments(args))
+    if findings[0].level == "error":
+        return findings  # there is a number that nothing can be computed with
+    if not args.speculative_draft_model_path:
+        return findings
+    try:
+        if machine.kind == "gpu":
+            _leave_to_builtin(kind_left_to_builtin(drafter_files(args).config))
+        pair = read_pair(args)
+        hybrid, tensors = is_hybrid(pair.target), pair.drafter_files.tensors
+    except DFlashError as raised:
+        return [*findings, of_error("configuration", raised)]
+    drafter, target, files = pair.drafter, pair.target, (pair.drafter_files, pair.target_files)
+    names = target.get("architectures")
+    architecture = names[0] if isinstance(names, list) and names else "?"
+    findings.append(Finding("ok", "architecture", f"{architecture} + DFlashDraftModel"))
+    findings.append(judge("drafter's code", check_code, pair.drafter_files.config, bool(args.trust_remote_code)))
+    findings += check_pair(drafter, target, args)
+    findings += check_weights(drafter, tensors, target, args.dtype)
+    findings += check_vocabulary(drafter, *files)
+    findings += check_tokens(drafter, *files, args.chat_template)
+    findings += check_backends(args, machine, hybrid=hybrid)
+    if hybrid:
+        findings.append(judge("recurrent snapshots for the prefix cache", _strategy, args.mamba_radix_cache_strategy))
+    return findings
+
+
+def check_memory(plan: ServingPlan) -> Iterator[Finding]:
+    """Findings on the plan's expected memory. They rest on estimates: a server warns of them and starts."""
+    if plan.unsized is not None:
+        yield replace(of_error("memory", plan.unsized), estimated=True)
+    if (memory := plan.memory) is not None:
+        if memory.weighed is not None:
+            yield Finding("ok", f"states {'replayed' if memory.replay else 'kept'}", str(memory.weighed))
+        yield replace(judge("running requests", _running, memory), estimated=True)
+
+
+def _leave_to_builtin(kind: str | None) -> None:
+    if kind:
+        raise Doubt(
+            f"the drafter is of the kind {kind}",
+            expected="a plain DFlash drafter",
+            remedy="none needed on a GPU: SGLang's own worker serves it, without what this package adds",
+        )
+
+
+def _strategy(strategy: str) -> str:
+    if strategy != "no_buffer":
+        return strategy
+    raise Doubt(
+        "--mamba-radix-cache-strategy no_buffer",
+        expected="extra_buffer: no_buffer turns overlap scheduling off and forces pages of one token",
+        remedy="set --mamba-radix-cache-strategy extra_buffer",
+    )
+
+
+def _running(memory: MemoryTable) -> str:
+    fitted, needed = memory.fit, memory.demand
+    if memory.static_bytes == 0:
+        return "no device to divide: --memory-gib asks about another machine"
+    if fitted.running >= needed.max_running:
+        return f"{needed.max_running} at once, {fitted.tokens} tokens of K/V between them"
+    if fitted.running == 0:
+        raise DFlashError(
+            f"{size(memory.static_bytes)} of static memory do not hold weights and one request",
+            expected=f"more than {size(fitted.weights)}",
+            remedy="use more GPUs (--tp-size), a larger --mem-fraction-static or a quantised target",
+        )
+    [served, *_] = memory.ways
+    more = [f"{each.flag} ({each.running} fit)" for each in memory.advice if each.running > fitted.running]
+    raise Doubt(
+        f"{needed.max_running} asked for (--max-running-requests), {fitted.running} fit at once",
+        expected=f"memory for {needed.max_running}: {served.capped_by} take it",
+        remedy=f"set {', or '.join(more)}" if more else "use more or larger GPUs, or accept the smaller number",
+    )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sglang_dflash.check.old_flags import modernise_argv, modernise_kwargs
+from sglang_dflash.check.flags import modernise_argv, modernise_kwargs
 from sglang_dflash.errors import DFlashError
 
 _ON = {"1", "true", "yes", "on", "y", "t"}

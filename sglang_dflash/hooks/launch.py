@@ -12,17 +12,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.check.findings import Finding, raise_first_error
-from sglang_dflash.check.rules import check_memory, check_rules
+from sglang_dflash.check.preflight import check_memory, check_rules
 from sglang_dflash.cpu import is_active as on_our_cpu_platform
 from sglang_dflash.drafter.view import plain_view
 from sglang_dflash.hooks.flags import explain_environment
-from sglang_dflash.hooks.installed import check_sglang, refuse_unapplied_hooks
+from sglang_dflash.hooks.takeover import check_sglang, refuse_unapplied_hooks
 from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine, find_gpu
-from sglang_dflash.plan.arguments import needs_bfloat16_states
-from sglang_dflash.plan.decide import decide
-from sglang_dflash.plan.pair import drafter_files
+from sglang_dflash.plan.decide import builtin_requested, decide, reason_for_builtin
+from sglang_dflash.plan.pair import drafter_files, needs_bfloat16_states
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.plan.who import builtin_requested, reason_for_builtin
 from sglang_dflash.states.choice import SWITCH
 from sglang_dflash.upstream import declare_resolution, hybrid_gdn_config, model_config_of, resolving_view
 

@@ -1,7 +1,8 @@
-"""What SGLang reports of a server and of a request, completed with our worker's figures."""
+"""Hooks around what SGLang reports and broadcasts: our figures, and rank 0's step times with the requests."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.plan import serving
@@ -9,6 +10,7 @@ from sglang_dflash.upstream import get_spec
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import Scheduler
+
 
 SERVER_INFO_KEY = "sglang_dflash"
 
@@ -31,3 +33,17 @@ def count_verified_drafts(_: None, manager: Any, meta_info: dict[str, Any], recv
     drafts = recv_obj.spec_num_cap_tokens[i] - recv_obj.spec_verify_ct[i]
     meta_info["spec_num_proposed_drafts"] = drafts
     meta_info["spec_accept_rate"] = recv_obj.spec_num_correct_drafts[i] / drafts if drafts else 0.0
+
+
+def ride_on_requests(
+    original: Callable[..., list[Any]], receiver: Any, recv_reqs: list[Any] | None, local_reqs: Any = None
+) -> list[Any]:
+    """Hook around ``SchedulerRequestReceiver._broadcast_reqs_across_ranks``."""
+    if serving.plan is None:
+        return original(receiver, recv_reqs, local_reqs)
+    from sglang_dflash.worker import shared_times
+
+    times = shared_times.serving()
+    if times is None:  # the worker is not built yet
+        return original(receiver, recv_reqs, local_reqs)
+    return times.ride(lambda requests: original(receiver, requests, local_reqs), recv_reqs)

@@ -9,7 +9,19 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.memory.units import GIB, MIB
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def size(count: float) -> str:
+    """``"2.27 GiB"``, ``"41.0 MiB"``, ``"20.0 KiB"``; nothing for none."""
+    if count >= GIB:
+        return f"{count / GIB:.2f} GiB"
+    if count >= MIB:
+        return f"{count / MIB:.1f} MiB"
+    return f"{count / 1024:.1f} KiB" if count else ""
+
 
 _MOST_GIB = 1 << 20
 _QUERY = ("--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits")

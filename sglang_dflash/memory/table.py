@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sglang_dflash.memory.fit import Demand, Fit, draft_slots
-from sglang_dflash.memory.units import size
+from sglang_dflash.memory.machine import size
 
 _ABOUT, _EACH, _WHOLE = 32, 22, 13  # columns of text
 

@@ -24,8 +24,7 @@ from sglang_dflash.memory.sizes import (
     state_bytes,
     target_kv_per_token,
 )
-from sglang_dflash.plan.arguments import block_size, needs_bfloat16_states, page_size, served_dtype
-from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.pair import Pair, block_size, needs_bfloat16_states, page_size, served_dtype
 from sglang_dflash.states.choice import ring_length
 from sglang_dflash.window.size import context_window, ring_slots
 

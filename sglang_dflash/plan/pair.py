@@ -1,4 +1,7 @@
-"""The two models of a pair, as their files describe them."""
+"""The two models of a pair, and server arguments as SGLang will resolve them, for readers that come before.
+
+``args`` is anything with SGLang's argument names as attributes; unset ones are None.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.drafter.reading import parse_object
+from sglang_dflash.memory.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -42,3 +46,39 @@ def read_pair(args: Any) -> Pair:
     overrides = parse_object(args.json_model_override_args, "--json-model-override-args")
     drafter = DrafterConfig.from_dict({**own.config, **overrides})
     return Pair({**targets.config, **overrides}, drafter, targets, own)
+
+
+_BLOCK = 16  # SGLang's, where neither a flag nor the drafter says
+
+
+def asked_block(args: Any) -> int | None:
+    """Block size that the flags ask for, tokens; None if they do not."""
+    return args.speculative_num_draft_tokens or args.speculative_dflash_block_size
+
+
+def block_size(args: Any, drafter: DrafterConfig) -> int:
+    """Positions of the widest block, anchor included."""
+    return asked_block(args) or drafter.block_size or _BLOCK
+
+
+def page_size(args: Any) -> int:
+    """Tokens of a KV page: ``--page-size``, or what the attention backend forces."""
+    backends = {args.attention_backend, args.prefill_attention_backend, args.decode_attention_backend}
+    if "trtllm_mha" in backends | {args.speculative_draft_attention_backend}:
+        return args.page_size if args.page_size in (16, 32, 64, 128) else 64
+    return args.page_size or (128 if "fa4" in backends else 1)
+
+
+def served_dtype(target: Mapping[str, Any], dtype: str) -> str:
+    """The dtype SGLang computes in: its ``auto`` serves float32 checkpoints in float16."""
+    if dtype != "auto":
+        return {"half": "float16", "float": "float32"}.get(dtype, dtype)
+    text = text_config(target)
+    stated = text.get("dtype") or text.get("torch_dtype") or target.get("dtype")
+    return "float16" if stated in (None, "float32") else str(stated)
+
+
+def needs_bfloat16_states(args: Any, machine: Machine) -> bool:
+    """Whether SGLang would refuse these arguments for lack of ``--mamba-ssm-dtype bfloat16``."""
+    decode = args.linear_attn_decode_backend or args.linear_attn_backend
+    return machine.is_blackwell and decode == "flashinfer" and args.mamba_ssm_dtype is None

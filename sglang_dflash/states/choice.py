@@ -8,8 +8,7 @@ from typing import Any
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.fit import Demand, fit
-from sglang_dflash.memory.machine import Machine
-from sglang_dflash.memory.units import size
+from sglang_dflash.memory.machine import Machine, size
 
 SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 FLAG, LENGTH_FLAG = "--enable-linear-replayssm-spec", "--linear-replayssm-cache-len"

@@ -14,7 +14,6 @@ from math import exp, inf, sqrt
 from typing import Any
 
 from sglang_dflash.width.filter import StepTimeFilter
-from sglang_dflash.width.isotonic import isotonic
 
 DOUBT = 1.5
 """Standard deviations by which an entry may be too high."""
@@ -132,3 +131,18 @@ class CostTable:
             "outside": [round(ms, 4) for ms in self._filter.outside],
             "measured": self.measured,
         }
+
+
+def isotonic(values: Sequence[float], variances: Sequence[float]) -> Sequence[float]:
+    """Minimise the squared distances over their variances (pool adjacent violators)."""
+    if list(values) == sorted(values):
+        return values
+    pools: list[tuple[float, float, int]] = []  # mean, weight, members
+    for value, variance in zip(values, variances, strict=True):
+        weight, count = 1 / variance, 1
+        while pools and pools[-1][0] > value:
+            mean, mass, members = pools.pop()
+            value = (mean * mass + value * weight) / (mass + weight)
+            weight, count = mass + weight, count + members
+        pools.append((value, weight, count))
+    return [mean for mean, _, members in pools for _ in range(members)]

@@ -12,8 +12,8 @@ SAVED = 3.0
 HARDLY = 0.1
 """Steps' worth more than the next wider width that a still wider one may lose, to be probed in its place."""
 EVERY, OUTCOME, DOUBT_EVERY = 8, 2, 4
-"""Steps from one probe of a wider width to the next: on a schedule, and on a suspicion, when the outcome of the last one is
-known; and between looks for a doubtful cost."""
+"""Steps from one probe of a wider width to the next: on a schedule, and on a suspicion, when the outcome of the last
+one is known; and between looks for a doubtful cost."""
 
 
 class Purse:
@@ -36,13 +36,13 @@ class Purse:
 class Explorer:
     """Chooses the steps that probe, within a budget of lost time.
 
-    A probe is expected to lose the time in which the best width would make the same tokens. A purse, filled with a share
-    of each step's own time, must hold that loss. There are two reasons to probe:
+    A probe is expected to lose the time in which the best width would make the same tokens. A purse, filled with a
+    share of each step's own time, must hold that loss. There are two reasons to probe:
 
-    - A wider width shows whether drafts survive further than thought. It is the next one, or the widest that hardly loses
-      more. A look comes on a schedule, ahead of savings when the requests are others, and while drafts seem to survive
-      better than thought, as soon as the outcome of the last look is known, from a purse of its own: so even one request
-      alone brings enough evidence within a few steps.
+    - A wider width shows whether drafts survive further than thought. It is the next one, or the widest that hardly
+      loses more. A look comes on a schedule, ahead of savings when the requests are others, and while drafts seem to
+      survive better than thought, as soon as the outcome of the last look is known, from a purse of its own: so even
+      one request alone brings enough evidence within a few steps.
     - A width would be the best if its step were as short as its table entry is uncertain. Each visit settles the entry,
       and without calibration this visits the widths.
     """

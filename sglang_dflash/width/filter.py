@@ -2,17 +2,17 @@
 
     ms = table * exp(correction + drift) + constant + per_request * batch_size + per_token * context
 
-The state x is (drift, constant, per_request, per_token) and one correction for each cell of the table. It follows a random
-walk; a step between two rows of the table observes y = log ms with noise of variance R and, linearised, the row vector
-H = d log(ms) / dx. With the covariance P and what a step adds to it, Q (Kalman, 1960):
+The state x is (drift, constant, per_request, per_token) and one correction for each cell of the table. It follows a
+random walk; a step between two rows of the table observes y = log ms with noise of variance R and, linearised, the row
+vector H = d log(ms) / dx. With the covariance P and what a step adds to it, Q (Kalman, 1960):
 
     P <- P + Q,   S = H P H' + R,   K = P H' / S,   x <- x + K (y - log ms(x)),   P <- P - K H P
 
-So an error is shared by how well each unknown is known: the first measurement of a cell corrects the cell, an error in a
-well-known cell moves the drift, and one that goes with the batch size or the context moves their slopes. Two departures:
-the innovation y - log ms(x) counts for at most ``OUTLIER`` standard deviations, and a correction's covariance with all
-other unknowns is taken as 0, so P is a 4 x 4 matrix and a variance for each cell. Plain Python: for so few unknowns numpy
-takes longer.
+So an error is shared by how well each unknown is known: the first measurement of a cell corrects the cell, an error in
+a well-known cell moves the drift, and one that goes with the batch size or the context moves their slopes. Two
+departures: the innovation y - log ms(x) counts for at most ``OUTLIER`` standard deviations, and a correction's
+covariance with all other unknowns is taken as 0, so P is a 4 x 4 matrix and a variance for each cell. Plain Python: for
+so few unknowns numpy takes longer.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Survival curve of the drafts in a block: a hazard for each position, learned from blocks of any width.
 
-The hazard ``h_j``, j = 1 ... max_width - 1, is P(draft j is committed | drafts 1 ... j-1 are). A step of width w observes
-a request up to its first rejection, or up to draft w - 1, and says nothing about later drafts. The estimate is therefore
-commits over tries, counted among the requests that reached draft j (Kaplan and Meier, 1958), with counts that fade.
+The hazard ``h_j``, j = 1 ... max_width - 1, is P(draft j is committed | drafts 1 ... j-1 are). A step of width w
+observes a request up to its first rejection, or up to draft w - 1, and says nothing about later drafts. The estimate is
+therefore commits over tries, counted among the requests that reached draft j (Kaplan and Meier, 1958), with counts that
+fade.
 
-Evidence at every position fades with each step. Where it runs out, the hazard falls back to that of the position before,
-and the first one to a prior. Plain steps bring no evidence and age it little. A CUSUM test (`width/cusum.py`) detects a
-change of traffic and drops the evidence from before it.
+Evidence at every position fades with each step. Where it runs out, the hazard falls back to that of the position
+before, and the first one to a prior. Plain steps bring no evidence and age it little. A CUSUM test (`width/cusum.py`)
+detects a change of traffic and drops the evidence from before it.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Survival:
 
     def __init__(self, max_width: int) -> None:
         self.max_width = max_width
-        # By draft position; index 0 is the anchor and stays empty. Counts are in units of `_unit`, which grows with each
-        # step: new evidence weighs more, instead of all old evidence shrinking.
+        # By draft position; index 0 is the anchor and stays empty. Counts are in units of `_unit`, which grows with
+        # each step: new evidence weighs more, instead of all old evidence shrinking.
         self._tries, self._commits = [0.0] * max_width, [0.0] * max_width
         if max_width > 1:
             self._tries[1], self._commits[1] = START_TRIES, PRIOR * START_TRIES

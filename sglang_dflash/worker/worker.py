@@ -27,7 +27,7 @@ from sglang_dflash.upstream import (
 from sglang_dflash.width import FixedWidth, WidthPolicy
 from sglang_dflash.window.rings import DraftRings
 from sglang_dflash.worker.accept import Accept
-from sglang_dflash.worker.draft import Draft
+from sglang_dflash.worker.forwards import Draft, Verify
 from sglang_dflash.worker.inject import Inject
 from sglang_dflash.worker.no_sync import sync_guard
 from sglang_dflash.worker.observe.allocated import allocated_bytes
@@ -39,7 +39,6 @@ from sglang_dflash.worker.start.transfer import prepare_transfer
 from sglang_dflash.worker.start.widths import prepare_widths
 from sglang_dflash.worker.state import DraftState
 from sglang_dflash.worker.step import Layout
-from sglang_dflash.worker.verify import Verify
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ScheduleBatch, ServerArgs, TpModelWorker

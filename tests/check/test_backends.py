@@ -10,7 +10,7 @@ import pytest
 from sglang_dflash.check.backends import check_backends, needs_bfloat16_states
 from sglang_dflash.check.drafter_files import check_weights, served_dtype
 from sglang_dflash.check.findings import Finding
-from sglang_dflash.check.options import parse as parse_options
+from sglang_dflash.check.flags import parse as parse_options
 from sglang_dflash.check.tokens import check_tokens
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.files import ModelFiles, TensorHeader

@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 
 import pytest
 
-from sglang_dflash.check import options
+from sglang_dflash.check import flags
 
 pytestmark = pytest.mark.sglang
 
@@ -22,11 +22,11 @@ def upstream() -> ArgumentParser:
     return parser
 
 
-@pytest.mark.parametrize("flag", [*options.VALUED, *options.SWITCHES])
+@pytest.mark.parametrize("flag", [*flags.VALUED, *flags.SWITCHES])
 def test_a_flag_is_sglangs(flag: str, upstream: ArgumentParser) -> None:
     action = upstream._option_string_actions[flag]
     assert action.dest == flag.removeprefix("--").replace("-", "_")
-    default = options.VALUED[flag][1] if flag in options.VALUED else False
+    default = flags.VALUED[flag][1] if flag in flags.VALUED else False
     assert action.default == default
-    for alias in options.ALIASES.get(flag, []):
+    for alias in flags.ALIASES.get(flag, []):
         assert getattr(upstream.parse_args(["--model-path", "x", alias, "2"]), action.dest) == 2

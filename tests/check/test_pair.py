@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sglang_dflash.check.findings import Finding, of_error, raise_first_error
-from sglang_dflash.check.options import parse
+from sglang_dflash.check.flags import parse
 from sglang_dflash.check.pair import check_pair
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sglang_dflash.check.options import parse
+from sglang_dflash.check.flags import parse
 from sglang_dflash.check.preflight import Report, preflight
 from sglang_dflash.cli import app
 from sglang_dflash.memory import machine

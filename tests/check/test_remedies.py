@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from sglang_dflash.check.options import parse
+from sglang_dflash.check.flags import parse
 from sglang_dflash.check.preflight import MemoryTable, preflight
 from sglang_dflash.cli import app
 from sglang_dflash.memory.machine import GPUS, asked_about

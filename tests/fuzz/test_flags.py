@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from sglang_dflash.hooks.environment import explain_environment
 
 from sglang_dflash.check.findings import Finding, raise_first_error
-from sglang_dflash.check.old_flags import RENAMED, modernise_kwargs
-from sglang_dflash.check.options import SWITCHES, VALUED, parse
+from sglang_dflash.check.flags import RENAMED, SWITCHES, VALUED, modernise_kwargs, parse
 from sglang_dflash.check.preflight import preflight
 from sglang_dflash.cpu.arguments.threads import BIND_VARIABLE, parse_cores, threads_of_a_rank
 from sglang_dflash.errors import LONGEST, DFlashError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.check.old_flags import modernise_argv
+from sglang_dflash.check.flags import modernise_argv
 from sglang_dflash.pairs import drafter_path, target_path
 from tests.support.cards import FOLDER, NAMES, card
 

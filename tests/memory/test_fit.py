@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_dflash.check.options import parse
+from sglang_dflash.check.flags import parse
 from sglang_dflash.check.preflight import preflight
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.memory.fit import Demand, fit

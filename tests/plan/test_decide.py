@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.check.options import parse
+from sglang_dflash.check.flags import parse
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.machine import GPUS
 from sglang_dflash.plan.decide import decide, resolved

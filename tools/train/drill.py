@@ -10,7 +10,7 @@ import json
 from random import Random
 
 from sglang_dflash.pairs.corpus import words
-from sglang_dflash.pairs.corpus.example import Example
+from sglang_dflash.pairs.corpus.conversation import Example
 
 _CLASSES = {
     "name": words.NAMES,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from random import Random
 
-from sglang_dflash.pairs.corpus.example import Example
+from sglang_dflash.pairs.corpus.conversation import Example
 from sglang_dflash.pairs.corpus.math_task import LARGEST
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_dflash.bench.grading import answers
+from sglang_dflash.bench.tasks import answers
 from sglang_dflash.bench.tasks.question import Grader, Question, ask
 from sglang_dflash.errors import DFlashError
 

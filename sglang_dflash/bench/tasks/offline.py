@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import chain
 from pathlib import Path
 
-from sglang_dflash.bench.grading import answers
+from sglang_dflash.bench.tasks import answers
 from sglang_dflash.bench.tasks.question import Grader, Question, ask
 from sglang_dflash.pairs.corpus import TASKS, Prompt, prompts
 

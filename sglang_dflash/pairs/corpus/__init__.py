@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_dflash.pairs.corpus.conversation import SHAPES, Conversation, draw_conversation
-from sglang_dflash.pairs.corpus.example import Example, split_of
+from sglang_dflash.pairs.corpus.conversation import SHAPES, Conversation, Example, draw_conversation, split_of
 from sglang_dflash.pairs.corpus.prompts import TASKS, Prompt, check, draw, prompts
 
 __all__ = [

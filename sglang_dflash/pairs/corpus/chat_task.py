@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from sglang_dflash.pairs.corpus import words
-from sglang_dflash.pairs.corpus.example import Example
+from sglang_dflash.pairs.corpus.conversation import Example
 
 _facts = Random(20240607)
 _CITY_FACTS = {

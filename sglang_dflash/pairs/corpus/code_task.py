@@ -8,7 +8,7 @@ from random import Random
 from textwrap import indent
 from typing import Any
 
-from sglang_dflash.pairs.corpus.example import Example
+from sglang_dflash.pairs.corpus.conversation import Example
 
 # Part of the function's name, its words, and its condition or value, of filters and of maps.
 _FILTERS = (

@@ -1,17 +1,56 @@
-"""Single- and multi-turn conversations of 20 to 1,500 tokens around the corpus's questions."""
+"""Questions with checkable answers, and the conversations of 20 to 1,500 tokens around them."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from sglang_dflash.pairs.corpus import words
-from sglang_dflash.pairs.corpus.example import Example
 
 SHAPES = ("single", "turns", "document")
 # 120 notes of about 10 tokens and three turns of at most 120 stay below 1,600 tokens
 LONGEST_NOTES = 120
+HELDOUT_EVERY = 8
+
+
+@dataclass(frozen=True)
+class Example:
+    """A question of one task.
+
+    Attributes:
+        task: ``math``, ``code``, ``json`` or ``chat``.
+        key: the parameters of the question in canonical form, without its wording.
+        question: the user's message.
+        thought: what a model in thinking mode writes before its answer.
+        answer: one right answer.
+        expected: what ``check`` compares with; JSON-able.
+    """
+
+    task: str
+    key: str
+    question: str
+    thought: str
+    answer: str
+    expected: Any
+
+    @property
+    def split(self) -> str:
+        return split_of(f"{self.task}/{self.key}")
+
+
+def split_of(key: str) -> str:
+    """``heldout`` for one key in ``HELDOUT_EVERY``, else ``train``.
+
+    The split is a function of the key and of nothing else: however often, in whatever wording and from
+    whatever seed a question is drawn, it is on the same side. ``blake2b`` because Python's ``hash`` differs per
+    process.
+    """
+    digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
+    return "heldout" if int.from_bytes(digest, "big") % HELDOUT_EVERY == 0 else "train"
+
 
 _NOTES = (
     ("{} has a {} {}.", (words.CITIES, words.MOODS, words.SIGHTS)),

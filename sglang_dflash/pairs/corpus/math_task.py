@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from sglang_dflash.pairs.corpus.example import Example
+from sglang_dflash.pairs.corpus.conversation import Example
 from sglang_dflash.pairs.corpus.words import ITEMS, NAMES
 
 LARGEST = 99

@@ -9,8 +9,7 @@ from typing import Any
 
 from sglang_dflash.pairs import check_known
 from sglang_dflash.pairs.corpus import chat_task, code_task, json_task, math_task
-from sglang_dflash.pairs.corpus.conversation import SHAPES, draw_conversation
-from sglang_dflash.pairs.corpus.example import Example
+from sglang_dflash.pairs.corpus.conversation import SHAPES, Example, draw_conversation
 
 _TASK_MODULES: dict[str, ModuleType] = {"math": math_task, "code": code_task, "json": json_task, "chat": chat_task}
 TASKS = tuple(_TASK_MODULES)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dflash.worker.observe.clock import Clock
+from sglang_dflash.worker.observe.stats import Clock
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from sglang_dflash.width import Pause, WidthPolicy
 from sglang_dflash.worker.observe.broken_drafts import BrokenDrafts
-from sglang_dflash.worker.observe.clock import Clock
 from sglang_dflash.worker.observe.metrics import step_metrics
-from sglang_dflash.worker.observe.stats import STAGE_TIMES, Stages, StepStats
+from sglang_dflash.worker.observe.stats import STAGE_TIMES, Clock, Stages, StepStats
 from sglang_dflash.worker.observe.step_log import StepLog
 
 logger = logging.getLogger(__name__)

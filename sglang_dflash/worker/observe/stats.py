@@ -1,20 +1,47 @@
-"""Counters of a worker, from counts that the host has anyway, one step late; and where a step's time goes."""
+"""Counters of the decode steps for ``/server_info``, and the time that the worker's stages take."""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.profiler import record_function
 
-from sglang_dflash.worker.observe.clock import Clock
-
 if TYPE_CHECKING:
     from sglang_dflash.worker.observe.observer import StepRecord
+
+
+class Clock:
+    """Nothing waits for a moment: on an accelerator it is an event on its stream, known once the device reached it.
+
+    Attributes:
+        now: -> the present moment.
+    """
+
+    now: Callable[[], Any]
+
+    def __init__(self, device: torch.device | str) -> None:
+        device = torch.device(device)
+        self._events: Any = None if device.type == "cpu" else torch.get_device_module(device)
+        self.now = time.perf_counter if self._events is None else self._event
+
+    def _event(self) -> Any:
+        event = self._events.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def has_passed(self, moment: Any) -> bool:
+        return self._events is None or bool(moment.query())
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Between two moments that have passed."""
+        return float(end - start if self._events is None else start.elapsed_time(end) / 1000)
+
 
 STAGE_TIMES = "SGLANG_DFLASH_STAGE_TIMES"
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sglang_dflash.states.scratch import packed
+from sglang_dflash.states.pool import packed
 from sglang_dflash.upstream import (
     CaptureHiddenMode,
     DecodeCudaGraphRunner,
@@ -22,16 +22,22 @@ from sglang_dflash.upstream import (
     draft_pp_context,
     draft_tp_context,
     get_available_gpu_memory,
+    get_disagg,
+    get_exec,
     get_parallel,
     get_spec,
 )
-from sglang_dflash.worker.start import narrower as narrower_blocks
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner
 
+
 logger = logging.getLogger(__name__)
 
+# Where SGLang 0.5.23's attention backends take a verify's width from in an eager forward. The buffers of a graph have
+# one width in all of them.
+WIDTH_OF_THE_BATCH = frozenset({"flashinfer", "triton", "trtllm_mha", "torch_dflash"})
+WIDTH_OF_THE_SERVER = frozenset({"fa3", "fa4"})
 FLOOR_GB = 2.0  # of device memory stays free, for what a prefill needs while it runs
 Change = tuple[Any, str, Any]  # object, name of an attribute, its value at a width
 
@@ -78,7 +84,7 @@ class WidthGraphs:
             server's remains if it can run no other.
         """
         narrower = sorted({width for width in widths if width < self._full}, key=lambda width: (width > 1, -width))
-        if narrower and (reason := narrower_blocks.reason_for_full_width_only(self._target, self._drafter)):
+        if narrower and (reason := reason_for_full_width_only(self._target, self._drafter)):
             self._log("width %d only: %s", self._full, reason)
             return (self._full,)
         for done, width in enumerate(narrower):
@@ -112,10 +118,7 @@ class WidthGraphs:
         pool = getattr(self._target.req_to_token_pool, "mamba_pool", None)
         if pool is not None and pool.mamba_cache.intermediate_ssm is not None:
             changes.append((pool, "mamba_cache", packed(pool.mamba_cache, width)))
-        if (
-            not self._captured
-            and not narrower_blocks.backends(self._target, self._drafter) & narrower_blocks.WIDTH_OF_THE_SERVER
-        ):
+        if not self._captured and not backends(self._target, self._drafter) & WIDTH_OF_THE_SERVER:
             return
         with get_spec().override(speculative_num_draft_tokens=width):
             self._provide_runner(self._target, width, "decode" if width == 1 else "target_verify")
@@ -160,3 +163,34 @@ class WidthGraphs:
     def _log(text: str, *values: Any) -> None:
         if get_parallel().tp_rank == 0:
             logger.info("DFLASH: " + text, *values)
+
+
+def backends(*runners: ModelRunner) -> set[str]:
+    """Names of their attention backends."""
+    return {
+        name
+        for runner in runners
+        for name in (runner.prefill_attention_backend_str, runner.decode_attention_backend_str)
+    }
+
+
+def reason_for_full_width_only(target: ModelRunner, drafter: ModelRunner) -> str | None:
+    """Why every step must have the server's width; None if it need not."""
+    linear = getattr(target.attn_backend, "linear_attn_backend", None)
+    seeds_the_next = getattr(linear, "accept_lens_pool", None) is not None
+    unknown = backends(target, drafter) - WIDTH_OF_THE_BATCH - WIDTH_OF_THE_SERVER
+    reasons = {
+        f"attention backend {', '.join(sorted(unknown))} is not known to take other widths": bool(unknown),
+        "--enable-two-batch-overlap wraps the attention backend": get_exec().overlap.enable_two_batch_overlap,
+        "--enable-pdmux has attention backends of its own": get_disagg().enable_pdmux,
+        "LoRA's batch layout has one width": target.lora_manager is not None,
+        "ReplaySSM keeps a history in a ring of blocks": _keeps_history(target),
+        "the next block starts from a state in this block's scratch": seeds_the_next,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _keeps_history(target: ModelRunner) -> bool:
+    """Whether plain decoding or KDA keeps a ring. GDN's records are folded at every commit (states/replay.py)."""
+    pool: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
+    return pool is not None and bool(pool.enable_linear_replayssm or getattr(pool, "replayssm_is_kda", False))

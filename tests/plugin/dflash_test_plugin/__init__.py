@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-DRAFT = "sglang_dflash.worker.draft.Draft.__call__"
-VERIFY = "sglang_dflash.worker.verify.Verify.__call__"
+DRAFT = "sglang_dflash.worker.forwards.Draft.__call__"
+VERIFY = "sglang_dflash.worker.forwards.Verify.__call__"
 CONTEXT_KV = "sglang_dflash.model.drafter.DFlashDraftModel.context_kv"
 FORWARD = "sglang_dflash.model.drafter.DFlashDraftModel.forward"
 COMMIT = "sglang_dflash.states.commit.RecurrentCommit.__call__"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_dflash.bench.grading.sandbox import run_program
+from sglang_dflash.bench.tasks.sandbox import run_program
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 _THOUGHT_END = "</think>"

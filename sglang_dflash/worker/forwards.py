@@ -1,4 +1,4 @@
-"""Draft: one drafter forward fills the block's mask positions."""
+"""The two forwards of a step: the drafter fills the block's mask positions, the target verifies the block."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sglang_dflash.upstream import CaptureHiddenMode, draft_tp_context
+from sglang_dflash.upstream import CaptureHiddenMode, draft_tp_context, prepare_mamba_track_for_verify
 from sglang_dflash.window.rings import DraftRings
 from sglang_dflash.worker.step import Step
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ModelRunner
+    from sglang_dflash.upstream import ModelRunner, TpModelWorker
 
 
 class Draft:
@@ -44,3 +44,26 @@ class Draft:
         anchors = step.tokens[:, :1]
         step.tokens = torch.cat((anchors, output.drafts[: anchors.shape[0]]), dim=1)
         self.broken += output.broken[: anchors.shape[0]].sum()
+
+
+class Verify:
+    """The target's forward over the block.
+
+    Args:
+        target_worker: the target's.
+    """
+
+    def __init__(self, target_worker: TpModelWorker) -> None:
+        self._target = target_worker
+
+    def __call__(self, step: Step) -> None:
+        """Fill ``step.verified``.
+
+        Recurrent layers start from the committed state and leave it alone: they keep what each position writes until
+        :mod:`sglang_dflash.states.commit` commits part of it. A block of the anchor alone is plain decoding and runs as
+        that: the states advance in place.
+        """
+        # Leaves this step's snapshot slots on the batch, where the forward and SGLang's commit look for them.
+        prepare_mamba_track_for_verify(step.batch)
+        forward_batch = step.forward_batch(self._target.model_runner, step.target_kv, CaptureHiddenMode.FULL)
+        step.verified = self._target.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
