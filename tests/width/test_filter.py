@@ -69,10 +69,10 @@ def test_the_state_stays_sane_and_an_outlier_moves_a_settled_cell_little(steps):
     filter = step_filter()
     for _ in range(100):
         learn(filter, 0, 10.0)
-    for column, ms, context in steps:
+    for number, (column, ms, context) in enumerate(steps):
         before = predicted(filter, 10.0 * exp(filter.correction[0][0]))
         learn(filter, column, ms, context=context)
         assert 0 < filter.scale < float("inf") and filter.per_token >= 0
         assert all(0 < variance < 1 for row in filter.variance for variance in row)
-        if steps[0] == (column, ms, context):
+        if number == 0:
             assert predicted(filter, 10.0 * exp(filter.correction[0][0])) == pytest.approx(before, rel=0.06)
