@@ -1,4 +1,4 @@
-"""How every command line reports a user's error."""
+"""Report a user's error as one message, from every command line."""
 
 from __future__ import annotations
 

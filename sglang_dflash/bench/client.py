@@ -25,7 +25,7 @@ _ERROR = b'{"error"'
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. ``seed`` matters above temperature 0 only; ``thinking`` None leaves it to the template."""
+    """Sampling of a run. ``seed`` matters above temperature 0 only; ``thinking`` None leaves it to the template."""
 
     max_tokens: int
     temperature: float = 0.0

@@ -41,7 +41,7 @@ class Pair:
 
 @cache
 def published_pairs() -> dict[str, dict[str, Any]]:
-    """What the model cards publish, by target: names, figures, and the setup they were measured with."""
+    """The model cards' figures by target, with names and the setup they were measured with."""
     pairs: dict[str, dict[str, Any]] = json.loads(_PUBLISHED.read_text())
     return pairs
 

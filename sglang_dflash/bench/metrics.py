@@ -134,7 +134,7 @@ def accuracy(requests: Sequence[RequestRecord]) -> float:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How many answers equal the reference arm's, token for token.
+    """Count of answers that equal the reference arm's, token for token.
 
     Attributes:
         equal, compared: requests that are equal, and that both arms have.

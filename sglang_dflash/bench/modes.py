@@ -57,7 +57,7 @@ class Mode:
         return {"ar": None, "mtp": self.size + 1}.get(self.kind, self.size)
 
     def server_args(self, target: str, drafter: str | None) -> list[str]:
-        """What this arm adds to ``python -m sglang.launch_server --model-path TARGET``.
+        """Arguments that this arm adds to ``python -m sglang.launch_server --model-path TARGET``.
 
         Raises:
             DFlashError: the arm needs a drafter and there is none, or the target has no MTP layers.

@@ -1,4 +1,4 @@
-"""What a figure was measured with: command, commit, versions, hardware, settings. One line in every results file."""
+"""Provenance of a figure: command, commit, versions, hardware, settings. One line in every results file."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from sglang_dflash.bench.tables import MISSING, Table, number
 
 @dataclass(frozen=True)
 class Card:
-    """What the card of a pair publishes, by our names of the arms.
+    """A pair's published figures, by our names of the arms.
 
     Attributes:
         setup: how it was measured.

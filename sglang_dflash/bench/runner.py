@@ -121,13 +121,13 @@ async def measure(
 
 
 async def internal_state(client: Client) -> dict[str, Any]:
-    """What the scheduler tells of itself in ``/server_info``; our worker's part is under ``WORKER_KEY``."""
+    """The scheduler's part of ``/server_info``; our worker's part of it is under ``WORKER_KEY``."""
     state: dict[str, Any] = (await client.server_info())["internal_states"][0]
     return state
 
 
 def _counted(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict[str, dict[str, float]] | None:
-    """What our worker's counters (its entries that are dictionaries of numbers) grew by; None for another worker."""
+    """Growth of our worker's counters (its entries that are dictionaries of numbers); None for another worker."""
     if before is None or after is None:
         return None
     return {

@@ -60,7 +60,7 @@ class Launch:
 
 
 def _interrupt(*_: object) -> None:
-    """What Ctrl-C does, also in a background job, whose shell made it ignore SIGINT."""
+    """Do what Ctrl-C does, even in a background job, whose shell made it ignore SIGINT."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)

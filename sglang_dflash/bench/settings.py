@@ -49,7 +49,7 @@ class Settings:
     data_dir: Path | None = None
 
     def launch(self, mode: Mode) -> Launch:
-        """How the server of an arm is started."""
+        """The launch of an arm's server."""
         args = (
             *("--model-path", self.pair.target), *mode.server_args(self.pair.target, self.pair.drafter),
             *self.pair.server_args, "--max-running-requests", str(max(self.concurrencies)),
@@ -62,7 +62,7 @@ class Settings:
         return Launch(args, tuple(env.items()))
 
     def questions(self, task: str) -> list[Question]:
-        """What is asked of a task."""
+        """The questions of a task."""
         return tasks.load(task, self.num_prompts, seed=self.seed, data_dir=self.data_dir)
 
     def describe(self) -> dict[str, Any]:

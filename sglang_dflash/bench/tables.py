@@ -130,7 +130,7 @@ def acceptance_detail(summary: Summary, modes: list[str]) -> Table:
 
 
 def step_breakdown(summary: Summary, modes: list[str]) -> Table | None:
-    """Where a decode step's time goes, at concurrency 1; None unless a server measured stage times."""
+    """A decode step's time by stage, at concurrency 1; None unless a server measured stage times."""
     rows = []
     for mode in modes:
         requests, runs = summary.requests(mode, concurrency=1), summary.runs(mode, concurrency=1)

@@ -1,4 +1,4 @@
-"""What a reader of a report must not overlook, in sentences."""
+"""Findings that a reader of a report must not overlook, as sentences."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _KEY = "AutoConfig"  # the only entry of auto_map that SGLang asks transformers 
 
 
 def check_code(config: Mapping[str, Any], trusted: bool) -> str:
-    """What is found of code in a drafter.
+    """Describe the code that a drafter brings.
 
     Args:
         config: its ``config.json``.

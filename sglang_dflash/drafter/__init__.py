@@ -1,1 +1,1 @@
-"""What a published drafter is: its configuration, files and tensors."""
+"""A published drafter: configuration, files and tensors."""

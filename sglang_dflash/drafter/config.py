@@ -22,7 +22,7 @@ __all__ = ["DrafterConfig", "load_config", "quantization", "text_config"]
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """What the worker and the drafter model need to know, every field checked on its own.
+    """A drafter's configuration; every field is checked on its own.
 
     Attributes:
         block_size: tokens of one draft block, the anchor included; None if the checkpoint does not say.

@@ -1,4 +1,4 @@
-"""Where a drafter's ``config.json`` keeps its keys, and what each may hold.
+"""The keys of a drafter's ``config.json``: their places and the values that each may hold.
 
 DFLASH keys (``block_size``, ``mask_token_id``, ``target_layer_ids``, ``num_target_layers``, ``is_causal``)
 stand in ``dflash_config`` or at the top level, the transformer's keys in ``text_config`` or at the top level;

@@ -1,4 +1,4 @@
-"""Which drafters SGLang serves under the name DFLASH and this package does not."""
+"""Drafters that SGLang serves under the name DFLASH and this package does not."""
 
 from __future__ import annotations
 

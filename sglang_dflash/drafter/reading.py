@@ -40,7 +40,7 @@ def inside(folder: Path, name: str) -> Path | None:
 
 
 def views() -> Path:
-    """Where folders lie that this package makes for SGLang to load from, with links to a drafter's weights."""
+    """The folder of the plain forms that SGLang loads drafters from, with links to their weights."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-dflash" / "drafters"
 
 

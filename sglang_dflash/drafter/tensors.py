@@ -1,4 +1,4 @@
-"""Which tensors a drafter checkpoint holds, with their shapes, and where each one goes.
+"""The tensors of a drafter checkpoint: their shapes, and the parameter that each loads into.
 
 Only the names of plain DFlash are known: what a checkpoint has beyond them is another kind of drafter, and
 serving it without its extra weights would draft badly without a word.
@@ -91,7 +91,7 @@ def copied_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
 
 @dataclass
 class LoadReport:
-    """What a checkpoint brought, compared with ``expected`` shapes by name.
+    """Compare a checkpoint's tensors with the ``expected`` shapes by name.
 
     A quantised checkpoint's layout is its quantisation method's business: there only the modules are
     compared.
@@ -131,7 +131,7 @@ class LoadReport:
         return False
 
     def place(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, str | int | None, Tensor]]:
-        """What is to be loaded: parameter, shard of it, tensor; the rest is noted for :meth:`check`."""
+        """Yield the tensors to load: parameter, shard of it, tensor; note the rest for :meth:`check`."""
         for name, tensor in weights:
             name = name.removeprefix("model.")
             if not name.endswith("rotary_emb.inv_freq") and self.accepts(name, tuple(tensor.shape)):

@@ -1,1 +1,1 @@
-"""What SGLang calls of ours that is not the worker: one file per hook."""
+"""SGLang hooks other than the worker."""

@@ -65,7 +65,7 @@ def _drop_impossible_stops(req: Any) -> None:
 
 
 def _uncountable(params: Any, vocab_size: int) -> Iterator[tuple[str, str]]:
-    """What SGLang lets through and no sampler can compute with: the value, and what would be one."""
+    """Find a parameter that SGLang accepts but no sampler can use -> its value, and what was expected."""
     if not params.temperature <= _LARGEST:
         yield f"temperature {params.temperature}", f"at most {_LARGEST:g}"
     if not (isinstance(params.top_k, int) and params.top_k <= _TOP_K_ALL):

@@ -1,1 +1,1 @@
-"""What a pair takes of a device, from configurations and headers alone."""
+"""The memory that a pair takes, from configurations and headers alone."""

@@ -15,7 +15,7 @@ from sglang_dflash.memory.sizes import StateBytes
 
 @dataclass(frozen=True)
 class Demand:
-    """What one rank has to hold, in bytes, and how it is divided.
+    """Everything that one rank must hold, in bytes, and the flags that divide its memory.
 
     Attributes:
         target_weights, drafter_weights: bytes of parameters.
@@ -61,7 +61,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Fit:
-    """How the memory is divided: bytes, unless the name says otherwise."""
+    """A division of the memory: bytes, unless the name says otherwise."""
 
     weights: int
     target_kv: int
@@ -181,7 +181,7 @@ def share(demand: Demand, static_bytes: float, *, replay: bool) -> float:
 
 
 def best(fits: Iterable[Fit], asked: int) -> int:
-    """Which of some divisions is the first to let ``asked`` requests run, or else the most, without starving them."""
+    """Index of the first division that lets ``asked`` requests run, or else the most, without starving them."""
     running = [min(asked, fitted.running) if _feeds(fitted) else 0 for fitted in fits]
     return running.index(max(running))
 

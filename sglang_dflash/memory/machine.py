@@ -29,7 +29,7 @@ _QUERY = ("--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,no
 
 @dataclass(frozen=True)
 class Machine:
-    """What one rank runs on.
+    """The device of one rank.
 
     Attributes:
         kind: ``"gpu"`` for an NVIDIA GPU, ``"cpu"`` for the CPU platform.

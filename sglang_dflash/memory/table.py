@@ -1,4 +1,4 @@
-"""Where a rank's memory goes, as lines of text: ``check`` predicts the numbers, a server reads them off its pools."""
+"""The memory table as lines of text: ``check`` predicts its numbers, a server reads them off its pools."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Pools:
-    """What one rank holds, in the units that SGLang allocates.
+    """Pools of one rank, in the units that SGLang allocates.
 
     Attributes:
         replay: whether verification keeps what tokens write, instead of the state after each of them.
@@ -125,7 +125,7 @@ class Pools:
 
     @property
     def capped_by(self) -> Literal["--max-running-requests", "verify scratch", "recurrent states", "tokens of K/V"]:
-        """What keeps one request more from running. States and scratch share a budget: the larger of them."""
+        """The pool that keeps one more request from running. States and scratch share a budget: the larger of them."""
         if self.running >= self.asked:
             return "--max-running-requests"
         if not self.state or self.held < self.state_slots // self.slots_per_request:

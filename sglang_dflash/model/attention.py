@@ -59,7 +59,7 @@ class QKNormRope(nn.Module):
         self.register_buffer("_row_of_head", row_of_head, persistent=False)
 
     def block(self, positions: Tensor) -> BlockNormRope:
-        """What a forward over a block at ``positions`` int64 [T] needs in every layer."""
+        """Inputs that every layer shares in a forward over a block at ``positions`` int64 [T]."""
         self._assert_in_table(positions)
         return BlockNormRope(self, positions, self._weights.index_select(1, self._row_of_head))
 

@@ -29,7 +29,7 @@ from sglang_dflash.upstream import (
 
 @dataclass
 class DraftOutput(LogitsProcessorOutput):
-    """What SGLang's runners hand back from a draft forward.
+    """Result of a draft forward, as SGLang's runners hand it back.
 
     Attributes:
         drafts: int64 [bs, w - 1], one token per mask position. After a CUDA graph's replay it has the rows of

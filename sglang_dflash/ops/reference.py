@@ -32,7 +32,7 @@ class Block(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """What one verified block commits.
+    """The commit of one verified block.
 
     Attributes:
         out_tokens: int64 [bs, w]; row b's first ``accept_lens[b]`` entries are the new tokens, the rest is

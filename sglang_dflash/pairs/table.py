@@ -1,4 +1,4 @@
-"""What ``sglang-dflash pairs list`` shows, read from the provenance files beside the weights."""
+"""The table of ``sglang-dflash pairs list``, read from the provenance files beside the weights."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def builtin_requested() -> bool:
 
 
 def reason_for_builtin(args: Any, *, on_cpu: bool) -> str | None:
-    """Why SGLang's own worker must serve DFLASH, in words for the log; None if ours does.
+    """Return the reason, for the log, that leaves DFLASH to SGLang's own worker; None if ours serves it.
 
     Args:
         args: SGLang's view of the resolved arguments; device and parallelism must be known.

@@ -33,7 +33,7 @@ _FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
 def demand(args: Any, machine: Machine, pair: Pair) -> Demand:
-    """What one rank has to hold.
+    """Compute the memory demand of one rank.
 
     Args:
         args: server arguments by SGLang's names.

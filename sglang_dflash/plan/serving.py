@@ -18,7 +18,7 @@ Role = Literal["null", "prefill", "decode"]  # SGLang's --disaggregation-mode
 
 @dataclass(frozen=True)
 class ServingPlan:
-    """How our worker serves a pair.
+    """Every decision about how our worker serves a pair.
 
     Attributes:
         files, drafter: where the drafter's files are, and its parsed configuration.

@@ -87,7 +87,7 @@ def is_replayed(args: Any, machine: Machine, asked: bool | None, weighed: Weighe
 
 
 def reason_against(args: Any) -> str | None:
-    """Why states cannot be replayed; None if they can. SGLang applies the same rules to its own flag."""
+    """Return the reason that rules a state replay out; None if there is none. SGLang's own flag has the same rules."""
     backend = args.linear_attn_decode_backend or args.linear_attn_backend
     reasons = {
         f"the linear-attention backend is {backend}": backend not in _BACKENDS,

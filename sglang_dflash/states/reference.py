@@ -36,7 +36,8 @@ THRESHOLD = 20.0  # from here on softplus(x) = x
 
 @dataclass(frozen=True)
 class Records:
-    """What the tokens of a block write: of one layer, or of all with a leading dimension (SGLang's replay rings).
+    """Writes of a block's tokens to the state: of one layer, or of all with a leading dimension (SGLang's replay
+    rings).
 
     Attributes:
         updates: u, ``[R, HV, L, V]`` in the activations' dtype.

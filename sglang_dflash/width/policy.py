@@ -16,7 +16,7 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class Pause:
-    """Why the drafter rests.
+    """A pause of the drafter, and the figures that explain it.
 
     Args:
         width: the narrowest block with a draft.
@@ -55,7 +55,7 @@ class WidthPolicy(Protocol):
 
     @property
     def paused(self) -> Pause | None:
-        """Why the drafter rests, while plain decoding is the fastest; otherwise None."""
+        """The pause, while plain decoding is the fastest; otherwise None."""
 
     def width(self, batch_size: int, context: int = 0) -> int:
         """Choose the positions of the next block, anchor included, out of ``widths``.

@@ -91,7 +91,7 @@ class DraftRings:
         return replace(target, **sizes)
 
     def prefill(self, batch: ScheduleBatch) -> RingWrites:
-        """What to write of a target extend: the tokens that its last block can still see, for each request.
+        """Select the tokens of a target extend to write: those that each request's last block can still see.
 
         A request that holds its row for the first time starts an empty ring; another chunk goes on in it, and so
         does a decode row of a mixed batch.

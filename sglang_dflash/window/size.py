@@ -10,7 +10,7 @@ from sglang_dflash.drafter.keys import FULL
 
 @dataclass(frozen=True)
 class DraftWindow:
-    """How far back the drafter reads.
+    """The span of context that the drafter reads.
 
     Attributes:
         tokens: context tokens before the block.

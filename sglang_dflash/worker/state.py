@@ -1,4 +1,4 @@
-"""What one decode step leaves for the next, and the KV slots that the next will write."""
+"""State that one decode step leaves for the next, and the KV slots that the next will write."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a dataset lives on the hub.
+    """A dataset's place on the hub.
 
     Attributes:
         path, name, split: arguments of ``datasets.load_dataset``.

@@ -1,4 +1,4 @@
-"""What every task yields: a prompt, its further turns, and how to tell a right answer."""
+"""A question of any task: a prompt, its further turns, and the grader of its answer."""
 
 from __future__ import annotations
 

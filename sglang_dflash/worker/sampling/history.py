@@ -1,4 +1,4 @@
-"""What requests have generated, on the host, for custom logit processors that look at their request.
+"""Generated tokens on the host, for custom logit processors that look at their request.
 
 SGLang shows a processor the request itself (``custom_params["__req__"]``). In a block that is not enough: its
 ``output_ids`` end before the drafts that a position follows, and under overlap they lag by a whole step. Processors run

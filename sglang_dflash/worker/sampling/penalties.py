@@ -22,7 +22,7 @@ _NEUTRAL = (0.0, 0.0, 1.0)
 
 
 class _Slots(NamedTuple):
-    """What the device knows of each request slot.
+    """Per-request tensors on the device, by slot.
 
     Attributes:
         counts: int32 [slots, V], generated tokens.

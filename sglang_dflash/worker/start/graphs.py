@@ -175,7 +175,7 @@ def backends(*runners: ModelRunner) -> set[str]:
 
 
 def reason_for_full_width_only(target: ModelRunner, drafter: ModelRunner) -> str | None:
-    """Why every step must have the server's width; None if it need not."""
+    """Return the reason that binds every step to the server's width; None if there is none."""
     linear = getattr(target.attn_backend, "linear_attn_backend", None)
     seeds_the_next = getattr(linear, "accept_lens_pool", None) is not None
     unknown = backends(target, drafter) - WIDTH_OF_THE_BATCH - WIDTH_OF_THE_SERVER
