@@ -43,11 +43,12 @@ def check(
     levels = {finding.level for finding in found.findings}
     exit_code = 2 if "error" in levels else 1 if "warn" in levels else 0
     if as_json:
-        plan = found.plan
+        plan, memory = found.plan, found.memory
         shown = {
             "findings": [asdict(finding) for finding in found.findings],
             "plan": plan and plan.describe(),
-            "memory": found.memory and asdict(found.memory),
+            "memory": memory
+            and asdict(memory) | {"ways": [asdict(pools) | {"bytes": pools.bytes} for pools in memory.ways]},
             "exit_code": exit_code,
         }
         typer.echo(json.dumps(shown, indent=2))

@@ -64,8 +64,8 @@ def check_memory(plan: ServingPlan) -> Iterator[Finding]:
     if plan.unsized is not None:
         yield replace(of_error("memory", plan.unsized), estimated=True)
     if (memory := plan.memory) is not None:
-        if memory.weighed is not None:
-            yield Finding("ok", f"states {'replayed' if memory.replay else 'kept'}", str(memory.weighed))
+        if memory.static_bytes and len(memory.ways) > 1:
+            yield Finding("ok", f"states {'replayed' if memory.ways[0].replay else 'kept'}", _both_ways(memory))
         yield replace(judge("running requests", _running, memory), estimated=True)
 
 
@@ -88,23 +88,30 @@ def _strategy(strategy: str) -> str:
     )
 
 
+def _both_ways(memory: MemoryTable) -> str:
+    kept, replayed = sorted(memory.ways, key=lambda pools: pools.replay)
+    return (
+        f"{size(replayed.scratch)} of scratch a request replayed, {size(kept.scratch)} kept; of {kept.asked} requests "
+        f"{replayed.running} run at once replayed, {kept.running} kept"
+    )
+
+
 def _running(memory: MemoryTable) -> str:
-    fitted, needed = memory.fit, memory.demand
+    served, demand = memory.ways[0], memory.demand
     if memory.static_bytes == 0:
         return "no device to divide: --memory-gib asks about another machine"
-    if fitted.running >= needed.max_running:
-        return f"{needed.max_running} at once, {fitted.tokens} tokens of K/V between them"
-    if fitted.running == 0:
+    if served.running >= demand.max_running:
+        return f"{demand.max_running} at once, {served.tokens} tokens of K/V between them"
+    if served.running == 0:
         raise DFlashError(
             f"{size(memory.static_bytes)} of static memory do not hold weights and one request",
-            expected=f"more than {size(fitted.weights)}",
+            expected=f"more than {size(demand.target_weights + demand.drafter_weights)}",
             remedy="use more GPUs (--tp-size), a larger --mem-fraction-static or a quantised target",
         )
-    [served, *_] = memory.ways
-    more = [f"{each.flag} ({each.running} fit)" for each in memory.advice if each.running > fitted.running]
+    more = [f"{each.flag} ({each.running} fit)" for each in memory.advice if each.running > served.running]
     raise Doubt(
-        f"{needed.max_running} asked for (--max-running-requests), {fitted.running} fit at once",
-        expected=f"memory for {needed.max_running}: {served.capped_by} take it",
+        f"{demand.max_running} asked for (--max-running-requests), {served.running} fit at once",
+        expected=f"memory for {demand.max_running}: {served.capped_by} take it",
         remedy=f"set {', or '.join(more)}" if more else "use more or larger GPUs, or accept the smaller number",
     )
 

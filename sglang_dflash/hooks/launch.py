@@ -90,7 +90,7 @@ def _replay_states(server_args: ServerArgs, plan: ServingPlan) -> None:
     """After SGLang has resolved speculation, which would refuse a replay for DFLASH on these targets."""
     changes: dict[str, Any] = {}
     logger.info("DFLASH: recurrent states are replayed from what draft tokens write (%s=0 keeps them)", SWITCH)
-    if (memory := plan.memory) is not None and memory.weighed is not None:
+    if (memory := plan.memory) is not None and memory.static_bytes:
         changes = {"mamba_full_memory_ratio": memory.demand.state_share}
         logger.info("DFLASH: --mamba-full-memory-ratio %s", memory.demand.state_share)
     _declare(server_args, enable_linear_replayssm_spec=True, linear_replayssm_cache_len=plan.records, **changes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from sglang_dflash.memory.sizes import StateBytes
 
@@ -60,17 +61,69 @@ class Demand:
 
 
 @dataclass(frozen=True)
-class Fit:
-    """A division of the memory: bytes, unless the name says otherwise."""
+class Pools:
+    """Pools of one rank, in the units that SGLang allocates: predicted by :func:`fit`, or read off a server.
 
-    weights: int
+    Attributes:
+        replay: whether verification keeps what tokens write, instead of the state after each of them.
+        target_weights, drafter_weights: bytes.
+        target_kv, draft_kv: bytes a token.
+        state: bytes of a recurrent state, a slot; 0 for a dense target.
+        scratch: bytes that the verify of one request keeps.
+        tokens: slots of the target's K/V; 0 if no memory was divided, or it does not hold one request.
+        page: tokens of a K/V page; the pools have a page more.
+        state_slots: recurrent states; the pool has one more.
+        slots_per_request: of them, those of a running request.
+        block: positions of a draft block.
+        in_transfer: requests of a disaggregated server that hold rows beside the running ones; None for any other.
+        asked, running: requests at once, ``--max-running-requests`` and what fits.
+        ring: slots of the drafter's K/V that a request takes under a draft window; None without one.
+    """
+
+    replay: bool
+    target_weights: int
+    drafter_weights: int
     target_kv: int
     draft_kv: int
-    states: int
+    state: int
     scratch: int
     tokens: int
+    page: int
     state_slots: int
+    slots_per_request: int
+    block: int
+    asked: int
     running: int
+    ring: int | None = None
+    in_transfer: int | None = None
+
+    @property
+    def held(self) -> int:
+        """Requests that hold rows."""
+        return self.running + (self.in_transfer or 0)
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """Bytes of whole pools, by the names that ``/server_info`` gives them (``memory_bytes``)."""
+        draft_rows = draft_slots(self.ring, self.tokens, self.running, self.in_transfer, page=self.page)
+        return {
+            "target_weights": self.target_weights,
+            "drafter_weights": self.drafter_weights,
+            "target_kv": (self.tokens + self.page) * self.target_kv if self.tokens else 0,
+            "draft_kv": draft_rows * self.draft_kv if self.tokens else 0,
+            "states": (self.state_slots + 1) * self.state,
+            "scratch": (self.held + 1) * self.scratch,  # one more: the padding row
+        }
+
+    @property
+    def capped_by(self) -> Literal["--max-running-requests", "verify scratch", "recurrent states", "tokens of K/V"]:
+        """The pool that keeps one more request from running. States and scratch share a budget: the larger of them."""
+        if self.running >= self.asked:
+            return "--max-running-requests"
+        if not self.state or self.held < self.state_slots // self.slots_per_request:
+            return "tokens of K/V"
+        rows = self.asked if self.replay else self.running  # a replay's are set aside for every request asked for
+        return "verify scratch" if rows * self.scratch > self.state_slots * self.state else "recurrent states"
 
 
 @dataclass(frozen=True)
@@ -82,7 +135,7 @@ class _States:
     left: float
 
 
-def fit(demand: Demand, static_bytes: float, *, replay: bool = False) -> Fit:
+def fit(demand: Demand, static_bytes: float, *, replay: bool = False) -> Pools:
     """Divide ``static_bytes`` (``mem_fraction_static`` of the device) as SGLang does.
 
     ``running`` and ``tokens`` are 0 if the memory does not even hold weights and one request.
@@ -106,17 +159,23 @@ def fit(demand: Demand, static_bytes: float, *, replay: bool = False) -> Fit:
     running = min(states.running, tokens // 2)
     held = running + (demand.in_transfer or 0)
     slots = max(states.slots, held) if state.slot else 0  # a decoding server's pool has one for every row at least
-    rows = tokens + demand.page if tokens else 0  # one padding page
-    draft_rows = draft_slots(demand.ring, tokens, running, demand.in_transfer, page=demand.page) if tokens else 0
-    return Fit(
-        weights=weights,
-        target_kv=rows * demand.target_kv,
-        draft_kv=draft_rows * demand.draft_kv,
-        states=(slots + 1) * state.slot if state.slot else 0,
-        scratch=(held + 1) * demand.scratch(replay=replay) if state.slot else 0,  # one more: the padding row
+    return Pools(
+        replay=replay,
+        target_weights=demand.target_weights,
+        drafter_weights=demand.drafter_weights,
+        target_kv=demand.target_kv,
+        draft_kv=demand.draft_kv,
+        state=state.slot,
+        scratch=demand.scratch(replay=replay),
         tokens=tokens,
+        page=demand.page,
         state_slots=slots,
+        slots_per_request=demand.slots_per_request,
+        block=demand.block,
+        asked=demand.max_running,
         running=running,
+        ring=demand.ring,
+        in_transfer=demand.in_transfer,
     )
 
 
@@ -180,11 +239,11 @@ def share(demand: Demand, static_bytes: float, *, replay: bool) -> float:
     return ratios[best(fits, demand.max_running)]
 
 
-def best(fits: Iterable[Fit], asked: int) -> int:
+def best(fits: Iterable[Pools], asked: int) -> int:
     """Index of the first division that lets ``asked`` requests run, or else the most, without starving them."""
     running = [min(asked, fitted.running) if _feeds(fitted) else 0 for fitted in fits]
     return running.index(max(running))
 
 
-def _feeds(fitted: Fit) -> bool:
+def _feeds(fitted: Pools) -> bool:
     return fitted.tokens >= fitted.running * MIN_TOKENS

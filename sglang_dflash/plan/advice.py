@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from sglang_dflash.memory.fit import Demand, Fit, best, fit, share
+from sglang_dflash.memory.fit import Demand, Pools, best, fit, share
 from sglang_dflash.memory.table import Advice
 
 WINDOW = 2048  # draft window, tokens
@@ -49,7 +49,7 @@ def _best(tries: list[_Try], asked: int, *, replay: bool) -> Advice:
     return Advice(tries[index][0], fits[index].running, fits[index].tokens)
 
 
-def _gains(advice: Advice, before: Fit, asked: int) -> bool:
+def _gains(advice: Advice, before: Pools, asked: int) -> bool:
     """Clearly more requests; or for a draft window, which only frees memory for K/V, as many and more tokens."""
     if advice.flag.startswith(_WINDOW_FLAG):
         return advice.running >= before.running and advice.tokens > before.tokens
@@ -61,13 +61,13 @@ def _fractions(now: Demand, memory: int, fraction: float) -> Iterator[_Try]:
         yield f"--mem-fraction-static {percent / 100}", now, memory * percent / 100
 
 
-def _fewer(now: Demand, before: Fit, static: float) -> Iterator[_Try]:
+def _fewer(now: Demand, before: Pools, static: float) -> Iterator[_Try]:
     """A replay sets scratch aside for every request asked for: asking for fewer leaves more for their states."""
     for running in range(now.max_running - 1, before.running, -step_down(now, before)):
         yield f"--max-running-requests {running}", replace(now, max_running=running), static
 
 
-def step_down(now: Demand, before: Fit) -> int:
+def step_down(now: Demand, before: Pools) -> int:
     """Between two numbers of requests that are tried: 1, but for numbers that nobody serves."""
     return 1 + (now.max_running - before.running) // _MOST_TRIES
 

@@ -106,7 +106,10 @@ def decide(args: Any, machine: Machine, *, hybrid: bool) -> ServingPlan:
         memory = expected_memory(args, machine, pair, asked)
     except DFlashError as error:  # SGLang divides the memory, and may know better
         unsized = error
-    replay = memory.replay if memory is not None else hybrid and is_replayed(args, machine, asked, None)
+    if memory is not None:
+        replay = memory.ways[0].replay
+    else:
+        replay = hybrid and is_replayed(args, machine, asked, lets_more_run=False)
     overlap = not args.disable_overlap_schedule and not (hybrid and _resumes_retracted(args))
     return _plan(args, pair, block, widths, replay=replay, overlap=overlap, memory=memory, unsized=unsized)
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sglang_dflash.drafter.config import text_config
 from sglang_dflash.errors import Doubt
-from sglang_dflash.memory.fit import Demand, Fit, fit, share
+from sglang_dflash.memory.fit import Demand, Pools, fit, share
 from sglang_dflash.memory.machine import Machine
 from sglang_dflash.memory.parameters import FAMILIES, is_known
-from sglang_dflash.memory.table import Advice, Pools
+from sglang_dflash.memory.table import Advice
 from sglang_dflash.plan.advice import With, advice
 from sglang_dflash.plan.demand import demand
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.states.choice import Weighed, is_replayed, weigh
+from sglang_dflash.states.choice import is_replayed
 
 MEM_FRACTION = 0.85  # assumed; SGLang computes one from the device and its graphs
 _RATIO_UNSET = (None, 0.9)  # SGLang's default, indistinguishable from a user's own 0.9
@@ -23,32 +22,21 @@ _RATIO_UNSET = (None, 0.9)  # SGLang's default, indistinguishable from a user's 
 
 @dataclass(frozen=True)
 class MemoryTable:
-    """The pair's demand and the division of a device's static memory, in bytes unless named otherwise.
+    """The pair's demand and the division of a device's static memory.
 
     Attributes:
-        replay: whether a verify keeps what tokens write, instead of the state after each of them.
-        fit: the division.
-        other: the division the other way; None for a dense target.
-        weighed: both ways side by side; None for a dense target or without a device.
+        device: its name.
+        static_bytes: 0 if the device's memory is unknown.
+        demand: what is divided, and how.
+        ways: the division as served; then, for a hybrid target, with states the other way.
         advice: flags that would let more fit.
     """
 
     device: str
     static_bytes: int
     demand: Demand
-    replay: bool
-    fit: Fit
-    other: Fit | None
-    weighed: Weighed | None
+    ways: list[Pools]
     advice: list[Advice]
-
-    @property
-    def ways(self) -> list[Pools]:
-        """As served, then the other way."""
-        served = Pools.predicted(self.demand, self.fit, replay=self.replay)
-        if self.other is None:
-            return [served]
-        return [served, Pools.predicted(self.demand, self.other, replay=not self.replay)]
 
 
 def expected_memory(args: Any, machine: Machine, pair: Pair, asked_replay: bool | None) -> MemoryTable:
@@ -77,24 +65,15 @@ def expected_memory(args: Any, machine: Machine, pair: Pair, asked_replay: bool 
 
     needed, memory, fraction = demand_of(args), machine.memory or 0, args.mem_fraction_static or MEM_FRACTION
     static, hybrid = int(memory * fraction), bool(needed.state.slot)
-    weighed = weigh(needed, static) if hybrid and static else None
-    replay = hybrid and is_replayed(args, machine, asked_replay, weighed)
-    other = fit(needed, static, replay=not replay) if hybrid else None
-    if replay and static and args.mamba_full_memory_ratio in _RATIO_UNSET:
-        args = With(args, mamba_full_memory_ratio=share(needed, static, replay=True))
-        needed = demand_of(args)
-        weighed = weighed and replace(weighed, running_replayed=fit(needed, static, replay=True).running)
-    return MemoryTable(
-        device=machine.name if memory else f"{machine.name}: sizes only",
-        static_bytes=static,
-        demand=needed,
-        replay=replay,
-        fit=fit(needed, static, replay=replay),
-        other=other,
-        weighed=weighed,
-        advice=_advice(args, demand_of, replay, memory, fraction),
-    )
-
-
-def _advice(args: Any, demand_of: Callable[[Any], Demand], replay: bool, memory: int, fraction: float) -> list[Advice]:
-    return advice(args, demand_of, replay=replay, memory=memory, fraction=fraction) if memory else []
+    kept, replay = fit(needed, static), False
+    ways = [kept]
+    if hybrid:
+        replayed = fit(needed, static, replay=True)
+        replay = is_replayed(args, machine, asked_replay, lets_more_run=kept.running < replayed.running)
+        if replay and static and args.mamba_full_memory_ratio in _RATIO_UNSET:
+            args = With(args, mamba_full_memory_ratio=share(needed, static, replay=True))
+            needed = demand_of(args)
+            replayed = fit(needed, static, replay=True)
+        ways = [replayed, kept] if replay else [kept, replayed]
+    found = advice(args, demand_of, replay=replay, memory=memory, fraction=fraction) if memory else []
+    return MemoryTable(machine.name if memory else f"{machine.name}: sizes only", static, needed, ways, found)

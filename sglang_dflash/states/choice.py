@@ -3,46 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Any
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.memory.fit import Demand, fit
-from sglang_dflash.memory.machine import Machine, size
+from sglang_dflash.memory.machine import Machine
 
 SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 FLAG, LENGTH_FLAG = "--enable-linear-replayssm-spec", "--linear-replayssm-cache-len"
 _LENGTH_UNSET = 16  # SGLang's default, indistinguishable from a user's own 16
 _SHORTEST_RING = 16  # SGLang's kernels multiply tiles of at least 16 positions
 _BACKENDS = ("triton", "flashinfer")  # the linear-attention backends with a replay
-
-
-@dataclass(frozen=True)
-class Weighed:
-    """Scratch per request in bytes, and requests that run at once, with states kept and with states replayed."""
-
-    asked: int
-    scratch_kept: int
-    scratch_replayed: int
-    running_kept: int
-    running_replayed: int
-
-    def __str__(self) -> str:
-        return (
-            f"{size(self.scratch_replayed)} of scratch a request replayed, {size(self.scratch_kept)} kept; of "
-            f"{self.asked} requests {self.running_replayed} run at once replayed, {self.running_kept} kept"
-        )
-
-
-def weigh(demand: Demand, static_bytes: float) -> Weighed:
-    """Divide ``static_bytes`` both ways."""
-    return Weighed(
-        asked=demand.max_running,
-        scratch_kept=demand.scratch(replay=False),
-        scratch_replayed=demand.scratch(replay=True),
-        running_kept=fit(demand, static_bytes).running,
-        running_replayed=fit(demand, static_bytes, replay=True).running,
-    )
 
 
 def asked_for(args: Any) -> bool | None:
@@ -68,7 +38,7 @@ def asked_for(args: Any) -> bool | None:
     return None if value == "" else False
 
 
-def is_replayed(args: Any, machine: Machine, asked: bool | None, weighed: Weighed | None) -> bool:
+def is_replayed(args: Any, machine: Machine, asked: bool | None, *, lets_more_run: bool) -> bool:
     """Whether a hybrid target's states are replayed.
 
     On a GPU a replay has yet to show that it is no slower, so it is chosen there only where more of the requested
@@ -77,13 +47,13 @@ def is_replayed(args: Any, machine: Machine, asked: bool | None, weighed: Weighe
     Args:
         args: server arguments by SGLang's names.
         asked: the user's choice (:func:`asked_for`).
-        weighed: both ways compared; None if the memory to divide is unknown.
+        lets_more_run: whether more of the requested requests can run with a replay, as far as memory is known.
     """
     if asked is not None or reason_against(args):
         return bool(asked)
     if machine.kind == "cpu":
         return True
-    return weighed is not None and weighed.running_kept < weighed.running_replayed
+    return lets_more_run
 
 
 def reason_against(args: Any) -> str | None:

@@ -52,21 +52,20 @@ def test_a_flag_gives_what_it_is_said_to_give(switch: str, own: str, monkeypatch
         own,
     }
     for flag, expected in advice.items():
-        fitted = memory(*flag.split()).fit
+        fitted = memory(*flag.split()).ways[0]
         assert (fitted.running, fitted.tokens) == expected, flag
 
 
 def test_all_run_with_the_mildest_ratio() -> None:
     better = preflight(parse(list(FLAGS), **PAIR)[0], asked_about(None, 141)).memory
-    assert better is not None and better.demand.state_share == 2.4 and better.fit.running == 48
-    assert better.weighed is not None and (better.weighed.running_kept, better.weighed.running_replayed) == (7, 48)
-    assert memory("--mamba-full-memory-ratio", "2.3").fit.running < 48
+    assert better is not None and better.demand.state_share == 2.4 and [each.running for each in better.ways] == [48, 7]
+    assert memory("--mamba-full-memory-ratio", "2.3").ways[0].running < 48
     assert advised()["--mamba-full-memory-ratio 2.4"][0] == 48
 
 
 def test_fewer_requests_are_advised_where_their_scratch_takes_the_states_memory() -> None:
     [flag] = [flag for flag in advised("--max-running-requests", "500") if flag.startswith("--max-running-requests")]
-    assert memory("--max-running-requests", "500").fit.running < memory(*flag.split()).fit.running
+    assert memory("--max-running-requests", "500").ways[0].running < memory(*flag.split()).ways[0].running
     assert not any(flag.startswith("--max-running-requests") for flag in advised())
 
 
@@ -91,7 +90,8 @@ def test_a_gpu_can_be_asked_about_by_name(name: str) -> None:
     memory = GPUS[name].memory
     assert memory is not None and table["static_bytes"] == int(memory * 0.85)
     assert table["device"] == GPUS[name].name
-    assert table["replay"] and table["other"]["running"] < table["fit"]["running"]
+    replayed, kept = table["ways"]
+    assert replayed["replay"] and kept["running"] < replayed["running"]
 
 
 def test_a_gpu_by_name_has_its_own_memory() -> None:

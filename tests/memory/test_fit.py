@@ -79,22 +79,22 @@ RECURRENT = replace(DENSE, state=StateBytes(recurrent=90, conv=10, conv_column=5
 
 def test_a_dense_target_gives_the_rest_to_kv() -> None:
     fitted = fit(DENSE, static_bytes=2200)
-    assert (fitted.tokens, fitted.running, fitted.states, fitted.scratch) == (100, 3, 0, 0)
-    assert (fitted.target_kv, fitted.draft_kv) == (101 * 8, 101 * 2)  # one padding token
+    assert (fitted.tokens, fitted.running, fitted.bytes["states"], fitted.bytes["scratch"]) == (100, 3, 0, 0)
+    assert (fitted.bytes["target_kv"], fitted.bytes["draft_kv"]) == (101 * 8, 101 * 2)  # one padding token
 
 
 def test_pages_round_down_and_add_a_padding_page() -> None:
     fitted = fit(replace(DENSE, page=16), static_bytes=2200)
     assert fitted.tokens == 96
-    assert fitted.target_kv == 112 * 8
+    assert fitted.bytes["target_kv"] == 112 * 8
 
 
 def test_recurrent_states_take_their_share_and_bound_the_requests() -> None:
     fitted = fit(RECURRENT, static_bytes=1200 + 10_000)
     # 5,000 bytes: (5,000 - 100 * 5) / (100 * (1 + 4 / 5)) = 25 slots, five a request
     assert (fitted.state_slots, fitted.running) == (25, 3)
-    assert fitted.states == 26 * 100
-    assert fitted.scratch == 4 * RECURRENT.state.snapshots(4)
+    assert fitted.bytes["states"] == 26 * 100
+    assert fitted.bytes["scratch"] == 4 * RECURRENT.state.snapshots(4)
     assert fitted.tokens == (10_000 - 100 * (4 * 4 + 26)) // 10
 
 
@@ -109,7 +109,7 @@ def test_replayed_states_take_the_block_out_of_the_division() -> None:
     windows, records = 4 * 25, 4 * 16
     # half of 9,900 bytes: (4,950 - 64 - 100) / 100 slots
     assert (fitted.state_slots, fitted.running) == (47, 3)
-    assert (fitted.states, fitted.scratch) == (48 * 100, windows + records)
+    assert (fitted.bytes["states"], fitted.bytes["scratch"]) == (48 * 100, windows + records)
     assert fitted.tokens == (10_000 - windows - records - 48 * 100) // 10
 
 
@@ -118,15 +118,15 @@ def test_replayed_states_keep_scratch_for_every_request_asked_for() -> None:
     fitted = fit(replace(RECURRENT, max_running=100), static_bytes=1200 + 10_000, replay=True)
     slots = int((10_000 - 101 * 25) / 2 - 101 * 16 - 100) // 100
     assert (fitted.state_slots, fitted.running) == (slots, slots // 5)
-    assert fitted.scratch == (slots // 5 + 1) * (25 + 16)
+    assert fitted.bytes["scratch"] == (slots // 5 + 1) * (25 + 16)
     assert fitted.tokens == (10_000 - 101 * (25 + 16) - (slots + 1) * 100) // 10
 
 
 def test_a_replay_keeps_states_in_its_own_dtype() -> None:
     wide = StateBytes(recurrent=190, conv=10, conv_column=5, record=2)
     fitted = fit(replace(RECURRENT, replayed=wide, max_states=10), static_bytes=1200 + 10_000, replay=True)
-    assert fitted.states == 11 * 200
-    assert fit(replace(RECURRENT, replayed=wide, max_states=10), static_bytes=1200 + 10_000).states == 11 * 100
+    assert fitted.bytes["states"] == 11 * 200
+    assert fit(replace(RECURRENT, replayed=wide, max_states=10), static_bytes=1200 + 10_000).bytes["states"] == 11 * 100
 
 
 def test_limits_of_the_user_hold() -> None:
@@ -163,12 +163,13 @@ def test_the_published_pairs_are_measured_against_a_device(name: str) -> None:
     assert [finding for finding in report.findings if finding.level == "error"] == []
     assert report.memory is not None
     text = text_config(load_config(FOLDER / name / "target"))
-    demand, fitted = report.memory.demand, report.memory.fit
+    demand, ways = report.memory.demand, report.memory.ways
     assert demand.target_kv == text["layer_types"].count("full_attention") * 2 * text["num_key_value_heads"] * 256 * 2
-    assert fitted.running > 0 and report.memory.other is not None
-    for each in (fitted, report.memory.other):
-        together = each.weights + each.target_kv + each.draft_kv + each.states + each.scratch
-        assert together <= report.memory.static_bytes + demand.page * (demand.target_kv + demand.draft_kv)
+    assert ways[0].running > 0 and len(ways) == 2
+    for each in ways:
+        assert sum(each.bytes.values()) <= report.memory.static_bytes + demand.page * (
+            demand.target_kv + demand.draft_kv
+        )
 
 
 # Requests at once of 48 asked for, on 141 GiB as most cards start: states kept, replayed, replayed with a better share.
@@ -189,10 +190,10 @@ def test_more_requests_run_where_states_are_replayed(name: str) -> None:
     memory = preflight(args, asked_about(None, memory_gib=141)).memory
     assert memory is not None
     static, sglangs = memory.static_bytes, replace(memory.demand, state_share=0.9)
-    fits = (fit(sglangs, static), fit(sglangs, static, replay=True), memory.fit)
+    fits = (fit(sglangs, static), fit(sglangs, static, replay=True), memory.ways[0])
     assert tuple(each.running for each in fits) == AT_ONCE[name]
-    assert memory.replay and memory.other == fits[0]
-    assert memory.fit.tokens > 48 * 3800
+    assert memory.ways[0].replay and memory.ways[1] == fits[0]
+    assert memory.ways[0].tokens > 48 * 3800
 
 
 def test_a_27b_pair_keeps_two_gibibytes_of_scratch_a_request_or_replays_41_mebibytes() -> None:
@@ -209,4 +210,4 @@ def test_a_27b_pair_keeps_two_gibibytes_of_scratch_a_request_or_replays_41_mebib
 def test_rings_replace_the_drafters_slot_per_token() -> None:
     fitted = fit(replace(DENSE, ring=7), static_bytes=2200)
     assert fitted.tokens == (1000 - 3 * 7 * 2) // 8
-    assert fitted.draft_kv == (3 * 7 + 1) * 2  # one padding token
+    assert fitted.bytes["draft_kv"] == (3 * 7 + 1) * 2  # one padding token

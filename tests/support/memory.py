@@ -23,9 +23,7 @@ def estimated(target: Path, drafter: Path, *flags: str) -> dict[str, int]:
     done = subprocess.run([*command, *pair, *flags], stdout=subprocess.PIPE, text=True, check=False)
     report: dict[str, Any] = json.loads(done.stdout)
     assert report["memory"], report["findings"]
-    demand, fit = report["memory"]["demand"], report["memory"]["fit"]
-    weights = {name: demand[name] for name in ("target_weights", "drafter_weights")}
-    return weights | {name: fit[name] for name in ("target_kv", "draft_kv", "states", "scratch")}
+    return dict(report["memory"]["ways"][0]["bytes"])
 
 
 def allocated(server: Server) -> dict[str, int]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from sglang_dflash.memory.fit import Pools, draft_slots
 from sglang_dflash.memory.sizes import in_transfer, slots_per_request
-from sglang_dflash.memory.table import Pools, lines
+from sglang_dflash.memory.table import lines
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import get_disagg, get_schedule, get_server_args
 from sglang_dflash.worker.observe.allocated import allocated_bytes
@@ -29,20 +30,28 @@ def tell_pools(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> 
     Args:
         target, drafter: the runners, pools allocated.
     """
-    schedule = get_schedule()
+    schedule, memory = get_schedule(), allocated_bytes(target, drafter)
     states: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
-    pools = Pools.allocated(
-        allocated_bytes(target, drafter),
+    slots, tokens, page = 0 if states is None else states.size, target.max_total_num_tokens, schedule.page_size
+    ring = None if plan.window is None else plan.window.ring_slots(target.model_config.context_len)
+    running, transferred = target.max_running_requests, in_transfer(get_disagg())
+    pools = Pools(
         replay=plan.replay,
-        tokens=target.max_total_num_tokens,
-        page=schedule.page_size,
-        state_slots=0 if states is None else states.size,
+        target_weights=memory["target_weights"],
+        drafter_weights=memory["drafter_weights"],
+        target_kv=memory["target_kv"] // (tokens + page),
+        draft_kv=memory["draft_kv"] // draft_slots(ring, tokens, running, transferred, page=page),
+        state=memory["states"] // (slots + 1),
+        scratch=memory["scratch"] // (running + (transferred or 0) + 1),
+        tokens=tokens,
+        page=page,
+        state_slots=slots,
         slots_per_request=slots_per_request(get_server_args()),
         block=plan.block,
         asked=schedule.max_running_requests,
-        running=target.max_running_requests,
-        ring=None if plan.window is None else plan.window.ring_slots(target.model_config.context_len),
-        in_transfer=in_transfer(get_disagg()),
+        running=running,
+        ring=ring,
+        in_transfer=transferred,
     )
     logger.info("DFLASH: memory of this rank\n  %s", "\n  ".join(lines([pools])))
     if pools.running < pools.asked:
