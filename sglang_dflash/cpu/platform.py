@@ -69,7 +69,7 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
     def get_kv_pool_cls(self, *, kind: Literal["mha", "mla", "dsa"]) -> type | None:
         if kind != "mha":  # asked for at every start; models that would use one are refused beforehand
             return None
-        from sglang_dflash.cpu.layers.kv_pool import CpuKVPool
+        from sglang_dflash.cpu.layers.kv import CpuKVPool
 
         return CpuKVPool
 
@@ -87,7 +87,7 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return ATTENTION_BACKEND
 
     def get_speculative_cache_locs_fn(self) -> Callable[..., Any]:
-        from sglang_dflash.cpu.layers.alloc import block_slots
+        from sglang_dflash.cpu.layers.kv import block_slots
 
         return block_slots
 

@@ -1,8 +1,8 @@
 """Upstream functions that cannot run on a plain CPU, or run slowly there, and what stands in for each.
 
 Every row names an SGLang function that is written in Triton (or assumes a CUDA stream, or is slow), the torch function
-that replaces it, and why. Rows are applied through SGLang's own ``HookRegistry`` in every process; a contract test
-asserts that each target has the parameters that its stand-in names.
+that replaces it, and why. Rows are applied through SGLang's own ``HookRegistry`` in every process; a test asserts that
+each target has the parameters that its stand-in names.
 """
 
 from __future__ import annotations
@@ -12,20 +12,10 @@ from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any
 
+from torch import Tensor
+
 from sglang_dflash.cpu.arguments import threads
-from sglang_dflash.cpu.layers import (
-    alloc,
-    collectives,
-    conv,
-    gdn,
-    gdn_chunk,
-    gdn_projections,
-    linear,
-    mamba_state,
-    norms,
-    sigmoid_gates,
-    transfer,
-)
+from sglang_dflash.cpu.layers import conv, gdn, gdn_chunk, gdn_projections, kv, linear, mamba_state, norms, ranks
 from sglang_dflash.upstream import Symbol
 
 
@@ -66,14 +56,12 @@ _ELEMENTWISE = "sglang.kernels.ops.elementwise.elementwise."
 
 TABLE: tuple[Replacement, ...] = (
     # --- KV slots; for all but a fixed list of attention backends these are Triton kernels
-    Replacement(
-        _ALLOCATION + "assign_req_to_token_pool_func", alloc.assign_slots, "Triton: slots reserved for a block"
-    ),
-    Replacement(_ALLOCATION + "get_last_loc", alloc.last_slots, "Triton: the slot that a new page continues"),
+    Replacement(_ALLOCATION + "assign_req_to_token_pool_func", kv.assign_slots, "Triton: slots reserved for a block"),
+    Replacement(_ALLOCATION + "get_last_loc", kv.last_slots, "Triton: the slot that a new page continues"),
     # --- ranks
     Replacement(
         _DISTRIBUTED + "parallel_state.GroupCoordinator.all_gather_into_tensor",
-        collectives.all_gather_into_tensor,
+        ranks.all_gather_into_tensor,
         "custom operator without a CPU kernel: gathers logits over tensor-parallel ranks",
     ),
     Replacement(
@@ -84,13 +72,13 @@ TABLE: tuple[Replacement, ...] = (
     # --- prefill/decode disaggregation
     Replacement(
         "sglang.srt.disaggregation.utils.get_kv_class",
-        transfer.kv_class,
+        ranks.kv_class,
         "pinned memory and CUDA events: slot numbers on their way to Mooncake's sender",
         partial=True,
     ),
     Replacement(
         "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin.maybe_send_cached_prefix_chunk",
-        transfer.send_prefix_with_the_rest,
+        ranks.send_prefix_with_the_rest,
         "CUDA event: a cached prefix on its way before the prefill",
     ),
     # --- linear layers and norms of every model
@@ -152,15 +140,20 @@ TABLE: tuple[Replacement, ...] = (
         "Triton: accepted tokens' convolution windows, where recurrent states are replayed",
     ),
     # --- attention and MoE layers of the same models
-    Replacement(
-        _ELEMENTWISE + "fused_sigmoid_mul", sigmoid_gates.sigmoid_mul, "Triton: gate of the attention's output"
-    ),
-    Replacement(_ELEMENTWISE + "fused_gate_sigmoid_mul_add", sigmoid_gates.add_gated, "Triton: gated shared expert"),
+    Replacement(_ELEMENTWISE + "fused_sigmoid_mul", norms.sigmoid_mul, "Triton: gate of the attention's output"),
+    Replacement(_ELEMENTWISE + "fused_gate_sigmoid_mul_add", norms.add_gated, "Triton: gated shared expert"),
 )
 
 
 def install() -> None:
-    """Register every row with SGLang's hook registry; a second call in one process does nothing."""
+    """Register every row with SGLang's hook registry, and make two methods of tensors harmless; once a process.
+
+    SGLang calls these two on fixed paths without asking the platform, and both raise without an accelerator.
+    ``pin_memory`` promises host memory, which a CPU tensor has already; ``record_stream`` protects memory from other
+    streams, and there are none.
+    """
+    Tensor.pin_memory = _pin_memory  # type: ignore[method-assign, assignment]
+    Tensor.record_stream = _record_stream  # type: ignore[method-assign, assignment]
     from sglang_dflash.upstream import HookRegistry, HookType
 
     for row in TABLE:
@@ -172,3 +165,11 @@ def install() -> None:
 def missing_hooks() -> list[str]:
     """Targets that this SGLang lacks or that are not (yet) replaced: it only logs a hook that fails to apply."""
     return [row.path for row in TABLE if row.target.problem() or not hasattr(row.target.resolve(), "__wrapped__")]
+
+
+def _pin_memory(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return tensor
+
+
+def _record_stream(tensor: Tensor, stream: Any) -> None:
+    return None

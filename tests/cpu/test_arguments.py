@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sglang_dflash.cpu.arguments import threads
 from sglang_dflash.cpu.arguments.gpu_flags import CHOICES, cpu_values
-from sglang_dflash.cpu.arguments.pool_sizes import STATES_PER_REQUEST, pool_defaults
 from sglang_dflash.cpu.arguments.refusals import check_before_model
+from sglang_dflash.cpu.arguments.resolution_steps import STATES_PER_REQUEST, pool_defaults
 from sglang_dflash.cpu.layers import ATTENTION_BACKEND
 from sglang_dflash.errors import DFlashError
 

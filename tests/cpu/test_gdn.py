@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sglang_dflash.cpu.layers import gdn, gdn_block, gdn_record
+from sglang_dflash.cpu.layers import gdn, gdn_block
 from tests.support.gated_delta import delta_rule, no_host_sync
 
 SLOTS = 9
@@ -112,7 +112,7 @@ class Layer:
     def states(self, buffer: Tensor, rows: Tensor, position: int) -> Tensor:
         """What a commit makes of the buffer: every request's state after one block position, ``[bs, HV, V, K]``."""
         before = self.pool[None, self.slots.long()].float()
-        return gdn_record.Records(buffer[None], rows.long(), before).state_after(torch.full((self.bs,), position))[0]
+        return gdn_block.Records(buffer[None], rows.long(), before).state_after(torch.full((self.bs,), position))[0]
 
     def buffer(self, block: int) -> Tensor:
         """An intermediate buffer with one row more than there are requests, filled with a mark."""
@@ -255,8 +255,8 @@ def test_closed_form_is_as_accurate_as_the_recurrence_in_fp32(case: str) -> None
     outputs, writes = gdn_block.apply(block, state)
     buffer, row = torch.empty(1, 1, steps, heads, V, K), torch.tensor([0])
     batched = gdn_block.prepare(*(x.transpose(0, 1)[None] for x in (*first, g, beta)))
-    gdn_record.keep(buffer[0], row, batched, writes[None])
-    records = gdn_record.Records(buffer, row, state[None, None])
+    gdn_block.keep(buffer[0], row, batched, writes[None])
+    records = gdn_block.Records(buffer, row, state[None, None])
     states = torch.stack([records.state_after(torch.tensor([t]))[0, 0] for t in range(steps)], 1)
     torch.testing.assert_close(gdn_block.last_state(block, state, writes), states[:, -1])
     closed = outputs.transpose(0, 1), states.transpose(0, 1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.cpu.layers import conv, gdn, mamba_state
-from sglang_dflash.cpu.layers.gdn_record import Records
+from sglang_dflash.cpu.layers.gdn_block import Records
 from tests.support.gated_delta import no_host_sync
 
 LAYERS, SLOTS, BLOCK, DIM, WIDTH = 3, 12, 5, 10, 4

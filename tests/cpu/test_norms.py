@@ -9,7 +9,7 @@ import torch
 from sglang.srt.layers import layernorm
 from torch import Tensor
 
-from sglang_dflash.cpu.layers import gdn_projections, norms, sigmoid_gates
+from sglang_dflash.cpu.layers import gdn_projections, norms
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, torch.bfloat16: {"rtol": 2**-7, "atol": 1e-5}}
@@ -93,11 +93,11 @@ def test_sigmoid_mul(dtype: torch.dtype, inplace: bool, strided: bool) -> None:
     gate = normal(5, 3, 8, dtype=dtype, seed=1)[..., 4:] if strided else normal(5, 12, dtype=dtype, seed=1)
     expected = (attn.double() * gate.reshape(5, 12).double().sigmoid()).to(dtype)
     kept, kept_gate = attn.clone(), gate.clone()
-    out = sigmoid_gates.sigmoid_mul(attn, gate, inplace=inplace)
+    out = norms.sigmoid_mul(attn, gate, inplace=inplace)
     torch.testing.assert_close(out, expected, **TOLERANCE[dtype])
     assert torch.equal(attn, out if inplace else kept) and torch.equal(gate, kept_gate)
     with pytest.raises(NotImplementedError, match="FP8"):
-        sigmoid_gates.sigmoid_mul(attn, gate, quant=True)
+        norms.sigmoid_mul(attn, gate, quant=True)
 
 
 @DTYPES
@@ -106,7 +106,7 @@ def test_shared_expert_is_added_in_place(dtype: torch.dtype) -> None:
     shared, routed = normal(5, 12, dtype=dtype, seed=2), normal(5, 12, dtype=dtype, seed=3)
     gate = (hidden.double() @ weight.double()).sigmoid()[:, None]
     expected = (routed.double() + gate * shared.double()).to(dtype)
-    sigmoid_gates.add_gated(hidden, weight, shared, routed)
+    norms.add_gated(hidden, weight, shared, routed)
     torch.testing.assert_close(routed, expected, **TOLERANCE[dtype])
 
 

@@ -13,7 +13,7 @@ from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
 from sglang_dflash.cpu.layers import ATTENTION_BACKEND, attention_registry
 from sglang_dflash.cpu.layers.attention_backend import TorchAttentionBackend
-from sglang_dflash.cpu.layers.kv_pool import CpuKVPool
+from sglang_dflash.cpu.layers.kv import CpuKVPool
 from sglang_dflash.cpu.platform import DFlashCpuPlatform
 from sglang_dflash.cpu.replacements import TABLE, Replacement
 from sglang_dflash.upstream import (

@@ -9,7 +9,7 @@ from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_dflash.cpu import replacements, torch_stubs
+from sglang_dflash.cpu import replacements
 from sglang_dflash.cpu.arguments import resolution_steps
 from sglang_dflash.states import replay
 from sglang_dflash.upstream import (
@@ -34,7 +34,6 @@ def install() -> None:
     """Called while SGLang loads its plugins."""
     interpreter.install()
     stubs.install()
-    torch_stubs.install()
     replacements.TABLE = tuple(map(_in_place, filter(_is_kept, replacements.TABLE)))
     replacements.install()
     source_patches.install()

@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
 from sglang_dflash.cpu.layers.attention_backend import TorchAttentionBackend
-from sglang_dflash.cpu.layers.kv_pool import CpuKVPool
+from sglang_dflash.cpu.layers.kv import CpuKVPool
 from sglang_dflash.window.rings import DraftRings
 from sglang_dflash.window.size import DraftWindow
 from sglang_dflash.worker.step import BlockKV

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.cpu.layers.kv_pool import CpuKVPool
+from sglang_dflash.cpu.layers.kv import CpuKVPool
 from sglang_dflash.upstream import ReqToTokenPool
 from sglang_dflash.window.rings import DraftRings
 from sglang_dflash.window.size import DraftWindow

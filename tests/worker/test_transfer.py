@@ -13,7 +13,7 @@ from torch import Tensor
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.cpu.layers.kv_pool import CpuKVPool
+from sglang_dflash.cpu.layers.kv import CpuKVPool
 from sglang_dflash.hooks import corrections
 from sglang_dflash.upstream import ReqToTokenPool, StateType
 from sglang_dflash.window.rings import DraftRings

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psutil
 
 from sglang_dflash.cpu.arguments.gpu_flags import cpu_values
-from sglang_dflash.cpu.arguments.pool_sizes import MAX_RUNNING_REQUESTS, pool_defaults
 from sglang_dflash.cpu.arguments.refusals import check_before_model, check_drafter, check_target
 from sglang_dflash.cpu.arguments.threads import environment_defaults
+from sglang_dflash.memory.sizes import state_bytes, target_kv_per_token
+
+MAX_RUNNING_REQUESTS = 32
+TOKENS_PER_REQUEST = 8192
+STATES_PER_REQUEST = 8  # working state, two tracked snapshots, and as many again in the prefix cache
+SMALL_PART = 0.1  # of the memory that is available
+
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +96,34 @@ def _defaults(cfg: Any, model_config: Any) -> dict[str, Any]:
     if cfg.disaggregation_mode == "decode":
         left_open["disaggregation_decode_retraction_backup"] = "cpu_tensor"
     return {"sleep_on_idle": True} | {name: value for name, value in left_open.items() if getattr(cfg, name) is None}
+
+
+def pool_defaults(
+    config: Mapping[str, Any], *, dtype_bytes: int, running: int, context: int, available: int
+) -> dict[str, int]:
+    """Cap ``max_total_tokens`` and ``max_mamba_cache_size``, for a user who chose neither.
+
+    SGLang sizes its pools to fill a fraction of the device's memory, which on a CPU is the machine's: a tiny model
+    would zero gigabytes at start. So both pools are capped at what the requests that may run can use, where that is a
+    small part of the memory; a larger model keeps SGLang's sizing.
+
+    Args:
+        config: the target's text config as SGLang or the checkpoint has it; SGLang's drops ``layer_types`` of hybrids
+            and keeps ``full_attention_interval``.
+        dtype_bytes: bytes of one element of K, V and the convolution state; the recurrent state is float32.
+        running: requests that may run at once.
+        context: longest sequence the model takes, tokens.
+        available: free memory of the machine, bytes.
+    """
+    tokens, states = running * min(context, TOKENS_PER_REQUEST), running * STATES_PER_REQUEST
+    token_bytes = target_kv_per_token(config, kv_bytes=dtype_bytes, tp_size=1)
+    state = state_bytes(config, recurrent_bytes=4, conv_bytes=dtype_bytes, tp_size=1).slot
+    defaults = {}
+    if tokens * token_bytes <= available * SMALL_PART:
+        defaults["max_total_tokens"] = tokens
+    if 0 < states * state <= available * SMALL_PART:  # 0 without recurrent layers
+        defaults["max_mamba_cache_size"] = states
+    return defaults
 
 
 def install() -> None:

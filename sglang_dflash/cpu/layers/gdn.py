@@ -4,8 +4,7 @@ There are H key heads and HV value heads; value head j reads key head ``j // (HV
 ``[slots, HV, V, K]``, and states are advanced in fp32 whatever its dtype. A slot < 0 is padding: see
 :mod:`mamba_state`.
 
-A prefill is :mod:`gdn_chunk`. The closed form that it shares with the verify is :mod:`gdn_block`; what the verify keeps
-for the commit is :mod:`gdn_record`.
+A prefill is :mod:`gdn_chunk`. The closed form that it shares with the verify is :mod:`gdn_block`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sglang_dflash.cpu.layers import gdn_block, gdn_record
+from sglang_dflash.cpu.layers import gdn_block
 from sglang_dflash.cpu.layers.mamba_state import live_slots
 
 
@@ -142,7 +141,7 @@ def verify(
         initial_state_source: the pool; initial_state_indices: slot of each request, ``[bs]``.
         scale: factor of the queries, ``K ** -0.5`` by default.
         cu_seqlens: ``[bs + 1]``; only its length is read.
-        intermediate_states_buffer: ``[rows, block, HV, V, K]``, block >= T; written by :mod:`gdn_record`.
+        intermediate_states_buffer: ``[rows, block, HV, V, K]``, block >= T; written by :func:`.gdn_block.keep`.
         intermediate_state_indices: row of each request in it, at least ``[bs]``.
         retrieve_parent_token: given for draft trees, which are refused.
         unused: parameters of the upstream kernel for other models.
@@ -168,6 +167,6 @@ def verify(
     state = initial_state_source.index_select(0, live_slots(initial_state_indices)).float()
     block = gdn_block.prepare(q, k, by_head(v, HV, V), g, beta)
     outputs, writes = gdn_block.apply(block, state)
-    gdn_record.keep(intermediate_states_buffer, intermediate_state_indices[:bs].long(), block, writes)
+    gdn_block.keep(intermediate_states_buffer, intermediate_state_indices[:bs].long(), block, writes)
     # [bs, HV, T, V] -> [bs, T, HV, V]
     return outputs.transpose(1, 2).reshape(v.shape).to(v.dtype)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dflash.cpu.layers.gdn_record import Records
+from sglang_dflash.cpu.layers.gdn_block import Records
 
 
 def live_slots(indices: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def commit(
     Args:
         mamba_caches: the pools, ``temporal [layers, slots, HV, V, K]`` and a list ``conv`` of
             ``[layers, slots, dim, width - 1]``; and what the verify wrote for every position of the block,
-            ``intermediate_ssm [layers, rows, block, HV, V, K]`` (see :mod:`~sglang_dflash.cpu.layers.gdn_record`)
+            ``intermediate_ssm [layers, rows, block, HV, V, K]`` (see :mod:`~sglang_dflash.cpu.layers.gdn_block`)
             and, in a list like ``conv``, ``intermediate_conv_window [layers, rows, block, dim, width - 1]``.
         state_indices_tensor: slot of each request, ``[bs]``.
         last_correct_step_indices: block position of the last accepted token, ``[bs]``; -1: commit nothing.

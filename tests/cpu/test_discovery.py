@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_dflash.cpu import activation
+from sglang_dflash.cpu import discovery
 from sglang_dflash.errors import DFlashError
 
 NOTHING: dict[str, list[str]] = {"usable": [], "unused": [], "others": []}
 
 
 def test_takes_a_machine_without_an_accelerator() -> None:
-    assert activation.reason_to_stay_out({}, **NOTHING) is None
+    assert discovery.reason_to_stay_out({}, **NOTHING) is None
 
 
 @pytest.mark.parametrize("kind", ["CUDA", "ROCm", "XPU", "NPU", "MPS", "MUSA"])
 @pytest.mark.parametrize("env", [{}, {"SGLANG_PLATFORM": "dflash_cpu"}, {"SGLANG_USE_CPU_ENGINE": "1"}])
 def test_never_takes_a_machine_with_an_accelerator(kind: str, env: dict[str, str]) -> None:
-    reason = activation.reason_to_stay_out(env, **{**NOTHING, "usable": [kind]})
+    reason = discovery.reason_to_stay_out(env, **{**NOTHING, "usable": [kind]})
     assert reason is not None
     assert kind in reason
 
 
 def test_stays_out_where_the_driver_is_loaded_but_torch_cannot_use_it() -> None:
-    assert "cannot use it" in str(activation.reason_to_stay_out({}, **{**NOTHING, "unused": ["CUDA"]}))
+    assert "cannot use it" in str(discovery.reason_to_stay_out({}, **{**NOTHING, "unused": ["CUDA"]}))
 
 
 @pytest.mark.parametrize(
@@ -35,36 +35,36 @@ def test_stays_out_where_the_driver_is_loaded_but_torch_cannot_use_it() -> None:
     ],
 )
 def test_respects_other_choices(env: dict[str, str], others: list[str], word: str) -> None:
-    assert word in str(activation.reason_to_stay_out(env, usable=[], unused=[], others=others))
+    assert word in str(discovery.reason_to_stay_out(env, usable=[], unused=[], others=others))
 
 
 def test_explicit_choice_wins_over_other_plugins_and_idle_devices() -> None:
     env = {"SGLANG_PLATFORM": "dflash_cpu"}
-    assert activation.reason_to_stay_out(env, usable=[], unused=["CUDA"], others=["kunlun"]) is None
+    assert discovery.reason_to_stay_out(env, usable=[], unused=["CUDA"], others=["kunlun"]) is None
 
 
 def test_explicit_choice_on_a_gpu_machine_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_PLATFORM", "dflash_cpu")
-    monkeypatch.setattr(activation, "accelerators", lambda: ["CUDA"])
+    monkeypatch.setattr(discovery, "accelerators", lambda: ["CUDA"])
     with pytest.raises(DFlashError, match="SGLANG_PLATFORM=dflash_cpu on a machine with CUDA available"):
-        activation.activate()
+        discovery.activate()
 
 
 @pytest.mark.parametrize("kind", ["CUDA", "ROCm", "XPU", "NPU", "MPS", "MUSA"])
 def test_activate_leaves_a_gpu_machine_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SGLANG_PLATFORM", raising=False)
-    monkeypatch.setattr(activation, "accelerators", lambda: [kind])
-    assert activation.activate() is None
+    monkeypatch.setattr(discovery, "accelerators", lambda: [kind])
+    assert discovery.activate() is None
 
 
 def test_a_platform_that_cannot_be_imported_is_not_named_to_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang only logs what is raised here; the class that it is given it loads unguarded."""
     monkeypatch.delenv("SGLANG_PLATFORM", raising=False)
     for nothing in ("accelerators", "unused_devices", "other_platform_plugins"):
-        monkeypatch.setattr(activation, nothing, list)
-    monkeypatch.setattr(activation, "PLATFORM_CLASS", "sglang_dflash.cpu.no_such_platform.Platform")
+        monkeypatch.setattr(discovery, nothing, list)
+    monkeypatch.setattr(discovery, "PLATFORM_CLASS", "sglang_dflash.cpu.no_such_platform.Platform")
     with pytest.raises(ImportError, match="no_such_platform"):
-        activation.activate()
+        discovery.activate()
 
 
 def test_accelerators_asks_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,16 +72,16 @@ def test_accelerators_asks_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.version, "hip", None)
-    assert "CUDA" in activation.accelerators()
+    assert "CUDA" in discovery.accelerators()
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert "ROCm" in activation.accelerators()
+    assert "ROCm" in discovery.accelerators()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
-    assert activation.accelerators()[:1] == ["XPU"]
+    assert discovery.accelerators()[:1] == ["XPU"]
 
 
 def test_hidden_devices_are_not_a_broken_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activation.Path, "exists", lambda self: str(self) == "/dev/nvidiactl")
-    assert activation.unused_devices({}) == ["CUDA"]
-    assert activation.unused_devices({"CUDA_VISIBLE_DEVICES": ""}) == []
-    assert activation.unused_devices({"CUDA_VISIBLE_DEVICES": "0"}) == ["CUDA"]
+    monkeypatch.setattr(discovery.Path, "exists", lambda self: str(self) == "/dev/nvidiactl")
+    assert discovery.unused_devices({}) == ["CUDA"]
+    assert discovery.unused_devices({"CUDA_VISIBLE_DEVICES": ""}) == []
+    assert discovery.unused_devices({"CUDA_VISIBLE_DEVICES": "0"}) == ["CUDA"]

@@ -1,9 +1,16 @@
-"""Prefill/decode disaggregation where there is no accelerator."""
+"""What ranks and disaggregated servers exchange, without CUDA events and pinned memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+from torch import Tensor
+
+
+def all_gather_into_tensor(self: Any, output: Tensor, input: Tensor) -> None:
+    """Gather every rank's ``input`` into ``output`` over the ``GroupCoordinator`` ``self``."""
+    self._all_gather_into_tensor(output, input)
 
 
 def kv_class(original: Callable[..., Any], transfer_backend: Any, class_type: Any) -> Any:

@@ -1,4 +1,4 @@
-"""When the CPU platform takes over: only if no accelerator exists and nothing else was chosen."""
+"""SGLang's platform discovery: take the machine only if it has no accelerator and nothing else was chosen."""
 
 from __future__ import annotations
 
