@@ -6,20 +6,17 @@ are plain decoding and SGLang's own worker, one server per block of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from sglang_dflash.bench.client import Client
 from sglang_dflash.bench.modes import AR, Mode
 from sglang_dflash.bench.options import Options
-from sglang_dflash.bench.runner import WORKER_KEY
 from sglang_dflash.bench.server import Launch, running
 from sglang_dflash.bench.servers import check_arm
 from sglang_dflash.bench.settings import configure
-from sglang_dflash.errors import DFlashError
 
 ROOT = Path(__file__).parents[1]
 PLAIN, ADAPTIVE, BUILTIN = "plain", "adaptive", "builtin"
@@ -27,24 +24,6 @@ FIXED = ("2", "4", "8", "16")
 ARMS = (PLAIN, *FIXED, f"{BUILTIN}:16", ADAPTIVE)
 WIDEST = 16
 _OWN = "own"  # what the plugin's file says for the server's own policy
-
-
-def parse_arms(text: str) -> list[str]:
-    """The comma-separated arms.
-
-    Raises:
-        DFlashError: one of them is none.
-    """
-    arms = text.split(",")
-    for arm in arms:
-        block = arm.removeprefix(f"{BUILTIN}:")
-        if arm not in (PLAIN, ADAPTIVE) and not (block.isdecimal() and 1 <= int(block) <= WIDEST):
-            raise DFlashError(
-                f"arm {arm!r}",
-                expected=f"{PLAIN}, {ADAPTIVE}, a width up to {WIDEST}, or {BUILTIN}:BLOCK",
-                remedy="choose of these",
-            )
-    return arms
 
 
 class Arms(AsyncExitStack):
@@ -74,10 +53,7 @@ class Arms(AsyncExitStack):
             say(launch.describe())
             log = self._folder / f"{mode.kind}-{mode.size}.log"
             client = await self.enter_async_context(Client(await self.enter_async_context(running(launch, log))))
-            info = await client.server_info()
-            check_arm(mode, info)
-            if ADAPTIVE in self._modes and mode == self._modes[ADAPTIVE]:
-                check_policy(info["internal_states"][0][WORKER_KEY])
+            check_arm(mode, await client.server_info())
             self._clients[mode] = client
 
     def choose(self, arm: str) -> Client:
@@ -106,24 +82,6 @@ class Arms(AsyncExitStack):
             "SGLANG_DFLASH_TEST_WIDTH_FILE": str(self._file.resolve()),
         }
         return replace(launch, env=(*launch.env, *plugin.items()))
-
-
-def check_policy(worker: Mapping[str, Any]) -> None:
-    """Refuse to call a fixed width adaptive.
-
-    Args:
-        worker: what our worker says of itself in ``/server_info``.
-
-    Raises:
-        DFlashError: its policy is another one.
-    """
-    policy = worker.get("width", {}).get("policy")
-    if policy != ADAPTIVE:
-        raise DFlashError(
-            f"a server with --speculative-adaptive has the width policy {policy!r}",
-            expected=f"{ADAPTIVE!r}",
-            remedy="see its log",
-        )
 
 
 def server_of(arm: str) -> Mode:

@@ -7,9 +7,12 @@ since the one before, so that a span need not begin and end with an answer.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import httpx
 
@@ -98,3 +101,8 @@ async def finish(client: Client, users: Sequence[asyncio.Task[None]]) -> None:
 
 def now() -> float:
     return time.perf_counter()
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """Finished runs; none if the file is not there yet."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

@@ -10,26 +10,39 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any, TypeVar
 
 import typer
-from sglang_dflash.bench.tasks.pair_tasks import TASKS
 
-from measure.width_arms import ADAPTIVE, FIXED, PLAIN, Arms, parse_arms
-from measure.width_load import WILD, Tokens, ask, finish, now, prompts
-from measure.width_table import read_rows
-from measure.width_traffic_report import Phase, draw, report
+from measure.width_arms import ADAPTIVE, FIXED, PLAIN, Arms
+from measure.width_load import WILD, Tokens, ask, finish, now, prompts, read_rows
 from sglang_dflash.bench.client import Client
 from sglang_dflash.bench.provenance import describe_hardware, hardware
 from sglang_dflash.bench.results import append_lines
+from sglang_dflash.bench.tables import Table
+from sglang_dflash.bench.tasks.offline import TASKS
 from sglang_dflash.user_errors import user_errors
 
 BINS = 10  # of a phase
 Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What is asked, and how many requests are in flight, from second ``start`` to ``end``."""
+
+    task: str
+    users: int
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
 
 
 def schedule(count: int, seconds: float, loads: Sequence[int], seed: int) -> list[Phase]:
@@ -81,6 +94,52 @@ async def measure(
     return [{**row, "phases": [asdict(phase) for phase in phases]} for row in rows.values()]
 
 
+def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Tokens per arm in all and as a share of the best other arm's, then per phase tokens per second."""
+    phases = [Phase(**phase) for phase in rows[0]["phases"]]
+    columns = ["arm", "tokens", *(f"{phase.task} c={phase.users}" for phase in phases)]
+    cells = [[row["arm"], f"{row['tokens']:.0f}", *(f"{speed:.0f}" for speed in by_phase(row, phases))] for row in rows]
+    yield Table("Traffic", "", columns, cells).markdown()
+    totals = {row["arm"]: row["tokens"] for row in rows}
+    others = {arm: total for arm, total in totals.items() if arm != ADAPTIVE}
+    if ADAPTIVE in totals and others:
+        best = max(others, key=others.__getitem__)
+        yield f"adaptive over the best other arm ({best}): {totals[ADAPTIVE] / others[best]:.2f}x"
+
+
+def by_phase(row: Mapping[str, Any], phases: Sequence[Phase]) -> list[float]:
+    """Tokens per second of an arm, mean over each phase's bins."""
+    means = []
+    for phase in phases:
+        inside = [s for i, s in enumerate(row["speeds"]) if phase.start <= (i + 0.5) * row["bin_s"] < phase.end]
+        means.append(sum(inside) / len(inside))
+    return means
+
+
+def draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Tokens per second over time, a line per arm; phases are named above."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(11, 4), layout="constrained")
+    for row in rows:
+        adaptive = row["arm"] == ADAPTIVE
+        times = [(i + 0.5) * row["bin_s"] for i in range(len(row["speeds"]))]
+        style: dict[str, Any] = {"color": "black", "linewidth": 2} if adaptive else {"linewidth": 1}
+        axes.plot(times, row["speeds"], label=f"{row['arm']}: {row['tokens']:.0f} tokens", **style)
+    for phase in rows[0]["phases"]:
+        axes.axvline(phase["start"], color="0.8", linewidth=0.8, zorder=0)
+        middle = (phase["start"] + phase["end"]) / 2
+        label = f"{phase['task']}\nc={phase['users']}"
+        axes.text(middle, 1.01, label, transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=8)
+    axes.set(xlabel="seconds", ylabel="tokens per second", xlim=(0, rows[0]["phases"][-1]["end"]), ylim=(0, None))
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)
+
+
 def main(
     out: Annotated[Path, typer.Option(help="Folder of traffic.jsonl and traffic.png.")],
     pair: str = "tiny-hybrid",
@@ -99,7 +158,7 @@ def main(
     with user_errors():
         if not only_report:
             file.unlink(missing_ok=True)
-            append_lines(file, asyncio.run(measure(pair, drafter, parse_arms(arms), plan, max_tokens, out)))
+            append_lines(file, asyncio.run(measure(pair, drafter, arms.split(","), plan, max_tokens, out)))
     rows = read_rows(file)
     typer.echo(describe_hardware(hardware()))
     typer.echo("\n".join(report(rows)))

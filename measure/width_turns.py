@@ -1,9 +1,9 @@
 """Every width beside the adaptive one in one server, in turns of some steps: ``python -m measure.width_turns --out X``.
 
-`width_table` compares whole runs, and a shared machine changes its speed from one to the next by more than the arms
-differ. Here the arms take turns within a second, so that all of them meet the same requests and the same moods of the
-machine. What is compared is decoding alone: tokens over the time of decode steps that no prefill interrupted. A turn's
-first steps are left out, because they pay for the last turn (tokens that wait to be injected).
+A shared machine changes its speed from one run to the next by more than the arms differ. Here the arms take turns
+within a second, so that all of them meet the same requests and the same moods of the machine. What is compared is
+decoding alone: tokens over the time of decode steps that no prefill interrupted. A turn's first steps are left out,
+because they pay for the last turn (tokens that wait to be injected).
 
 A cell runs for ``--seconds``, and longer with many users, whose steps take longer; cells that are in the file are not
 measured again.
@@ -17,7 +17,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle
 from math import exp, log
 from pathlib import Path
@@ -28,8 +28,7 @@ from typing import Annotated, Any
 import typer
 
 from measure.width_arms import ADAPTIVE, ROOT, WIDEST
-from measure.width_load import OWN, WILD, Tokens, ask, finish, now, prompts
-from measure.width_table import Cell, read_rows
+from measure.width_load import OWN, WILD, Tokens, ask, finish, now, prompts, read_rows
 from sglang_dflash.bench.client import Client
 from sglang_dflash.bench.modes import Mode
 from sglang_dflash.bench.options import Options
@@ -40,12 +39,22 @@ from sglang_dflash.bench.server import running
 from sglang_dflash.bench.settings import configure
 from sglang_dflash.bench.tables import Table
 from sglang_dflash.user_errors import user_errors
-from sglang_dflash.worker.observe.observer import STEP_LOG
+from sglang_dflash.worker.observe.step_log import STEP_LOG
 
 FIXED, OWN_POLICY = ("1", "2", "4", "8", "16"), "own"  # arms of the plugin
 TURN, LEFT_OUT = 12, 2  # steps of a turn, and of them those that pay for the last one
 OF_BEST, OF_ONE_BLOCK = 0.97, 1.10
 Turn = tuple[str, float, float]  # arm, tokens, milliseconds
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Who asks what: ``concurrency`` users, each of whom asks for the next answer as soon as the last one has come."""
+
+    pair: str
+    drafter: str
+    task: str
+    concurrency: int
 
 
 async def drive(client: Client, asked: Sequence[list[int]], users: int, seconds: float, most: int) -> None:

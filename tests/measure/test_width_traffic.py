@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from measure import width_traffic
-from measure.width_traffic import run, schedule
-from measure.width_traffic_report import Phase, by_phase, draw, report
+from measure.width_traffic import Phase, by_phase, draw, report, run, schedule
 from sglang_dflash.bench.client import Sampling
 from tests.support.hurry import Hurry
 
