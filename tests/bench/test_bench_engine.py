@@ -13,7 +13,7 @@ import httpx
 import pytest
 from rich.console import Console
 
-from sglang_dflash.bench import metrics, prompt_book, results
+from sglang_dflash.bench import metrics, results, runner
 from sglang_dflash.bench.client import Sampling
 from sglang_dflash.bench.known_pairs import find_pair
 from sglang_dflash.bench.modes import parse_modes
@@ -76,7 +76,7 @@ def test_meta_info_and_server_info_report_the_same_accept_lengths(server: Server
     settings = replace(comparison(tmp_path, server.url), tasks=("math",), concurrencies=(1,))
     Session(settings, QUIET).run()
     ours = results.read(tmp_path).requests
-    prompts = [json.loads(line)["input_ids"] for line in (tmp_path / prompt_book.FILE_NAME).read_text().splitlines()]
+    prompts = [json.loads(line)["input_ids"] for line in (tmp_path / runner.PROMPTS).read_text().splitlines()]
     assert len(ours) == len(prompts) == 2
 
     server.post("/flush_cache")  # starts the server's average anew

@@ -65,7 +65,7 @@ def test_the_page_stands_alone_and_names_its_source(tmp_path: Path):
     assert "16.0 (2.00x [2.00, 2.00])" in page
     assert re.findall(r'(?:src|href)="(?!data:image/png;base64,)', page) == []
     assert "<script" not in page
-    for name in ("speed_up", "accept_length", "accept_histogram", "latency", "throughput_over_time", "width"):
+    for name in ("speed_up", "accept_length", "accept_histogram", "latency"):
         assert f'id="{name}"' in page
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     tables = (tmp_path / "tables.md").read_text()

@@ -11,15 +11,13 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_dflash.hooks.environment import explain_environment
 
 from sglang_dflash.check.findings import Finding, raise_first_error
-from sglang_dflash.check.old_flags import RENAMED, modernise_kwargs
-from sglang_dflash.check.options import SWITCHES, VALUED, parse
+from sglang_dflash.check.flags import RENAMED, SWITCHES, VALUED, modernise_kwargs, parse
 from sglang_dflash.check.preflight import preflight
 from sglang_dflash.cpu.arguments.threads import BIND_VARIABLE, parse_cores, threads_of_a_rank
 from sglang_dflash.errors import LONGEST, DFlashError
-from sglang_dflash.hooks.flags import accept_old_flags
+from sglang_dflash.hooks.flags import accept_old_flags, explain_environment
 from sglang_dflash.memory import machine
 from tests.fuzz.judge import judged
 from tests.fuzz.values import FLOATS, INTEGERS, VALUES, fuzz

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dflash.check import findings, options, pair, tokens, weights
+from sglang_dflash.check import drafter_files, findings, flags, pair, tokens
 from sglang_dflash.check.preflight import preflight
 from sglang_dflash.drafter import reading, tensors
 from sglang_dflash.drafter.config import DrafterConfig, load_config
@@ -88,13 +88,13 @@ def saved(content: Any, zipped: bool) -> bytes:
 def read_drafter(model: Path) -> None:
     config = DrafterConfig.from_dict(load_config(model))
     tensors.expected_shapes(config)
-    list(pair.check_pair(config, TARGET, options.parse([], target="", drafter="")[0]))
+    list(pair.check_pair(config, TARGET, flags.parse([], target="", drafter="")[0]))
 
 
 def read_tensors(model: Path) -> None:
     found = ModelFiles(str(model)).tensors or {}
     assert "secret" not in found and all(0 <= each.num_bytes < 1 << 20 for each in found.values())
-    list(weights.check_weights(CONFIG, found, TARGET, "bfloat16"))
+    list(drafter_files.check_weights(CONFIG, found, TARGET, "bfloat16"))
 
 
 def read_tokenizer(model: Path) -> None:
@@ -205,7 +205,7 @@ def test_what_is_no_file_of_the_model(file: str, plant: str, model: Path) -> Non
 def test_a_pair(model: Path, drafter: Any, target: Any) -> None:
     (model / "config.json").write_bytes(dumped(drafter))
     (model.parent / "target" / "config.json").write_bytes(dumped(target))
-    args, _, _ = options.parse(["--dtype", "bfloat16"], target=str(model.parent / "target"), drafter=str(model))
+    args, _, _ = flags.parse(["--dtype", "bfloat16"], target=str(model.parent / "target"), drafter=str(model))
     for machine in (CPU, GPUS["b200"]):
         with judged(model.parent):
             findings.raise_first_error(preflight(args, machine).findings)

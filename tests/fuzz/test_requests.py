@@ -17,6 +17,7 @@ from sglang.srt.sampling import sampling_batch_info
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_dflash.hooks import requests
+from sglang_dflash.plan import serving
 from sglang_dflash.worker.accept import for_block
 from sglang_dflash.worker.sampling.penalties import Penalties
 from sglang_dflash.worker.sampling.seeded import SeededSampler, mark_seeded_rows
@@ -74,7 +75,7 @@ class Batch(Some):
 
 @pytest.fixture(autouse=True)
 def our_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "our_worker_serves", lambda: True)
+    monkeypatch.setattr(serving, "plan", object())
     for module in (sampling_batch_info, sampler):
         monkeypatch.setattr(module, "get_exec", lambda: EXEC)
 

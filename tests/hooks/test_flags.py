@@ -5,7 +5,7 @@ from argparse import ArgumentParser
 
 import pytest
 
-from sglang_dflash.check.old_flags import modernise_argv, modernise_kwargs
+from sglang_dflash.check.flags import modernise_argv, modernise_kwargs
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.hooks.flags import accept_old_flags, accept_old_keywords, explain_environment
 

@@ -14,7 +14,7 @@ from sglang_dflash.hooks import corrections, reports, takeover
 from sglang_dflash.hooks.reports import SERVER_INFO_KEY
 from sglang_dflash.hooks.requests import refuse_request
 from sglang_dflash.pairs import drafter_path
-from sglang_dflash.plan import serving, who
+from sglang_dflash.plan import decide, serving
 from sglang_dflash.upstream import SpeculativeAlgorithm
 from tests.support.plan import made, serve_builtin
 
@@ -72,28 +72,28 @@ def arguments(**changed: Any) -> Any:
 
 @pytest.fixture(params=[False, True], ids=["on a GPU", "on our CPU platform"])
 def on_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.delenv(who.SWITCH, raising=False)
+    monkeypatch.delenv(decide.SWITCH, raising=False)
     return bool(request.param)
 
 
 @pytest.mark.parametrize("role", ["null", "prefill", "decode"])
 def test_ours_serves_both_roles_of_a_disaggregated_pair(role: str, on_cpu: bool) -> None:
-    assert who.reason_for_builtin(arguments(disaggregation_mode=role), on_cpu=on_cpu) is None
+    assert decide.reason_for_builtin(arguments(disaggregation_mode=role), on_cpu=on_cpu) is None
 
 
 def test_dp_attention_is_refused_by_name(on_cpu: bool) -> None:
     """On a GPU too, where SGLang's worker would have served without a word from ours but a line in the log."""
     with pytest.raises(DFlashError, match="DP attention over 2 groups of ranks") as caught:
-        who.reason_for_builtin(arguments(attn_dp_size=2), on_cpu=on_cpu)
+        decide.reason_for_builtin(arguments(attn_dp_size=2), on_cpu=on_cpu)
     assert ("SGLANG_DFLASH=builtin" in caught.value.remedy) is not on_cpu
     assert "--enable-dp-attention" in caught.value.remedy
 
 
 def test_the_switch_still_gives_sglangs_worker_dp_attention(on_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(who.SWITCH, "builtin")
-    assert who.reason_for_builtin(arguments(attn_dp_size=2), on_cpu=on_cpu) == "SGLANG_DFLASH=builtin"
+    monkeypatch.setenv(decide.SWITCH, "builtin")
+    assert decide.reason_for_builtin(arguments(attn_dp_size=2), on_cpu=on_cpu) == "SGLANG_DFLASH=builtin"
 
 
 def test_dp_attention_is_not_refused_where_sglangs_worker_serves_anyway(on_cpu: bool) -> None:
     if not on_cpu:
-        assert who.reason_for_builtin(arguments(attn_dp_size=2, enable_watermark=True), on_cpu=on_cpu) is not None
+        assert decide.reason_for_builtin(arguments(attn_dp_size=2, enable_watermark=True), on_cpu=on_cpu) is not None

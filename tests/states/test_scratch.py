@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dflash.states.scratch import packed
+from sglang_dflash.states.pool import packed
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from sglang.srt.mem_cache.memory_pool import MambaPool
 
 from sglang_dflash.drafter.config import load_config, text_config
 from sglang_dflash.memory.fit import Demand, fit
+from sglang_dflash.memory.machine import GIB
 from sglang_dflash.memory.sizes import StateBytes, full_layers, state_bytes
-from sglang_dflash.memory.units import GIB
 from sglang_dflash.plan.demand import STATE_SHARE
 from sglang_dflash.states import pool as state_pool
 from sglang_dflash.states.choice import ring_length

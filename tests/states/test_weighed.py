@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_dflash.check.options import parse
+from sglang_dflash.check.flags import parse
 from sglang_dflash.memory.fit import Demand
 from sglang_dflash.memory.machine import UNKNOWN_GPU
 from sglang_dflash.memory.sizes import StateBytes

@@ -32,9 +32,7 @@ def test_an_update_is_the_kalman_step_of_the_docstring():
     x, cells = np.zeros(6), [(0, 0.25), (1, 0.75)]
     p = np.diag([*np.diag(filter._covariance), filter.variance[0][1], filter.variance[1][1]])
     q = np.diag([DRIFT_STEP, CONSTANT_STEP * p[1, 1], 0, 0, 0, 0])
-    h = np.array(
-        [1, 1 / 20, 4 / 20, 1000 / 20, 0.25, 0.75]
-    )  # nothing is learned yet: the prediction is the table's 20 ms
+    h = np.array([1, 1 / 20, 4 / 20, 1000 / 20, 0.25, 0.75])  # nothing is learned: the table's 20 ms are predicted
     p = p + q
     k = p @ h / (h @ p @ h + NOISE)
     x, p = x + k * log(25 / 20), p - np.outer(k, h @ p)
@@ -71,10 +69,10 @@ def test_the_state_stays_sane_and_an_outlier_moves_a_settled_cell_little(steps):
     filter = step_filter()
     for _ in range(100):
         learn(filter, 0, 10.0)
-    for column, ms, context in steps:
+    for number, (column, ms, context) in enumerate(steps):
         before = predicted(filter, 10.0 * exp(filter.correction[0][0]))
         learn(filter, column, ms, context=context)
         assert 0 < filter.scale < float("inf") and filter.per_token >= 0
         assert all(0 < variance < 1 for row in filter.variance for variance in row)
-        if steps[0] == (column, ms, context):
+        if number == 0:
             assert predicted(filter, 10.0 * exp(filter.correction[0][0])) == pytest.approx(before, rel=0.06)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dflash.width.isotonic import isotonic
+from sglang_dflash.width.cost import isotonic
 
 pairs = st.lists(st.tuples(st.floats(0.1, 1000), st.floats(0.01, 100)), min_size=1, max_size=12)
 

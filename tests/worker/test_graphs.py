@@ -34,8 +34,8 @@ class Device:
             (graphs, "build_attention_backends", self._backend),
             (graphs, "draft_pp_context", contextlib.nullcontext),
             (graphs, "draft_tp_context", contextlib.nullcontext),
-            (graphs.narrower_blocks, "get_exec", lambda: off),
-            (graphs.narrower_blocks, "get_disagg", lambda: SimpleNamespace(enable_pdmux=False)),
+            (graphs, "get_exec", lambda: off),
+            (graphs, "get_disagg", lambda: SimpleNamespace(enable_pdmux=False)),
             (GRAPHS, "__init__", lambda captured, runner: self._capture(captured, runner)),
         ):
             monkeypatch.setattr(module, name, value)

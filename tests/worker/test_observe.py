@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from sglang_dflash.width import Pause
-from sglang_dflash.worker.observe import clock as clock_module
 from sglang_dflash.worker.observe import observer as observer_module
 from sglang_dflash.worker.observe import stats
+from sglang_dflash.worker.observe import stats as clock_module
 from sglang_dflash.worker.observe.broken_drafts import BrokenDrafts
 from sglang_dflash.worker.observe.observer import QUIET_SECONDS, Observer, StepRecord, Steps
 from sglang_dflash.worker.observe.stats import STAGE_TIMES, Stages, StepStats
