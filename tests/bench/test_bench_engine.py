@@ -19,6 +19,7 @@ from sglang_dflash.bench.modes import parse_modes
 from sglang_dflash.bench.session import Session
 from sglang_dflash.bench.settings import Settings
 from sglang_dflash.bench.tasks import load
+from tests.support.generation import answers
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine
@@ -72,10 +73,7 @@ def test_meta_info_and_server_info_report_the_same_accept_lengths(dflash_hybrid:
     dflash_hybrid.post("/flush_cache")  # starts the server's average anew
     _, before = accept_figures(dflash_hybrid)
     sampling = {"temperature": 0, "max_new_tokens": 64}
-    metas = [
-        dflash_hybrid.post("/generate", {"input_ids": ids, "sampling_params": sampling}).json()["meta_info"]
-        for ids in prompts
-    ]
+    metas = [answers(dflash_hybrid, [prompt], sampling)[0]["meta_info"] for prompt in prompts]
     assert [meta["completion_tokens"] / meta["spec_verify_ct"] for meta in metas] == pytest.approx(
         [meta["spec_accept_length"] for meta in metas]
     )

@@ -1,4 +1,4 @@
-"""Two replicas behind SGLang's router, as ``launch/replicas.sh`` starts them, and a real Prometheus that scrapes them."""
+"""Two replicas behind SGLang's router, as ``launch/replicas.sh`` starts them, scraped by a real Prometheus."""
 
 from __future__ import annotations
 
