@@ -70,7 +70,7 @@ def test_accept_length_of_a_request_is_exact(server: Server) -> None:
 
 
 def test_tokens_are_the_targets(server: Server) -> None:
-    target, prompts = load_model(target_path(PAIR)), corpus(PAIR, 16)
+    target, prompts = load_model(target_path(PAIR)), [prompt[: CONTEXT - 80] for prompt in corpus(PAIR, 16)]
     for concurrency in (8, 1):
         flush(server)
         for prompt, answer in zip(prompts, generate_all(server, prompts, concurrency), strict=True):

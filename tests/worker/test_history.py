@@ -51,17 +51,6 @@ def test_each_position_sees_everything_before_it() -> None:
     assert req.output_ids == array("q")
 
 
-def test_the_view_is_the_request_otherwise() -> None:
-    history, req = History(), request()
-    batch = batch_of(req)
-    history.start(batch)
-    history.add(batch, *ones(5))
-    history.expect(batch, torch.tensor([[5]]))
-    view = history.params(batch, 1)[0]
-    assert (view["budget"], view["__req__"].rid) == (3, "r")
-    assert list(view["__req__"].origin_input_ids + view["__req__"].output_ids) == [1, 2, 5]
-
-
 def test_a_retracted_request_starts_from_its_own_tokens_and_a_decoding_one_goes_on() -> None:
     history, back, running = History(), request(), request()
     first = batch_of(back, running)

@@ -100,20 +100,6 @@ def test_a_retracted_request_keeps_its_history() -> None:
     assert torch.equal(info.acc_scaling_penalties, scaling)
 
 
-def test_a_decoding_request_in_a_mixed_prefill_is_not_counted_anew() -> None:
-    penalties = Penalties()
-    old = request(frequency_penalty=1.0)
-    first = batch_of([0], old)
-    penalties.start(first)
-    penalties.count(first, torch.tensor([[5]]), torch.tensor([1]))
-    old.output_ids = []  # under overlap the host has not seen the token yet
-    mixed = batch_of([1, 0], request(frequency_penalty=1.0), old, decoding=(old,))
-    penalties.start(mixed)
-    penalties.count(mixed, torch.tensor([[2], [5]]), torch.tensor([1, 1]))
-    counts = frequency_counts(penalties, mixed)
-    assert (counts[0, 2], counts[1, 5]) == (1, 2) and counts.sum() == 3
-
-
 def test_stop_tokens_are_banned_up_to_the_minimum_inside_a_block() -> None:
     waiting, free, done = request(min_new_tokens=3), request(), request([1, 1, 1], min_new_tokens=3)
     logits = torch.zeros(3, 4, VOCAB)

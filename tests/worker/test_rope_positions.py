@@ -27,8 +27,3 @@ def test_equal_to_sglangs(inputs: list[Any]) -> None:
     found = rope_positions(BLOCKS, inputs)
     assert found.dtype == torch.int64
     assert torch.equal(found, forward.mrope_positions)
-
-
-def test_text_after_an_image_counts_from_further_back() -> None:
-    time, row, column = rope_positions(BLOCKS, [SMALL, None, LARGE]).tolist()
-    assert time == row == column == [32, 33, 34, 7, 8, 9, 5, 6, 7]
