@@ -51,14 +51,6 @@ def test_norms(sgl_kernel: ModuleType, gemma: bool) -> None:
     torch.testing.assert_close(rows.double(), norm(total, scale), rtol=1e-5, atol=1e-6)
 
 
-def test_what_has_no_stand_in_is_harmless_until_it_is_called(sgl_kernel: ModuleType) -> None:
-    module = importlib.import_module("sgl_kernel.kvcacheio")
-    for missing in (sgl_kernel.int8_scaled_mm, module.transfer_kv_direct, module.scalar_types.uint4b8):
-        with pytest.raises(NotImplementedError, match="has no stand-in: add one to"):
-            missing()
-    assert not hasattr(sgl_kernel, "__wrapped__")
-
-
 def rotated(heads: Tensor, angles: Tensor, neox: bool) -> Tensor:
     """Pairs of elements turned as complex numbers."""
     half = angles.shape[-1]
@@ -87,25 +79,6 @@ def test_rope_turns_the_first_part_of_a_head_and_stores_it(neox: bool) -> None:
     ):
         torch.testing.assert_close(found, want)
     assert not caches[0][[0, 3, 4]].any()
-
-
-def test_activation_and_head_norms() -> None:
-    rows, out = torch.randn(3, 8), torch.empty(3, 4)
-    module = jit.load_jit("activation", "bf16_t", cuda_wrappers=[("run_activation", "A::run")])
-    module.run_activation(rows, out, "silu")
-    gate, up = rows[:, :4], rows[:, 4:]
-    torch.testing.assert_close(out, gate / (1 + (-gate).exp()) * up)
-    q, k, weights = torch.randn(3, 2, 4), torch.randn(3, 1, 4), torch.randn(2, 4)
-    expected = norm(q, weights[0]), norm(k, weights[1])
-    jit.load_jit("qknorm", cuda_wrappers=[("qknorm", "Q::run")]).qknorm(q, k, *weights, EPS)
-    for found, want in zip((q, k), expected, strict=True):
-        torch.testing.assert_close(found.double(), want, rtol=1e-5, atol=1e-6)
-
-
-def test_a_kernel_without_a_stand_in_says_which() -> None:
-    module = jit.load_jit("hicache", "8", cuda_wrappers=[("launch_one", "H::run")])
-    with pytest.raises(NotImplementedError, match=r"hicache.launch_one\('8',\) has no stand-in"):
-        module.launch_one()
 
 
 @pytest.mark.parametrize("length", [1, 4])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sglang_dflash.width.cusum import CERTAIN, TILT, Cusum
 
@@ -19,9 +17,3 @@ def test_the_score_adds_log_likelihood_ratios_restarts_at_zero_and_ends_in_certa
     while not test.is_certain(1.0, 0.2):
         steps += 1
     assert steps == int(CERTAIN / (TILT - TILT**2 / 2 * 0.2)) + 1
-
-
-@given(st.lists(st.tuples(st.floats(-5, 0), st.floats(0, 5)), max_size=50))
-def test_steps_without_a_surplus_are_never_a_change(steps):
-    test = Cusum(None)
-    assert not any(test.is_certain(*step) for step in steps)

@@ -35,18 +35,6 @@ def test_a_wider_one_that_hardly_loses_more_is_probed_in_its_place():
     assert set(columns(Explorer(), 400, row=[10.0, 15.0, 18.0])) == {0, 1}
 
 
-def test_other_requests_are_probed_ahead_of_what_was_saved():
-    explorer, row = Explorer(), [10.0, 25.0, 60.0]
-    columns(explorer, EVERY, row=row)
-    assert columns(explorer, 1, row=row, other_requests=True) == [1]
-    assert 1 not in columns(explorer, EVERY, row=row, other_requests=True), "the purse is in debt"
-
-
-def test_a_probe_that_loses_nothing_still_leaves_steps_between():
-    chosen = columns(Explorer(), 800, tokens=[1.0, 1.5, 1.6])
-    assert chosen.count(1) == 800 // EVERY
-
-
 def test_on_a_suspicion_probes_follow_each_other_as_soon_as_an_outcome_is_known():
     explorer = Explorer()
     columns(explorer, EVERY * 10, row=[10.0, 60.0, 90.0])  # nothing was affordable so far

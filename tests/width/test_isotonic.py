@@ -21,7 +21,3 @@ def test_the_result_never_falls_keeps_the_weighted_mean_and_leaves_monotone_inpu
     weights = [1 / variance for variance in variances]
     assert fmean(found, weights) == pytest.approx(fmean(values, weights))
     assert isotonic(sorted(values), variances) == sorted(values)
-
-
-def test_the_better_known_neighbour_counts_more():
-    assert isotonic([40.0, 30.0], [0.99, 0.01]) == pytest.approx([30.1, 30.1])
