@@ -2,53 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Iterator
-from types import ModuleType
-
 import pytest
 import torch
 from torch import Tensor
 
 from sglang_dflash.ops import reference
 from tools.gpu.standins import jit, simulate
-from tools.gpu.unpack import STAND_INS
-
-EPS = 1e-6
 
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
-
-
-@pytest.fixture
-def sgl_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The stand-in package, gone again afterwards: SGLang asks whether there is one."""
-    monkeypatch.syspath_prepend(str(STAND_INS))
-    finders = list(sys.meta_path)
-    yield importlib.import_module("sgl_kernel")
-    sys.meta_path[:] = finders
-    for name in [name for name in sys.modules if name.partition(".")[0] == "sgl_kernel"]:
-        del sys.modules[name]
-
-
-def norm(rows: Tensor, weight: Tensor) -> Tensor:
-    rows = rows.double()
-    return rows / (rows.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
-
-
-@pytest.mark.parametrize("gemma", [False, True])
-def test_norms(sgl_kernel: ModuleType, gemma: bool) -> None:
-    rows, residual, weight = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8)
-    prefix, scale = ("gemma_", 1 + weight) if gemma else ("", weight)
-    found = getattr(sgl_kernel, f"{prefix}rmsnorm")(rows, weight, EPS)
-    torch.testing.assert_close(found.double(), norm(rows, scale), rtol=1e-5, atol=1e-6)
-    total = rows + residual
-    getattr(sgl_kernel, f"{prefix}fused_add_rmsnorm")(rows, residual, weight, EPS)
-    torch.testing.assert_close(residual, total)
-    torch.testing.assert_close(rows.double(), norm(total, scale), rtol=1e-5, atol=1e-6)
 
 
 def rotated(heads: Tensor, angles: Tensor, neox: bool) -> Tensor:

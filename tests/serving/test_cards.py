@@ -14,12 +14,12 @@ import pytest
 
 from sglang_dflash.bench.server import free_port
 from sglang_dflash.hooks.reports import SERVER_INFO_KEY
-from tests.support.cards import NAMES, PLAIN_SGLANG_SAYS, card
+from tests.support.cards import NAMES, card
 from tests.support.checkpoints import assert_greedy
 from tests.support.memory import allocated, assert_as_estimated, estimated
 from tests.support.pair_servers import with_plugin
 from tests.support.patched import apply, copy_of_sglang, without_plugins
-from tests.support.servers import LAUNCH_SERVER, SGLANG_SERVE, Server, run_to_exit, running, started
+from tests.support.servers import LAUNCH_SERVER, SGLANG_SERVE, Server, running, started
 from tests.support.shrunk_cards import FLOAT32, RICHEST, assert_served_here, build, generate, prompts, request
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -71,13 +71,6 @@ def test_the_command_as_printed_serves(name: str, launcher: tuple[str, ...], tmp
     arguments = card(name).arguments_for(tmp_path / "target", tmp_path / "drafter")
     with running(tmp_path, *arguments, launcher=launcher, **card(name).environment) as server:
         assert_served_here(generate(server), server)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_plain_sglang_refuses_the_command(name: str) -> None:
-    status, output = run_to_exit(*card(name).arguments, SGLANG_PLUGINS="none", **card(name).environment)
-    assert status == 2, output
-    assert PLAIN_SGLANG_SAYS[name] in output
 
 
 def test_an_engine(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from random import Random
+from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dflash.width import CostTable
+from sglang_dflash.width.cost import isotonic
 from tests.width.traffic import WIDTHS, Machine
 
 SIZES = (1, 8, 32)
@@ -87,3 +89,16 @@ def test_unknown_widths_impossible_times_and_upper_bounds_that_say_nothing_are_i
     for _ in range(20):
         table.observe(8, 4, 0, 0.6 * POINTS[8, 4], at_most=True)
     assert ms(table, 8, 4) < 0.8 * POINTS[8, 4]
+
+
+pairs = st.lists(st.tuples(st.floats(0.1, 1000), st.floats(0.01, 100)), min_size=1, max_size=12)
+
+
+@given(pairs)
+def test_the_result_never_falls_keeps_the_weighted_mean_and_leaves_monotone_input_alone(pairs):
+    values, variances = [value for value, _ in pairs], [variance for _, variance in pairs]
+    found = isotonic(values, variances)
+    assert all(left <= right + 1e-9 for left, right in zip(found, found[1:], strict=False))
+    weights = [1 / variance for variance in variances]
+    assert fmean(found, weights) == pytest.approx(fmean(values, weights))
+    assert isotonic(sorted(values), variances) == sorted(values)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dflash.width import Survival
+from sglang_dflash.width.cusum import CERTAIN, TILT, Cusum
 from sglang_dflash.width.survival import FIRST_PRIOR_TRIES, MEMORY, NEIGHBOUR_TRIES, PRIOR
 from tests.width.traffic import accept_lens
 
@@ -91,3 +92,15 @@ def test_steady_traffic_is_seldom_taken_for_a_change_and_counts_survive_their_ow
     assert survival.changes <= 40  # with some 80 tries in each step
     assert survival.hazards[1] == pytest.approx(0.8, abs=0.1)
     assert survival.evidence()[0] == pytest.approx(8 * MEMORY, rel=0.7)
+
+
+def test_the_score_adds_log_likelihood_ratios_restarts_at_zero_and_ends_in_certainty():
+    test = Cusum("before")
+    assert not test.is_certain(2.0, 1.0)
+    assert test.score == pytest.approx(TILT * 2 - TILT**2 / 2) and test.rose
+    test.is_certain(-5.0, 1.0)
+    assert test.score == 0 and not test.rose and test.before == "before"
+    steps = 1
+    while not test.is_certain(1.0, 0.2):
+        steps += 1
+    assert steps == int(CERTAIN / (TILT - TILT**2 / 2 * 0.2)) + 1

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 
 import pytest
 import torch
 
-from sglang_dflash.width import Pause
 from sglang_dflash.worker.observe import observer as observer_module
 from sglang_dflash.worker.observe import stats
 from sglang_dflash.worker.observe import stats as clock_module
-from sglang_dflash.worker.observe.broken_drafts import BrokenDrafts
-from sglang_dflash.worker.observe.observer import QUIET_SECONDS, Observer, StepRecord, Steps
+from sglang_dflash.worker.observe.observer import Observer, StepRecord, Steps
 from sglang_dflash.worker.observe.stats import STAGE_TIMES, Stages
 from sglang_dflash.worker.observe.step_log import StepLog
 
@@ -137,33 +134,3 @@ def test_a_devices_times_come_once_it_has_finished(monkeypatch: pytest.MonkeyPat
     assert stages.collect() == {"draft": pytest.approx(0.001)}
     events.done = 4
     assert stages.collect() == {"draft": pytest.approx(0.001), "verify": pytest.approx(0.001)}
-
-
-@pytest.mark.parametrize("speaks", [True, False])
-def test_broken_drafts_are_counted_and_told_once(speaks: bool, caplog: pytest.LogCaptureFixture) -> None:
-    count = torch.tensor(0)
-    broken = BrokenDrafts(count, speaks)
-    for expected in (0, 3, 6):
-        broken.read()
-        assert broken.collect() == expected
-        count += 3
-    assert [record.levelno for record in caplog.records] == [logging.WARNING] * speaks
-
-
-def test_a_pause_is_told_when_it_begins_and_not_every_time(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    moment = [1000.0]
-    monkeypatch.setattr(observer_module.time, "monotonic", lambda: moment[0])
-    watched, silent = observer(monkeypatch), observer(monkeypatch, speaks=False)
-
-    def rests(pause: Pause | None) -> int:
-        watched._tell_of(pause)
-        silent._tell_of(pause)
-        return len(caplog.records)
-
-    first, second = (Pause(2, 0.1, 1.1, 1.5) for _ in range(2))
-    assert [rests(first), rests(first), rests(None), rests(second), rests(None)] == [1] * 5
-    moment[0] += QUIET_SECONDS
-    assert rests(first) == 2
