@@ -8,7 +8,6 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 from rich.console import Console
 
@@ -18,7 +17,6 @@ from sglang_dflash.bench.known_pairs import find_pair
 from sglang_dflash.bench.modes import parse_modes
 from sglang_dflash.bench.session import Session
 from sglang_dflash.bench.settings import Settings
-from sglang_dflash.bench.tasks import load
 from tests.support.generation import answers
 from tests.support.servers import Server
 
@@ -96,26 +94,3 @@ def accept_figures(server: Server) -> tuple[float | None, Counter[int]]:
             return now
         seen = now
         time.sleep(0.2)
-
-
-def test_the_openai_route_reports_the_same_accept_length(dflash_hybrid: Server, tmp_path: Path):
-    settings = comparison(tmp_path, dflash_hybrid.url)
-    Session(replace(settings, tasks=("math",), concurrencies=(1,)), QUIET).run()
-    ours = {r.question: r for r in results.read(tmp_path).requests}
-    for question in load("math", 2):
-        body = {
-            "model": "default",
-            "messages": list(question.messages),
-            "temperature": 0,
-            "max_tokens": 64,
-            "chat_template_kwargs": {"enable_thinking": False},
-            "return_spec_tokens_details": True,
-        }
-        reply = httpx.post(f"{dflash_hybrid.url}/v1/chat/completions", json=body, timeout=120).json()
-        details = reply["sglext"]["spec_tokens_details"]
-        details = details[0] if isinstance(details, list) else details
-        request = ours[question.id]
-        choice = reply["choices"][0]
-        assert (choice["message"]["content"], choice["finish_reason"]) == (request.text, request.finish_reason), request
-        assert details["spec_verify_ct"] == request.verify_steps
-        assert details["spec_accept_length"] == pytest.approx(request.completion_tokens / request.verify_steps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 
@@ -103,30 +102,6 @@ def test_the_tiny_pairs_own_answers_are_right(name: str):
         assert item.grader is not None
         assert item.grader(prompt.answer)
         assert not item.grader("I do not know")
-
-
-@pytest.mark.parametrize("name", offline.MIXTURES)
-def test_a_mixture_asks_every_task_in_turn(name: str):
-    kinds = [q.id.partition("/")[0] for q in tasks.load(name, 6)]
-    assert kinds == ["math", "code", "json", "chat", "math", "code"]
-    assert len({q.id for q in tasks.load(name, 6)}) == 6
-
-
-def test_wild_prompts_are_many_of_many_kinds_and_each_another() -> None:
-    asked = tasks.load("wild", 1000)
-    assert len(asked) >= 60 and all(q.grader is None and len(q.messages) == 1 for q in asked)
-    assert len({q.id for q in asked}) == len(asked)
-    assert len({q.id.partition("/")[0] for q in asked}) >= 12
-    texts = [q.messages[0]["content"] for q in asked]
-    assert all(text.strip() for text in texts) and not any("%%" in text for text in texts)
-    assert max(map(len, texts)) > 1000 and min(map(len, texts)) < 5
-    trigrams = [{text[i : i + 3] for i in range(len(text) - 2)} for text in texts]
-    alike = [
-        (a.id, b.id)
-        for (a, x), (b, y) in itertools.combinations(zip(asked, trigrams, strict=True), 2)
-        if len(x & y) > len(x | y) / 4
-    ]
-    assert not alike
 
 
 def test_questions_are_drawn_by_seed_and_never_twice(tmp_path: Path):

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.engine
 PAIR = "tiny-dense"
 CONTEXT = 512
 END_TOKEN = 2
+WHOLE = {"ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def short(number: int, seed: int = 0) -> list[list[int]]:
 
 def reference(server: Server) -> tuple[list[int], Answer]:
     (prompt,) = short(1, seed=5)
-    return prompt, generate(server, prompt, 64, sampling_params={"ignore_eos": True})
+    return prompt, generate(server, prompt, 64, sampling_params=WHOLE)
 
 
 def test_accept_length_of_a_request_is_exact(server: Server) -> None:
@@ -80,7 +81,7 @@ def test_tokens_are_the_targets(server: Server) -> None:
 def test_max_new_tokens_ends_inside_a_block(server: Server) -> None:
     prompt, whole = reference(server)
     for limit in range(1, 20):
-        assert generate(server, prompt, limit, sampling_params={"ignore_eos": True}).tokens == whole.tokens[:limit]
+        assert generate(server, prompt, limit, sampling_params=WHOLE).tokens == whole.tokens[:limit]
 
 
 def test_a_stop_token_ends_inside_a_block(server: Server) -> None:
@@ -100,7 +101,7 @@ def test_the_context_limit_ends_inside_a_block(server: Server) -> None:
     prompts = [(seed * 20)[: CONTEXT - room] for room in (8, 9, 12, 17)]
 
     def fill(prompt: list[int]) -> Answer:
-        return generate(server, prompt, CONTEXT - len(prompt), sampling_params={"ignore_eos": True})
+        return generate(server, prompt, CONTEXT - len(prompt), sampling_params=WHOLE)
 
     with ThreadPoolExecutor(8) as pool:
         others = [pool.submit(generate, server, prompt) for prompt in short(4)]
@@ -160,18 +161,18 @@ def test_requests_join_and_leave_a_running_batch(server: Server) -> None:
     def late(i: int) -> Answer:
         barrier.wait()
         time.sleep(0.02 * (i % 5))
-        return generate(server, prompts[i], limits[i], sampling_params={"ignore_eos": True})
+        return generate(server, prompts[i], limits[i], sampling_params=WHOLE)
 
     with ThreadPoolExecutor(16) as pool:
         together = list(pool.map(late, range(16)))
     flush(server)
-    alone = [generate(server, p, n, sampling_params={"ignore_eos": True}) for p, n in zip(prompts, limits, strict=True)]
+    alone = [generate(server, p, n, sampling_params=WHOLE) for p, n in zip(prompts, limits, strict=True)]
     assert [answer.tokens for answer in together] == [answer.tokens for answer in alone]
 
 
 def test_counters_reach_server_info_and_prometheus(server: Server) -> None:
     before = worker_info(server)
-    answer = generate(server, short(1, seed=10)[0], 48, sampling_params={"ignore_eos": True})
+    answer = generate(server, short(1, seed=10)[0], 48, sampling_params=WHOLE)
     after = worker_info(server)
     steps = after["steps_by_width"]["16"] - before["steps_by_width"].get("16", 0)
     # With overlap one more step may have been launched before the host saw the request's end.

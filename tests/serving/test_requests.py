@@ -181,13 +181,6 @@ def test_a_chat_streams_what_it_answers_at_once(dflash_hybrid: Server) -> None:
     assert len(pieces) > 2 and whole.usage.completion_tokens > 0
 
 
-def test_parallel_samples_share_a_prompt(dflash_hybrid: Server, expected: dict[str, Any]) -> None:
-    params = {**body_of("logit bias", expected["greedy"])["params"], "temperature": 1.5, "n": 6}
-    found = answers(dflash_hybrid, corpus(PAIR, 1), params)
-    assert len(found) == 6
-    assert len({tuple(answer["output_ids"]) for answer in found}) > 1
-
-
 @pytest.mark.parametrize("body", [{"return_hidden_states": True}, {"return_sampling_mask": True}])
 def test_what_cannot_be_returned_is_refused_by_name(dflash_hybrid: Server, body: dict[str, Any]) -> None:
     response = raw(dflash_hybrid, corpus(PAIR, 1), {"temperature": 0, "max_new_tokens": 4}, **body)
