@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from sglang_dflash.bench.tasks.sandbox import MIB, Limits, run_program
 
 from sglang_dflash.bench.tasks import answers
+from sglang_dflash.bench.tasks.sandbox import MIB, Limits, run_program
 
 
 @pytest.mark.parametrize(

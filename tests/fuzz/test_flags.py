@@ -11,9 +11,9 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_dflash.check.flags import RENAMED, SWITCHES, VALUED, modernise_kwargs, parse
 
 from sglang_dflash.check.findings import Finding, raise_first_error
+from sglang_dflash.check.flags import RENAMED, SWITCHES, VALUED, modernise_kwargs, parse
 from sglang_dflash.check.preflight import preflight
 from sglang_dflash.cpu.arguments.threads import BIND_VARIABLE, parse_cores, threads_of_a_rank
 from sglang_dflash.hooks.flags import accept_old_flags, explain_environment

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from sglang_dflash.check.flags import modernise_argv, modernise_kwargs
 
+from sglang_dflash.check.flags import modernise_argv, modernise_kwargs
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.hooks.flags import explain_environment
 

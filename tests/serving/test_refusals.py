@@ -5,15 +5,12 @@ The same errors, and all others, without a process: tests/check, tests/cpu, test
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 
-from sglang_dflash.pairs import target_path
 from tests.support.broken_pairs import BROKEN, write_pair
 from tests.support.pair_servers import changed_drafter, draft_arguments, plain_server, target_arguments
 from tests.support.servers import run_to_exit
@@ -41,13 +38,6 @@ def misfitting_tensors(folder: Path) -> tuple[str, ...]:
     return (*target_arguments(PAIR), *draft_arguments(PAIR, drafter))
 
 
-def quantised(folder: Path) -> tuple[str, ...]:
-    target = Path(shutil.copytree(target_path(PAIR), folder / "target"))
-    config = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
-    return ("--model-path", str(target), "--skip-tokenizer-init")
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -58,7 +48,6 @@ def quantised(folder: Path) -> tuple[str, ...]:
             id="misfitting tensors",
             marks=pytest.mark.slow,
         ),
-        pytest.param(quantised, ["fp8"], id="quantised target on a CPU", marks=pytest.mark.slow),
     ],
 )
 def test_the_process_ends_with_the_error(

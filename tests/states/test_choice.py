@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sglang_dflash.check.flags import parse
 
+from sglang_dflash.check.flags import parse
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.fit import Demand
 from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU

@@ -103,14 +103,11 @@ def test_a_verify_leaves_the_states_and_records_its_own_tokens_only() -> None:
         assert torch.equal(actual[:, 1:], expected[:, 1:])
 
 
-def test_a_strong_decay_costs_the_tokens_after_it_no_precision() -> None:
-    blocks = Blocks(2, RING)
-    blocks.make_first_decay_strong()
-    check(blocks, torch.tensor([RING, 9]), torch.tensor([1, 2]))
-
-
-def test_equal_keys_that_replace_each_other() -> None:
-    check(alike(2), torch.tensor([RING, 9]), torch.tensor([1, 2]))
+def test_a_strong_decay_and_equal_keys_cost_no_precision() -> None:
+    decaying = Blocks(2, RING)
+    decaying.make_first_decay_strong()
+    for blocks in (decaying, alike(2)):
+        check(blocks, torch.tensor([RING, 9]), torch.tensor([1, 2]))
 
 
 @pytest.mark.parametrize(

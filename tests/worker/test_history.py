@@ -61,17 +61,3 @@ def test_a_retracted_request_starts_from_its_own_tokens_and_a_decoding_one_goes_
     history.start(mixed)
     history.add(mixed, *ones(8, 9))
     assert seen(history, mixed, [[8], [9]]) == [[5, 7, 8], [6, 9]]
-
-
-def test_a_mixed_prefill_shows_what_the_host_has_not_seen_yet() -> None:
-    history, running, fresh = History(), request(), request()
-    first = batch_of(running)
-    history.start(first)
-    history.add(first, *ones(5))
-    assert seen(history, first, [[5, 6]]) == [[5], [5, 6]]
-    history.add(first, torch.tensor([[6, 7, 0]]), torch.tensor([2]))
-    mixed = batch_of(fresh, None, running, decoding=(running,))
-    history.start(mixed)
-    params = history.params(mixed)
-    assert [p and list(p["__req__"].output_ids) for p in params] == [[], None, [5, 6, 7]]
-    assert running.output_ids == array("q")

@@ -59,18 +59,6 @@ def frequency_counts(penalties: Penalties, batch: Any) -> torch.Tensor:
     return -logits[:, 0]
 
 
-def test_counts_follow_prefill_and_accepted_tokens() -> None:
-    penalties = Penalties()
-    one, two = request(frequency_penalty=1.0), request(frequency_penalty=1.0)
-    batch = batch_of([4, 2], one, two)
-    penalties.start(batch)
-    penalties.count(batch, torch.tensor([[5], [6]]), torch.tensor([1, 1]))
-    penalties.count(batch, torch.tensor([[5, 7, 8], [6, 6, 6]]), torch.tensor([2, 1]))
-    expected = torch.zeros(2, VOCAB)
-    expected[0, 5], expected[0, 7], expected[1, 6] = 2, 1, 2
-    assert torch.equal(frequency_counts(penalties, batch), expected)
-
-
 def test_a_slot_forgets_its_last_owner() -> None:
     penalties = Penalties()
     first = batch_of([3], request(frequency_penalty=1.0))

@@ -80,17 +80,6 @@ def test_an_item_of_a_row_is_its_ring(page: int) -> None:
             assert torch.equal(sent, buffer[rings.slots_of(row)].flatten())
 
 
-def test_a_server_without_rings_describes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    args = new_args()
-    describe_rings(args)
-    assert args.state_types == []
-    rings = rings_of(1)
-    announce(rings, pool_of(rings.slots, 1))
-    serve_builtin(monkeypatch)
-    corrections.send_rings(None, args)
-    assert args.state_types == []
-
-
 class Allocator:
     """The target's: keeps the slots it was asked for, as SGLang's keeps the target's K/V."""
 
