@@ -63,8 +63,6 @@ def plain_step(rids: list[str], position: int) -> Any:
     return SimpleNamespace(
         width=1,
         positions=positions,
-        of_verified=lambda values: values,
-        laid_out=None,
         verified=SimpleNamespace(logits_output=SimpleNamespace(hidden_states=torch.full((count, 1), float(position)))),
         draft_kv=SimpleNamespace(plan=SimpleNamespace(write_ids=lambda translator: positions * 10)),
         batch=SimpleNamespace(reqs=[SimpleNamespace(rid=rid) for rid in rids]),
