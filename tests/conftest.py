@@ -27,16 +27,19 @@ from tests.support.servers import Server
 # The reference shares the machine with the server under test: spinning OpenMP workers would starve it.
 torch.set_num_threads(1)
 
-SHARED = dict.fromkeys(
-    ("test_dflash_equality", "test_requests", "test_requests_batches", "test_width_engine"), "features"
-) | dict.fromkeys(("test_dflash_reference", "test_host_copies", "test_requests_mixed"), "recorded")
+# Files whose tests use the servers below.
+FEATURES_FILES = {
+    *("test_bench_engine", "test_dflash_equality", "test_dflash_reference", "test_host_copies", "test_requests"),
+    *("test_requests_batches", "test_requests_mixed", "test_state_replay", "test_width_engine"),
+}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("engine") and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(SHARED.get(item.path.stem, item.path.stem)))
+            file = item.path.stem
+            item.add_marker(pytest.mark.xdist_group("features" if file in FEATURES_FILES else file))
 
 
 @pytest.fixture(scope="session")
@@ -58,8 +61,12 @@ def plain_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def dflash_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """``tiny-hybrid`` under DFLASH with every request feature."""
-    with dflash_server("tiny-hybrid", tmp_path_factory.mktemp("dflash"), base=FEATURES) as server:
+    """``tiny-hybrid`` under DFLASH with every request feature.
+
+    SGLang averages accept lengths over whole log intervals only; with intervals of one step it leaves none out.
+    """
+    log_every_step = ("--decode-log-interval", "1")
+    with dflash_server("tiny-hybrid", tmp_path_factory.mktemp("dflash"), *log_every_step, base=FEATURES) as server:
         yield server
         assert_nothing_leaked(server)
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 from rich.console import Console
 
@@ -19,22 +17,13 @@ from sglang_dflash.bench.known_pairs import find_pair
 from sglang_dflash.bench.modes import parse_modes
 from sglang_dflash.bench.session import Session
 from sglang_dflash.bench.settings import Settings
-from sglang_dflash.bench.tasks import load
-from tests.support.servers import Server, running
+from tests.support.generation import answers
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine
 
 QUIET = Console(quiet=True)
-MODE = "dflash:8"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    settings = comparison(Path(), "")
-    launch = settings.launch(settings.modes[0])
-    # SGLang averages accept lengths over whole log intervals only: with one of one step none is left out.
-    with running(tmp_path_factory.mktemp("server"), *launch.args, "--decode-log-interval", "1") as server:
-        yield server
+MODE = "dflash:16"
 
 
 def comparison(out: Path, url: str) -> Settings:
@@ -52,8 +41,8 @@ def comparison(out: Path, url: str) -> Settings:
     )
 
 
-def test_counts_are_the_servers_own(server: Server, tmp_path: Path):
-    Session(comparison(tmp_path, server.url), QUIET).run()
+def test_counts_are_the_servers_own(dflash_hybrid: Server, tmp_path: Path):
+    Session(comparison(tmp_path, dflash_hybrid.url), QUIET).run()
     measured = results.read(tmp_path)
     assert len(measured.requests) == 8
     for request in measured.requests:
@@ -69,29 +58,27 @@ def test_counts_are_the_servers_own(server: Server, tmp_path: Path):
         of_worker.update({int(n): int(count) for n, count in run.worker["blocks_by_accept_length"].items()})
     assert of_requests <= of_worker
     assert (of_worker - of_requests).total() <= len(measured.requests)
-    assert metrics.mean_width(measured.runs) == 8
+    assert metrics.mean_width(measured.runs) == 16
 
 
-def test_meta_info_and_server_info_report_the_same_accept_lengths(server: Server, tmp_path: Path):
-    settings = replace(comparison(tmp_path, server.url), tasks=("math",), concurrencies=(1,))
+def test_meta_info_and_server_info_report_the_same_accept_lengths(dflash_hybrid: Server, tmp_path: Path):
+    settings = replace(comparison(tmp_path, dflash_hybrid.url), tasks=("math",), concurrencies=(1,))
     Session(settings, QUIET).run()
     ours = results.read(tmp_path).requests
     prompts = [json.loads(line)["input_ids"] for line in (tmp_path / runner.PROMPTS).read_text().splitlines()]
     assert len(ours) == len(prompts) == 2
 
-    server.post("/flush_cache")  # starts the server's average anew
-    _, before = accept_figures(server)
+    dflash_hybrid.post("/flush_cache")  # starts the server's average anew
+    _, before = accept_figures(dflash_hybrid)
     sampling = {"temperature": 0, "max_new_tokens": 64}
-    metas = [
-        server.post("/generate", {"input_ids": ids, "sampling_params": sampling}).json()["meta_info"] for ids in prompts
-    ]
+    metas = [answers(dflash_hybrid, [prompt], sampling)[0]["meta_info"] for prompt in prompts]
     assert [meta["completion_tokens"] / meta["spec_verify_ct"] for meta in metas] == pytest.approx(
         [meta["spec_accept_length"] for meta in metas]
     )
     macro = sum(meta["spec_accept_length"] for meta in metas) / len(metas)
     assert metrics.accept_length_macro(ours) == pytest.approx(macro)
 
-    average, after = accept_figures(server)
+    average, after = accept_figures(dflash_hybrid)
     blocks = after - before
     assert average == pytest.approx(sum(n * count for n, count in blocks.items()) / blocks.total())
 
@@ -107,26 +94,3 @@ def accept_figures(server: Server) -> tuple[float | None, Counter[int]]:
             return now
         seen = now
         time.sleep(0.2)
-
-
-def test_the_openai_route_reports_the_same_accept_length(server: Server, tmp_path: Path):
-    settings = comparison(tmp_path, server.url)
-    Session(replace(settings, tasks=("math",), concurrencies=(1,)), QUIET).run()
-    ours = {r.question: r for r in results.read(tmp_path).requests}
-    for question in load("math", 2):
-        body = {
-            "model": "default",
-            "messages": list(question.messages),
-            "temperature": 0,
-            "max_tokens": 64,
-            "chat_template_kwargs": {"enable_thinking": False},
-            "return_spec_tokens_details": True,
-        }
-        reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120).json()
-        details = reply["sglext"]["spec_tokens_details"]
-        details = details[0] if isinstance(details, list) else details
-        request = ours[question.id]
-        choice = reply["choices"][0]
-        assert (choice["message"]["content"], choice["finish_reason"]) == (request.text, request.finish_reason), request
-        assert details["spec_verify_ct"] == request.verify_steps
-        assert details["spec_accept_length"] == pytest.approx(request.completion_tokens / request.verify_steps)

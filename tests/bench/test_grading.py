@@ -43,20 +43,11 @@ def test_formula(expected: str, text: str, right: bool):
     assert answers.same_formula(expected, text) is right
 
 
-def test_boxed_keeps_nested_braces_and_takes_the_last():
-    assert answers.boxed(r"\boxed{1} and \boxed{\frac{1}{2}}") == r"\frac{1}{2}"
-
-
 def test_code_block_prefers_the_one_that_defines_the_function():
     text = "```python\ndef f(): return 1\n```\nUsage:\n```python\nprint(f())\n```"
     assert answers.code_block(text, "f") == "def f(): return 1\n"
     assert answers.code_block(text) == "print(f())\n"
     assert answers.code_block("def g(): pass") == "def g(): pass"
-
-
-def test_a_program_passes_its_tests_or_not():
-    assert answers.passes("def f(x): return x + 1", "assert f(1) == 2")
-    assert not answers.passes("def f(x): return x", "assert f(1) == 2")
 
 
 @pytest.mark.parametrize("source", ["import sys; sys.exit(0)", "import os; os._exit(0)", "raise SystemExit"])

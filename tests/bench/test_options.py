@@ -22,21 +22,17 @@ def settings(**changes: object) -> Settings:
     return module.configure(replace(options, **changes))
 
 
-def test_modes():
-    assert parse_modes("ar,dflash:8,builtin:16,mtp:3") == [
-        Mode("ar", "ar"),
-        Mode("dflash:8", "dflash", 8),
-        Mode("builtin:16", "builtin", 16),
-        Mode("mtp:3", "mtp", 3),
-    ]
-    assert [mode.block for mode in parse_modes("ar,dflash:8,mtp:3")] == [None, 8, 4]
-
-
-def test_a_mode_can_set_its_servers_environment():
-    mode = Mode.parse("dflash:16+A=1+B=x:2")
-    assert (mode.size, mode.server_env()) == (16, {"A": "1", "B": "x:2"})
-    assert mode.label == "dflash:16+A=1+B=x:2"
-    assert Mode.parse("builtin:8").server_env() == {"SGLANG_DFLASH": "builtin"}
+def test_modes_with_their_servers_environment_and_urls():
+    text = "ar,dflash:8,builtin:16,mtp:3,dflash:16+A=1+B=x:2"
+    modes = tuple(parse_modes(text))
+    assert [(mode.kind, mode.size, mode.block) for mode in modes] == [
+        ("ar", 0, None), ("dflash", 8, 8), ("builtin", 16, 16), ("mtp", 3, 4), ("dflash", 16, 16),
+    ]  # fmt: skip
+    assert [mode.label for mode in modes] == text.split(",")
+    assert (modes[2].server_env(), modes[4].server_env()) == ({"SGLANG_DFLASH": "builtin"}, {"A": "1", "B": "x:2"})
+    urls = module.base_urls(["ar=http://a:1", "dflash:16+A=1=http://b:2"], tuple(parse_modes("ar,dflash:16+A=1")))
+    assert urls == {"ar": "http://a:1", "dflash:16+A=1": "http://b:2"}
+    assert module.base_urls(["http://a:1"], modes[:1]) == {"ar": "http://a:1"}
 
 
 @pytest.mark.parametrize("text", ["dflash", "ar:8", "dflash:x", "eagle:3", "", "dflash:8+A"])
@@ -96,13 +92,6 @@ def test_defaults_follow_the_pair():
 def test_an_option_that_cannot_be_read_is_named(changes: dict[str, object], message: str):
     with pytest.raises(DFlashError, match=message):
         settings(**changes)
-
-
-def test_base_urls_by_mode():
-    modes = tuple(parse_modes("ar,dflash:16+A=1"))
-    urls = module.base_urls(["ar=http://a:1", "dflash:16+A=1=http://b:2"], modes)
-    assert urls == {"ar": "http://a:1", "dflash:16+A=1": "http://b:2"}
-    assert module.base_urls(["http://a:1"], modes[:1]) == {"ar": "http://a:1"}
 
 
 def test_the_command_line_reports_a_users_error_in_one_line(tmp_path: Path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 
@@ -69,11 +68,9 @@ def question(name: str, data_dir: Path):
     ],
 )
 def test_prompt_as_published(name: str, prompt: str, data_dir: Path):
-    assert question(name, data_dir).messages == ({"role": "user", "content": prompt},)
-
-
-def test_mt_bench_has_both_turns(data_dir: Path):
-    assert question("mt-bench", data_dir).follow_ups == ("Second.",)
+    asked = question(name, data_dir)
+    assert asked.messages == ({"role": "user", "content": prompt},)
+    assert asked.follow_ups == (("Second.",) if name == "mt-bench" else ())
 
 
 @pytest.mark.parametrize(
@@ -107,42 +104,6 @@ def test_the_tiny_pairs_own_answers_are_right(name: str):
         assert not item.grader("I do not know")
 
 
-@pytest.mark.parametrize("name", offline.MIXTURES)
-def test_a_mixture_asks_every_task_in_turn(name: str):
-    kinds = [q.id.partition("/")[0] for q in tasks.load(name, 6)]
-    assert kinds == ["math", "code", "json", "chat", "math", "code"]
-    assert len({q.id for q in tasks.load(name, 6)}) == 6
-
-
-def test_single_questions_have_no_history():
-    assert all(len(q.messages) == 1 for q in tasks.load("questions", 40))
-    assert any(len(q.messages) > 1 for q in tasks.load("mixed", 40))
-
-
-def test_wild_prompts_are_many_of_many_kinds_and_each_another() -> None:
-    asked = tasks.load("wild", 1000)
-    assert len(asked) >= 60 and all(q.grader is None and len(q.messages) == 1 for q in asked)
-    assert len({q.id for q in asked}) == len(asked)
-    assert len({q.id.partition("/")[0] for q in asked}) >= 12
-    texts = [q.messages[0]["content"] for q in asked]
-    assert all(text.strip() for text in texts) and not any("%%" in text for text in texts)
-    assert max(map(len, texts)) > 1000 and min(map(len, texts)) < 5
-    trigrams = [{text[i : i + 3] for i in range(len(text) - 2)} for text in texts]
-    alike = [
-        (a.id, b.id)
-        for (a, x), (b, y) in itertools.combinations(zip(asked, trigrams, strict=True), 2)
-        if len(x & y) > len(x | y) / 4
-    ]
-    assert not alike
-
-
-def test_a_code_answer_that_never_ends_is_wrong():
-    (asked,) = tasks.load("code", 1)
-    prompt = prompts("code", "heldout", 1, 0)[0]
-    name = prompt.expected["name"]
-    assert not asked.grader(f"```python\ndef {name}(nums):\n    while True: pass\n```")
-
-
 def test_questions_are_drawn_by_seed_and_never_twice(tmp_path: Path):
     rows = [{"question": f"{i}?", "answer": f"#### {i}"} for i in range(20)]
     (tmp_path / "gsm8k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -152,12 +113,11 @@ def test_questions_are_drawn_by_seed_and_never_twice(tmp_path: Path):
     assert len(tasks.load("gsm8k", 100, data_dir=tmp_path)) == 20
 
 
-def test_a_missing_local_copy_names_the_file_and_the_dataset(tmp_path: Path):
+def test_data_out_of_reach_names_the_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    with pytest.raises(DFlashError, match="math500"):
+        tasks.load("gsm9k", 1)
     with pytest.raises(DFlashError, match=r"gsm8k.jsonl does not exist.*openai/gsm8k"):
         tasks.load("gsm8k", 1, data_dir=tmp_path)
-
-
-def test_a_hub_out_of_reach_names_the_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     pytest.importorskip("datasets")
     import datasets.config
     import huggingface_hub.constants
@@ -167,8 +127,3 @@ def test_a_hub_out_of_reach_names_the_way_out(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     with pytest.raises(DFlashError, match=r"openai/gsm8k.*--data-dir"):
         tasks.load("gsm8k", 1)
-
-
-def test_an_unknown_task_lists_the_known_ones():
-    with pytest.raises(DFlashError, match="math500"):
-        tasks.load("gsm9k", 1)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from measure.bfloat16_operations import Both, attention, convolution, gated_delta_rule
+
 from sglang_dflash.pairs import target_path
 
 CONFIG = json.loads((target_path("tiny-hybrid") / "config.json").read_text())

@@ -16,7 +16,6 @@ from sglang_dflash.check.findings import Finding, raise_first_error
 from sglang_dflash.check.flags import RENAMED, SWITCHES, VALUED, modernise_kwargs, parse
 from sglang_dflash.check.preflight import preflight
 from sglang_dflash.cpu.arguments.threads import BIND_VARIABLE, parse_cores, threads_of_a_rank
-from sglang_dflash.errors import LONGEST, DFlashError
 from sglang_dflash.hooks.flags import accept_old_flags, explain_environment
 from sglang_dflash.memory import machine
 from tests.fuzz.judge import judged
@@ -96,24 +95,7 @@ def test_a_variable_with_an_unknown_word(variable: str, tmp_path: Path, monkeypa
     assert finding.level == "error" and "bf17" in finding.value
 
 
-@pytest.mark.parametrize(
-    "target",
-    [{"intermediate_size": "x"}, {"intermediate_size": 10**400}, {"num_key_value_heads": -1}, {"model_type": ["qwen3"]}]
-    + [{"torch_dtype": "float128"}, {"layer_types": ["linear_attention"] * 8, "model_type": "qwen3_next"}],
-)
-def test_a_target_of_strange_sizes_is_left_to_sglang(target: dict[str, Any], tmp_path: Path) -> None:
-    found = check(tmp_path / "pair", **target)
-    assert found[-1].about == "memory" and all(each.estimated or each.level != "error" for each in found)
-
-
 @pytest.mark.parametrize("flags", [(), ("--trust-remote-code",)])
 def test_a_drafters_own_code_does_not_run_with_the_targets(flags: tuple[str, ...], tmp_path: Path) -> None:
     errors = {each.about for each in check(tmp_path / "pair", *flags, code=True) if each.level == "error"}
     assert ("drafter's code" in errors) is bool(flags)
-
-
-@fuzz
-@given(st.text())
-def test_an_errors_text_can_be_shown_and_is_short(text: str) -> None:
-    with judged(refuse=True):
-        raise DFlashError(text + "\x1b\ud800" * 10 * LONGEST, expected=text, remedy="none")

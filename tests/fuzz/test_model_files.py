@@ -49,29 +49,16 @@ OF_TRAINERS, DRAFTERS, TARGETS = (
 CONFIG = DrafterConfig.from_dict(DRAFTER)
 TENSOR = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 NAMES = [
-    "../../secret/model.safetensors",
-    "/etc/passwd",
-    "sub/x.safetensors",
-    "..",
-    "",
-    "a\0b",
-    "\ud800",
-    "config.json",
-]
+    "../../secret/model.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "", "a\0b", "\ud800", "config.json",
+]  # fmt: skip
 TOKENIZER = {"added_tokens": [{"id": 900, "content": "<mask>"}], "model": {"vocab": {"a": 0}}, "chat_template": "x"}
 WIDTHS = [
-    {"policy": "random", "widths": [1, 4, 16], "seed": 7},
-    {"policy": "adaptive"},
-    {"8": {"candidate_steps": [3]}},
-]
+    {"policy": "random", "widths": [1, 4, 16], "seed": 7}, {"policy": "adaptive"}, {"8": {"candidate_steps": [3]}},
+]  # fmt: skip
 EMBEDDINGS = [
-    torch.zeros(64),
-    torch.zeros(1).expand(1 << 40),
-    torch.tensor(1.0),
-    torch.zeros(0),
-    torch.full((64,), NAN),
-]
-EMBEDDINGS += [torch.zeros(64, dtype=torch.int8), torch.zeros(64).to_sparse(), torch.zeros(64, device="meta")]
+    torch.zeros(64), torch.zeros(1).expand(1 << 40), torch.tensor(1.0), torch.zeros(0), torch.full((64,), NAN),
+    torch.zeros(64, dtype=torch.int8), torch.zeros(64).to_sparse(), torch.zeros(64, device="meta"),
+]  # fmt: skip
 
 
 def packed(header: bytes, claimed: int | None = None, data: int = 8) -> bytes:

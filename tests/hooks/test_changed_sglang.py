@@ -29,9 +29,21 @@ from sglang.srt.server_args import prepare_server_args
 load_plugins()
 prepare_server_args(sys.argv[1:]).resolve_once()
 """
+# As SGLang's load tools do, which never load plugins.
+LOAD_TOOL = """
+import argparse
+from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.server_args import ServerArgs
+ServerArgs.add_cli_args(parser := argparse.ArgumentParser())
+args = ServerArgs.from_cli_args(parser.parse_args())
+args.resolve_once()
+print(resolving_view(args).attention_backend)
+"""
 
 
-def resolve(program: list[str], folder: Path, *flags: str, path: str = "") -> subprocess.CompletedProcess[str]:
+def resolve(
+    program: list[str], folder: Path, *flags: str, path: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != ALLOW_ANY_VERSION}
     return subprocess.run(
         [sys.executable, *program, "--model-path", str(folder / "target"), *flags],
@@ -39,7 +51,7 @@ def resolve(program: list[str], folder: Path, *flags: str, path: str = "") -> su
         text=True,
         check=False,
         timeout=300,
-        env={**environment, "PYTHONPATH": f"{path}:{os.getcwd()}"},
+        env={**environment, "PYTHONPATH": f"{path}:{os.getcwd()}", **variables},
     )
 
 
@@ -81,6 +93,16 @@ def test_another_release_is_refused_for_dflash_alone(tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert "sglang_dflash.errors.DFlashError: sglang-dflash: SGLang 99.1.0" in refused.stderr
     assert resolve(["-c", AS_IT_IS], tmp_path, path=path).returncode == 0
+
+
+def test_a_process_that_never_loads_plugins_has_the_cpu_platforms_choices_or_is_refused(tmp_path: Path) -> None:
+    write_pair(tmp_path, Broken("fits", ""))
+    chosen = resolve(["-c", LOAD_TOOL], tmp_path)
+    assert chosen.returncode == 0, chosen.stderr
+    assert chosen.stdout.splitlines()[-1] == "torch_dflash"
+    refused = resolve(["-c", LOAD_TOOL], tmp_path, SGLANG_PLUGINS="dflash_cpu")
+    assert refused.returncode == 1
+    assert "replacements are not in place" in refused.stderr
 
 
 def test_the_cpu_platform_names_what_this_sglang_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,11 +89,11 @@ def test_dp_attention_is_refused_by_name(on_cpu: bool) -> None:
     assert "--enable-dp-attention" in caught.value.remedy
 
 
-def test_the_switch_still_gives_sglangs_worker_dp_attention(on_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_switch_gives_sglangs_worker_what_ours_refuses_and_takes_no_other_word(
+    on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(decide.SWITCH, "builtin")
     assert decide.reason_for_builtin(arguments(attn_dp_size=2), on_cpu=on_cpu) == "SGLANG_DFLASH=builtin"
-
-
-def test_dp_attention_is_not_refused_where_sglangs_worker_serves_anyway(on_cpu: bool) -> None:
-    if not on_cpu:
-        assert decide.reason_for_builtin(arguments(attn_dp_size=2, enable_watermark=True), on_cpu=on_cpu) is not None
+    monkeypatch.setenv(decide.SWITCH, "off")
+    with pytest.raises(DFlashError, match="SGLANG_DFLASH='off'"):
+        decide.reason_for_builtin(arguments(), on_cpu=on_cpu)

@@ -1,6 +1,6 @@
 """The dashboard is one that Grafana would read, and it has every series of ours.
 
-That a server exports what it asks for is asked of servers: ``tests/width/test_width_engine.py`` and ``test_scrape.py``.
+Servers show that they export what it asks for: ``tests/width/test_width_engine.py`` and ``test_replicas.py``.
 """
 
 from __future__ import annotations

@@ -46,10 +46,3 @@ def test_every_step_runs_and_ends_with_what_it_started(tmp_path: Path, monkeypat
 
 def test_a_step_without_time_left_is_not_started(tmp_path: Path) -> None:
     assert run(tmp_path, "good", minutes=0) == (False, ["not started"])
-
-
-def test_steps_run_in_the_order_of_use() -> None:
-    assert runner.chosen("steptimes,kernels") == ("kernels", "steptimes")
-    assert runner.chosen("") == runner.chosen("all") == tuple(runner.BUDGETS)
-    with pytest.raises(SystemExit, match="no step kernel: choose from machine, kernels"):
-        runner.chosen("kernel")

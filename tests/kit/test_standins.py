@@ -2,61 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Iterator
-from types import ModuleType
-
 import pytest
 import torch
 from torch import Tensor
 
 from sglang_dflash.ops import reference
 from tools.gpu.standins import jit, simulate
-from tools.gpu.unpack import STAND_INS
-
-EPS = 1e-6
 
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
-
-
-@pytest.fixture
-def sgl_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The stand-in package, gone again afterwards: SGLang asks whether there is one."""
-    monkeypatch.syspath_prepend(str(STAND_INS))
-    finders = list(sys.meta_path)
-    yield importlib.import_module("sgl_kernel")
-    sys.meta_path[:] = finders
-    for name in [name for name in sys.modules if name.partition(".")[0] == "sgl_kernel"]:
-        del sys.modules[name]
-
-
-def norm(rows: Tensor, weight: Tensor) -> Tensor:
-    rows = rows.double()
-    return rows / (rows.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
-
-
-@pytest.mark.parametrize("gemma", [False, True])
-def test_norms(sgl_kernel: ModuleType, gemma: bool) -> None:
-    rows, residual, weight = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8)
-    prefix, scale = ("gemma_", 1 + weight) if gemma else ("", weight)
-    found = getattr(sgl_kernel, f"{prefix}rmsnorm")(rows, weight, EPS)
-    torch.testing.assert_close(found.double(), norm(rows, scale), rtol=1e-5, atol=1e-6)
-    total = rows + residual
-    getattr(sgl_kernel, f"{prefix}fused_add_rmsnorm")(rows, residual, weight, EPS)
-    torch.testing.assert_close(residual, total)
-    torch.testing.assert_close(rows.double(), norm(total, scale), rtol=1e-5, atol=1e-6)
-
-
-def test_what_has_no_stand_in_is_harmless_until_it_is_called(sgl_kernel: ModuleType) -> None:
-    module = importlib.import_module("sgl_kernel.kvcacheio")
-    for missing in (sgl_kernel.int8_scaled_mm, module.transfer_kv_direct, module.scalar_types.uint4b8):
-        with pytest.raises(NotImplementedError, match="has no stand-in: add one to"):
-            missing()
-    assert not hasattr(sgl_kernel, "__wrapped__")
 
 
 def rotated(heads: Tensor, angles: Tensor, neox: bool) -> Tensor:
@@ -87,25 +43,6 @@ def test_rope_turns_the_first_part_of_a_head_and_stores_it(neox: bool) -> None:
     ):
         torch.testing.assert_close(found, want)
     assert not caches[0][[0, 3, 4]].any()
-
-
-def test_activation_and_head_norms() -> None:
-    rows, out = torch.randn(3, 8), torch.empty(3, 4)
-    module = jit.load_jit("activation", "bf16_t", cuda_wrappers=[("run_activation", "A::run")])
-    module.run_activation(rows, out, "silu")
-    gate, up = rows[:, :4], rows[:, 4:]
-    torch.testing.assert_close(out, gate / (1 + (-gate).exp()) * up)
-    q, k, weights = torch.randn(3, 2, 4), torch.randn(3, 1, 4), torch.randn(2, 4)
-    expected = norm(q, weights[0]), norm(k, weights[1])
-    jit.load_jit("qknorm", cuda_wrappers=[("qknorm", "Q::run")]).qknorm(q, k, *weights, EPS)
-    for found, want in zip((q, k), expected, strict=True):
-        torch.testing.assert_close(found.double(), want, rtol=1e-5, atol=1e-6)
-
-
-def test_a_kernel_without_a_stand_in_says_which() -> None:
-    module = jit.load_jit("hicache", "8", cuda_wrappers=[("launch_one", "H::run")])
-    with pytest.raises(NotImplementedError, match=r"hicache.launch_one\('8',\) has no stand-in"):
-        module.launch_one()
 
 
 @pytest.mark.parametrize("length", [1, 4])

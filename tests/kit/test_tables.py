@@ -6,7 +6,6 @@ from pathlib import Path
 
 from tools.gpu import records, tables
 from tools.gpu.run_step import Run
-from tools.gpu.steps import kernels
 
 
 def test_only_a_real_device_has_a_page(tmp_path: Path) -> None:
@@ -46,13 +45,6 @@ def test_every_step_has_its_section(tmp_path: Path) -> None:
         assert line in page
 
 
-def test_a_line_that_a_killed_run_cut_off_is_left_out(tmp_path: Path) -> None:
-    records.append(tmp_path, "engine", {"pair": "a"})
-    with (tmp_path / "engine.jsonl").open("a") as file:
-        file.write('{"pair": "b", "te')
-    assert records.read(tmp_path, "engine") == [{"pair": "a"}]
-
-
 def test_a_failed_measurement_is_recorded_and_repeated_by_the_next_run(tmp_path: Path) -> None:
     run = Run("cpu", tmp_path, "memory")
 
@@ -64,14 +56,3 @@ def test_a_failed_measurement_is_recorded_and_repeated_by_the_next_run(tmp_path:
     assert run.measure({"pair": "a"}, lambda: {"sum": 1})
     assert run.measure({"pair": "a"}, broken)  # measured before: not again
     assert len(records.read(tmp_path, "memory")) == 3
-
-
-def test_kernels_are_counted_by_name() -> None:
-    report = """<testsuites><testsuite>
-      <testcase name="test_accept_block[1-2]"/>
-      <testcase name="test_accept_block[6-1]"><failure message="far"/></testcase></testsuite></testsuites>"""
-    assert kernels.results(report) == (
-        {"accept_block": 1},
-        {"accept_block": 1},
-        {"accept_block": "test_accept_block[6-1]: far"},
-    )

@@ -102,14 +102,9 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 8])
-def test_our_rule_has_the_targets_law(width: int) -> None:
-    text, _ = speculate(our_rule, width, torch.arange(TEXTS))
-    assert p_of(text) > 0.01
-
-
-def test_rejection_sampling_has_the_targets_law_too() -> None:
-    text, _ = speculate(rejection_rule, 3, torch.arange(TEXTS))
+@pytest.mark.parametrize(("rule", "width"), [*((our_rule, width) for width in (1, 2, 3, 8)), (rejection_rule, 3)])
+def test_a_right_rule_has_the_targets_law(rule: Rule, width: int) -> None:
+    text, _ = speculate(rule, width, torch.arange(TEXTS))
     assert p_of(text) > 0.01
 
 

@@ -17,11 +17,6 @@ def test_it_is_torchs(shape: tuple[int, int], dtype: torch.dtype) -> None:
     assert torch.equal(tokens, logits.argmax(-1))
 
 
-def test_of_equals_it_is_the_first() -> None:
-    logits = torch.tensor([[0.0, 2.0, 1.0, 2.0], [-torch.inf, -torch.inf, -torch.inf, -torch.inf]])
-    assert argmax(logits).tolist() == [1, 0]
-
-
 def test_rows_may_be_slices_and_tensors_of_inference_mode() -> None:
     with torch.inference_mode():
         wide = torch.randn(5, 64, generator=torch.Generator().manual_seed(1))

@@ -33,9 +33,3 @@ def test_the_filters_on_cuda_equal_their_definition(on_cuda) -> None:
         torch.tensor([0.0, 0.05, 0.4, 0.0, 0.9]).repeat(rows // 5),
     )
     assert torch.equal(on_cuda(probs, *filters), reference.filter_probs(probs, *filters))
-
-
-def test_a_row_without_a_limit_keeps_its_tail(on_cuda) -> None:
-    probs = torch.tensor([[1.0 - 1e-7, 1e-7, 0.0]])
-    kept = on_cuda(probs, torch.tensor([1 << 30], dtype=torch.int32), torch.tensor([NONE]), torch.tensor([0.0]))
-    assert torch.equal(kept, probs)

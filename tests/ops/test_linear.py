@@ -42,12 +42,6 @@ def test_the_product_is_the_products(processor: str, rows: int, with_bias: bool)
     torch.testing.assert_close(result, expected.float(), rtol=1e-5, atol=1e-4)
 
 
-def test_operands_may_be_slices() -> None:
-    x, weight, _ = operands(200)
-    wide, tall = torch.cat((x, x), dim=1), torch.cat((weight, weight))
-    assert torch.equal(run(wide[:, :INPUT], tall[OUTPUT:]), run(x, weight))
-
-
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch was built without MKL")
 def test_float32_weights_are_stored_input_by_input_where_mkl_is_fast(processor: str) -> None:
     weights = {dtype: empty_weight(OUTPUT, INPUT, dtype) for dtype in (torch.float32, torch.bfloat16)}
@@ -69,18 +63,3 @@ def test_onednn_takes_large_float32_products_where_mkl_is_slow(
     with mock.patch.object(F, "linear", wraps=F.linear) as spy:
         run(x, weight)
     assert spy.called == (not takes_it or processor.startswith("Intel"))
-
-
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
-@pytest.mark.parametrize("processor", ["AMD EPYC 9B14"], indirect=True)
-def test_prompts_of_like_length_share_a_kernel(processor: str) -> None:
-    """oneDNN's kernels are compiled per number of rows, so lengths are rounded up: to 16 while small, then to 64."""
-    seen = set()
-    with torch.profiler.profile(record_shapes=True) as profile:
-        for rows in (90, 95, 130, 140, 192, 193):
-            x, weight, _ = operands(rows)
-            run(x, weight)
-    for event in profile.events():
-        if event.name == "mkldnn::_linear_pointwise":
-            seen.add(event.input_shapes[0][0])
-    assert seen == {96, 192, 256}

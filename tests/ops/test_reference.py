@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from sglang_dflash.ops import (
     Accepted,
     accept_block,
-    filter_probs,
     norm_rope,
-    penalize_block,
     prepare_block,
     seeded_draw,
     token_hash,
@@ -91,26 +89,6 @@ def test_heads_are_normalised_and_rotated_as_complex_numbers(neox: bool) -> None
                 torch.testing.assert_close(actual[layer, t, head], expected)
 
 
-@pytest.mark.parametrize(
-    "top_k, top_p, min_p, kept",
-    [
-        (8, 1.0, 0.0, [0, 1, 2, 3]),
-        (2, 1.0, 0.0, [1, 2]),
-        (8, 0.69, 0.0, [1, 2]),  # 0.4 + 0.3 reach 0.69, so the entry of 0.2 has 0.7 above it
-        (8, 0.71, 0.0, [0, 1, 2]),
-        (8, 1.0, 0.45, [0, 1, 2]),  # 0.2 >= 0.45 * 0.4
-        (8, 1.0, 0.55, [1, 2]),
-        (1, 0.01, 1.0, [1]),
-        (2, 0.9, 0.0, [1, 2]),  # top-p counts the mass of the whole vocabulary, so top-k 2 stays at 2
-    ],
-)
-def test_filters_keep_the_right_entries(top_k: int, top_p: float, min_p: float, kept: list[int]) -> None:
-    probs = torch.tensor([[0.2, 0.4, 0.3, 0.1]])
-    weights = filter_probs(probs, torch.tensor([top_k]), torch.tensor([top_p]), torch.tensor([min_p]))
-    assert weights.nonzero()[:, 1].tolist() == kept
-    torch.testing.assert_close(weights[0, kept], probs[0, kept], rtol=0, atol=0)
-
-
 def murmur3_x86_32(data: bytes) -> int:
     """The algorithm on a multiple of 4 bytes, seed 0 (a published vector is checked below)."""
     mask, state = 0xFFFFFFFF, 0
@@ -148,53 +126,3 @@ def test_seeded_draws_follow_the_weights(vary: str) -> None:
     # The draw at the next position does not depend on this one.
     pairs = torch.bincount(tokens[0::2] * 7 + tokens[1::2], minlength=49)
     assert p_value(pairs, torch.outer(weights, weights).flatten() / weights.sum() ** 2) > 0.01
-
-
-def test_seeded_draw_ignores_the_rest_of_the_batch() -> None:
-    torch.manual_seed(0)
-    weights, seeds, positions = torch.rand(64, 50), torch.arange(64), torch.arange(64) * 3
-    together = seeded_draw(weights, seeds, positions)
-    order = torch.randperm(64)
-    assert torch.equal(seeded_draw(weights[order], seeds[order], positions[order]), together[order])
-    assert torch.equal(seeded_draw(weights[9:10], seeds[9:10], positions[9:10]), together[9:10])
-
-
-def penalized_one_token_at_a_time(
-    logits: torch.Tensor,
-    drafts: list[int],
-    generated: list[int],
-    frequency: float,
-    presence: float,
-    repetition: float,
-) -> torch.Tensor:
-    """[w, V] logits of one request, each position penalised with everything generated before it."""
-    rows = []
-    for j, row in enumerate(logits.clone()):
-        so_far = generated + drafts[1 : j + 1]
-        for token in set(so_far):
-            row[token] -= frequency * so_far.count(token) + presence
-            row[token] = row[token] * repetition if row[token] < 0 else row[token] / repetition
-        rows.append(row)
-    return torch.stack(rows)
-
-
-@pytest.mark.parametrize("width", [1, 2, 6])
-def test_penalties_inside_a_block_equal_a_sequential_loop(width: int) -> None:
-    torch.manual_seed(0)
-    bs, vocab, slots = 5, 10, 8
-    logits, draft = torch.randn(bs, width, vocab) * 3, torch.randint(0, 4, (bs, width))
-    slot_of = torch.tensor([6, 0, 3, 7, 2])
-    coefficients = torch.tensor([[0.0, 0.0, 1.0]]).repeat(slots, 1)
-    coefficients[slot_of[1:]] = torch.tensor([[0.5, 0, 1], [0, 0.7, 1], [0, 0, 1.3], [-0.4, 0.2, 0.8]])
-    counts = torch.zeros(slots, vocab, dtype=torch.int32)
-    expected = []
-    for b in range(bs):
-        generated = torch.randint(0, vocab, (b * 3,)).tolist() + [int(draft[b, 0])]
-        counts[slot_of[b]] = torch.bincount(torch.tensor(generated), minlength=vocab).int()
-        expected.append(
-            penalized_one_token_at_a_time(logits[b], draft[b].tolist(), generated, *coefficients[slot_of[b]].tolist())
-        )
-    actual = logits.clone()
-    penalize_block(actual, draft, counts, slot_of, coefficients)
-    torch.testing.assert_close(actual, torch.stack(expected))
-    assert torch.equal(actual[0], logits[0])

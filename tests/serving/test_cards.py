@@ -1,25 +1,33 @@
-"""Each published card's command line, as printed but for the models' paths, on a shrunk pair of its structure."""
+"""Each published card's command line on a shrunk pair of its structure, through every way to launch it."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.cards import NAMES, PLAIN_SGLANG_SAYS, card
+from sglang_dflash.bench.server import free_port
+from sglang_dflash.hooks.reports import SERVER_INFO_KEY
+from tests.support.cards import NAMES, card
 from tests.support.checkpoints import assert_greedy
 from tests.support.memory import allocated, assert_as_estimated, estimated
 from tests.support.pair_servers import with_plugin
-from tests.support.servers import Server, run_to_exit, running
-from tests.support.shrunk_cards import FLOAT32, assert_served_here, build, generate, prompts
+from tests.support.patched import apply, copy_of_sglang, without_plugins
+from tests.support.servers import LAUNCH_SERVER, SGLANG_SERVE, Server, running, started
+from tests.support.shrunk_cards import FLOAT32, RICHEST, assert_served_here, build, generate, prompts, request
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+SERVE = str(ROOT / "launch" / "serve.sh")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_are_the_targets_and_memory_is_as_estimated(name: str, tmp_path: Path) -> None:
     target = build(name, tmp_path)
@@ -57,20 +65,62 @@ def sizes(server: Server) -> list[str]:
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_the_command_as_printed_serves(name: str, tmp_path: Path) -> None:
-    printed = card(name)
+@pytest.mark.parametrize(("name", "launcher"), [*((name, LAUNCH_SERVER) for name in NAMES), (RICHEST, SGLANG_SERVE)])
+def test_the_command_as_printed_serves(name: str, launcher: tuple[str, ...], tmp_path: Path) -> None:
     build(name, tmp_path)
-    arguments = printed.arguments_for(tmp_path / "target", tmp_path / "drafter")
-    with running(tmp_path, *arguments, **printed.environment) as server:
+    arguments = card(name).arguments_for(tmp_path / "target", tmp_path / "drafter")
+    with running(tmp_path, *arguments, launcher=launcher, **card(name).environment) as server:
         assert_served_here(generate(server), server)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_plain_sglang_refuses_the_command(name: str) -> None:
-    printed = card(name)
-    status, output = run_to_exit(*printed.arguments, SGLANG_PLUGINS="none", **printed.environment)
-    assert status == 2, output
-    assert PLAIN_SGLANG_SAYS[name] in output
+def test_an_engine(tmp_path: Path) -> None:
+    target = build(RICHEST, tmp_path)
+    keywords = card(RICHEST).keywords_for(tmp_path / "target", tmp_path / "drafter")
+    asked = {"keywords": {**keywords, "dtype": "float32", "port": free_port()}, "requests": [request()]}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "support" / "run_engine.py")],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **card(RICHEST).environment},
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    printed = json.loads(done.stdout.splitlines()[-1])
+    assert SERVER_INFO_KEY in printed["state"]
+    for prompt, answer in zip(prompts(), *printed["answers"], strict=True):
+        assert answer["meta_info"]["spec_verify_ct"] > 0
+        assert_greedy(target, prompt, answer["output_ids"])
+
+
+def test_the_launch_script(tmp_path: Path) -> None:
+    build(RICHEST, tmp_path)
+    port = free_port()
+    address = {"LISTEN_HOST": "127.0.0.1", "LISTEN_PORT": str(port), "PYTHON": sys.executable}
+    pair = {"TARGET": str(tmp_path / "target"), "DRAFTER": str(tmp_path / "drafter")}
+    with started(tmp_path, port, [SERVE, RICHEST.lower()], **address, **pair) as server:
+        assert_served_here(generate(server), server)
+
+
+def test_the_demo_script(tmp_path: Path) -> None:
+    port = free_port()
+    with started(tmp_path, port, [SERVE, "demo"], PYTHON=sys.executable, LISTEN_PORT=str(port)) as server:
+        body = {"model": "m", "messages": [{"role": "user", "content": "What is 3 plus 4?"}], "temperature": 0}
+        answer = server.post("/v1/chat/completions", body).json()
+        assert "serves DFLASH" in server.log
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["choices"][0]["message"]["content"]
+
+
+def test_a_patched_tree_serves_with_plugins_switched_off(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    tree = copy_of_sglang(tmp_path / "tree")
+    assert apply(str(tree)).returncode == 0
+    target = build(RICHEST, tmp_path)
+    arguments = [*card(RICHEST).arguments_for(tmp_path / "target", tmp_path / "drafter"), *FLOAT32]
+    with running(tmp_path, *arguments, **without_plugins(tree)) as server:
+        answers = generate(server)
+        assert SERVER_INFO_KEY in server.get("/server_info").json()["internal_states"][0]
+        assert "Executed general plugin" not in server.log
+    for prompt, answer in zip(prompts(), answers, strict=True):
+        assert_greedy(target, prompt, answer["output_ids"])

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sglang_dflash.pairs import target_path
+from tests.support.checkpoints import assert_greedy
 from tests.support.generation import assert_nothing_leaked, flush, generate_all
 from tests.support.matrix import CHUNKED, FINISHED, MATRIX, PAGED, SYNC, Cell
 from tests.support.pair_servers import dflash_server, plain_server
 from tests.support.prompts import corpus
 from tests.support.servers import Server
+from tools.train.hf import load_model
 
 pytestmark = pytest.mark.engine
 
 NEW_TOKENS = 64
 
 
-def plain_tokens(server: Server, pair: str) -> list[list[int]]:
+def greedy_tokens(server: Server, pair: str) -> list[list[int]]:
     return [answer.tokens for answer in generate_all(server, corpus(pair, 16), 8, NEW_TOKENS)]
 
 
@@ -41,23 +45,19 @@ def compare(cell: Cell, server: Server, expected: Sequence[Sequence[int]]) -> in
     return compared
 
 
-def start_and_compare(cell: Cell, folder: Path, expected: Sequence[Sequence[int]]) -> int:
-    variables = dict(cell.environment)
-    with dflash_server(
-        cell.pair, folder, *cell.arguments, drafter=cell.drafter, block=cell.block, **variables
-    ) as server:
-        return compare(cell, server, expected)
-
-
 def test_equal_tokens_with_overlap(plain_hybrid: Server, dflash_hybrid: Server) -> None:
-    assert compare(Cell("tiny-hybrid"), dflash_hybrid, plain_tokens(plain_hybrid, "tiny-hybrid")) == 28
+    assert compare(Cell("tiny-hybrid"), dflash_hybrid, greedy_tokens(plain_hybrid, "tiny-hybrid")) == 28
 
 
-def test_equal_tokens_without_overlap_in_pages_and_chunks(tmp_path: Path) -> None:
-    cell = Cell("tiny-dense", block=4, arguments=(*SYNC, *PAGED, *CHUNKED))
-    with plain_server(cell.pair, tmp_path) as server:
-        expected = plain_tokens(server, cell.pair)
-    assert start_and_compare(cell, tmp_path, expected) == 28
+def test_equal_tokens_without_overlap_in_pages_and_chunks_on_two_ranks(tmp_path: Path) -> None:
+    """Here to the target in transformers; the matrix compares with plain decoding in SGLang."""
+    cell = Cell("tiny-moe", block=4, arguments=(*SYNC, *PAGED, *CHUNKED, "--tp-size", "2"))
+    target = load_model(target_path(cell.pair))
+    with dflash_server(cell.pair, tmp_path, *cell.arguments, block=cell.block) as server:
+        expected = greedy_tokens(server, cell.pair)
+        for prompt, tokens in zip(corpus(cell.pair, 16), expected, strict=True):
+            assert_greedy(target, prompt, tokens)
+        assert compare(cell, server, expected) == 28
 
 
 @pytest.mark.slow
@@ -71,5 +71,7 @@ def test_equal_tokens_everywhere(cell: Cell, tmp_path: Path) -> None:
         pytest.skip("passed before with this very package (tests/support/matrix.py)")
     if cell.pair not in finished:
         with plain_server(cell.pair, tmp_path) as server:
-            FINISHED.add(cell.pair, plain_tokens(server, cell.pair))
-    FINISHED.add(str(cell), start_and_compare(cell, tmp_path, FINISHED.results()[cell.pair]))
+            FINISHED.add(cell.pair, greedy_tokens(server, cell.pair))
+    drafts: dict[str, Any] = {"drafter": cell.drafter, "block": cell.block}
+    with dflash_server(cell.pair, tmp_path, *cell.arguments, **drafts, **dict(cell.environment)) as server:
+        FINISHED.add(str(cell), compare(cell, server, FINISHED.results()[cell.pair]))

@@ -1,41 +1,48 @@
-"""Requests that come, go and end at awkward moments; the slots are always given back."""
+"""``sglang serve``: requests that come, go and end at awkward moments give their slots back; SIGTERM ends it all."""
 
 from __future__ import annotations
 
+import re
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import psutil
 import pytest
 
 import sglang_dflash
+from sglang_dflash.pairs import target_path
+from tests.support.checkpoints import assert_greedy
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
 from tests.support.pair_servers import STRICT, dflash_server, worker_info
 from tests.support.prompts import corpus
-from tests.support.servers import Server
+from tests.support.servers import SGLANG_SERVE, Server
+from tools.train.hf import load_model
 
 pytestmark = pytest.mark.engine
 
 PAIR = "tiny-dense"
 CONTEXT = 512
 END_TOKEN = 2
+WHOLE = {"ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     arguments = ("--context-length", str(CONTEXT), "--max-total-tokens", "4096")
-    with dflash_server(PAIR, tmp_path_factory.mktemp("server"), *arguments, **STRICT) as server:
+    folder = tmp_path_factory.mktemp("server")
+    with dflash_server(PAIR, folder, *arguments, launcher=SGLANG_SERVE, **STRICT) as server:
         yield server
-        assert_nothing_leaked(server)
 
 
 def test_banner_and_server_info_name_the_worker(server: Server) -> None:
     info = worker_info(server)
     assert info["version"] == sglang_dflash.__version__
     assert f"sglang-dflash {sglang_dflash.__version__} serves DFLASH" in server.log
-    assert "fixed width 16" in server.log
+    assert "fixed width up to 16" in server.log
     assert set(info["layers"]) == {"full_attention"}
 
 
@@ -45,7 +52,7 @@ def short(number: int, seed: int = 0) -> list[list[int]]:
 
 def reference(server: Server) -> tuple[list[int], Answer]:
     (prompt,) = short(1, seed=5)
-    return prompt, generate(server, prompt, 64, sampling_params={"ignore_eos": True})
+    return prompt, generate(server, prompt, 64, sampling_params=WHOLE)
 
 
 def test_accept_length_of_a_request_is_exact(server: Server) -> None:
@@ -63,10 +70,18 @@ def test_accept_length_of_a_request_is_exact(server: Server) -> None:
     assert answer.meta["spec_accept_rate"] == accepted / (steps * 15)
 
 
-@pytest.mark.parametrize("limit", range(1, 20))
-def test_max_new_tokens_ends_inside_a_block(server: Server, limit: int) -> None:
+def test_tokens_are_the_targets(server: Server) -> None:
+    target, prompts = load_model(target_path(PAIR)), [prompt[: CONTEXT - 80] for prompt in corpus(PAIR, 16)]
+    for concurrency in (8, 1):
+        flush(server)
+        for prompt, answer in zip(prompts, generate_all(server, prompts, concurrency), strict=True):
+            assert_greedy(target, prompt, answer.tokens)
+
+
+def test_max_new_tokens_ends_inside_a_block(server: Server) -> None:
     prompt, whole = reference(server)
-    assert generate(server, prompt, limit, sampling_params={"ignore_eos": True}).tokens == whole.tokens[:limit]
+    for limit in range(1, 20):
+        assert generate(server, prompt, limit, sampling_params=WHOLE).tokens == whole.tokens[:limit]
 
 
 def test_a_stop_token_ends_inside_a_block(server: Server) -> None:
@@ -86,7 +101,7 @@ def test_the_context_limit_ends_inside_a_block(server: Server) -> None:
     prompts = [(seed * 20)[: CONTEXT - room] for room in (8, 9, 12, 17)]
 
     def fill(prompt: list[int]) -> Answer:
-        return generate(server, prompt, CONTEXT - len(prompt), sampling_params={"ignore_eos": True})
+        return generate(server, prompt, CONTEXT - len(prompt), sampling_params=WHOLE)
 
     with ThreadPoolExecutor(8) as pool:
         others = [pool.submit(generate, server, prompt) for prompt in short(4)]
@@ -121,9 +136,8 @@ def test_an_abandoned_request_gives_its_slots_back(server: Server) -> None:
 def test_sampled_requests_make_no_step_wait(server: Server) -> None:
     """The server refuses host waits: here in SGLang's sampler too, with every filter and no seed."""
     filters = {"temperature": 1.1, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "ignore_eos": True}
-    assert all(
-        len(answer.tokens) == 24 for answer in generate_all(server, short(4, seed=11), 4, 24, sampling_params=filters)
-    )
+    answers = generate_all(server, short(4, seed=11), 4, 24, sampling_params=filters)
+    assert [len(answer.tokens) for answer in answers] == [24] * 4
 
 
 def test_abort_all_and_go_on(server: Server) -> None:
@@ -147,27 +161,35 @@ def test_requests_join_and_leave_a_running_batch(server: Server) -> None:
     def late(i: int) -> Answer:
         barrier.wait()
         time.sleep(0.02 * (i % 5))
-        return generate(server, prompts[i], limits[i], sampling_params={"ignore_eos": True})
+        return generate(server, prompts[i], limits[i], sampling_params=WHOLE)
 
     with ThreadPoolExecutor(16) as pool:
         together = list(pool.map(late, range(16)))
     flush(server)
-    alone = [generate(server, p, n, sampling_params={"ignore_eos": True}) for p, n in zip(prompts, limits, strict=True)]
+    alone = [generate(server, p, n, sampling_params=WHOLE) for p, n in zip(prompts, limits, strict=True)]
     assert [answer.tokens for answer in together] == [answer.tokens for answer in alone]
 
 
 def test_counters_reach_server_info_and_prometheus(server: Server) -> None:
     before = worker_info(server)
-    answer = generate(server, short(1, seed=10)[0], 48, sampling_params={"ignore_eos": True})
+    answer = generate(server, short(1, seed=10)[0], 48, sampling_params=WHOLE)
     after = worker_info(server)
     steps = after["steps_by_width"]["16"] - before["steps_by_width"].get("16", 0)
     # With overlap one more step may have been launched before the host saw the request's end.
     assert answer.meta["spec_verify_ct"] <= steps <= answer.meta["spec_verify_ct"] + 1
     metrics = server.get("/metrics").text
-    assert "sglang_dflash:steps_total{" in metrics
-    assert 'width="16"' in metrics
-    counted = [line for line in metrics.splitlines() if line.startswith("sglang_dflash:accept_length_count")]
-    assert float(counted[0].rsplit(" ", 1)[1]) == sum(after["blocks_by_accept_length"].values())
+    assert re.search(r'^sglang_dflash:steps_total\{.*width="16"', metrics, re.MULTILINE)
+    (counted,) = re.findall(r"^sglang_dflash:accept_length_count\{.*\} (\S+)$", metrics, re.MULTILINE)
+    assert float(counted) == sum(after["blocks_by_accept_length"].values())
+
+
+def test_sigterm_leaves_no_process(server: Server) -> None:
+    """The last test of this server."""
+    assert_nothing_leaked(server)
+    family = server.family()
+    assert len(family) > 2, "expected a scheduler and a detokenizer beside the HTTP process"
+    server.process.send_signal(signal.SIGTERM)
+    assert not psutil.wait_procs(family, timeout=60)[1]
 
 
 def wait_until_idle(server: Server, seconds: float = 60) -> None:

@@ -7,12 +7,11 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
@@ -39,7 +38,6 @@ def server(folder: Path) -> Iterator[Server]:
     environment = {**with_plugin(folder, "faults"), "SGLANG_DFLASH_STEP_LOG": "/dev/full"}
     with dflash_server(PAIR, folder, **environment) as server:
         yield server
-        assert_nothing_leaked(server)
 
 
 @pytest.fixture(scope="module")
@@ -97,40 +95,33 @@ def test_a_full_disk_ends_the_step_log_and_nothing_else(server: Server, healthy:
     assert server.get("/health_generate").status_code == 200
 
 
-def scheduler_of(server: Server) -> psutil.Process:
-    return next(process for process in server.family() if "sglang::scheduler" in " ".join(process.cmdline()))
+def test_a_dead_scheduler_ends_its_requests_and_the_servers_health(server: Server) -> None:
+    """The last test of this server."""
+    assert_nothing_leaked(server)
+    kill(server, "sglang::scheduler")
 
 
-def rank_of_two(server: Server) -> psutil.Process:
-    return next(process for process in server.family() if "scheduler_TP1" in " ".join(process.cmdline()))
+@pytest.mark.slow
+def test_so_does_a_dead_rank_of_two(tmp_path: Path) -> None:
+    with dflash_server(PAIR, tmp_path, "--tp-size", "2") as server:
+        kill(server, "scheduler_TP1")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "victim"),
-    [
-        pytest.param((), scheduler_of, id="scheduler"),
-        pytest.param(("--tp-size", "2"), rank_of_two, id="a rank of two", marks=pytest.mark.slow),
-    ],
-)
-def test_a_dead_process_ends_its_requests_and_the_servers_health(
-    arguments: tuple[str, ...], victim: Callable[[Server], psutil.Process], tmp_path: Path
-) -> None:
+def kill(server: Server, name: str) -> None:
     """Whoever waits is told, and nobody is told that all is well."""
-    with dflash_server(PAIR, tmp_path, *arguments) as server:
-        told = threading.Event()
+    told = threading.Event()
 
-        def wait_for_answer() -> None:
-            with contextlib.suppress(httpx.TransportError, AssertionError):
-                generate(server, corpus(PAIR, 1)[0], 4000, sampling_params=WHOLE)
-            told.set()
+    def wait_for_answer() -> None:
+        with contextlib.suppress(httpx.TransportError, AssertionError):
+            generate(server, corpus(PAIR, 1)[0], 4000, sampling_params=WHOLE)
+        told.set()
 
-        assert server.get("/health").status_code == 200
-        waiting = threading.Thread(target=wait_for_answer, daemon=True)
-        waiting.start()
-        time.sleep(1.0)
-        victim(server).send_signal(signal.SIGKILL)
-        assert told.wait(DEAD_WITHIN), "a request still waits"
-        assert not is_healthy(server)
+    assert server.get("/health").status_code == 200
+    threading.Thread(target=wait_for_answer, daemon=True).start()
+    time.sleep(1.0)
+    next(p for p in server.family() if name in " ".join(p.cmdline())).send_signal(signal.SIGKILL)
+    assert told.wait(DEAD_WITHIN), "a request still waits"
+    assert not is_healthy(server)
 
 
 def is_healthy(server: Server) -> bool:

@@ -1,4 +1,4 @@
-"""Prompts with images: plain decoding's answers, and drafts that know what is in them.
+"""Prompts with images: the target's answers, and drafts that know what is in them.
 
 The target's rotation counts an image's rows and columns (M-RoPE), so its positions fall behind the number of tokens;
 the drafter counts tokens. Drafts show whether it was told the right thing: a bad one changes no token.
@@ -65,9 +65,8 @@ class Pair:
             yield server
 
     @contextlib.contextmanager
-    def ours(self, folder: Path, *flags: str, answers: dict[str, list[int]], **environment: str) -> Iterator[Server]:
-        """Under DFLASH; ``drafts.jsonl`` has the drafts before ``answers``, by prompt, corrected some of them."""
-        (folder / "answers.json").write_text(json.dumps(answers))
+    def ours(self, folder: Path, *flags: str, **environment: str) -> Iterator[Server]:
+        """Under DFLASH; ``drafts.jsonl`` has the drafts before some of them are corrected by ``answers.json``."""
         speculative = (
             *("--speculative-algorithm", "DFLASH", "--speculative-num-draft-tokens", str(BLOCK)),
             *("--speculative-draft-model-path", str(self.folder / "drafter")),
@@ -95,31 +94,23 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 @pytest.fixture(scope="module")
-def expected(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[int]], str]:
-    """What plain decoding answers, and what it says in a chat."""
-    with pair.plain(tmp_path_factory.mktemp("plain")) as server:
-        return tokens(ask(server, list(PROMPTS), "plain")), chat(server, PROMPTS["two"], NEW_TOKENS)
-
-
-@pytest.fixture(scope="module")
-def served(
-    pair: Pair, expected: tuple[dict[str, list[int]], str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Server, Path]]:
+def served(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
     folder = tmp_path_factory.mktemp("ours")
-    with pair.ours(folder, answers=expected[0]) as server:
+    with pair.ours(folder) as server:
         yield server, folder
 
 
-def test_answers_are_plain_decodings_together_and_from_the_prefix_cache(
-    pair: Pair, expected: tuple[dict[str, list[int]], str], served: tuple[Server, Path]
-) -> None:
-    (answers, said), (server, _) = expected, served
+def test_answers_are_the_targets_together_and_from_the_prefix_cache(pair: Pair, served: tuple[Server, Path]) -> None:
+    server, folder = served
+    answers = tokens(ask(server, list(PROMPTS), "uncorrected"))
+    for name, answer in answers.items():
+        assert Reading(pair.model, pair.processor, pair.drafter, PROMPTS[name], answer).greedy == answer, name
     assert answers["image"] != answers["other image"], "the image does not matter"
+    (folder / "answers.json").write_text(json.dumps(answers))
     cached = assert_answers(server, answers)
     ends = {name: cached[name] - first_image_token(pair, name) for name in ("large", "long text")}
     assert 0 < ends["large"] < LARGE.tokens, "no hit ends inside an image"
     assert ends["long text"] > DOG.tokens, "no hit ends after one"
-    assert chat(server, PROMPTS["two"], NEW_TOKENS) == said
 
 
 def first_image_token(pair: Pair, name: str) -> int:
@@ -187,7 +178,9 @@ def test_served_otherwise(case: str, tmp_path: Path) -> None:
     name, flags, environment = OTHERWISE[case]
     pair = Pair.write(name, tmp_path)
     with pair.plain(tmp_path) as server:
-        answers = tokens(ask(server, list(PROMPTS), "plain"))
-    with pair.ours(tmp_path, *flags, answers=answers, **environment) as server:
+        answers, said = tokens(ask(server, list(PROMPTS), "plain")), chat(server, PROMPTS["two"], NEW_TOKENS)
+    (tmp_path / "answers.json").write_text(json.dumps(answers))
+    with pair.ours(tmp_path, *flags, **environment) as server:
         assert_answers(server, answers)
+        assert chat(server, PROMPTS["two"], NEW_TOKENS) == said
         assert_drafts(pair, server, tmp_path, WINDOW if case == "draft window" else None)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.soak.__main__ import soak
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 LONG_RUNS_ALONE_SHOW = ("memory is level", "it ends as fast as it began", "the server was short of K/V")
 

@@ -89,19 +89,6 @@ def test_the_kernels_equal_their_definitions_under_the_interpreter() -> None:
     assert " passed" in run.stdout and "skipped" not in run.stdout, run.stdout
 
 
-def test_without_tracking() -> None:
-    blocks = Blocks(2, 5)
-    states = [blocks.expected(0, i)[1] for i in range(2)]
-    blocks.verify(gdn_verify, blocks.records)
-    before = blocks.states.clone()
-    gdn_commit(blocks.states, blocks.records, blocks.rows, blocks.slots, torch.tensor([5, 2]))
-    for i, count in enumerate((5, 2)):
-        slot = blocks.slots[i]
-        assert_near(blocks.states[0, slot], states[i][count], FP32)
-        before[:, slot] = blocks.states[:, slot]
-    assert torch.equal(blocks.states[:, 1:], before[:, 1:])
-
-
 def test_a_verify_leaves_the_states_and_records_its_own_tokens_only() -> None:
     blocks = Blocks(2, 5, padded=True)
     of_records(blocks.records, lambda x: x.fill_(7.0))
@@ -116,14 +103,11 @@ def test_a_verify_leaves_the_states_and_records_its_own_tokens_only() -> None:
         assert torch.equal(actual[:, 1:], expected[:, 1:])
 
 
-def test_a_strong_decay_costs_the_tokens_after_it_no_precision() -> None:
-    blocks = Blocks(2, RING)
-    blocks.make_first_decay_strong()
-    check(blocks, torch.tensor([RING, 9]), torch.tensor([1, 2]))
-
-
-def test_equal_keys_that_replace_each_other() -> None:
-    check(alike(2), torch.tensor([RING, 9]), torch.tensor([1, 2]))
+def test_a_strong_decay_and_equal_keys_cost_no_precision() -> None:
+    decaying = Blocks(2, RING)
+    decaying.make_first_decay_strong()
+    for blocks in (decaying, alike(2)):
+        check(blocks, torch.tensor([RING, 9]), torch.tensor([1, 2]))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.states import replay
-from tests.support.plan import serve, serve_builtin
+from tests.support.plan import serve
 
 pytestmark = pytest.mark.sglang
 
@@ -101,11 +101,3 @@ def test_a_commit_leaves_nothing_for_the_next_block_whatever_its_width() -> None
     assert not states.isnan().any()
     after_two = step(cursors(0), (2, 2))[1][:, 3]
     torch.testing.assert_close(states[:, 5], after_two)
-
-
-def test_sglangs_own_worker_keeps_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve_builtin(monkeypatch)
-    called: list[str] = []
-    for name in ("verify", "advance", "commit"):
-        getattr(replay, name)(lambda **call: called.append(call["name"]), name=name)
-    assert called == ["verify", "advance", "commit"]

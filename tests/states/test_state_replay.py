@@ -6,43 +6,35 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.generation import Answer, assert_nothing_leaked, generate_all
+from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
 from tests.support.memory import allocated
-from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server, draft_arguments, plain_server, target_arguments
+from tests.support.pair_servers import FEATURES, RANDOM_WIDTHS, dflash_server, plain_server
 from tests.support.prompts import corpus
-from tests.support.servers import Server, run_to_exit
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine
 
 PAIR = "tiny-hybrid"
-KEPT = {"SGLANG_DFLASH_STATE_REPLAY": "0"}
 
 
-def tokens_and_blocks(answers: list[Answer]) -> list[tuple[list[int], int]]:
-    return [(answer.tokens, answer.meta["spec_verify_ct"]) for answer in answers]
+def scratch_and_blocks(server: Server) -> tuple[int, list[tuple[list[int], int]]]:
+    flush(server)
+    answers = generate_all(server, corpus(PAIR, 16, 3), 8, 96)
+    answers += generate_all(server, corpus(PAIR, 16, 3), 1, 96)  # prefix hits
+    assert_nothing_leaked(server)
+    return allocated(server)["scratch"], [(answer.tokens, answer.meta["spec_verify_ct"]) for answer in answers]
 
 
-def test_a_replay_takes_a_fifth_of_the_scratch_at_most_and_the_same_blocks(tmp_path: Path) -> None:
-    found = {}
-    for way, environment in (("kept", KEPT), ("replayed", {})):
-        folder = tmp_path / way
-        folder.mkdir()
-        with dflash_server(PAIR, folder, "--mamba-radix-cache-strategy", "extra_buffer", **environment) as server:
-            answers = generate_all(server, corpus(PAIR, 16, 3), 8, 96)
-            answers += generate_all(server, corpus(PAIR, 16, 3), 1, 96)  # prefix hits
-            found[way] = allocated(server)["scratch"], tokens_and_blocks(answers), server.log
-            assert_nothing_leaked(server)
-    assert found["replayed"][0] < 0.2 * found["kept"][0]
-    assert found["replayed"][1] == found["kept"][1]
-    assert "replayed" in found["replayed"][2]
-
-
-def test_a_ring_that_is_too_short_is_refused_before_weights_load() -> None:
-    short = ("--linear-replayssm-cache-len", "8")
-    status, log = run_to_exit(*target_arguments(PAIR), *draft_arguments(PAIR), *short)
-    assert status != 0
-    assert "a power of two, at least 16 for blocks of 16" in log
-    assert "Load weight" not in log
+def test_a_replay_takes_a_fifth_of_the_scratch_at_most_and_the_same_blocks(
+    dflash_hybrid: Server, tmp_path: Path
+) -> None:
+    with dflash_server(PAIR, tmp_path, base=FEATURES, SGLANG_DFLASH_STATE_REPLAY="0") as server:
+        kept, expected = scratch_and_blocks(server)
+        assert "replayed" not in server.log
+    replayed, found = scratch_and_blocks(dflash_hybrid)
+    assert "replayed" in dflash_hybrid.log
+    assert replayed < 0.2 * kept
+    assert found == expected
 
 
 @pytest.fixture(scope="module")

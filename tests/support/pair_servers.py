@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sglang_dflash.pairs import drafter_path, target_path
-from tests.support.servers import Server, running
+from tests.support.servers import LAUNCH_SERVER, Server, running
 
 # Track boundaries of the recurrent states every 64 tokens, so that short prompts cross some inside a block.
 TRACKED = ("--mamba-track-interval", "64")
@@ -36,15 +38,23 @@ def target_arguments(pair: str, base: tuple[str, ...] = BASE) -> tuple[str, ...]
     return ("--model-path", str(target_path(pair)), *base, *tracked)
 
 
-def draft_arguments(pair: str, drafter: str = "good", block: int = 16) -> tuple[str, ...]:
+def draft_arguments(pair: str, drafter: str | Path = "good", block: int = 16) -> tuple[str, ...]:
     return (
-        "--speculative-algorithm",
-        "DFLASH",
-        "--speculative-draft-model-path",
-        str(drafter_path(pair, drafter)),
-        "--speculative-num-draft-tokens",
-        str(block),
+        *("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(_folder(pair, drafter))),
+        *("--speculative-num-draft-tokens", str(block)),
     )
+
+
+def _folder(pair: str, drafter: str | Path) -> Path:
+    return drafter if isinstance(drafter, Path) else drafter_path(pair, drafter)
+
+
+def changed_drafter(pair: str, folder: Path, **changes: object) -> Path:
+    """Copy the pair's drafter to ``folder/drafter``, with other keys in its config.json."""
+    copy = Path(shutil.copytree(drafter_path(pair), folder / "drafter"))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, **changes}))
+    return copy
 
 
 @contextlib.contextmanager
@@ -62,16 +72,16 @@ def dflash_server(
     folder: Path,
     *arguments: str,
     base: tuple[str, ...] = BASE,
-    drafter: str = "good",
+    drafter: str | Path = "good",
     block: int = 16,
+    launcher: tuple[str, ...] = LAUNCH_SERVER,
     **environment: str,
 ) -> Iterator[Server]:
     """The pair under DFLASH; asserts that it is our worker that serves."""
     command = (*target_arguments(pair, base), *draft_arguments(pair, drafter, block), *arguments)
-    with running(folder, *command, **environment) as server:
+    with running(folder, *command, launcher=launcher, **environment) as server:
         info = worker_info(server)
-        assert info["drafter"] == str(drafter_path(pair, drafter))
-        assert info["block_size"] == block
+        assert (info["drafter"], info["block_size"]) == (str(_folder(pair, drafter)), block)
         yield server
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -21,21 +20,11 @@ from sglang_dflash.width import (
 )
 
 
-def test_no_file_means_the_defaults():
-    assert read_config(None) == WidthConfig("adaptive", (), 0)
-
-
 @pytest.mark.parametrize(
     "block_size, widths", [(16, (1, 2, 4, 8, 16)), (10, (1, 2, 4, 8, 10)), (2, (1, 2)), (1, (1,)), (9, (1, 2, 4, 8, 9))]
 )
 def test_default_widths_are_powers_of_two_and_the_block_size(block_size, widths):
     assert default_widths(block_size) == WidthConfig().widths_for(block_size) == widths
-
-
-def test_every_key_is_read(tmp_path: Path):
-    path = tmp_path / "width.json"
-    path.write_text(json.dumps({"policy": "random", "widths": [8, 2, 8], "seed": 7}))
-    assert read_config(str(path)) == WidthConfig("random", (2, 8), 7)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import exp, log
-from random import Random
 
 import numpy as np
 import pytest
@@ -43,25 +42,6 @@ def test_an_update_is_the_kalman_step_of_the_docstring():
     for row, share in cells:
         assert filter.variance[row][1] == pytest.approx(p[4 + row, 4 + row] + share * CELL_STEP)
         assert filter.correction[row][0] == filter.correction[row][2] == 0
-
-
-def test_an_error_in_a_new_cell_beside_a_settled_one_stays_there():
-    filter = step_filter()
-    for _ in range(50):
-        learn(filter, 0, 20.0)
-    before = predicted(filter, 10.0)
-    learn(filter, 1, 30.0)
-    assert filter.correction[0][1] > 2 * log(predicted(filter, 10.0) / before) > 0
-
-
-@pytest.mark.parametrize("added, each, slower", [(8.0, 0.0, 1.0), (0.0, 0.5, 1.0), (0.0, 0.0, 1.3)])
-def test_the_schedulers_part_is_told_apart_from_a_slower_machine(added, each, slower):
-    filter, random = step_filter(), Random(0)
-    for size in (1, 4, 16) * 70:
-        column = random.choice((0, 1))
-        table = (10.0, 20.0)[column]
-        learn(filter, column, table * slower + added + each * size, size, table=table)
-    assert predicted(filter, 60.0, 16) == pytest.approx(60.0 * slower + added + each * 16, rel=0.12)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.floats(1e-3, 1e6), st.integers(0, 10**6)), max_size=60))

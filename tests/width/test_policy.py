@@ -13,12 +13,6 @@ from sglang_dflash.width import AdaptiveWidth, CostTable, FixedWidth, RandomWidt
 from tests.width.traffic import WIDTHS, Machine
 
 
-def test_the_fixed_width_never_changes():
-    policy: WidthPolicy = FixedWidth(8)
-    assert policy.widths == (8,) and policy.paused is None
-    assert [policy.width(size) for size in (1, 64)] == [8, 8]
-
-
 def test_random_widths_are_equally_likely_and_repeat_with_their_seed():
     first, second, other = RandomWidth([4, 1, 2, 4], 1), RandomWidth([1, 2, 4], 1), RandomWidth([1, 2, 4], 2)
     drawn = [first.width(8) for _ in range(3000)]

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dflash.width import Survival
+from sglang_dflash.width.cusum import CERTAIN, TILT, Cusum
 from sglang_dflash.width.survival import FIRST_PRIOR_TRIES, MEMORY, NEIGHBOUR_TRIES, PRIOR
 from tests.width.traffic import accept_lens
 
@@ -35,16 +36,6 @@ def test_the_curve_is_a_survival_function_and_tokens_are_its_sum(observed):
         assert tokens == pytest.approx([1 + sum(curve[: width - 1]) for width in range(1, 9)])
 
 
-@without_cusum
-@given(st.lists(blocks, max_size=30))
-def test_more_accepted_drafts_never_lower_the_expectation(observed):
-    usual, better = Survival(8), Survival(8)
-    for width, lens in observed:
-        usual.observe(width, lens)
-        better.observe(width, [length if length == 1 else width for length in lens])
-    assert better.expected_tokens(8) >= usual.expected_tokens(8) - 1e-9
-
-
 @without_start
 def test_a_step_is_counted_up_to_each_rejection_and_not_beyond_the_block():
     survival = Survival(6)
@@ -54,32 +45,6 @@ def test_a_step_is_counted_up_to_each_rejection_and_not_beyond_the_block():
     third = (2 + NEIGHBOUR_TRIES * second) / (2 + NEIGHBOUR_TRIES)
     assert survival.hazards[1:] == pytest.approx([first, second, third, third, third])
     assert survival.evidence() == pytest.approx([4, 3, 2, 0, 0])
-
-
-def test_a_few_odd_requests_at_the_start_do_not_settle_it():
-    survival = Survival(8)
-    for _ in range(5):
-        survival.observe(8, [1])
-    assert survival.hazards[1] > 0.5
-    for _ in range(100):
-        survival.observe(8, [1])
-    assert survival.hazards[1] < 0.1
-
-
-@without_cusum
-def test_evidence_fades_with_drafting_steps_and_little_with_plain_ones():
-    survival = Survival(8)
-    for _ in range(60):
-        survival.observe(8, [8, 8])
-    before = survival.evidence()
-    for _ in range(10):
-        survival.observe(1, [1, 1])
-    assert survival.evidence() == pytest.approx(before, rel=0.02)
-    for _ in range(400):
-        survival.observe(2, [1, 2])
-    assert survival.evidence()[5] < 1
-    assert survival.hazards[1] == pytest.approx(0.5, abs=0.05)
-    assert survival.hazards[7] < 0.65
 
 
 @pytest.mark.parametrize("width", [4, 16])
@@ -127,3 +92,15 @@ def test_steady_traffic_is_seldom_taken_for_a_change_and_counts_survive_their_ow
     assert survival.changes <= 40  # with some 80 tries in each step
     assert survival.hazards[1] == pytest.approx(0.8, abs=0.1)
     assert survival.evidence()[0] == pytest.approx(8 * MEMORY, rel=0.7)
+
+
+def test_the_score_adds_log_likelihood_ratios_restarts_at_zero_and_ends_in_certainty():
+    test = Cusum("before")
+    assert not test.is_certain(2.0, 1.0)
+    assert test.score == pytest.approx(TILT * 2 - TILT**2 / 2) and test.rose
+    test.is_certain(-5.0, 1.0)
+    assert test.score == 0 and not test.rose and test.before == "before"
+    steps = 1
+    while not test.is_certain(1.0, 0.2):
+        steps += 1
+    assert steps == int(CERTAIN / (TILT - TILT**2 / 2 * 0.2)) + 1

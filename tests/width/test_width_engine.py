@@ -8,16 +8,15 @@ import re
 import statistics
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.generation import Answer, assert_nothing_leaked, generate_all
 from tests.support.grafana import OURS, SGLANGS, series
-from tests.support.pair_servers import dflash_server, draft_arguments, target_arguments, worker_info
+from tests.support.pair_servers import dflash_server, worker_info
 from tests.support.prompts import corpus, random_prompts
-from tests.support.servers import Server, run_to_exit
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine
 
@@ -111,23 +110,3 @@ def test_every_step_is_in_the_log(server: Server) -> None:
     for step in steps:
         assert len(step["accept"]) == len(step["rids"])
         assert all(1 <= accept <= step["width"] for accept in step["accept"])
-
-
-@pytest.mark.parametrize(
-    ("config", "flags", "said"),
-    [
-        pytest.param({"widths": [1, 32]}, ("--speculative-adaptive",), "width 32", id="too wide"),
-        pytest.param({"width": [1]}, ("--speculative-adaptive",), 'key "width"', id="unknown", marks=pytest.mark.slow),
-        pytest.param({}, (), "without --speculative-adaptive", id="no flag", marks=pytest.mark.slow),
-    ],
-)
-def test_a_configuration_that_cannot_serve_is_refused_before_weights(
-    config: dict[str, Any], flags: tuple[str, ...], said: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "widths.json"
-    file.write_text(json.dumps(config))
-    arguments = (*target_arguments(PAIR), *draft_arguments(PAIR), *flags, "--speculative-adaptive-config", str(file))
-    status, output = run_to_exit(*arguments)
-    assert status != 0
-    assert said in output and "Remedy" in output
-    assert "Load weight" not in output

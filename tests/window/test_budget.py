@@ -1,4 +1,4 @@
-"""The K/V budget under a draft window: rings are charged once, a token of the pool holds no drafter K/V."""
+"""A draft window's rings are charged once to the K/V budget, and a prefix hit leaves them enough to prefill."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state imp
 
 from sglang_dflash.upstream import ReqToTokenPool
 from sglang_dflash.window import hooks
-from sglang_dflash.window.hooks import charge_rings
+from sglang_dflash.window.hooks import cap_prefix, charge_rings
 from sglang_dflash.window.rings import DraftRings
 from sglang_dflash.window.size import DraftWindow
 from tests.support.plan import serve
@@ -70,12 +70,29 @@ def test_a_disaggregated_server_is_charged_for_every_row(
     assert charged == (rings.slots + window.page) * PER_TOKEN
 
 
-def test_rings_that_exist_are_not_charged_again(configurator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("window", "drafters_layers"), [(DraftWindow(64, block=16, page=1), None), (None, 5)])
+def test_rings_that_exist_are_not_charged_again(
+    window: DraftWindow | None, drafters_layers: int | None, configurator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SGLang sizes the pool again after graph capture, from what is free beside the rings, and caps it."""
-    set_up(DraftWindow(64, block=16, page=1), monkeypatch)
-    assert charge_rings(divide, configurator, BYTES, cap_tokens=7) == (BYTES, 7, None)
+    set_up(window, monkeypatch)
+    assert charge_rings(divide, configurator, BYTES, cap_tokens=7) == (BYTES, 7, drafters_layers)
 
 
-def test_without_a_window_the_budget_is_sglangs(configurator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_up(None, monkeypatch)
-    assert charge_rings(divide, configurator, BYTES, cap_tokens=7) == (BYTES, 7, 5)
+@pytest.mark.parametrize(
+    ("longest", "input_len", "reusable"),
+    [
+        (499, 500, 436),  # the last 64 tokens go through the prefill and so into the ring
+        (300, 500, 300),  # SGLang's own bound is the tighter one
+        (64, 65, 1),
+        (63, 64, 0),
+        (9, 10, 0),  # shorter than the window
+    ],
+)
+def test_a_prefix_hit_leaves_the_windows_tokens_to_the_prefill(
+    longest: int, input_len: int, reusable: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(monkeypatch, window=DraftWindow(64, block=16, page=1))
+    assert cap_prefix(longest, None, input_len) == reusable
+    serve(monkeypatch)
+    assert cap_prefix(longest, None, input_len) == longest

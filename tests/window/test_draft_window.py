@@ -48,7 +48,7 @@ class Case:
 
 
 PAGED, CHUNKED, SYNC = ("--page-size", "16"), ("--chunked-prefill-size", "64"), ("--disable-overlap-schedule",)
-QUICK = Case(64, (*PAGED, *CHUNKED))
+QUICK = Case(64, (*PAGED, *CHUNKED), drafter="interleaved")
 SLOW = (
     Case(16),
     Case(64, SYNC),
@@ -58,6 +58,7 @@ SLOW = (
     Case(4096),
     *(Case(window, drafter=drafter) for window in (16, 64, 4096) for drafter in ("weak", "interleaved", "swa")),
     Case(64, PAGED, drafter="swa"),
+    Case(64, (*PAGED, *CHUNKED)),
 )
 
 

@@ -12,7 +12,6 @@ import torch
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.cpu.layers.kv import CpuKVPool
 from sglang_dflash.upstream import ReqToTokenPool
 from sglang_dflash.window.rings import DraftRings
 from sglang_dflash.window.size import DraftWindow
@@ -161,29 +160,3 @@ def test_another_turn_in_the_same_row_starts_over() -> None:
     turn.rid += "-next"
     simulation.fill(turn, turn.length - 30)
     simulation.decode()
-
-
-@pytest.mark.parametrize("page", [1, 64])
-def test_two_thousand_tokens_for_32_requests_are_a_small_part_of_128k_contexts(page: int) -> None:
-    """By the bytes of SGLang's K/V pool, once with the rings' slots and once with a slot per token of the target."""
-    window, block, requests, context = 2048, 16, 32, 131072
-    request_pool = ReqToTokenPool(requests, context + block, "cpu", False)
-    rings = DraftRings(request_pool, DraftWindow(window, block, page), context)
-    assert rings.slots <= requests * (window + block + 2 * page)
-    assert 0 < kv_bytes(rings.slots, page) <= 0.05 * kv_bytes(requests * context, page)
-
-
-def kv_bytes(slots: int, page: int) -> int:
-    """Of a pool with one narrow layer: a drafter's layers and heads multiply both sides."""
-    pool = CpuKVPool(
-        slots,
-        page_size=page,
-        dtype=torch.float16,
-        head_num=1,
-        head_dim=8,
-        layer_num=1,
-        device="cpu",
-        enable_memory_saver=False,
-        enable_alt_stream=False,
-    )
-    return int(sum(pool.get_kv_size_bytes()))

@@ -51,17 +51,6 @@ def test_each_position_sees_everything_before_it() -> None:
     assert req.output_ids == array("q")
 
 
-def test_the_view_is_the_request_otherwise() -> None:
-    history, req = History(), request()
-    batch = batch_of(req)
-    history.start(batch)
-    history.add(batch, *ones(5))
-    history.expect(batch, torch.tensor([[5]]))
-    view = history.params(batch, 1)[0]
-    assert (view["budget"], view["__req__"].rid) == (3, "r")
-    assert list(view["__req__"].origin_input_ids + view["__req__"].output_ids) == [1, 2, 5]
-
-
 def test_a_retracted_request_starts_from_its_own_tokens_and_a_decoding_one_goes_on() -> None:
     history, back, running = History(), request(), request()
     first = batch_of(back, running)
@@ -72,17 +61,3 @@ def test_a_retracted_request_starts_from_its_own_tokens_and_a_decoding_one_goes_
     history.start(mixed)
     history.add(mixed, *ones(8, 9))
     assert seen(history, mixed, [[8], [9]]) == [[5, 7, 8], [6, 9]]
-
-
-def test_a_mixed_prefill_shows_what_the_host_has_not_seen_yet() -> None:
-    history, running, fresh = History(), request(), request()
-    first = batch_of(running)
-    history.start(first)
-    history.add(first, *ones(5))
-    assert seen(history, first, [[5, 6]]) == [[5], [5, 6]]
-    history.add(first, torch.tensor([[6, 7, 0]]), torch.tensor([2]))
-    mixed = batch_of(fresh, None, running, decoding=(running,))
-    history.start(mixed)
-    params = history.params(mixed)
-    assert [p and list(p["__req__"].output_ids) for p in params] == [[], None, [5, 6, 7]]
-    assert running.output_ids == array("q")

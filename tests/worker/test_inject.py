@@ -63,8 +63,6 @@ def plain_step(rids: list[str], position: int) -> Any:
     return SimpleNamespace(
         width=1,
         positions=positions,
-        of_verified=lambda values: values,
-        laid_out=None,
         verified=SimpleNamespace(logits_output=SimpleNamespace(hidden_states=torch.full((count, 1), float(position)))),
         draft_kv=SimpleNamespace(plan=SimpleNamespace(write_ids=lambda translator: positions * 10)),
         batch=SimpleNamespace(reqs=[SimpleNamespace(rid=rid) for rid in rids]),
@@ -98,18 +96,10 @@ def test_another_batch_does_not_wait_with_the_last_one(injected: tuple[Inject, l
     assert written == [[7, 7]]
 
 
-def test_no_more_wait_than_fit(injected: tuple[Inject, list[list[int]]]) -> None:
-    injection, written = injected
-    for position in range(inject.MOST_WAITING + 1):
-        injection(plain_step(["a"], position))
-    assert written == [list(range(inject.MOST_WAITING))]
-
-
-def test_nothing_waits_where_a_transfer_fills_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_waits_where_a_transfer_fills_the_slots(injected: tuple[Inject, list[list[int]]]) -> None:
     """A decoding server's freed slots are written by the next request's transfer, which no call of ours precedes."""
-    written: list[list[int]] = []
-    inject_: Any = Inject(SimpleNamespace(kv_index_translator=None), None, None, defers=False)
-    monkeypatch.setattr(inject_, "_write", lambda hidden, rows, positions, slots: written.append(positions.tolist()))
-    inject_(plain_step(["a", "b"], 3))
+    injection, written = injected
+    injection._defers = False
+    injection(plain_step(["a", "b"], 3))
     assert written == [[3, 3]]
-    assert not inject_.catch_up()
+    assert not injection.catch_up()

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from sglang_dflash.width import Pause
 from sglang_dflash.worker.observe import observer as observer_module
 from sglang_dflash.worker.observe import stats
 from sglang_dflash.worker.observe import stats as clock_module
-from sglang_dflash.worker.observe.broken_drafts import BrokenDrafts
-from sglang_dflash.worker.observe.observer import QUIET_SECONDS, Observer, StepRecord, Steps
-from sglang_dflash.worker.observe.stats import STAGE_TIMES, Stages, StepStats
-from sglang_dflash.worker.observe.step_log import STEP_LOG, StepLog
+from sglang_dflash.worker.observe.observer import Observer, StepRecord, Steps
+from sglang_dflash.worker.observe.stats import STAGE_TIMES, Stages
+from sglang_dflash.worker.observe.step_log import StepLog
 
 
 class Clock:
@@ -84,28 +80,6 @@ def test_the_log_has_whole_steps_in_launch_order(clock: Clock, tmp_path: Path) -
     assert lines == [{"at": 0.0, "kind": "prefill", "rids": ["a", "b"], "tokens": 64, "ms": None}, step]
 
 
-def test_a_full_disk_ends_the_log_and_no_step(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    flight = Steps("cpu", StepLog(Path("/dev/full")))
-    for at in range(4):
-        started(flight, clock, at, 2)
-        flight.counted([1, 2])
-        flight.timed()
-    assert len(caplog.records) == 1
-    assert f"{STEP_LOG} ends here" in caplog.text and "No space left" in caplog.text
-
-
-def test_steps_are_counted_with_their_own_width() -> None:
-    counters = StepStats()
-    assert counters.mean_accept_length is None
-    counters.count(StepRecord(16, ["a", "b"], 0, accept_lens=[3, 16]))
-    counters.count(StepRecord(4, ["a", "b"], 0, accept_lens=[1, 4]))
-    assert counters.as_dict() == {
-        "steps_by_width": {"4": 1, "16": 1},
-        "blocks_by_accept_length": {"1": 1, "3": 1, "4": 1, "16": 1},
-        "mean_accept_length": 6.0,
-    }
-
-
 def observer(monkeypatch: pytest.MonkeyPatch, *, speaks: bool = True) -> Observer:
     monkeypatch.setattr(observer_module, "step_metrics", lambda _: None)
     return Observer("cpu", 16, torch.zeros((), dtype=torch.int64), speaks=speaks)
@@ -121,18 +95,6 @@ def test_a_profiler_sees_stages_and_nobody_pays_without_one(monkeypatch: pytest.
     with watched.stage("draft"):
         pass
     assert watched.info()["stage_seconds"] == {}
-
-
-def test_stage_times_on_request_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(STAGE_TIMES, "1")
-    watched = observer(monkeypatch)
-    for _ in range(2):
-        for stage in ("draft", "verify"):
-            with watched.stage(stage):
-                time.sleep(0.002)
-    once = watched.info()["stage_seconds"]
-    assert set(once) == {"draft", "verify"} and min(once.values()) >= 0.004
-    assert watched.info()["stage_seconds"] == once  # a time is counted once
 
 
 class FakeEvents:
@@ -172,33 +134,3 @@ def test_a_devices_times_come_once_it_has_finished(monkeypatch: pytest.MonkeyPat
     assert stages.collect() == {"draft": pytest.approx(0.001)}
     events.done = 4
     assert stages.collect() == {"draft": pytest.approx(0.001), "verify": pytest.approx(0.001)}
-
-
-@pytest.mark.parametrize("speaks", [True, False])
-def test_broken_drafts_are_counted_and_told_once(speaks: bool, caplog: pytest.LogCaptureFixture) -> None:
-    count = torch.tensor(0)
-    broken = BrokenDrafts(count, speaks)
-    for expected in (0, 3, 6):
-        broken.read()
-        assert broken.collect() == expected
-        count += 3
-    assert [record.levelno for record in caplog.records] == [logging.WARNING] * speaks
-
-
-def test_a_pause_is_told_when_it_begins_and_not_every_time(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    moment = [1000.0]
-    monkeypatch.setattr(observer_module.time, "monotonic", lambda: moment[0])
-    watched, silent = observer(monkeypatch), observer(monkeypatch, speaks=False)
-
-    def rests(pause: Pause | None) -> int:
-        watched._tell_of(pause)
-        silent._tell_of(pause)
-        return len(caplog.records)
-
-    first, second = (Pause(2, 0.1, 1.1, 1.5) for _ in range(2))
-    assert [rests(first), rests(first), rests(None), rests(second), rests(None)] == [1] * 5
-    moment[0] += QUIET_SECONDS
-    assert rests(first) == 2

@@ -59,18 +59,6 @@ def frequency_counts(penalties: Penalties, batch: Any) -> torch.Tensor:
     return -logits[:, 0]
 
 
-def test_counts_follow_prefill_and_accepted_tokens() -> None:
-    penalties = Penalties()
-    one, two = request(frequency_penalty=1.0), request(frequency_penalty=1.0)
-    batch = batch_of([4, 2], one, two)
-    penalties.start(batch)
-    penalties.count(batch, torch.tensor([[5], [6]]), torch.tensor([1, 1]))
-    penalties.count(batch, torch.tensor([[5, 7, 8], [6, 6, 6]]), torch.tensor([2, 1]))
-    expected = torch.zeros(2, VOCAB)
-    expected[0, 5], expected[0, 7], expected[1, 6] = 2, 1, 2
-    assert torch.equal(frequency_counts(penalties, batch), expected)
-
-
 def test_a_slot_forgets_its_last_owner() -> None:
     penalties = Penalties()
     first = batch_of([3], request(frequency_penalty=1.0))
@@ -98,20 +86,6 @@ def test_a_retracted_request_keeps_its_history() -> None:
     scaling[0, [5, 7]] = 1.5
     assert torch.equal(info.acc_additive_penalties, additive)
     assert torch.equal(info.acc_scaling_penalties, scaling)
-
-
-def test_a_decoding_request_in_a_mixed_prefill_is_not_counted_anew() -> None:
-    penalties = Penalties()
-    old = request(frequency_penalty=1.0)
-    first = batch_of([0], old)
-    penalties.start(first)
-    penalties.count(first, torch.tensor([[5]]), torch.tensor([1]))
-    old.output_ids = []  # under overlap the host has not seen the token yet
-    mixed = batch_of([1, 0], request(frequency_penalty=1.0), old, decoding=(old,))
-    penalties.start(mixed)
-    penalties.count(mixed, torch.tensor([[2], [5]]), torch.tensor([1, 1]))
-    counts = frequency_counts(penalties, mixed)
-    assert (counts[0, 2], counts[1, 5]) == (1, 2) and counts.sum() == 3
 
 
 def test_stop_tokens_are_banned_up_to_the_minimum_inside_a_block() -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from sglang.srt.layers import sampler as sglang_sampler
-from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
-from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatchInfo
+from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 from sglang_dflash.worker.accept import for_block
 from sglang_dflash.worker.sampling import seeded
@@ -50,14 +49,6 @@ def test_every_row_of_a_block_has_its_requests_parameters() -> None:
         for row in range(bs * width):
             assert torch.equal(getattr(after, name)[row], getattr(before, name)[row // width]), name
     assert len(after) == bs * width and len(before) == bs
-
-
-def test_a_processor_is_called_with_every_row_of_its_requests() -> None:
-    entry = ProcessorEntry(DisallowedTokensLogitsProcessor(), rows=[0, 2], indices=torch.tensor([0, 2]))
-    before = info(3, has_custom_logit_processor=True, custom_logit_processor={7: entry}, custom_params=[{}, None, {}])
-    found = for_block(before, 2).custom_logit_processor[7]
-    assert found.rows == found.indices.tolist() == [0, 1, 4, 5]
-    assert entry.rows == [0, 2]
 
 
 def requests(seeds: Iterable[int | None]) -> list[SimpleNamespace]:
@@ -136,15 +127,6 @@ def test_a_seed_draws_the_same_beside_requests_that_filter(sampler: SeededSample
     assert len(set(alone.tolist())) > 10
 
 
-def test_filters_bind_seeded_draws(sampler: SeededSampler) -> None:
-    torch.manual_seed(0)
-    rows = 300
-    probs = torch.softmax(torch.randn(1, 50) * 2, dim=-1).repeat(rows, 1)
-    filters = {**unfiltered(rows), "top_ks": torch.full((rows,), 3)}
-    drawn = draw(sampler, probs, info(rows, **filters), simple=False)
-    assert set(drawn.tolist()) == set(probs[0].topk(3).indices.tolist())
-
-
 @pytest.mark.parametrize("simple", [True, False])
 def test_only_seeded_rows_leave_sglangs_own_sampling(
     sampler: SeededSampler, simple: bool, monkeypatch: pytest.MonkeyPatch
@@ -185,10 +167,3 @@ def test_unseeded_rows_keep_their_law_beside_a_seeded_one(sampler: SeededSampler
     drawn = draw(sampler, law.repeat(rows, 1), info(rows, **unfiltered(rows)), simple=True, seeds=[3] + [None] * rows)
     counts = torch.bincount(drawn[1:], minlength=4)
     assert p_value(counts, law) > 1e-4
-
-
-def test_a_sampling_mask_is_captured_beside_seeds(sampler: SeededSampler) -> None:
-    params = info(2, **unfiltered(2), sampling_seed=None, sampling_mask_batch_indices=torch.tensor([0, 1]))
-    mark_seeded_rows(params, requests([1, 2]))
-    probs = torch.softmax(torch.randn(2, 12), dim=-1)
-    assert sampler._sample_from_probs(probs, params, torch.tensor([4, 9]), True)[1] is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -59,27 +58,6 @@ def batch_of(coefficients: torch.Tensor) -> Batch:
 def penalizers_of(batch: Batch, vocab: int) -> BatchedPenalizerOrchestrator:
     kinds = {BatchedFrequencyPenalizer, BatchedPresencePenalizer, BatchedRepetitionPenalizer}
     return BatchedPenalizerOrchestrator(vocab, batch, kinds)
-
-
-def test_plain_decoding_without_overlap_has_no_order_of_its_own_and_a_block_has() -> None:
-    """Why the engine tests pin the order of the server that they compare with."""
-    coefficients = torch.tensor([[-0.4, 0.8, 1.3]])
-    batch = batch_of(coefficients)
-    orchestrator = penalizers_of(batch, vocab=4)
-    orchestrator.cumulate_output_tokens(torch.tensor([2]))
-    logits = torch.full((1, 4), 5.0)
-    plain, block = set(), set()
-    for order in itertools.permutations(orchestrator.penalizers.items()):
-        orchestrator.penalizers = dict(order)
-        for found, repeat in ((plain, None), (block, 1)):
-            adjusted = logits.clone()
-            orchestrator.apply(adjusted, repeat)
-            found.add(round(float(adjusted[0, 2]), 5))
-    assert len(plain) > 1
-    ours = logits[:, None].clone()
-    counts = torch.tensor([[0, 0, 1, 0]], dtype=torch.int32)
-    penalize_block(ours, torch.tensor([[2]]), counts, torch.tensor([0]), coefficients)
-    assert block == {round(float(ours[0, 0, 2]), 5)}
 
 
 def test_block_penalties_equal_sglangs_penalizers_fed_one_token_at_a_time() -> None:

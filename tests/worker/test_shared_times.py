@@ -62,23 +62,6 @@ def test_ranks_that_measure_differently_choose_the_same(seed: int) -> None:
     assert ranks.policies[0].costs.measured == ranks.policies[1].costs.measured > 0
 
 
-def test_a_rank_alone_needs_no_broadcast() -> None:
-    noted: list[tuple[int, int, int, float, bool]] = []
-    times = SharedTimes(lambda *news: noted.append(news), 1)
-    times.measured([StepRecord(4, ["a"], 7, milliseconds=2.0)])
-    assert noted == [(1, 4, 7, 2.0, False)]
-    assert times.ride(lambda requests: list(requests or ()), ["a"]) == ["a"]
-
-
-def test_a_step_that_injected_for_others_is_told_apart() -> None:
-    noted: list[tuple[int, int, int, float, bool]] = []
-    times = SharedTimes(lambda *news: noted.append(news), 1)
-    times.measured(
-        [StepRecord(4, ["a"], 7, milliseconds=9.0, caught_up=True), StepRecord(4, ["a"], 7, milliseconds=2.0)]
-    )
-    assert noted == [(1, 4, 7, 9.0, True), (1, 4, 7, 2.0, False)]
-
-
 def test_news_ride_only_when_there_are_any() -> None:
     sent: list[Any] = []
     times = SharedTimes(lambda *news: None, 2)

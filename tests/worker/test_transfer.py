@@ -20,7 +20,6 @@ from sglang_dflash.window.rings import DraftRings
 from sglang_dflash.window.size import DraftWindow
 from sglang_dflash.worker.start import transfer
 from sglang_dflash.worker.start.transfer import KeptOnHost, announce, describe_rings
-from sglang_dflash.worker.state import DraftState
 from tests.support.plan import serve, serve_builtin
 
 pytestmark = pytest.mark.sglang
@@ -81,26 +80,6 @@ def test_an_item_of_a_row_is_its_ring(page: int) -> None:
             assert torch.equal(sent, buffer[rings.slots_of(row)].flatten())
 
 
-def test_rings_do_not_overlap_and_spare_the_padding_page() -> None:
-    for by_row in (False, True):
-        rings = rings_of(16, by_row=by_row)
-        taken = [slot for row in range(1, REQUESTS + 1) for slot in range(*rings.slots_of(row).indices(1 << 20))]
-        assert len(set(taken)) == REQUESTS * rings.size
-        assert min(taken) >= 16
-        assert max(taken) == 16 + rings.slots - 1
-
-
-def test_a_server_without_rings_describes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    args = new_args()
-    describe_rings(args)
-    assert args.state_types == []
-    rings = rings_of(1)
-    announce(rings, pool_of(rings.slots, 1))
-    serve_builtin(monkeypatch)
-    corrections.send_rings(None, args)
-    assert args.state_types == []
-
-
 class Allocator:
     """The target's: keeps the slots it was asked for, as SGLang's keeps the target's K/V."""
 
@@ -155,16 +134,6 @@ def test_how_far_back_a_transferred_ring_reaches(length: int, retracted: bool, o
     rings = rings_of(1)
     rings.take_up(prebuilt(2, length, retracted=retracted))
     assert rings._oldest[2] == rings._oldest_cpu[2] == oldest
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_transferred_request_starts_from_sglangs_state(overlap: bool) -> None:
-    rows = torch.tensor([4, 2]) if overlap else None
-    made = SimpleNamespace(bonus_tokens=torch.tensor([7, 8]), new_seq_lens=torch.tensor([30, 40]), future_indices=rows)
-    state = DraftState.transferred(made)
-    assert state.bonus_tokens.tolist() == [7, 8]
-    assert state.new_seq_lens.tolist() == [30, 40]
-    assert state.future_indices is rows
 
 
 @pytest.mark.parametrize("ours", [False, True])
