@@ -46,7 +46,7 @@ rehearse: setup
 	$(BIN)/python -m tests.rehearsal
 	$(BIN)/python -m tests.rehearsal.mutants
 	$(BIN)/pytest -q -m slow tests/rehearsal/test_streams.py
-	$(BIN)/python -m tests.rehearsal.kernels --tp 1 8
+	$(BIN)/python -m tests.ops.published
 
 # The slow equality matrix alone; interrupted, it goes on with the cells that are not yet in .cache/matrix.jsonl.
 test-matrix: setup

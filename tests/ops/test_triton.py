@@ -19,17 +19,20 @@ from sglang_dflash.ops.kernels.norm_rope import norm_rope
 from sglang_dflash.ops.kernels.penalize_block import penalize_block
 from sglang_dflash.ops.kernels.prepare_block import prepare_block
 from sglang_dflash.ops.kernels.seeded_draw import seeded_draw
+from sglang_dflash.states import kernels as state_kernels
 from sglang_dflash.states.kernels.gdn_commit import gdn_commit
 from sglang_dflash.states.kernels.gdn_verify import gdn_verify
 from tests.ops.launches import SHARED_MEMORY, compiled_for
-from tests.rehearsal.kernels_ours import launch_ours
-from tests.rehearsal.kernels_pairs import rank_shapes
+from tests.ops.published import launch_ours, rank_shapes
 from tests.support.gdn_replay import Blocks
 
 CASES = Path(__file__).parent / "cases.py"
-SHAPES = rank_shapes(tp_sizes=(1, 8))  # all of them: tests/rehearsal/test_kernels.py
+SHAPES = rank_shapes(tp_sizes=(1, 8))
 KERNELS = {
-    f"{file.stem}_kernel" for file in Path(kernels.__path__[0]).glob("*.py") if "@triton.jit" in file.read_text()
+    f"{file.stem}_kernel"
+    for package in (kernels, state_kernels)
+    for file in Path(package.__path__[0]).glob("*.py")
+    if "@triton.jit" in file.read_text()
 }
 WIDTHS = (4, 5, 8, 16)
 BATCHES = (1, 2, 3, 16, 512)

@@ -1,0 +1,180 @@
+"""Our kernels, launched as a server of a published pair does it: ``python -m tests.ops.published`` prints a table.
+
+No GPU is needed: the launchers are called on tensors without storage, under Triton's warm-up (``launches.py``).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sglang_dflash import ops
+from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
+from sglang_dflash.model.attention import QKNormRope
+from sglang_dflash.states.reference import Records
+from sglang_dflash.states.replay import gdn_commit, gdn_verify
+from tests.ops.launches import SHARED_MEMORY, Usage, compiled_for, tensor
+from tests.support.cards import FOLDER, NAMES
+
+TP_SIZES = (1, 2, 4, 8)
+REQUEST_ROWS = 512
+RING = 16  # positions of a block that are recorded
+
+
+@dataclass(frozen=True)
+class RankShapes:
+    """One rank's share of a pair.
+
+    Attributes:
+        drafter: the whole drafter.
+        draft_heads, draft_kv_heads: of the drafter on this rank.
+        target: the whole target's configuration, its published keys as attributes.
+        heads, kv_heads: of the target's full attention on this rank.
+        key_heads, value_heads: of its gated delta net on this rank.
+        vocab: logits of a position; every rank sees all of them, without a gap (both vocabularies fill the rows that
+            SGLang pads to).
+    """
+
+    pair: str
+    tp: int
+    drafter: DrafterConfig
+    draft_heads: int
+    draft_kv_heads: int
+    target: Any
+    heads: int
+    kv_heads: int
+    key_heads: int
+    value_heads: int
+    vocab: int
+
+    def __str__(self) -> str:
+        return f"{self.pair} TP {self.tp}"
+
+
+def rank_shapes(tp_sizes: tuple[int, ...] = TP_SIZES) -> list[RankShapes]:
+    """Every published pair at every size."""
+    return [_of_rank(pair, tp) for pair in NAMES for tp in tp_sizes]
+
+
+def _of_rank(pair: str, tp: int) -> RankShapes:
+    drafter = DrafterConfig.load(FOLDER / pair / "drafter")
+    target = text_config(load_config(FOLDER / pair / "target"))
+
+    def divided(heads: int) -> int:
+        assert heads % tp == 0, f"{pair}: {heads} heads cannot be divided by TP {tp}"
+        return heads // tp
+
+    def divided_or_replicated(kv_heads: int) -> int:
+        return divided(kv_heads) if kv_heads > tp else 1
+
+    return RankShapes(
+        pair=pair,
+        tp=tp,
+        drafter=drafter,
+        draft_heads=divided(drafter.num_heads),
+        draft_kv_heads=divided_or_replicated(drafter.num_kv_heads),
+        target=target,
+        heads=divided(target["num_attention_heads"]),
+        kv_heads=divided_or_replicated(target["num_key_value_heads"]),
+        key_heads=divided(target["linear_num_key_heads"]),
+        value_heads=divided(target["linear_num_value_heads"]),
+        vocab=target["vocab_size"],
+    )
+
+
+def launch_ours(shapes: RankShapes, *, bs: int, width: int, skipped: int = 0) -> None:
+    """Every kernel of a step, once.
+
+    Args:
+        skipped: entries cut off the front of what may be part of a longer tensor.
+    """
+
+    def longs(*shape: int) -> Tensor:
+        return tensor(*shape, skipped=skipped)
+
+    context, vocab = shapes.drafter.max_position_embeddings, shapes.vocab
+    table = tensor(REQUEST_ROWS, context + 20, dtype=torch.int32)
+    ops.prepare_block(longs(bs), longs(bs), longs(bs), table, width=width, mask_token_id=shapes.drafter.mask_token_id)
+    _norm_rope(shapes, longs(bs * width))
+    ops.accept_block(longs(bs, width), longs(bs, width), longs(bs))
+    ops.penalize_block(
+        tensor(bs, width, vocab, dtype=torch.float32),
+        longs(bs, width),
+        tensor(REQUEST_ROWS, vocab, dtype=torch.int32),
+        longs(bs),
+        tensor(REQUEST_ROWS, 3, dtype=torch.float32),
+    )
+    ops.seeded_draw(tensor(bs * width, vocab, dtype=torch.float32), longs(bs * width), longs(bs * width))
+    _gdn_replay(shapes, bs, width, longs)
+
+
+def _gdn_replay(shapes: RankShapes, bs: int, width: int, longs: Callable[..., Tensor]) -> None:
+    """Verify of a linear-attention layer, then the commit of two, with and without tracked states."""
+    H, HV = shapes.key_heads, shapes.value_heads
+    K, V = shapes.target["linear_key_head_dim"], shapes.target["linear_value_head_dim"]
+
+    def half(*shape: int) -> Tensor:
+        return tensor(*shape, dtype=torch.bfloat16)
+
+    def ring(*leading: int) -> Records:
+        updates, keys = (*leading, REQUEST_ROWS, HV, RING, V), (*leading, REQUEST_ROWS, H, RING, K)
+        decays = tensor(*updates[:-1], dtype=torch.float32)
+        return Records(half(*updates), half(*keys), decays, half(*updates), half(*keys))
+
+    states, tokens = tensor(2, REQUEST_ROWS, HV, V, K, dtype=torch.float32), bs * width
+    gdn_verify(
+        half(tokens, H, K), half(tokens, H, K), half(tokens, HV, V), half(tokens, HV), half(tokens, HV),
+        tensor(HV, dtype=torch.float32), half(HV), states[0], longs(bs), ring(), longs(bs), width=width, scale=K**-0.5,
+    )  # fmt: skip
+    for track in ((None, None), (longs(bs), longs(bs))):
+        gdn_commit(states, ring(2), longs(bs), longs(bs), longs(bs), *track)
+
+
+def _norm_rope(shapes: RankShapes, positions: Tensor) -> None:
+    """Queries and keys of a block's layer, then the context's keys of all layers."""
+    drafter, heads, kv_heads = shapes.drafter, shapes.draft_heads, shapes.draft_kv_heads
+    layers, head_dim, tokens = drafter.num_layers, drafter.head_dim, len(positions)
+
+    def norm() -> nn.Module:
+        module = nn.Module()
+        module.weight = nn.Parameter(tensor(head_dim, dtype=torch.bfloat16))
+        return module
+
+    rotary = SimpleNamespace(
+        _ensure_cos_sin_cache_length=lambda length: None,
+        cos_sin_cache=tensor(drafter.max_position_embeddings, drafter.rotary_dim, dtype=torch.float32),
+        is_neox_style=True,
+    )
+    norms = [(norm(), norm()) for _ in range(layers)]
+    norm_rope = QKNormRope(norms, heads, kv_heads, drafter.rms_norm_eps, rotary, drafter.max_position_embeddings)
+    qkv = tensor(tokens, (heads + 2 * kv_heads) * head_dim, dtype=torch.bfloat16)
+    norm_rope.block(positions)(0, qkv, heads * head_dim)
+    context = tensor(layers, tokens, 2, kv_heads, head_dim, dtype=torch.bfloat16)
+    norm_rope.context_keys(context[:, :, 0], positions)
+
+
+def table() -> Iterator[str]:
+    """A line a kernel: the most that a compilation takes on each architecture, all pairs at all TP sizes."""
+    most: dict[str, dict[int, Usage]] = defaultdict(dict)
+    for capability in SHARED_MEMORY:
+        with compiled_for(capability) as launches:
+            for shapes in rank_shapes():
+                launch_ours(shapes, bs=16, width=16)
+        for launch in launches:
+            known, usage = most[launch.kernel].get(capability, launch.usage), launch.usage
+            most[launch.kernel][capability] = max(known, usage, key=lambda each: (each.stack, each.registers))
+    yield f"| kernel | {' | '.join(f'sm_{capability}' for capability in SHARED_MEMORY)} |"
+    yield f"|---|{'---|' * len(SHARED_MEMORY)}"
+    for kernel, usages in sorted(most.items()):
+        cells = (f"{usage.registers}, {usage.stack}, {usage.shared}" for usage in usages.values())
+        yield f"| `{kernel}` | {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    print(*table(), sep="\n")
