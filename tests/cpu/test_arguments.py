@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sglang_dflash.cpu.arguments import threads
 from sglang_dflash.cpu.arguments.gpu_flags import CHOICES, cpu_values
 from sglang_dflash.cpu.arguments.refusals import check_before_model
-from sglang_dflash.cpu.arguments.resolution_steps import STATES_PER_REQUEST, pool_defaults
+from sglang_dflash.cpu.arguments.resolution_steps import pool_defaults
 from sglang_dflash.cpu.layers import ATTENTION_BACKEND
 from sglang_dflash.errors import DFlashError
 
@@ -51,12 +51,6 @@ def test_a_gpu_choice_maps_with_one_warning(field: str, value: Any, becomes: Any
     assert changes[field] == becomes
     assert len(warnings) == 1
     assert "--" + field.replace("_", "-") in warnings[0]
-
-
-def test_our_own_backend_passes_untouched() -> None:
-    changes, warnings = cpu_values({**DEFAULTS, "attention_backend": ATTENTION_BACKEND}.__getitem__)
-    assert "attention_backend" not in changes
-    assert not warnings
 
 
 def arguments(**fields: Any) -> SimpleNamespace:
@@ -101,11 +95,6 @@ def test_environment_defaults_leave_the_users_choice(monkeypatch: pytest.MonkeyP
     assert threads.environment_defaults(1, "float32") == {}
 
 
-def test_core_lists() -> None:
-    assert threads.parse_cores("0-2,5") == {0, 1, 2, 5}
-    assert threads.parse_cores("7") == {7}
-
-
 HYBRID = {
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention"] * 3 + ["full_attention"],
@@ -147,13 +136,3 @@ def test_a_hybrid_as_sglang_reads_its_config() -> None:
     for available in (1 << 20, 200 << 20, 1 << 30, 8 << 30):
         options = {"dtype_bytes": 2, "running": 32, "context": 2048, "available": available}
         assert pool_defaults(config, **options) == pool_defaults(HYBRID, **options)
-
-
-def test_pools_of_a_small_model_are_capped_and_those_of_a_large_one_are_left() -> None:
-    small = pool_defaults(HYBRID, dtype_bytes=2, running=32, context=2048, available=8 << 30)
-    assert small == {"max_total_tokens": 32 * 2048, "max_mamba_cache_size": 32 * STATES_PER_REQUEST}
-    assert pool_defaults(DENSE, dtype_bytes=2, running=32, context=2048, available=8 << 30) == {
-        "max_total_tokens": 32 * 2048
-    }
-    large = {**HYBRID, "num_hidden_layers": 400, "layer_types": HYBRID["layer_types"] * 100}
-    assert pool_defaults(large, dtype_bytes=2, running=32, context=262144, available=8 << 30) == {}

@@ -19,7 +19,6 @@ from sglang_dflash.cpu.layers.attention_math import (
     block_keys,
     decode_keys,
     padded_block_keys,
-    padding_pays,
     separate_block_keys,
 )
 from tests.support.attention import loop_attention, rule
@@ -115,78 +114,11 @@ def test_block(
         assert_close(got[i], want)
 
 
-@pytest.mark.parametrize("lens", [[6], [3, 11, 7]], ids=str)
-def test_block_with_a_tree_mask(lens: list[int]) -> None:
-    width = 4
-    pool = Pool.random(lens, 1, spare=width)
-    q = torch.randn(len(lens) * width, HEADS, DIM)
-    # Nodes 1 and 2 are children of node 0, node 3 is a child of node 1.
-    tree = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], dtype=torch.bool)
-    matrices = [torch.cat([torch.ones(width, n, dtype=torch.bool), tree], dim=1) for n in lens]
-    block = torch.stack([pool.slots(i, n + width)[n:] for i, n in enumerate(lens)])
-    keys = block_keys(
-        pool.contexts(),
-        block,
-        causal=True,
-        window=None,
-        tree_mask=torch.cat([m.view(-1) for m in matrices]),
-    )
-    got = attend_blocks(q, pool.k, pool.v, keys, batch=len(lens), scale=SCALE).view(len(lens), width, HEADS, DIM)
-    for i, length in enumerate(lens):
-        slots = pool.slots(i, length + width)
-        want = loop_attention(
-            q.view(len(lens), width, HEADS, DIM)[i], pool.k[slots], pool.v[slots], matrices[i].tolist(), SCALE
-        )
-        assert_close(got[i], want)
-
-
 def test_a_padded_request_of_length_zero_gives_finite_numbers() -> None:
     pool = Pool.random([7, 1], 1)
     keys = decode_keys(pool.contexts([7, 0]), window=None)
     out = attend(torch.randn(2, HEADS, DIM), pool.k, pool.v, keys, batch=2, scale=SCALE)
     assert torch.isfinite(out).all()
-
-
-def test_a_batch_without_padding_needs_no_mask() -> None:
-    """The common case of one request pays for no mask at all, in decode and in the drafter's block."""
-    pool = Pool.random([12], 1, spare=4)
-    keys = decode_keys(pool.contexts(), window=3)
-    assert keys.mask is None
-    block = pool.slots(0, 16)[None, 12:]
-    (keys,) = batched(pool, [12], block, causal=False, window=None)
-    assert keys.mask is None
-
-
-def test_a_window_gathers_no_more_than_it_can_read() -> None:
-    pool = Pool.random([400, 90], 1, spare=4)
-    keys = decode_keys(pool.contexts(), window=31)
-    assert keys.slots.shape == (2 * 32,)
-    block = torch.stack([pool.slots(i, n + 4)[n:] for i, n in enumerate([400, 90])])
-    (together,) = batched(pool, [400, 10], block, causal=True, window=31)
-    assert together.slots.shape == (2 * (31 + 4),)
-    assert [len(keys.slots) for keys in each(pool, [400, 10], block, causal=True, window=31)] == [31 + 4, 10 + 4]
-
-
-@pytest.mark.parametrize("causal", [True, False], ids=["verify", "draft_block"])
-def test_padding_longer_than_a_tile_of_the_kernel_leaves_no_trace(causal: bool) -> None:
-    """The short request's first tiles are all masked: a softmax that took their maximum would be nan."""
-    lens = [3000, 2]
-    pool = Pool.random(lens, 1, spare=4)
-    block = torch.stack([pool.slots(i, n + 4)[n:] for i, n in enumerate(lens)])
-    q = torch.randn(2 * 4, HEADS, DIM)
-    got, want = (
-        attend_blocks(q, pool.k, pool.v, keys(pool, lens, block, causal=causal, window=None), batch=2, scale=SCALE)
-        for keys in (batched, each)
-    )
-    torch.testing.assert_close(got, want)
-
-
-def test_padding_pays_where_it_is_little() -> None:
-    assert padding_pays([70], 16, None)
-    assert padding_pays([300] * 8, 16, None)
-    assert padding_pays([300, 250], 16, None)
-    assert not padding_pays([3000, 2], 16, None)
-    assert padding_pays([3000, 2], 16, 64)  # the window bounds it
 
 
 @pytest.mark.parametrize(("lens", "builds"), [([9, 9], 1), ([3000, 2], 2)], ids=str)
@@ -230,12 +162,3 @@ def test_a_long_prompt_is_cut_into_tiles(window: int | None, causal: bool) -> No
     weights = scores.masked_fill(~allowed, float("-inf")).softmax(-1)
     want = torch.einsum("htc,chd->thd", weights, v.repeat_interleave(HEADS // KV_HEADS, 1))
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
-
-
-def test_pool_dtype_may_differ_from_the_queries() -> None:
-    pool = Pool.random([5], 1, torch.bfloat16)
-    q = torch.randn(1, HEADS, DIM)
-    got = attend(q, pool.k, pool.v, Keys(pool.slots(0, 5), None), batch=1, scale=SCALE)
-    assert got.dtype == torch.float32
-    want = loop_attention(q, pool.k[pool.slots(0, 5)], pool.v[pool.slots(0, 5)], [[True] * 5], SCALE)
-    assert_close(got, want)

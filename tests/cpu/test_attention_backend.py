@@ -157,22 +157,6 @@ def test_a_mixed_batch_of_a_prompt_and_a_decode() -> None:
     requests.expect(q, out, [8, 7], [20, 8], causal=True, window=None)
 
 
-def test_a_tree_mask_replaces_the_causal_rule_of_a_verification() -> None:
-    requests = Requests([6, 9])
-    layers = [layer(0)]
-    requests.prefill(layers)
-    tree = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
-    matrices = [torch.cat([torch.ones(3, n, dtype=torch.bool), tree], 1) for n in requests.lens]
-    spec = SimpleNamespace(ragged_verify_layout=None, custom_mask=torch.cat([m.view(-1) for m in matrices]))
-    stops = [n + 3 for n in requests.lens]
-    q, (out,) = requests.run(ForwardMode.TARGET_VERIFY, layers, requests.lens, stops, spec_info=spec)
-    for i, stop in enumerate(stops):
-        want = loop_attention(
-            q[3 * i : 3 * i + 3], requests.k[i][:stop], requests.v[i][:stop], matrices[i].tolist(), SCALE
-        )
-        torch.testing.assert_close(out.view(-1, HEADS, DIM)[3 * i : 3 * i + 3].double(), want, atol=1e-5, rtol=1e-5)
-
-
 def test_an_idle_batch_gives_nothing() -> None:
     backend = Requests([4]).backend
     empty = torch.zeros(0, dtype=torch.int64)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sglang_dflash.cpu.layers import conv, mamba_state
+from sglang_dflash.cpu.layers import conv
 from tests.support.gated_delta import causal_conv, no_host_sync
 
 SLOTS, DIM = 9, 10
@@ -80,17 +80,6 @@ def test_prefill_equals_the_loop(lengths: list[int], width: int, bias: bool, fre
     assert torch.equal(case.pool[others], before[others])
 
 
-def test_prefill_takes_strided_bf16_inputs() -> None:
-    case = Case(2, dtype=torch.bfloat16)
-    x = case.normal(12, 2 * DIM).bfloat16()[:, :DIM]
-    history = case.state(1)
-    out = case.prefill(x, [5, 7], [True, False], activation=None)
-    outputs, windows = causal_conv(x[5:].t(), case.weight, None, history)
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out[:, 5:], outputs.bfloat16(), rtol=2**-7, atol=1e-5)
-    assert torch.equal(case.state(1), windows[-1].bfloat16())
-
-
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf")])
 def test_a_fresh_sequence_does_not_read_its_slot(garbage: float) -> None:
     case = Case(1)
@@ -159,7 +148,3 @@ def test_decode_and_verify_never_wait_for_a_value() -> None:
             intermediate_conv_window=shared_windows(3, 6, 4),
             intermediate_state_indices=torch.arange(2),
         )
-
-
-def test_a_negative_slot_is_the_reserved_one() -> None:
-    assert mamba_state.live_slots(torch.tensor([3, -1, 0, 7], dtype=torch.int32)).tolist() == [3, 0, 0, 7]

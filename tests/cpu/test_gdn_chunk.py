@@ -99,15 +99,6 @@ def test_two_parts_of_a_prompt_leave_the_state_of_the_whole() -> None:
     )
 
 
-def test_states_stay_when_the_update_is_not_wanted() -> None:
-    x = inputs([70, 5])
-    before = x["initial_state"].clone()
-    outputs, _ = expected(x)
-    out, _ = run(x, inplace_update=False)
-    assert torch.equal(x["initial_state"], before)
-    torch.testing.assert_close(out[0].double(), outputs, rtol=1e-4, atol=1e-5)
-
-
 def test_padding_reaches_no_real_slot() -> None:
     x = inputs([70, 5, 9])
     x["initial_state_indices"][1] = -1
@@ -127,20 +118,6 @@ def test_a_broken_sequence_does_not_reach_its_neighbours() -> None:
     out, _ = run(x)
     torch.testing.assert_close(out[0, :70].double(), outputs[:70], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(out[0, 75:].double(), outputs[75:], rtol=1e-4, atol=1e-5)
-
-
-def test_bf16_inputs_and_states_round_only_the_results() -> None:
-    x = {
-        name: value.bfloat16() if name in ("q", "k", "v", "initial_state") else value
-        for name, value in inputs([100, 7]).items()
-    }
-    outputs, states = expected(x)
-    out, starts = run(x)
-    assert out.dtype == torch.bfloat16 and starts.dtype == torch.float32
-    torch.testing.assert_close(out[0], outputs.bfloat16(), rtol=2**-7, atol=1e-5)
-    torch.testing.assert_close(starts[0, 1].double(), states[0][64], rtol=1e-4, atol=1e-5)
-    slot = x["initial_state_indices"][0]
-    torch.testing.assert_close(x["initial_state"][slot], states[0][-1].bfloat16(), rtol=2**-7, atol=1e-5)
 
 
 @pytest.mark.parametrize("decay", [1e-3, 1.0, 50.0])

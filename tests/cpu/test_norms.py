@@ -45,12 +45,6 @@ def test_gated_norms(dtype: torch.dtype, activation: str, eps: float) -> None:
     assert torch.equal(x, kept)
 
 
-def test_gated_norms_take_a_gate_by_heads() -> None:
-    x, weight, z = normal(12, 16), normal(16, seed=1), normal(3, 4, 16, seed=2)
-    expected = gated_norm(x, weight, z.view(12, 16), 1e-6, "silu").float()
-    torch.testing.assert_close(norms.rms_norm_gated(x, z, weight, None, "silu"), expected, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     "options",
     [{"is_rms_norm": False}, {"norm_before_gate": False}, {"group_size": 8}, {"z": None}],
@@ -123,14 +117,3 @@ def test_a_layers_norm_is_sglangs(name: str, residual: bool) -> None:
         got, want = stand_in(original, layer, *args), original(layer, *args)
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
         assert all(torch.equal(arg, was) for arg, was in zip(args, kept, strict=True))
-
-
-def test_a_norm_with_options_stays_sglangs() -> None:
-    layer = layernorm.RMSNorm(24, var_hidden_size=8)
-    original = inspect.unwrap(layernorm.RMSNorm.forward_native)
-    x, residual, addition = (normal(5, 24, seed=seed) for seed in range(3))
-    assert torch.equal(norms.rms_norm(original, layer, x), original(layer, x))
-    gemma = layernorm.GemmaRMSNorm(24)
-    original = inspect.unwrap(layernorm.GemmaRMSNorm.forward_native)
-    got = norms.gemma_rms_norm(original, gemma, x, residual, post_residual_addition=addition)
-    torch.testing.assert_close(got, original(gemma, x, residual, addition))

@@ -47,11 +47,6 @@ def test_the_stand_in_can_be_called_like_the_target(row: Replacement) -> None:
         assert set(positional + by_name) == set(theirs)
 
 
-def test_no_target_is_replaced_twice() -> None:
-    paths = [row.path for row in TABLE]
-    assert len(set(paths)) == len(paths)
-
-
 def test_a_renamed_target_is_reported() -> None:
     renamed = dataclasses.replace(TABLE[0].target, path=TABLE[0].target.path + "_renamed")
     assert "not found" in str(renamed.problem())
@@ -89,8 +84,3 @@ def test_every_override_overrides_something(ours: type, theirs: type, private: t
             n for n, p in inspect.signature(getattr(theirs, name)).parameters.items() if p.kind is not p.VAR_KEYWORD
         ]
         assert set(wanted) <= set(got), f"{ours.__name__}.{name} does not take {set(wanted) - set(got)}"
-
-
-def test_the_backend_asks_for_no_mirror_of_the_lengths() -> None:
-    """With a mirror the overlap scheduler would wait for every verification before it plans the next step."""
-    assert TorchAttentionBackend.needs_cpu_seq_lens is False

@@ -6,8 +6,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import sglang_dflash
 
 PACKAGE = Path(sglang_dflash.__file__).parent
@@ -85,32 +83,3 @@ def test_every_import_goes_an_allowed_way() -> None:
     assert {file.parts[0].removesuffix(".py") for file in files} == set(ALLOWED), "a room is not in the table"
     found = [line for file, text in files.items() for line in violations(file, text)]
     assert not found, "\n" + "\n".join(found)
-
-
-@pytest.mark.parametrize(
-    ("room", "text"),
-    [
-        ("ops/a.py", "from sglang_dflash.worker.step import Step"),
-        ("ops/a.py", "import sglang_dflash.worker"),
-        ("ops/a.py", "from sglang_dflash import worker"),
-        ("bench/a.py", "def f():\n    from sglang_dflash.cpu import platform"),
-        ("check/a.py", "from sglang_dflash.window.rings import DraftRings"),
-        ("check/a.py", "from sglang_dflash.cpu import is_active"),
-        ("upstream.py", "try:\n    from sglang_dflash.ops import argmax\nexcept ImportError:\n    pass"),
-    ],
-)
-def test_a_wrong_way_is_found(room: str, text: str) -> None:
-    assert len(list(violations(Path(room), text))) == 1
-
-
-@pytest.mark.parametrize(
-    ("room", "text"),
-    [
-        ("ops/a.py", "if TYPE_CHECKING:\n    from sglang_dflash.worker.step import Step"),
-        ("ops/a.py", "from sglang_dflash.ops.kernels import accept"),
-        ("check/a.py", "from sglang_dflash.window.size import ring_slots"),
-        ("bench/a.py", "from sglang_dflash import __version__"),
-    ],
-)
-def test_a_right_way_is_not(room: str, text: str) -> None:
-    assert not list(violations(Path(room), text))

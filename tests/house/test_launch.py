@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash.check.flags import modernise_argv
-from sglang_dflash.pairs import drafter_path, target_path
 from tests.support.cards import FOLDER, NAMES, card
 
 ROOT = Path(__file__).parents[2]
@@ -70,28 +69,12 @@ def card_name(pair: str) -> str:
     return next(name for name in NAMES if name.lower() == pair)
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("demo", "--help")])
-def test_help_explains_the_replicas_and_starts_nothing(arguments: tuple[str, ...]) -> None:
-    shown = run("replicas.sh", *arguments)
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert shown.stdout.startswith("Two servers of one pair")
-    assert "--dry-run" in shown.stdout and "ROUTER_PORT" in shown.stdout
-
-
 @pytest.mark.parametrize("script", ["serve.sh", "replicas.sh"])
 @pytest.mark.parametrize("arguments", [(), ("cards",), ("qwen3.5-27b.sh",), ("--dry-run",)])
 def test_what_is_no_pair_is_refused_with_the_known_ones(script: str, arguments: tuple[str, ...]) -> None:
     refused = run(script, *arguments)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert all(pair in refused.stderr for pair in PAIRS)
-
-
-def test_the_demo_prints_its_command() -> None:
-    printed = flags(shlex.split(serve("demo", "--dry-run", PAIR="tiny-moe", BLOCK_SIZE="8").stdout))
-    assert printed["--model-path"] == str(target_path("tiny-moe"))
-    assert printed["--speculative-draft-model-path"] == str(drafter_path("tiny-moe"))
-    assert printed["--speculative-num-draft-tokens"] == "8"
-    assert printed["--port"] == "30000"
 
 
 @pytest.mark.parametrize("name", NAMES)

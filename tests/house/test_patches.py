@@ -79,21 +79,9 @@ def test_none_applies_where_one_does_not(tree: Path) -> None:
     assert contents(tree) == before
 
 
-def test_a_checkout_is_found_under_python(tmp_path: Path) -> None:
-    (tmp_path / "python").mkdir()
-    copy_of_sglang(tmp_path / "python")
-    assert apply("--check", str(tmp_path)).returncode == 0
-
-
 @pytest.mark.parametrize("arguments", [(), ("/nowhere",), ("--force", "/nowhere")])
 def test_a_wrong_call_is_refused(arguments: tuple[str, ...]) -> None:
     assert apply(*arguments).returncode == 2
-
-
-def test_help_says_what_the_options_do() -> None:
-    shown = apply("--help")
-    assert shown.returncode == 0
-    assert "--check says whether every patch would apply" in shown.stdout
 
 
 def test_patched_and_without_plugins_it_reads_old_flags_and_refuses_a_broken_pair(tree: Path, tmp_path: Path) -> None:

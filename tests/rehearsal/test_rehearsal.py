@@ -9,7 +9,3 @@ from tests.rehearsal.scenarios import SCENARIOS
 def test_the_gpu_path_answers_as_the_torch_platform_does() -> None:
     scenario = SCENARIOS[0]
     assert differences(scenario, *both(scenario)) == []
-
-
-def test_names_tell_scenarios_apart() -> None:
-    assert len({scenario.name for scenario in SCENARIOS}) == len(SCENARIOS)

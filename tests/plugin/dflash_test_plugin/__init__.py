@@ -29,7 +29,6 @@ def register() -> None:
         faults,
         host_copies,
         oracle,
-        paced,
         penalty_order,
         pools,
         probe,
@@ -40,7 +39,6 @@ def register() -> None:
         wrong_rule,
     )
 
-    pace = paced.from_environment()
     modes = {
         "drafts": [(DRAFT, probe.record_drafts, When.AFTER)],
         "faults": [
@@ -56,7 +54,6 @@ def register() -> None:
             (PREFILL, probe.record_prefilled_state, When.AFTER),
         ],
         "oracle": [(DRAFT, oracle.know_answers, When.AFTER)],
-        "paced": [(PREFILL, pace.prefill, When.AROUND), (DECODE, pace.decode, When.AROUND)],
         "penalty_order": [(PENALTIES, penalty_order.as_for_a_block_of_one, When.AROUND)],
         "pools": [(STATE, pools.count, When.AFTER)],
         "draw_twice": [(CHOOSE, wrong_rule.draw_twice, When.AROUND)],
