@@ -8,50 +8,39 @@ import pytest
 
 from sglang_dflash.check.flags import parse
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.memory.fit import Demand
 from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU
-from sglang_dflash.memory.sizes import StateBytes
-from sglang_dflash.states.choice import asked_for, is_replayed, record_length, weigh
+from sglang_dflash.states.choice import asked_for, is_replayed, record_length, ring_length
 
 SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 FLAG = "--enable-linear-replayssm-spec"
-SCARCE, PLENTY = 11_200, 100_000
-DEMAND = Demand(
-    target_weights=1000,
-    drafter_weights=200,
-    target_kv=8,
-    draft_kv=2,
-    state=StateBytes(recurrent=90, conv=10, conv_column=5, record=2),
-    block=4,
-    slots_per_request=5,
-    state_share=1.0,
-    max_running=8,
-)
+
+
+@pytest.mark.parametrize(("block", "length"), [(1, 16), (2, 16), (15, 16), (16, 16), (17, 32), (32, 32), (33, 64)])
+def test_a_ring_holds_the_block_in_a_power_of_two_from_sixteen(block: int, length: int) -> None:
+    assert ring_length(block) == length
 
 
 @pytest.mark.parametrize(
-    ("flags", "switch", "static", "expected"),
+    ("flags", "switch", "lets_more_run", "expected"),
     [
-        ([], None, SCARCE, True),
-        ([], None, PLENTY, False),
-        ([], None, 0, False),  # unknown
-        ([FLAG], None, PLENTY, True),
-        ([], "1", PLENTY, True),
-        ([], "0", SCARCE, False),
-        (["--linear-attn-backend", "cutedsl"], None, SCARCE, False),
-        (["--linear-attn-backend", "cutedsl", "--linear-attn-decode-backend", "flashinfer"], None, SCARCE, True),
-        (["--enable-linear-replayssm"], None, SCARCE, False),
+        ([], None, True, True),
+        ([], None, False, False),
+        ([FLAG], None, False, True),
+        ([], "1", False, True),
+        ([], "0", True, False),
+        (["--linear-attn-backend", "cutedsl"], None, True, False),
+        (["--linear-attn-backend", "cutedsl", "--linear-attn-decode-backend", "flashinfer"], None, True, True),
+        (["--enable-linear-replayssm"], None, True, False),
     ],
 )
 def test_a_gpu(
-    flags: list[str], switch: str | None, static: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+    flags: list[str], switch: str | None, lets_more_run: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     if switch is not None:
         monkeypatch.setenv(SWITCH, switch)
     args = parse(flags, target="t", drafter="d")[0]
-    weighed = weigh(DEMAND, static) if static else None
-    assert is_replayed(args, UNKNOWN_GPU, asked_for(args), weighed) == expected
+    assert is_replayed(args, UNKNOWN_GPU, asked_for(args), lets_more_run=lets_more_run) == expected
 
 
 @pytest.mark.parametrize(
@@ -69,7 +58,7 @@ def test_states_are_replayed_where_that_lets_more_requests_run(changes: dict[str
 def test_the_cpu_platform_replays_whatever_fits(switch: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, switch)
     args = parse([], target="t", drafter="d")[0]
-    assert is_replayed(args, CPU, asked_for(args), weigh(DEMAND, PLENTY)) == expected
+    assert is_replayed(args, CPU, asked_for(args), lets_more_run=False) == expected
 
 
 @pytest.mark.parametrize(("flags", "block", "expected"), [([], 16, 16), ([], 4, 16), ([], 17, 32), (["64"], 16, 64)])
