@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from sglang_dflash.check.flags import parse
@@ -43,15 +41,6 @@ def test_a_gpu(
     assert is_replayed(args, UNKNOWN_GPU, asked_for(args), lets_more_run=lets_more_run) == expected
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [({}, True), ({"max_running": 5}, False), ({"max_states": 10}, False)],
-    ids=["more run", "all run either way", "two run either way"],
-)
-def test_states_are_replayed_where_that_lets_more_requests_run(changes: dict[str, int], expected: bool) -> None:
-    weighed = weigh(replace(DEMAND, **changes), SCARCE)
-    assert (weighed.scratch_kept, weighed.scratch_replayed) == (4 * 90 + 25, 16 * 2 + 25)
-    assert is_replayed(parse([], target="t", drafter="d")[0], UNKNOWN_GPU, None, weighed) == expected
 
 
 @pytest.mark.parametrize(("switch", "expected"), [("", True), ("0", False)])
