@@ -41,8 +41,6 @@ def test_a_gpu(
     assert is_replayed(args, UNKNOWN_GPU, asked_for(args), lets_more_run=lets_more_run) == expected
 
 
-
-
 @pytest.mark.parametrize(("switch", "expected"), [("", True), ("0", False)])
 def test_the_cpu_platform_replays_whatever_fits(switch: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, switch)
