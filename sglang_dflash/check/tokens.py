@@ -123,6 +123,9 @@ def check_vocabulary(drafter: DrafterConfig, drafter_files: ModelFiles, target_f
 
 
 def _own_vocabulary(drafter: DrafterConfig, drafter_files: ModelFiles, target_files: ModelFiles) -> str:
+    headers = drafter_files.tensors
+    if headers and not any(name.endswith((EMBEDDING, HEAD)) for name in headers):
+        return "the target's: the drafter holds no copy"
     from sglang_dflash.drafter.stored import StoredTensors  # takes torch, which most checks do without
 
     own, target = StoredTensors(drafter_files), StoredTensors(target_files)

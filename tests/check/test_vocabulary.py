@@ -77,10 +77,20 @@ def test_two_maps_that_disagree_are_refused(tmp_path: Path, edit: Edit) -> None:
 def test_without_the_targets_weights_there_is_a_doubt(tmp_path: Path) -> None:
     write_target(tmp_path / "target")
     (tmp_path / "target" / "model.safetensors").unlink()
-    folder = write(tmp_path / "drafter", config("speculators"), {"a": torch.zeros(1)})
+    folder = write(tmp_path / "drafter", config("speculators"), {"lm_head.weight": torch.zeros(1)})
     files = ModelFiles(str(folder)), ModelFiles(str(tmp_path / "target"))
     [found] = check_vocabulary(DrafterConfig.load(folder), *files)
     assert found.level == "warn"
+
+
+def test_a_drafter_that_holds_no_copy_passes(tmp_path: Path) -> None:
+    """speculators 0.9.0 saves neither table of a whole vocabulary."""
+
+    def drop(tensors: dict[str, Tensor]) -> None:
+        del tensors["embed_tokens.weight"], tensors["lm_head.weight"]
+
+    found = finding(tmp_path, "speculators", drop)
+    assert found.level == "ok" and found.value == "the target's: the drafter holds no copy"
 
 
 def test_a_drafter_without_a_vocabulary_is_not_asked(tmp_path: Path) -> None:
