@@ -1,4 +1,4 @@
-"""What the CPU platform cannot serve, refused in the launching process before any weight is read.
+"""Refusals of the CPU platform, in the launching process, before any weight is read.
 
 Each check is a table: whether to refuse, and the three parts of the message.
 """

@@ -23,9 +23,9 @@ class TorchAttentionBackend(AttentionBackend):
     """Attention in plain torch for every forward mode that DFLASH uses.
 
     Decode, verification (a causal chain) and the drafter's block are one padded gather and one SDPA call for the whole
-    batch, unless the padding would cost more than it saves; tree verification and prefill are one SDPA call per
-    request. Lengths are read from ``seq_lens`` itself, which on a CPU is host memory, so no mirror is asked for and the
-    overlap scheduler takes the path that it takes on a GPU.
+    batch, unless the padding would cost more than it saves; a prefill is one SDPA call per request. Lengths are read
+    from ``seq_lens`` itself, which on a CPU is host memory, so no mirror is asked for and the overlap scheduler takes
+    the path that it takes on a GPU.
     """
 
     needs_cpu_seq_lens = False
@@ -93,8 +93,7 @@ class TorchAttentionBackend(AttentionBackend):
                 keys = [decode_keys(contexts, window=window)]
             else:
                 slots = forward_batch.out_cache_loc.view(len(lens), -1)
-                tree_mask = getattr(forward_batch.spec_info, "custom_mask", None) if causal else None
-                keys = block_keys(contexts, slots, causal=causal, window=window, tree_mask=tree_mask)
+                keys = block_keys(contexts, slots, causal=causal, window=window)
             if swa:
                 keys = [Keys(self._swa_pool.translate_loc_from_full_to_swa(each.slots), each.mask) for each in keys]
             self._keys[kind] = keys

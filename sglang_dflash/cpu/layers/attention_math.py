@@ -36,7 +36,7 @@ PAIRS_PER_REQUEST = 1024
 
 @dataclass(frozen=True)
 class Contexts:
-    """Where the K/V of a batch's requests are.
+    """Places of the K/V of a batch's requests.
 
     Attributes:
         table: KV slots ``[requests, positions]`` int32.
@@ -61,7 +61,7 @@ class Contexts:
 
 @dataclass(frozen=True)
 class Keys:
-    """What is read of the pool, and a mask to add to the scores (None: everything may be read).
+    """Slots to read of the pool, and a mask to add to the scores (None: everything may be read).
 
     Of a batch: ``slots [B*C]``, ``mask`` that broadcasts to ``[B, 1, T, C]``; of one request's block: ``slots [C]``,
     ``mask [T, C]``.
@@ -72,7 +72,7 @@ class Keys:
 
 
 def visible(query_positions: Tensor, key_positions: Tensor, *, causal: bool, window: int | None) -> Tensor:
-    """Which keys a query may read, from positions ``[..., T]`` and ``[..., C]``: bool ``[..., T, C]``."""
+    """Return the keys that a query may read, from positions ``[..., T]`` and ``[..., C]``: bool ``[..., T, C]``."""
     distance = query_positions.unsqueeze(-1) - key_positions.unsqueeze(-2)
     if window is None:
         return distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
@@ -107,9 +107,7 @@ def decode_keys(contexts: Contexts, *, window: int | None) -> Keys:
     return Keys(slots, mask.unsqueeze(1))
 
 
-def block_keys(
-    contexts: Contexts, block_slots: Tensor, *, causal: bool, window: int | None, tree_mask: Tensor | None = None
-) -> list[Keys]:
+def block_keys(contexts: Contexts, block_slots: Tensor, *, causal: bool, window: int | None) -> list[Keys]:
     """Keys of a block of ``T`` tokens of each request, its context and the block itself: one padded batch, or one each.
 
     Args:
@@ -117,12 +115,10 @@ def block_keys(
         block_slots: KV slots of the block ``[B, T]``.
         causal: verification is causal; the drafter's block is not (every position sees the whole block).
         window: sliding window, or None.
-        tree_mask: flat bool ``[sum_b T * (lens[b] + T)]``, one ``[T, lens[b] + T]`` matrix per request
-            after the other, which replaces the causal rule inside the block; None for a chain.
     """
-    if tree_mask is None and padding_pays(contexts.lengths(), block_slots.shape[1], window):
+    if padding_pays(contexts.lengths(), block_slots.shape[1], window):
         return [padded_block_keys(contexts, block_slots, causal=causal, window=window)]
-    return separate_block_keys(contexts, block_slots, causal=causal, window=window, tree_mask=tree_mask)
+    return separate_block_keys(contexts, block_slots, causal=causal, window=window)
 
 
 def padding_pays(lens: list[int], queries: int, window: int | None) -> bool:
@@ -133,7 +129,7 @@ def padding_pays(lens: list[int], queries: int, window: int | None) -> bool:
 
 
 def padded_block_keys(contexts: Contexts, block_slots: Tensor, *, causal: bool, window: int | None) -> Keys:
-    """:func:`block_keys` of a chain as one padded batch.
+    """:func:`block_keys` as one padded batch.
 
     Columns count from the start of the block, ``-C .. T - 1``, so one mask serves all requests; the padding of a
     shorter request is on the left.
@@ -150,9 +146,7 @@ def padded_block_keys(contexts: Contexts, block_slots: Tensor, *, causal: bool, 
     return Keys(slots, padding if mask is None else padding + mask)
 
 
-def separate_block_keys(
-    contexts: Contexts, block_slots: Tensor, *, causal: bool, window: int | None, tree_mask: Tensor | None = None
-) -> list[Keys]:
+def separate_block_keys(contexts: Contexts, block_slots: Tensor, *, causal: bool, window: int | None) -> list[Keys]:
     """:func:`block_keys` of each request on its own, without padding."""
     table, rows, lengths = contexts.table, contexts.rows.numpy().tolist(), contexts.lengths()
     reach = [length if window is None else min(length, window) for length in lengths]
@@ -165,16 +159,8 @@ def separate_block_keys(
         return [Keys(each, None) for each in slots]
     # Counted from the start of the block, the last ``C`` columns of the longest request's mask serve every request.
     steps, columns = torch.arange(block_slots.shape[1]), torch.arange(-max(reach), block_slots.shape[1])
-    allowed = visible(steps, columns, causal=causal and tree_mask is None, window=window)
-    if tree_mask is None:
-        mask = additive(allowed)
-        return [Keys(each, mask[:, -each.shape[0] :]) for each in slots]
-    sizes = [len(steps) * (length + len(steps)) for length in lengths]
-    trees = [tree.view(len(steps), -1) for tree in tree_mask.view(-1).to(torch.bool).split(sizes)]
-    return [
-        Keys(each, additive(allowed[:, -each.shape[0] :] & tree[:, -each.shape[0] :]))
-        for each, tree in zip(slots, trees, strict=True)
-    ]
+    mask = additive(visible(steps, columns, causal=causal, window=window))
+    return [Keys(each, mask[:, -each.shape[0] :]) for each in slots]
 
 
 def attend(q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: Keys, *, batch: int, scale: float) -> Tensor:

@@ -41,7 +41,7 @@ def _filter(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _PackedRows(NamedTuple):
-    """Where the rows of each sequence lie when all are laid out one after another, history first."""
+    """Layout of the rows of all sequences one after another, history first."""
 
     order: Tensor  # [sum(W + len)] index into (all histories, then all tokens)
     windows: Tensor  # [tokens] the first row of each token's window

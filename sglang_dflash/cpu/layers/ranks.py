@@ -1,4 +1,4 @@
-"""What ranks and disaggregated servers exchange, without CUDA events and pinned memory."""
+"""Exchange between ranks and between disaggregated servers, without CUDA events and pinned memory."""
 
 from __future__ import annotations
 
