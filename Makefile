@@ -41,7 +41,7 @@ test: setup
 test-slow: setup
 	$(PYTEST) --dist loadgroup -m "slow and not gpu" tests
 
-# The GPU path on this CPU (docs/rehearsal.md).
+# The GPU path on this CPU (docs/development.md#rehearsal).
 rehearse: setup
 	$(BIN)/python -m tests.rehearsal
 	$(BIN)/python -m tests.rehearsal.mutants

@@ -1,7 +1,7 @@
 """The few endpoints of an SGLang server that a benchmark needs.
 
 ``/generate`` is used rather than the OpenAI route because it takes token ids, so that every arm gets the same bytes,
-and answers with token ids, so that arms can be compared; ``tests/engine`` holds both routes to the same figures.
+and answers with token ids, so that arms can be compared.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ PATIENCE = 32
 
 
 class AdaptiveWidth:
-    """Maximise expected tokens per millisecond; see ``docs/width.md``.
+    """Maximise expected tokens per millisecond; see ``docs/tuning.md``.
 
     Survival is a property of the traffic, shared by all batch sizes; a step's cost depends on the batch size.
 

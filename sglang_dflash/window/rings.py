@@ -53,7 +53,7 @@ class DraftRings:
 
     A ring holds what was injected since the request took its row, never the part of its prefix that another request
     computed: each row remembers its oldest position, and nothing older is read. How little of the prefix may be missing
-    is decided by :mod:`~sglang_dflash.window.prefix_cap`.
+    is decided by :func:`~sglang_dflash.window.hooks.cap_prefix`.
 
     Args:
         request_pool: the target's ``ReqToTokenPool``, whose rows are the requests.

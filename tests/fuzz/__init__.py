@@ -1,1 +1,1 @@
-"""Hostile input for everything this package reads (docs/security.md)."""
+"""Hostile input for everything this package reads (docs/reliability.md)."""

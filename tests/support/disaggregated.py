@@ -18,7 +18,7 @@ LOOPBACK = {"SGLANG_HOST_IP": "127.0.0.1", "HOST_IP": "127.0.0.1", "MC_TCP_BIND_
 
 
 def missing_backend() -> str | None:
-    """Why no K/V can be transferred here; None if Mooncake is installed (``docs/disaggregation.md``)."""
+    """Why no K/V can be transferred here; None if Mooncake is installed (``docs/deployment.md``)."""
     try:
         importlib.import_module("mooncake.engine")
     except ImportError as error:

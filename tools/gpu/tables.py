@@ -13,7 +13,7 @@ from tools.gpu.records import Row, latest
 MIB = 1 << 20
 HEADER = """# On a GPU
 
-Measured with [the kit](../gpu.md): `make gpu`, then `python -m tools.gpu table`.
+Measured with [the kit](../development.md#a-gpu-without-sglang): `make gpu`, then `python -m tools.gpu table`.
 """
 
 
@@ -141,7 +141,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Row]], str], str]] = {
         steptimes,
         "Random weights, simulated accept length 4, block 16; median [range] in milliseconds, ours / builtin = ratio. "
         "Both workers run on the kit's\nstand-ins for SGLang's compiled kernels: the ratio is fair, the times are not "
-        "SGLang's best ([why](../gpu.md#stand-ins)).",
+        "SGLang's best ([why](../development.md#a-gpu-without-sglang#stand-ins)).",
     ),
     "profile": ("Where a step's time goes", profile, ""),
 }
