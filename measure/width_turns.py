@@ -12,7 +12,6 @@ measured again.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +38,6 @@ from sglang_dflash.bench.server import running
 from sglang_dflash.bench.settings import configure
 from sglang_dflash.bench.tables import Table
 from sglang_dflash.user_errors import user_errors
-from sglang_dflash.worker.observe.step_log import STEP_LOG
 
 FIXED, OWN_POLICY = ("1", "2", "4", "8", "16"), "own"  # arms of the plugin
 TURN, LEFT_OUT = 12, 2  # steps of a turn, and of them those that pay for the last one
@@ -80,7 +78,7 @@ async def measure_drafter(pair: str, drafter: str, todo: list[Cell], seconds: fl
     """All missing cells of a pair and a drafter, on one server."""
     folder = out / f"{pair}-{drafter}"
     folder.mkdir(parents=True, exist_ok=True)
-    steps, turns = folder / "steps.jsonl", folder / "turns"
+    turns, steps = folder / "turns", folder / "turns.steps"
     mode = Mode.parse(f"{ADAPTIVE}:{WIDEST}")
     users = max(cell.concurrency for cell in todo)
     launch = configure(Options(pair=pair, drafter=drafter, modes=mode.label, concurrency=str(users))).launch(mode)
@@ -88,7 +86,6 @@ async def measure_drafter(pair: str, drafter: str, todo: list[Cell], seconds: fl
         "PYTHONPATH": str(ROOT / "tests/plugin"),
         "SGLANG_DFLASH_TEST_PLUGIN": "width_turns",
         "SGLANG_DFLASH_TEST_TURNS_FILE": str(turns.resolve()),
-        STEP_LOG: str(steps.resolve()),
     }
     launch = replace(launch, env=(*launch.env, *plugin.items()))
     async with AsyncExitStack() as stack:
@@ -101,13 +98,9 @@ async def measure_drafter(pair: str, drafter: str, todo: list[Cell], seconds: fl
             Random(0).shuffle(known[cell.task])
             await drive(client, known[cell.task], cell.concurrency, seconds * (1 + cell.concurrency / 16), most)
             after = await steps_so_far(client)
-            found = list(whole_turns(_decodes(steps)[before:after], turns.read_text().split()[before:after], cell))
+            found = list(whole_turns(read_rows(steps)[before:after], turns.read_text().split()[before:after], cell))
             append_lines(out / "turns.jsonl", [{**asdict(cell), "turns": found}])
             typer.echo(f"{cell}: {len(found)} turns")
-
-
-def _decodes(steps: Path) -> list[dict[str, Any]]:
-    return [entry for line in steps.read_text().splitlines() if (entry := json.loads(line))["kind"] == "decode"]
 
 
 def whole_turns(steps: Sequence[Mapping[str, Any]], arms: Sequence[str], cell: Cell) -> Iterator[Turn]:
@@ -117,9 +110,7 @@ def whole_turns(steps: Sequence[Mapping[str, Any]], arms: Sequence[str], cell: C
         end = start
         while end < len(steps) and arms[end] == arms[start]:
             end += 1
-        counted = [
-            step for step in steps[start + LEFT_OUT : end] if step["ms"] and len(step["rids"]) == cell.concurrency
-        ]
+        counted = [step for step in steps[start + LEFT_OUT : end] if step["ms"] and step["users"] == cell.concurrency]
         if counted:
             yield arms[start], sum(sum(step["accept"]) for step in counted), sum(step["ms"] for step in counted)
         start = end

@@ -206,7 +206,7 @@ class DFlashWorker(BaseSpecWorker):
     def _prefill(
         self, batch: ScheduleBatch, publish: Publish, grammar_barrier: GrammarBarrier | None
     ) -> GenerationBatchResult:
-        self._observer.interrupted([req.rid for req in batch.reqs], sum(batch.extend_lens))
+        self._observer.interrupted()
         self._wait_for_fused_hicache_load(batch)
         if batch.has_grammar and batch.decoding_reqs and grammar_barrier is not None:
             grammar_barrier()  # a mixed batch samples after blocks that the grammars may not have seen yet
@@ -235,7 +235,7 @@ class DFlashWorker(BaseSpecWorker):
     ) -> GenerationBatchResult:
         context = sum(batch.spec_info.committed_cpu)
         width = self.width_policy.width(batch.batch_size(), context)
-        record = StepRecord(width, [req.rid for req in batch.reqs], context)
+        record = StepRecord(width, batch.batch_size(), context)
         self._observer.started(record)
         # Grammars and custom logit processors run on the host, so the host waits for the drafts there.
         on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor

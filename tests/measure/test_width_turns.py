@@ -12,7 +12,7 @@ CELL = Cell("p", "d", "own", 2)
 
 
 def step(ms: float | None, accept: list[int]) -> dict[str, Any]:
-    return {"kind": "decode", "ms": ms, "rids": [str(n) for n in range(len(accept))], "accept": accept}
+    return {"ms": ms, "users": len(accept), "accept": accept}
 
 
 def test_a_turn_counts_its_full_and_uninterrupted_steps_after_the_first_two() -> None:

@@ -49,7 +49,7 @@ def test_targets_answer_what_tests_and_demo_ask(name: str) -> None:
 
 
 def test_the_moe_target_answers_all_but_math() -> None:
-    """It adds worse than it copies (docs/development.md)."""
+    """It adds worse than it copies (docs/results/tiny-pairs.md)."""
     accuracy = read_provenance(target_path("tiny-moe"))["accuracy"]
     assert accuracy["math"]["correct"] >= 0.3
     assert accuracy["code"]["runs"] == 1.0

@@ -1,7 +1,8 @@
 """The GPU path, rehearsed on a CPU.
 
 A real engine on CPU tensors, with SGLang's own Triton kernels and pools and our own kernels under Triton's interpreter,
-and SGLang's own graph runners over emulated CUDA graphs. ``docs/development.md#rehearsal`` says what that shows and what it hides.
+and SGLang's own graph runners over emulated CUDA graphs. ``docs/development.md#rehearsal`` says what that shows and
+what it hides.
 
 The two functions here are entry points (``tests/rehearsal/plugin``): whoever puts that folder on PYTHONPATH rehearses.
 """

@@ -1,4 +1,5 @@
-"""``python -m tools.gpu run`` on a machine with a device, ``python -m tools.gpu table`` anywhere (docs/development.md)."""
+"""``python -m tools.gpu run`` on a machine with a device, ``python -m tools.gpu table`` anywhere
+(docs/development.md)."""
 
 from __future__ import annotations
 

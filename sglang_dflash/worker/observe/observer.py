@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from sglang_dflash.width import Pause, WidthPolicy
 from sglang_dflash.worker.observe.broken_drafts import BrokenDrafts
 from sglang_dflash.worker.observe.metrics import step_metrics
 from sglang_dflash.worker.observe.stats import STAGE_TIMES, Clock, Stages, StepStats
-from sglang_dflash.worker.observe.step_log import StepLog
 
 logger = logging.getLogger(__name__)
 
@@ -32,26 +31,19 @@ class StepRecord:
 
     Attributes:
         width: positions of the block, anchor included.
-        rids: the batch's requests.
+        batch_size: requests.
         context: committed tokens of all of them, as far as the host knew.
-        at: seconds since the server's first step.
         milliseconds: from the step's start to the next one's; None if something else ran between, or not known yet.
         accept_lens: accepted drafts plus bonus token of each request; empty before the host knows.
         caught_up: whether it injected what plain steps had left waiting, which is not part of its width's time.
     """
 
     width: int
-    rids: list[str]
+    batch_size: int
     context: int
-    at: float = 0.0
     milliseconds: float | None = None
     accept_lens: Sequence[int] = ()
     caught_up: bool = False
-    timed: bool = field(default=False, repr=False)  # whether ``milliseconds`` is final
-
-    @property
-    def batch_size(self) -> int:
-        return len(self.rids)
 
 
 class Steps:
@@ -62,12 +54,10 @@ class Steps:
 
     Args:
         device: that runs the steps.
-        log: where steps are written; None for nowhere.
     """
 
-    def __init__(self, device: torch.device | str, log: StepLog | None = None) -> None:
-        self._clock, self._log = Clock(device), log
-        self._began = time.perf_counter()
+    def __init__(self, device: torch.device | str) -> None:
+        self._clock = Clock(device)
         self._uncounted: deque[StepRecord] = deque()
         self._untimed: deque[tuple[StepRecord, Any, Any]] = deque()
         self._last: tuple[StepRecord, Any] | None = None
@@ -78,18 +68,11 @@ class Steps:
         if self._last is not None:
             self._untimed.append((*self._last, now))
         self._last = record, now
-        record.at = time.perf_counter() - self._began
         self._uncounted.append(record)
-        if self._log is not None:
-            self._log.expect(record)
 
-    def interrupted(self, prefilled: Sequence[str] = (), tokens: int = 0) -> None:
-        """Something other than a decode step is about to be launched: a prefill of these requests' ``tokens``."""
-        if self._last is not None:
-            self._last[0].timed = True
-            self._last = None
-        if self._log is not None and prefilled:
-            self._log.prefill(time.perf_counter() - self._began, prefilled, tokens)
+    def interrupted(self) -> None:
+        """Something other than a decode step is about to be launched: the last step's time stays unknown."""
+        self._last = None
 
     def counted(self, accept_lens: Sequence[int]) -> StepRecord:
         """The oldest step without counts has these; steps come in launch order."""
@@ -103,10 +86,7 @@ class Steps:
         while self._untimed and self._clock.has_passed(self._untimed[0][2]):
             record, start, end = self._untimed.popleft()
             record.milliseconds = self._clock.seconds(start, end) * 1000
-            record.timed = True
             done.append(record)
-        if self._log is not None:
-            self._log.write()
         return done
 
 
@@ -121,7 +101,7 @@ class Observer:
     """
 
     def __init__(self, device: torch.device | str, max_width: int, broken: Tensor, *, speaks: bool) -> None:
-        self._steps = Steps(device, StepLog.asked_for() if speaks else None)
+        self._steps = Steps(device)
         self._stats, self._broken = StepStats(), BrokenDrafts(broken, speaks)
         self._times_stages = os.environ.get(STAGE_TIMES) == "1"
         self._stages, self._metrics = Stages(device, self._times_stages), step_metrics(max_width)
@@ -140,9 +120,9 @@ class Observer:
         if self._launched % READ_EVERY == 0:
             self._broken.read()
 
-    def interrupted(self, prefilled: Sequence[str] = (), tokens: int = 0) -> None:
-        """Something other than a decode step is about to be launched: a prefill of these requests' ``tokens``."""
-        self._steps.interrupted(prefilled, tokens)
+    def interrupted(self) -> None:
+        """Something other than a decode step is about to be launched."""
+        self._steps.interrupted()
 
     def finished(self, accept_lens: Sequence[int], policy: WidthPolicy) -> tuple[StepRecord, list[StepRecord]]:
         """The oldest step in flight brought ``accept_lens``.

@@ -16,6 +16,7 @@ COMMIT = "sglang_dflash.states.commit.RecurrentCommit.__call__"
 DECODE = "sglang_dflash.worker.worker.DFlashWorker._decode"
 PREFILL = "sglang_dflash.worker.worker.DFlashWorker._prefill"
 CHOOSE = "sglang_dflash.worker.accept.Accept.target_tokens"
+STEPS = "sglang_dflash.worker.observe.observer.Steps"
 WIDTH = "sglang_dflash.width.policy.FixedWidth.width"
 STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
 PENALTIES = "sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply"
@@ -58,7 +59,12 @@ def register() -> None:
         "pools": [(STATE, pools.count, When.AFTER)],
         "draw_twice": [(CHOOSE, wrong_rule.draw_twice, When.AROUND)],
         "width_switch": [(PREFILL, width_switch.follow_file, When.BEFORE)],
-        "width_turns": [(PREFILL, width_turns.take_turns, When.BEFORE)],
+        "width_turns": [
+            (PREFILL, width_turns.take_turns, When.BEFORE),
+            (f"{STEPS}.started", width_turns.step_started, When.AFTER),
+            (f"{STEPS}.interrupted", width_turns.step_interrupted, When.BEFORE),
+            (f"{STEPS}.timed", width_turns.write_steps, When.AFTER),
+        ],
         "widths": [(WIDTH, widths.in_turn, When.AFTER)],
         "keep_likely": [(CHOOSE, wrong_rule.keep_likely, When.AROUND)],
     }

@@ -1,12 +1,15 @@
 """Mode ``width_turns``: fixed widths and the server's own policy take turns of ``STEPS`` decode steps in one server.
 
 Under one load all of them meet the same requests and the same moods of the machine. The file that
-``SGLANG_DFLASH_TEST_TURNS_FILE`` names gets a line a decode step: whose turn it was. For a server of one rank.
+``SGLANG_DFLASH_TEST_TURNS_FILE`` names gets a line a decode step: whose turn it was. Beside it, ``.steps`` gets what
+each step brought, in the same order. For a server of one rank.
 """
 
 from __future__ import annotations
 
+import json
 import os
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ class Turns(Switched):
         self._steps = 0
         self._file = Path(os.environ[VARIABLE])
         self._file.write_text("")
+        Path(os.environ[VARIABLE] + ".steps").write_text("")
 
     def width(self, *args: Any, **kwargs: Any) -> int:
         turn, step = divmod(self._steps, STEPS)
@@ -40,3 +44,30 @@ class Turns(Switched):
         with self._file.open("a") as file:
             file.write(arm + "\n")
         return super().width(*args, **kwargs)
+
+
+_records: deque[Any] = deque()  # steps that are not written yet
+_settled: set[int] = set()  # of them, those whose time is known, or never will be
+
+
+def step_started(_: None, steps: Any, record: Any) -> None:
+    """After ``Steps.started``."""
+    _records.append(record)
+
+
+def step_interrupted(steps: Any) -> None:
+    """Before ``Steps.interrupted``."""
+    if steps._last is not None:
+        _settled.add(id(steps._last[0]))
+
+
+def write_steps(timed: list[Any], steps: Any) -> list[Any]:
+    """After ``Steps.timed``: requests, accept lengths and milliseconds (null if something ran between) of each step."""
+    _settled.update(map(id, timed))
+    with Path(os.environ[VARIABLE] + ".steps").open("a") as file:
+        while _records and _records[0].accept_lens and id(_records[0]) in _settled:
+            record = _records.popleft()
+            _settled.remove(id(record))
+            row = {"users": record.batch_size, "accept": list(record.accept_lens), "ms": record.milliseconds}
+            file.write(json.dumps(row) + "\n")
+    return timed
