@@ -87,7 +87,7 @@ def code(body: str) -> str:
 )
 def test_code_that_fails_or_could_harm_does_not_run(body: str) -> None:
     expected = {"name": "f", "cases": [[[], 0], [[1, 2], 3]]}
-    assert not code_task.runs(expected, code(body))
+    assert not code_task.check(expected, code(body))
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,64 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tools.train.blocks import BLOCK_SIZE, Blocks, block_masks, cut_blocks
-from tools.train.drafter import FULL, SLIDING, Drafter, DrafterConfig, context_features
-from tools.train.generate import Chat, corpus_prompts, target_output
+from tools.train.drafter import FULL, SLIDING, Drafter, DrafterConfig, context_features, visible
+from tools.train.generate import corpus_prompts, target_output
 from tools.train.hf import load_model, load_tokenizer, transformers
 from tools.train.loop import train
 from tools.train.provenance import write_provenance
 from tools.train.rows import Weighted, packed_rows
 from tools.train.target_training import autocast
+
+BLOCK_SIZE = 16
+# Drawn per block. Hiding the tail makes one drafter usable at each width.
+VISIBLE_BLOCK_SIZES = torch.tensor([16, 16, 16, 8, 4])
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks cut from rows: anchors and widths [rows, n], tokens and learnable [rows, n, BLOCK_SIZE]."""
+
+    anchors: Tensor
+    tokens: Tensor
+    learnable: Tensor
+    widths: Tensor
+
+
+def cut_blocks(ids: Tensor, weights: Tensor, n: int, generator: torch.Generator, width: int | None = None) -> Blocks:
+    """Draw ``n`` anchors per row inside the answers; their blocks teach up to the answer's end.
+
+    Args:
+        ids: int64 [rows, length].
+        weights: float32 [rows, length], 1.0 on answers.
+        width: of all blocks; None draws each from ``VISIBLE_BLOCK_SIZES``.
+    """
+    answer = (weights == 1.0).float()
+    can_start = answer[:, :-1] * answer[:, 1:]
+    anchors = torch.multinomial(can_start + 1e-9, n, generator=generator)
+    rows = torch.arange(len(ids))[:, None]
+    tokens, in_answer = (F.pad(x, (0, BLOCK_SIZE - 1)).unfold(1, BLOCK_SIZE, 1)[rows, anchors] for x in (ids, answer))
+    widths = VISIBLE_BLOCK_SIZES[torch.randint(len(VISIBLE_BLOCK_SIZES), anchors.shape, generator=generator)]
+    widths = widths if width is None else torch.full_like(widths, width)
+    learnable = in_answer.cumprod(-1).bool() & (torch.arange(BLOCK_SIZE) < widths[:, :, None])
+    learnable[:, :, 0] = False  # the anchor is given
+    return Blocks(anchors, tokens, learnable, widths)
+
+
+def block_masks(config: DrafterConfig, blocks: Blocks, length: int) -> list[Tensor]:
+    """Per layer, bool [rows, 1, n * B, length + n * B]: a block sees the context before it, and itself."""
+    rows, n = blocks.anchors.shape
+    offsets, context = torch.arange(BLOCK_SIZE), torch.arange(length)
+    start = blocks.anchors[:, :, None, None]  # [rows, n, 1, 1], as the shapes below
+    query = start + offsets[:, None]
+    own = blocks.anchors[:, :, None] + offsets
+    key = torch.cat((context.expand(rows, length), own.flatten(1)), dim=1)[:, None, None]
+    same_block = torch.eye(n, dtype=torch.bool)[:, :, None] & (offsets < blocks.widths[:, :, None, None])
+    allowed = torch.cat((context < start, same_block.flatten(2)[:, :, None]), dim=-1)
+    return [
+        (visible(layer_type, query, key, start, config.sliding_window) & allowed).flatten(1, 2)[:, None]
+        for layer_type in config.layer_types
+    ]
+
 
 ANCHORS_PER_ROW = {256: 24, 2048: 96}
 ROWS = {256: 12, 2048: 2}
@@ -84,11 +134,9 @@ def train_drafter(
     seed: int,
     device: str,
     steps: int | None = None,
-    chats: list[tuple[Chat, bool]] | None = None,
-    mask_token_id: int | None = None,
     start: Path | None = None,
 ) -> None:
-    """Train one kind of drafter for the target in ``target_folder``, which may be the user's own.
+    """Train one kind of drafter for the target in ``target_folder``.
 
     The log's validation figure is the accept length, teacher-forced at block 16, on answers kept apart.
 
@@ -97,20 +145,18 @@ def train_drafter(
         out: gets weights, configuration and provenance.
         work: checkpoints and the target's answers; an interrupted training continues from them.
         steps: instead of the recipe's.
-        chats: what the target shall answer, instead of :func:`corpus_prompts`.
-        mask_token_id: an id that no text contains, if the tokenizer has no mask token.
         start: a drafter of the same widths whose layers the new one starts from; layers it lacks start afresh.
     """
     recipe = RECIPES[kind] if steps is None else replace(RECIPES[kind], steps=steps)
     data_file = work / "target-output.pt"
     if not data_file.exists():
         work.mkdir(parents=True, exist_ok=True)
-        torch.save(target_output(target_folder, chats or corpus_prompts(seed), device), data_file)
+        torch.save(target_output(target_folder, corpus_prompts(seed), device), data_file)
     data: list[Weighted] = torch.load(data_file, weights_only=True)
     torch.manual_seed(seed)
     tokenizer, target = load_tokenizer(target_folder), load_model(target_folder, device=device)
     target.requires_grad_(False)
-    config = drafter_config(recipe, target, tokenizer.mask_token_id if mask_token_id is None else mask_token_id)
+    config = drafter_config(recipe, target, tokenizer.mask_token_id)
     drafter = Drafter(config)
     if start is not None:
         drafter.load_state_dict(Drafter.load(start).state_dict(), strict=False)

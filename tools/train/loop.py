@@ -1,9 +1,10 @@
-"""The training loop that targets and drafters share: progress bar, checkpoints, resume, loss log."""
+"""The training loop of targets and drafters: Muon and AdamW under one schedule, checkpoints, resume, loss log."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +13,81 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from tools.train.optim import Optimizers
+WARMUP_STEPS = 30
+DECAY_SHARE = 0.5
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum orthogonalised by Newton-Schulz steps (Jordan et al., 2024), for tensors [..., rows, columns].
+
+    ``torch.optim.Muon`` takes 2-D parameters only; the fused experts of a mixture are 3-D. Matrices of one
+    shape are orthogonalised together, which on a CPU costs a fraction of doing them one by one.
+    """
+
+    def __init__(self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.01):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            by_shape: dict[tuple[int, ...], list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                velocity = self.state[p].setdefault("velocity", torch.zeros_like(p))
+                velocity.lerp_(p.grad, 1 - group["momentum"])
+                by_shape[tuple(p.shape)].append((p, p.grad.lerp(velocity, group["momentum"])))
+            for shape, pairs in by_shape.items():
+                updates = _orthogonalise(torch.stack([update for _, update in pairs]))
+                lr = group["lr"] * max(1.0, shape[-2] / shape[-1]) ** 0.5
+                for (p, _), update in zip(pairs, updates, strict=True):
+                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-lr)
+
+
+def _orthogonalise(matrices: Tensor) -> Tensor:
+    """The nearest matrix with singular values about 1, of each [..., rows, columns]."""
+    a, b, c = 3.4445, -4.7750, 2.0315  # quintic iteration coefficients of the Muon paper
+    x = matrices.bfloat16()
+    wide = x.shape[-2] <= x.shape[-1]
+    x = x if wide else x.mT
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return (x if wide else x.mT).to(matrices.dtype)
+
+
+class Optimizers:
+    """The two optimizers of a model with the schedule: warm-up, constant, linear decay over the last half."""
+
+    def __init__(self, model: nn.Module, steps: int, lr: float = 0.02, adam_lr: float = 3e-3) -> None:
+        matrices: list[nn.Parameter] = []
+        rest: list[nn.Parameter] = []
+        for name, p in model.named_parameters():
+            is_matrix = p.ndim >= 2 and not any(part in name for part in ("embed", "lm_head", "conv1d"))
+            (matrices if is_matrix else rest).append(p)
+        self.steps = steps
+        self._all: list[tuple[torch.optim.Optimizer, float]] = [
+            (Muon(matrices, lr), lr),
+            (torch.optim.AdamW(rest, adam_lr, betas=(0.9, 0.98), weight_decay=0.0), adam_lr),
+        ]
+
+    def step(self, i: int) -> None:
+        """Apply the gradients of step ``i`` of ``steps`` and clear them."""
+        scale = min((i + 1) / WARMUP_STEPS, 1.0, (self.steps - i) / (self.steps * DECAY_SHARE))
+        for optimizer, lr in self._all:
+            for group in optimizer.param_groups:
+                group["lr"] = lr * scale
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> list[dict]:
+        return [optimizer.state_dict() for optimizer, _ in self._all]
+
+    def load_state_dict(self, states: list[dict]) -> None:
+        for (optimizer, _), state in zip(self._all, states, strict=True):
+            optimizer.load_state_dict(state)
+
 
 LOG_EVERY = 25
 CHECKPOINT_EVERY = 4 * LOG_EVERY  # a checkpoint's step is that of its last log entry

@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from sglang_dflash.pairs.corpus import TASKS, Prompt, code_task, prompts
+from sglang_dflash.pairs.corpus import TASKS, Prompt, prompts
 from tests.support.reference_decoder import ReferenceDecoder
 from tools.train.generate import greedy_answers
 from tools.train.hf import load_model, load_tokenizer, transformers
@@ -24,7 +24,7 @@ def prompt_ids(tokenizer: transformers.PreTrainedTokenizerFast, prompt: Prompt) 
 
 
 def measure_accuracy(target: Path, n: int, device: str = "cpu") -> dict[str, dict[str, Any]]:
-    """Task -> prompts, share answered right (``correct``), and for code the share that runs.
+    """Task -> prompts, and share answered right (``correct``).
 
     Held-out prompts of all shapes, greedy, fp32.
     """
@@ -37,9 +37,6 @@ def measure_accuracy(target: Path, n: int, device: str = "cpu") -> dict[str, dic
         texts = [tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
         right = [prompt.check(text) for prompt, text in zip(asked, texts, strict=True)]
         table[task] = {"prompts": n, "correct": sum(right) / n}
-        if task == "code":
-            runs = [code_task.runs(prompt.expected, text) for prompt, text in zip(asked, texts, strict=True)]
-            table[task]["runs"] = sum(runs) / n
     return table
 
 

@@ -15,7 +15,7 @@ FILE = "provenance.json"
 
 
 def write_provenance(folder: Path, seed: int, log: list[LogEntry], validation: str, recipe: dict[str, Any]) -> None:
-    """Write ``provenance.json`` and ``loss.png`` to ``folder``.
+    """Write ``provenance.json`` to ``folder``.
 
     Args:
         validation: what the log's validation figure is, in words.
@@ -35,7 +35,6 @@ def write_provenance(folder: Path, seed: int, log: list[LogEntry], validation: s
         "log": [asdict(entry) for entry in log[:: max(1, len(log) // 20)]] + [asdict(log[-1])],
     }
     _write(folder, content)
-    _plot(folder / "loss.png", log, validation)
 
 
 def add_measurement(folder: Path, key: str, table: dict[str, Any]) -> None:
@@ -50,22 +49,3 @@ def read_provenance(folder: Path) -> dict[str, Any]:
 
 def _write(folder: Path, content: dict[str, Any]) -> None:
     (folder / FILE).write_text(json.dumps(content, indent=1) + "\n")
-
-
-def _plot(file: Path, log: list[LogEntry], validation: str) -> None:
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, left = pyplot.subplots(figsize=(5, 3))
-    steps = [entry.step for entry in log]
-    left.semilogy(steps, [entry.loss for entry in log], label="training loss")
-    left.set_xlabel("step")
-    left.set_ylabel("loss")
-    right = left.twinx()
-    right.plot(steps, [entry.validation for entry in log], color="tab:orange", label=validation)
-    right.set_ylabel(validation)
-    figure.legend(loc="upper center", fontsize="small")
-    figure.savefig(file, dpi=70, bbox_inches="tight")
-    pyplot.close(figure)

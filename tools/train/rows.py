@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.pairs.corpus import SHAPES, Conversation, Example, draw, draw_conversation
-from tools.train import drill, sums
+from tools.train.drills import draw_sums, draw_words
 from tools.train.hf import transformers
 
-_TRAINING_ONLY = {"drill": drill, "sums": sums}
+_TRAINING_ONLY = {"drill": draw_words, "sums": draw_sums}
 BALANCED = {"math": 0.30, "code": 0.16, "json": 0.34, "chat": 0.20}
 # More copying of a question's words, which is learned late.
 COPYING = {"math": 0.15, "code": 0.08, "json": 0.27, "chat": 0.22, "drill": 0.28}
@@ -64,9 +64,9 @@ def training_conversation(rng: Random, row_length: int, task_weights: dict[str, 
 
 def _draw(task: str, rng: Random) -> Example:
     """One question of the train split; ``drill`` and ``sums`` are for training only."""
-    module = _TRAINING_ONLY.get(task)
+    drawn = _TRAINING_ONLY.get(task)
     while True:
-        example = draw(task, "train", rng) if module is None else module.draw(rng)
+        example = draw(task, "train", rng) if drawn is None else drawn(rng)
         if example.split == "train":
             return example
 

@@ -116,13 +116,8 @@ _WRONG_ANSWER = (
 )  # fmt: skip
 
 
-def runs(expected: Any, text: str) -> bool:
-    """True if the answer's code block defines the asked function and it runs on every input."""
-    return _results(expected, text) is not None
-
-
 def check(expected: Any, text: str) -> bool:
-    """True if the function also returns the right value for every input."""
+    """True if the answer's code block defines the asked function, and it returns the right value for every input."""
     return _results(expected, text) == [result for _, result in expected["cases"]]
 
 
