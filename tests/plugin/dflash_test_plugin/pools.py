@@ -15,6 +15,6 @@ def count(result: Any, scheduler: Any, *_: Any) -> Any:
         # A row brings its ring of the drafter's K/V and its records of a block, which nothing hands out by themselves.
         "rows": requests.size - requests.available_size(),
         "locked in the prefix cache": cache.full_protected_size() + cache.mamba_protected_size(),
-        "steps without counts": len(scheduler.draft_worker._steps._uncounted),
+        "steps without counts": len(scheduler.draft_worker._observer._steps._uncounted),
     }
     return result
