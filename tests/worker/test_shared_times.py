@@ -53,9 +53,7 @@ def test_ranks_that_measure_differently_choose_the_same(seed: int) -> None:
             for rank in range(2):
                 ranks.policies[rank].observe(width, accepted)
                 if random.random() < 0.7:  # a rank may know a time before the other does, or never
-                    record = StepRecord(
-                        width, ["r"] * size, 100 * size, milliseconds=random.uniform(1, 50) * (rank + 1)
-                    )
+                    record = StepRecord(width, size, 100 * size, milliseconds=random.uniform(1, 50) * (rank + 1))
                     ranks.times[rank].measured([record])
     assert all(first == second for first, second in chosen)
     assert len({first for first, _ in chosen}) > 1
@@ -66,7 +64,7 @@ def test_news_ride_only_when_there_are_any() -> None:
     sent: list[Any] = []
     times = SharedTimes(lambda *news: None, 2)
     assert times.ride(lambda requests: sent.append(requests) or requests, ["a"]) == ["a"]  # type: ignore[func-returns-value, return-value]
-    times.measured([StepRecord(4, ["a"], 7, milliseconds=2.0)])
+    times.measured([StepRecord(4, 1, 7, milliseconds=2.0)])
     assert times.ride(lambda requests: sent.append(requests) or requests, ["b"]) == ["b"]  # type: ignore[func-returns-value, return-value]
     assert times.ride(lambda requests: sent.append(requests) or requests, ["c"]) == ["c"]  # type: ignore[func-returns-value, return-value]
     assert sent == [["a"], ["b", StepTimes(((1, 4, 7, 2.0, False),))], ["c"]]
