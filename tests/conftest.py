@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 
 from tests.support.checkpoints import Checkpoints
 from tests.support.generation import assert_nothing_leaked
@@ -23,6 +24,9 @@ from tests.support.pair_servers import (
     worker_info,
 )
 from tests.support.servers import Server
+
+settings.register_profile("tests", deadline=None)  # a machine under test is busy
+settings.load_profile("tests")
 
 # The reference shares the machine with the server under test: spinning OpenMP workers would starve it.
 torch.set_num_threads(1)

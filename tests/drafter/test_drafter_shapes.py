@@ -86,7 +86,6 @@ SHAPES = {
     "YaRN": Shape(keys={"rope_scaling": YARN}, yarn=True),
 }
 WINDOWS = {None: 1, 16: 1, 64: 16, 4096: 1}  # tokens of a draft window -> page that its reading begins on
-QUICK = ("interleaved, other heads", None)
 
 
 def write(shape: Shape, folder: Path) -> Path:
@@ -161,13 +160,8 @@ class Reference:
             return self.decoder.decode(prompt, NEW_TOKENS, self.width)
 
 
-@pytest.mark.parametrize(
-    ("name", "window"),
-    [
-        pytest.param(*case, marks=[] if case == QUICK else pytest.mark.slow)
-        for case in itertools.product(SHAPES, WINDOWS)
-    ],
-)
+@pytest.mark.slow  # `make test` has the interleaved drafter: tests/window/test_draft_window.py
+@pytest.mark.parametrize(("name", "window"), itertools.product(SHAPES, WINDOWS))
 def test_drafts_equal_the_reference(
     name: str, window: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_wrong_call_is_refused(arguments: tuple[str, ...]) -> None:
     assert apply(*arguments).returncode == 2
 
 
+@pytest.mark.slow
 def test_patched_and_without_plugins_it_reads_old_flags_and_refuses_a_broken_pair(tree: Path, tmp_path: Path) -> None:
     broken = next(broken for broken in BROKEN if broken.name == "old window under the block")
     write_pair(tmp_path / "pair", broken)

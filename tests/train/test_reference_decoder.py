@@ -44,6 +44,7 @@ def test_every_pair_gives_the_targets_output_at_changing_widths(name: str, kind:
             assert d.decode(prompt, MAX_NEW_TOKENS, width).tokens == plain
 
 
+@pytest.mark.slow
 def test_a_broken_replay_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cutting keys and values off but leaving the recurrent state as the rejected tokens made it: wrong output."""
     d = decoder("tiny-hybrid", "weak")
