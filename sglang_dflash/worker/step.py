@@ -28,6 +28,9 @@ from sglang_dflash.worker.state import DraftState
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner, ScheduleBatch
 
+Publish = Callable[[Tensor], None]  # takes the committed lengths after a step, int64 [bs]
+GrammarBarrier = Callable[[], None]
+
 
 @dataclass(frozen=True)
 class BlockKV:
@@ -90,7 +93,7 @@ class Step:
     batch: ScheduleBatch
     state: DraftState
     width: int
-    grammar_barrier: Callable[[], None] | None
+    grammar_barrier: GrammarBarrier | None
     positions: Tensor
     tokens: Tensor
     target_kv: BlockKV
@@ -156,6 +159,18 @@ class Step:
         )
 
 
+def idle_result(batch: ScheduleBatch, block: int) -> GenerationBatchResult:
+    """The scheduler's view of a step of no request; ``block`` is the widest."""
+    state = DraftState.idle(batch.seq_lens.device)
+    return GenerationBatchResult(
+        next_token_ids=state.bonus_tokens,
+        accept_lens=state.bonus_tokens.int(),
+        new_seq_lens=state.new_seq_lens,
+        next_draft_input=state,
+        speculative_num_draft_tokens=block,
+    )
+
+
 class Layout:
     """Places the next block of every request after its committed tokens.
 
@@ -167,7 +182,7 @@ class Layout:
     def __init__(self, runner: ModelRunner, mask_token_id: int) -> None:
         self._runner, self._mask_token_id = runner, mask_token_id
 
-    def __call__(self, batch: ScheduleBatch, width: int, grammar_barrier: Callable[[], None] | None) -> Step:
+    def __call__(self, batch: ScheduleBatch, width: int, grammar_barrier: GrammarBarrier | None) -> Step:
         """A step of ``width`` positions per request."""
         state: DraftState = batch.spec_info
         # The lengths were gathered on the scheduler's stream.

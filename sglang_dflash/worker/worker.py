@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from sglang_dflash import __version__
 from sglang_dflash.plan.serving import the_plan
@@ -38,15 +37,12 @@ from sglang_dflash.worker.start.pools import tell_pools
 from sglang_dflash.worker.start.transfer import prepare_transfer
 from sglang_dflash.worker.start.widths import prepare_widths
 from sglang_dflash.worker.state import DraftState
-from sglang_dflash.worker.step import Layout
+from sglang_dflash.worker.step import GrammarBarrier, Layout, Publish, idle_result
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ScheduleBatch, ServerArgs, TpModelWorker
 
 logger = logging.getLogger(__name__)
-
-Publish = Callable[[Tensor], None]
-GrammarBarrier = Callable[[], None]
 
 
 class DFlashWorker(BaseSpecWorker):
@@ -76,12 +72,7 @@ class DFlashWorker(BaseSpecWorker):
         self.draft_parallel_layout = resolve_draft_parallel_layout(spec, collapse_cp=True)
         target = target_worker.model_runner
         self._draft_worker = load_drafter(
-            self.plan,
-            target,
-            self.draft_parallel_layout,
-            server_args=server_args,
-            gpu_id=gpu_id,
-            nccl_port=nccl_port,
+            self.plan, target, self.draft_parallel_layout, server_args=server_args, gpu_id=gpu_id, nccl_port=nccl_port
         )
         drafter = self._draft_worker.model_runner
         self.identity = {
@@ -130,10 +121,7 @@ class DFlashWorker(BaseSpecWorker):
     # --- start-up, in call order
 
     def alloc_memory_pool(
-        self,
-        memory_pool_config: Any = None,
-        req_to_token_pool: Any = None,
-        token_to_kv_pool_allocator: Any = None,
+        self, memory_pool_config: Any = None, req_to_token_pool: Any = None, token_to_kv_pool_allocator: Any = None
     ) -> None:
         target, drafter = self._target_worker.model_runner, self._draft_worker
         with draft_tp_context(self.draft_parallel_layout):
@@ -200,7 +188,10 @@ class DFlashWorker(BaseSpecWorker):
             if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
                 return self._prefill(batch, publish, grammar_barrier)
             if batch.forward_mode.is_idle():
-                return self._idle(batch, publish)
+                self._observer.interrupted()
+                result = idle_result(batch, self.plan.block)
+                publish(result.new_seq_lens)
+                return result
             return self._decode(batch, publish, grammar_barrier)
 
     def _prefill(
@@ -257,15 +248,3 @@ class DFlashWorker(BaseSpecWorker):
         with stage("inject"):
             self._inject(step)
         return step.result(counted=self.plan.widths is not None)
-
-    def _idle(self, batch: ScheduleBatch, publish: Publish) -> GenerationBatchResult:
-        self._observer.interrupted()
-        state = DraftState.idle(batch.seq_lens.device)
-        publish(state.new_seq_lens)
-        return GenerationBatchResult(
-            next_token_ids=state.bonus_tokens,
-            accept_lens=state.bonus_tokens.int(),
-            new_seq_lens=state.new_seq_lens,
-            next_draft_input=state,
-            speculative_num_draft_tokens=self.plan.block,
-        )
