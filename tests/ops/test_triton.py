@@ -26,7 +26,7 @@ from tests.ops.launches import SHARED_MEMORY, compiled_for
 from tests.ops.published import launch_ours, rank_shapes
 from tests.support.gdn_replay import Blocks
 
-CASES = Path(__file__).parent / "cases.py"
+CASES = [Path(__file__).parents[1] / room / "cases.py" for room in ("ops", "states")]
 SHAPES = rank_shapes(tp_sizes=(1, 8))
 KERNELS = {
     f"{file.stem}_kernel"
@@ -42,7 +42,7 @@ MOST_REGISTERS = 128  # of 255: four blocks of 128 threads then share a multipro
 def test_kernels_equal_their_definitions_under_the_interpreter() -> None:
     # A process of its own: Triton decides at import whether to interpret.
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, CASES)],
         env={**os.environ, "TRITON_INTERPRET": "1", "OPS_DEVICE": "cpu"},
         capture_output=True,
         text=True,
