@@ -47,8 +47,6 @@ def _register_hooks() -> None:
         ("KVCacheConfigurator._build_hybrid_req_pool", pool.build_pool, HookType.AROUND),
         ("KVCacheConfigurator._handle_max_mamba_cache", pool.charge_windows, HookType.AROUND),
         ("gdn_replayssm_spec_decode", replay.verify, HookType.AROUND),
-        ("commit_gdn_replayssm_spec", replay.advance, HookType.AROUND),
-        ("commit_gdn_replayssm_circular", replay.commit, HookType.AROUND),
         (
             "SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch",
             corrections.take_up_transferred,

@@ -233,11 +233,10 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "model_loader.weight_utils": ("default_weight_loader",),
     "models.qwen2": ("Qwen2MLP(hidden_size, intermediate_size, hidden_act, quant_config, prefix)",),
     # GDN states: what a verify keeps of its tokens, and the commit
+    "kernels.ops.mamba.mamba_state_scatter_triton": (
+        "fused_conv_window_scatter_with_mask(dst, src, dst_indices_raw, step_indices_raw)",
+    ),
     "kernels.ops.attention.linear.gdn_replayssm_spec_decode": (
-        "commit_gdn_replayssm_circular(checkpoint_state, d_cache, k_cache, g_cache, d_residual_cache, "
-        "k_residual_cache, state_batch_indices, replay_indices, accept_lens, mamba_track_indices, "
-        "mamba_steps_to_track)",
-        "commit_gdn_replayssm_spec",
         "gdn_replayssm_spec_decode(q, k, v, a, b, A_log, dt_bias, checkpoint_state, d_cache, k_cache, g_cache, "
         "rawv_cache, rawk_cache, out, ssm_state_indices, replay_indices, max_spec_len, scale)",
     ),

@@ -85,6 +85,7 @@ class Step:
         target_kv: where the target keeps the block's K/V.
         draft_kv: where the drafter keeps them: the same place unless there is a draft window.
         grammar_tree: from *accept*, before verify: the block on its way to the host, for grammars; None without one.
+        state_slots: from *commit*, before verify: int64 [bs], slots of the recurrent states, if there are any.
         verified: from *verify*: SGLang's ``GenerationBatchResult`` of the target, with logits [bs * w, V] and the
             captured hidden states [bs * w, K * H].
         accepted: from *accept*: the tokens that the step commits.
@@ -99,6 +100,7 @@ class Step:
     target_kv: BlockKV
     draft_kv: BlockKV
     grammar_tree: Any = None
+    state_slots: Tensor = field(init=False)
     verified: Any = field(init=False)
     accepted: Accepted = field(init=False)
 

@@ -141,7 +141,7 @@ class DFlashWorker(BaseSpecWorker):
         self._draft = Draft(drafter, self.draft_parallel_layout, self._rings)
         self._verify = Verify(target)
         self._accept = Accept(target.model_runner, get_parallel().tp_group)
-        self._commit = RecurrentCommit(target)
+        self._commit = RecurrentCommit(target, replays=plan.replay)
         self._inject = Inject(drafter, self.draft_parallel_layout, self._rings, defers=plan.role != "decode")
         self._observer = Observer(target.device, plan.block, self._draft.broken, speaks=self._is_first)
         self._no_sync = sync_guard(target.device)
@@ -230,21 +230,21 @@ class DFlashWorker(BaseSpecWorker):
         self._observer.started(record)
         # Grammars and custom logit processors run on the host, so the host waits for the drafts there.
         on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
-        stage = self._observer.stage
         with self._at_width(width), nullcontext() if on_host else self._no_sync():
-            with stage("draft"):
+            with self._observer.stage("draft"):
                 step = self._layout(batch, width, grammar_barrier)
                 if width > 1:
                     record.caught_up = self._inject.catch_up()
                 self._draft(step)
-            with stage("verify"):
+            with self._observer.stage("verify"):
                 self._accept.before_verify(step)
+                self._commit.before_verify(step)
                 self._verify(step)
-            with stage("accept"):
+            with self._observer.stage("accept"):
                 self._accept(step)
-            with stage("commit"):
+            with self._observer.stage("commit"):
                 self._commit(step)
                 publish(step.accepted.new_seq_lens)
-        with stage("inject"):
+        with self._observer.stage("inject"):
             self._inject(step)
         return step.result(counted=self.plan.widths is not None)

@@ -6,12 +6,10 @@ import dataclasses
 import os
 from collections.abc import Callable
 from functools import wraps
-from types import SimpleNamespace
 from typing import Any
 
 from sglang_dflash.cpu import replacements
 from sglang_dflash.cpu.arguments import resolution_steps
-from sglang_dflash.states import replay
 from sglang_dflash.upstream import (
     Backend,
     HookRegistry,
@@ -27,7 +25,6 @@ from tests.rehearsal import graphs, interpreter, mutants, report, source_patches
 # What stays of the CPU platform's table: kernels that are no Triton there either, and the exchange between ranks.
 KEPT = ("sglang.srt.distributed.", "sglang.srt.layers.layernorm.", "sglang.srt.layers.quantization.unquant.")
 PREFILL_GRAPHS = "REHEARSE_PREFILL_GRAPHS"
-SGLANGS_REPLAY = "REHEARSE_SGLANGS_REPLAY"
 
 
 def install() -> None:
@@ -47,8 +44,6 @@ def install() -> None:
         ("schedule_batch.ScheduleBatch.retract_decode", report.retracted),
     ):
         HookRegistry.register(f"sglang.srt.managers.{method}", hook, HookType.AFTER)
-    if os.environ.get(SGLANGS_REPLAY):
-        replay.serving = SimpleNamespace(plan=None)
     mutants.install()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang_dflash.pairs import drafter_path, target_path
 from sglang_dflash.states.choice import SWITCH
-from tests.rehearsal.install import PREFILL_GRAPHS, SGLANGS_REPLAY
+from tests.rehearsal.install import PREFILL_GRAPHS
 from tests.support.prompts import corpus
 
 Request = dict[str, Any]
@@ -106,8 +106,6 @@ _BOUNDARY = "launches: sglang.kernels.ops.mamba.mamba_state_scatter_triton._fuse
 _REPLAY = {SWITCH: "1"}
 _KERNELS = "launches: sglang_dflash.states.kernels."
 _STATES_REPLAYED = _met(*(f"{_KERNELS}{name}.{name}_kernel" for name in ("gdn_verify", "gdn_commit")))
-_SGLANGS = "launches: sglang.kernels.ops.attention.linear.gdn_replayssm_spec_decode.gdn_replayssm_"
-_STATES_REPLAYED_BY_SGLANG = _met(*(f"{_SGLANGS}{name}_kernel" for name in ("spec_circular", "compact_commit")))
 _WIDTHS = Path(__file__).with_name("widths.json")
 RANDOM_WIDTHS = {"speculative_adaptive": True, "speculative_adaptive_config": str(_WIDTHS)}
 _ALL_WIDTHS = _met(
@@ -170,20 +168,13 @@ SCENARIOS: tuple[Scenario, ...] = (
         _met("events: cached tokens"),
         options={"mamba_scheduler_strategy": "extra_buffer"},
     ),
-    *(
-        Scenario(
-            f"hybrid: states replayed{by}, prefix hits, states across track boundaries (extra_buffer)",
-            HYBRID,
-            (ask(HYBRID, 2, 12, repeat=3, cut=100),) * 2,
-            (*kernels, *_met("events: cached tokens")),
-            options={"mamba_scheduler_strategy": "extra_buffer"},
-            environment={**_REPLAY, **environment},
-        )
-        for by, kernels, environment in (
-            ("", _STATES_REPLAYED, {}),
-            # Its rings want the same width in every step.
-            (" by SGLang's own kernels", _STATES_REPLAYED_BY_SGLANG, {SGLANGS_REPLAY: "1"}),
-        )
+    Scenario(
+        "hybrid: states replayed, prefix hits, states across track boundaries (extra_buffer)",
+        HYBRID,
+        (ask(HYBRID, 2, 12, repeat=3, cut=100),) * 2,
+        (*_STATES_REPLAYED, *_met("events: cached tokens")),
+        options={"mamba_scheduler_strategy": "extra_buffer"},
+        environment=_REPLAY,
     ),
     Scenario(
         "hybrid: widths at random, states across track boundaries (extra_buffer), draft window",

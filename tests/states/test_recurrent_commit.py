@@ -1,6 +1,10 @@
-"""Which steps snapshot recurrent states for the prefix cache."""
+"""The commit of recurrent states, on SGLang's own pool."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,9 +12,186 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.states.commit import may_cross
+import torch
+from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
+from sglang.srt.mem_cache import memory_pool
+from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
+from torch import Tensor
+
+from sglang_dflash.cpu.layers import mamba_state
+from sglang_dflash.states import commit, replay
+from sglang_dflash.states.commit import RecurrentCommit, crossings, may_cross
+from tests.support.plan import serve
 
 pytestmark = pytest.mark.sglang
+
+LAYERS, H, HV, K, V, WINDOW, RING = 2, 2, 4, 8, 8, 3, 16
+ROWS, SLOTS, TRACKS, ANOTHERS = torch.tensor([2, 1]), torch.tensor([3, 1]), torch.tensor([5, 4]), 6
+GRID = 64
+
+
+@dataclass
+class Pools:
+    """Two requests in rows 2 and 1, with states in slots 3 and 1 and snapshots for 5 and 4."""
+
+    requests: HybridReqToTokenPool
+
+    @property
+    def temporal(self) -> Tensor:
+        return self.requests.mamba_pool.mamba_cache.temporal
+
+    @property
+    def conv(self) -> Tensor:
+        return self.requests.mamba_pool.mamba_cache.conv[0]
+
+    def committer(self, *, replays: bool) -> RecurrentCommit:
+        target: Any = SimpleNamespace(model_runner=SimpleNamespace(req_to_token_pool=self.requests))
+        return RecurrentCommit(target, replays=replays)
+
+    def changed(self, before: Tensor) -> set[int]:
+        """Slots whose state is another now; slot 0 is nobody's."""
+        return {slot for slot in range(1, before.shape[1]) if not torch.equal(self.temporal[:, slot], before[:, slot])}
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
+    serve(monkeypatch, replay=True)
+    monkeypatch.setattr(memory_pool, "conv_window_dedup_enabled", lambda *_: True)  # as on CUDA and our CPU platform
+    monkeypatch.setattr(commit, "fused_conv_window_scatter_with_mask", mamba_state.scatter_windows)
+    monkeypatch.setattr(commit, "track_mamba_states_all_layers", mamba_state.track)
+    monkeypatch.setattr(commit, "mamba_track_grid", lambda page: GRID)
+    monkeypatch.setattr(commit, "get_alloc_reserve_per_decode", lambda: 32)
+    shape = Mamba2StateShape.create(
+        tp_world_size=1,
+        intermediate_size=HV * V,
+        n_groups=H,
+        num_heads=HV,
+        head_dim=V,
+        state_size=K,
+        conv_kernel=WINDOW + 1,
+    )
+    dtypes = Mamba2StateDType(conv=torch.float32, temporal=torch.float32)
+    requests = HybridReqToTokenPool(
+        size=4,
+        mamba_size=8,
+        mamba_spec_state_size=4,
+        max_context_len=8,
+        device="cpu",
+        enable_memory_saver=False,
+        cache_params=Mamba2CacheParams(shape=shape, layers=[0, 1], dtype=dtypes),
+        mamba_layer_ids=[0, 1],
+        enable_mamba_extra_buffer=True,
+        speculative_num_draft_tokens=8,
+        linear_replayssm_cache_len=RING,
+        enable_linear_replayssm_spec=True,
+    )
+    torch.manual_seed(0)
+    pools = Pools(requests)
+    for tensor in (pools.temporal, pools.conv):
+        tensor.normal_()
+    requests.req_index_to_mamba_index_mapping[ROWS] = SLOTS.to(torch.int32)
+    return pools
+
+
+def a_step(width: int, accepted: list[int], lens: tuple[int, int] = (62, 100)) -> Any:
+    """A block of two requests; with these lengths the first crosses a boundary with its second token."""
+    before, counts = torch.tensor(lens), torch.tensor(accepted, dtype=torch.int32)
+    batch = SimpleNamespace(
+        req_pool_indices=ROWS,
+        mamba_track_indices=TRACKS,
+        seq_lens=before,
+        tree_cache=SimpleNamespace(page_size=1),
+    )
+    return SimpleNamespace(
+        batch=batch,
+        width=width,
+        state=SimpleNamespace(committed_cpu=lens),
+        accepted=SimpleNamespace(accept_lens=counts, new_seq_lens=before + counts),
+    )
+
+
+def verify(pools: Pools, width: int, *, stale: int = 0) -> None:
+    """Write a block's records as SGLang's attention backend does; ``stale`` is what a row's last owner left."""
+    pool, rings, tokens = (
+        pools.requests.mamba_pool,
+        replay.pool_records(pools.requests.mamba_pool.mamba_cache),
+        2 * width,
+    )
+    cursors = {name: torch.full((5,), stale, dtype=torch.int32) for name in ("write_pos", "cache_base", "is_flush")}
+    torch.manual_seed(1)
+    for layer in range(LAYERS):
+        replay.verify(
+            refuse,
+            q=torch.randn(tokens, H, K),
+            k=torch.randn(tokens, H, K),
+            v=torch.randn(tokens, HV, V),
+            a=torch.randn(tokens, HV),
+            b=torch.randn(tokens, HV),
+            A_log=torch.rand(HV),
+            dt_bias=torch.rand(HV),
+            checkpoint_state=pools.temporal[layer],
+            d_cache=rings.updates[layer],
+            k_cache=rings.keys[layer],
+            g_cache=rings.decays[layer],
+            rawv_cache=None,
+            rawk_cache=None,
+            out=torch.empty(tokens, HV, V),
+            ssm_state_indices=SLOTS,
+            replay_indices=ROWS,
+            **cursors,
+            max_spec_len=width,
+            scale=K**-0.5,
+        )
+    pool.mamba_cache.intermediate_conv_window[0].normal_()
+
+
+def refuse(**_: Any) -> None:
+    raise AssertionError("SGLang's own kernel was called")
+
+
+@pytest.mark.parametrize("width", [1, 5])
+def test_a_row_given_away_after_the_verify_keeps_its_new_owners_state(pools: Pools, width: int) -> None:
+    """A decoding server ends a request and fills the row's new slot while the surplus step has yet to commit."""
+    step, committer = a_step(width, [min(width, 4), 1], lens=(63, 100)), pools.committer(replays=True)
+    committer.before_verify(step)
+    if width > 1:
+        verify(pools, width)
+    pools.requests.req_index_to_mamba_index_mapping[ROWS[0]] = ANOTHERS
+    states, windows, old = pools.temporal.clone(), pools.conv.clone(), pools.temporal[:, SLOTS[0]].clone()
+    committer(step)
+    assert torch.equal(pools.conv[:, ANOTHERS], windows[:, ANOTHERS])
+    assert pools.changed(states) == ({5} if width == 1 else {1, 3, 5})
+    if width == 1:
+        assert torch.equal(pools.temporal[:, 5], old), "the snapshot is the new owner's state"
+
+
+@pytest.mark.parametrize("stale", [0, 7])
+def test_a_commit_advances_the_states_and_takes_the_snapshot_at_a_boundary(pools: Pools, stale: int) -> None:
+    """After 4 tokens, of which the second ends on a boundary, and after 2; no cursor of SGLang's rings decides it."""
+    before, committer = pools.temporal.clone(), pools.committer(replays=True)
+    found = []
+    for accepted in ([4, 2], [2, 2]):
+        pools.temporal.copy_(before)
+        step = a_step(5, accepted)
+        committer.before_verify(step)
+        verify(pools, 5, stale=stale)
+        committer(step)
+        assert pools.changed(before) == {1, 3, 5}
+        assert not pools.temporal.isnan().any()
+        windows = pools.requests.mamba_pool.mamba_cache.intermediate_conv_window[0]
+        assert torch.equal(pools.conv[:, 3], windows[:, 0, accepted[0] - 1])
+        assert torch.equal(pools.conv[:, 5], windows[:, 0, 1])
+        found.append(pools.temporal.clone())
+    four, two = found
+    torch.testing.assert_close(four[:, 5], two[:, 3])
+    torch.testing.assert_close(four[:, 1], two[:, 1])
+
+
+@given(before=st.integers(1, 300), gained=st.integers(1, 16), interval=st.sampled_from([1, 16, 64, 256]))
+def test_a_snapshot_is_of_the_last_position_on_a_boundary(before: int, gained: int, interval: int) -> None:
+    on_one = [position for position in range(gained) if (before + position + 1) % interval == 0]
+    found = crossings(torch.tensor([before]), torch.tensor([before + gained]), interval)
+    assert found.tolist() == [on_one[-1] if on_one else -1]
 
 
 @given(
