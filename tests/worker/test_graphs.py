@@ -5,6 +5,7 @@ What is captured and replayed is rehearsed (``tests/rehearsal``).
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +34,7 @@ def runner(attention: str = "fa3", **others: Any) -> Any:
 @pytest.fixture(autouse=True)
 def server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of block 8, on one rank."""
-    spec = SimpleNamespace(speculative_num_draft_tokens=FULL)
+    spec = SimpleNamespace(speculative_num_draft_tokens=FULL, override=lambda **_: nullcontext())
     off = SimpleNamespace(overlap=SimpleNamespace(enable_two_batch_overlap=False), enable_pdmux=False, tp_rank=0)
     monkeypatch.setattr(graphs, "get_spec", lambda: spec)
     for name in ("get_exec", "get_disagg", "get_parallel"):
@@ -70,6 +71,23 @@ def test_a_step_runs_with_its_width_and_leaves_sglangs_behind() -> None:
         raise RuntimeError
     with width_graphs.at(FULL):
         assert (target.attn_backend, target.decode_cuda_graph_runner) == ("SGLang's own", None)
+
+
+@pytest.mark.parametrize(
+    ("attention", "again"),
+    [("fa3", True), ("fa4", True), ("trtllm_mha", True), ("triton", False), ("flashinfer", False)],
+)
+def test_a_backend_that_has_the_servers_width_is_built_for_every_other_one(
+    attention: str, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without graphs; in them every backend's buffers have one width."""
+    target, drafter, built = runner(attention), runner(attention), list[int]()
+    width_graphs = WidthGraphs(target, drafter, None)
+    monkeypatch.setattr(width_graphs, "_provide_runner", lambda of, width, phase: built.append(width))
+    for name in ("draft_pp_context", "draft_tp_context"):
+        monkeypatch.setattr(graphs, name, lambda *_: nullcontext())
+    width_graphs.build(WIDTHS)
+    assert built == ([1, 4, 4, 2, 2] if again else [])
 
 
 RING = SimpleNamespace(enable_linear_replayssm=False, replayssm_is_kda=True)

@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 
 # Where SGLang 0.5.23's attention backends take a verify's width from in an eager forward. The buffers of a graph have
 # one width in all of them.
-WIDTH_OF_THE_BATCH = frozenset({"flashinfer", "triton", "trtllm_mha", "torch_dflash"})
-WIDTH_OF_THE_SERVER = frozenset({"fa3", "fa4"})
+WIDTH_OF_THE_BATCH = frozenset({"flashinfer", "triton", "torch_dflash"})
+WIDTH_OF_THE_SERVER = frozenset({"fa3", "fa4", "trtllm_mha"})  # the last one in its XQA mask, on sm_90 and sm_120
 FLOOR_GB = 2.0  # of device memory stays free, for what a prefill needs while it runs
 Change = tuple[Any, str, Any]  # object, name of an attribute, its value at a width
 
