@@ -17,7 +17,7 @@ from sglang_dflash.cpu import is_active as on_our_cpu_platform
 from sglang_dflash.drafter.view import plain_view
 from sglang_dflash.hooks.flags import explain_environment
 from sglang_dflash.hooks.takeover import check_sglang, refuse_unapplied_hooks
-from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine, find_gpu
+from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine, find_gpu, size
 from sglang_dflash.plan.decide import builtin_requested, decide, reason_for_builtin
 from sglang_dflash.plan.pair import drafter_files, needs_bfloat16_states
 from sglang_dflash.plan.serving import ServingPlan
@@ -98,7 +98,19 @@ def _replay_states(server_args: ServerArgs, plan: ServingPlan) -> None:
 
 @cache
 def this_machine() -> Machine:
-    return CPU if on_our_cpu_platform() else find_gpu() or UNKNOWN_GPU
+    if on_our_cpu_platform():
+        return CPU
+    machine = find_gpu() or UNKNOWN_GPU
+    if machine.memory is None:
+        logger.warning(
+            "DFLASH: neither nvidia-smi nor torch tells the memory of %s: nothing is known of how many requests fit, "
+            "and recurrent states are kept (%s=1 replays them)",
+            machine.name,
+            SWITCH,
+        )
+    elif machine.told_by == "torch":
+        logger.warning("DFLASH: no answer from nvidia-smi; by torch, %s has %s", machine.name, size(machine.memory))
+    return machine
 
 
 def _say(findings: Iterable[Finding]) -> None:

@@ -1,11 +1,13 @@
-"""The machine that serves a pair: this one, asked of its driver, or another that a user asks about."""
+"""The machine that serves a pair: this one, asked of its driver or of torch, or another that a user asks about."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from sglang_dflash.errors import DFlashError
@@ -25,6 +27,14 @@ def size(count: float) -> str:
 
 _MOST_GIB = 1 << 20
 _QUERY = ("--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits")
+_DRIVER = Path("/dev/nvidiactl")  # there wherever the kernel has the driver, in containers too
+# The same line from torch, in a process of its own: this one may neither load torch nor create a CUDA context.
+_ASK_TORCH = """
+import torch
+if torch.cuda.is_available():
+    gpu = torch.cuda.get_device_properties(0)
+    print(gpu.name, gpu.total_memory >> 20, f"{gpu.major}.{gpu.minor}", sep=", ")
+"""
 
 
 @dataclass(frozen=True)
@@ -36,12 +46,14 @@ class Machine:
         name: as the driver names it.
         memory: bytes of the device; None if unknown.
         capability: CUDA compute capability, ``(9, 0)`` for Hopper; None if unknown.
+        told_by: the program that was asked last; None for a machine that is not here.
     """
 
     kind: Literal["gpu", "cpu"]
     name: str
     memory: int | None = None
     capability: tuple[int, int] | None = None
+    told_by: Literal["nvidia-smi", "torch"] | None = None
 
     @property
     def is_blackwell(self) -> bool:
@@ -61,11 +73,23 @@ GPUS = {
 
 
 def find_gpu() -> Machine | None:
-    """The first NVIDIA GPU; None without a driver or a GPU. Loads no framework and creates no context."""
+    """The first NVIDIA GPU; None without a driver or a GPU.
+
+    nvidia-smi answers in no time, but many containers lack it, and of a GPU that shares the machine's memory it knows
+    none. Then torch is asked.
+    """
     command = shutil.which("nvidia-smi")
-    if command is None:
+    found = _answer(command, *_QUERY) if command else None
+    if found is not None and found.memory is not None:
+        return replace(found, told_by="nvidia-smi")
+    by_torch = _answer(sys.executable, "-c", _ASK_TORCH) if found or _DRIVER.exists() else None
+    if found is None and by_torch is None:
         return None
-    answer = subprocess.run([command, *_QUERY], capture_output=True, text=True, timeout=20, check=False)
+    return replace(by_torch or found, told_by="torch")  # type: ignore[type-var]
+
+
+def _answer(*command: str) -> Machine | None:
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     return parse(answer.stdout) if answer.returncode == 0 else None
 
 
