@@ -214,6 +214,10 @@ _TABLE: dict[str, tuple[str, ...]] = {
     # the drafter's layers
     "layers.attention.attention_registry": ("register_attention_backend(name)",),
     "layers.attention.base_attn_backend": ("AttentionBackend",),
+    "layers.attention.flashinfer_backend": (
+        "FlashInferIndicesUpdaterDecode.call_begin_forward",
+        "FlashInferIndicesUpdaterPrefill.call_begin_forward",
+    ),
     "layers.attention.triton_backend": ("update_sliding_window_buffer",),
     "layers.layernorm": ("RMSNorm(hidden_size, eps)",),
     "layers.linear": (

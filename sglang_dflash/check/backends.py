@@ -19,14 +19,17 @@ _HYBRID_ON_BLACKWELL = {"triton", "trtllm_mha", "flashinfer", "fa4"}
 _TARGET_FLAGS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
-def check_backends(args: Any, machine: Machine, *, hybrid: bool) -> Iterator[Finding]:
+def check_backends(args: Any, machine: Machine, *, hybrid: bool, slides: bool = False) -> Iterator[Finding]:
     """Findings on the backends of a command line.
 
     Args:
         args: server arguments by SGLang's names.
         machine: what serves; without a known compute capability there is nothing to check against.
         hybrid: whether the target has recurrent layers.
+        slides: whether the drafter has sliding layers.
     """
+    if slides and _drafters(args) == "flashinfer":
+        yield _waits(machine)
     flags = [*_TARGET_FLAGS, "speculative_draft_attention_backend"]
     asked = {flag: name for flag in flags if (name := getattr(args, flag))}
     if machine.capability is None:
@@ -46,6 +49,24 @@ def check_backends(args: Any, machine: Machine, *, hybrid: bool) -> Iterator[Fin
             expected="--mamba-ssm-dtype bfloat16",
             remedy="none needed: the server sets it; say so yourself to silence this",
         )
+
+
+def _drafters(args: Any) -> str | None:
+    """The drafter's attention backend; None if SGLang chooses it."""
+    asked = (args.speculative_draft_attention_backend, args.prefill_attention_backend, args.attention_backend)
+    return next(filter(None, asked), None)
+
+
+def _waits(machine: Machine) -> Finding:
+    """FlashInfer's plan without waits is for one kind of layer (``flashinfer_backend.py``, ``dispatch_reason``)."""
+    other = "fa3" if machine.capability is not None and machine.capability[0] in _MAJORS["fa3"] else "triton"
+    return Finding(
+        "warn",
+        "drafter's attention backend",
+        "flashinfer, for a drafter with sliding layers: the host waits for the device three times a step",
+        expected="a backend that plans without waits",
+        remedy=f"set --speculative-draft-attention-backend {other}",
+    )
 
 
 def _backend(option: str, name: str, gpu: str, capability: tuple[int, int], limited: bool) -> str:

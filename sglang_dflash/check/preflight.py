@@ -53,7 +53,7 @@ def check_rules(args: Any, machine: Machine) -> list[Finding]:
     findings += check_weights(drafter, tensors, target, args.dtype)
     findings += check_vocabulary(drafter, *files)
     findings += check_tokens(drafter, *files, args.chat_template)
-    findings += check_backends(args, machine, hybrid=hybrid)
+    findings += check_backends(args, machine, hybrid=hybrid, slides=drafter.sliding_window is not None)
     if hybrid:
         findings.append(judge("recurrent snapshots for the prefix cache", _strategy, args.mamba_radix_cache_strategy))
     return findings

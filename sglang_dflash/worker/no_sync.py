@@ -40,6 +40,15 @@ EXCUSED = {
         "window_kv_indptr[-1], dtype=torch.int64, device=device",
         "a length on the device sizes a tensor: Triton attention, sliding layers, a batch without a CUDA graph",
     ),
+    "FlashInferIndicesUpdaterPrefill.call_begin_forward": (
+        "wrapper_paged.begin_forward(",
+        "FlashInfer's plan copies lengths to the host, three times: a drafter with sliding layers at every step, all "
+        "other models in a batch without a CUDA graph",
+    ),
+    "FlashInferIndicesUpdaterDecode.call_begin_forward": (
+        "wrapper.begin_forward(",
+        "the same in a step of the anchor alone, in a batch without a CUDA graph",
+    ),
 }
 
 # PyTorch's own classification of operators: these hand the host a value, or a shape that depends on values.

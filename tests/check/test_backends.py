@@ -71,6 +71,24 @@ class TestBackends:
     def test_without_a_known_gpu_nothing_is_held_against_it(self, machine: Machine) -> None:
         assert [finding.level for finding in backends(machine, "--attention-backend", "fa3")] == ["ok"]
 
+    @pytest.mark.parametrize(
+        ("flags", "slides", "machine", "instead"),
+        [
+            (("--speculative-draft-attention-backend", "flashinfer"), True, HOPPER, "fa3"),
+            (("--attention-backend", "flashinfer"), True, BLACKWELL, "triton"),
+            (("--attention-backend", "flashinfer"), True, UNKNOWN_GPU, "triton"),
+            (("--attention-backend", "flashinfer"), False, HOPPER, None),
+            (("--attention-backend", "flashinfer", "--speculative-draft-attention-backend", "fa3"), True, HOPPER, None),
+            ((), True, HOPPER, None),
+        ],
+    )
+    def test_flashinfer_waits_at_every_step_of_a_drafter_that_slides(
+        self, flags: tuple[str, ...], slides: bool, machine: Machine, instead: str | None
+    ) -> None:
+        found = list(check_backends(options(*flags), machine, hybrid=True, slides=slides))
+        warnings = [finding.remedy for finding in found if "waits" in finding.value]
+        assert warnings == ([f"set --speculative-draft-attention-backend {instead}"] if instead else [])
+
     def test_flashinfers_linear_decode_on_blackwell_needs_bfloat16_states(self) -> None:
         flags = ("--linear-attn-decode-backend", "flashinfer")
         assert needs_bfloat16_states(options(*flags), BLACKWELL)
