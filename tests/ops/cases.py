@@ -84,10 +84,13 @@ def test_norm_rope(
     torch.testing.assert_close(actual, expected, rtol=rtol, atol=1e-6)
 
 
-@pytest.mark.parametrize("rows, vocab", [(0, 8), (3, 1), (40, 100), (12, 2500)])
+@pytest.mark.parametrize("rows, vocab", [(0, 8), (3, 1), (40, 100), (12, 2500), (6, 20_000)])
 def test_seeded_draw(rows: int, vocab: int) -> None:
     weights = torch.rand(rows, vocab + 5, device=DEVICE)[:, :vocab] ** 8
     weights[:, 1::3] = 0.0
+    weights[1::3, : vocab * 4 // 5] = 0.0  # parts of a row in which nobody runs
+    if vocab > 1:
+        weights[2::3, 2:] = 0.0
     seeds = ints(-(2**63), 2**63 - 1, rows)
     positions = ints(0, 2**20, rows)
     expected = reference.seeded_draw(weights, seeds, positions)

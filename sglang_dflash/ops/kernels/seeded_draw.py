@@ -1,4 +1,4 @@
-"""Triton kernel of :func:`sglang_dflash.ops.reference.seeded_draw`: one program per row, one walk over it."""
+"""Triton kernel of :func:`sglang_dflash.ops.reference.seeded_draw`: a race in every part of a row, and one of winners."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from sglang_dflash.ops.kernels import assert_dense
+
+_LANES = 512  # tokens at once: with 1,024 a thread takes over 128 registers
+_STRETCHES = 16  # of them, one after the other: a vocabulary of 248,320 takes 31 programs a row
 
 
 @triton.jit
@@ -30,8 +33,11 @@ def murmur_finish(state):
 
 
 @triton.jit(do_not_specialize=["seeds", "positions"])
-def seeded_draw_kernel(weights, seeds, positions, drawn, vocab, row_stride, LANES: tl.constexpr):
+def seeded_draw_kernel(
+    weights, seeds, positions, times, winners, vocab, row_stride, LANES: tl.constexpr, STRETCHES: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
     seed = tl.load(seeds + row)
     state = tl.full((), 0, tl.uint32)
     state = murmur_block(state, seed.to(tl.uint32))
@@ -41,8 +47,8 @@ def seeded_draw_kernel(weights, seeds, positions, drawn, vocab, row_stride, LANE
     lanes = tl.arange(0, LANES)
     best_time = tl.full((LANES,), float("inf"), tl.float64)
     best_token = tl.zeros((LANES,), tl.int64)
-    for start in range(0, vocab, LANES):
-        token = start + lanes
+    for stretch in range(STRETCHES):
+        token = (part * STRETCHES + stretch) * LANES + lanes
         weight = tl.load(weights + row * row_stride + token, mask=token < vocab, other=0.0).to(tl.float64)
         if tl.max(weight, axis=0) > 0:  # filters leave most stretches of a vocabulary empty
             bits = murmur_finish(murmur_block(state, token.to(tl.uint32)))
@@ -50,18 +56,24 @@ def seeded_draw_kernel(weights, seeds, positions, drawn, vocab, row_stride, LANE
             time = tl.where(weight > 0, -tl.log(uniform) / weight, float("inf"))
             best_token = tl.where(time < best_time, token, best_token)
             best_time = tl.minimum(time, best_time)
-    first = tl.min(best_time, axis=0)
-    tl.store(drawn + row, tl.min(tl.where(best_time == first, best_token, vocab), axis=0))
+    first, at = tl.min(best_time, axis=0), row * tl.num_programs(1) + part
+    tl.store(times + at, first)
+    tl.store(winners + at, tl.min(tl.where(best_time == first, best_token, vocab), axis=0))
 
 
 def seeded_draw(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     assert weights.stride(1) == 1, "rows must be dense"
     assert_dense(seeds, positions)
     rows, vocab = weights.shape
-    drawn = torch.empty(rows, dtype=torch.int64, device=weights.device)
+    lanes = min(_LANES, triton.next_power_of_2(vocab))
+    parts = triton.cdiv(vocab, lanes * _STRETCHES)
+    times = torch.empty(rows, parts, dtype=torch.float64, device=weights.device)
+    winners = torch.empty(rows, parts, dtype=torch.int64, device=weights.device)
     if rows:
-        lanes = min(1024, triton.next_power_of_2(vocab))
-        seeded_draw_kernel[(rows,)](
-            weights, seeds, positions, drawn, vocab, weights.stride(0), LANES=lanes, num_warps=4
+        seeded_draw_kernel[(rows, parts)](
+            *(weights, seeds, positions, times, winners, vocab, weights.stride(0)),
+            LANES=lanes,
+            STRETCHES=_STRETCHES,
+            num_warps=4,
         )
-    return drawn
+    return winners.gather(1, times.argmin(1, keepdim=True)).squeeze(1)  # of equal times, the first part's
