@@ -31,7 +31,6 @@ if TYPE_CHECKING:  # names that only annotations use: import them from here unde
     from sglang.srt.managers.tp_worker import TpModelWorker as TpModelWorker
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch as ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner as ModelRunner
-    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo as SamplingBatchInfo
     from sglang.srt.server_args import ServerArgs as ServerArgs
 
 SUPPORTED_VERSIONS = ("0.5.23",)
@@ -165,13 +164,18 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "spec_mrope_positions, kv_loc_plan, write_cols)",
         "ForwardMode",
     ),
+    "model_executor.model_runner": ("SamplingPrewarmResult(sampling_input_bytes, sampling_headroom_bytes)",),
     "model_executor.model_runner_components.attention_backend_setup": ("build_attention_backends(model_runner)",),
     "model_executor.runner.decode_cuda_graph_runner": (
         "DecodeCudaGraphRunner(model_runner)",
         "DecodeCudaGraphRunner.capture(self)",
         "DecodeCudaGraphRunner.get_spec_info(self, num_tokens)",
     ),
-    "speculative.base_spec_worker": ("BaseSpecWorker",),
+    "sampling.sampling_batch_info": (
+        "SamplingBatchInfo(temperatures, top_ps, top_ks, min_ps, is_all_greedy, is_any_greedy, need_top_p_sampling, "
+        "need_top_k_sampling, need_min_p_sampling, vocab_size, device)",
+    ),
+    "speculative.base_spec_worker": ("BaseSpecWorker", "BaseSpecWorker.prewarm_sampling(self)"),
     "speculative.dflash_info": (
         "DFlashVerifyInput(draft_token, positions, draft_token_num, capture_hidden_mode, kv_loc_plan, "
         "ragged_verify_layout)",

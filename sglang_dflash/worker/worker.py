@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sglang_dflash import __version__
 from sglang_dflash.plan.serving import the_plan
 from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.upstream import (
@@ -29,11 +28,12 @@ from sglang_dflash.worker.accept import Accept
 from sglang_dflash.worker.forwards import Draft, Verify
 from sglang_dflash.worker.inject import Inject
 from sglang_dflash.worker.no_sync import sync_guard
-from sglang_dflash.worker.observe.allocated import allocated_bytes
+from sglang_dflash.worker.observe.identity import allocated_bytes, identity
 from sglang_dflash.worker.observe.observer import Observer, StepRecord
 from sglang_dflash.worker.shared_times import SharedTimes, serve_times
 from sglang_dflash.worker.start.drafter import allocate_rings, load_drafter
 from sglang_dflash.worker.start.pools import tell_pools
+from sglang_dflash.worker.start.sampling import rehearse_sampling
 from sglang_dflash.worker.start.transfer import prepare_transfer
 from sglang_dflash.worker.start.widths import prepare_widths
 from sglang_dflash.worker.state import DraftState
@@ -75,18 +75,12 @@ class DFlashWorker(BaseSpecWorker):
             self.plan, target, self.draft_parallel_layout, server_args=server_args, gpu_id=gpu_id, nccl_port=nccl_port
         )
         drafter = self._draft_worker.model_runner
-        self.identity = {
-            "version": __version__,
-            "target": target.model_config.model_path,
-            "drafter": drafter.model_config.model_path,
-            "draft_attention_backend": drafter.draft_attention_backend,
-            **self.plan.describe(),
-        }
+        self.identity = identity(self.plan, target, drafter)
         self._times = SharedTimes(lambda *news: self.width_policy.observe_time(*news), get_parallel().tp_size)
         serve_times(self._times)
         if self._is_first:
             told = "; ".join(f"{name} {value}" for name, value in self.identity.items() if name != "version")
-            logger.info("sglang-dflash %s serves DFLASH: %s", __version__, told)
+            logger.info("sglang-dflash %s serves DFLASH: %s", self.identity["version"], told)
 
     def __getattr__(self, name: str) -> Any:
         """The scheduler asks this worker for whatever it asks a target's worker for."""
@@ -165,6 +159,11 @@ class DFlashWorker(BaseSpecWorker):
             self._at_width = graphs.at
             self._additional_graph_memory_usage = graphs.memory_gb
             self._additional_graph_time_usage = graphs.seconds
+
+    def prewarm_sampling(self) -> Any:
+        if torch.device(self.target_worker.device).type != "cuda":
+            return super().prewarm_sampling()
+        return rehearse_sampling(self.target_worker.model_runner, self.plan.block)
 
     # --- the step
 

@@ -15,6 +15,7 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang_dflash.worker.accept import for_block
 from sglang_dflash.worker.sampling import seeded
 from sglang_dflash.worker.sampling.seeded import SeededSampler, mark_seeded_rows
+from sglang_dflash.worker.start.sampling import sample
 from tests.support.chi_square import p_value
 
 pytestmark = pytest.mark.sglang
@@ -92,6 +93,8 @@ def sampler(monkeypatch: pytest.MonkeyPatch) -> SeededSampler:
     monkeypatch.setattr(sglang_sampler, "get_exec", lambda: SimpleNamespace(kernel=kernel))
     sampler = SeededSampler.__new__(SeededSampler)
     torch.nn.Module.__init__(sampler)
+    sampler.rl_on_policy_target, sampler.use_ascend_backend = None, False
+    sampler.use_log_softmax_logprob = sampler.enable_deterministic = False
     return sampler
 
 
@@ -158,6 +161,41 @@ def test_only_seeded_rows_leave_sglangs_own_sampling(
     assert torch.equal(again[chosen], mixed[chosen]) and not torch.equal(again[others], mixed[others])
     if not simple:
         assert all(mixed[row] in probs[row].topk(5).indices for row in range(rows))
+
+
+@pytest.mark.parametrize("seeds", [range(12), [None, *range(11)]], ids=["all", "some"])
+def test_rows_are_filtered_some_at_a_time(
+    seeds: Iterable[int | None], sampler: SeededSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """48 requests of a 27B would copy 2.5 GB at once. The same tokens come out."""
+    bs, vocab = 12, 50
+    probs, positions = torch.rand(bs, vocab).softmax(-1), torch.arange(bs)
+    block = info(bs, sampling_seed=None, vocab_size=vocab)
+    mark_seeded_rows(block, requests(seeds))
+    marked, filtered, original = block.seeded_rows, list[int](), seeded.filter_probs
+    expected = seeded._draw(probs, block, positions, marked, False)
+    monkeypatch.setattr(seeded, "AT_ONCE", 5 * vocab)
+    monkeypatch.setattr(seeded, "filter_probs", lambda *call: filtered.append(len(call[0])) or original(*call))
+    assert torch.equal(seeded._draw(probs, block, positions, marked, False), expected)
+    assert max(filtered) == 5 and sum(filtered) == len(marked.rows)
+
+
+@pytest.mark.parametrize("with_seed", [True, False])
+def test_the_rehearsal_at_the_start_samples_every_row_through_the_servers_sampler(
+    with_seed: bool, sampler: SeededSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = list[int]()
+    monkeypatch.setattr(seeded, "seeded_draw", lambda weights, *_: drawn.append(len(weights)) or weights.argmax(-1))
+    answered = list[torch.Tensor]()
+
+    def spy(*call: Any) -> torch.Tensor:
+        answered.append(sampler(*call))
+        return answered[-1]
+
+    runner: Any = SimpleNamespace(device="cpu", model_config=SimpleNamespace(vocab_size=50), sampler=spy)
+    sample(runner, 6, seeded=with_seed)
+    assert [len(tokens) for tokens in answered] == [6]
+    assert drawn == ([6] if with_seed else [])
 
 
 def test_unseeded_rows_keep_their_law_beside_a_seeded_one(sampler: SeededSampler) -> None:

@@ -1,4 +1,4 @@
-"""Triton kernel of :func:`sglang_dflash.ops.reference.seeded_draw`: a race in every part of a row, and one of winners."""
+"""Triton kernel of :func:`sglang_dflash.ops.reference.seeded_draw`: races in parts of a row, and one of winners."""
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from sglang_dflash.ops import argmax, filter_probs, seeded_draw
 from sglang_dflash.upstream import Sampler, async_h2d
 
+AT_ONCE = 1 << 25  # probabilities that are filtered at once, 128 MiB
+
 
 class SeededRows(NamedTuple):
     """The rows of a batch whose requests have a seed.
@@ -78,12 +80,17 @@ class SeededSampler(Sampler):
 
 
 def _draw(probs: Tensor, sampling_info: Any, positions: Tensor, seeded: SeededRows, simple: bool) -> Tensor:
-    """Tokens int64 [k] of the seeded rows."""
-    top_ks, top_ps, min_ps, weights, positions = (
-        values.index_select(0, seeded.rows)
-        for values in (sampling_info.top_ks, sampling_info.top_ps, sampling_info.min_ps, probs, positions)
-    )
-    if not simple:
-        # 1.0 means no filter: rounding of the running sum must not cut the tail because others in the batch filter.
-        weights = filter_probs(weights, top_ks, top_ps.masked_fill(top_ps >= 1, torch.inf), min_ps)
-    return seeded_draw(weights, seeded.seeds, positions)
+    """Tokens int64 [k] of the seeded rows, some rows at a time: each step of a filter copies what it looks at."""
+    all_rows = len(seeded.rows) == len(probs)  # in order, as mark_seeded_rows lists them
+    filters = (sampling_info.top_ks, sampling_info.top_ps, sampling_info.min_ps)
+    drawn = []
+    for start in range(0, len(seeded.rows), most := max(1, AT_ONCE // probs.shape[1])):
+        part = slice(start, start + most)
+        rows = seeded.rows[part]
+        weights = probs[part] if all_rows else probs.index_select(0, rows)
+        if not simple:
+            top_ks, top_ps, min_ps = (values.index_select(0, rows) for values in filters)
+            # 1.0 means no filter: rounding of the running sum must not cut the tail because others in the batch filter.
+            weights = filter_probs(weights, top_ks, top_ps.masked_fill(top_ps >= 1, torch.inf), min_ps)
+        drawn.append(seeded_draw(weights, seeded.seeds[part], positions.index_select(0, rows)))
+    return torch.cat(drawn)

@@ -10,7 +10,7 @@ from sglang_dflash.memory.sizes import in_transfer, slots_per_request
 from sglang_dflash.memory.table import lines
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import get_disagg, get_schedule, get_server_args
-from sglang_dflash.worker.observe.allocated import allocated_bytes
+from sglang_dflash.worker.observe.identity import allocated_bytes
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner

@@ -1,4 +1,4 @@
-"""Bytes that a rank allocated, read from its pools."""
+"""What ``/server_info`` says of a worker that never changes: who serves, and the bytes that its pools take."""
 
 from __future__ import annotations
 
@@ -7,11 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from sglang_dflash import __version__
+
 if TYPE_CHECKING:
+    from sglang_dflash.plan.serving import ServingPlan
     from sglang_dflash.upstream import ModelRunner
 
 # Inputs that a state replay (``--enable-linear-replayssm-spec``) keeps instead of a state per block position.
 _REPLAYED = ("replayssm_d", "replayssm_k", "replayssm_g", "replayssm_rawv", "replayssm_rawk", "replayssm_beta")
+
+
+def identity(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> dict[str, object]:
+    """Version, models and plan."""
+    return {
+        "version": __version__,
+        "target": target.model_config.model_path,
+        "drafter": drafter.model_config.model_path,
+        "draft_attention_backend": drafter.draft_attention_backend,
+        **plan.describe(),
+    }
 
 
 def allocated_bytes(target: ModelRunner, drafter: ModelRunner) -> dict[str, int]:
