@@ -11,6 +11,7 @@ from typing import Any
 from sglang_dflash.check.findings import Finding, judge
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.machine import Machine
+from sglang_dflash.memory.outside import default_backend
 from sglang_dflash.plan.pair import needs_bfloat16_states
 
 # Backend -> major compute capabilities that can run it; the others run everywhere.
@@ -73,7 +74,7 @@ def _backend(option: str, name: str, gpu: str, capability: tuple[int, int], limi
     major, minor = capability
     if major in _MAJORS.get(name, {major}) and not (limited and name not in _HYBRID_ON_BLACKWELL):
         return f"{name} on {gpu}"
-    best = "trtllm_mha" if major in (10, 12) else "fa3" if major in (8, 9) else "flashinfer"
+    best = default_backend(major)
     raise DFlashError(
         f"{option} {name} on {gpu} (compute capability {major}.{minor})",
         expected=f"a backend that this GPU can run: {best}, flashinfer or triton",

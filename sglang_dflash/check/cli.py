@@ -88,5 +88,5 @@ def show(report: Report) -> None:
     if (memory := report.memory) is not None:
         static = f", {size(memory.static_bytes)} static" if memory.static_bytes else ""
         typer.echo(f"\nMemory of one rank ({memory.device}{static})")
-        for line in lines(memory.ways, memory.advice):
+        for line in lines(memory.ways, memory.advice, memory.outside):
             typer.echo(line)

@@ -18,6 +18,8 @@ VALUED: dict[str, tuple[type, object]] = {
     "--attention-backend": (str, None),
     "--chat-template": (str, None),
     "--context-length": (int, None),
+    "--cuda-graph-backend-decode": (str, None),
+    "--cuda-graph-max-bs-decode": (int, None),
     "--decode-attention-backend": (str, None),
     "--device": (str, None),
     "--disaggregation-decode-extra-slots": (int, None),
@@ -51,6 +53,7 @@ VALUED: dict[str, tuple[type, object]] = {
     "--tp-size": (int, 1),
 }
 SWITCHES = (
+    "--disable-decode-cuda-graph",
     "--disable-overlap-schedule",
     "--disable-radix-cache",
     "--enable-linear-replayssm",

@@ -5,6 +5,7 @@ A server that starts and ``sglang-dflash check`` run the same ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from sglang_dflash.check.tokens import check_tokens, check_vocabulary
 from sglang_dflash.drafter.kinds import kind_left_to_builtin
 from sglang_dflash.errors import DFlashError, Doubt
 from sglang_dflash.memory.machine import Machine, size
+from sglang_dflash.memory.outside import FLOOR, Outside
 from sglang_dflash.memory.sizes import is_hybrid
 from sglang_dflash.plan.decide import decide
 from sglang_dflash.plan.memory import MemoryTable
@@ -67,6 +69,8 @@ def check_memory(plan: ServingPlan) -> Iterator[Finding]:
         if memory.static_bytes and len(memory.ways) > 1:
             yield Finding("ok", f"states {'replayed' if memory.ways[0].replay else 'kept'}", _both_ways(memory))
         yield replace(judge("running requests", _running, memory), estimated=True)
+        if memory.outside is not None:
+            yield replace(judge("memory beside the static share", _outside, memory, memory.outside), estimated=True)
 
 
 def _leave_to_builtin(kind: str | None) -> None:
@@ -113,6 +117,21 @@ def _running(memory: MemoryTable) -> str:
         f"{demand.max_running} asked for (--max-running-requests), {served.running} fit at once",
         expected=f"memory for {demand.max_running}: {served.capped_by} take it",
         remedy=f"set {', or '.join(more)}" if more else "use more or larger GPUs, or accept the smaller number",
+    )
+
+
+def _outside(memory: MemoryTable, outside: Outside) -> str:
+    taken, sets = outside.sampling + outside.buffers, f"{outside.sets} set{'s' * (outside.sets > 1)} of graphs"
+    needs = f"sampling {size(outside.sampling)}, attention buffers of {sets} {size(outside.buffers)}"
+    if outside.left >= FLOOR:
+        return f"{needs}; {size(outside.left)} left for activations and graphs"
+    whole = memory.static_bytes + taken + outside.left
+    lower = math.floor(100 * (whole - taken - FLOOR) / whole) / 100
+    fewer = "fewer requests or a shorter --context-length"
+    raise Doubt(
+        f"{needs}; {size(max(0, outside.left)) or 'nothing'} left for activations and graphs",
+        expected=f"{size(FLOOR)} or more",
+        remedy=f"set --mem-fraction-static {lower:.2f}, {fewer}" if lower > 0 else f"ask for {fewer}",
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sglang_dflash.memory.fit import Pools
 from sglang_dflash.memory.machine import size
+from sglang_dflash.memory.outside import Outside
 
 _ABOUT, _EACH, _WHOLE = 32, 22, 13  # columns of text
 
@@ -23,16 +24,24 @@ class Advice:
         return f"{self.flag} ({self.running} requests, {self.tokens} tokens of K/V)"
 
 
-def lines(ways: Sequence[Pools], advice: Sequence[Advice] = ()) -> list[str]:
+def lines(ways: Sequence[Pools], advice: Sequence[Advice] = (), outside: Outside | None = None) -> list[str]:
     """The table: what a unit takes and what the whole takes, side by side for each way to keep states.
 
     Args:
         ways: one or two, of the same pair; the one that is served comes first.
         advice: of the first.
+        outside: what the device holds beside them, the same for each way.
     """
     columns = [_column(pools) for pools in ways]
     table = [(about, [column[about] for column in columns]) for about in columns[0]]
     text = [(about.ljust(_ABOUT) + "".join(_cells(*cells) for cells in rows)).rstrip() for about, rows in table]
+    if outside is not None:
+        rows = {
+            "beside: sampling": outside.sampling,
+            f"beside: attention, {outside.sets} sets of graphs": outside.buffers,
+            "left: activations, graphs": max(0, outside.left),
+        }
+        text += [about.ljust(_ABOUT) + _cells("", size(count)) for about, count in rows.items()]
     return [*text, *(f"more would fit with {each}" for each in advice)]
 
 

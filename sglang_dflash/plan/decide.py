@@ -103,7 +103,7 @@ def decide(args: Any, machine: Machine, *, hybrid: bool) -> ServingPlan:
     asked = replay_asked_for(args) if hybrid else None
     memory, unsized = None, None
     try:
-        memory = expected_memory(args, machine, pair, asked)
+        memory = expected_memory(args, machine, pair, asked, widths.widths_for(block) if widths else (block,))
     except DFlashError as error:  # SGLang divides the memory, and may know better
         unsized = error
     if memory is not None:

@@ -9,7 +9,9 @@ from sglang_dflash.drafter.config import text_config
 from sglang_dflash.errors import Doubt
 from sglang_dflash.memory.fit import Demand, Pools, fit, share
 from sglang_dflash.memory.machine import Machine
+from sglang_dflash.memory.outside import Graphs, Outside, Reader, buffers, default_backend, sampling
 from sglang_dflash.memory.parameters import FAMILIES, is_known
+from sglang_dflash.memory.sizes import count, head_size
 from sglang_dflash.memory.table import Advice
 from sglang_dflash.plan.advice import With, advice
 from sglang_dflash.plan.demand import demand
@@ -30,6 +32,7 @@ class MemoryTable:
         demand: what is divided, and how.
         ways: the division as served; then, for a hybrid target, with states the other way.
         advice: flags that would let more fit.
+        outside: what else the device must hold; None if its memory is unknown, or on a CPU.
     """
 
     device: str
@@ -37,9 +40,12 @@ class MemoryTable:
     demand: Demand
     ways: list[Pools]
     advice: list[Advice]
+    outside: Outside | None = None
 
 
-def expected_memory(args: Any, machine: Machine, pair: Pair, asked_replay: bool | None) -> MemoryTable:
+def expected_memory(
+    args: Any, machine: Machine, pair: Pair, asked_replay: bool | None, widths: tuple[int, ...]
+) -> MemoryTable:
     """Divide the machine's memory as SGLang will.
 
     A server that replays states gets the lowest ``--mamba-full-memory-ratio`` that lets all requests run, unless the
@@ -48,6 +54,7 @@ def expected_memory(args: Any, machine: Machine, pair: Pair, asked_replay: bool 
     Args:
         args: server arguments by SGLang's names.
         asked_replay: the user's choice between replayed and kept states; None if open.
+        widths: of a step's block.
 
     Raises:
         Doubt: no sizes are known for the target's family.
@@ -76,4 +83,24 @@ def expected_memory(args: Any, machine: Machine, pair: Pair, asked_replay: bool 
             replayed = fit(needed, static, replay=True)
         ways = [replayed, kept] if replay else [kept, replayed]
     found = advice(args, demand_of, replay=replay, memory=memory, fraction=fraction) if memory else []
-    return MemoryTable(machine.name if memory else f"{machine.name}: sizes only", static, needed, ways, found)
+    beside = outside(args, machine, pair, needed, widths, memory - static) if memory and machine.kind == "gpu" else None
+    return MemoryTable(machine.name if memory else f"{machine.name}: sizes only", static, needed, ways, found, beside)
+
+
+def outside(args: Any, machine: Machine, pair: Pair, demand: Demand, widths: tuple[int, ...], room: int) -> Outside:
+    """Memory of one rank outside the static share, of ``room`` bytes."""
+    text, drafter, tp = text_config(pair.target), pair.drafter, args.tp_size
+    usual = default_backend(machine.capability and machine.capability[0])
+    general = args.attention_backend or usual
+    targets, drafters = (args.prefill_attention_backend or general), args.speculative_draft_attention_backend
+    heads = count(text, "num_attention_heads")
+    readers = (
+        Reader(targets, heads // tp, head_size(text)),
+        Reader(drafters or targets, drafter.num_heads // tp, drafter.head_dim, drafter.sliding_window, drafts=True),
+    )
+    captured = not args.disable_decode_cuda_graph and args.cuda_graph_backend_decode != "disabled"
+    batch = min(demand.max_running, args.cuda_graph_max_bs_decode or demand.max_running)
+    context = args.context_length or count(text, "max_position_embeddings", drafter.max_position_embeddings)
+    taken = buffers(Graphs(batch, widths, context, demand.page), *readers) if captured else 0
+    peak = sampling(demand.max_running * demand.block, count(text, "vocab_size", drafter.vocab_size))
+    return Outside(peak, taken, len(widths), room - peak - taken)

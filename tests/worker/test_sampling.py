@@ -174,7 +174,7 @@ def test_rows_are_filtered_some_at_a_time(
     mark_seeded_rows(block, requests(seeds))
     marked, filtered, original = block.seeded_rows, list[int](), seeded.filter_probs
     expected = seeded._draw(probs, block, positions, marked, False)
-    monkeypatch.setattr(seeded, "AT_ONCE", 5 * vocab)
+    monkeypatch.setattr(seeded, "SAMPLED_AT_ONCE", 5 * vocab)
     monkeypatch.setattr(seeded, "filter_probs", lambda *call: filtered.append(len(call[0])) or original(*call))
     assert torch.equal(seeded._draw(probs, block, positions, marked, False), expected)
     assert max(filtered) == 5 and sum(filtered) == len(marked.rows)

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sglang_dflash.memory.outside import SAMPLED_AT_ONCE
 from sglang_dflash.ops import argmax, filter_probs, seeded_draw
 from sglang_dflash.upstream import Sampler, async_h2d
-
-AT_ONCE = 1 << 25  # probabilities that are filtered at once, 128 MiB
 
 
 class SeededRows(NamedTuple):
@@ -84,7 +83,7 @@ def _draw(probs: Tensor, sampling_info: Any, positions: Tensor, seeded: SeededRo
     all_rows = len(seeded.rows) == len(probs)  # in order, as mark_seeded_rows lists them
     filters = (sampling_info.top_ks, sampling_info.top_ps, sampling_info.min_ps)
     drawn = []
-    for start in range(0, len(seeded.rows), most := max(1, AT_ONCE // probs.shape[1])):
+    for start in range(0, len(seeded.rows), most := max(1, SAMPLED_AT_ONCE // probs.shape[1])):
         part = slice(start, start + most)
         rows = seeded.rows[part]
         weights = probs[part] if all_rows else probs.index_select(0, rows)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from sglang_dflash.memory.outside import FLOOR
 from sglang_dflash.states.pool import packed
 from sglang_dflash.upstream import (
     CaptureHiddenMode,
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 # one width in all of them.
 WIDTH_OF_THE_BATCH = frozenset({"flashinfer", "triton", "torch_dflash"})
 WIDTH_OF_THE_SERVER = frozenset({"fa3", "fa4", "trtllm_mha"})  # the last one in its XQA mask, on sm_90 and sm_120
-FLOOR_GB = 2.0  # of device memory stays free, for what a prefill needs while it runs
+FLOOR_GB = FLOOR / (1 << 30)  # SGLang's "GB"
 Change = tuple[Any, str, Any]  # object, name of an attribute, its value at a width
 
 
