@@ -76,6 +76,9 @@ class AdaptiveWidth:
     ) -> None:
         self.costs.observe(batch_size, width, context, milliseconds, at_most)
 
+    def fingerprint(self) -> int:
+        return hash((*self._tokens, *self.costs.row(1)))  # of numbers, which Python hashes alike in every process
+
     def describe(self) -> dict[str, Any]:
         return {
             "policy": "adaptive",

@@ -80,6 +80,9 @@ class WidthPolicy(Protocol):
             at_most: the step did extra work, so its time is an upper bound for this width.
         """
 
+    def fingerprint(self) -> int:
+        """A number that all ranks have in common as long as they were told the same."""
+
     def describe(self) -> dict[str, Any]:
         """Return the policy's part of ``/server_info``, ready for JSON."""
 
@@ -88,6 +91,9 @@ class _Unlearned:
     """The learning half of the interface, for a policy that ignores it."""
 
     paused: Pause | None = None
+
+    def fingerprint(self) -> int:
+        return 0
 
     def observe(self, width: int, accept_lens: Sequence[int]) -> None:
         pass

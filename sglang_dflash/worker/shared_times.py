@@ -3,7 +3,8 @@
 A width policy is a function of what it is told (:mod:`sglang_dflash.width.policy`). Accept counts are equal on all
 ranks because the tokens are; measured times are not. So rank 0's times ride on the list of requests that SGLang
 broadcasts at the top of every turn of its event loop. Each rank, rank 0 included, takes note of them there: at the same
-place in the same order of events. No message is added, and nobody waits.
+place in the same order of events. No message is added, and nobody waits. The policy's fingerprint rides along: ranks
+that were told different things would choose different widths, and wait for each other for ever.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.width import WidthPolicy
 from sglang_dflash.worker.observe.observer import StepRecord
 
 News = tuple[int, int, int, float, bool]
@@ -19,21 +22,27 @@ News = tuple[int, int, int, float, bool]
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Rank 0's message among the requests: the arguments of ``WidthPolicy.observe_time`` for finished steps."""
+    """Rank 0's message among the requests.
+
+    Attributes:
+        steps: arguments of ``WidthPolicy.observe_time`` for finished steps.
+        fingerprint: of its policy before it takes note of them.
+    """
 
     steps: tuple[News, ...]
+    fingerprint: int
 
 
 class SharedTimes:
     """Carries what a rank measured to all ranks.
 
     Args:
-        take_note: ``WidthPolicy.observe_time`` of this rank.
+        policy: the width policy of this rank; asked anew each time, as a start replaces it.
         ranks: tensor-parallel ranks that serve the same batch.
     """
 
-    def __init__(self, take_note: Callable[[int, int, int, float, bool], None], ranks: int) -> None:
-        self._take_note, self._alone = take_note, ranks == 1
+    def __init__(self, policy: Callable[[], WidthPolicy], ranks: int) -> None:
+        self._policy, self._alone = policy, ranks == 1
         self._outgoing: list[News] = []
 
     def measured(self, records: Sequence[StepRecord]) -> None:
@@ -42,7 +51,7 @@ class SharedTimes:
             assert record.milliseconds is not None
             news = (record.batch_size, record.width, record.context, record.milliseconds, record.caught_up)
             if self._alone:
-                self._take_note(*news)
+                self._policy().observe_time(*news)
             else:
                 self._outgoing.append(news)
 
@@ -52,18 +61,31 @@ class SharedTimes:
         Args:
             broadcast: sends the source rank's list, and returns it on every rank.
             requests: on the source rank; None elsewhere.
+
+        Raises:
+            DFlashError: this rank's policy was told something else than rank 0's.
         """
         if self._alone:
             return broadcast(requests)
         if requests is not None and self._outgoing:
-            requests = [*requests, StepTimes(tuple(self._outgoing))]
+            requests = [*requests, StepTimes(tuple(self._outgoing), self._policy().fingerprint())]
         self._outgoing.clear()  # other ranks' measurements are of no use
         received = broadcast(requests)
         for message in received:
             if isinstance(message, StepTimes):
-                for news in message.steps:
-                    self._take_note(*news)
+                self._take_note(message)
         return [message for message in received if not isinstance(message, StepTimes)]
+
+    def _take_note(self, message: StepTimes) -> None:
+        policy = self._policy()
+        if policy.fingerprint() != message.fingerprint:
+            raise DFlashError(
+                "tensor-parallel ranks committed different tokens, or measured other steps, than rank 0",
+                expected="the same accept lengths on every rank, from which each chooses the next width",
+                remedy="report it with the log; until then leave --speculative-adaptive out",
+            )
+        for news in message.steps:
+            policy.observe_time(*news)
 
 
 _serving: SharedTimes | None = None

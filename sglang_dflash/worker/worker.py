@@ -76,7 +76,7 @@ class DFlashWorker(BaseSpecWorker):
         )
         drafter = self._draft_worker.model_runner
         self.identity = identity(self.plan, target, drafter)
-        self._times = SharedTimes(lambda *news: self.width_policy.observe_time(*news), get_parallel().tp_size)
+        self._times = SharedTimes(lambda: self.width_policy, get_parallel().tp_size)
         serve_times(self._times)
         if self._is_first:
             told = "; ".join(f"{name} {value}" for name, value in self.identity.items() if name != "version")

@@ -92,17 +92,15 @@ def _short_rope_table() -> None:
 
 
 def _commit_one_too_early() -> None:
-    from sglang_dflash.worker import recurrent
+    from sglang_dflash.states import commit
 
-    commit = recurrent.commit_mamba_states_after_verify
+    original = commit.commit_mamba_states_after_verify
 
-    def one_too_early(worker: Any, batch: Any, *, accept_lens: Any, prepared_step_indices: Any, **kwargs: Any) -> None:
-        if prepared_step_indices is not None:
-            prepared_step_indices = ((prepared_step_indices[0] - 1).clamp(min=0), None)
-        accept_lens = (accept_lens - 1).clamp(min=1)
-        commit(worker, batch, accept_lens=accept_lens, prepared_step_indices=prepared_step_indices, **kwargs)
+    def one_too_early(*args: Any, prepared_step_indices: Any, **kwargs: Any) -> None:
+        last, tracked = prepared_step_indices
+        original(*args, prepared_step_indices=((last - 1).clamp(min=0), tracked), **kwargs)
 
-    recurrent.commit_mamba_states_after_verify = one_too_early
+    commit.commit_mamba_states_after_verify = one_too_early
 
 
 def _one_width_for_all() -> None:
@@ -112,7 +110,7 @@ def _one_width_for_all() -> None:
 
 
 def _scratch_of_the_full_width() -> None:
-    from sglang_dflash.worker import graphs
+    from sglang_dflash.worker.start import graphs
 
     graphs.packed = lambda cache, width: cache
 

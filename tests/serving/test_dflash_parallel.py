@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.support.generation import assert_nothing_leaked, flush, generate_all
-from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server, plain_server, worker_info
+from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server, plain_server, with_plugin, worker_info
 from tests.support.prompts import corpus
 
 NEW_TOKENS = 48
@@ -51,3 +53,31 @@ def test_ranks_choose_the_same_widths(widths: tuple[str, ...], tmp_path: Path) -
         if widths != RANDOM_WIDTHS:
             assert info["width"]["costs"]["measured"] > 20, "rank 0's times did not arrive"
         assert_nothing_leaked(server)
+
+
+def test_a_rank_that_computes_something_else_drafts_and_commits_what_rank_0_does(tmp_path: Path) -> None:
+    """Users of other workers measured ranks that drafted differently. Hidden states, logits and times are skewed."""
+    inputs = corpus("tiny-hybrid", 8, seed=4)
+    with plain_server("tiny-hybrid", tmp_path, "--tp-size", "2") as server:
+        expected = [answer.tokens for answer in generate_all(server, inputs, 4, NEW_TOKENS)]
+    flags = ("--tp-size", "2", "--speculative-adaptive")
+    with dflash_server("tiny-hybrid", tmp_path, *flags, drafter="noisy", **with_plugin(tmp_path, "skew")) as server:
+        answers = generate_all(server, inputs, 4, NEW_TOKENS)
+        assert [answer.tokens for answer in answers] == expected
+        assert_nothing_leaked(server)
+    ranks = [(tmp_path / f"rank-{rank}.jsonl").read_text().splitlines() for rank in range(2)]
+    assert ranks[0] == ranks[1] and len(ranks[0]) > 10
+    assert len({json.loads(line)["width"] for line in ranks[0]}) > 1
+
+
+def test_ranks_that_learn_different_things_are_one_error(tmp_path: Path) -> None:
+    """And not two ranks that wait for each other with blocks of different widths."""
+    flags = ("--tp-size", "2", "--speculative-adaptive")
+    inputs, skewed = corpus("tiny-hybrid", 4, seed=4), with_plugin(tmp_path, "skew_policy")
+    with (
+        pytest.raises((httpx.HTTPError, AssertionError)),
+        dflash_server("tiny-hybrid", tmp_path, *flags, **skewed) as server,
+    ):
+        generate_all(server, inputs, 4, NEW_TOKENS)
+    [log] = tmp_path.glob("server-*.log")
+    assert log.read_text().count("DFlashError: sglang-dflash: tensor-parallel ranks") == 1

@@ -5,10 +5,12 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_dflash.width import AdaptiveWidth
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.width import AdaptiveWidth, FixedWidth
 from sglang_dflash.worker.observe.observer import StepRecord
 from sglang_dflash.worker.shared_times import SharedTimes, StepTimes
 
@@ -20,7 +22,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self.policies = [AdaptiveWidth(WIDTHS) for _ in range(2)]
-        self.times = [SharedTimes(policy.observe_time, 2) for policy in self.policies]
+        self.times = [SharedTimes(lambda policy=policy: policy, 2) for policy in self.policies]  # type: ignore[misc]
 
     def turn(self, requests: list[Any]) -> list[list[Any]]:
         """The top of the event loop: both ranks receive."""
@@ -60,11 +62,21 @@ def test_ranks_that_measure_differently_choose_the_same(seed: int) -> None:
     assert ranks.policies[0].costs.measured == ranks.policies[1].costs.measured > 0
 
 
+def test_ranks_that_were_told_different_things_are_stopped() -> None:
+    """Before they choose different widths, and wait for each other for ever."""
+    ranks = Ranks()
+    for rank, accepted in enumerate((4, 3)):
+        ranks.policies[rank].observe(4, [accepted])
+    ranks.times[0].measured([StepRecord(4, 1, 100, milliseconds=5.0)])
+    with pytest.raises(DFlashError, match="ranks committed different tokens"):
+        ranks.turn([])
+
+
 def test_news_ride_only_when_there_are_any() -> None:
     sent: list[Any] = []
-    times = SharedTimes(lambda *news: None, 2)
+    times = SharedTimes(lambda: FixedWidth(4), 2)
     assert times.ride(lambda requests: sent.append(requests) or requests, ["a"]) == ["a"]  # type: ignore[func-returns-value, return-value]
     times.measured([StepRecord(4, 1, 7, milliseconds=2.0)])
     assert times.ride(lambda requests: sent.append(requests) or requests, ["b"]) == ["b"]  # type: ignore[func-returns-value, return-value]
     assert times.ride(lambda requests: sent.append(requests) or requests, ["c"]) == ["c"]  # type: ignore[func-returns-value, return-value]
-    assert sent == [["a"], ["b", StepTimes(((1, 4, 7, 2.0, False),))], ["c"]]
+    assert sent == [["a"], ["b", StepTimes(((1, 4, 7, 2.0, False),), 0)], ["c"]]

@@ -17,6 +17,8 @@ DECODE = "sglang_dflash.worker.worker.DFlashWorker._decode"
 PREFILL = "sglang_dflash.worker.worker.DFlashWorker._prefill"
 CHOOSE = "sglang_dflash.worker.accept.Accept.target_tokens"
 STEPS = "sglang_dflash.worker.observe.observer.Steps"
+HEAD = "sglang_dflash.model.vocabulary.TargetVocabulary.argmax_token"
+LEARN = "sglang_dflash.width.adaptive.AdaptiveWidth.observe"
 WIDTH = "sglang_dflash.width.policy.FixedWidth.width"
 STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
 PENALTIES = "sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply"
@@ -33,6 +35,7 @@ def register() -> None:
         penalty_order,
         pools,
         probe,
+        skew,
         step_files,
         width_switch,
         width_turns,
@@ -57,6 +60,13 @@ def register() -> None:
         "oracle": [(DRAFT, oracle.know_answers, When.AFTER)],
         "penalty_order": [(PENALTIES, penalty_order.as_for_a_block_of_one, When.AROUND)],
         "pools": [(STATE, pools.count, When.AFTER)],
+        "skew": [
+            (HEAD, skew.hidden_states, When.BEFORE),
+            (CHOOSE, skew.logits, When.BEFORE),
+            (f"{STEPS}.timed", skew.times, When.AFTER),
+            (COMMIT, skew.write, When.AFTER),
+        ],
+        "skew_policy": [(LEARN, skew.accept_lens, When.BEFORE)],
         "draw_twice": [(CHOOSE, wrong_rule.draw_twice, When.AROUND)],
         "width_switch": [(PREFILL, width_switch.follow_file, When.BEFORE)],
         "width_turns": [

@@ -31,7 +31,7 @@ def record_mixed(result: Any, worker: Any, batch: Any, *_: Any) -> None:
 
 def record_committed_state(_: None, commit: Any, step: Any) -> None:
     """Mode ``states``, after each block."""
-    record_states(step.batch, step.accepted.new_seq_lens.tolist(), commit.target_worker)
+    record_states(step.batch, step.accepted.new_seq_lens.tolist(), commit._target)
 
 
 def record_prefilled_state(result: Any, worker: Any, batch: Any, *_: Any) -> None:
