@@ -1,5 +1,4 @@
-"""SGLang's pools of recurrent states: hooks that build them for a replay, and scratch for blocks narrower than the
-server's.
+"""SGLang's pools of recurrent states: hooks that build them for a replay.
 
 SGLang refuses ``--enable-linear-replayssm-spec`` for DFLASH on GDN targets because its own DFLASH worker commits in a
 way that a replay does not know. Ours commits in the way that it does.
@@ -10,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from sglang_dflash.plan import serving
@@ -41,19 +39,3 @@ def charge_windows(original: Callable[..., Any], configurator: Any, total_rest_m
         rows = get_schedule().max_running_requests + 1
         total_rest_memory -= rows * window * params.dtype.conv.itemsize * len(params.layers) / (1 << 30)
     return original(configurator, total_rest_memory)
-
-
-def packed(cache: Any, width: int) -> Any:
-    """SGLang's ``SpeculativeState`` with ``width`` positions per request, in the same memory.
-
-    A verify kernel is told the block's width and assumes that the scratch has as many rows per request. The commit goes
-    by the buffer's shape. The two agree at the server's width and must agree at every other.
-
-    Args:
-        cache: its ``intermediate_ssm`` is [layers, rows, block, ...]; the result's [layers, more rows, width, ...].
-    """
-    states = cache.intermediate_ssm
-    layers, rows, block = states.shape[:3]
-    rows = rows * block // width
-    packed_rows = states.flatten(0, 2)[: layers * rows * width]
-    return replace(cache, intermediate_ssm=packed_rows.view(layers, rows, width, *states.shape[3:]))

@@ -109,12 +109,6 @@ def _one_width_for_all() -> None:
     WidthGraphs.at = lambda self, width: contextlib.nullcontext()
 
 
-def _scratch_of_the_full_width() -> None:
-    from sglang_dflash.worker.start import graphs
-
-    graphs.packed = lambda cache, width: cache
-
-
 MUTANTS = {
     "sync": Mutant("a value is read on the host", _read_on_the_host, "reads a tensor on the host"),
     "constant": Mutant("a constant is made on the host", _host_constant, "brings host data into a graph"),
@@ -125,13 +119,6 @@ MUTANTS = {
     "commit": Mutant("a recurrent state is committed one token early", _commit_one_too_early, "tokens", "tiny-hybrid"),
     "backend": Mutant(
         "every width runs with the full width's graphs", _one_width_for_all, "must match the size", widths=True
-    ),
-    "scratch": Mutant(
-        "the scratch of narrow blocks is laid out for wide ones",
-        _scratch_of_the_full_width,
-        "tokens",
-        "tiny-hybrid",
-        widths=True,
     ),
 }
 

@@ -19,8 +19,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.gpu")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="unpack the wheelhouse and run the steps")
-    run.add_argument("--steps", default="all", help=f"with commas, of {', '.join(runner.BUDGETS)}")
-    run.add_argument("--device", choices=(unpack.CUDA, unpack.CPU), default=unpack.CUDA)
+    run.add_argument("--steps", default="all", help=f"with commas, of {', '.join(runner.BUDGETS)}; all: what is left")
+    run.add_argument("--device", choices=(unpack.CUDA, unpack.FAKE, unpack.CPU), default=unpack.CUDA)
     run.add_argument("--minutes", type=float, default=9.5, help="for all steps together")
     run.add_argument("--pairs", default="", help="with commas; all of a step's pairs by default")
     run.add_argument("--layers", type=int, default=0, help="cut the published targets to this depth")
@@ -32,14 +32,20 @@ def main() -> None:
     if asked.command == "table":
         text = tables.page(asked.out)
         sys.exit(f"{asked.out} has no rows of a GPU" if text is None else PAGE.write_text(text) and 0)
-    steps, site = runner.chosen(asked.steps), asked.site.absolute()
+    steps, site, out = runner.chosen(asked.steps), asked.site.absolute(), asked.out.absolute()
+    if asked.steps == "all":
+        steps = runner.left(out, steps)
+        print("to do:", ", ".join(steps) or "nothing", flush=True)
     unpack.unpack(site)
     arguments = ("--device", asked.device, "--pairs", asked.pairs, "--layers", str(asked.layers))
     # A run that is told to end takes its step and the step's servers with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     plan = runner.Plan(steps, asked.minutes, arguments)
-    good = runner.run(plan, asked.out.absolute(), unpack.environment(site, asked.device))
-    print("\n".join(tables.summary(asked.out)))
+    good = runner.run(plan, out, unpack.environment(site, asked.device))
+    print("\n".join(tables.summary(out)))
+    print("left:", ", ".join(runner.left(out, runner.chosen("all"))) or "nothing")
+    if text := tables.page(out):  # rows of a real device
+        PAGE.write_text(text)
     sys.exit(not good)
 
 

@@ -29,14 +29,14 @@ def cells(run: Run, pairs: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 
 @contextlib.contextmanager
-def serve(run: Run, pair: str, arm: str, requests: int, *flags: str) -> Iterator[Server]:
-    """A server of at most ``requests`` running requests."""
+def serve(run: Run, pair: str, arm: str, requests: int | None, *flags: str) -> Iterator[Server]:
+    """A server of at most ``requests`` running requests; None for what ``flags`` or SGLang say."""
     environment = {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT), "SGLANG_DFLASH": ARMS[arm]}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(pair, folder, run.layers)
         models = ("--model-path", str(folder / "target"), "--speculative-draft-model-path", str(folder / "drafter"))
-        limit = ("--max-running-requests", str(requests))
+        limit = () if requests is None else ("--max-running-requests", str(requests))
         with running(folder, *models, *DUMMY, *run.flags(speculative=True), *limit, *flags, **environment) as server:
             yield server
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,12 +15,12 @@ from typing import Any
 from tests.support.pair_servers import BFLOAT16, draft_arguments, target_arguments
 from tests.support.servers import Server, running
 from tools.gpu import records
-from tools.gpu.unpack import CPU, CUDA
+from tools.gpu.unpack import CPU, CUDA, FAKE, STAND_INS
 
 TINY_PAIRS = ("tiny-dense", "tiny-hybrid", "tiny-moe")
-# Neither FlashInfer nor sgl_kernel is there: SGLang's Triton attention, and its sampler in torch.
-BACKENDS = ("--attention-backend", "triton", "--sampling-backend", "pytorch")
-DRAFT_BACKEND = ("--speculative-draft-attention-backend", "triton")
+SAMPLER = ("--sampling-backend", "pytorch")
+# Attention backend -> the package with its kernels, which the kit's machine lacks.
+PACKAGES = {"fa3": "sgl_kernel", "flashinfer": "flashinfer"}
 
 
 class Skip(Exception):
@@ -31,7 +32,7 @@ class Run:
     """One step's run.
 
     Attributes:
-        device: ``cuda``, or ``cpu`` for this package's CPU platform.
+        device: ``cuda``, ``fake`` or ``cpu`` (:mod:`tools.gpu.unpack`).
         out: folder for rows, logs and traces.
         step: name of the step and of its module.
         pairs: pairs to measure; empty for the step's own choice.
@@ -48,16 +49,29 @@ class Run:
     def real(self) -> bool:
         return self.device == CUDA
 
-    def flags(self, *, speculative: bool) -> tuple[str, ...]:
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Attention backends that can run: SGLang's Triton kernels, and those that are installed."""
+        if not self.real:
+            return ("triton",)
+        return ("triton", *(name for name, package in PACKAGES.items() if _is_installed(package)))
+
+    def flags(self, *, speculative: bool, backend: str = "triton") -> tuple[str, ...]:
         """Server flags that the device needs."""
-        return () if self.device == CPU else BACKENDS + DRAFT_BACKEND if speculative else BACKENDS
+        if self.device == CPU:
+            return ()
+        small = ("--max-total-tokens", "4096") if self.device == FAKE else ()
+        draft = ("--speculative-draft-attention-backend", backend) if speculative else ()
+        return ("--attention-backend", backend, *SAMPLER, *draft, *small)
 
     @contextlib.contextmanager
-    def serve(self, pair: str, *flags: str, speculative: bool = True, **environment: str) -> Iterator[Server]:
+    def serve(
+        self, pair: str, *flags: str, speculative: bool = True, backend: str = "triton", **environment: str
+    ) -> Iterator[Server]:
         """A tiny pair in bfloat16, with or without its drafter."""
         models = (*target_arguments(pair, BFLOAT16), *(draft_arguments(pair) if speculative else ()))
         with tempfile.TemporaryDirectory() as folder:
-            command = (*models, *self.flags(speculative=speculative), *flags)
+            command = (*models, *self.flags(speculative=speculative, backend=backend), *flags)
             with running(Path(folder), *command, **environment) as server:
                 yield server
 
@@ -85,6 +99,12 @@ class Run:
     def measure_each(self, cells: Iterable[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]) -> bool:
         """Measure every (key, call), whatever comes of the others. False if one went wrong."""
         return not [key for key, measured in cells if not self.measure(key, measured)]
+
+
+def _is_installed(package: str) -> bool:
+    """Not one of the kit's stand-ins."""
+    found = importlib.util.find_spec(package)
+    return found is not None and not str(found.origin).startswith(str(STAND_INS))
 
 
 def main(step: str, body: Callable[[Run], bool], arguments: Sequence[str] | None = None) -> None:

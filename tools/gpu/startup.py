@@ -13,3 +13,9 @@ def install() -> None:
         from tools import record_imports
 
         record_imports.start(folder)
+    if os.environ.get("GPU_KIT_DEVICE") == "fake":
+        from tests.rehearsal import interpreter
+        from tools.gpu import fake_device
+
+        fake_device.install()
+        interpreter.install()

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 ARCHIVE = ROOT / ".wheelhouse/site.tar.xz"
 STAND_INS = ROOT / "tools/gpu/standins/path"
-CUDA, CPU = "cuda", "cpu"  # a real device, or this package's CPU platform
+CUDA, FAKE, CPU = "cuda", "fake", "cpu"  # a real device, one that is faked on the host, this package's CPU platform
 
 
 def unpack(target: Path) -> None:
@@ -47,6 +47,7 @@ def _install(target: Path, name: str, version: str, groups: dict[str, dict[str, 
 def environment(target: Path, device: str) -> dict[str, str]:
     """Environment of a process that runs on ``device`` with the packages in ``target``."""
     stand_ins = [] if device == CPU else [str(STAND_INS)]
+    faked = {"TRITON_INTERPRET": "1", "SGLANG_ENABLE_TORCH_COMPILE": "0"} if device == FAKE else {}
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*stand_ins, str(target), str(ROOT)]),
@@ -56,4 +57,5 @@ def environment(target: Path, device: str) -> dict[str, str]:
         "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",
         "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
         "HF_HUB_OFFLINE": "1",
+        **faked,
     }

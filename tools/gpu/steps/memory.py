@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from functools import partial
 from typing import Any
 
 from tests.support.pair_servers import worker_info
+from tools.gpu.device import used
 from tools.gpu.run_step import TINY_PAIRS, Run, main
 
 
@@ -20,14 +19,6 @@ def account(run: Run, pair: str) -> dict[str, Any]:
     with run.serve(pair, "--max-total-tokens", "65536") as server:
         parts, after = worker_info(server)["memory_bytes"], used()
     return {"memory_bytes": parts, "sum": sum(parts.values()), "taken": after - before if before else None}
-
-
-def used() -> int:
-    """Bytes in use on the first device; 0 without ``nvidia-smi``."""
-    if not shutil.which("nvidia-smi"):
-        return 0
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
-    return int(subprocess.check_output(query, text=True).strip()) << 20
 
 
 if __name__ == "__main__":
