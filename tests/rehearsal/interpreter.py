@@ -191,7 +191,7 @@ def _within(verb: str, ptrs: Any, mask: Any) -> Any:
     Raises:
         OutOfBounds: an address that it lets pass lies in none of the kernel's tensors.
     """
-    lanes = mask.data.astype(bool, copy=False)
+    lanes = np.asarray(mask.data).astype(bool, copy=False)  # to Triton 3.6 a block pointer's mask is an array itself
     if _extents is not None:
         addresses = ptrs.data[lanes]
         size = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
@@ -199,7 +199,7 @@ def _within(verb: str, ptrs: Any, mask: Any) -> Any:
         stray = [] if whole else [each for each in np.unique(addresses).tolist() if not _inside(each, each + size)]
         if stray:
             raise OutOfBounds(f"{_kernel} {verb} {len(stray)} values outside of its tensors")
-    return interpreter.TensorHandle(lanes, mask.dtype)
+    return interpreter.TensorHandle(lanes, tl.int1)
 
 
 def _inside(first: int, end: int) -> bool:

@@ -1,14 +1,16 @@
 """A CUDA device, faked: ``torch.cuda`` answers like a GPU, and what is put on it lives in host memory.
 
 SGLang and this package then take their CUDA branches on a machine that has none, with Triton's kernels interpreted
-(TRITON_INTERPRET=1) and the kit's stand-ins in place of CUDA kernels. What it hides: streams and events run at once and
-in order, graphs do not exist, and a host tensor handed to a kernel is not noticed.
+(TRITON_INTERPRET=1), CUDA graphs emulated as in the rehearsal (:mod:`tests.rehearsal.emulator`) and the kit's stand-ins
+in place of CUDA kernels. What it hides: streams and events run at once and in order, memory is never short, and a host
+tensor handed to a kernel is not noticed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -17,6 +19,9 @@ from typing import Any
 import torch
 from torch.library import Library
 from torch.overrides import TorchFunctionMode
+
+from tests.rehearsal import interpreter
+from tests.rehearsal.emulator import Graph, captured_by
 
 PROPERTIES = SimpleNamespace(
     # Of Ampere: what only later ones have (launches that overlap, tensor memory) the interpreter has not.
@@ -119,11 +124,15 @@ def _answering(value: Any) -> Any:
 
 
 _STREAM = Stream()
+_STATS = [f"{kind}_bytes.all.{when}" for kind in ("reserved", "allocated") for when in ("current", "peak")]
 _ANSWERS: dict[str, Any] = {
     "is_available": lambda: True,
     "is_initialized": lambda: True,
     "is_bf16_supported": lambda *args: True,
-    "is_current_stream_capturing": lambda: False,
+    "is_current_stream_capturing": lambda: Graph.capturing is not None,
+    "CUDAGraph": Graph,
+    "graph": captured_by,
+    "graph_pool_handle": lambda: (0, 0),
     "device_count": lambda: 1,
     "current_device": lambda: 0,
     "get_device_name": lambda device=None: PROPERTIES.name,
@@ -137,7 +146,7 @@ _ANSWERS: dict[str, Any] = {
     "device": Chosen,
     "Stream": Stream,
     "Event": Event,
-    "memory_stats": lambda device=None: {},
+    "memory_stats": lambda device=None: dict.fromkeys(_STATS, 0),
     **{name: _answering(0) for name in ("memory_allocated", "memory_reserved", "max_memory_allocated")},
     **{name: _answering(None) for name in ("init", "synchronize", "empty_cache", "ipc_collect", "set_device")},
     **{name: _answering(None) for name in ("set_stream", "manual_seed", "manual_seed_all", "set_sync_debug_mode")},
@@ -154,12 +163,15 @@ def install() -> None:
     torch.get_device_module = lambda device=None: torch.cuda
     torch.cpu.device = Chosen
     torch.Tensor.is_cuda = property(lambda tensor: True)
+    # What SGLang has copied to the host must be there; our operations choose their GPU's way.
+    torch.Tensor.is_cpu = property(lambda tensor: not _asked_by_us())
     torch.Tensor.cuda = lambda tensor, *args, **options: tensor
     torch.Tensor.pin_memory = lambda tensor, *args: tensor
     torch.Tensor.record_stream = _answering(None)
     _operators_for_the_host()
     _groups_of_one_process()
     OnHost().__enter__()
+    interpreter.install()
     run = threading.Thread.run
 
     def run_on_host(thread: threading.Thread) -> None:
@@ -167,6 +179,10 @@ def install() -> None:
             run(thread)
 
     threading.Thread.run = run_on_host  # type: ignore[method-assign]
+
+
+def _asked_by_us() -> bool:
+    return str(sys._getframe(2).f_globals.get("__name__")).startswith("sglang_dflash")
 
 
 def _operators_for_the_host() -> None:

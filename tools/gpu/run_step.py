@@ -18,6 +18,11 @@ from tools.gpu import records
 from tools.gpu.unpack import CPU, CUDA, FAKE, STAND_INS
 
 TINY_PAIRS = ("tiny-dense", "tiny-hybrid", "tiny-moe")
+# The interpreter takes seconds for a step, and minutes for the graphs of a long prefill.
+SMALL = (
+    *("--max-total-tokens", "4096", "--context-length", "2048", "--max-mamba-cache-size", "48"),
+    *("--disable-prefill-cuda-graph", "--cuda-graph-max-bs-decode", "4"),
+)
 SAMPLER = ("--sampling-backend", "pytorch")
 # Attention backend -> the package with its kernels, which the kit's machine lacks.
 PACKAGES = {"fa3": "sgl_kernel", "flashinfer": "flashinfer"}
@@ -60,7 +65,7 @@ class Run:
         """Server flags that the device needs."""
         if self.device == CPU:
             return ()
-        small = ("--max-total-tokens", "4096") if self.device == FAKE else ()
+        small = SMALL if self.device == FAKE else ()
         draft = ("--speculative-draft-attention-backend", backend) if speculative else ()
         return ("--attention-backend", backend, *SAMPLER, *draft, *small)
 

@@ -14,8 +14,6 @@ def install() -> None:
 
         record_imports.start(folder)
     if os.environ.get("GPU_KIT_DEVICE") == "fake":
-        from tests.rehearsal import interpreter
         from tools.gpu import fake_device
 
         fake_device.install()
-        interpreter.install()

@@ -15,6 +15,10 @@ def register() -> None:
     if os.environ.get("GPU_KIT_DEVICE") == "cpu":
         return  # the CPU platform calls none of them
     HookRegistry.register("sglang.kernels.jit.utils.compile.loader.load_jit", jit.load_jit, HookType.REPLACE)
+    if os.environ.get("GPU_KIT_DEVICE") == "fake":
+        from tests.rehearsal import graphs
+
+        graphs.install()
     # Needs NVIDIA's CuTe DSL; without it the gate and up projections run separately.
     HookRegistry.register("sglang.srt.layers.dual_gemm.DualGemm._select_mode", _no_mode, HookType.REPLACE)
 
