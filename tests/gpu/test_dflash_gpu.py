@@ -44,20 +44,52 @@ def plain_answers(pair: str, folder: Path) -> list[Answer]:
 def test_tokens_equal_plain_decoding(
     pair: str, backend: str, options: tuple[str, ...], tmp_path: Path, folder: Path
 ) -> None:
+    compare_with_plain(pair, backend, options, tmp_path, folder)
+
+
+CACHED = ("--mamba-radix-cache-strategy", "extra_buffer", "--mamba-track-interval", "64")
+
+
+@pytest.mark.parametrize("backend", ["triton", "flashinfer", "fa3"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        RANDOM_WIDTHS,
+        CACHED,
+        ("--cuda-graph-bs-decode", "3", "12"),
+        ("--speculative-draft-window-size", "64"),
+        (*RANDOM_WIDTHS, *CACHED, "--speculative-draft-window-size", "64"),
+    ],
+    ids=["graphs", "widths", "prefix hits", "padding rows", "draft window", "widths, prefix hits, window"],
+)
+def test_tokens_equal_plain_decoding_with_states_replayed(
+    backend: str, options: tuple[str, ...], tmp_path: Path, folder: Path
+) -> None:
+    """What a 27B takes by default: a tiny pair has room for every state, so it must be asked for."""
+    compare_with_plain("tiny-hybrid", backend, options, tmp_path, folder, SGLANG_DFLASH_STATE_REPLAY="1")
+
+
+def compare_with_plain(
+    pair: str, backend: str, options: tuple[str, ...], tmp_path: Path, folder: Path, **variables: str
+) -> None:
     if backend == "fa3" and torch.cuda.get_device_capability()[0] not in (8, 9):
         pytest.skip("fa3 needs compute capability 8 or 9")
     plain = plain_answers(pair, folder)
     arguments = ("--attention-backend", backend, "--speculative-draft-attention-backend", backend, *options)
     environment = {"SGLANG_DFLASH_STAGE_TIMES": "1", "SGLANG_DFLASH_FORBID_SYNC": "1" if backend == "triton" else "0"}
-    with dflash_server(pair, tmp_path, *arguments, base=BFLOAT16, **environment) as server:
+    with dflash_server(pair, tmp_path, *arguments, base=BFLOAT16, **environment, **variables) as server:
         for concurrency in (8, 1):
-            flush(server)
+            if not set(CACHED) <= set(options):
+                flush(server)
             answers = generate_all(server, corpus(pair, PROMPTS), concurrency, NEW_TOKENS)
             assert_diverging_only_at_near_ties(answers, plain)
         info = worker_info(server)
         assert_nothing_leaked(server)
     steps = sum(info["steps_by_width"].values())
     assert len(info["steps_by_width"]) == (5 if RANDOM_WIDTHS[0] in options else 1)
+    assert info["states"] == ("replayed" if variables else "kept")
+    assert not set(CACHED) <= set(options) or any(answer.meta["cached_tokens"] for answer in answers)
     assert set(info["stage_seconds"]) == {"draft", "verify", "accept", "commit", "inject"}
     times = {stage: f"{1000 * seconds / steps:.3f} ms" for stage, seconds in info["stage_seconds"].items()}
     print(f"\n{pair} {backend} {options}: accept length {info['mean_accept_length']:.2f}, per step {times}")

@@ -46,3 +46,8 @@ def test_every_step_runs_and_ends_with_what_it_started(tmp_path: Path, monkeypat
 
 def test_a_step_without_time_left_is_not_started(tmp_path: Path) -> None:
     assert run(tmp_path, "good", minutes=0) == (False, ["not started"])
+
+
+def test_what_has_passed_is_not_left(tmp_path: Path) -> None:
+    run(tmp_path, "good", "bad", "skipped")
+    assert runner.left(tmp_path, ("good", "bad", "skipped", "hang")) == ("bad", "hang")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tools.gpu import records, tables
+from tools.gpu import records, runner, tables
 from tools.gpu.run_step import Run
 
 
@@ -18,17 +18,21 @@ def test_every_step_has_its_section(tmp_path: Path) -> None:
     packages = dict.fromkeys(("torch", "triton", "sglang", "sglang-dflash"), "1")
     memory = dict.fromkeys(("target_weights", "drafter_weights", "target_kv", "draft_kv", "states", "scratch"), 1 << 20)
     times = {"pair": "P", "layers": 0, "batch": 8}
+    arm = {"pair": "P", "arm": "graphs", "backend": "triton", "texts": 64, "near_ties": 1, "wrong": 0, "accept": 4.0}
+    started = {"start_seconds": 40.0, "steps": 200, "step_ms": 9.5, "states": "replayed", "accept": 4.0}
     rows: dict[str, list[records.Row]] = {
         "machine": [machine | {"packages": packages}],
         "kernels": [{"kernel": "accept_block", "cases": 9, "failed": 1}],
-        "engine": [{"pair": "P", "arm": "graphs", "texts": 64, "near_ties": 1, "wrong": 0, "accept": 4.0}],
-        "nosync": [{"pair": "P", "requests": "greedy", "tokens": 9}, {"pair": "P", "requests": "seeded", "error": "x"}],
+        "replay": [arm],
+        "card": [{"pair": "P", "memory_bytes": memory, "sum": 6 << 20, "taken": 7 << 20, **started}],
+        "steptimes": [{**times, "arm": "builtin", "step_ms": [4, 5]}, {**times, "arm": "ours", "step_ms": [3, 4]}],
+        "nosync": [{"pair": "P", "tokens": {"greedy": 9, "seeded": 8}}, {"pair": "Q", "error": "x"}],
+        "profile": [{"pair": "P", "arm": "ours", "trace": "t", "mib": 1.0, "kernels_ms": {"k": 1.0}}],
+        "engine": [arm],
         "memory": [{"pair": "P", "memory_bytes": memory, "sum": 6 << 20, "taken": 7 << 20}],
         "sanitizer": [{"tool": "memcheck", "errors": 3}, {"tool": "memcheck", "errors": 0}],
-        "steptimes": [{**times, "arm": "builtin", "step_ms": [4, 5]}, {**times, "arm": "ours", "step_ms": [3, 4]}],
-        "profile": [{"pair": "P", "arm": "ours", "trace": "t", "mib": 1.0, "kernels_ms": {"k": 1.0}}],
     }  # fmt: skip
-    assert rows.keys() == tables.SECTIONS.keys()
+    assert list(rows) == list(tables.SECTIONS) == list(runner.BUDGETS)
     for step, each in rows.items():
         for row in each:
             records.append(tmp_path, step, {"device": "cuda", **row})
@@ -36,8 +40,9 @@ def test_every_step_has_its_section(tmp_path: Path) -> None:
     assert page is not None and page.count("\n## ") == len(rows)
     for line in (
         "| accept_block | 9 | 1 |",
-        "| P | 64 texts, 1 near-ties, 0 wrong, accept length 4.00 |",
-        "| P | 9 tokens | error |",
+        "| graphs | 64 texts, 1 near-ties, 0 wrong, accept length 4.00 |",
+        "| P | 40.00 | 200 | 9.50 | replayed | 4.00 |",
+        "| P | greedy 9 tokens, seeded 8 tokens |\n| Q | error |",
         "| P | 1.00 | 1.00 | 1.00 | 1.00 | 1.00 | 1.00 | 6.00 | 7.00 |",
         "| --- | --- | --- |\n| memcheck | 0 | - |\n",
         "| pair | batch 8 |\n| --- | --- |\n| P | 3.50 [3.00, 4.00] / 4.50 [4.00, 5.00] = 0.78 |\n",

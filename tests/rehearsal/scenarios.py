@@ -186,6 +186,24 @@ SCENARIOS: tuple[Scenario, ...] = (
         graphs=(3,),
         options={**RANDOM_WIDTHS, "mamba_scheduler_strategy": "extra_buffer", "speculative_draft_window_size": 32},
     ),
+    *(
+        Scenario(
+            f"hybrid: {name}, rows turn over",
+            HYBRID,
+            (ask(HYBRID, 5, 4, repeat=3, cut=100),) * 2,
+            (*_STATES_REPLAYED, *_met("events: cached tokens", *met)),
+            environment=_REPLAY,
+            width=8,
+            graphs=(2,),
+            # Rows end and begin within the steps that the scheduler overlaps: five requests for two rows.
+            options={"max_running_requests": 2, "mamba_scheduler_strategy": "extra_buffer", **options},
+        )
+        for name, met, options in (
+            ("states replayed, prefix hits", (), {}),
+            ("states replayed, draft window", (), {"speculative_draft_window_size": 32}),
+            ("states replayed, widths at random", ("widths: target 1", "widths: drafter 4"), RANDOM_WIDTHS),
+        )
+    ),
     Scenario("hybrid: sliding-window drafter, width 4", HYBRID, (ask(HYBRID, 3),), _PADDED, drafter="swa", width=4),
     Scenario(
         "hybrid: interleaved causal drafter, draft window, width 16",
@@ -214,5 +232,6 @@ SCENARIOS: tuple[Scenario, ...] = (
         prefill_graphs=(160,),
         options={"disable_radix_cache": True},
     ),
+    Scenario("mixture of experts", "tiny-moe", (ask("tiny-moe", 2),), _REPLAYED, graphs=(4,)),
     Scenario("bfloat16", HYBRID, (ask(HYBRID, 2),), _REPLAYED, graphs=(4,), options={"dtype": "bfloat16"}),
 )

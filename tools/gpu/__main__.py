@@ -1,5 +1,4 @@
-"""``python -m tools.gpu run`` on a machine with a device, ``python -m tools.gpu table`` anywhere
-(docs/development.md)."""
+"""``python -m tools.gpu run`` on a machine with a device (docs/development.md)."""
 
 from __future__ import annotations
 
@@ -25,13 +24,8 @@ def main() -> None:
     run.add_argument("--pairs", default="", help="with commas; all of a step's pairs by default")
     run.add_argument("--layers", type=int, default=0, help="cut the published targets to this depth")
     run.add_argument("--site", type=Path, default=SITE, help="where the wheelhouse is unpacked")
-    table = commands.add_parser("table", help="write the rows of a GPU into docs/results/gpu.md")
-    for command in (run, table):
-        command.add_argument("--out", type=Path, default=Path("results/gpu"))
+    run.add_argument("--out", type=Path, default=Path("results/gpu"))
     asked = parser.parse_args()
-    if asked.command == "table":
-        text = tables.page(asked.out)
-        sys.exit(f"{asked.out} has no rows of a GPU" if text is None else PAGE.write_text(text) and 0)
     steps, site, out = runner.chosen(asked.steps), asked.site.absolute(), asked.out.absolute()
     if asked.steps == "all":
         steps = runner.left(out, steps)
@@ -44,8 +38,8 @@ def main() -> None:
     good = runner.run(plan, out, unpack.environment(site, asked.device))
     print("\n".join(tables.summary(out)))
     print("left:", ", ".join(runner.left(out, runner.chosen("all"))) or "nothing")
-    if text := tables.page(out):  # rows of a real device
-        PAGE.write_text(text)
+    if text := tables.page(out, asked.device):
+        (PAGE if asked.device == unpack.CUDA else out / "page.md").write_text(text)
     sys.exit(not good)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.support.servers import Server, running
 from tools.gpu.run_step import Run
+from tools.gpu.unpack import FAKE
 
 CARDS = Path(__file__).parents[2] / "tests/fixtures/cards"
 PAIRS = ("Qwen3.5-4B", "Qwen3.5-27B", "Qwen3.6-27B", "Qwen3.6-35B-A3B", "Qwen3-Coder-Next")
@@ -34,22 +35,27 @@ def serve(run: Run, pair: str, arm: str, requests: int | None, *flags: str) -> I
     environment = {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT), "SGLANG_DFLASH": ARMS[arm]}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write(pair, folder, run.layers)
+        write(pair, folder, run.layers, shrunk=run.device == FAKE)
         models = ("--model-path", str(folder / "target"), "--speculative-draft-model-path", str(folder / "drafter"))
         limit = () if requests is None else ("--max-running-requests", str(requests))
-        with running(folder, *models, *DUMMY, *run.flags(speculative=True), *limit, *flags, **environment) as server:
+        with running(folder, *models, *DUMMY, *limit, *flags, *run.flags(speculative=True), **environment) as server:
             yield server
 
 
-def write(pair: str, folder: Path, layers: int = 0) -> None:
+def write(pair: str, folder: Path, layers: int = 0, *, shrunk: bool = False) -> None:
     """Write ``folder/target`` and ``folder/drafter`` with a ``config.json`` each.
 
     Args:
         layers: depth to cut the target to, a multiple of its pattern's length; 0 for the published one.
+        shrunk: the structure alone, at sizes that an interpreter can run.
     """
     files = (CARDS / pair / model / "config.json" for model in ("target", "drafter"))
     target, drafter = (json.loads(file.read_text()) for file in files)
-    if layers:
+    if shrunk:
+        from tests.support.shrunk_cards import shrink_drafter, shrink_target  # with transformers, which takes seconds
+
+        target, drafter = shrink_target(target), shrink_drafter(drafter, target.get("text_config", target))
+    elif layers:
         target, drafter = cut(target, drafter, layers)
     for model, config in (("target", target), ("drafter", drafter)):
         (folder / model).mkdir(parents=True, exist_ok=True)

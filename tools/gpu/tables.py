@@ -13,15 +13,15 @@ from tools.gpu.records import Row, latest
 MIB = 1 << 20
 HEADER = """# On a GPU
 
-Measured with [the kit](../development.md#a-gpu-without-sglang): `make gpu`, then `python -m tools.gpu table`.
+Measured with [the kit](../development.md#a-gpu-without-sglang): `make gpu`.
 """
 
 
-def page(out: Path) -> str | None:
-    """The page in Markdown, None without rows. Rows of the CPU platform are no result."""
+def page(out: Path, device: str = "cuda") -> str | None:
+    """The page in Markdown, None without rows of this device. Only those of a real one are a result."""
     sections: list[str] = []
     for step, (title, make, note) in SECTIONS.items():
-        if rows := [row for row in records.read(out, step) if row["device"] == "cuda"]:
+        if rows := [row for row in records.read(out, step) if row["device"] == device]:
             command = f"<!-- measure: make gpu STEPS={step} -->"
             sections += [f"## {title}\n", f"{command}\n", make(rows), *([f"{note}\n"] if note else [])]
     return "\n".join([HEADER, *sections]) if sections else None
@@ -64,6 +64,21 @@ def kernels(rows: list[Row]) -> str:
     return plain("kernel", "cases", "failed")([row for row in rows if "kernel" in row])
 
 
+def nosync(rows: list[Row]) -> str:
+    return table(("pair", "result"), [[row["pair"], _tokens(row)] for row in latest(rows, "pair")])
+
+
+def _tokens(row: Row) -> str:
+    return ", ".join(f"{kind} {count} tokens" for kind, count in row.get("tokens", {}).items()) or "error"
+
+
+def card(rows: list[Row]) -> str:
+    columns = ("pair", "start, s", "steps", "ms a step", "states", "accept length")
+    keys = ("pair", "start_seconds", "steps", "step_ms", "states", "accept")
+    found = [row for row in latest(rows, "pair") if "steps" in row]
+    return table(columns, [[row[key] for key in keys] for row in found]) + "\n" + memory(rows)
+
+
 def memory(rows: list[Row]) -> str:
     parts = ("target_weights", "drafter_weights", "target_kv", "draft_kv", "states", "scratch")
     found = [row for row in latest(rows, "pair") if "memory_bytes" in row]
@@ -77,6 +92,11 @@ def engine_cell(row: Row) -> str:
         return f"{row['tokens_per_second']} tok/s" if "tokens_per_second" in row else "error"
     accept = f", accept length {row['accept']:.2f}" if row.get("accept") else ""
     return f"{row['texts']} texts, {row['near_ties']} near-ties, {row['wrong']} wrong{accept}"
+
+
+def engine(rows: list[Row]) -> str:
+    named = [{**row, "arm": f"{row['arm']}, {row['backend']}" if "backend" in row else row["arm"]} for row in rows]
+    return pivot("pair", "arm", engine_cell)(named)
 
 
 def steptimes(rows: list[Row]) -> str:
@@ -108,27 +128,38 @@ def profile(rows: list[Row]) -> str:
 
 
 def summary(out: Path) -> list[str]:
-    """Status of each step, and every error: printed at the end of a run."""
-    rows = [(step, row) for step in SECTIONS for row in records.read(out, step) if row.get("error")]
+    """Status of each step, and the errors of those that failed: printed at the end of a run."""
+    last = latest(records.read(out, "steps"), "step")
+    failed = [row["step"] for row in last if row["status"] == "failed"]
+    rows = [(step, row) for step in failed for row in records.read(out, step)[-20:] if row.get("error")]
     errors = [f"{step}: {row['error'].strip().splitlines()[-1][:300]}" for step, row in rows]
-    return [plain("step", "status", "seconds")(records.read(out, "steps")), *errors]
+    return [
+        table(("step", "status", "seconds"), [[row["step"], row["status"], row["seconds"]] for row in last]),
+        *errors,
+    ]
 
 
+TIES = "*Near-ties*: texts that differ from plain decoding's where the target is nearly undecided. *Wrong*: elsewhere."
 # Step -> title, table and note.
 SECTIONS: dict[str, tuple[str, Callable[[list[Row]], str], str]] = {
     "machine": ("The machine", machine, ""),
     "kernels": ("Kernels against their definitions", kernels, ""),
-    "engine": (
-        "Tiny pairs against plain decoding, bfloat16",
-        pivot("pair", "arm", engine_cell),
-        "*Near-ties*: texts that differ from plain decoding's where the target is nearly undecided. "
-        "*Wrong*: elsewhere.",
+    "replay": (
+        "States replayed in graphs, against plain decoding, bfloat16",
+        pivot("arm", "backend", engine_cell),
+        TIES,
     ),
-    "nosync": (
-        "Steps in which a wait raises",
-        pivot("pair", "requests", lambda row: "error" if "error" in row else f"{row['tokens']} tokens"),
-        "",
+    "card": ("A 27B's card, random weights", card, ""),
+    "steptimes": (
+        "A step's time at the published dimensions",
+        steptimes,
+        "Random weights, simulated accept length 4, block 16; median [range] in milliseconds, ours / builtin = ratio. "
+        "Both workers run on the kit's\nstand-ins for SGLang's compiled kernels: the ratio is fair, the times are not "
+        "SGLang's best ([why](../development.md#a-gpu-without-sglang)).",
     ),
+    "nosync": ("Steps in which a wait raises", nosync, ""),
+    "profile": ("Where a step's time goes", profile, ""),
+    "engine": ("Tiny pairs against plain decoding, bfloat16", engine, TIES),
     "memory": (
         "Memory",
         memory,
@@ -136,12 +167,4 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Row]], str], str]] = {
         "graphs included.",
     ),
     "sanitizer": ("compute-sanitizer", plain("tool", "errors", "skipped"), ""),
-    "steptimes": (
-        "A step's time at the published dimensions",
-        steptimes,
-        "Random weights, simulated accept length 4, block 16; median [range] in milliseconds, ours / builtin = ratio. "
-        "Both workers run on the kit's\nstand-ins for SGLang's compiled kernels: the ratio is fair, the times are not "
-        "SGLang's best ([why](../development.md#a-gpu-without-sglang#stand-ins)).",
-    ),
-    "profile": ("Where a step's time goes", profile, ""),
 }

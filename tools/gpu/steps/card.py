@@ -56,7 +56,7 @@ def told(server: Server) -> list[str]:
 
 
 def steps(run: Run, server: Server) -> dict[str, Any]:
-    seconds, count = generate(server, BATCH if run.real else 2, STEPS if run.real else 4)
+    seconds, count = generate(server, *((BATCH, STEPS) if run.real else (2, 4, 16)))
     info = worker_info(server)
     assert_nothing_leaked(server)
     found = {"states": info["states"], "widths": info["steps_by_width"], "accept": info["mean_accept_length"]}

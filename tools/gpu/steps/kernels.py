@@ -19,7 +19,17 @@ def body(run: Run) -> bool:
     report = run.out / "kernels.xml"
     environment = {**os.environ, "OPS_DEVICE": "cuda" if run.real else "cpu"}
     environment["TRITON_INTERPRET"] = "0" if run.real else "1"
-    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", f"--junitxml={report}", *CASES]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--noconftest",
+        "-p",
+        "no:cacheprovider",
+        f"--junitxml={report}",
+        *CASES,
+    ]
     ended = subprocess.run(command, cwd=ROOT, env=environment, check=False)
     if not report.exists():
         run.write(error=f"pytest ended with {ended.returncode} and no report")

@@ -26,14 +26,15 @@ def body(run: Run) -> bool:
 def trace(run: Run, pair: str, arm: str) -> dict[str, Any]:
     """Profile some steps under load; the trace's file, its size and where the device's time went."""
     folder = run.out.absolute() / f"trace-{pair}-{arm}"
-    with published.serve(run, pair, arm, BATCH) as server:
-        generate(server, BATCH, 4)
-        asked: dict[str, object] = {"output_dir": str(folder), "num_steps": STEPS, "activities": ["CPU", "GPU"]}
+    batch, steps = (BATCH, STEPS) if run.real else (2, 2)
+    with published.serve(run, pair, arm, batch) as server:
+        generate(server, batch, 2, 16)
+        asked: dict[str, object] = {"output_dir": str(folder), "num_steps": steps, "activities": ["CPU", "GPU"]}
         assert server.post("/start_profile", asked).status_code == 200
         deadline = time.monotonic() + SECONDS
         while not (traces := sorted(folder.rglob("*.trace.json.gz"))):
             assert time.monotonic() < deadline, f"no trace in {folder} after {SECONDS} s"
-            generate(server, BATCH, 2 * STEPS)
+            generate(server, batch, 2 * steps, 16)
         size = -1
         while size != (size := traces[0].stat().st_size):  # until it is complete
             time.sleep(2)

@@ -16,6 +16,7 @@ from tools.gpu import published
 from tools.gpu.run_step import Run, main
 
 PROMPT, STEPS, REPEATS = 128, (8, 72), 3
+FEW = 16, (1, 3), 1  # where nothing is measured
 PAIRS = ("Qwen3.6-27B", "Qwen3.6-35B-A3B", "Qwen3.5-4B")
 # SGLang's own worker keeps a state for every draft token: 64 requests of a 27B would want 149 GiB of scratch.
 BATCHES = {"ours": (1, 8, 16, 32), "builtin": (1, 8, 16)}
@@ -34,29 +35,29 @@ def body(run: Run) -> bool:
         try:
             with published.serve(run, pair, arm, max(batches), *LIMITS, *graphs) as server:
                 for batch in missing:
-                    run.write(
-                        **key, batch=batch, block=published.BLOCK, accept=published.ACCEPT, **step_time(server, batch)
-                    )
+                    shape = {"batch": batch, "block": published.BLOCK, "accept": published.ACCEPT}
+                    run.write(**key, **shape, **step_time(server, batch, real=run.real))
         except Exception as error:  # noqa: BLE001 - the other arm and the other pairs are measured all the same
             run.write(**key, error=f"{type(error).__name__}: {error}"[-3000:])
             passed = False
     return passed
 
 
-def step_time(server: Server, batch: int) -> dict[str, Any]:
+def step_time(server: Server, batch: int, *, real: bool) -> dict[str, Any]:
     """Milliseconds of a step at a batch size, of each repeat."""
-    generate(server, batch, STEPS[0])  # compiles what this batch size needs
+    prompt, steps, repeats = (PROMPT, STEPS, REPEATS) if real else FEW
+    generate(server, batch, steps[0], prompt)  # compiles what this batch size needs
     found = []
-    for _ in range(REPEATS):
-        (short, few), (long, many) = (generate(server, batch, steps) for steps in STEPS)
-        found.append(round(1000 * (long - short) / (many - few), 3))
+    for _ in range(repeats):
+        (short, few), (long, many) = (generate(server, batch, count, prompt) for count in steps)
+        found.append(round(1000 * (long - short) / max(1, many - few), 3))
     return {"step_ms": found}
 
 
-def generate(server: Server, batch: int, steps: int) -> tuple[float, int]:
+def generate(server: Server, batch: int, steps: int, prompt: int = PROMPT) -> tuple[float, int]:
     """Seconds of one request with ``batch`` random prompts, and the steps that it took."""
     flush(server)
-    prompts = [[random.randrange(1000, 2000) for _ in range(PROMPT)] for _ in range(batch)]
+    prompts = [[random.randrange(10, 700) for _ in range(prompt)] for _ in range(batch)]
     sampling = {"temperature": 0, "max_new_tokens": steps * published.ACCEPT, "ignore_eos": True}
     start = time.perf_counter()
     response = server.post("/generate", {"input_ids": prompts, "sampling_params": sampling})
