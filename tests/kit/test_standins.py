@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.machinery import SourceFileLoader
+
 import pytest
 import torch
 from torch import Tensor
 
 from sglang_dflash.ops import reference
+from tools.gpu import unpack
 from tools.gpu.standins import jit, simulate
 
 
@@ -52,3 +55,14 @@ def test_simulated_accept_lengths_are_those_asked_for(length: int) -> None:
     accepted = simulate.simulated(reference.accept_block, lambda width: length)(draft, target, lens)
     assert accepted.accept_lens.tolist() == [length] * 5
     assert torch.equal(accepted.out_tokens[:, : length - 1], draft[:, 1:length])
+
+
+def test_experts_are_aligned_to_blocks() -> None:
+    """The example of SGLang's own function, whose experts are numbered from 1, and a filtered one in front."""
+    topk_ids = torch.tensor([[2, 3, 4], [1, 2, 4], [1, 3, 4], [1, 2, -1]], dtype=torch.int32)
+    places, experts, padded = torch.zeros(40, dtype=torch.int32), torch.zeros(10, dtype=torch.int32), torch.zeros(1)
+    sgl_kernel = SourceFileLoader("stand_in", str(unpack.STAND_INS / "sgl_kernel/__init__.py")).load_module()
+    sgl_kernel.moe_align_block_size(topk_ids, 6, 4, places, experts, padded, None, True, False)
+    assert padded.tolist() == [20]
+    assert places.tolist()[:20] == [11, 12, 12, 12, 3, 6, 9, 12, 0, 4, 10, 12, 1, 7, 12, 12, 2, 5, 8, 12]
+    assert experts.tolist()[:5] == [-1, 1, 2, 3, 4]

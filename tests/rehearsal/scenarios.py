@@ -232,6 +232,5 @@ SCENARIOS: tuple[Scenario, ...] = (
         prefill_graphs=(160,),
         options={"disable_radix_cache": True},
     ),
-    Scenario("mixture of experts", "tiny-moe", (ask("tiny-moe", 2),), _REPLAYED, graphs=(4,)),
     Scenario("bfloat16", HYBRID, (ask(HYBRID, 2),), _REPLAYED, graphs=(4,), options={"dtype": "bfloat16"}),
 )

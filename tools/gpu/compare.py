@@ -38,7 +38,7 @@ class Arm:
 
 def compare(run: Run, pair: str, arms: Mapping[str, Arm]) -> bool:
     """Decode plainly, then with each arm and each attention backend there is. False if one went wrong."""
-    prompts, tokens = (32, 128) if run.real else (2, 24)
+    prompts, tokens = (32, 128) if run.real else (2, 12)
     inputs, plain = [prompt[-96:] for prompt in corpus(pair, prompts)], list[Answer]()
     attempt = {"pair": pair, "arm": "plain", "attempt": time.time()}  # every run needs its texts
     if not (passed := run.measure(attempt, partial(_decode_plainly, run, pair, inputs, tokens, plain))):

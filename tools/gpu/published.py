@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.servers import Server, running
+from tests.support.shrunk_configs import shrink_drafter, shrink_target
 from tools.gpu.run_step import Run
 from tools.gpu.unpack import FAKE
 
@@ -52,8 +53,6 @@ def write(pair: str, folder: Path, layers: int = 0, *, shrunk: bool = False) -> 
     files = (CARDS / pair / model / "config.json" for model in ("target", "drafter"))
     target, drafter = (json.loads(file.read_text()) for file in files)
     if shrunk:
-        from tests.support.shrunk_cards import shrink_drafter, shrink_target  # with transformers, which takes seconds
-
         target, drafter = shrink_target(target), shrink_drafter(drafter, target.get("text_config", target))
     elif layers:
         target, drafter = cut(target, drafter, layers)

@@ -47,7 +47,11 @@ def _install(target: Path, name: str, version: str, groups: dict[str, dict[str, 
 def environment(target: Path, device: str) -> dict[str, str]:
     """Environment of a process that runs on ``device`` with the packages in ``target``."""
     stand_ins = [] if device == CPU else [str(STAND_INS)]
-    faked = {"TRITON_INTERPRET": "1", "SGLANG_ENABLE_TORCH_COMPILE": "0"} if device == FAKE else {}
+    faked = (
+        {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1", "SGLANG_ENABLE_TORCH_COMPILE": "0"}
+        if device == FAKE
+        else {}
+    )
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*stand_ins, str(target), str(ROOT)]),

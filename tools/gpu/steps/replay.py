@@ -15,7 +15,7 @@ ARMS = {
     "prefix hits": Arm(
         ("--mamba-radix-cache-strategy", "extra_buffer", "--mamba-track-interval", "64"), REPLAY, cached=True
     ),
-    "padding rows": Arm(("--cuda-graph-bs-decode", "3", "12"), REPLAY),
+    "padding rows": Arm(("--cuda-graph-bs-decode", "3"), REPLAY),
     "draft window": Arm(("--speculative-draft-window-size", "64"), REPLAY),
     "widths, prefix hits, window": Arm(
         (

@@ -11,6 +11,7 @@ import importlib.machinery
 import sys
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -44,6 +45,37 @@ def silu_and_mul(input: Tensor, out: Tensor | None = None, **_: Any) -> Tensor:
     gate, up = input.chunk(2, dim=-1)
     product = functional.silu(gate.float()).to(input.dtype) * up
     return product if out is None else out.copy_(product)
+
+
+def moe_align_block_size(
+    topk_ids: Tensor,
+    buckets: int,
+    block: int,
+    sorted_ids: Tensor,
+    expert_ids: Tensor,
+    padded_tokens: Tensor,
+    *_: Any,
+) -> None:
+    """Sort the tokens' experts into buckets, each padded to whole blocks; bucket 0 is of expert -1.
+
+    Args:
+        topk_ids: ``[tokens, k]``, experts of each token.
+        buckets: experts and one more.
+        sorted_ids: gets the index into ``topk_ids`` at each place, its number of elements where there is padding.
+        expert_ids: gets the expert of each block.
+        padded_tokens: gets the number of places.
+    """
+    bucket = topk_ids.flatten().long() + 1
+    counts = bucket.new_zeros(buckets).scatter_add_(0, bucket, torch.ones_like(bucket))
+    ends = ((counts + block - 1) // block * block).cumsum(0)
+    order = bucket.argsort(stable=True)
+    ranked = bucket[order]
+    rank = torch.arange(len(bucket), device=bucket.device) - (counts.cumsum(0) - counts)[ranked]
+    before = ends - (counts + block - 1) // block * block
+    sorted_ids.fill_(len(bucket)).index_copy_(0, before[ranked] + rank, order.to(sorted_ids.dtype))
+    blocks = torch.arange(len(expert_ids), device=bucket.device) * block
+    expert_ids.copy_(torch.searchsorted(ends, blocks, right=True).clamp(max=buckets - 1) - 1)
+    padded_tokens[:1].copy_(ends[-1:])
 
 
 def weak_ref_tensor(tensor: Tensor) -> Tensor:
