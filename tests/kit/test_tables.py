@@ -23,12 +23,12 @@ def test_every_step_has_its_section(tmp_path: Path) -> None:
     rows: dict[str, list[records.Row]] = {
         "machine": [machine | {"packages": packages}],
         "kernels": [{"kernel": "accept_block", "cases": 9, "failed": 1}],
-        "replay": [arm],
+        "replay": [{"pair": "P", "arm": "plain", "tokens_per_second": 9.0}, arm],
         "card": [{"pair": "P", "memory_bytes": memory, "sum": 6 << 20, "taken": 7 << 20, **started}],
         "steptimes": [{**times, "arm": "builtin", "step_ms": [4, 5]}, {**times, "arm": "ours", "step_ms": [3, 4]}],
         "nosync": [{"pair": "P", "tokens": {"greedy": 9, "seeded": 8}}, {"pair": "Q", "error": "x"}],
         "profile": [{"pair": "P", "arm": "ours", "trace": "t", "mib": 1.0, "kernels_ms": {"k": 1.0}}],
-        "engine": [arm],
+        "engine": [{"pair": "P", "arm": "plain", "tokens_per_second": 9.0}, arm],
         "memory": [{"pair": "P", "memory_bytes": memory, "sum": 6 << 20, "taken": 7 << 20}],
         "sanitizer": [{"tool": "memcheck", "errors": 3}, {"tool": "memcheck", "errors": 0}],
     }  # fmt: skip

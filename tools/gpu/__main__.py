@@ -34,7 +34,7 @@ def main() -> None:
     arguments = ("--device", asked.device, "--pairs", asked.pairs, "--layers", str(asked.layers))
     # A run that is told to end takes its step and the step's servers with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
-    plan = runner.Plan(steps, asked.minutes, arguments)
+    plan = runner.Plan(steps, asked.minutes, arguments, patience=1 if asked.device == unpack.CUDA else 10)
     good = runner.run(plan, out, unpack.environment(site, asked.device))
     print("\n".join(tables.summary(out)))
     print("left:", ", ".join(runner.left(out, runner.chosen("all"))) or "nothing")

@@ -56,9 +56,21 @@ def write(pair: str, folder: Path, layers: int = 0, *, shrunk: bool = False) -> 
         target, drafter = shrink_target(target), shrink_drafter(drafter, target.get("text_config", target))
     elif layers:
         target, drafter = cut(target, drafter, layers)
-    for model, config in (("target", target), ("drafter", drafter)):
+    for model, config in (("target", text_model(target)), ("drafter", drafter)):
         (folder / model).mkdir(parents=True, exist_ok=True)
         (folder / model / "config.json").write_text(json.dumps(config))
+
+
+def text_model(config: dict[str, Any]) -> dict[str, Any]:
+    """A target without its vision part, whose image processor the wheelhouse leaves out."""
+    if "text_config" not in config:
+        return config
+    names = [name.replace("ForConditionalGeneration", "ForCausalLM") for name in config["architectures"]]
+    return {
+        **config["text_config"],
+        "architectures": names,
+        "tie_word_embeddings": config.get("tie_word_embeddings", False),
+    }
 
 
 def cut(target: dict[str, Any], drafter: dict[str, Any], layers: int) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -39,11 +39,13 @@ class Plan:
         steps: names, in order.
         minutes: for all of them together; each step gets its budget or what is left.
         arguments: for every step's command line.
+        patience: times its budget that a step gets.
     """
 
     steps: tuple[str, ...]
     minutes: float
     arguments: tuple[str, ...] = ()
+    patience: float = 1.0
 
 
 def chosen(names: str) -> tuple[str, ...]:
@@ -74,7 +76,8 @@ def run(plan: Plan, out: Path, environment: dict[str, str], package: str = "tool
             status, seconds = "not started", 0.0
         else:
             command = [sys.executable, "-m", f"{package}.{step}", "--out", str(out), *plan.arguments]
-            status, seconds = _run_one(command, out / f"{step}.log", min(BUDGETS.get(step, 60), left), environment)
+            budget = min(plan.patience * BUDGETS.get(step, 60), left)
+            status, seconds = _run_one(command, out / f"{step}.log", budget, environment)
         records.append(out, LOG, {"step": step, "status": status, "seconds": round(seconds, 1)})
         print(f"{step}: {status}, {seconds:.0f} s", flush=True)
         good &= status in ("passed", "skipped")
