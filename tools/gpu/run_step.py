@@ -21,7 +21,7 @@ TINY_PAIRS = ("tiny-dense", "tiny-hybrid", "tiny-moe")
 # The interpreter takes seconds for a step, and minutes for the graphs of a long prefill.
 SMALL = (
     *("--max-total-tokens", "4096", "--context-length", "2048", "--max-mamba-cache-size", "48"),
-    *("--disable-prefill-cuda-graph", "--cuda-graph-bs-decode", "2"),
+    *("--disable-prefill-cuda-graph", "--cuda-graph-bs-decode", "2", "--skip-server-warmup"),
 )
 SAMPLER = ("--sampling-backend", "pytorch")
 # Attention backend -> the package with its kernels, which the kit's machine lacks.
