@@ -17,7 +17,7 @@ import psutil
 
 from sglang_dflash.bench.server import free_port
 
-START_SECONDS = 300
+START_SECONDS = float(os.environ.get("SERVER_START_SECONDS") or 300)
 # Launchers: what follows the Python interpreter.
 LAUNCH_SERVER = ("-m", "sglang.launch_server")
 SGLANG_SERVE = (str(Path(sys.executable).with_name("sglang")), "serve")

@@ -61,5 +61,5 @@ def environment(target: Path, device: str) -> dict[str, str]:
         "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",
         "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
         "HF_HUB_OFFLINE": "1",
-        **faked,
+        **(faked if device == FAKE else {}),
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang_dflash.states.choice import SWITCH
 from tests.support.generation import assert_nothing_leaked, generate_all
-from tests.support.pair_servers import STRICT
+from tests.support.pair_servers import RANDOM_WIDTHS, STRICT
 from tests.support.prompts import corpus
 from tools.gpu.run_step import TINY_PAIRS, Run, main
 
@@ -27,7 +27,7 @@ def ask(run: Run, pair: str) -> dict[str, Any]:
     """Serve each kind of request; a step that waits ends the server."""
     number, tokens = (16, 64) if run.real else (2, 24)
     inputs, found = [prompt[-64:] for prompt in corpus(pair, number)], {}
-    with run.serve(pair, "--speculative-adaptive", **STRICT, **{SWITCH: "1" if pair != "tiny-dense" else ""}) as server:
+    with run.serve(pair, *RANDOM_WIDTHS, **STRICT, **{SWITCH: "1" if pair != "tiny-dense" else ""}) as server:
         for kind, sampling in REQUESTS.items():
             answers = generate_all(server, inputs, 8, tokens, sampling_params=sampling)
             found[kind] = sum(len(answer.tokens) for answer in answers)
