@@ -30,6 +30,7 @@ FOLLOW_POINTERS = {
     "_fused_slot_clear_kernel",
     "_fused_slot_copy_kernel",
     "copy_all_layer_kv_cache_tiled",
+    "write_req_to_token_pool_triton",
 }
 
 

@@ -97,7 +97,8 @@ class Run:
         try:
             found = measured()
         except Exception as error:  # noqa: BLE001 - a server that ends, a wrong answer: each is a result
-            found = {"error": f"{type(error).__name__}: {error}"[-3000:]}
+            notes = "\n".join(getattr(error, "__notes__", ()))  # the end of the server's log
+            found = {"error": f"{notes}\n{type(error).__name__}: {error}"[-6000:].strip()}
         self.write(**key, **found, seconds=round(time.monotonic() - start, 1))
         return "error" not in found
 
