@@ -57,6 +57,8 @@ def _register_hooks() -> None:
         ("Scheduler.get_internal_state", reports.report_worker, HookType.AFTER),
         ("SchedulerWeightUpdaterManager._select_runners", corrections.spare_drafter, HookType.AFTER),
         ("TokenizerManager._calculate_spec_decoding_metrics", reports.count_verified_drafts, HookType.AFTER),
+        ("SchedulerMetricsReporter.report_decode_stats", reports.report_mean_width, HookType.AROUND),
+        ("build_server_info", reports.report_adaptive, HookType.AFTER),
         ("SchedulerRequestReceiver._broadcast_reqs_across_ranks", reports.ride_on_requests, HookType.AROUND),
         ("ServerArgs.add_cli_args", flags.accept_old_flags, HookType.AFTER),
         ("ModelConfig._derive_context_length", corrections.extend_drafter_context, HookType.BEFORE),

@@ -143,6 +143,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "managers.schedule_batch": ("Req._compute_max_prefix_len(self, input_len)",),
     "managers.scheduler": ("Scheduler.get_internal_state(self)",),
     "managers.tokenizer_manager": ("TokenizerManager._calculate_spec_decoding_metrics(self, meta_info, recv_obj, i)",),
+    "managers.scheduler_components.metrics_reporter": ("SchedulerMetricsReporter.report_decode_stats(self)",),
     "managers.scheduler_components.weight_updater": ("SchedulerWeightUpdaterManager._select_runners(self, selector)",),
     "managers.scheduler_components.request_receiver": (
         "SchedulerRequestReceiver._broadcast_reqs_across_ranks(self, recv_reqs, local_reqs)",
@@ -206,6 +207,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "async_d2h(tensor)",
         "async_h2d(args, dtype, device)",
         "async_h2d_stack(tensors, device)",
+        "build_server_info(server_args, scheduler_info)",
         "get_available_gpu_memory(device, gpu_id, distributed, cpu_group)",
     ),
     # prefill/decode disaggregation

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+adapts = False  # whether this process has launched a server with adaptive widths
+
 
 def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
     """Resolution hook around ``handle_model_source_paths``, the first step that knows both models.
@@ -74,7 +76,9 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
 
 
 def _before_speculation(server_args: ServerArgs, plan: ServingPlan) -> None:
-    if plan.widths is not None:
+    global adapts
+    adapts = plan.widths is not None
+    if adapts:
         # SGLang's own adaptation must stay off: its runners would size their graphs by its candidates.
         _declare(server_args, speculative_adaptive=False)
     if not plan.overlap and not resolving_view(server_args).disable_overlap_schedule:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sglang_dflash.hooks import launch
 from sglang_dflash.plan import serving
 from sglang_dflash.upstream import get_spec
 
@@ -33,6 +34,26 @@ def count_verified_drafts(_: None, manager: Any, meta_info: dict[str, Any], recv
     drafts = recv_obj.spec_num_cap_tokens[i] - recv_obj.spec_verify_ct[i]
     meta_info["spec_num_proposed_drafts"] = drafts
     meta_info["spec_accept_rate"] = recv_obj.spec_num_correct_drafts[i] / drafts if drafts else 0.0
+
+
+def report_mean_width(original: Callable[..., None], reporter: Any, *args: Any, **kwargs: Any) -> None:
+    """Hook around ``SchedulerMetricsReporter.report_decode_stats``, whose accept rate takes every block for a full one.
+
+    The log line and ``sglang:spec_accept_rate`` divide by the server's width. With several widths it is their mean.
+    """
+    steps, verified = reporter.spec_num_forward_ct, reporter.spec_num_cap_tokens
+    if serving.plan is None or serving.plan.widths is None or not steps or verified <= steps:
+        original(reporter, *args, **kwargs)
+        return
+    with get_spec().override(speculative_num_draft_tokens=verified / steps):
+        original(reporter, *args, **kwargs)
+
+
+def report_adaptive(result: dict[str, Any], server_args: Any, *_: Any) -> dict[str, Any]:
+    """Hook after ``build_server_info``: SGLang's own adaptation is off, ours is on."""
+    if launch.adapts:
+        result["speculative_adaptive"] = True
+    return result
 
 
 def ride_on_requests(

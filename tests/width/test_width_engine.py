@@ -91,6 +91,21 @@ def test_metrics_show_widths_rates_and_survival(server: Server) -> None:
     assert found["drafting_rests"] in (0, 1)
 
 
+def test_sglangs_own_figures_count_the_drafts_that_were_verified(server: Server) -> None:
+    """And not fifteen at every step: the accept rate of the log line and of /metrics."""
+    generate_all(server, [*corpus(PAIR, 16), *unknown(8)], USERS, NEW_TOKENS)
+    line = r"accept len: ([\d.]+), accept rate: ([\d.]+), cap len: ([\d.]+)"
+    found = [tuple(map(float, match)) for match in re.findall(line, server.log)]
+    narrow = [(length, rate, width) for length, rate, width in found if 1.5 < width < 12]
+    assert narrow, found
+    for length, rate, width in narrow:
+        assert rate == pytest.approx((length - 1) / (width - 1), abs=0.03)
+    gauges = dict(re.findall(r"^sglang:spec_(\w+)\{.*\} (\S+)$", server.get("/metrics").text, re.MULTILINE))
+    length, rate, width = (float(gauges[name]) for name in ("accept_length", "accept_rate", "cap_length"))
+    assert rate == pytest.approx((length - 1) / (width - 1), abs=1e-6)
+    assert server.get("/server_info").json()["speculative_adaptive"] is True
+
+
 def test_the_dashboard_asks_for_series_that_the_server_exports(server: Server) -> None:
     for _ in range(2):  # the second time from the prefix cache; an answer must come in more than one part
         generate_all(server, corpus(PAIR, USERS, 5), USERS, NEW_TOKENS, sampling_params={"ignore_eos": True})
