@@ -59,7 +59,7 @@ CACHED = ("--mamba-radix-cache-strategy", "extra_buffer", "--mamba-track-interva
         CACHED,
         ("--cuda-graph-bs-decode", "3", "12"),
         ("--speculative-draft-window-size", "64"),
-        (*RANDOM_WIDTHS, *CACHED, "--speculative-draft-window-size", "64"),
+        (*RANDOM_WIDTHS, *CACHED, "--speculative-draft-window-size", "24"),
     ],
     ids=["graphs", "widths", "prefix hits", "padding rows", "draft window", "widths, prefix hits, window"],
 )

@@ -54,7 +54,7 @@ def write(pair: str, folder: Path, layers: int = 0, *, shrunk: bool = False) -> 
     target, drafter = (json.loads(file.read_text()) for file in files)
     if shrunk:
         target, drafter = shrink_target(target), shrink_drafter(drafter, target.get("text_config", target))
-        layers = 8  # enough for five that are captured
+        layers = 8 if len(drafter["dflash_config"]["target_layer_ids"]) < 7 else 0
     if layers:
         target, drafter = cut(target, drafter, layers)
     for model, config in (("target", text_model(target)), ("drafter", drafter)):

@@ -27,7 +27,10 @@ def ask(run: Run, pair: str) -> dict[str, Any]:
     """Serve each kind of request; a step that waits ends the server."""
     number, tokens = (16, 64) if run.real else (2, 24)
     inputs, found = [prompt[-64:] for prompt in corpus(pair, number)], {}
-    with run.serve(pair, *RANDOM_WIDTHS, **STRICT, **{SWITCH: "1" if pair != "tiny-dense" else ""}) as server:
+    variables = {SWITCH: "1" if pair != "tiny-dense" else ""}
+    # Without a device, what SGLang reads on the host cannot be told from what it would wait for.
+    strict = STRICT if run.real else {}
+    with run.serve(pair, *RANDOM_WIDTHS, **variables, **strict) as server:
         for kind, sampling in REQUESTS.items():
             answers = generate_all(server, inputs, 8, tokens, sampling_params=sampling)
             found[kind] = sum(len(answer.tokens) for answer in answers)
