@@ -21,7 +21,7 @@ ARMS = {
         (
             *RANDOM_WIDTHS,
             *("--mamba-radix-cache-strategy", "extra_buffer", "--mamba-track-interval", "64"),
-            *("--speculative-draft-window-size", "24"),  # a hit ends a window early,
+            *("--speculative-draft-window-size", "24"),  # a hit ends a window early
         ),
         REPLAY,
         cached=True,
