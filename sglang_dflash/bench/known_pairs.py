@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
-from typing import Any
 
+from sglang_dflash.drafter.published import published_pairs
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.pairs import NAMES, drafter_path, target_path
 
-_PUBLISHED = Path(__file__).with_name("published.json")
 # The tiny pairs are compared token for token, and float32 is where equality holds (see docs/benchmarking.md).
 _TINY_ARGS = ("--dtype", "float32")
 
@@ -37,13 +33,6 @@ class Pair:
     @property
     def tiny(self) -> bool:
         return self.name in NAMES
-
-
-@cache
-def published_pairs() -> dict[str, dict[str, Any]]:
-    """The model cards' figures by target, with names and the setup they were measured with."""
-    pairs: dict[str, dict[str, Any]] = json.loads(_PUBLISHED.read_text())
-    return pairs
 
 
 def find_pair(name: str | None, target: str | None, drafter: str | None, drafter_kind: str = "good") -> Pair:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_dflash.bench.known_pairs import published_pairs
 from sglang_dflash.bench.modes import AR
 from sglang_dflash.bench.summary import Summary
 from sglang_dflash.bench.tables import MISSING, Table, number
+from sglang_dflash.drafter.published import published_pairs
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from typing import Any
 
 from sglang_dflash.bench import tasks
 from sglang_dflash.bench.client import Sampling
-from sglang_dflash.bench.known_pairs import Pair, find_pair, published_pairs
+from sglang_dflash.bench.known_pairs import Pair, find_pair
 from sglang_dflash.bench.modes import Mode, parse_modes
 from sglang_dflash.bench.options import Options
 from sglang_dflash.bench.server import Launch
 from sglang_dflash.bench.tasks import check_name, offline
 from sglang_dflash.bench.tasks.question import Question
+from sglang_dflash.drafter.published import published_pairs
 from sglang_dflash.errors import DFlashError
 
 
