@@ -60,8 +60,11 @@ def tokens(found: Sequence[dict[str, Any]]) -> list[list[int]]:
 
 
 def flush(server: Server) -> None:
-    """Empty the prefix cache; SGLang refuses while a request runs, and so proves that none does."""
-    assert server.post("/flush_cache").status_code == 200
+    """Empty the prefix cache; SGLang refuses while a request runs, and so proves that none stays.
+
+    A slow machine may still be at the health check of the server's start, which is a request.
+    """
+    assert (answer := server.post("/flush_cache?timeout=60")).status_code == 200, answer.text
 
 
 def assert_nothing_leaked(server: Server) -> None:

@@ -100,7 +100,7 @@ def started(
     try:
         _wait_until_healthy(server, health)
         yield server
-    except httpx.TransportError as error:
+    except (httpx.TransportError, AssertionError) as error:
         error.add_note(f"the server's exit code: {process.poll()}; its log:\n{server.log[-6000:]}")
         raise
     finally:

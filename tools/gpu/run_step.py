@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,14 +98,20 @@ class Run:
         try:
             found = measured()
         except Exception as error:  # noqa: BLE001 - a server that ends, a wrong answer: each is a result
-            notes = "\n".join(getattr(error, "__notes__", ()))  # the end of the server's log
-            found = {"error": f"{notes}\n{type(error).__name__}: {error}"[-6000:].strip()}
+            found = {"error": told(error)}
         self.write(**key, **found, seconds=round(time.monotonic() - start, 1))
         return "error" not in found
 
     def measure_each(self, cells: Iterable[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]) -> bool:
         """Measure every (key, call), whatever comes of the others. False if one went wrong."""
         return not [key for key, measured in cells if not self.measure(key, measured)]
+
+
+def told(error: Exception) -> str:
+    """An error with the place that raised it, after the end of the server's log."""
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{notes}\n{place.filename}:{place.lineno}: {type(error).__name__}: {error}"[-6000:].strip()
 
 
 def _is_installed(package: str) -> bool:

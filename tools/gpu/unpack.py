@@ -11,6 +11,11 @@ ROOT = Path(__file__).parents[2]
 ARCHIVE = ROOT / ".wheelhouse/site.tar.xz"
 STAND_INS = ROOT / "tools/gpu/standins/path"
 CUDA, FAKE, CPU = "cuda", "fake", "cpu"  # a real device, one that is faked on the host, this package's CPU platform
+FAKED = {
+    **{"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1", "SGLANG_ENABLE_TORCH_COMPILE": "0"},
+    # An interpreted start takes minutes.
+    **{"SERVER_START_SECONDS": "1800", "SGLANG_HEALTH_CHECK_TIMEOUT": "300"},
+}
 
 
 def unpack(target: Path) -> None:
@@ -47,11 +52,6 @@ def _install(target: Path, name: str, version: str, groups: dict[str, dict[str, 
 def environment(target: Path, device: str) -> dict[str, str]:
     """Environment of a process that runs on ``device`` with the packages in ``target``."""
     stand_ins = [] if device == CPU else [str(STAND_INS)]
-    faked = (
-        {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1", "SGLANG_ENABLE_TORCH_COMPILE": "0"}
-        if device == FAKE
-        else {}
-    )
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*stand_ins, str(target), str(ROOT)]),
@@ -61,5 +61,5 @@ def environment(target: Path, device: str) -> dict[str, str]:
         "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",
         "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
         "HF_HUB_OFFLINE": "1",
-        **(faked if device == FAKE else {}),
+        **(FAKED if device == FAKE else {}),
     }

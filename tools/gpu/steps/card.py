@@ -14,9 +14,11 @@ from tools.gpu import published
 from tools.gpu.device import used
 from tools.gpu.run_step import Run, main
 from tools.gpu.steps.steptimes import generate
+from tools.gpu.unpack import ROOT
 
 PAIR = "Qwen3.6-27B"
 STEPS, BATCH = 200, 8
+TWO_WIDTHS = ROOT / "tests/fixtures/widths/two.json"
 # The card's own flags, but for its models, its backends, its address, and the width of its machine.
 LEFT_OUT = {
     *("--model-path", "--speculative-draft-model-path", "--attention-backend", "--speculative-draft-attention-backend"),
@@ -32,9 +34,10 @@ def body(run: Run) -> bool:
 
 def start(run: Run, pair: str) -> dict[str, Any]:
     before, began = used(), time.monotonic()
-    # Calibration would interpret full batches; without a device two requests are many.
-    requests = None if run.real else 2
-    with published.serve(run, pair, "ours", requests, *flags_of(pair), "--speculative-adaptive") as server:
+    # Without a device calibration interprets each width's full batch.
+    requests, widths = (None, ()) if run.real else (1, ("--speculative-adaptive-config", str(TWO_WIDTHS)))
+    flags = (*flags_of(pair), "--speculative-adaptive", *widths)
+    with published.serve(run, pair, "ours", requests, *flags) as server:
         started, parts, after = time.monotonic() - began, worker_info(server)["memory_bytes"], used()
         row = {"start_seconds": round(started, 1), "memory_bytes": parts, "sum": sum(parts.values())}
         return {**row, "taken": after - before if before else None, "log": told(server), **steps(run, server)}
@@ -58,7 +61,7 @@ def told(server: Server) -> list[str]:
 
 
 def steps(run: Run, server: Server) -> dict[str, Any]:
-    seconds, count = generate(server, *((BATCH, STEPS) if run.real else (2, 4, 16)))
+    seconds, count = generate(server, *((BATCH, STEPS) if run.real else (1, 4, 16)))
     info = worker_info(server)
     assert_nothing_leaked(server)
     found = {"states": info["states"], "widths": info["steps_by_width"], "accept": info["mean_accept_length"]}

@@ -13,7 +13,7 @@ from typing import Any
 from tests.support.generation import flush
 from tests.support.servers import Server
 from tools.gpu import published
-from tools.gpu.run_step import Run, main
+from tools.gpu.run_step import Run, main, told
 
 PROMPT, STEPS, REPEATS = 128, (8, 72), 3
 FEW = 16, (1, 3), 1  # where nothing is measured
@@ -38,7 +38,7 @@ def body(run: Run) -> bool:
                     shape = {"batch": batch, "block": published.BLOCK, "accept": published.ACCEPT}
                     run.write(**key, **shape, **step_time(server, batch, real=run.real))
         except Exception as error:  # noqa: BLE001 - the other arm and the other pairs are measured all the same
-            run.write(**key, error=f"{type(error).__name__}: {error}"[-3000:])
+            run.write(**key, error=told(error))
             passed = False
     return passed
 

@@ -58,6 +58,8 @@ def moe_align_block_size(
 ) -> None:
     """Sort the tokens' experts into buckets, each padded to whole blocks; bucket 0 is of expert -1.
 
+    The first rows of a capture hold garbage: what is no expert is counted with the last one.
+
     Args:
         topk_ids: ``[tokens, k]``, experts of each token.
         buckets: experts and one more.
@@ -65,7 +67,7 @@ def moe_align_block_size(
         expert_ids: gets the expert of each block.
         padded_tokens: gets the number of places.
     """
-    bucket = topk_ids.flatten().long() + 1
+    bucket = (topk_ids.flatten().long() + 1).clamp(0, buckets - 1)
     counts = bucket.new_zeros(buckets).scatter_add_(0, bucket, torch.ones_like(bucket))
     ends = ((counts + block - 1) // block * block).cumsum(0)
     order = bucket.argsort(stable=True)
