@@ -112,11 +112,15 @@ class Graph:
         pass
 
     def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator and make it a node."""
+        """Run an operator and make it a node; kernels that one of SGLang's own launches inside belong to it."""
         name = func._schema.name
         frozen = self._freeze(args, name), self._freeze(kwargs, name)
         known = {storage_id(tensor) for tensor in tensors((args, kwargs))}
-        result = func(*args, **kwargs)
+        interpreter.recorders.remove(self._launch)
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            interpreter.recorders.append(self._launch)
         for tensor in tensors(result):
             if storage_id(tensor) not in known:
                 self.own[storage_id(tensor)] = tensor.untyped_storage()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -52,6 +52,12 @@ def mean_width_of_the_last(answers: list[Answer]) -> float:
     return statistics.mean(answer.meta["spec_cap_length"] for answer in answers[-USERS:])
 
 
+def first_round(ask: Callable[[], list[Answer]], wanted: Callable[[float], bool]) -> list[Answer] | None:
+    """The first of eight rounds whose last answers have a wanted mean width: times are a busy machine's."""
+    rounds = itertools.islice(iter(ask, None), 8)
+    return next((answers for answers in rounds if wanted(mean_width_of_the_last(answers))), None)
+
+
 def unknown(number: int) -> list[list[int]]:
     """Prompts of random tokens: the target babbles, and no drafter knows what."""
     return random_prompts(PAIR, number)
@@ -65,15 +71,13 @@ def test_the_start_says_what_steps_cost(server: Server) -> None:
 
 def test_it_rests_where_drafts_are_refused_and_comes_back(server: Server, plain_hybrid: Server) -> None:
     known = corpus(PAIR, 24)
-    again = partial(generate_all, server, known, USERS, NEW_TOKENS)
-    refused = generate_all(server, unknown(32), USERS, NEW_TOKENS, sampling_params={"ignore_eos": True})
-    resting = width_info(server)
+    babble = partial(generate_all, server, unknown(32), USERS, NEW_TOKENS, sampling_params={"ignore_eos": True})
+    refused = first_round(babble, lambda width: width < 1.5)
+    assert refused is not None, width_info(server)
     assert "DFLASH: drafting rests: a block of 2 brings" in server.log
-    assert resting["pauses"] > 0
-    assert resting["steps_by_width"]["1"] > 0.6 * sum(resting["steps_by_width"].values()), resting
+    assert width_info(server)["pauses"] > 0
     # A probe that loses a whole step comes every 160 steps: the first rounds may pass before one does.
-    rounds = itertools.islice(iter(again, None), 8)
-    accepted = next((answers for answers in rounds if mean_width_of_the_last(answers) > 2.5), None)
+    accepted = first_round(partial(generate_all, server, known, USERS, NEW_TOKENS), lambda width: width > 2.5)
     assert accepted is not None, width_info(server)
     expected = generate_all(plain_hybrid, unknown(32), USERS, NEW_TOKENS, sampling_params={"ignore_eos": True})
     expected += generate_all(plain_hybrid, known, USERS, NEW_TOKENS)
@@ -102,7 +106,7 @@ def test_sglangs_own_figures_count_the_drafts_that_were_verified(server: Server)
         assert rate == pytest.approx((length - 1) / (width - 1), abs=0.03)
     gauges = dict(re.findall(r"^sglang:spec_(\w+)\{.*\} (\S+)$", server.get("/metrics").text, re.MULTILINE))
     length, rate, width = (float(gauges[name]) for name in ("accept_length", "accept_rate", "cap_length"))
-    assert rate == pytest.approx((length - 1) / (width - 1), abs=1e-6)
+    assert rate * (width - 1) == pytest.approx(length - 1, abs=1e-6)  # the last interval may be plain decoding's
     assert server.get("/server_info").json()["speculative_adaptive"] is True
 
 
