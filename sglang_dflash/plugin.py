@@ -57,6 +57,7 @@ def _register_hooks() -> None:
         ("Scheduler.get_internal_state", reports.report_worker, HookType.AFTER),
         ("SchedulerWeightUpdaterManager._select_runners", corrections.spare_drafter, HookType.AFTER),
         ("TokenizerManager._calculate_spec_decoding_metrics", reports.count_verified_drafts, HookType.AFTER),
+        ("write_data_for_multi_tokenizer", reports.load_in_tokenizer_workers, HookType.BEFORE),
         ("SchedulerMetricsReporter.report_decode_stats", reports.report_mean_width, HookType.AROUND),
         ("build_server_info", reports.report_adaptive, HookType.AFTER),
         ("SchedulerRequestReceiver._broadcast_reqs_across_ranks", reports.ride_on_requests, HookType.AROUND),

@@ -141,6 +141,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "Sampler._sync_token_ids_across_tp(batch_next_token_ids, sampling_info)",
     ),
     "managers.schedule_batch": ("Req._compute_max_prefix_len(self, input_len)",),
+    "managers.multi_tokenizer_mixin": ("write_data_for_multi_tokenizer(port_args, server_args, scheduler_info)",),
     "managers.scheduler": ("Scheduler.get_internal_state(self)",),
     "managers.tokenizer_manager": ("TokenizerManager._calculate_spec_decoding_metrics(self, meta_info, recv_obj, i)",),
     "managers.scheduler_components.metrics_reporter": ("SchedulerMetricsReporter.report_decode_stats(self)",),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.hooks import launch
 from sglang_dflash.plan import serving
-from sglang_dflash.upstream import get_spec
+from sglang_dflash.upstream import get_spec, load_plugins
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import Scheduler
@@ -36,6 +36,27 @@ def count_verified_drafts(_: None, manager: Any, meta_info: dict[str, Any], recv
     meta_info["spec_accept_rate"] = recv_obj.spec_num_correct_drafts[i] / drafts if drafts else 0.0
 
 
+class _LoadsPlugins(dict[str, Any]):
+    """A dictionary; the process that unpickles it loads the plugins."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[dict[str, Any]]]:
+        return _with_plugins, (dict(self),)
+
+
+def _with_plugins(info: dict[str, Any]) -> dict[str, Any]:
+    load_plugins()
+    return info
+
+
+def load_in_tokenizer_workers(port_args: Any, server_args: Any, scheduler_info: dict[str, Any]) -> tuple[Any, Any]:
+    """Hook before ``write_data_for_multi_tokenizer``: what the tokenizer workers read loads the plugins there.
+
+    SGLang loads them in its main process, its schedulers and its detokenizers, but not in these
+    (``--tokenizer-worker-num``), whose answers would count the full width.
+    """
+    return (port_args, server_args, _LoadsPlugins(scheduler_info)), {}
+
+
 def report_mean_width(original: Callable[..., None], reporter: Any, *args: Any, **kwargs: Any) -> None:
     """Hook around ``SchedulerMetricsReporter.report_decode_stats``, whose accept rate takes every block for a full one.
 
@@ -51,7 +72,7 @@ def report_mean_width(original: Callable[..., None], reporter: Any, *args: Any, 
 
 def report_adaptive(result: dict[str, Any], server_args: Any, *_: Any) -> dict[str, Any]:
     """Hook after ``build_server_info``: SGLang's own adaptation is off, ours is on."""
-    if launch.adapts:
+    if launch.adapts(server_args):
         result["speculative_adaptive"] = True
     return result
 
