@@ -59,7 +59,7 @@ def _register_hooks() -> None:
         ("TokenizerManager._calculate_spec_decoding_metrics", reports.count_verified_drafts, HookType.AFTER),
         ("write_data_for_multi_tokenizer", reports.load_in_tokenizer_workers, HookType.BEFORE),
         ("SchedulerMetricsReporter.report_decode_stats", reports.report_mean_width, HookType.AROUND),
-        ("build_server_info", reports.report_adaptive, HookType.AFTER),
+        ("ServerArgs.resolved_dict", reports.report_adaptive, HookType.AFTER),
         ("SchedulerRequestReceiver._broadcast_reqs_across_ranks", reports.ride_on_requests, HookType.AROUND),
         ("ServerArgs.add_cli_args", flags.accept_old_flags, HookType.AFTER),
         ("ModelConfig._derive_context_length", corrections.extend_drafter_context, HookType.BEFORE),

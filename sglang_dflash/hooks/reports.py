@@ -36,25 +36,26 @@ def count_verified_drafts(_: None, manager: Any, meta_info: dict[str, Any], recv
     meta_info["spec_accept_rate"] = recv_obj.spec_num_correct_drafts[i] / drafts if drafts else 0.0
 
 
-class _LoadsPlugins(dict[str, Any]):
-    """A dictionary; the process that unpickles it loads the plugins."""
+class _WithPlugins(dict[str, Any]):
+    """A dictionary that loads the plugins in the process that unpickles it."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[dict[str, Any]]]:
-        return _with_plugins, (dict(self),)
+        return _load_plugins_beside, (dict(self),)
 
 
-def _with_plugins(info: dict[str, Any]) -> dict[str, Any]:
+def _load_plugins_beside(info: dict[str, Any]) -> dict[str, Any]:
     load_plugins()
     return info
 
 
 def load_in_tokenizer_workers(port_args: Any, server_args: Any, scheduler_info: dict[str, Any]) -> tuple[Any, Any]:
-    """Hook before ``write_data_for_multi_tokenizer``: what the tokenizer workers read loads the plugins there.
+    """Hook before ``write_data_for_multi_tokenizer``: its readers load the plugins.
 
-    SGLang loads them in its main process, its schedulers and its detokenizers, but not in these
-    (``--tokenizer-worker-num``), whose answers would count the full width.
+    SGLang loads them in the main process, schedulers and detokenizers, but not in tokenizer workers
+    (``--tokenizer-worker-num``), which would count the full width. The pickle that they read is the first thing there
+    that can be ours.
     """
-    return (port_args, server_args, _LoadsPlugins(scheduler_info)), {}
+    return (port_args, server_args, _WithPlugins(scheduler_info)), {}
 
 
 def report_mean_width(original: Callable[..., None], reporter: Any, *args: Any, **kwargs: Any) -> None:
@@ -70,11 +71,14 @@ def report_mean_width(original: Callable[..., None], reporter: Any, *args: Any, 
         original(reporter, *args, **kwargs)
 
 
-def report_adaptive(result: dict[str, Any], server_args: Any, *_: Any) -> dict[str, Any]:
-    """Hook after ``build_server_info``: SGLang's own adaptation is off, ours is on."""
-    if launch.adapts(server_args):
-        result["speculative_adaptive"] = True
-    return result
+def report_adaptive(resolved: dict[str, Any], server_args: Any) -> dict[str, Any]:
+    """Hook after ``ServerArgs.resolved_dict``, which every ``/server_info`` starts from: ours is on, SGLang's is off.
+
+    Before resolution it is what the user asked for.
+    """
+    if not resolved["speculative_adaptive"] and launch.adapts(server_args):
+        resolved["speculative_adaptive"] = True
+    return resolved
 
 
 def ride_on_requests(

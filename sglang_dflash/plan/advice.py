@@ -1,17 +1,19 @@
-"""Flags that would let more requests run, or hold more tokens, with the numbers that each would give."""
+"""Flags that would let more requests run, or hold more tokens or prefixes, with the numbers that each would give."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from sglang_dflash.memory.fit import Demand, Pools, best, fit, share
+from sglang_dflash.memory.sizes import SLOTS
 from sglang_dflash.memory.table import Advice
 
 WINDOW = 2048  # draft window, tokens
-_HIGHEST_FRACTION = 0.9  # of the device; activations and graphs take the rest
-_WORTH_A_WORD = 1.1  # times as many requests
+HIGHEST_FRACTION = 0.9  # of the device; activations and graphs take the rest
+_WORTH_A_WORD = 1.1  # times as many requests or prefixes
 _MOST_TRIES = 1024  # values of one flag
 _WINDOW_FLAG = "--speculative-draft-window-size"
 # A flag with a value, and what it makes of demand and static bytes.
@@ -37,7 +39,7 @@ def advice(
         [(f"--mamba-full-memory-ratio {ratio}", replace(now, state_share=ratio), static)],
         list(_fractions(now, memory, fraction)),
         list(_fewer(now, before, static)),
-        *([(flag, demand_of(changed), static)] for flag, changed in _single_values(args, now)),
+        *([(flag, demand_of(With(args, **changes)), static)] for flag, changes in single_values(args, now)),
     ]
     found = [_best(tries, now.max_running, replay=replay) for tries in flags if tries]
     return [each for each in found if _gains(each, before, now.max_running)]
@@ -57,7 +59,7 @@ def _gains(advice: Advice, before: Pools, asked: int) -> bool:
 
 
 def _fractions(now: Demand, memory: int, fraction: float) -> Iterator[_Try]:
-    for percent in range(round(fraction * 100) + 1, round(_HIGHEST_FRACTION * 100) + 1):
+    for percent in range(round(fraction * 100) + 1, round(HIGHEST_FRACTION * 100) + 1):
         yield f"--mem-fraction-static {percent / 100}", now, memory * percent / 100
 
 
@@ -72,18 +74,51 @@ def step_down(now: Demand, before: Pools) -> int:
     return 1 + (now.max_running - before.running) // _MOST_TRIES
 
 
-def _single_values(args: Any, now: Demand) -> Iterator[tuple[str, Any]]:
-    """A flag and the arguments with it."""
+def more_prefixes(args: Any, demand_of: Callable[[Any], Demand], before: Pools, static: float) -> list[Advice]:
+    """Flags that keep more prefixes of a hybrid target beside the running requests: twice as many, or one a request.
+
+    A draft window keeps no more of them, but frees K/V that pay for them.
+
+    Args:
+        args: server arguments by SGLang's names.
+        demand_of: what one rank has to hold, for changed arguments.
+        before: the division as served.
+        static: bytes that are divided.
+    """
+    now, kept = demand_of(args), before.prefixes()
+    if not now.state.slot or now.slots_per_request == 1:
+        return []
+    wanted = kept + max(kept, before.running)
+    slots = before.state_slots + wanted - kept
+    tries: list[_Try] = [(f"--max-mamba-cache-size {slots}", replace(now, max_states=slots), static)]
+    tries += [(flag, demand_of(With(args, **changes)), static) for flag, changes in single_values(args, now)]
+    if now.max_states is None:
+        ratios = (each / 10 for each in range(int(now.state_share * 10) + 1, 101))
+        raised = ((f"--mamba-full-memory-ratio {ratio}", replace(now, state_share=ratio), static) for ratio in ratios)
+        enough = (each for each in raised if fit(each[1], static, replay=before.replay).prefixes() >= wanted)
+        tries += list(islice(enough, 1))
+    found = []
+    for flag, demand, static_bytes in tries:
+        after = fit(demand, static_bytes, replay=before.replay)
+        gains = after.prefixes() > _WORTH_A_WORD * kept or flag.startswith(_WINDOW_FLAG)
+        if after.running >= before.running and gains:
+            found.append(Advice(flag, after.running, after.tokens, after.prefixes()))
+    return found
+
+
+def single_values(args: Any, now: Demand) -> Iterator[tuple[str, dict[str, object]]]:
+    """A flag and the arguments that it changes."""
     half = now.block // 2
     if half >= 4:  # less drafts next to nothing
-        yield f"--speculative-num-draft-tokens {half}", With(args, speculative_num_draft_tokens=half)
+        yield f"--speculative-num-draft-tokens {half}", {"speculative_num_draft_tokens": half}
     if now.ring is None:
-        yield f"{_WINDOW_FLAG} {WINDOW}", With(args, speculative_draft_window_size=WINDOW)
+        yield f"{_WINDOW_FLAG} {WINDOW}", {"speculative_draft_window_size": WINDOW}
     if now.state.slot:
-        yield "--mamba-ssm-dtype bfloat16", With(args, mamba_ssm_dtype="bfloat16")
-        if not args.disable_overlap_schedule:
+        if args.mamba_ssm_dtype is None:
+            yield "--mamba-ssm-dtype bfloat16", {"mamba_ssm_dtype": "bfloat16"}
+        if not args.disable_overlap_schedule and now.slots_per_request == SLOTS["extra_buffer"]:
             lazy = "extra_buffer_lazy"
-            yield f"--mamba-radix-cache-strategy {lazy}", With(args, mamba_radix_cache_strategy=lazy)
+            yield f"--mamba-radix-cache-strategy {lazy}", {"mamba_radix_cache_strategy": lazy}
 
 
 class With:

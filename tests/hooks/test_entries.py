@@ -1,11 +1,14 @@
-"""Ways into a server: whichever process answers, a request's drafts are those that were verified."""
+"""Ways into a server: whichever answers counts the drafts that were verified, and says that widths are adaptive.
+
+HTTP with one tokenizer: ``tests/serving/test_requests.py``, ``tests/width/test_width_engine.py``.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +33,36 @@ def assert_counts_verified_drafts(metas: list[dict[str, Any]]) -> None:
         assert meta["spec_accept_rate"] == pytest.approx(meta["spec_num_correct_drafts"] / drafts)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def test_grpc(random_widths_hybrid: Server) -> None:
+    """SGLang's native gRPC server, in the process of the HTTP server. Its messages are written and read as bytes."""
+    info = random_widths_hybrid.get("/server_info").json()
+    assert info["speculative_adaptive"] and info["internal_states"][0]["speculative_adaptive"]
+    grpc = pytest.importorskip("grpc")
+    text, sampling = b"Calculate 12 + 30.", b"\x0d\0\0\0\0\x40\x40\x60\x01"  # temperature 0, 64 tokens, ignore_eos
+    request = b"\n%c%b\x12%c%b" % (len(text), text, len(sampling), sampling)
+    with grpc.insecure_channel(f"127.0.0.1:{info['grpc_port']}") as channel:
+        service = "/sglang.runtime.v1.SglangService"
+        *_, answer = channel.unary_stream(f"{service}/TextGenerate")(request, timeout=120)
+        assert b'"speculative_adaptive": true' in channel.unary_unary(f"{service}/GetServerInfo")(b"", timeout=60)
+    # entries of a map from strings to strings: field 1 is the name, field 2 the value
+    meta = {name.decode(): float(value) for name, value in re.findall(rb"\n.(spec_\w+)\x12.([\d.]+)", answer)}
+    assert_counts_verified_drafts([meta])
+
+
+@pytest.mark.slow
+def test_tokenizer_and_detokenizer_workers(tmp_path: Path) -> None:
+    """Each answers some of the requests."""
     workers = ("--tokenizer-worker-num", "2", "--detokenizer-worker-num", "2")
     base = ("--dtype", "float32", "--max-running-requests", "8")
-    with dflash_server(PAIR, tmp_path_factory.mktemp("entries"), *RANDOM_WIDTHS, *workers, base=base) as server:
-        yield server
-
-
-def test_tokenizer_workers_count_verified_drafts(server: Server) -> None:
-    """Each answers some of the requests."""
-    answers = generate_all(server, corpus(PAIR, 8), 8, 32)
-    assert_counts_verified_drafts([answer.meta for answer in answers])
-    assert all(server.get("/server_info").json()["speculative_adaptive"] for _ in range(4))
+    with dflash_server(PAIR, tmp_path, *RANDOM_WIDTHS, *workers, base=base) as server:
+        answers = generate_all(server, corpus(PAIR, 8), 8, 32)
+        assert_counts_verified_drafts([answer.meta for answer in answers])
+        assert all(server.get("/server_info").json()["speculative_adaptive"] for _ in range(4))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hand_built", [False, True], ids=["keywords", "ServerArgs"])
-def test_an_engine_in_python_counts_verified_drafts(hand_built: bool) -> None:
+def test_an_engine_in_python(hand_built: bool) -> None:
     keywords = {
         "model_path": str(target_path(PAIR)),
         "speculative_draft_model_path": str(drafter_path(PAIR)),
