@@ -83,7 +83,11 @@ def expected_memory(
         needed = demand_of(args)
         ways[0] = fit(needed, static, replay=True)
     found = advice(args, demand_of, replay=replay, memory=memory, fraction=fraction) if memory else []
-    more = more_prefixes(args, demand_of, ways[0], static) if memory else []
+
+    def divided(changed: Demand, replay: bool | None) -> Pools:
+        return divide(args, machine, changed, static, replay or asked_replay)[0]
+
+    more = more_prefixes(args, demand_of, divided, ways[0]) if memory else []
     beside = outside(args, machine, pair, needed, widths, memory - static) if memory and machine.kind == "gpu" else None
     name = machine.name if memory else f"{machine.name}: sizes only"
     return MemoryTable(name, static, fraction, needed, ways, found, more, beside)

@@ -11,11 +11,12 @@ from typing import Any
 from sglang_dflash.memory.fit import Demand, Pools
 from sglang_dflash.memory.machine import Machine
 from sglang_dflash.memory.outside import FLOOR
-from sglang_dflash.plan.advice import HIGHEST_FRACTION, With, single_values
+from sglang_dflash.plan.advice import HIGHEST_FRACTION, WINDOW_FLAG, With, single_values
 from sglang_dflash.plan.demand import demand
 from sglang_dflash.plan.memory import MemoryTable, divide
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.states.choice import asked_for
+from sglang_dflash.states.choice import FLAG as REPLAY_FLAG
+from sglang_dflash.states.choice import asked_for, reason_against
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,16 @@ class Mix:
 
 
 @dataclass(frozen=True)
+class _Try:
+    """Flags that free memory, the arguments with them, and what is divided then."""
+
+    flags: tuple[str, ...]
+    args: Any
+    demand: Demand
+    static: float
+
+
+@dataclass(frozen=True)
 class Split:
     """Flags, what they divide the memory into, and the contexts that stay warm."""
 
@@ -58,18 +69,28 @@ class Splits:
 
     def __init__(self, args: Any, machine: Machine, pair: Pair, memory: MemoryTable) -> None:
         self._args, self._machine, self._pair = args, machine, pair
-        self._asked = asked_for(args) if memory.demand.state.slot else None
-        self._tries = sorted(self._combined(memory), key=lambda each: len(each[0]))
+        self._tries = list(self._combined(memory))
 
     def best(self, mix: Mix) -> Split | None:
-        """The split with the fewest flags that serves the mix, of several the one that keeps most contexts; or None."""
+        """The split with the fewest flags that serves the mix, of several the one that keeps most contexts; or None.
+
+        No draft window where a hybrid target is to keep contexts: a hit ends as many tokens early, at an older state,
+        which would have to be kept too.
+        """
         best = None
-        for flags, demand_, static in self._tries:
-            if best is not None and len(flags) > len(best.flags):
+        for each in self._tries:
+            if best is not None and len(each.flags) > len(best.flags):
                 break
-            pools = self._divided(mix, demand_, static)
+            if (
+                mix.conversations
+                and each.demand.state.slot
+                and each.demand.ring
+                and WINDOW_FLAG in " ".join(each.flags)
+            ):
+                continue
+            pools = self._divided(mix, each)
             if pools and (best is None or mix.held_by(pools) > best.conversations):
-                best = Split(flags, pools, mix.held_by(pools))
+                best = Split(each.flags, pools, mix.held_by(pools))
         if best is None:
             return None
         slots = best.pools.state_slots if best.pools.slots_per_request > 1 else 0
@@ -91,31 +112,35 @@ class Splits:
         kept = largest(lambda each: replace(mix, conversations=each), mix.conversations)
         return self.best(replace(mix, conversations=kept))
 
-    def _combined(self, memory: MemoryTable) -> Iterator[tuple[tuple[str, ...], Demand, float]]:
+    def _combined(self, memory: MemoryTable) -> Iterator[_Try]:
+        """Every set of flags, the smallest first."""
         fraction, whole = memory.fraction, self._machine.memory or 0
         # A narrower block costs speed: it comes last.
         changes = sorted(single_values(self._args, memory.demand), key=lambda each: "draft-tokens" in each[0])
         room = memory.outside.left - FLOOR if memory.outside else whole
         highest = min(HIGHEST_FRACTION, int(100 * (fraction + room / whole)) / 100)
+        if memory.demand.state.slot and asked_for(self._args) is None and not reason_against(self._args):
+            changes.append((REPLAY_FLAG, {"enable_linear_replayssm_spec": True}))
         if highest > fraction:
             changes.append((f"--mem-fraction-static {highest}", {"mem_fraction_static": highest}))
         for size in range(len(changes) + 1):
             for chosen in combinations(changes, size):
                 args = With(self._args, **{name: value for _, change in chosen for name, value in change.items()})
                 static = whole * (args.mem_fraction_static or fraction)
-                yield tuple(flag for flag, _ in chosen), demand(args, self._machine, self._pair), static
+                yield _Try(tuple(flag for flag, _ in chosen), args, demand(args, self._machine, self._pair), static)
 
-    def _divided(self, mix: Mix, needed: Demand, static: float) -> Pools | None:
+    def _divided(self, mix: Mix, tried: _Try) -> Pools | None:
         """Pools with as many states as K/V can go with them; None if they do not serve the mix."""
-        needed, each = replace(needed, max_running=mix.users), needed.slots_per_request
+        needed = replace(tried.demand, max_running=mix.users)
+        each, asked = needed.slots_per_request, asked_for(tried.args) if needed.state.slot else None
         if not needed.state.slot or each == 1:
-            pools = divide(self._args, self._machine, needed, static, self._asked)[0]
+            pools = divide(tried.args, self._machine, needed, tried.static, asked)[0]
             return pools if mix.served_by(pools) else None
         beside = mix.users * (each - 2)  # slots of the running requests without their own prefixes
         least = max(mix.users * each, beside + mix.conversations)
 
         def with_states(slots: int) -> Pools:
-            return divide(self._args, self._machine, replace(needed, max_states=slots), static, self._asked)[0]
+            return divide(tried.args, self._machine, replace(needed, max_states=slots), tried.static, asked)[0]
 
         pools = with_states(least)
         if not mix.served_by(pools):
