@@ -52,8 +52,8 @@ def load_in_tokenizer_workers(port_args: Any, server_args: Any, scheduler_info: 
     """Hook before ``write_data_for_multi_tokenizer``: its readers load the plugins.
 
     SGLang loads them in the main process, schedulers and detokenizers, but not in tokenizer workers
-    (``--tokenizer-worker-num``), which would count the full width. The pickle that they read is the first thing there
-    that can be ours.
+    (``--tokenizer-worker-num``, ``Engine.attach_tokenizer_worker``), which would count the full width. All of them read
+    this pickle; ``SGLANG_HTTP_SERVER_APP_PATH`` would reach HTTP workers alone, and may be the user's.
     """
     return (port_args, server_args, _WithPlugins(scheduler_info)), {}
 

@@ -54,6 +54,10 @@ class _Try:
     demand: Demand
     static: float
 
+    @property
+    def cost(self) -> tuple[int, bool]:
+        return len(self.flags), any("dtype" in flag for flag in self.flags)
+
 
 @dataclass(frozen=True)
 class Split:
@@ -69,17 +73,18 @@ class Splits:
 
     def __init__(self, args: Any, machine: Machine, pair: Pair, memory: MemoryTable) -> None:
         self._args, self._machine, self._pair = args, machine, pair
-        self._tries = list(self._combined(memory))
+        self._tries = sorted(self._combined(memory), key=lambda each: each.cost)
 
     def best(self, mix: Mix) -> Split | None:
-        """The split with the fewest flags that serves the mix, of several the one that keeps most contexts; or None.
+        """The split with the fewest flags that serves the mix; or None.
 
+        Of several, one that leaves the target's rounding alone, and of these the one that keeps most contexts.
         No draft window where a hybrid target is to keep contexts: a hit ends as many tokens early, at an older state,
         which would have to be kept too.
         """
-        best = None
+        best, cost = None, (0, False)
         for each in self._tries:
-            if best is not None and len(each.flags) > len(best.flags):
+            if best is not None and each.cost > cost:
                 break
             if (
                 mix.conversations
@@ -90,7 +95,7 @@ class Splits:
                 continue
             pools = self._divided(mix, each)
             if pools and (best is None or mix.held_by(pools) > best.conversations):
-                best = Split(each.flags, pools, mix.held_by(pools))
+                best, cost = Split(each.flags, pools, mix.held_by(pools)), each.cost
         if best is None:
             return None
         slots = best.pools.state_slots if best.pools.slots_per_request > 1 else 0
@@ -113,7 +118,6 @@ class Splits:
         return self.best(replace(mix, conversations=kept))
 
     def _combined(self, memory: MemoryTable) -> Iterator[_Try]:
-        """Every set of flags, the smallest first."""
         fraction, whole = memory.fraction, self._machine.memory or 0
         # A narrower block costs speed: it comes last.
         changes = sorted(single_values(self._args, memory.demand), key=lambda each: "draft-tokens" in each[0])

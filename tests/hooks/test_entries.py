@@ -51,10 +51,14 @@ def test_grpc(random_widths_hybrid: Server) -> None:
 
 @pytest.mark.slow
 def test_tokenizer_and_detokenizer_workers(tmp_path: Path) -> None:
-    """Each answers some of the requests."""
+    """Each answers some of the requests.
+
+    A worker that needs longer to import SGLang than uvicorn waits for it is killed and started again, without end.
+    """
+    patience = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "240"}
     workers = ("--tokenizer-worker-num", "2", "--detokenizer-worker-num", "2")
     base = ("--dtype", "float32", "--max-running-requests", "8")
-    with dflash_server(PAIR, tmp_path, *RANDOM_WIDTHS, *workers, base=base) as server:
+    with dflash_server(PAIR, tmp_path, *RANDOM_WIDTHS, *workers, base=base, **patience) as server:
         answers = generate_all(server, corpus(PAIR, 8), 8, 32)
         assert_counts_verified_drafts([answer.meta for answer in answers])
         assert all(server.get("/server_info").json()["speculative_adaptive"] for _ in range(4))
