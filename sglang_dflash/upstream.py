@@ -104,7 +104,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "arg_groups.speculative_hook": ("handle_speculative_decoding(server_args)",),
     "configs.model_config": ("AttentionArch", "ModelConfig._derive_context_length(self, context_length)"),
     "entrypoints.engine": ("Engine.server_args_class",),
-    "server_args": ("ServerArgs.add_cli_args(parser)",),
+    "server_args": ("ServerArgs.add_cli_args(parser)", "ServerArgs.resolved_dict(self)"),
     "model_executor.cuda_graph_config": ("Backend", "Phase", "with_phase(config, phase)"),
     # start-up: the drafter's runner, and what the configuration resolved to
     "configs.draft_parallel": ("DraftParallelSpec", "DraftTPExecution"),
@@ -141,6 +141,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "Sampler._sync_token_ids_across_tp(batch_next_token_ids, sampling_info)",
     ),
     "managers.schedule_batch": ("Req._compute_max_prefix_len(self, input_len)",),
+    "managers.multi_tokenizer_mixin": ("write_data_for_multi_tokenizer(port_args, server_args, scheduler_info)",),
     "managers.scheduler": ("Scheduler.get_internal_state(self)",),
     "managers.tokenizer_manager": ("TokenizerManager._calculate_spec_decoding_metrics(self, meta_info, recv_obj, i)",),
     "managers.scheduler_components.metrics_reporter": ("SchedulerMetricsReporter.report_decode_stats(self)",),
@@ -207,7 +208,6 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "async_d2h(tensor)",
         "async_h2d(args, dtype, device)",
         "async_h2d_stack(tensors, device)",
-        "build_server_info(server_args, scheduler_info)",
         "get_available_gpu_memory(device, gpu_id, distributed, cpu_group)",
     ),
     # prefill/decode disaggregation

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from sglang_dflash.bench.server import free_port
 from tests.support.checkpoints import Checkpoints
 from tests.support.generation import assert_nothing_leaked
 from tests.support.pair_servers import (
@@ -33,8 +34,8 @@ torch.set_num_threads(1)
 
 # Files whose tests use the servers below.
 FEATURES_FILES = {
-    *("test_bench_engine", "test_dflash_equality", "test_dflash_reference", "test_host_copies", "test_requests"),
-    *("test_requests_batches", "test_requests_mixed", "test_state_replay", "test_width_engine"),
+    *("test_bench_engine", "test_dflash_equality", "test_dflash_reference", "test_entries", "test_host_copies"),
+    *("test_requests", "test_requests_batches", "test_requests_mixed", "test_state_replay", "test_width_engine"),
 }
 
 
@@ -77,9 +78,10 @@ def dflash_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def random_widths_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The same with blocks of any width; its drafter is right often enough and not always."""
+    """The same with blocks of any width, over gRPC too; its drafter is right often enough and not always."""
     folder = tmp_path_factory.mktemp("widths")
-    with dflash_server("tiny-hybrid", folder, *RANDOM_WIDTHS, base=FEATURES, drafter="noisy") as server:
+    flags = (*RANDOM_WIDTHS, "--grpc-port", str(free_port()))
+    with dflash_server("tiny-hybrid", folder, *flags, base=FEATURES, drafter="noisy") as server:
         yield server
         info = worker_info(server)
         assert set(info["steps_by_width"]) == {"1", "2", "4", "8", "16"}, info

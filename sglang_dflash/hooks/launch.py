@@ -23,13 +23,12 @@ from sglang_dflash.plan.pair import drafter_files, needs_bfloat16_states
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.states.choice import SWITCH
 from sglang_dflash.upstream import declare_resolution, hybrid_gdn_config, model_config_of, resolving_view
+from sglang_dflash.width.config import asked_for as widths_asked_for
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ServerArgs
 
 logger = logging.getLogger(__name__)
-
-adapts = False  # whether this process has launched a server with adaptive widths
 
 
 def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
@@ -76,9 +75,7 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
 
 
 def _before_speculation(server_args: ServerArgs, plan: ServingPlan) -> None:
-    global adapts
-    adapts = plan.widths is not None
-    if adapts:
+    if plan.widths is not None:
         # SGLang's own adaptation must stay off: its runners would size their graphs by its candidates.
         _declare(server_args, speculative_adaptive=False)
     if not plan.overlap and not resolving_view(server_args).disable_overlap_schedule:
@@ -88,6 +85,15 @@ def _before_speculation(server_args: ServerArgs, plan: ServingPlan) -> None:
             "come back with a state ahead of their tokens (--disaggregation-decode-retraction-backup none aborts them "
             "instead)"
         )
+
+
+def adapts(server_args: ServerArgs) -> bool:
+    """Whether our worker serves these arguments at adaptive widths, in any process that has them."""
+    return (
+        widths_asked_for(server_args) is not None
+        and _dflash_is_asked_for(server_args)
+        and reason_for_builtin(resolving_view(server_args), on_cpu=on_our_cpu_platform()) is None
+    )
 
 
 def _replay_states(server_args: ServerArgs, plan: ServingPlan) -> None:

@@ -116,6 +116,24 @@ class Pools:
         }
 
     @property
+    def state_price(self) -> int:
+        """Tokens of K/V in the bytes of one recurrent state."""
+        return -(-self.state // (self.target_kv + (self.draft_kv if self.ring is None else 0)))
+
+    def prefixes(self, slots_per_request: int | None = None) -> int:
+        """Distinct prefixes that stay in a hybrid target's cache beside those of the running requests, a slot each.
+
+        A running request holds its state, its snapshots and its own prefix. What SGLang counts for it has a slot more,
+        for what its prefill adds to the cache (``MambaComponent.prepare_for_caching_req``). Without a prefix cache, or
+        for a dense target, 0.
+
+        Args:
+            slots_per_request: of another ``--mamba-radix-cache-strategy`` with as many slots; None for this one's.
+        """
+        slots = slots_per_request or self.slots_per_request
+        return max(0, self.state_slots - self.running * (slots - 1)) if slots > 1 and self.state else 0
+
+    @property
     def capped_by(self) -> Literal["--max-running-requests", "verify scratch", "recurrent states", "tokens of K/V"]:
         """The pool that keeps one more request from running. States and scratch share a budget: the larger of them."""
         if self.running >= self.asked:

@@ -107,6 +107,8 @@ def test_sglangs_own_figures_count_the_drafts_that_were_verified(server: Server)
     gauges = dict(re.findall(r"^sglang:spec_(\w+)\{.*\} (\S+)$", server.get("/metrics").text, re.MULTILINE))
     length, rate, width = (float(gauges[name]) for name in ("accept_length", "accept_rate", "cap_length"))
     assert rate * (width - 1) == pytest.approx(length - 1, abs=1e-6)  # the last interval may be plain decoding's
+    [load] = server.get("/v1/loads?include=spec").json()["loads"]
+    assert load["speculative"]["accept_rate"] == pytest.approx(rate, abs=1e-6)
     assert server.get("/server_info").json()["speculative_adaptive"] is True
 
 

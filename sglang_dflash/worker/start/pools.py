@@ -22,6 +22,10 @@ _RAISED_BY = {
     "recurrent states": "--mamba-full-memory-ratio, --mamba-ssm-dtype bfloat16",
     "tokens of K/V": "a lower --mamba-full-memory-ratio, --speculative-draft-window-size",
 }
+_MORE_PREFIXES = (
+    "more prefixes: --max-mamba-cache-size, --mamba-full-memory-ratio, --mamba-ssm-dtype bfloat16; K/V for them: "
+    "--speculative-draft-window-size; `sglang-dflash check` says how many and at what price"
+)
 
 
 def tell_pools(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> None:
@@ -53,7 +57,8 @@ def tell_pools(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> 
         ring=ring,
         in_transfer=transferred,
     )
-    logger.info("DFLASH: memory of this rank\n  %s", "\n  ".join(lines([pools])))
+    more = [_MORE_PREFIXES] if pools.state and pools.slots_per_request > 1 else []
+    logger.info("DFLASH: memory of this rank\n  %s", "\n  ".join([*lines([pools]), *more]))
     if pools.running < pools.asked:
         cap = pools.capped_by
         logger.warning(
