@@ -1,7 +1,7 @@
 """``make dist``: a wheel and a source distribution in ``dist/``, checked.
 
-The wheel is built from the source distribution, so that has everything it needs. The wheel holds the tracked files of the
-package, all of them and no other, and the launch scripts: no tests, no tools, nothing that lay about.
+The wheel is built from the source distribution, so that has everything it needs. The wheel holds the tracked files of
+the package, all of them and no other, and the launch scripts: no tests, no tools, nothing that lay about.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The version begins with the SGLang release that the package is for, and every place that names that release agrees."""
+"""The version begins with the SGLang release that the package is for, and every place that names it agrees."""
 
 from __future__ import annotations
 

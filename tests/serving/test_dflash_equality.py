@@ -1,6 +1,6 @@
 """Greedy DFLASH gives plain decoding's tokens, one by one, whatever the scheduler does with the requests.
 
-And it gets them in the stored number of steps (``tests/support/acceptance.py``): a drafter that reads wrong costs no token.
+And in the stored number of steps (``tests/support/acceptance.py``): a drafter that reads wrong changes no token.
 """
 
 from __future__ import annotations

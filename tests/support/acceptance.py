@@ -52,7 +52,8 @@ def assert_as_stored(answers: Sequence[Answer], pair: str, drafter: str, width: 
         AssertionError: naming every prompt whose counts differ, and both accept lengths.
     """
     found = [(answer.meta["spec_verify_ct"], answer.meta["spec_num_correct_drafts"]) for answer in answers]
-    pairs = [(i, mine, wanted) for i, (mine, wanted) in enumerate(zip(found, stored(pair, drafter, width))) if wanted]
+    asked = zip(range(len(found)), found, stored(pair, drafter, width), strict=False)
+    pairs = [(i, mine, wanted) for i, mine, wanted in asked if wanted]
     moved = [f"prompt {i}: {mine} for {wanted}" for i, mine, wanted in pairs if mine != wanted]
     lengths = " for ".join(f"{accept_length([p[k] for p in pairs]):.3f}" for k in (1, 2))
     assert not moved, (

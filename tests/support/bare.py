@@ -1,7 +1,7 @@
 """An environment with stock SGLang and a built wheel of this package: no editable install, no extras, no test tools.
 
-A fresh installation takes minutes and gigabytes. Here the distributions that ``make setup`` installs for SGLang on a CPU
-are linked from the environment of the tests; what only our extras need is not there.
+A fresh installation takes minutes and gigabytes. Here the distributions that ``make setup`` installs for SGLang on a
+CPU are linked from the environment of the tests; what only our extras need is not there.
 """
 
 from __future__ import annotations

@@ -127,8 +127,8 @@ class Step:
     Attributes:
         drafted: the proposals, width - 1 of them.
         accept_length: accepted proposals plus the bonus token; at least 1. Not cut at the end token.
-        lead: by how much the likeliest token leads the second at the closest of the choices that made the accept length,
-            in logits; for greedy decoding.
+        lead: by how much the likeliest token leads the second at the closest of the choices that made the accept
+            length, in logits; for greedy decoding.
         state: the target's recurrent state after the step, if capturing was asked for.
     """
 
