@@ -24,10 +24,10 @@ app.add_typer(pairs_app, name="pairs", help="Tiny trained target + drafter pairs
 
 @app.command()
 def version() -> None:
-    """Print the package's version and the SGLang versions that it is tested with."""
-    from sglang_dflash.upstream import SUPPORTED_VERSIONS, installed_version
+    """Print the package's version, the SGLang release that it is for, and the one that is installed."""
+    from sglang_dflash.upstream import TESTED_SGLANG, installed_version
 
-    typer.echo(f"sglang-dflash {__version__}; SGLang {installed_version()} (tested: {', '.join(SUPPORTED_VERSIONS)})")
+    typer.echo(f"sglang-dflash {__version__} for SGLang {TESTED_SGLANG}; installed: {installed_version()}")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion, Version
 
+from sglang_dflash import __version__
 from sglang_dflash.errors import DFlashError
 
 if TYPE_CHECKING:  # names that only annotations use: import them from here under ``if TYPE_CHECKING:`` too
@@ -33,7 +34,8 @@ if TYPE_CHECKING:  # names that only annotations use: import them from here unde
     from sglang.srt.model_executor.model_runner import ModelRunner as ModelRunner
     from sglang.srt.server_args import ServerArgs as ServerArgs
 
-SUPPORTED_VERSIONS = ("0.5.23",)
+# The release that this package is for: its own version begins with it.
+TESTED_SGLANG = ".".join(__version__.split(".")[:3])
 ALLOW_ANY_VERSION = "SGLANG_DFLASH_ALLOW_ANY_SGLANG"
 
 # Its module imports every model of SGLang, which takes 2 s and which no launching process needs: only its text is read.
@@ -305,13 +307,12 @@ def installed_version() -> str | None:
         return None
 
 
-def build_of(found: str) -> str | None:
-    """The tested release that a version is a build of (``0.5.23.post1``, ``.dev3``, ``rc1``, ``+cu129``), or None."""
+def is_build(found: str) -> bool:
+    """Whether a version is a build of the tested release (``0.5.23.post1``, ``.dev3``, ``rc1``, ``+cu129``)."""
     try:
-        release = Version(Version(found).base_version)
+        return Version(Version(found).base_version) == Version(TESTED_SGLANG)
     except InvalidVersion:
-        return None
-    return next((tested for tested in SUPPORTED_VERSIONS if Version(tested) == release), None)
+        return False
 
 
 def check_version() -> str | None:
@@ -321,17 +322,18 @@ def check_version() -> str | None:
         a note for the log where the installed version is a build of a tested release, and not that release itself.
 
     Raises:
-        DFlashError: naming the version found, the versions tested and the variable that overrides the check.
+        DFlashError: naming the version found, the one tested and the variable that overrides the check.
     """
     found = installed_version()
-    if found in SUPPORTED_VERSIONS or os.environ.get(ALLOW_ANY_VERSION) == "1":
+    if found == TESTED_SGLANG or os.environ.get(ALLOW_ANY_VERSION) == "1":
         return None
-    if found and (tested := build_of(found)):
-        return f"SGLang {found} is taken for {tested}, the release that this package is tested with"
+    if found and is_build(found):
+        return f"SGLang {found} is taken for {TESTED_SGLANG}, the release that this package is tested with"
     raise DFlashError(
         f"SGLang {found or 'not installed'}",
-        expected=f"a version this release of sglang-dflash is tested with: {', '.join(SUPPORTED_VERSIONS)}",
-        remedy=f"install sglang=={SUPPORTED_VERSIONS[-1]}, or set {ALLOW_ANY_VERSION}=1 to try this one",
+        expected=f"{TESTED_SGLANG}, which sglang-dflash {__version__} is for",
+        remedy=f"install sglang=={TESTED_SGLANG}, or the sglang-dflash whose version begins with your SGLang's, "
+        f"or set {ALLOW_ANY_VERSION}=1 to try this pair",
     )
 
 
@@ -344,7 +346,7 @@ def check_symbols(extra: Iterable[Symbol] = ()) -> None:
     problems = [line for symbol in (*SYMBOLS.values(), *extra) if (line := symbol.problem())]
     if problems:
         raise DFlashError(
-            f"SGLang {installed_version()} differs from what sglang-dflash calls: " + "; ".join(problems),
-            expected=f"the interfaces of SGLang {', '.join(SUPPORTED_VERSIONS)}",
-            remedy=f"install sglang=={SUPPORTED_VERSIONS[-1]} or a newer sglang-dflash",
+            f"SGLang {installed_version()} differs from what sglang-dflash {__version__} calls: " + "; ".join(problems),
+            expected=f"the interfaces of SGLang {TESTED_SGLANG}",
+            remedy=f"install sglang=={TESTED_SGLANG}, or the sglang-dflash whose version begins with your SGLang's",
         )
