@@ -89,5 +89,5 @@ def _quantization(drafter: DrafterConfig, target: Mapping[str, Any], served: str
             expected="plain layers, into which a quantised drafter is dequantised",
             remedy="leave the flag out, or compare the accept length with and without it",
         )
-    drafters = f"{drafter.stored.method}, dequantised to {served} when it is loaded" if drafter.stored else "none"
+    drafters = f"{drafter.stored.method}, dequantised to {served} when loaded" if drafter.stored else "none"
     return f"target {quantization(target) or 'none'}, drafter {drafters}"

@@ -123,7 +123,7 @@ def _compressed(config: Mapping[str, Any]) -> list[tuple[list[str], Scheme]]:
 
 def _scheme(scheme: QuantizationScheme, common: str) -> Scheme:
     stored_as, args = str(scheme.format or common), scheme.weights
-    if args is None or stored_as not in _LAYOUTS or str(args.strategy) not in ("tensor", "channel", "group", "block"):
+    if args is None or stored_as not in _LAYOUTS or args.strategy not in ("tensor", "channel", "group", "block"):
         raise _unserved(f"compressed-tensors in the format {stored_as}")
     return Scheme(_LAYOUTS[stored_as], args)
 

@@ -83,7 +83,7 @@ class Scheme:
             "group": (rows, groups),
             "block": (ceil(rows / block[0]), ceil(columns / block[1])),
         }
-        scale = by_strategy[str(args.strategy)]
+        scale = next(shape for name, shape in by_strategy.items() if args.strategy == name)
         if self.layout == "packed":
             shapes: dict[str, Shape] = {"weight_packed": (rows, self._words(columns)), "weight_shape": (2,)}
         else:
