@@ -18,18 +18,9 @@ from sglang_dflash.errors import DFlashError
 INDEX = "model.safetensors.index.json"
 # A dtype's name holds the bits of an element (``BF16``, ``F8_E4M3``), but for ``BOOL``.
 _DTYPE = re.compile(r"BOOL|[A-Z]{1,2}([0-9]{1,2})(?:_[A-Z0-9]+)?")
-_TORCH = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I8": torch.int8,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "BOOL": torch.bool,
-}
+_NAMES = ("BF16", "F16", "F32", "F64", "F8_E4M3", "F8_E5M2", "I8", "I32", "I64", "BOOL")
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
+_TORCH = dict(zip(_NAMES, (*_FLOATS, torch.int8, torch.int32, torch.int64, torch.bool), strict=True))
 
 
 @dataclass(frozen=True)

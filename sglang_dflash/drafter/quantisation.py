@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang_dflash.drafter.keys import text_config
-from sglang_dflash.drafter.quantised import Quantised, Scheme
+from sglang_dflash.drafter.quantised import Groups, Quantised, Scheme
 from sglang_dflash.errors import DFlashError
-
-if TYPE_CHECKING:
-    from compressed_tensors.quantization import QuantizationScheme
 
 STORED = "stored_quantization"  # in dflash_config: where SGLang, which would build quantised layers, does not look
 MODELOPT = "hf_quant_config.json"  # Model Optimizer's file beside config.json
 _PLACES = ("quantization_config", "compression_config")
-_LAYOUTS = {"pack-quantized": "packed"} | dict.fromkeys(
-    ("int-quantized", "float-quantized", "naive-quantized"), "naive"
-)
+_NAIVE = ("int-quantized", "float-quantized", "naive-quantized")
+_LAYOUTS = {"pack-quantized": "packed", **dict.fromkeys(_NAIVE, "naive")}
+_USUAL = {"awq": "gemm", "gptq": "gptq"}
+_STRATEGIES = ("tensor", "channel", "group", "block")
 _SERVED = (
     "fp8 (e4m3, a factor a tensor or a block), modelopt FP8, compressed-tensors (int-quantized, float-quantized, "
     "pack-quantized), awq (gemm), gptq (2, 3, 4 or 8 bits)"
@@ -45,7 +44,14 @@ def set_aside(config: Mapping[str, Any], beside: Mapping[str, Any] | None) -> di
     Args:
         beside: Model Optimizer's ``hf_quant_config.json``, if there is one.
     """
-    found = declared(config) or beside
+    found = declared(config)
+    if (
+        found is None
+        and beside
+        and isinstance(inner := beside.get("quantization"), Mapping)
+        and inner.get("quant_algo")
+    ):
+        found = {"quant_method": "modelopt", **inner}
     if found is None or is_set_aside(config):
         return dict(config)
     plain = {key: value for key, value in config.items() if key not in _PLACES}
@@ -68,47 +74,36 @@ def parse(config: Mapping[str, Any]) -> Quantised:
         DFlashError: its weights are not dequantised here.
     """
     method = _method(config)
-    if nested := config.get("quantization"):  # hf_quant_config.json
-        config = nested
     for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
         if config.get(key):
             raise _unserved(f"{method} with factors for the K/V cache ({key})")
-    read = {"fp8": _fp8, "modelopt": _modelopt, "compressed-tensors": _compressed, "awq": _awq, "gptq": _gptq}
+    read = {"fp8": _fp8, "modelopt": _fp8, "compressed-tensors": _compressed, "awq": _packed, "gptq": _packed}
     if method not in read:
         raise _unserved(method)
     try:
-        groups = read[method](config)
-    except (ValueError, TypeError, NotImplementedError) as error:
-        if isinstance(error, DFlashError):
-            raise
+        return Quantised(config, method, read[method](config))
+    except DFlashError:
+        raise
+    except (ValueError, TypeError, AttributeError, NotImplementedError, re.error) as error:  # what the library refuses
         raise _unserved(f"{method} ({' '.join(str(error).split())})") from None
-    return Quantised(config, method, groups)
 
 
 def _method(config: Mapping[str, Any]) -> str:
-    method = config.get("quant_method") or config.get("quant_algo")
-    if method is None and "producer" in config:
-        method = "modelopt"
-    return str(method or "unnamed").replace("_", "-")
+    method = str(config.get("quant_method") or config.get("quant_algo") or "unnamed")
+    return "compressed-tensors" if method == "compressed_tensors" else method
 
 
-def _fp8(config: Mapping[str, Any]) -> list[tuple[list[str], Scheme]]:
+def _fp8(config: Mapping[str, Any]) -> Groups:
     from compressed_tensors.quantization import QuantizationArgs
 
-    if config.get("fmt") not in (None, "e4m3"):
-        raise _unserved(f"fp8 in the format {config['fmt']}")
-    block = config.get("weight_block_size")
-    strategy = "tensor" if block is None else "block"
-    return _one("naive", QuantizationArgs(type="float", strategy=strategy, block_structure=block))
+    kind, block = config.get("quant_algo") or config.get("fmt") or "e4m3", config.get("weight_block_size")
+    if kind not in ("e4m3", "FP8"):
+        raise _unserved(f"{_method(config)} in the format {kind}")
+    args = QuantizationArgs(type="float", strategy="block" if block else "tensor", block_structure=block or None)
+    return [(["Linear"], Scheme("naive", args))]
 
 
-def _modelopt(config: Mapping[str, Any]) -> list[tuple[list[str], Scheme]]:
-    if config.get("quant_algo") != "FP8":
-        raise _unserved(f"modelopt {config.get('quant_algo')}")
-    return _fp8({})
-
-
-def _compressed(config: Mapping[str, Any]) -> list[tuple[list[str], Scheme]]:
+def _compressed(config: Mapping[str, Any]) -> Groups:
     from compressed_tensors.quantization import QuantizationConfig
 
     read = QuantizationConfig.model_validate(config)
@@ -117,42 +112,28 @@ def _compressed(config: Mapping[str, Any]) -> list[tuple[list[str], Scheme]]:
     for key in ("transform_config", "sparsity_config"):
         if (config.get(key) or {}).get("format", config.get(key)) not in (None, {}, "dense"):
             raise _unserved(f"compressed-tensors with a {key}")
-    schemes = [scheme for scheme in read.config_groups.values() if not isinstance(scheme, list)]
-    return [(scheme.targets, _scheme(scheme, read.format)) for scheme in schemes]
+    groups = []
+    for scheme in read.config_groups.values():
+        stored_as, args = str(scheme.format or read.format), scheme.weights
+        if args is None or stored_as not in _LAYOUTS or args.num_bits > 8 or args.strategy not in _STRATEGIES:
+            raise _unserved(f"compressed-tensors in the format {stored_as}")
+        for target in scheme.targets:
+            re.compile(target.removeprefix("re:"))
+        groups.append((scheme.targets, Scheme(_LAYOUTS[stored_as], args)))
+    return groups
 
 
-def _scheme(scheme: QuantizationScheme, common: str) -> Scheme:
-    stored_as, args = str(scheme.format or common), scheme.weights
-    if args is None or stored_as not in _LAYOUTS or args.strategy not in ("tensor", "channel", "group", "block"):
-        raise _unserved(f"compressed-tensors in the format {stored_as}")
-    return Scheme(_LAYOUTS[stored_as], args)
-
-
-def _awq(config: Mapping[str, Any]) -> list[tuple[list[str], Scheme]]:
-    bits, zero_point = config.get("bits"), config.get("zero_point", True)
-    version = config.get("version") or config.get("format") or config.get("checkpoint_format") or "gemm"
-    if str(version).lower() != "gemm" or bits != 4 or not zero_point:
-        raise _unserved(f"awq of {bits} bits in the version {version}, zero_point {zero_point}")
-    return _one("awq", _grouped(config))
-
-
-def _gptq(config: Mapping[str, Any]) -> list[tuple[list[str], Scheme]]:
-    stored_as = config.get("checkpoint_format") or config.get("format") or "gptq"
-    if config.get("is_marlin_format"):
-        stored_as = "marlin"
-    if stored_as not in ("gptq", "gptq_v2") or config.get("bits") not in (2, 3, 4, 8):
-        raise _unserved(f"gptq of {config.get('bits')} bits in the format {stored_as}")
-    return _one("gptq", _grouped(config), raised=int(stored_as == "gptq"))
-
-
-def _grouped(config: Mapping[str, Any]) -> Any:
+def _packed(config: Mapping[str, Any]) -> Groups:
     from compressed_tensors.quantization import QuantizationArgs
 
-    return QuantizationArgs(num_bits=config["bits"], symmetric=False, group_size=config.get("group_size", 128))
-
-
-def _one(layout: str, args: Any, raised: int = 0) -> list[tuple[list[str], Scheme]]:
-    return [(["Linear"], Scheme(layout, args, raised))]
+    method, bits = _method(config), config.get("bits")
+    stored_as = config.get("version") or config.get("checkpoint_format") or config.get("format")
+    stored_as = "marlin" if config.get("is_marlin_format") else str(stored_as or _USUAL[method]).lower()
+    served = {"gemm": (4,)} if method == "awq" else dict.fromkeys(("gptq", "gptq_v2"), (2, 3, 4, 8))
+    if bits not in served.get(stored_as, ()) or (method == "awq" and not config.get("zero_point", True)):
+        raise _unserved(f"{method} of {bits} bits in the format {stored_as}, zero_point {config.get('zero_point')}")
+    args = QuantizationArgs(num_bits=bits, symmetric=False, group_size=config.get("group_size", 128))
+    return [(["Linear"], Scheme(method, args, raised=int(stored_as == "gptq")))]
 
 
 def _unserved(found: str) -> DFlashError:

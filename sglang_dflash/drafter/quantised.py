@@ -9,7 +9,7 @@ is read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,6 @@ from sglang_dflash.errors import DFlashError
 
 if TYPE_CHECKING:
     from compressed_tensors.quantization import QuantizationArgs
-
-PLAIN = "use the drafter's plain weights, or quantise it again"
 
 Shape = tuple[int, ...]
 # FP8's two names of one factor. transformers calls it an inverse for a whole tensor too.
@@ -59,41 +57,26 @@ class Scheme:
         args = self.args
         size = args.group_size or columns
         if columns % size:
-            raise DFlashError(
-                f"groups of {size} columns in a weight of {columns}", expected="a multiple of them", remedy=PLAIN
-            )
+            raise _broken(f"groups of {size} columns in a weight of {columns}", "a multiple of them")
         groups = columns // size
-        if self.layout == "awq":
-            return {
-                "qweight": (columns, self._words(rows)),
-                "qzeros": (groups, self._words(rows)),
-                "scales": (groups, rows),
-            }
-        if self.layout == "gptq":
-            return {
-                "qweight": (self._words(columns), rows),
-                "qzeros": (groups, self._words(rows)),
-                "scales": (groups, rows),
-                "g_idx": (columns,),
-            }
-        block = args.block_structure or (rows, columns)
-        by_strategy: dict[str, Shape] = {
-            "tensor": (1,),
-            "channel": (rows, 1),
-            "group": (rows, groups),
-            "block": (ceil(rows / block[0]), ceil(columns / block[1])),
-        }
-        scale = next(shape for name, shape in by_strategy.items() if args.strategy == name)
-        if self.layout == "packed":
-            shapes: dict[str, Shape] = {"weight_packed": (rows, self._words(columns)), "weight_shape": (2,)}
+        if self.layout in ("awq", "gptq"):
+            shapes: dict[str, Shape] = {"qzeros": (groups, self._words(rows)), "scales": (groups, rows)}
+            if self.layout == "awq":
+                return shapes | {"qweight": (columns, self._words(rows))}
+            return shapes | {"qweight": (self._words(columns), rows), "g_idx": (columns,)}
+        if args.strategy == "block":
+            high, wide = args.block_structure
+            scale: Shape = (ceil(rows / high), ceil(columns / wide))
         else:
-            shapes = {"weight": (rows, columns)}
-        shapes["weight_scale"] = scale
-        if not args.symmetric:
-            shapes["weight_zero_point"] = (self._words(rows), scale[1]) if self.layout == "packed" else scale
-        if args.actorder == "group":
-            shapes["weight_g_idx"] = (columns,)
-        return shapes
+            scale = (1,) if args.strategy == "tensor" else (rows, groups)
+        if self.layout == "naive":
+            shapes = {"weight": (rows, columns), "weight_scale": scale, "weight_zero_point": scale}
+        else:
+            shapes = {"weight_packed": (rows, self._words(columns)), "weight_shape": (2,), "weight_scale": scale}
+            shapes["weight_zero_point"] = (self._words(rows), groups)
+        if args.symmetric:
+            del shapes["weight_zero_point"]
+        return shapes | ({"weight_g_idx": (columns,)} if args.actorder == "group" else {})
 
     def dequantise(self, stored: Mapping[str, Tensor], rows: int, columns: int) -> Tensor:
         """The weight, float32 [rows, columns], from tensors of :meth:`shapes`.
@@ -125,11 +108,17 @@ class Scheme:
         else:
             quantised = stored["weight"]
         if order is not None:
-            _check_order(order, columns // scale.shape[1])
+            # The library does not look: columns may be grouped in any order, but all groups have one size.
+            size = columns // scale.shape[1]
+            if not torch.equal(order.sort().values.long(), torch.arange(columns, device=order.device) // size):
+                raise _broken(f"a g_idx whose groups are not of {size} columns each", "the group of every column")
         return dequantize(quantised, scale.float(), zero, args=args, g_idx=order)
 
     def _words(self, numbers: int) -> int:
         return ceil(numbers * self.args.num_bits / 32)
+
+
+Groups = list[tuple[list[str], Scheme]]
 
 
 @dataclass
@@ -138,13 +127,13 @@ class Quantised:
 
     Attributes:
         declared: as ``config.json`` says it.
-        method: its name.
+        method: its name there.
         groups: layers and how they are stored; a layer's name goes before the class of all linear layers.
     """
 
     declared: Mapping[str, Any]
     method: str
-    groups: list[tuple[list[str], Scheme]] = field(compare=False)
+    groups: Groups
 
     def plain(
         self, weights: Iterable[tuple[str, Tensor]], expected: Mapping[str, Shape], problems: list[str]
@@ -193,12 +182,6 @@ class Quantised:
         return next((scheme for targets, scheme in self.groups if "Linear" in targets), self.groups[0][1])
 
 
-def _check_order(order: Tensor, group: int) -> None:
-    """Columns may be grouped in any order, but each group has its number of them: the library does not look."""
-    groups = torch.arange(len(order), device=order.device) // group
-    if not torch.equal(order.sort().values.long(), groups):
-        raise DFlashError(
-            f"a g_idx whose {int(groups[-1]) + 1} groups are not of {group} columns each",
-            expected="the group of every column, as GPTQ numbers them",
-            remedy=PLAIN,
-        )
+def _broken(found: str, expected: str) -> DFlashError:
+    remedy = "use the drafter's plain weights, or quantise it again"
+    return DFlashError(f"{found}, in the drafter's tensors", expected=expected, remedy=remedy)

@@ -139,7 +139,11 @@ BROKEN: list[Broken] = [
     _key("attention_sink_bias", True, "MiMo"),
     # quantised drafters: of a kind that is not dequantised, without its factors
     _key("quantization_config", {"quant_method": "bitsandbytes"}, "quantised by bitsandbytes"),
-    _key("quantization_config", {"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quantised by modelopt NVFP4"),
+    _key(
+        "quantization_config",
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        "quantised by modelopt in the format NVFP4",
+    ),
     Broken(
         "fp8 without factors",
         "layers.0.mlp.down_proj has weight_scale, not weight, weight_scale",
