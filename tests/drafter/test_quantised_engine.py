@@ -8,10 +8,11 @@ import pytest
 
 from sglang_dflash.pairs import target_path
 from tests.support.generation import generate
-from tests.support.pair_servers import dflash_server, worker_info
+from tests.support.pair_servers import draft_arguments, target_arguments, worker_info
 from tests.support.prompts import corpus
 from tests.support.quantised import FORMATS, write
 from tests.support.reference_decoder import ReferenceDecoder
+from tests.support.servers import running
 
 PAIR, NEW_TOKENS = "tiny-dense", 48
 
@@ -24,7 +25,8 @@ def test_drafts_as_its_plain_form(name: str, tmp_path: Path) -> None:
     reference = ReferenceDecoder.load(target_path(PAIR), tmp_path / "plain")
     steps = tokens = 0
     cache = str(tmp_path / "cache")
-    with dflash_server(PAIR, tmp_path, drafter=tmp_path / "quantised", XDG_CACHE_HOME=cache) as server:
+    command = (*target_arguments(PAIR), *draft_arguments(PAIR, tmp_path / "quantised"))
+    with running(tmp_path, *command, XDG_CACHE_HOME=cache) as server:
         assert worker_info(server)["drafter"].startswith(cache)
         for prompt in corpus(PAIR, 6):
             answer, expected = generate(server, prompt, NEW_TOKENS), reference.decode(prompt, NEW_TOKENS, width=16)

@@ -222,7 +222,7 @@ def main() -> None:
                 reference = ReferenceDecoder.load(target_path(pair), drafter)
                 means = []
                 for seed in range(3):
-                    steps = [reference.decode(each, 64, width=16).accept_lengths for each in corpus(pair, 16, seed)]
+                    steps = [reference.decode(each, 64, width=16).accept_lengths for each in corpus(pair, 8, seed)]
                     means.append(sum(map(sum, steps)) / sum(map(len, steps)))
             cells.append(f"{sum(means) / 3:.2f} ({min(means):.2f} to {max(means):.2f})")
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
