@@ -54,7 +54,7 @@ def check_rules(args: Any, machine: Machine) -> list[Finding]:
     findings.append(Finding("ok", "architecture", f"{architecture} + DFlashDraftModel"))
     findings.append(judge("drafter's code", check_code, pair.drafter_files.config, bool(args.trust_remote_code)))
     findings += check_pair(drafter, target, args)
-    findings += check_weights(drafter, tensors, target, args.dtype)
+    findings += check_weights(drafter, tensors, target, args.dtype, args.speculative_draft_model_quantization)
     findings += check_vocabulary(drafter, *files)
     findings += check_tokens(drafter, *files, args.chat_template)
     findings += check_backends(args, machine, hybrid=hybrid, slides=drafter.sliding_window is not None)

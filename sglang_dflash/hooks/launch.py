@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.check.findings import Finding, raise_first_error
 from sglang_dflash.check.preflight import check_memory, check_rules
 from sglang_dflash.cpu import is_active as on_our_cpu_platform
+from sglang_dflash.drafter.kinds import kind_left_to_builtin
 from sglang_dflash.drafter.view import plain_view
 from sglang_dflash.hooks.flags import explain_environment
 from sglang_dflash.hooks.takeover import check_sglang, refuse_unapplied_hooks
 from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine, find_gpu, size
 from sglang_dflash.plan.decide import builtin_requested, decide, reason_for_builtin
-from sglang_dflash.plan.pair import drafter_files, needs_bfloat16_states
+from sglang_dflash.plan.pair import PLAIN_LAYERS, drafter_files, needs_bfloat16_states
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.states.choice import SWITCH
 from sglang_dflash.upstream import declare_resolution, hybrid_gdn_config, model_config_of, resolving_view
@@ -50,7 +52,15 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
     _say(check_rules(args, machine))
     if needs_bfloat16_states(args, machine):
         _declare(server_args, mamba_ssm_dtype="bfloat16")
-    if args.speculative_draft_model_path and (view := plain_view(drafter_files(args))):
+    if not args.speculative_draft_model_path:
+        return
+    files = drafter_files(args)
+    if kind_left_to_builtin(files.config) is not None:
+        files = replace(files, dequantise=False)
+    elif args.speculative_draft_model_quantization is None:
+        # SGLang would quantise the drafter's layers as the flag says of the target's.
+        _declare(server_args, speculative_draft_model_quantization=PLAIN_LAYERS)
+    if view := plain_view(files):
         logger.warning(
             "DFLASH: the drafter %s is loaded from its plain form in %s", args.speculative_draft_model_path, view
         )
