@@ -125,14 +125,16 @@ class RecentBlocks:
         """Count a finished step, whose requests are known; a plain step shows nothing."""
         if record.width == 1:
             return
+        may_be_beyond = self._traits.context is not None
         for req, length in zip(record.requests, record.accept_lens, strict=True):
             if req.finished_reason is not None:  # its last step was launched before the host saw its end
                 continue
-            key = req.rid, self._traits.is_beyond(req)
-            for blocks in (self._group_of.get(key) or self._new(req, key), self.all):
-                blocks.number += 1
-                blocks.tokens += length
-                blocks.firsts += length > 1
+            key = req.rid, may_be_beyond and self._traits.is_beyond(req)
+            blocks = self._group_of.get(key) or self._new(req, key)
+            blocks.number += 1
+            blocks.tokens += length
+            blocks.firsts += length > 1
+        self.all = Blocks.sum(self._groups.values())
         if self.all.number >= RECENT:
             for blocks in (*self._groups.values(), self.all):
                 blocks.number, blocks.tokens, blocks.firsts = blocks.number / 2, blocks.tokens / 2, blocks.firsts / 2
