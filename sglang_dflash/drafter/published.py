@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from functools import cache
 from pathlib import Path
@@ -29,3 +30,18 @@ def accept_lengths(card: dict[str, Any], block: int) -> tuple[int, dict[str, flo
     rows = [row for row in card["accept"] if row["arm"] == "dflash"]
     near = min((row["block"] for row in rows), key=lambda stated: abs(stated - block), default=block)
     return near, {row["task"]: row["accept_length"] for row in rows if row["block"] == near}
+
+
+def cheapest_step(card: dict[str, Any] | None, block: int) -> float:
+    """The least that a step of ``block`` positions costs one user, in plain steps: accept length over speed-up.
+
+    By the card, at its stated block nearest to ``block``; by all cards if it has no speeds, or is None.
+    """
+
+    def costs(of: dict[str, Any]) -> list[float]:
+        near, lengths = accept_lengths(of, block)
+        rows = (row for row in of["speed"] if (row["arm"], row["block"], row["concurrency"]) == ("dflash", near, 1))
+        return [lengths[row["task"]] / row["speedup"] for row in rows if row["task"] in lengths]
+
+    own = costs(card) if card else []
+    return min(own or itertools.chain.from_iterable(map(costs, published_pairs().values())))

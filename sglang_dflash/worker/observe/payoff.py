@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.drafter.files import ModelFiles
-from sglang_dflash.drafter.published import accept_lengths, card_of_drafter
+from sglang_dflash.drafter.published import accept_lengths, card_of_drafter, cheapest_step
 from sglang_dflash.drafter.template import template_tokens
 from sglang_dflash.upstream import get_server_args
 from sglang_dflash.width import AdaptiveWidth, Prospect, WidthPolicy
@@ -31,12 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOW, RECOVERED = 1.5, 1.8
-"""Accept lengths at which a server without a cost table says that drafting does not pay, and that it pays again.
-
-By the published cards a step of 16 positions costs 1.57 to 2.80 plain steps for one user, of 8 positions 1.43 to 2.32
-(accept length over speed-up), and more for more users.
-"""
+RECOVERED = 1.2
+"""Times the accept length under which drafting does not pay: over that it pays again."""
 ENOUGH = 256
 """Verified blocks before an accept length is judged."""
 QUIET_SECONDS, LOOK_SECONDS = 3600.0, 60.0
@@ -60,10 +56,14 @@ class Payoff:
         self,
         recent: RecentBlocks,
         known: Iterable[str],
-        card: dict[str, Any] | None,
+        drafter: str,
+        block: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._recent, self._known, self._card, self._clock = recent, frozenset(known), card, clock
+        self._recent, self._known, self._clock = recent, frozenset(known), clock
+        card = card_of_drafter(drafter)
+        # Without a cost table: at a lower accept length no published pair gains, not even for one user.
+        self._break_even, self._card = cheapest_step(card, block), card and card_section(card, block)
         self.pays: bool | None = None
         self._broken = 0
         self._step: tuple[int, int] | None = None  # batch size and context of the last one
@@ -89,7 +89,7 @@ class Payoff:
             "pays": self.pays,
             "accept_length": recent.accept_length,
             "first_drafts_accepted": recent.first_accepted,
-            "break_even": (prospect and prospect.cost) if by_costs else LOW,
+            "break_even": (prospect and prospect.cost) if by_costs else self._break_even,
             "judged_by": "costs" if by_costs else "accept length",
             "card": self._card,
             "traits": {
@@ -108,7 +108,7 @@ class Payoff:
         length = self._recent.all.accept_length
         if length is None or self._recent.all.number < ENOUGH:
             return None
-        return length >= (RECOVERED if self.pays is False else LOW)
+        return length >= self._break_even * (RECOVERED if self.pays is False else 1)
 
     def _prospect(self, policy: WidthPolicy, *, alone: bool = False) -> Prospect | None:
         """For the last step; ``alone``: for one request of several."""
@@ -138,7 +138,11 @@ class Payoff:
 
     def _figures(self, policy: WidthPolicy) -> str:
         prospect = policy.paused or self._prospect(policy)
-        text = str(prospect) if prospect else f"accept length {self._recent.all.accept_length:.2f}"
+        if prospect is not None:
+            text = str(prospect)
+        else:
+            need = f"where published cards need {self._break_even:.2f} for one user to gain"
+            text = f"accept length {self._recent.all.accept_length:.2f} {need}"
         if self._card and (lengths := self._card["accept_length"].values()):
             text += f"; {min(lengths)} to {max(lengths)} on the card of {self._card['drafter']} ({self._card['setup']})"
         return text
@@ -155,17 +159,11 @@ def payoff(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> Payo
     template = template_tokens(ModelFiles(args.tokenizer_path or args.model_path, args.revision), args.chat_template)
     traits = Traits(template, drafters_context(plan, target.model_config.context_len))
     recent = RecentBlocks(traits, target.req_to_token_pool.size)
-    return Payoff(recent, known_causes(plan, target, drafter), card_section(plan.files.name, plan.block))
+    return Payoff(recent, known_causes(plan, target, drafter), plan.files.name, plan.block)
 
 
-def card_section(drafter: str, block: int) -> dict[str, Any] | None:
-    """What a drafter's card says at the stated block nearest to ``block``; None if it is no published one."""
-    card = card_of_drafter(drafter)
-    if card is None:
-        return None
+def card_section(card: dict[str, Any], block: int) -> dict[str, Any]:
+    """What a card says, at its stated block nearest to ``block``."""
     near, lengths = accept_lengths(card, block)
-    return {
-        **{key: card[key] for key in ("drafter", "card", "setup", "thinking")},
-        "block": near,
-        "accept_length": lengths,
-    }
+    said = {key: card[key] for key in ("drafter", "card", "setup", "thinking")}
+    return {**said, "block": near, "accept_length": lengths}
