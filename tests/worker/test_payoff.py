@@ -150,6 +150,10 @@ def test_a_card_says_what_was_measured(warnings: Callable[[], list[str]]) -> Non
     assert section["break_even"] == pytest.approx(1.57, abs=0.01), "by its own card"
     assert Server(drafter="Qwen3.6-35B-A3B-DFlash").section()["break_even"] == pytest.approx(2.43, abs=0.01)
     assert Server().section()["card"] is None and Server().section()["break_even"] == section["break_even"]
+    thinks = Server(drafter="Qwen3.5-4B-DFlash")
+    thinks.serve(request, 6)
+    thinks.serve(BLAMED["thinking on"], 1, 1000)
+    assert thinks.causes() == ["drafter"], "as on the card"
     for published in published_pairs().values():
         assert published["thinking"] is ("thinking enabled" in published["setup"] or None)
 

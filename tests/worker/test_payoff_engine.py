@@ -63,18 +63,17 @@ def test_raw_prompts_are_named_and_a_recovery_is_told(tmp_path: Path) -> None:
 
 def raw_prompts_are_named(good: Server) -> None:
     sampled = {"temperature": 1.0}
-    generate_all(good, corpus(PAIR, 24, 7), USERS, 160, sampling_params=sampled)
-    for seed in range(3):
-        generate_all(good, corpus(PAIR, 24, seed), USERS, 160)
-    assert lines(good) == [] and drafting(good)["pays"] and gauge(good) == 1
-    for _ in range(8):
+    generate_all(good, corpus(PAIR, 24), USERS, 96)
+    generate_all(good, corpus(PAIR, 24, 1), USERS, 96, sampling_params=sampled)
+    assert lines(good) == [] and drafting(good)["pays"] is not False and gauge(good) == 1
+    for _ in range(2):
         generate_all(good, random_prompts(PAIR, 48), USERS, 96, sampling_params={**sampled, "ignore_eos": True})
     (said,) = lines(good)
     assert re.match(r"drafting does not pay: accept length 1\.\d\d .*cause: no chat template \(\d\d% of", said)
     assert REMEDIES["no chat template"] in said
     found = drafting(good)
     assert found["pays"] is False and gauge(good) == 0 and found["causes"][0]["cause"] == "no chat template"
-    generate_all(good, corpus(PAIR, 24), USERS, 160)
+    generate_all(good, corpus(PAIR, 48, 2), USERS, 96)
     assert lines(good)[1:] == [lines(good)[-1]] and lines(good)[-1].startswith("drafting pays again: accept length")
     assert drafting(good)["pays"] and gauge(good) == 1 and drafting(good)["causes"] == []
 
@@ -86,8 +85,8 @@ def raw_prompts_are_named(good: Server) -> None:
 def test_a_drafter_of_another_target_is_named_once(tmp_path: Path, dtype: str, causes: list[str]) -> None:
     base = ("--dtype", dtype, *BASE[2:])
     with dflash_server(PAIR, tmp_path, base=base, drafter="mismatched") as server:
-        for seed in range(4):
-            generate_all(server, corpus(PAIR, 24, seed), USERS, 96)
+        for seed in range(2):
+            generate_all(server, corpus(PAIR, 24, seed), USERS, 64)
         (said,) = lines(server)
         assert f"Most likely cause: {causes[0]}: {REMEDIES[causes[0]]}" in said
         found = drafting(server)
