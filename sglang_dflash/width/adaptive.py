@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang_dflash.width.cost import CostTable
 from sglang_dflash.width.explore import Explorer
-from sglang_dflash.width.policy import Pause
+from sglang_dflash.width.policy import Prospect
 from sglang_dflash.width.survival import Survival
 
 SWITCH_NOW, SWITCH_AFTER = 0.1, 0.3
@@ -36,7 +36,7 @@ class AdaptiveWidth:
         if self.costs.widths != self.widths:
             raise ValueError(f"a cost table of widths {self.costs.widths} for a policy of widths {self.widths}")
         self.survival = Survival(self.max_width)
-        self.paused: Pause | None = None
+        self.paused: Prospect | None = None
         self.tokens_per_ms = 0.0
         self._explorer = Explorer()
         self._tokens = self._expected_tokens()
@@ -51,7 +51,7 @@ class AdaptiveWidth:
         row, tokens = self.costs.row(batch_size, context), self._tokens
         rates = [count / ms for count, ms in zip(tokens, row, strict=True)]
         self._decide(rates)
-        self._watch(row)
+        self._watch(batch_size, context)
         other_requests = batch_size != self._batch_size or context < self._context
         self._batch_size, self._context = batch_size, context
         column = self._explorer.column(
@@ -66,6 +66,14 @@ class AdaptiveWidth:
         self.tokens_per_ms = rates[column] * batch_size
         self._chosen[batch_size] = (self.widths[self._best], rates[self._best] * batch_size)
         return self.widths[column]
+
+    def prospect(self, batch_size: int, context: int = 0) -> Prospect | None:
+        """What the best block with a draft brings in such a step; None unless that and plain decoding are choices."""
+        if self.widths[0] > 1 or len(self.widths) == 1:
+            return None
+        tokens, row = self._tokens, self.costs.row(batch_size, context)
+        best = max(range(1, len(row)), key=lambda column: tokens[column] / row[column])
+        return Prospect(self.widths[best], self.survival.hazards[1], tokens[best], row[best] / row[0])
 
     def observe(self, width: int, accept_lens: Sequence[int]) -> None:
         self.survival.observe(width, accept_lens)
@@ -107,12 +115,12 @@ class AdaptiveWidth:
         if gain > SWITCH_NOW or self._missed_gains > SWITCH_AFTER:
             self._best, self._missed_gains = rates.index(most), 0.0
 
-    def _watch(self, row: Sequence[float]) -> None:
+    def _watch(self, batch_size: int, context: int) -> None:
         """Begin a pause after ``PATIENCE`` decisions for plain decoding in a row; any other decision ends it."""
         if self.widths[self._best] > 1:
             self._plain_in_a_row, self.paused = 0, None
             return
         self._plain_in_a_row += 1
         if self._plain_in_a_row == PATIENCE and len(self.widths) > 1:
-            self.paused = Pause(self.widths[1], self.survival.hazards[1], self._tokens[1], row[1] / row[0])
+            self.paused = self.prospect(batch_size, context)
             self._pauses += 1

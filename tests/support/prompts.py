@@ -21,11 +21,11 @@ def corpus(pair: str, number: int, seed: int = 0, shape: str | None = None) -> l
     return chat_ids(pair, list(itertools.islice(itertools.chain.from_iterable(zip(*per_task, strict=True)), number)))
 
 
-def chat_ids(pair: str, asked: Sequence[Prompt]) -> list[list[int]]:
-    """The prompts as the pair's chat template renders them."""
+def chat_ids(pair: str, asked: Sequence[Prompt], **switches: bool) -> list[list[int]]:
+    """The prompts as the pair's chat template renders them; ``switches`` of the template."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(target_path(pair))
     return [
-        tokenizer.apply_chat_template(list(prompt.messages), add_generation_prompt=True, return_dict=False)
+        tokenizer.apply_chat_template(list(prompt.messages), add_generation_prompt=True, return_dict=False, **switches)
         for prompt in asked
     ]
 
