@@ -34,8 +34,9 @@ torch.set_num_threads(1)
 
 # Files whose tests use the servers below.
 FEATURES_FILES = {
-    *("test_bench_engine", "test_dflash_equality", "test_dflash_reference", "test_entries", "test_host_copies"),
-    *("test_requests", "test_requests_batches", "test_requests_mixed", "test_state_replay", "test_width_engine"),
+    *("test_bench_engine", "test_diagnose_engine", "test_dflash_equality", "test_dflash_reference", "test_entries"),
+    *("test_host_copies", "test_requests", "test_requests_batches", "test_requests_mixed", "test_state_replay"),
+    "test_width_engine",
 }
 
 
