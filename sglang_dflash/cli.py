@@ -8,6 +8,7 @@ from sglang_dflash import __version__
 from sglang_dflash.bench.cli import app as bench_app
 from sglang_dflash.bench.cli import report as bench_report
 from sglang_dflash.check.cli import CONTEXT, check
+from sglang_dflash.diagnose.cli import diagnose
 from sglang_dflash.pairs.cli import app as pairs_app
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
 app.add_typer(bench_app, name="bench")
 app.command("report")(bench_report)
 app.command("check", context_settings=CONTEXT)(check)
+app.command("diagnose")(diagnose)
 app.add_typer(pairs_app, name="pairs", help="Tiny trained target + drafter pairs: list, find, prompts.")
 
 

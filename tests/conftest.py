@@ -38,6 +38,7 @@ FEATURES_FILES = {
         "test_bench_engine",
         "test_dflash_equality",
         "test_dflash_reference",
+        "test_diagnose_engine",
         "test_entries",
     ),
     *(
@@ -45,9 +46,9 @@ FEATURES_FILES = {
         "test_payoff_engine",
         "test_requests",
         "test_requests_batches",
+        "test_requests_mixed",
     ),
     *(
-        "test_requests_mixed",
         "test_state_replay",
         "test_width_engine",
     ),

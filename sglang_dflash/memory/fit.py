@@ -13,6 +13,12 @@ from typing import Literal
 
 from sglang_dflash.memory.sizes import StateBytes
 
+RAISED_BY = {  # by what caps the requests that run at once
+    "verify scratch": "a narrower block (--speculative-num-draft-tokens), --mamba-full-memory-ratio",
+    "recurrent states": "--mamba-full-memory-ratio, --mamba-ssm-dtype bfloat16",
+    "tokens of K/V": "a lower --mamba-full-memory-ratio, --speculative-draft-window-size",
+}
+
 
 @dataclass(frozen=True)
 class Demand:
@@ -142,6 +148,12 @@ class Pools:
             return "tokens of K/V"
         rows = self.asked if self.replay else self.running  # a replay's are set aside for every request asked for
         return "verify scratch" if rows * self.scratch > self.state_slots * self.state else "recurrent states"
+
+    @property
+    def requests(self) -> dict[str, int | str]:
+        """Requests at once, for ``/server_info``, and where fewer run than asked for, the flags that raise them."""
+        counts = {"asked": self.asked, "running": self.running, "capped_by": self.capped_by}
+        return counts | ({"raised_by": RAISED_BY[self.capped_by]} if self.running < self.asked else {})
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ class DFlashWorker(BaseSpecWorker):
             super().init_cuda_graphs()
         target, drafter = self._target_worker.model_runner, self._draft_worker.model_runner
         if self._is_first:
-            tell_pools(self.plan, target, drafter)
+            self.identity["requests"] = tell_pools(self.plan, target, drafter).requests
         if self.plan.widths is not None and self.plan.role != "prefill":  # which decodes nothing
             self.width_policy, graphs = prepare_widths(self.plan, target, drafter, self.draft_parallel_layout)
             self._at_width = graphs.at
