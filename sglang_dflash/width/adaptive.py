@@ -47,7 +47,7 @@ class AdaptiveWidth:
         self._steps = [0] * len(self.widths)
         self._chosen: dict[int, tuple[int, float]] = {}  # by batch size: width, tokens per millisecond
 
-    def width(self, batch_size: int, context: int = 0) -> int:
+    def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         row, tokens = self.costs.row(batch_size, context), self._tokens
         rates = [count / ms for count, ms in zip(tokens, row, strict=True)]
         self._decide(rates)
@@ -67,7 +67,7 @@ class AdaptiveWidth:
         self._chosen[batch_size] = (self.widths[self._best], rates[self._best] * batch_size)
         return self.widths[column]
 
-    def observe(self, width: int, accept_lens: Sequence[int]) -> None:
+    def observe(self, width: int, accept_lens: Sequence[int], copied: Sequence[bool] = ()) -> None:
         self.survival.observe(width, accept_lens)
         self._tokens = self._expected_tokens()
 

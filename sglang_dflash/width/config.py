@@ -25,11 +25,13 @@ class WidthConfig:
         policy: ``adaptive``; ``random``, for recordings and tests; ``fixed``, always the full block.
         widths: ascending widths to choose from; empty for 1, 2, 4, ... and the block size.
         seed: for ``random``.
+        copies: whether blocks are copied; None leaves it to :func:`sglang_dflash.copies.choice.copies_asked_for`.
     """
 
     policy: str = "adaptive"
     widths: tuple[int, ...] = ()
     seed: int = 0
+    copies: bool | None = None
 
     def widths_for(self, block_size: int) -> tuple[int, ...]:
         """Return the widths, ascending.
@@ -138,6 +140,8 @@ def _problem(key: str, value: Any) -> str | None:
         return None if value in POLICIES else f"one of {', '.join(POLICIES)}"
     if key == "seed":
         return None if _is_int(value) else "an integer"
+    if key == "copies":
+        return None if isinstance(value, bool) else "true or false"
     good = isinstance(value, list) and value and all(_is_int(width) and width >= 1 for width in value)
     return None if good else "a list of widths, each at least 1"
 

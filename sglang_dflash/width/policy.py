@@ -57,14 +57,14 @@ class WidthPolicy(Protocol):
     def paused(self) -> Pause | None:
         """The pause, while plain decoding is the fastest; otherwise None."""
 
-    def width(self, batch_size: int, context: int = 0) -> int:
+    def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         """Choose the positions of the next block, anchor included, out of ``widths``.
 
         Args:
             context: committed tokens, summed over the batch.
         """
 
-    def observe(self, width: int, accept_lens: Sequence[int]) -> None:
+    def observe(self, width: int, accept_lens: Sequence[int], copied: Sequence[bool] = ()) -> None:
         """Record a finished step. Steps arrive in launch order, one step late.
 
         Args:
@@ -95,7 +95,7 @@ class _Unlearned:
     def fingerprint(self) -> int:
         return 0
 
-    def observe(self, width: int, accept_lens: Sequence[int]) -> None:
+    def observe(self, width: int, accept_lens: Sequence[int], copied: Sequence[bool] = ()) -> None:
         pass
 
     def observe_time(
@@ -114,7 +114,7 @@ class FixedWidth(_Unlearned):
     def widths(self) -> tuple[int, ...]:
         return (self.max_width,)
 
-    def width(self, batch_size: int, context: int = 0) -> int:
+    def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         return self.max_width
 
     def describe(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class RandomWidth(_Unlearned):
         self.max_width = self.widths[-1]
         self._seed, self._random = seed, Random(seed)
 
-    def width(self, batch_size: int, context: int = 0) -> int:
+    def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         return self._random.choice(self.widths)
 
     def describe(self) -> dict[str, Any]:
