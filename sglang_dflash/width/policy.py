@@ -55,20 +55,23 @@ class WidthPolicy(Protocol):
 
     @property
     def paused(self) -> Pause | None:
-        """The pause, while plain decoding is the fastest; otherwise None."""
+        """The pause, while plain decoding is the fastest where nothing is copied; otherwise None."""
 
-    def width(self, batch_size: int, context: int = 0) -> int:
+    def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         """Choose the positions of the next block, anchor included, out of ``widths``.
 
         Args:
             context: committed tokens, summed over the batch.
+            matching: share of the batch's requests that have something to copy, as last heard of: one step late.
         """
 
-    def observe(self, width: int, accept_lens: Sequence[int]) -> None:
+    def observe(self, width: int, accept_lens: Sequence[int], copied: Sequence[bool] = ()) -> None:
         """Record a finished step. Steps arrive in launch order, one step late.
 
         Args:
             accept_lens: accepted drafts plus bonus token of each request, 1 to ``width``.
+            copied: of each request, whether the verified block was its copy, in place of the drafts or the same as
+                they; empty if nothing was copied.
         """
 
     def observe_time(
@@ -95,7 +98,7 @@ class _Unlearned:
     def fingerprint(self) -> int:
         return 0
 
-    def observe(self, width: int, accept_lens: Sequence[int]) -> None:
+    def observe(self, width: int, accept_lens: Sequence[int], copied: Sequence[bool] = ()) -> None:
         pass
 
     def observe_time(
@@ -114,7 +117,7 @@ class FixedWidth(_Unlearned):
     def widths(self) -> tuple[int, ...]:
         return (self.max_width,)
 
-    def width(self, batch_size: int, context: int = 0) -> int:
+    def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         return self.max_width
 
     def describe(self) -> dict[str, Any]:
@@ -134,7 +137,7 @@ class RandomWidth(_Unlearned):
         self.max_width = self.widths[-1]
         self._seed, self._random = seed, Random(seed)
 
-    def width(self, batch_size: int, context: int = 0) -> int:
+    def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         return self._random.choice(self.widths)
 
     def describe(self) -> dict[str, Any]:

@@ -38,17 +38,18 @@ class Survival:
 
     Args:
         max_width: widest block, anchor included.
+        prior: hazard before any observation.
     """
 
-    def __init__(self, max_width: int) -> None:
-        self.max_width = max_width
+    def __init__(self, max_width: int, prior: float = PRIOR) -> None:
+        self.max_width, self._prior = max_width, prior
         # By draft position; index 0 is the anchor and stays empty. Counts are in units of `_unit`, which grows with
         # each step: new evidence weighs more, instead of all old evidence shrinking.
         self._tries, self._commits = [0.0] * max_width, [0.0] * max_width
         if max_width > 1:
-            self._tries[1], self._commits[1] = START_TRIES, PRIOR * START_TRIES
+            self._tries[1], self._commits[1] = START_TRIES, prior * START_TRIES
         self._unit = 1.0
-        self.hazards = [1.0] + [PRIOR] * (max_width - 1)
+        self.hazards = [1.0] + [prior] * (max_width - 1)
         self._tokens = [0.0] * (max_width + 1)
         self._refresh()
         self._worse, self._better = Cusum(self._counts()), Cusum(self._counts())
@@ -65,6 +66,10 @@ class Survival:
     def evidence(self) -> list[float]:
         """Tries behind each hazard that have not faded, j = 1 ... max_width - 1."""
         return [tries / self._unit for tries in self._tries[1:]]
+
+    @property
+    def evidence_of_first(self) -> float:
+        return self._tries[1] / self._unit
 
     @property
     def seems_better(self) -> bool:
@@ -137,7 +142,7 @@ class Survival:
     def _refresh(self) -> None:
         """Derive the hazards and the tokens of each width from the counts."""
         tries, commits, hazards, tokens = self._tries, self._commits, self.hazards, self._tokens
-        weight, hazard, survival, total = FIRST_PRIOR_TRIES * self._unit, PRIOR, 1.0, 1.0
+        weight, hazard, survival, total = FIRST_PRIOR_TRIES * self._unit, self._prior, 1.0, 1.0
         tokens[1] = 1.0
         for j in range(1, self.max_width):
             hazards[j] = hazard = (commits[j] + weight * hazard) / (tries[j] + weight)
