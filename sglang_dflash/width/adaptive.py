@@ -51,10 +51,11 @@ class AdaptiveWidth:
         self._chosen: dict[int, tuple[int, float]] = {}  # by batch size: width, tokens per millisecond
 
     def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
-        row, tokens = self.costs.row(batch_size, context), self.rows.tokens(matching)
+        share = self.rows.share(matching)
+        row, tokens = self.costs.row(batch_size, context), self.rows.tokens(share)
         rates = [count / ms for count, ms in zip(tokens, row, strict=True)]
         self._decide(rates)
-        self._watch(row, matching)
+        self._watch(row, matching > 0)
         news = batch_size != self._batch_size or context < self._context
         self._batch_size, self._context = batch_size, context
         # Without a match, a width beyond the drafter's block has nothing to show.
@@ -67,8 +68,7 @@ class AdaptiveWidth:
             suspicious=self.rows.drafted.seems_better or (matching > 0 and self.rows.copied.seems_better),
             news=news or (matching > 0 and self.rows.copies_are_old),
         )
-        if matching and column:
-            self.rows.launched(matching * batch_size)
+        self.rows.launched(matching)
         self._steps[column] += 1
         self.tokens_per_ms = rates[column] * batch_size
         self._chosen[batch_size] = (self.widths[self._best], rates[self._best] * batch_size)
@@ -112,13 +112,13 @@ class AdaptiveWidth:
         if gain > SWITCH_NOW or self._missed_gains > SWITCH_AFTER:
             self._best, self._missed_gains = rates.index(most), 0.0
 
-    def _watch(self, row: Sequence[float], matching: float) -> None:
+    def _watch(self, row: Sequence[float], copies: bool) -> None:
         """Begin a pause after ``PATIENCE`` decisions for plain decoding in a row; any other decision ends it.
 
         A block for the sake of copies says nothing about the drafter.
         """
         if self.widths[self._best] > 1:
-            if not matching:
+            if not copies:
                 self._plain_in_a_row, self.paused = 0, None
             return
         self._plain_in_a_row += 1
