@@ -38,7 +38,7 @@ class AdaptiveWidth:
             raise ValueError(f"a cost table of widths {self.costs.widths} for a policy of widths {self.widths}")
         block = min(block or self.max_width, self.max_width)
         self.rows = Mixture(self.widths, block)
-        self.survival = self.rows.drafted
+        self.survival = self.rows.unmatched
         self.paused: Pause | None = None
         self.tokens_per_ms = 0.0
         self._explorer = Explorer()
@@ -51,11 +51,10 @@ class AdaptiveWidth:
         self._chosen: dict[int, tuple[int, float]] = {}  # by batch size: width, tokens per millisecond
 
     def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
-        share = self.rows.share(matching)
-        row, tokens = self.costs.row(batch_size, context), self.rows.tokens(share)
+        row, tokens = self.costs.row(batch_size, context), self.rows.tokens(matching)
         rates = [count / ms for count, ms in zip(tokens, row, strict=True)]
         self._decide(rates)
-        self._watch(row, matching > 0)
+        self._watch(row, matching)
         news = batch_size != self._batch_size or context < self._context
         self._batch_size, self._context = batch_size, context
         # Without a match, a width beyond the drafter's block has nothing to show.
@@ -65,17 +64,16 @@ class AdaptiveWidth:
             row[:end],
             tokens[:end],
             lambda: self.costs.shortest(batch_size, context)[:end],
-            suspicious=self.rows.drafted.seems_better or (matching > 0 and self.rows.copied.seems_better),
-            news=news or (matching > 0 and self.rows.copies_are_old),
+            suspicious=self.survival.seems_better or (matching > 0 and self.rows.matched.seems_better),
+            news=news or (matching > 0 and self.rows.is_old),
         )
-        self.rows.launched(matching)
         self._steps[column] += 1
         self.tokens_per_ms = rates[column] * batch_size
         self._chosen[batch_size] = (self.widths[self._best], rates[self._best] * batch_size)
         return self.widths[column]
 
-    def observe(self, width: int, accept_lens: Sequence[int], copied: Sequence[bool] = ()) -> None:
-        self.rows.observe(width, accept_lens, copied)
+    def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
+        self.rows.observe(width, accept_lens, matched)
 
     def observe_time(
         self, batch_size: int, width: int, context: int, milliseconds: float, at_most: bool = False
@@ -100,7 +98,8 @@ class AdaptiveWidth:
             "probes_lost_ms": round(self._explorer.lost, 1),
             "paused": None if self.paused is None else str(self.paused),
             "pauses": self._pauses,
-            **self.rows.as_dict(),
+            "survival": self.survival.as_dict(),
+            "survival_of_matched": self.rows.matched.as_dict(),
             "costs": self.costs.as_dict(),
         }
 
@@ -112,17 +111,17 @@ class AdaptiveWidth:
         if gain > SWITCH_NOW or self._missed_gains > SWITCH_AFTER:
             self._best, self._missed_gains = rates.index(most), 0.0
 
-    def _watch(self, row: Sequence[float], copies: bool) -> None:
+    def _watch(self, row: Sequence[float], matching: float) -> None:
         """Begin a pause after ``PATIENCE`` decisions for plain decoding in a row; any other decision ends it.
 
         A block for the sake of copies says nothing about the drafter.
         """
         if self.widths[self._best] > 1:
-            if not copies:
+            if not matching:
                 self._plain_in_a_row, self.paused = 0, None
             return
         self._plain_in_a_row += 1
         if self._plain_in_a_row == PATIENCE and len(self.widths) > 1:
-            tokens = self.rows.of_drafts[1]
+            tokens = self.rows.of_unmatched[1]
             self.paused = Pause(self.widths[1], self.survival.hazards[1], tokens, row[1] / row[0])
             self._pauses += 1

@@ -15,8 +15,6 @@ from sglang_dflash.width.policy import FixedWidth, RandomWidth, WidthPolicy
 
 FLAG = "--speculative-adaptive-config"
 POLICIES = ("adaptive", "random", "fixed")
-WIDEST_COPY = 2
-"""Block sizes that a copy may verify."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,7 @@ class WidthConfig:
         policy: ``adaptive``; ``random``, for recordings and tests; ``fixed``, always the full block.
         widths: ascending widths to choose from; empty for 1, 2, 4, ... and the block size.
         seed: for ``random``.
-        copies: whether blocks may be copied from the request; None for yes, unless the policy is ``fixed``.
+        copies: whether blocks are copied from what a request repeats; None for yes if the policy is ``adaptive``.
     """
 
     policy: str = "adaptive"
@@ -35,23 +33,18 @@ class WidthConfig:
     seed: int = 0
     copies: bool | None = None
 
-    @property
-    def wants_copies(self) -> bool:
-        return self.policy != "fixed" if self.copies is None else self.copies
-
     def widths_for(self, block_size: int) -> tuple[int, ...]:
         """Return the widths, ascending.
 
         Raises:
-            DFlashError: a width exceeds the block size, or with copies twice the block size.
+            DFlashError: a width exceeds the block size.
         """
         if not self.widths:
             return default_widths(block_size)
-        widest = WIDEST_COPY * block_size if self.wants_copies else block_size
-        if self.widths[-1] > widest:
+        if self.widths[-1] > block_size:
             raise DFlashError(
                 f"width {self.widths[-1]} in the file of {FLAG}",
-                expected=f"widths up to {widest} (block size {block_size}, twice that with copies)",
+                expected=f"widths up to the block size, {block_size}",
                 remedy="leave it out, or raise --speculative-num-draft-tokens if the drafter has a larger block",
             )
         return self.widths

@@ -62,16 +62,16 @@ class WidthPolicy(Protocol):
 
         Args:
             context: committed tokens, summed over the batch.
-            matching: share of the batch's requests that have something to copy, as last heard of: one step late.
+            matching: share of the batch's requests that had something to copy when the host last heard of them.
         """
 
-    def observe(self, width: int, accept_lens: Sequence[int], copied: Sequence[bool] = ()) -> None:
+    def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
         """Record a finished step. Steps arrive in launch order, one step late.
 
         Args:
             accept_lens: accepted drafts plus bonus token of each request, 1 to ``width``.
-            copied: of each request, whether the verified block was its copy, in place of the drafts or the same as
-                they; empty if nothing was copied.
+            matched: for each request, whether it was among the ``matching`` ones when the width was chosen; empty for
+                none.
         """
 
     def observe_time(
@@ -98,7 +98,7 @@ class _Unlearned:
     def fingerprint(self) -> int:
         return 0
 
-    def observe(self, width: int, accept_lens: Sequence[int], copied: Sequence[bool] = ()) -> None:
+    def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
         pass
 
     def observe_time(

@@ -137,24 +137,25 @@ def drive_copying(
     Args:
         told: whether the policy hears of copies; otherwise it sees accept lengths alone.
     """
-    random, run, ideal, late, heard = Random(seed), Run(), [], None, 0.0
+    random, run, ideal, late = Random(seed), Run(), [], None
     matches = [random.random() < traffic(0).share for _ in range(batch_size)]
+    heard = [False] * batch_size
     for step in range(steps):
         now = traffic(step)
-        width = policy.width(batch_size, 0, heard if told else 0.0)
+        width = policy.width(batch_size, 0, sum(heard) / batch_size if told else 0.0)
         if late is not None:
             policy.observe(*late)
-        copied = [match and width > 1 and random.random() < now.taken for match in matches]
+        copied = [match and random.random() < now.taken for match in matches]
         lengths = [
             accept_lens(lambda _, hazard=now.copied if copy else now.drafted: hazard,
                         width if copy else min(width, now.block), 1, random)[0] for copy in copied
         ]  # fmt: skip
-        late = (width, lengths, copied) if told else (width, lengths)
+        late = (width, lengths, heard) if told else (width, lengths)
         policy.observe_time(batch_size, width, 0, machine.measured(batch_size, width, random))
         matching = sum(matches) / batch_size
         run.widths.append(width)
         run.tokens.append(now.yields(width, matching))
         run.milliseconds.append(machine.milliseconds(batch_size, width))
         ideal.append(now.best(machine, policy.widths, batch_size, matching) * run.milliseconds[-1])
-        heard, matches = matching, now.next(matches, random)
+        heard, matches = matches, now.next(matches, random)
     return run, ideal
