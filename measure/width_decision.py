@@ -1,11 +1,12 @@
 """What a step's width decision takes of the host: ``python -m measure.width_decision``.
 
-One step is ``width``, ``observe`` and ``observe_time`` together.
+One step is ``width``, ``observe`` and ``observe_time`` together, in time of this process alone.
 """
 
 from __future__ import annotations
 
 from random import Random
+from time import process_time
 from timeit import repeat
 from typing import Annotated
 
@@ -38,7 +39,7 @@ def microseconds(batch_size: int, block_size: int, matching: float = 0.0) -> flo
         policy.observe(width, accepted[width][next(turn) % 64], matched)
         policy.observe_time(batch_size, width, 20_000, 5 + 0.1 * batch_size * width)
 
-    return min(repeat(step, number=STEPS, repeat=REPEATS)) / STEPS * 1e6
+    return min(repeat(step, timer=process_time, number=STEPS, repeat=REPEATS)) / STEPS * 1e6
 
 
 def main(block_size: Annotated[int, typer.Option(help="Widest block, anchor included.")] = 16) -> None:

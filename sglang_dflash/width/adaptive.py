@@ -81,9 +81,8 @@ class AdaptiveWidth:
         self.costs.observe(batch_size, width, context, milliseconds, at_most)
 
     def fingerprint(self) -> int:
-        return hash(
-            (*self.rows.fingerprint(), *self.costs.row(1))
-        )  # of numbers, which Python hashes alike in every process
+        # Of numbers, which Python hashes alike in every process.
+        return hash((*self.rows.tokens(0.0), *self.rows.tokens(1.0), *self.costs.row(1)))
 
     def describe(self) -> dict[str, Any]:
         return {

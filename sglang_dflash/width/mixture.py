@@ -9,6 +9,8 @@ overrules.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
+from operator import not_
 
 from sglang_dflash.width.survival import Survival
 
@@ -48,9 +50,8 @@ class Mixture:
     def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool]) -> None:
         """Count a finished step; arguments as in :meth:`WidthPolicy.observe`."""
         if True in matched:
-            lengths = [length for length, match in zip(accept_lens, matched, strict=True) if match]
-            accept_lens = [length for length, match in zip(accept_lens, matched, strict=True) if not match]
-            self.matched.observe(width, lengths)
+            self.matched.observe(width, list(compress(accept_lens, matched)))
+            accept_lens = list(compress(accept_lens, map(not_, matched)))
             self._of_matched = self._tokens(self.matched)
         else:
             self.matched.observe(1, ())  # its evidence ages
@@ -63,4 +64,5 @@ class Mixture:
         self.of_unmatched = self._tokens(self.unmatched)
 
     def _tokens(self, survival: Survival) -> list[float]:
-        return [survival.expected_tokens(min(width, survival.max_width)) for width in self._widths]
+        tokens, widest = survival.tokens, survival.max_width
+        return [tokens[width if width < widest else widest] for width in self._widths]
