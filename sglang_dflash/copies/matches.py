@@ -58,7 +58,6 @@ class Copied:
         """The step's results are on the host."""
         for req, accepted, (key, first) in zip(self._reqs, accept_lens, self._found.tolist(), strict=True):
             length = self._matches.replace(req, key >> 32)
-            self.matched.append(length >= self._matches.least)
             if self._drafted and first:
                 self.lengths.append(length)
                 # Where the two differ at most one is right: what was accepted from there on is the copy's alone.

@@ -25,7 +25,7 @@ class WidthConfig:
         policy: ``adaptive``; ``random``, for recordings and tests; ``fixed``, always the full block.
         widths: ascending widths to choose from; empty for 1, 2, 4, ... and the block size.
         seed: for ``random``.
-        copies: whether blocks are copied; None leaves it to :func:`sglang_dflash.copies.choice.copies_asked_for`.
+        copies: whether blocks are copied from what a request repeats; None for yes if the policy is ``adaptive``.
     """
 
     policy: str = "adaptive"
@@ -120,18 +120,18 @@ def build_policy(config: WidthConfig, block_size: int, costs: CostTable | None =
     """Build the policy that the settings ask for.
 
     Args:
-        block_size: widest block, ``--speculative-num-draft-tokens``.
+        block_size: the drafter's widest block, ``--speculative-num-draft-tokens``.
         costs: for ``adaptive``, a table over ``config.widths_for(block_size)``; None learns from the first steps.
 
     Raises:
-        DFlashError: a width exceeds the block size.
+        DFlashError: as :meth:`WidthConfig.widths_for`.
     """
     widths = config.widths_for(block_size)
     if config.policy == "fixed":
         return FixedWidth(widths[-1])
     if config.policy == "random":
         return RandomWidth(widths, config.seed)
-    return AdaptiveWidth(widths, costs)
+    return AdaptiveWidth(widths, costs, block_size)
 
 
 def _problem(key: str, value: Any) -> str | None:

@@ -55,20 +55,23 @@ class WidthPolicy(Protocol):
 
     @property
     def paused(self) -> Pause | None:
-        """The pause, while plain decoding is the fastest; otherwise None."""
+        """The pause, while plain decoding is the fastest where nothing is copied; otherwise None."""
 
     def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         """Choose the positions of the next block, anchor included, out of ``widths``.
 
         Args:
             context: committed tokens, summed over the batch.
+            matching: share of the batch's requests that had something to copy when the host last heard of them.
         """
 
-    def observe(self, width: int, accept_lens: Sequence[int], copied: Sequence[bool] = ()) -> None:
+    def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
         """Record a finished step. Steps arrive in launch order, one step late.
 
         Args:
             accept_lens: accepted drafts plus bonus token of each request, 1 to ``width``.
+            matched: for each request, whether it was among the ``matching`` ones when the width was chosen; empty for
+                none.
         """
 
     def observe_time(
@@ -95,7 +98,7 @@ class _Unlearned:
     def fingerprint(self) -> int:
         return 0
 
-    def observe(self, width: int, accept_lens: Sequence[int], copied: Sequence[bool] = ()) -> None:
+    def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
         pass
 
     def observe_time(
