@@ -48,7 +48,7 @@ class MemoryTable:
 
 
 def expected_memory(
-    args: Any, machine: Machine, pair: Pair, asked_replay: bool | None, widths: tuple[int, ...]
+    args: Any, machine: Machine, pair: Pair, asked_replay: bool | None, widths: tuple[int, ...], *, copies: bool
 ) -> MemoryTable:
     """Divide the machine's memory as SGLang will.
 
@@ -59,6 +59,7 @@ def expected_memory(
         args: server arguments by SGLang's names.
         asked_replay: the user's choice between replayed and kept states; None if open.
         widths: of a step's block.
+        copies: whether blocks are copied.
 
     Raises:
         Doubt: no sizes are known for the target's family.
@@ -72,7 +73,7 @@ def expected_memory(
         )
 
     def demand_of(changed: Any) -> Demand:
-        return demand(changed, machine, pair)
+        return demand(changed, machine, pair, copies=copies)
 
     needed, memory, fraction = demand_of(args), machine.memory or 0, args.mem_fraction_static or MEM_FRACTION
     static = int(memory * fraction)
@@ -88,7 +89,8 @@ def expected_memory(
         return divide(args, machine, changed, static, replay or asked_replay)[0]
 
     more = more_prefixes(args, demand_of, divided, ways[0]) if memory else []
-    beside = outside(args, machine, pair, needed, widths, memory - static) if memory and machine.kind == "gpu" else None
+    room = memory - static - ways[0].bytes["history"]
+    beside = outside(args, machine, pair, needed, widths, room) if memory and machine.kind == "gpu" else None
     name = machine.name if memory else f"{machine.name}: sizes only"
     return MemoryTable(name, static, fraction, needed, ways, found, more, beside)
 

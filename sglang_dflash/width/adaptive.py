@@ -7,8 +7,8 @@ from typing import Any
 
 from sglang_dflash.width.cost import CostTable
 from sglang_dflash.width.explore import Explorer
+from sglang_dflash.width.mixture import Mixture
 from sglang_dflash.width.policy import Prospect
-from sglang_dflash.width.survival import Survival
 
 SWITCH_NOW, SWITCH_AFTER = 0.1, 0.3
 """Take another width at once if it gains this share, or once the gains passed up add to this many steps."""
@@ -24,22 +24,25 @@ class AdaptiveWidth:
     Args:
         widths: ascending; plain decoding is a choice if 1 is among them.
         costs: a table over these widths; None starts without calibration and learns from the first steps.
+        block: widest block of the drafter, if widths exceed it: those are for copies. None is the last width.
 
     Raises:
         ValueError: the table has other widths.
     """
 
-    def __init__(self, widths: Sequence[int], costs: CostTable | None = None) -> None:
+    def __init__(self, widths: Sequence[int], costs: CostTable | None = None, block: int | None = None) -> None:
         self.widths = tuple(widths)
         self.max_width = self.widths[-1]
         self.costs = costs or CostTable(self.widths)
         if self.costs.widths != self.widths:
             raise ValueError(f"a cost table of widths {self.costs.widths} for a policy of widths {self.widths}")
-        self.survival = Survival(self.max_width)
+        block = min(block or self.max_width, self.max_width)
+        self.rows = Mixture(self.widths, block)
+        self.survival = self.rows.unmatched
         self.paused: Prospect | None = None
         self.tokens_per_ms = 0.0
         self._explorer = Explorer()
-        self._tokens = self._expected_tokens()
+        self._drafted_columns = sum(width <= block for width in self.widths)
         self._best = 0
         self._missed_gains = 0.0
         self._plain_in_a_row = self._pauses = 0
@@ -47,20 +50,22 @@ class AdaptiveWidth:
         self._steps = [0] * len(self.widths)
         self._chosen: dict[int, tuple[int, float]] = {}  # by batch size: width, tokens per millisecond
 
-    def width(self, batch_size: int, context: int = 0) -> int:
-        row, tokens = self.costs.row(batch_size, context), self._tokens
+    def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
+        row, tokens = self.costs.row(batch_size, context), self.rows.tokens(matching)
         rates = [count / ms for count, ms in zip(tokens, row, strict=True)]
         self._decide(rates)
-        self._watch(batch_size, context)
-        other_requests = batch_size != self._batch_size or context < self._context
+        self._watch(batch_size, context, matching)
+        news = batch_size != self._batch_size or context < self._context
         self._batch_size, self._context = batch_size, context
+        # Without a match, a width beyond the drafter's block has nothing to show.
+        end = len(row) if matching else max(self._drafted_columns, self._best + 1)
         column = self._explorer.column(
             self._best,
-            row,
-            tokens,
-            lambda: self.costs.shortest(batch_size, context),
-            suspicious=self.survival.seems_better,
-            other_requests=other_requests,
+            row[:end],
+            tokens[:end],
+            lambda: self.costs.shortest(batch_size, context)[:end],
+            suspicious=self.survival.seems_better or (matching > 0 and self.rows.matched.seems_better),
+            news=news or (matching > 0 and self.rows.is_old),
         )
         self._steps[column] += 1
         self.tokens_per_ms = rates[column] * batch_size
@@ -68,16 +73,16 @@ class AdaptiveWidth:
         return self.widths[column]
 
     def prospect(self, batch_size: int, context: int = 0) -> Prospect | None:
-        """What the best block with a draft brings in such a step; None unless that and plain decoding are choices."""
+        """What the best block with a draft brings in such a step where nothing is copied; None unless that and plain
+        decoding are choices."""
         if self.widths[0] > 1 or len(self.widths) == 1:
             return None
-        tokens, row = self._tokens, self.costs.row(batch_size, context)
+        tokens, row = self.rows.of_unmatched, self.costs.row(batch_size, context)
         best = max(range(1, len(row)), key=lambda column: tokens[column] / row[column])
         return Prospect(self.widths[best], self.survival.hazards[1], tokens[best], row[best] / row[0])
 
-    def observe(self, width: int, accept_lens: Sequence[int]) -> None:
-        self.survival.observe(width, accept_lens)
-        self._tokens = self._expected_tokens()
+    def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
+        self.rows.observe(width, accept_lens, matched)
 
     def observe_time(
         self, batch_size: int, width: int, context: int, milliseconds: float, at_most: bool = False
@@ -85,7 +90,8 @@ class AdaptiveWidth:
         self.costs.observe(batch_size, width, context, milliseconds, at_most)
 
     def fingerprint(self) -> int:
-        return hash((*self._tokens, *self.costs.row(1)))  # of numbers, which Python hashes alike in every process
+        # Of numbers, which Python hashes alike in every process.
+        return hash((*self.rows.tokens(0.0), *self.rows.tokens(1.0), *self.costs.row(1)))
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -101,11 +107,9 @@ class AdaptiveWidth:
             "paused": None if self.paused is None else str(self.paused),
             "pauses": self._pauses,
             "survival": self.survival.as_dict(),
+            "survival_of_matched": self.rows.matched.as_dict(),
             "costs": self.costs.as_dict(),
         }
-
-    def _expected_tokens(self) -> list[float]:
-        return [self.survival.expected_tokens(width) for width in self.widths]
 
     def _decide(self, rates: Sequence[float]) -> None:
         """Update the best width. A small gain must last, so that noise alone does not change it."""
@@ -115,10 +119,14 @@ class AdaptiveWidth:
         if gain > SWITCH_NOW or self._missed_gains > SWITCH_AFTER:
             self._best, self._missed_gains = rates.index(most), 0.0
 
-    def _watch(self, batch_size: int, context: int) -> None:
-        """Begin a pause after ``PATIENCE`` decisions for plain decoding in a row; any other decision ends it."""
+    def _watch(self, batch_size: int, context: int, matching: float) -> None:
+        """Begin a pause after ``PATIENCE`` decisions for plain decoding in a row; any other decision ends it.
+
+        A block for the sake of copies says nothing about the drafter.
+        """
         if self.widths[self._best] > 1:
-            self._plain_in_a_row, self.paused = 0, None
+            if not matching:
+                self._plain_in_a_row, self.paused = 0, None
             return
         self._plain_in_a_row += 1
         if self._plain_in_a_row == PATIENCE and len(self.widths) > 1:

@@ -25,11 +25,13 @@ class WidthConfig:
         policy: ``adaptive``; ``random``, for recordings and tests; ``fixed``, always the full block.
         widths: ascending widths to choose from; empty for 1, 2, 4, ... and the block size.
         seed: for ``random``.
+        copies: whether blocks are copied from what a request repeats; None for yes if the policy is ``adaptive``.
     """
 
     policy: str = "adaptive"
     widths: tuple[int, ...] = ()
     seed: int = 0
+    copies: bool | None = None
 
     def widths_for(self, block_size: int) -> tuple[int, ...]:
         """Return the widths, ascending.
@@ -118,18 +120,18 @@ def build_policy(config: WidthConfig, block_size: int, costs: CostTable | None =
     """Build the policy that the settings ask for.
 
     Args:
-        block_size: widest block, ``--speculative-num-draft-tokens``.
+        block_size: the drafter's widest block, ``--speculative-num-draft-tokens``.
         costs: for ``adaptive``, a table over ``config.widths_for(block_size)``; None learns from the first steps.
 
     Raises:
-        DFlashError: a width exceeds the block size.
+        DFlashError: as :meth:`WidthConfig.widths_for`.
     """
     widths = config.widths_for(block_size)
     if config.policy == "fixed":
         return FixedWidth(widths[-1])
     if config.policy == "random":
         return RandomWidth(widths, config.seed)
-    return AdaptiveWidth(widths, costs)
+    return AdaptiveWidth(widths, costs, block_size)
 
 
 def _problem(key: str, value: Any) -> str | None:
@@ -138,6 +140,8 @@ def _problem(key: str, value: Any) -> str | None:
         return None if value in POLICIES else f"one of {', '.join(POLICIES)}"
     if key == "seed":
         return None if _is_int(value) else "an integer"
+    if key == "copies":
+        return None if isinstance(value, bool) else "true or false"
     good = isinstance(value, list) and value and all(_is_int(width) and width >= 1 for width in value)
     return None if good else "a list of widths, each at least 1"
 

@@ -8,7 +8,7 @@ settled table by some 5 %. Predicted times never fall with batch size or width, 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import exp, inf, sqrt
 from typing import Any
@@ -45,7 +45,8 @@ class CostTable:
         self._base = [[points[batch_size, width] for width in self.widths] for batch_size in self.batch_sizes]
         self._corrected = [row[:] for row in self._base]
         self._filter = StepTimeFilter(len(self._base), len(self.widths), self.is_calibrated, self._base[0][0])
-        self._table = self._monotone()
+        self._by_width: list[Sequence[float]] = list(self._corrected)
+        self._table = self._monotone(range(len(self._base)))
         self.measured = 0
 
     @classmethod
@@ -90,7 +91,7 @@ class CostTable:
         self._filter.learn(((low, 1 - share), (high, share)), column, table_ms, batch_size, context, milliseconds)
         for near in (low, high):
             self._corrected[near][column] = self._base[near][column] * exp(self._filter.correction[near][column])
-        self._table = self._monotone()
+        self._table = self._monotone((low, high))
         self.measured += 1
 
     def _forwards(self, batch_size: int) -> list[float]:
@@ -108,11 +109,13 @@ class CostTable:
             return edge, edge, 0.0
         return high - 1, high, (batch_size - sizes[high - 1]) / (sizes[high] - sizes[high - 1])
 
-    def _monotone(self) -> list[Sequence[float]]:
+    def _monotone(self, changed: Iterable[int]) -> list[Sequence[float]]:
         """Make the corrected table monotone; where neighbours disagree, the better known one counts more."""
         variance = self._filter.variance
-        by_width = map(isotonic, self._corrected, variance)
-        by_batch_size = map(isotonic, zip(*by_width, strict=True), zip(*variance, strict=True))
+        for row in changed:
+            self._by_width[row] = isotonic(self._corrected[row], variance[row])
+        columns = zip(*self._by_width, strict=True)
+        by_batch_size = map(isotonic, columns, zip(*variance, strict=True))
         return list(zip(*by_batch_size, strict=True))
 
     def __str__(self) -> str:

@@ -40,7 +40,7 @@ class Explorer:
     share of each step's own time, must hold that loss. There are two reasons to probe:
 
     - A wider width shows whether drafts survive further than thought. It is the next one, or the widest that hardly
-      loses more. A look comes on a schedule, ahead of savings when the requests are others, and while drafts seem to
+      loses more. A look comes on a schedule, ahead of savings when there is news of the batch, and while drafts seem to
       survive better than thought, as soon as the outcome of the last look is known, from a purse of its own: so even
       one request alone brings enough evidence within a few steps.
     - A width would be the best if its step were as short as its table entry is uncertain. Each visit settles the entry,
@@ -61,7 +61,7 @@ class Explorer:
         shortest: Callable[[], Sequence[float]],
         *,
         suspicious: bool = False,
-        other_requests: bool = False,
+        news: bool = False,
     ) -> int:
         """Choose the column for this step: ``best``, or a probe.
 
@@ -71,7 +71,7 @@ class Explorer:
             tokens: expected tokens per request of a step by column.
             shortest: returns a lower bound of ``row``.
             suspicious: drafts seem to survive better than ``tokens`` says.
-            other_requests: the batch is not that of the last step.
+            news: the batch is not that of the last step, or its copies are of unknown worth.
         """
         step = row[best]
         rate = tokens[best] / step
@@ -85,7 +85,7 @@ class Explorer:
             most = max(losses[best + 1], 0.0) + HARDLY * step
             wider = max(column for column in range(best + 1, len(row)) if losses[column] <= most)
             purse = self._prompted if suspicious else self._scheduled
-            if purse.pay(losses[wider], SAVED * step if other_requests else 0.0):
+            if purse.pay(losses[wider], SAVED * step if news else 0.0):
                 self._since_look, probe = 0, wider
         if probe is None and self._steps % DOUBT_EVERY == 0:
             rates = [count / ms for count, ms in zip(tokens, shortest(), strict=True)]

@@ -48,20 +48,24 @@ class WidthPolicy(Protocol):
 
     @property
     def paused(self) -> Prospect | None:
-        """What drafting would bring, while it rests because plain decoding is the fastest; otherwise None."""
+        """What drafting would bring where nothing is copied, while it rests because plain decoding is the fastest;
+        otherwise None."""
 
-    def width(self, batch_size: int, context: int = 0) -> int:
+    def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         """Choose the positions of the next block, anchor included, out of ``widths``.
 
         Args:
             context: committed tokens, summed over the batch.
+            matching: share of the batch's requests that had something to copy when the host last heard of them.
         """
 
-    def observe(self, width: int, accept_lens: Sequence[int]) -> None:
+    def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
         """Record a finished step. Steps arrive in launch order, one step late.
 
         Args:
             accept_lens: accepted drafts plus bonus token of each request, 1 to ``width``.
+            matched: for each request, whether it was among the ``matching`` ones when the width was chosen; empty for
+                none.
         """
 
     def observe_time(
@@ -88,7 +92,7 @@ class _Unlearned:
     def fingerprint(self) -> int:
         return 0
 
-    def observe(self, width: int, accept_lens: Sequence[int]) -> None:
+    def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
         pass
 
     def observe_time(
@@ -107,7 +111,7 @@ class FixedWidth(_Unlearned):
     def widths(self) -> tuple[int, ...]:
         return (self.max_width,)
 
-    def width(self, batch_size: int, context: int = 0) -> int:
+    def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         return self.max_width
 
     def describe(self) -> dict[str, Any]:
@@ -127,7 +131,7 @@ class RandomWidth(_Unlearned):
         self.max_width = self.widths[-1]
         self._seed, self._random = seed, Random(seed)
 
-    def width(self, batch_size: int, context: int = 0) -> int:
+    def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         return self._random.choice(self.widths)
 
     def describe(self) -> dict[str, Any]:

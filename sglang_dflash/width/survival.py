@@ -38,33 +38,37 @@ class Survival:
 
     Args:
         max_width: widest block, anchor included.
+        prior: hazard before any observation.
+
+    Attributes:
+        tokens: by width, those that a step commits per request, bonus included: 1 + sum over k < width of S_k.
     """
 
-    def __init__(self, max_width: int) -> None:
-        self.max_width = max_width
+    def __init__(self, max_width: int, prior: float = PRIOR) -> None:
+        self.max_width, self._prior = max_width, prior
         # By draft position; index 0 is the anchor and stays empty. Counts are in units of `_unit`, which grows with
         # each step: new evidence weighs more, instead of all old evidence shrinking.
         self._tries, self._commits = [0.0] * max_width, [0.0] * max_width
         if max_width > 1:
-            self._tries[1], self._commits[1] = START_TRIES, PRIOR * START_TRIES
+            self._tries[1], self._commits[1] = START_TRIES, prior * START_TRIES
         self._unit = 1.0
-        self.hazards = [1.0] + [PRIOR] * (max_width - 1)
-        self._tokens = [0.0] * (max_width + 1)
+        self.hazards = [1.0] + [prior] * (max_width - 1)
+        self.tokens = [0.0] * (max_width + 1)
         self._refresh()
         self._worse, self._better = Cusum(self._counts()), Cusum(self._counts())
         self.changes = 0
 
-    def expected_tokens(self, width: int) -> float:
-        """Tokens that a step of this width commits per request, bonus included: 1 + sum over k < width of S_k."""
-        return self._tokens[width]
-
     def curve(self) -> list[float]:
         """Survival S_j = h_1 ... h_j = P(draft j is committed), j = 1 ... max_width - 1."""
-        return [self._tokens[j + 1] - self._tokens[j] for j in range(1, self.max_width)]
+        return [self.tokens[j + 1] - self.tokens[j] for j in range(1, self.max_width)]
 
     def evidence(self) -> list[float]:
         """Tries behind each hazard that have not faded, j = 1 ... max_width - 1."""
         return [tries / self._unit for tries in self._tries[1:]]
+
+    @property
+    def evidence_of_first(self) -> float:
+        return self._tries[1] / self._unit
 
     @property
     def seems_better(self) -> bool:
@@ -136,8 +140,8 @@ class Survival:
 
     def _refresh(self) -> None:
         """Derive the hazards and the tokens of each width from the counts."""
-        tries, commits, hazards, tokens = self._tries, self._commits, self.hazards, self._tokens
-        weight, hazard, survival, total = FIRST_PRIOR_TRIES * self._unit, PRIOR, 1.0, 1.0
+        tries, commits, hazards, tokens = self._tries, self._commits, self.hazards, self.tokens
+        weight, hazard, survival, total = FIRST_PRIOR_TRIES * self._unit, self._prior, 1.0, 1.0
         tokens[1] = 1.0
         for j in range(1, self.max_width):
             hazards[j] = hazard = (commits[j] + weight * hazard) / (tries[j] + weight)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sglang_dflash.copies.history import Copies
 from sglang_dflash.plan.serving import the_plan
 from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.upstream import (
@@ -105,13 +106,14 @@ class DFlashWorker(BaseSpecWorker):
     def server_info(self) -> dict[str, Any]:
         """Identity, plan, counters and allocated memory, for ``/server_info``."""
         memory = allocated_bytes(self._target_worker.model_runner, self._draft_worker.model_runner)
+        memory["history"] = 0 if self._copies is None else self._copies.history.nbytes
         observed, width = self._observer.info(self.width_policy), self.width_policy.describe()
         return {**self.identity, **observed, "width": width, "memory_bytes": memory}
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """A step's accept counts reached the host, without anyone waiting for them; steps come in launch order."""
         record, timed = self._observer.finished([n + 1 for n in num_correct_drafts_per_req], self.width_policy)
-        self.width_policy.observe(record.width, record.accept_lens)
+        self.width_policy.observe(record.width, record.accept_lens, record.matched)
         self._times.measured(timed)
 
     # --- start-up, in call order
@@ -138,6 +140,7 @@ class DFlashWorker(BaseSpecWorker):
         self._verify = Verify(target)
         self._accept = Accept(target.model_runner, get_parallel().tp_group)
         self._commit = RecurrentCommit(target, replays=plan.replay)
+        self._copies = Copies(target.model_runner, plan.block) if plan.copies else None
         self._inject = Inject(drafter, self.draft_parallel_layout, self._rings, defers=plan.role != "decode")
         judge = payoff(plan, target.model_runner, drafter) if self._is_first else None
         self._observer = Observer(target.device, plan.block, self._draft.broken, judge)
@@ -204,10 +207,14 @@ class DFlashWorker(BaseSpecWorker):
         if batch.has_grammar and batch.decoding_reqs and grammar_barrier is not None:
             grammar_barrier()  # a mixed batch samples after blocks that the grammars may not have seen yet
         self._accept.before_prefill(batch)
+        if self._copies is not None:
+            self._copies.before_prefill(batch)
         result = self._target_worker.forward_batch_generation(
             batch, capture_hidden_mode=CaptureHiddenMode.FULL, return_kv_loc_plan=True
         )
         self._accept.after_prefill(batch, result.next_token_ids)
+        if self._copies is not None:
+            self._copies.after_prefill(batch, result.next_token_ids)
         result.new_seq_lens = batch.seq_lens
         publish(result.new_seq_lens)
         hidden, plan = result.logits_output.hidden_states, result.kv_loc_plan
@@ -222,13 +229,16 @@ class DFlashWorker(BaseSpecWorker):
         if self._rings is not None:
             self._rings.take_up(batch)
         batch.spec_info = DraftState.transferred(batch.spec_info)
+        if self._copies is not None:
+            self._copies.take_up(batch, batch.spec_info.bonus_tokens)
 
     def _decode(
         self, batch: ScheduleBatch, publish: Publish, grammar_barrier: GrammarBarrier | None
     ) -> GenerationBatchResult:
         context = sum(batch.spec_info.committed_cpu)
-        width = self.width_policy.width(batch.batch_size(), context)
-        record = StepRecord(width, batch.batch_size(), context, requests=tuple(batch.reqs))
+        matched = [] if self._copies is None else self._copies.matched(batch.reqs)
+        width = self.width_policy.width(batch.batch_size(), context, sum(matched) / batch.batch_size())
+        record = StepRecord(width, batch.batch_size(), context, requests=tuple(batch.reqs), matched=matched)
         self._observer.started(record)
         # Grammars and custom logit processors run on the host, so the host waits for the drafts there.
         on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
@@ -238,6 +248,8 @@ class DFlashWorker(BaseSpecWorker):
                 if width > 1:
                     record.caught_up = self._inject.catch_up()
                 self._draft(step)
+                if self._copies is not None and width > 1:
+                    self._copies.offer(step)
             with self._observer.stage("verify"):
                 self._accept.before_verify(step)
                 self._commit.before_verify(step)
@@ -247,6 +259,9 @@ class DFlashWorker(BaseSpecWorker):
             with self._observer.stage("commit"):
                 self._commit(step)
                 publish(step.accepted.new_seq_lens)
+            if self._copies is not None:
+                with self._observer.stage("copies"):
+                    record.copied = self._copies.note(step)
         with self._observer.stage("inject"):
             self._inject(step)
         return step.result(counted=self.plan.widths is not None)

@@ -10,6 +10,7 @@ from functools import cache
 import torch
 import transformers
 
+from sglang_dflash.bench.tasks.question import Message
 from sglang_dflash.pairs import target_path
 from sglang_dflash.pairs.corpus.prompts import TASKS, Prompt, prompts
 
@@ -23,10 +24,15 @@ def corpus(pair: str, number: int, seed: int = 0, shape: str | None = None) -> l
 
 def chat_ids(pair: str, asked: Sequence[Prompt], **switches: bool) -> list[list[int]]:
     """The prompts as the pair's chat template renders them; ``switches`` of the template."""
+    return message_ids(pair, [prompt.messages for prompt in asked], **switches)
+
+
+def message_ids(pair: str, asked: Sequence[Sequence[Message]], **switches: bool) -> list[list[int]]:
+    """Conversations as the pair's chat template renders them."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(target_path(pair))
     return [
-        tokenizer.apply_chat_template(list(prompt.messages), add_generation_prompt=True, return_dict=False, **switches)
-        for prompt in asked
+        tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False, **switches)
+        for messages in asked
     ]
 
 

@@ -39,6 +39,7 @@ def test_default_widths_are_powers_of_two_and_the_block_size(block_size, widths)
         ({"widths": [4.0]}, ["widths"]),
         ({"widths": 4}, ["widths"]),
         ({"seed": "1"}, ["seed", "an integer"]),
+        ({"copies": "yes"}, ["copies", "true or false"]),
         ({"policy": "random", "ragged": False}, ['key "ragged"', "policy, widths, seed", "leave it out"]),
         ({"8": {"candidate_steps": [1, 3]}}, ["batch size", "SGLang's own format", '{"widths"']),
     ],

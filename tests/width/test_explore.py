@@ -35,11 +35,11 @@ def test_a_wider_one_that_hardly_loses_more_is_probed_in_its_place():
     assert set(columns(Explorer(), 400, row=[10.0, 15.0, 18.0])) == {0, 1}
 
 
-def test_other_requests_are_probed_ahead_of_what_was_saved():
+def test_news_of_the_batch_is_probed_ahead_of_what_was_saved():
     explorer, row = Explorer(), [10.0, 25.0, 60.0]
     columns(explorer, EVERY, row=row)
-    assert columns(explorer, 1, row=row, other_requests=True) == [1]
-    assert 1 not in columns(explorer, EVERY, row=row, other_requests=True), "the purse is in debt"
+    assert columns(explorer, 1, row=row, news=True) == [1]
+    assert 1 not in columns(explorer, EVERY, row=row, news=True), "the purse is in debt"
 
 
 def test_a_probe_that_loses_nothing_still_leaves_steps_between():
@@ -72,6 +72,6 @@ def test_expected_losses_stay_within_the_budget(row, gains, suspicious, seed):
     for _ in range(steps):
         shortest = [ms * random.uniform(0.5, 1) for ms in row]
         other = random.random() < 0.1
-        column = explorer.column(best, row, tokens, lambda s=shortest: s, suspicious=suspicious, other_requests=other)
+        column = explorer.column(best, row, tokens, lambda s=shortest: s, suspicious=suspicious, news=other)
         lost += loss(column, best, row, tokens)
     assert lost <= (SCHEDULED + PROMPTED) * steps * row[best] + 3 * SAVED * row[best]

@@ -91,3 +91,71 @@ def drive(
 def switches(widths: Sequence[int]) -> int:
     """How often a step is as wide as the one before it was not."""
     return sum(left != right for left, right in zip(widths, widths[1:], strict=False))
+
+
+@dataclass(frozen=True)
+class Copying:
+    """Requests that repeat themselves now and then.
+
+    Args:
+        drafted: hazard of a drafted row; copied: of a copied one.
+        share: of a request's steps that have a match.
+        stays: steps that a stretch with matches lasts, on average.
+        taken: share of the matches that the drafter lets pass.
+        block: widest block of the drafter.
+    """
+
+    drafted: float
+    copied: float
+    share: float = 0.5
+    stays: float = 10.0
+    taken: float = 0.8
+    block: int = 16
+
+    def next(self, matches: Sequence[bool], random: Random) -> list[bool]:
+        """Which requests have a match after the next step, of those that had one: a Markov chain."""
+        ends = 1 / self.stays
+        begins = min(ends * self.share / max(1 - self.share, 1e-9), 1.0)
+        return [random.random() >= ends if match else random.random() < begins for match in matches]
+
+    def yields(self, width: int, matching: float) -> float:
+        """Tokens of a row, if this share of the rows has a match."""
+        copied = matching * self.taken
+        return copied * yields(self.copied, width) + (1 - copied) * yields(self.drafted, min(width, self.block))
+
+    def best(self, machine: Machine, widths: Sequence[int], batch_size: int, matching: float) -> float:
+        """Tokens per millisecond and request of the best width."""
+        return max(self.yields(width, matching) / machine.milliseconds(batch_size, width) for width in widths)
+
+
+def drive_copying(
+    policy: WidthPolicy, machine: Machine, traffic: Callable[[int], Copying], steps: int, batch_size: int,
+    seed: int = 0, *, told: bool = True,
+) -> tuple[Run, list[float]]:  # fmt: skip
+    """As :func:`drive`, with copies -> the run, and the tokens that the best widths would have brought in its time.
+
+    Args:
+        told: whether the policy hears of copies; otherwise it sees accept lengths alone.
+    """
+    random, run, ideal, late = Random(seed), Run(), [], None
+    matches = [random.random() < traffic(0).share for _ in range(batch_size)]
+    heard = [False] * batch_size
+    for step in range(steps):
+        now = traffic(step)
+        width = policy.width(batch_size, 0, sum(heard) / batch_size if told else 0.0)
+        if late is not None:
+            policy.observe(*late)
+        copied = [match and random.random() < now.taken for match in matches]
+        lengths = [
+            accept_lens(lambda _, hazard=now.copied if copy else now.drafted: hazard,
+                        width if copy else min(width, now.block), 1, random)[0] for copy in copied
+        ]  # fmt: skip
+        late = (width, lengths, heard) if told else (width, lengths)
+        policy.observe_time(batch_size, width, 0, machine.measured(batch_size, width, random))
+        matching = sum(matches) / batch_size
+        run.widths.append(width)
+        run.tokens.append(now.yields(width, matching))
+        run.milliseconds.append(machine.milliseconds(batch_size, width))
+        ideal.append(now.best(machine, policy.widths, batch_size, matching) * run.milliseconds[-1])
+        heard, matches = matches, now.next(matches, random)
+    return run, ideal

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
-from sglang_dflash.bench.tasks import offline
+from sglang_dflash.bench.tasks import offline, repeats
 from sglang_dflash.bench.tasks.datasets import DATASETS, questions
 from sglang_dflash.bench.tasks.question import Question
 from sglang_dflash.errors import DFlashError
 
-TASKS = (*offline.TASKS, *offline.MIXTURES, offline.WILD, *DATASETS)
+TASKS = (*offline.TASKS, *offline.MIXTURES, offline.WILD, *repeats.TASK_NAMES, *DATASETS)
 
 
 def check_name(name: str) -> None:
@@ -37,5 +37,7 @@ def load(name: str, count: int, *, seed: int = 0, data_dir: Path | None = None) 
     check_name(name)
     if name in (*offline.TASKS, *offline.MIXTURES):
         return offline.load(name, count, seed)
+    if name in repeats.TASK_NAMES:
+        return repeats.load(name, count, seed)
     found = offline.wild_questions() if name == offline.WILD else questions(name, data_dir)
     return found if count >= len(found) else Random(seed).sample(found, count)
