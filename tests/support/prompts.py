@@ -10,6 +10,7 @@ from functools import cache
 import torch
 import transformers
 
+from sglang_dflash.bench.tasks.question import Question
 from sglang_dflash.pairs import target_path
 from sglang_dflash.pairs.corpus.prompts import TASKS, Prompt, prompts
 
@@ -21,7 +22,7 @@ def corpus(pair: str, number: int, seed: int = 0, shape: str | None = None) -> l
     return chat_ids(pair, list(itertools.islice(itertools.chain.from_iterable(zip(*per_task, strict=True)), number)))
 
 
-def chat_ids(pair: str, asked: Sequence[Prompt]) -> list[list[int]]:
+def chat_ids(pair: str, asked: Sequence[Prompt | Question]) -> list[list[int]]:
     """The prompts as the pair's chat template renders them."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(target_path(pair))
     return [
