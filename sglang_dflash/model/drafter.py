@@ -35,9 +35,12 @@ class DraftOutput(LogitsProcessorOutput):
         drafts: int64 [bs, w - 1], one token per mask position. After a CUDA graph's replay it has the rows of
             the captured batch and lives in the graph's memory: slice it and copy it before the next replay.
         broken: int64 [bs], positions whose hidden state is not finite.
+        margins: float32 [bs, w - 1], each draft's logit over the second largest, where blocks are copied; else None.
+            In a graph's memory too.
     """
 
     drafts: Tensor | None = None
+    margins: Tensor | None = None
     broken: Tensor | None = None
 
 
@@ -117,6 +120,7 @@ class DFlashDraftModel(nn.Module):
         if parsed.draft_vocab_size is not None:
             self.register_buffer(TARGET_TO_DRAFT, torch.zeros(parsed.vocab_size, dtype=torch.bool))
         self._vocabulary: TargetVocabulary | None = None
+        self._tells_margins = the_plan().copies
         self._complete = False
 
     def set_vocabulary(self, vocabulary: TargetVocabulary) -> None:
@@ -142,10 +146,11 @@ class DFlashDraftModel(nn.Module):
         width = forward_batch.spec_info.draft_token_num
         # The anchor's position has nothing to predict: only mask positions go through the head.
         masks = hidden.unflatten(0, (-1, width))[:, 1:]
-        drafts = self._vocabulary.argmax_token(masks.flatten(0, 1))
+        drafts, margins = self._vocabulary.argmax_token(masks.flatten(0, 1), margins=self._tells_margins)
         return DraftOutput(
             next_token_logits=None,
             drafts=drafts.view(-1, width - 1),
+            margins=None if margins is None else margins.view(-1, width - 1),
             # A sum with a NaN or an infinity in it is not finite either.
             broken=(~masks.sum(-1).isfinite()).sum(-1),
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.ops import argmax, linear
+from sglang_dflash.ops import argmax, linear, top_two
 from sglang_dflash.upstream import get_parallel, unwrap_lora_layer
 
 
@@ -91,25 +91,39 @@ class TargetVocabulary:
             embeds = torch.where((token_ids == self.mask_token_id)[:, None], self.mask_embedding, embeds)
         return embeds if self.scale == 1.0 else embeds * self.scale
 
-    def argmax_token(self, hidden: Tensor) -> Tensor:
+    def argmax_token(self, hidden: Tensor, *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
         """Argmax token of every row, equal on all tensor-parallel ranks.
 
-        Each rank sends one pair (logit, token id) per row. They travel as float32: token ids are exact up to 2**24.
+        Each rank sends its best logit and token id of each row, with margins also its second-best logit. They travel as
+        float32: token ids are exact up to 2**24.
 
         Args:
             hidden: [n, H].
+            margins: whether the largest logit's lead over the second largest is wanted.
 
         Returns:
-            int64 [n].
+            int64 [n], and float32 [n] or None.
         """
         logits = self._shard_logits(hidden)
         group = get_parallel().tp_group
+        if group.world_size == 1 and not margins:
+            return argmax(logits), None
+        if margins:
+            index, *best = top_two(logits)
+        else:
+            largest, index = logits.max(dim=-1)
+            best = [largest.float()]
         if group.world_size == 1:
-            return argmax(logits)
-        best, index = logits.max(dim=-1)
-        shards = group.all_gather(torch.stack((best.float(), (index + self.first_id).float()), dim=-1)[None], dim=0)
-        rank = shards[..., 0].max(dim=0).indices
-        return shards[..., 1].gather(0, rank[None]).squeeze(0).long()
+            return index, best[0] - best[1]
+        sent = torch.stack((*best, (index + self.first_id).float()))
+        shards = group.all_gather(sent[None], dim=0)
+        first, ids = shards[:, 0], shards[:, -1]
+        rank = first.max(dim=0).indices[None]
+        tokens = ids.gather(0, rank).squeeze(0).long()
+        if not margins:
+            return tokens, None
+        others = first.scatter(0, rank, shards[:, 1].gather(0, rank))
+        return tokens, first.amax(0) - others.amax(0)
 
     def _shard_logits(self, hidden: Tensor) -> Tensor:
         logits = self._whole_shard_logits(hidden)

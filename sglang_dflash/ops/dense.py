@@ -54,6 +54,18 @@ def argmax(logits: Tensor) -> Tensor:
     return logits.argmax(-1)
 
 
+def top_two(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As :func:`argmax`, with the largest and the second largest value of each row, float32 [rows].
+
+    Args:
+        logits: [rows, V], which is overwritten.
+    """
+    index = argmax(logits)[:, None]
+    best = logits.gather(1, index)
+    second = logits.scatter_(1, index, -torch.inf).amax(1)
+    return index.squeeze(1), best.squeeze(1).float(), second.float()
+
+
 @cache
 def _constant(value: float, device: torch.device) -> Tensor:
     return torch.tensor(value, device=device)

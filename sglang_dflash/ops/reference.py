@@ -112,6 +112,89 @@ def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor) 
     return Accepted(target_tokens, (accepted_drafts + 1).int(), bonus, seq_lens.long() + accepted_drafts + 1)
 
 
+def note_tokens(history: Tensor, found: Tensor, rows: Tensor, seq_lens: Tensor, tokens: Tensor) -> None:
+    """Append tokens to the histories of requests, and forget the matches found there.
+
+    Args:
+        history: int32 [R, C], the token at each position of a request. What lies beyond its newest token is never read,
+            and the last column never is: positions past the table fall there.
+        found: int64 [R, 2], see :func:`find_copies` and :func:`offer_copies`.
+        rows: int [bs], rows of both, all different.
+        seq_lens: int [bs], position of the newest token so far.
+        tokens: int64 [bs, w], what follows it.
+    """
+    positions = seq_lens.long()[:, None] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+    rows = rows.long()
+    history[rows[:, None], positions.clamp_(max=history.shape[1] - 1)] = tokens.int()
+    found[rows, 0] = 0
+
+
+def find_copies(history: Tensor, found: Tensor, rows: Tensor, last: Tensor, *, longest: int, bound: int) -> None:
+    """Find the longest earlier occurrence of every request's newest tokens, of equally long ones the newest.
+
+    Args:
+        history: int32 [R, C], see :func:`note_tokens`; negative where no token can be copied.
+        found: int64 [R, 2]; column 0 receives ``length * 2**32 + end``, the length of the match and the position of its
+            last token; 0 for none. It must be 0 before.
+        rows: int [bs], rows of both, all different.
+        last: int [bs], position of the newest token.
+        longest: matches count up to this length.
+        bound: of ``last``, from above, on the host.
+
+    One number orders all occurrences, so the maximum over any division of the work is the same.
+    """
+    columns = min(bound, history.shape[1] - 1) + 1
+    rows, last = rows.long(), last.long()[:, None]
+    tokens = torch.nn.functional.pad(history[rows, :columns], (longest - 1, 0), value=-1)
+    newest = tokens.gather(1, last + torch.arange(longest, device=last.device))
+    differs = (tokens.unfold(1, longest, 1) != newest[:, None]) | (newest < 0)[:, None]
+    # The difference that is nearest to the end bounds the match.
+    nearness = torch.arange(1, longest + 1, dtype=torch.int8, device=last.device)
+    lengths = longest - (differs * nearness).amax(2).long()
+    ends = torch.arange(columns, device=last.device)
+    keys = torch.where((ends < last) & (lengths > 0), (lengths << 32) + ends, 0)
+    found[rows, 0] = keys.amax(1)
+
+
+def offer_copies(
+    tokens: Tensor,
+    margins: Tensor,
+    history: Tensor,
+    found: Tensor,
+    rows: Tensor,
+    last: Tensor,
+    *,
+    least: int,
+    unsure: float,
+) -> None:
+    """Put copies in place of drafts, where the drafter is not sure of something else.
+
+    A copy is what followed the match; one that reaches the newest token goes on with itself, as a repetition does.
+    Where copy and drafts first differ, one of them is wrong. The drafter has read the context too, so it decides there.
+
+    Args:
+        tokens: int64 [bs, w], the block: anchor, then drafts, which are replaced in place.
+        margins: float32 [bs, w - 1], the drafter's largest logit over its second largest at each draft.
+        history, found: as :func:`find_copies` left them. Column 1 of ``found`` receives the block position of the first
+            draft that a copy replaced, 0 for none.
+        rows: int [bs], rows of both, all different.
+        last: int [bs], position of the anchor.
+        least: shortest match that is copied.
+        unsure: the copy is taken if the margin is smaller than this.
+    """
+    rows, drafts = rows.long(), tokens[:, 1:]
+    key = found[rows, 0][:, None]
+    length, end = key >> 32, key & 0xFFFFFFFF
+    ahead = torch.arange(drafts.shape[1], device=tokens.device) % (last.long()[:, None] - end).clamp_(min=1)
+    copies = history[rows[:, None], (end + 1 + ahead).clamp_(max=history.shape[1] - 1)].long()
+    copies = torch.where((copies >= 0) & (length >= least), copies, drafts)
+    differs = copies != drafts
+    first = differs.int().argmax(1, keepdim=True)
+    taken = differs.gather(1, first) & (margins.gather(1, first) < unsure)
+    found[rows, 1] = torch.where(taken, first + 1, 0).squeeze(1)
+    drafts.copy_(torch.where(taken, copies, drafts))
+
+
 def norm_rope(
     heads: Tensor, norm_weight: Tensor, eps: float, positions: Tensor, cos_sin: Tensor, *, neox: bool = True
 ) -> Tensor:

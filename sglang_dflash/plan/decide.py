@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from sglang_dflash.copies.choice import copies_asked_for
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.kinds import kind_left_to_builtin
 from sglang_dflash.errors import DFlashError
@@ -143,6 +144,7 @@ def _plan(
         window=_window(args, pair.drafter, block),
         replay=replay,
         records=record_length(args, block) if replay else 0,
+        copies=copies_asked_for(widths) and args.disaggregation_mode != "prefill",  # which decodes nothing
         role=args.disaggregation_mode,
         **decided,
     )

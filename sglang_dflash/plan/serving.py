@@ -27,6 +27,7 @@ class ServingPlan:
         window: how far back the drafter reads; None for the whole context.
         replay: whether recurrent states are replayed instead of kept for each draft token; False for a dense target.
         records: positions of a request's replay records.
+        copies: whether blocks are copied from what a request repeats.
         overlap: whether the scheduler may overlap with the forward pass.
         role: in a disaggregated pair of servers.
         memory: expected memory of one rank; None where it could not be computed, and in the processes that a server
@@ -41,6 +42,7 @@ class ServingPlan:
     window: DraftWindow | None
     replay: bool
     records: int
+    copies: bool
     overlap: bool
     role: Role
     memory: MemoryTable | None = None
@@ -57,6 +59,7 @@ class ServingPlan:
             "target_layer_ids": list(self.drafter.target_layer_ids),
             "window": None if self.window is None else self.window.tokens,
             "states": "replayed" if self.replay else "kept",
+            "copied_blocks": self.copies,
             "role": self.role,
         }
 

@@ -31,7 +31,7 @@ class Draft:
         self.broken = torch.zeros((), dtype=torch.int64, device=runner.device)
 
     def __call__(self, step: Step) -> None:
-        """Fill ``step.tokens`` and ``step.draft_kv``. A block of width 1 has nothing to draft."""
+        """Fill ``step.tokens``, ``step.margins`` and ``step.draft_kv``. A block of width 1 has nothing to draft."""
         if self._rings is not None:
             translator = self._runner.kv_index_translator
             step.draft_kv = self._rings.view(step.target_kv, step.positions, step.batch, translator)
@@ -43,6 +43,8 @@ class Draft:
         # A graph pads the batch and owns the memory of its result: slice it and copy it.
         anchors = step.tokens[:, :1]
         step.tokens = torch.cat((anchors, output.drafts[: anchors.shape[0]]), dim=1)
+        if output.margins is not None:
+            step.margins = output.margins[: anchors.shape[0]]
         self.broken += output.broken[: anchors.shape[0]].sum()
 
 

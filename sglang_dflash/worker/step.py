@@ -84,6 +84,8 @@ class Step:
         tokens: int64 [bs, w], anchor and mask tokens; *draft* replaces the mask tokens.
         target_kv: where the target keeps the block's K/V.
         draft_kv: where the drafter keeps them: the same place unless there is a draft window.
+        margins: from *draft*: float32 [bs, w - 1], how sure the drafter is, where blocks are copied; else None. Read it
+            before the drafter runs again.
         grammar_tree: from *accept*, before verify: the block on its way to the host, for grammars; None without one.
         state_slots: from *commit*, before verify: int64 [bs], slots of the recurrent states, if there are any.
         verified: from *verify*: SGLang's ``GenerationBatchResult`` of the target, with logits [bs * w, V] and the
@@ -99,6 +101,7 @@ class Step:
     tokens: Tensor
     target_kv: BlockKV
     draft_kv: BlockKV
+    margins: Tensor | None = None
     grammar_tree: Any = None
     state_slots: Tensor = field(init=False)
     verified: Any = field(init=False)

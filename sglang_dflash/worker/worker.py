@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sglang_dflash.copies.history import Copies
 from sglang_dflash.plan.serving import the_plan
 from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.upstream import (
@@ -109,7 +110,7 @@ class DFlashWorker(BaseSpecWorker):
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """A step's accept counts reached the host, without anyone waiting for them; steps come in launch order."""
         record, timed = self._observer.finished([n + 1 for n in num_correct_drafts_per_req], self.width_policy)
-        self.width_policy.observe(record.width, record.accept_lens)
+        self.width_policy.observe(record.width, record.accept_lens, record.matched)
         self._times.measured(timed)
 
     # --- start-up, in call order
@@ -136,6 +137,7 @@ class DFlashWorker(BaseSpecWorker):
         self._verify = Verify(target)
         self._accept = Accept(target.model_runner, get_parallel().tp_group)
         self._commit = RecurrentCommit(target, replays=plan.replay)
+        self._copies = Copies(target.model_runner, plan.block) if plan.copies else None
         self._inject = Inject(drafter, self.draft_parallel_layout, self._rings, defers=plan.role != "decode")
         self._observer = Observer(target.device, plan.block, self._draft.broken, speaks=self._is_first)
         self._no_sync = sync_guard(target.device)
@@ -201,10 +203,14 @@ class DFlashWorker(BaseSpecWorker):
         if batch.has_grammar and batch.decoding_reqs and grammar_barrier is not None:
             grammar_barrier()  # a mixed batch samples after blocks that the grammars may not have seen yet
         self._accept.before_prefill(batch)
+        if self._copies is not None:
+            self._copies.before_prefill(batch)
         result = self._target_worker.forward_batch_generation(
             batch, capture_hidden_mode=CaptureHiddenMode.FULL, return_kv_loc_plan=True
         )
         self._accept.after_prefill(batch, result.next_token_ids)
+        if self._copies is not None:
+            self._copies.after_prefill(batch, result.next_token_ids)
         result.new_seq_lens = batch.seq_lens
         publish(result.new_seq_lens)
         hidden, plan = result.logits_output.hidden_states, result.kv_loc_plan
@@ -219,13 +225,16 @@ class DFlashWorker(BaseSpecWorker):
         if self._rings is not None:
             self._rings.take_up(batch)
         batch.spec_info = DraftState.transferred(batch.spec_info)
+        if self._copies is not None:
+            self._copies.take_up(batch, batch.spec_info.bonus_tokens)
 
     def _decode(
         self, batch: ScheduleBatch, publish: Publish, grammar_barrier: GrammarBarrier | None
     ) -> GenerationBatchResult:
         context = sum(batch.spec_info.committed_cpu)
-        width = self.width_policy.width(batch.batch_size(), context)
-        record = StepRecord(width, batch.batch_size(), context)
+        matched = [] if self._copies is None else self._copies.matched(batch.reqs)
+        width = self.width_policy.width(batch.batch_size(), context, sum(matched) / batch.batch_size())
+        record = StepRecord(width, batch.batch_size(), context, matched=matched)
         self._observer.started(record)
         # Grammars and custom logit processors run on the host, so the host waits for the drafts there.
         on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
@@ -235,6 +244,8 @@ class DFlashWorker(BaseSpecWorker):
                 if width > 1:
                     record.caught_up = self._inject.catch_up()
                 self._draft(step)
+                if self._copies is not None and width > 1:
+                    self._copies.offer(step)
             with self._observer.stage("verify"):
                 self._accept.before_verify(step)
                 self._commit.before_verify(step)
@@ -244,6 +255,9 @@ class DFlashWorker(BaseSpecWorker):
             with self._observer.stage("commit"):
                 self._commit(step)
                 publish(step.accepted.new_seq_lens)
+            if self._copies is not None:
+                with self._observer.stage("copies"):
+                    record.copied = self._copies.note(step)
         with self._observer.stage("inject"):
             self._inject(step)
         return step.result(counted=self.plan.widths is not None)

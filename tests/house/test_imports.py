@@ -14,7 +14,7 @@ NAME = PACKAGE.name
 BASE = {"errors", "upstream"}
 GROUND = BASE | {"ops", "drafter", "memory"}
 SERVED = GROUND | {"plan.serving"}
-STEP = SERVED | {"window", "width", "model", "states"}
+STEP = SERVED | {"window", "width", "model", "states", "copies"}
 COMMAND = GROUND | {"user_errors"}  # what has a command line
 # A room is a folder of the package, or a module beside the folders. An entry with a dot allows that module alone.
 ALLOWED: dict[str, set[str]] = {
@@ -29,8 +29,9 @@ ALLOWED: dict[str, set[str]] = {
     "model": SERVED,
     "width": GROUND,
     "window": SERVED,
+    "copies": SERVED | {"width.config"},
     "states": SERVED,
-    "plan": GROUND | {"window.size", "width.config", "states.choice"},
+    "plan": GROUND | {"window.size", "width.config", "states.choice", "copies.choice"},
     "worker": STEP,
     "hooks": STEP | {"plan", "worker", "check", "cpu"},
     "plugin": STEP | {"plan", "worker", "check", "cpu", "hooks"},

@@ -109,3 +109,53 @@ def test_penalize_block(bs: int, width: int, vocab: int) -> None:
     reference.penalize_block(expected, draft, counts, rows, coefficients)
     kernel("penalize_block")(actual, draft, counts, rows, coefficients)
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+ROWS, COLUMNS = 9, 5000  # more than two tiles of the search
+
+
+def histories(bs: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows of few tokens, so that matches of every length occur, some of them that cannot be copied; rows that are
+    used, and lengths up to the table's end."""
+    history = ints(-1, vocab, ROWS, COLUMNS, dtype=torch.int32)
+    last = ints(1, COLUMNS - 1, bs)
+    if bs > 2:
+        last[:3] = torch.tensor([1, COLUMNS - 2, 40])
+    return history, torch.randperm(ROWS, device=DEVICE)[:bs], last
+
+
+@pytest.mark.parametrize("bs, width", [(0, 4), (1, 1), (3, 2), (8, 16), (4, 33)])
+def test_note_tokens(bs: int, width: int) -> None:
+    history, rows, last = histories(bs, 500)
+    found, tokens = ints(0, 99, ROWS, 2), ints(0, 500, bs, width + 3)[:, :width]
+    outcomes = []
+    for note in (reference.note_tokens, kernel("note_tokens")):
+        table, keys = history.clone(), found.clone()
+        note(table, keys, rows, last, tokens)
+        outcomes.append((table[:, :-1], keys))
+    torch.testing.assert_close(outcomes[0], outcomes[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bs, vocab, bound", [(0, 9, 50), (1, 2, 4998), (8, 3, 4998), (8, 20, 9999), (4, 300, 4998)])
+@pytest.mark.parametrize("lens_dtype", [torch.int32, torch.int64])
+def test_find_copies(bs: int, vocab: int, bound: int, lens_dtype: torch.dtype) -> None:
+    history, rows, last = histories(bs, vocab)
+    expected, actual = torch.zeros(2, ROWS, 2, dtype=torch.int64, device=DEVICE)
+    reference.find_copies(history, expected, rows, last.to(lens_dtype), longest=16, bound=bound)
+    kernel("find_copies")(history, actual, rows, last.to(lens_dtype), longest=16, bound=bound)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bs, width", [(0, 4), (3, 2), (9, 7), (9, 16), (9, 33)])
+def test_offer_copies(bs: int, width: int) -> None:
+    history, rows, last = histories(bs, 3)
+    found = torch.zeros(ROWS, 2, dtype=torch.int64, device=DEVICE)
+    reference.find_copies(history, found, rows, last, longest=6, bound=COLUMNS)
+    tokens, margins = ints(0, 3, bs, width), torch.rand(bs, width + 2, device=DEVICE)[:, : width - 1]
+    outcomes = []
+    for offer in (reference.offer_copies, kernel("offer_copies")):
+        block, keys = tokens.clone(), found.clone()
+        offer(block, margins, history, keys, rows, last, least=5, unsure=0.7)
+        outcomes.append((block, keys))
+    torch.testing.assert_close(outcomes[0], outcomes[1], rtol=0, atol=0)
+    assert bs < 9 or (outcomes[0][1][rows, 1] > 0).any()

@@ -23,6 +23,7 @@ def made(**changes: Any) -> ServingPlan:
         "window": None,
         "replay": False,
         "records": 0,
+        "copies": False,
         "overlap": True,
         "role": "null",
     }

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dflash.copies.matches import Copied
 from sglang_dflash.width import Pause, WidthPolicy
 from sglang_dflash.worker.observe.broken_drafts import BrokenDrafts
 from sglang_dflash.worker.observe.metrics import step_metrics
@@ -35,6 +36,9 @@ class StepRecord:
         context: committed tokens of all of them, as far as the host knew.
         milliseconds: from the step's start to the next one's; None if something else ran between, or not known yet.
         accept_lens: accepted drafts plus bonus token of each request; empty before the host knows.
+        matched: whether each request had a match to copy, as far as the host knew at the start; empty where no block is
+            copied.
+        copied: what it copied; None where no block is copied.
         caught_up: whether it injected what plain steps had left waiting, which is not part of its width's time.
     """
 
@@ -43,6 +47,8 @@ class StepRecord:
     context: int
     milliseconds: float | None = None
     accept_lens: Sequence[int] = ()
+    matched: Sequence[bool] = ()
+    copied: Copied | None = None
     caught_up: bool = False
 
 
@@ -78,6 +84,8 @@ class Steps:
         """The oldest step without counts has these; steps come in launch order."""
         record = self._uncounted.popleft()
         record.accept_lens = accept_lens
+        if record.copied is not None:
+            record.copied.arrived(accept_lens)
         return record
 
     def timed(self) -> list[StepRecord]:

@@ -53,15 +53,22 @@ class StepStats:
     Attributes:
         widths: steps by block width.
         accept_lens: verified blocks by accept length (accepted drafts plus the bonus token).
+        match_lens: copied blocks by the length of their match.
+        copied_tokens: tokens that copies brought and the drafts in their place would not have.
     """
 
     widths: Counter[int] = field(default_factory=Counter)
     accept_lens: Counter[int] = field(default_factory=Counter)
+    match_lens: Counter[int] = field(default_factory=Counter)
+    copied_tokens: int = 0
 
     def count(self, record: StepRecord) -> None:
         """Count a finished step."""
         self.widths[record.width] += 1
         self.accept_lens.update(record.accept_lens)
+        if record.copied is not None:
+            self.match_lens.update(record.copied.lengths)
+            self.copied_tokens += record.copied.tokens
 
     @property
     def mean_accept_length(self) -> float | None:
@@ -75,6 +82,8 @@ class StepStats:
             "steps_by_width": {str(width): n for width, n in sorted(self.widths.items())},
             "blocks_by_accept_length": {str(length): n for length, n in sorted(self.accept_lens.items())},
             "mean_accept_length": self.mean_accept_length,
+            "copied_blocks_by_match_length": {str(length): n for length, n in sorted(self.match_lens.items())},
+            "tokens_brought_by_copies": self.copied_tokens,
         }
 
 

@@ -18,7 +18,7 @@ def rank() -> int:
     return int(get_parallel().tp_rank)
 
 
-def hidden_states(_: Any, hidden: torch.Tensor) -> None:
+def hidden_states(_: Any, hidden: torch.Tensor, **__: Any) -> None:
     """Mode ``skew``, before the drafter's head: noise, so that this rank's best token is another."""
     if rank():
         hidden.add_(torch.randn_like(hidden), alpha=float(hidden.std()))
@@ -44,7 +44,7 @@ def write(_: None, commit: Any, step: Any) -> None:
         file.write(json.dumps({"width": step.width, "requests": [req.rid for req in step.batch.reqs], **tokens}) + "\n")
 
 
-def accept_lens(policy: Any, width: int, lens: Any) -> None:
+def accept_lens(policy: Any, width: int, lens: Any, *_: Any) -> None:
     """Mode ``skew_policy``, before a policy learns: this rank hears of no accepted draft."""
     if rank():
         lens[:] = [1] * len(lens)

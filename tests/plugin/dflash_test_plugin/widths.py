@@ -11,6 +11,6 @@ _widths = itertools.cycle(
 )
 
 
-def in_turn(result: int, policy: Any, batch_size: int, context: int = 0) -> int:
+def in_turn(result: int, policy: Any, *_: Any) -> int:
     """After ``FixedWidth.width``."""
     return min(next(_widths), result)

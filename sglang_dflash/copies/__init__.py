@@ -1,0 +1,1 @@
+"""Copied blocks: what a request repeats of its own prompt and output is drafted by copying it."""

@@ -1,0 +1,113 @@
+"""The history: every request's tokens on the device, and what of them is repeated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sglang_dflash.copies.choice import history_columns
+from sglang_dflash.copies.matches import Copied, Matches
+from sglang_dflash.ops import find_copies, note_tokens, offer_copies
+from sglang_dflash.upstream import async_d2h
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sglang_dflash.upstream import ModelRunner, Req, ScheduleBatch
+    from sglang_dflash.worker.step import Step
+
+LONGEST = 16
+"""Tokens of a match that are counted; a longer one is as good."""
+LEAST = 4
+"""Shortest match that is copied."""
+UNSURE = 4.0
+"""Logit margin of the drafter's first choice over its second: below it a copy that differs is taken."""
+
+
+class Copies:
+    """Histories of all requests, by the rows of the target's ``ReqToTokenPool``.
+
+    Position ``p`` of a row holds the request's token there, up to the anchor at its committed length. Beyond lies what
+    nobody reads: rejected tokens, a former holder's. Everything runs on the stream of the steps, in their order, and
+    nothing waits.
+
+    Args:
+        target: the target's runner, pools allocated.
+        width: positions of the widest block.
+
+    Attributes:
+        history: int32 [rows, columns].
+    """
+
+    def __init__(self, target: ModelRunner, width: int) -> None:
+        pool, config = target.req_to_token_pool, target.model_config
+        rows, device = pool.req_to_token.shape[0], pool.req_to_token.device
+        columns = history_columns(config.context_len, target.max_total_num_tokens, width)
+        self.history = torch.zeros((rows, columns), dtype=torch.int32, device=device)
+        self._found = torch.zeros((rows, 2), dtype=torch.int64, device=device)
+        self._vocabulary, self._width = config.vocab_size, width
+        self._matches = Matches(LEAST)
+
+    def before_prefill(self, batch: ScheduleBatch) -> None:
+        """Write everything so far of the requests that a prefill goes on with.
+
+        Cached prefixes and earlier chunks too: the row may have had another holder. Requests that only ride along
+        (mixed batch) are known, and the host's view of them lags.
+        """
+        decoding = {id(req) for req in batch.decoding_reqs or ()}
+        rows = zip(batch.req_pool_indices_cpu.tolist(), batch.reqs, strict=True)
+        self._write((row, req.get_fill_ids()) for row, req in rows if id(req) not in decoding)
+
+    def after_prefill(self, batch: ScheduleBatch, next_token_ids: Tensor) -> None:
+        """Append the first tokens, int64 [bs]. Another chunk overwrites what a chunk in the middle gave."""
+        lens = [prefix + extend for prefix, extend in zip(batch.prefix_lens, batch.extend_lens, strict=True)]
+        self._append(batch, batch.seq_lens - 1, next_token_ids[:, None], batch.seq_lens, lens)
+
+    def take_up(self, batch: ScheduleBatch, next_token_ids: Tensor) -> None:
+        """Requests that another server prefilled, with the tokens that it sampled, int64 [bs]."""
+        rows, lens = batch.req_pool_indices_cpu.tolist(), batch.seq_lens_cpu.tolist()
+        self._write(
+            (row, [*req.origin_input_ids, *req.output_ids][:length])
+            for row, req, length in zip(rows, batch.reqs, lens, strict=True)
+        )
+        self._append(batch, batch.seq_lens - 1, next_token_ids[:, None], batch.seq_lens, lens)
+
+    def offer(self, step: Step) -> None:
+        """Replace drafts of the block by copies."""
+        assert step.margins is not None, "the drafter tells no margins"
+        rows, last = step.batch.req_pool_indices, step.batch.seq_lens
+        offer_copies(step.tokens, step.margins, self.history, self._found, rows, last, least=LEAST, unsure=UNSURE)
+
+    def note(self, step: Step) -> Copied:
+        """Append what the step committed, and find what the next one may copy."""
+        batch, accepted = step.batch, step.accepted
+        self._append(batch, batch.seq_lens, accepted.out_tokens, accepted.new_seq_lens, step.state.committed_cpu)
+        found = async_d2h(self._found[batch.req_pool_indices])
+        return Copied(self._matches, batch.reqs, found, drafted=step.width > 1)
+
+    def matched(self, reqs: Sequence[Req]) -> list[bool]:
+        """Whether each request had a match that can be copied when the host last heard of it."""
+        return self._matches.long_enough(reqs)
+
+    def _append(self, batch: ScheduleBatch, after: Tensor, tokens: Tensor, newest: Tensor, lens: list[int]) -> None:
+        """Append int64 [bs, w] ``tokens`` after position ``after``, and match what ends at position ``newest``.
+
+        Args:
+            lens: the host's view of ``newest``, which lags by up to two blocks.
+        """
+        rows, bound = batch.req_pool_indices, max(lens) + 2 * self._width
+        note_tokens(self.history, self._found, rows, after, tokens)
+        find_copies(self.history, self._found, rows, newest, longest=LONGEST, bound=bound)
+
+    def _write(self, entries: Iterable[tuple[int, Any]]) -> None:
+        """Write the tokens of requests from position 0 on, as copies: sessions change their arrays in place."""
+        for row, ids in entries:
+            tokens = np.array(ids, dtype=np.int64)
+            # Placeholders of images are hashes of up to 62 bits; no copy may hold one.
+            known = (tokens >= 0) & (tokens < self._vocabulary)
+            host = torch.from_numpy(np.where(known, tokens, -1).astype(np.int32))
+            pin = self.history.device.type != "cpu"
+            self.history[row, : len(host)].copy_(host.pin_memory() if pin else host, non_blocking=pin)
