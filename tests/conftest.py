@@ -34,7 +34,7 @@ torch.set_num_threads(1)
 # Files whose tests use the servers below.
 FEATURES_FILES = {
     *("test_bench_engine", "test_dflash_equality", "test_dflash_reference", "test_host_copies", "test_requests"),
-    *("test_requests_batches", "test_requests_mixed", "test_state_replay", "test_width_engine"),
+    *("test_copies_engine", "test_requests_batches", "test_requests_mixed", "test_state_replay", "test_width_engine"),
 }
 
 
@@ -77,10 +77,15 @@ def dflash_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def random_widths_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The same with blocks of any width; its drafter is right often enough and not always."""
+    """The same with blocks of any width and copies; its drafter is right often enough and not always.
+
+    Before each step the histories are compared with the host's tokens.
+    """
     folder = tmp_path_factory.mktemp("widths")
-    with dflash_server("tiny-hybrid", folder, *RANDOM_WIDTHS, base=FEATURES, drafter="noisy") as server:
+    plugin = with_plugin(folder, "history")
+    with dflash_server("tiny-hybrid", folder, *RANDOM_WIDTHS, base=FEATURES, drafter="noisy", **plugin) as server:
         yield server
+        assert int((folder / "histories.txt").read_text()) > 0
         info = worker_info(server)
         assert set(info["steps_by_width"]) == {"1", "2", "4", "8", "16"}, info
         assert_nothing_leaked(server)

@@ -1,4 +1,4 @@
-"""Whether blocks are copied: the rule, and the size of the histories."""
+"""Whether blocks are copied: the rule."""
 
 from __future__ import annotations
 
@@ -28,17 +28,3 @@ def copies_asked_for(widths: WidthConfig | None) -> bool:
     if value or key is not None:
         return value == "1" or bool(key)
     return widths is not None and widths.policy == "adaptive"
-
-
-def history_columns(context: int, tokens: int, width: int) -> int:
-    """Columns of the histories: no request grows longer than the context, or than the K/V pool.
-
-    The step after the one that ends a request is already under way: two blocks may lie beyond. One column is for what
-    lies beyond all of that.
-
-    Args:
-        context: tokens of the longest request.
-        tokens: of the K/V pool.
-        width: positions of the widest block.
-    """
-    return min(context, tokens) + 2 * width + 2

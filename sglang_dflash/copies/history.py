@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_dflash.copies.choice import history_columns
-from sglang_dflash.copies.matches import Copied, Matches
+from sglang_dflash.copies.matches import LEAST, LONGEST, Copied, Matches
+from sglang_dflash.memory.sizes import history_columns
 from sglang_dflash.ops import find_copies, note_tokens, offer_copies
 from sglang_dflash.upstream import async_d2h
 
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner, Req, ScheduleBatch
     from sglang_dflash.worker.step import Step
 
-LONGEST = 16
-"""Tokens of a match that are counted; a longer one is as good."""
-LEAST = 4
-"""Shortest match that is copied."""
 UNSURE = 4.0
 """Logit margin of the drafter's first choice over its second: below it a copy that differs is taken."""
 
@@ -49,7 +45,7 @@ class Copies:
         self.history = torch.zeros((rows, columns), dtype=torch.int32, device=device)
         self._found = torch.zeros((rows, 2), dtype=torch.int64, device=device)
         self._vocabulary, self._width = config.vocab_size, width
-        self._matches = Matches(LEAST)
+        self._matches = Matches()
 
     def before_prefill(self, batch: ScheduleBatch) -> None:
         """Write everything so far of the requests that a prefill goes on with.

@@ -11,21 +11,21 @@ from torch import Tensor
 if TYPE_CHECKING:
     from sglang_dflash.upstream import Req
 
+LEAST = 4
+"""Shortest match that is copied."""
+LONGEST = 16
+"""Tokens of a match that are counted; a longer one is as good."""
+
 
 class Matches:
-    """Length of each request's latest match that the host knows of.
+    """Length of each request's latest match that the host knows of."""
 
-    Args:
-        least: shortest match that is copied.
-    """
-
-    def __init__(self, least: int) -> None:
-        self._least = least
+    def __init__(self) -> None:
         self._lengths: WeakKeyDictionary[Req, int] = WeakKeyDictionary()
 
     def long_enough(self, reqs: Sequence[Req]) -> list[bool]:
         """Whether each request's match can be copied."""
-        return [self._lengths.get(req, 0) >= self._least for req in reqs]
+        return [self._lengths.get(req, 0) >= LEAST for req in reqs]
 
     def replace(self, req: Req, length: int) -> int:
         """Note a request's new match; returns the length of the one before."""

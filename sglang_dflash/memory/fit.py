@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sglang_dflash.memory.sizes import StateBytes
+from sglang_dflash.memory.sizes import StateBytes, history_columns
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Demand:
         in_transfer: requests of a disaggregated server that hold rows beside the running ones; None for any other.
         replayed: the state where states are replayed, whose dtype may be another; None for the same.
         records: positions of a request's ring of records where states are replayed.
+        copied_context: tokens of the longest request where blocks are copied; None where they are not.
     """
 
     target_weights: int
@@ -50,6 +51,7 @@ class Demand:
     in_transfer: int | None = None
     replayed: StateBytes | None = None
     records: int = 16
+    copied_context: int | None = None
 
     def state_of(self, *, replay: bool) -> StateBytes:
         return self.replayed or self.state if replay else self.state
@@ -78,6 +80,7 @@ class Pools:
         in_transfer: requests of a disaggregated server that hold rows beside the running ones; None for any other.
         asked, running: requests at once, ``--max-running-requests`` and what fits.
         ring: slots of the drafter's K/V that a request takes under a draft window; None without one.
+        history: bytes of a request's history, for copied blocks; 0 without. It lies beside the divided memory.
     """
 
     replay: bool
@@ -96,6 +99,7 @@ class Pools:
     running: int
     ring: int | None = None
     in_transfer: int | None = None
+    history: int = 0
 
     @property
     def held(self) -> int:
@@ -113,6 +117,7 @@ class Pools:
             "draft_kv": draft_rows * self.draft_kv if self.tokens else 0,
             "states": (self.state_slots + 1) * self.state,
             "scratch": (self.held + 1) * self.scratch,  # one more: the padding row
+            "history": (self.held + 1) * self.history,
         }
 
     @property
@@ -176,7 +181,13 @@ def fit(demand: Demand, static_bytes: float, *, replay: bool = False) -> Pools:
         running=running,
         ring=demand.ring,
         in_transfer=demand.in_transfer,
+        history=history_bytes(demand.copied_context, tokens, demand.block),
     )
+
+
+def history_bytes(context: int | None, tokens: int, block: int) -> int:
+    """Bytes of a request's history; ``context`` is None where blocks are not copied."""
+    return 0 if context is None else 4 * history_columns(context, tokens, block)
 
 
 def rings(running: int, in_transfer: int | None) -> int:

@@ -148,6 +148,20 @@ def _heads_per_rank(heads: int, tp_size: int) -> int:
     return max(1, heads // tp_size)
 
 
+def history_columns(context: int, tokens: int, block: int) -> int:
+    """Tokens of a request's history, for copied blocks: no request outgrows the context or the K/V pool.
+
+    The step after the one that ends a request is already under way, so two blocks may lie beyond. Whatever would lie
+    further shares one more column.
+
+    Args:
+        context: tokens of the longest request.
+        tokens: of the K/V pool.
+        block: positions of the widest block.
+    """
+    return min(context, tokens) + 2 * block + 2
+
+
 MAX_RUNNING = 48  # SGLang's for DFLASH, without --max-running-requests
 
 

@@ -61,6 +61,8 @@ def _column(pools: Pools) -> dict[str, tuple[str, str]]:
     else:
         each = f"{size(pools.ring * pools.draft_kv)} a request"
         rows += [(f"drafter's K/V, {pools.ring} slots", each, whole["draft_kv"])]
+    if pools.history:
+        rows += [("history, for copied blocks", f"{size(pools.history)} a request", whole["history"])]
     if pools.tokens == 0:
         return heading | {about: (each, "" if each else size(all_of_it)) for about, each, all_of_it in rows}
     totals = {

@@ -102,9 +102,10 @@ def decide(args: Any, machine: Machine, *, hybrid: bool) -> ServingPlan:
     block = block_size(args, pair.drafter)
     widths = _widths(args, block)
     asked = replay_asked_for(args) if hybrid else None
-    memory, unsized = None, None
+    copies, memory, unsized = _copies(args, widths), None, None
     try:
-        memory = expected_memory(args, machine, pair, asked, widths.widths_for(block) if widths else (block,))
+        served = widths.widths_for(block) if widths else (block,)
+        memory = expected_memory(args, machine, pair, asked, served, copies=copies)
     except DFlashError as error:  # SGLang divides the memory, and may know better
         unsized = error
     if memory is not None:
@@ -144,7 +145,7 @@ def _plan(
         window=_window(args, pair.drafter, block),
         replay=replay,
         records=record_length(args, block) if replay else 0,
-        copies=copies_asked_for(widths) and args.disaggregation_mode != "prefill",  # which decodes nothing
+        copies=_copies(args, widths),
         role=args.disaggregation_mode,
         **decided,
     )
@@ -161,6 +162,10 @@ def _widths(args: Any, block: int) -> WidthConfig | None:
     if widths is not None:
         widths.widths_for(block)  # refuses a width wider than the block
     return widths
+
+
+def _copies(args: Any, widths: WidthConfig | None) -> bool:
+    return copies_asked_for(widths) and args.disaggregation_mode != "prefill"  # which decodes nothing
 
 
 def _window(args: Any, drafter: DrafterConfig, block: int) -> DraftWindow | None:

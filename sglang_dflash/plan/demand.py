@@ -32,12 +32,13 @@ STATE_SHARE = 0.9  # SGLang's --mamba-full-memory-ratio
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
-def demand(args: Any, machine: Machine, pair: Pair) -> Demand:
+def demand(args: Any, machine: Machine, pair: Pair, *, copies: bool = False) -> Demand:
     """Compute the memory demand of one rank.
 
     Args:
         args: server arguments by SGLang's names.
         machine: what serves.
+        copies: whether blocks are copied.
 
     Raises:
         DFlashError: a size or dtype in a configuration is unusable.
@@ -76,6 +77,7 @@ def demand(args: Any, machine: Machine, pair: Pair) -> Demand:
         replayed=states(recurrent_bytes=dtype_bytes(replayed)),
         in_transfer=in_transfer(args),
         records=max(args.linear_replayssm_cache_len, ring_length(block)),
+        copied_context=context if copies else None,
     )
 
 

@@ -44,7 +44,7 @@ class MemoryTable:
 
 
 def expected_memory(
-    args: Any, machine: Machine, pair: Pair, asked_replay: bool | None, widths: tuple[int, ...]
+    args: Any, machine: Machine, pair: Pair, asked_replay: bool | None, widths: tuple[int, ...], *, copies: bool
 ) -> MemoryTable:
     """Divide the machine's memory as SGLang will.
 
@@ -55,6 +55,7 @@ def expected_memory(
         args: server arguments by SGLang's names.
         asked_replay: the user's choice between replayed and kept states; None if open.
         widths: of a step's block.
+        copies: whether blocks are copied.
 
     Raises:
         Doubt: no sizes are known for the target's family.
@@ -68,7 +69,7 @@ def expected_memory(
         )
 
     def demand_of(changed: Any) -> Demand:
-        return demand(changed, machine, pair)
+        return demand(changed, machine, pair, copies=copies)
 
     needed, memory, fraction = demand_of(args), machine.memory or 0, args.mem_fraction_static or MEM_FRACTION
     static, hybrid = int(memory * fraction), bool(needed.state.slot)
@@ -83,7 +84,8 @@ def expected_memory(
             replayed = fit(needed, static, replay=True)
         ways = [replayed, kept] if replay else [kept, replayed]
     found = advice(args, demand_of, replay=replay, memory=memory, fraction=fraction) if memory else []
-    beside = outside(args, machine, pair, needed, widths, memory - static) if memory and machine.kind == "gpu" else None
+    room = memory - static - ways[0].bytes["history"]
+    beside = outside(args, machine, pair, needed, widths, room) if memory and machine.kind == "gpu" else None
     return MemoryTable(machine.name if memory else f"{machine.name}: sizes only", static, needed, ways, found, beside)
 
 

@@ -105,6 +105,7 @@ class DFlashWorker(BaseSpecWorker):
     def server_info(self) -> dict[str, Any]:
         """Identity, plan, counters and allocated memory, for ``/server_info``."""
         memory = allocated_bytes(self._target_worker.model_runner, self._draft_worker.model_runner)
+        memory["history"] = 0 if self._copies is None else self._copies.history.nbytes
         return {**self.identity, **self._observer.info(), "width": self.width_policy.describe(), "memory_bytes": memory}
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:

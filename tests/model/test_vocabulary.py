@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,5 +71,32 @@ def test_only_a_reduced_vocabularys_tokens_are_drafted(monkeypatch: pytest.Monke
     logits = hidden @ vocabulary.lm_head.weight.T
     best = logits.masked_fill(~drafted, float("-inf")).softmax(-1).max(-1)
     reduced = vocabulary.reduced(drafted)
-    tokens = reduced.argmax_token(hidden)
-    assert torch.equal(tokens, best.indices) and not torch.equal(tokens, vocabulary.argmax_token(hidden))
+    tokens, _ = reduced.argmax_token(hidden)
+    assert torch.equal(tokens, best.indices) and not torch.equal(tokens, vocabulary.argmax_token(hidden)[0])
+
+
+@pytest.mark.parametrize("margins", [False, True])
+def test_ranks_agree_on_tokens_and_on_how_sure_they_are(margins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks of four tokens each; both best tokens of a row may belong to one of them, or one to each."""
+    hidden = torch.randn(40, 4, generator=torch.Generator().manual_seed(2))
+    whole = TargetVocabulary.of(target(), mask_token_id=MASK, mask_embedding=None)
+    logits = hidden @ whole.lm_head.weight.T
+    shards = [replace(whole, first_id=first, num_ids=4, lm_head=target().table) for first in (0, 4)]
+    shards[1].lm_head.weight.data = shards[1].lm_head.weight[4:]
+    sent: list[torch.Tensor] = []
+
+    def all_gather(mine: torch.Tensor, dim: int) -> torch.Tensor:
+        sent.append(mine)
+        return torch.cat((sent * 2)[:2], dim)
+
+    group = SimpleNamespace(world_size=2, all_gather=all_gather)
+    monkeypatch.setattr("sglang_dflash.model.vocabulary.get_parallel", lambda: SimpleNamespace(tp_group=group))
+    for shard in shards:  # the second one receives what both sent
+        tokens, found = shard.argmax_token(hidden, margins=margins)
+    best = logits.topk(2)
+    assert torch.equal(tokens, best.indices[:, 0])
+    assert {tuple(sorted(row)) for row in (best.indices // 4).tolist()} == {(0, 0), (0, 1), (1, 1)}
+    if margins:
+        torch.testing.assert_close(found, best.values[:, 0] - best.values[:, 1])
+    else:
+        assert found is None

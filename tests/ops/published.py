@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from sglang_dflash import ops
+from sglang_dflash.copies.history import UNSURE
+from sglang_dflash.copies.matches import LEAST, LONGEST
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.model.attention import QKNormRope
 from sglang_dflash.states.reference import Records
@@ -110,6 +112,11 @@ def launch_ours(shapes: RankShapes, *, bs: int, width: int, skipped: int = 0) ->
         longs(bs),
         tensor(REQUEST_ROWS, 3, dtype=torch.float32),
     )
+    history, found = tensor(REQUEST_ROWS, context + 34, dtype=torch.int32), tensor(REQUEST_ROWS, 2)
+    ops.note_tokens(history, found, longs(bs), longs(bs), longs(bs, width))
+    ops.find_copies(history, found, longs(bs), longs(bs), longest=LONGEST, bound=context)
+    margins = tensor(bs, width - 1, dtype=torch.float32, skipped=skipped)
+    ops.offer_copies(longs(bs, width), margins, history, found, longs(bs), longs(bs), least=LEAST, unsure=UNSURE)
     ops.seeded_draw(tensor(bs * width, vocab, dtype=torch.float32), longs(bs * width), longs(bs * width))
     _gdn_replay(shapes, bs, width, longs)
 

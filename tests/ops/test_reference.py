@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import struct
+from random import Random
 
 import pytest
 import torch
@@ -12,7 +14,10 @@ from hypothesis import strategies as st
 from sglang_dflash.ops import (
     Accepted,
     accept_block,
+    find_copies,
     norm_rope,
+    note_tokens,
+    offer_copies,
     prepare_block,
     seeded_draw,
     token_hash,
@@ -126,3 +131,50 @@ def test_seeded_draws_follow_the_weights(vary: str) -> None:
     # The draw at the next position does not depend on this one.
     pairs = torch.bincount(tokens[0::2] * 7 + tokens[1::2], minlength=49)
     assert p_value(pairs, torch.outer(weights, weights).flatten() / weights.sum() ** 2) > 0.01
+
+
+def naive_copy(tokens: list[int], most: int, longest: int) -> tuple[int, list[int]]:
+    """Length of the longest earlier occurrence of what ends ``tokens``, and the ``most`` tokens after it."""
+    last = len(tokens) - 1
+    best, after = 0, 0
+    for end in range(last):
+        length = 0
+        while length < longest and length <= end and tokens[end - length] == tokens[last - length] >= 0:
+            length += 1
+        if length and length >= best:
+            best, after = length, end + 1
+    return best, [tokens[after + i % (last + 1 - after)] for i in range(most)] if best else []
+
+
+@given(st.integers(0, 2**32))
+def test_copies_are_a_naive_loops_whatever_was_rejected_before(seed: int) -> None:
+    """Several requests go through steps; rejected tokens and former holders' stay in the table."""
+    random, least, longest = Random(seed), 2, 5
+    width, bs = random.randint(2, 6), random.randint(1, 3)
+
+    def some(*shape: int) -> torch.Tensor:
+        """Few tokens, so that they repeat; a negative one cannot be copied."""
+        return torch.tensor(random.choices(range(-1, 4), k=math.prod(shape))).view(shape)
+
+    history, found, rows = some(4, 60).int(), torch.zeros(4, 2, dtype=torch.int64), torch.randperm(4)[:bs]
+    texts = [history[row, : random.randint(1, 20)].tolist() for row in rows]
+    for _ in range(5):
+        lens, block = torch.tensor([len(text) - 1 for text in texts]), some(bs, width)
+        note_tokens(history, found, rows, lens, block)
+        for text, new in zip(texts, block.tolist(), strict=True):
+            text += new[: random.randint(1, width)]
+        last = torch.tensor([len(text) - 1 for text in texts])
+        find_copies(history, found, rows, last, longest=longest, bound=int(last.max()) + 3)
+        drafts, margins = some(bs, width).abs(), torch.rand(bs, width - 1)
+        offered = drafts.clone()
+        offer_copies(offered, margins, history, found, rows, last, least=least, unsure=0.5)
+        for b, text in enumerate(texts):
+            length, copy = naive_copy(text, width - 1, longest)
+            assert found[rows[b], 0] >> 32 == length
+            expected, first = drafts[b, 1:].tolist(), 0
+            if length >= least:
+                copy = [c if c >= 0 else d for c, d in zip(copy, expected, strict=True)]
+                first = next((i for i, (c, d) in enumerate(zip(copy, expected, strict=True), 1) if c != d), 0)
+                first *= bool(margins[b, first - 1] < 0.5)
+            assert found[rows[b], 1] == first
+            assert offered[b].tolist() == [drafts[b, 0].item(), *(copy if first else expected)]

@@ -15,7 +15,10 @@ pytest.importorskip("triton")
 
 from sglang_dflash.ops import kernels
 from sglang_dflash.ops.kernels.accept_block import accept_block
+from sglang_dflash.ops.kernels.find_copies import find_copies
 from sglang_dflash.ops.kernels.norm_rope import norm_rope
+from sglang_dflash.ops.kernels.note_tokens import note_tokens
+from sglang_dflash.ops.kernels.offer_copies import offer_copies
 from sglang_dflash.ops.kernels.penalize_block import penalize_block
 from sglang_dflash.ops.kernels.prepare_block import prepare_block
 from sglang_dflash.ops.kernels.seeded_draw import seeded_draw
@@ -77,7 +80,7 @@ def test_kernels_fit_in_registers_and_grids_at_the_published_shapes(capability: 
 
 
 EVERY_OTHER = torch.zeros(8, dtype=torch.int64)[::2]
-DENSE, TABLE = EVERY_OTHER.clone(), torch.zeros(4, 8)
+DENSE, TABLE, PAIRS = EVERY_OTHER.clone(), torch.zeros(4, 8), torch.zeros(4, 2)
 BLOCKS = Blocks(4, 1)
 STRIDED: dict[str, Callable[[], object]] = {
     "prepare_block_kernel": lambda: prepare_block(DENSE, EVERY_OTHER, DENSE, TABLE, width=2, mask_token_id=0),
@@ -86,6 +89,9 @@ STRIDED: dict[str, Callable[[], object]] = {
     "penalize_block_kernel": lambda: penalize_block(TABLE[:, None], DENSE[:, None], TABLE, EVERY_OTHER, TABLE),
     "gdn_verify_kernel": lambda: BLOCKS.verify(gdn_verify, BLOCKS.records, slots=EVERY_OTHER),
     "gdn_commit_kernel": lambda: gdn_commit(BLOCKS.states, BLOCKS.records, DENSE, DENSE, EVERY_OTHER),
+    "note_tokens_kernel": lambda: note_tokens(TABLE, PAIRS, EVERY_OTHER, DENSE, TABLE),
+    "find_copies_kernel": lambda: find_copies(TABLE, PAIRS, DENSE, EVERY_OTHER, longest=4, bound=7),
+    "offer_copies_kernel": lambda: offer_copies(TABLE, TABLE, TABLE, PAIRS, EVERY_OTHER, DENSE, least=4, unsure=1.0),
     "seeded_draw_kernel": lambda: seeded_draw(TABLE, EVERY_OTHER, DENSE),
 }
 

@@ -10,7 +10,7 @@ import pytest
 from sglang_dflash.bench.tasks import repeats
 from tests.support.generation import assert_nothing_leaked, flush, generate_all
 from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server, plain_server, worker_info
-from tests.support.prompts import chat_ids, corpus, random_prompts
+from tests.support.prompts import corpus, message_ids, random_prompts
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("copies")]
 
@@ -22,8 +22,8 @@ POLICIES = {"fixed": (), "adaptive": ("--speculative-adaptive",), "random": RAND
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
     """What repeats itself, and what need not: known conversations, and noise, after which a model loops."""
-    asked = [question for task, count in ASKED.items() for question in repeats.load(task, count, seed=1)]
-    return [*chat_ids(PAIR, asked), *corpus(PAIR, 24, seed=1), *random_prompts(PAIR, 18)]
+    asked = [question.messages for task, count in ASKED.items() for question in repeats.load(task, count, seed=1)]
+    return [*message_ids(PAIR, asked), *corpus(PAIR, 24, seed=1), *random_prompts(PAIR, 18)]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 import transformers
 
-from sglang_dflash.bench.tasks.question import Question
+from sglang_dflash.bench.tasks.question import Message
 from sglang_dflash.pairs import target_path
 from sglang_dflash.pairs.corpus.prompts import TASKS, Prompt, prompts
 
@@ -22,12 +22,17 @@ def corpus(pair: str, number: int, seed: int = 0, shape: str | None = None) -> l
     return chat_ids(pair, list(itertools.islice(itertools.chain.from_iterable(zip(*per_task, strict=True)), number)))
 
 
-def chat_ids(pair: str, asked: Sequence[Prompt | Question]) -> list[list[int]]:
+def chat_ids(pair: str, asked: Sequence[Prompt]) -> list[list[int]]:
     """The prompts as the pair's chat template renders them."""
+    return message_ids(pair, [prompt.messages for prompt in asked])
+
+
+def message_ids(pair: str, asked: Sequence[Sequence[Message]]) -> list[list[int]]:
+    """Conversations as the pair's chat template renders them."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(target_path(pair))
     return [
-        tokenizer.apply_chat_template(list(prompt.messages), add_generation_prompt=True, return_dict=False)
-        for prompt in asked
+        tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+        for messages in asked
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from sglang_dflash.copies.matches import LONGEST
 from sglang_dflash.upstream import get_observability, get_parallel, get_serving
 from sglang_dflash.width import AdaptiveWidth, WidthPolicy
 
@@ -25,6 +26,8 @@ class StepMetrics:
     ``sglang_dflash:survival`` (gauge, by ``position``) and ``sglang_dflash:drafting_rests`` (gauge, 0 or 1), of an
     adaptive width: the chance that a draft is committed, and whether plain decoding is faster than drafting.
     ``sglang_dflash:broken_drafts`` (gauge): drafted positions at which the drafter's output was not finite.
+    ``sglang_dflash:match_length`` (histogram) and ``sglang_dflash:copied_tokens_total`` (counter): matches of copied
+    blocks, and tokens that copies brought and drafts would not have.
     """
 
     def __init__(self, max_width: int) -> None:
@@ -36,8 +39,8 @@ class StepMetrics:
         def gauge(name: str, text: str, *by: str) -> Gauge:
             return Gauge(f"sglang_dflash:{name}", text, (*labels, *by), multiprocess_mode="mostrecent")
 
-        def histogram(name: str, text: str) -> Histogram:
-            buckets = range(1, max_width + 1)
+        def histogram(name: str, text: str, most: int = max_width) -> Histogram:
+            buckets = range(1, most + 1)
             return Histogram(f"sglang_dflash:{name}", text, tuple(labels), buckets=buckets).labels(**labels)
 
         self._accept_length = histogram(
@@ -49,6 +52,8 @@ class StepMetrics:
         self._survival = gauge("survival", "Chance that the draft at a position is committed.", "position")
         self._rests = gauge("drafting_rests", "Whether plain decoding is faster than drafting.")
         self._broken = gauge("broken_drafts", "Drafted positions at which the drafter's output was not finite.")
+        self._match_length = histogram("match_length", "Tokens of a copied block's match.", LONGEST)
+        self._copied = Counter("sglang_dflash:copied_tokens", "Tokens that copies brought.", tuple(labels))
         self._labels = labels
 
     def observe(self, record: StepRecord, timed: Sequence[StepRecord], policy: WidthPolicy, broken: int) -> None:
@@ -58,6 +63,10 @@ class StepMetrics:
         self._broken.labels(**self._labels).set(broken)
         for length in record.accept_lens:
             self._accept_length.observe(length)
+        if record.copied is not None:
+            self._copied.labels(**self._labels).inc(record.copied.tokens)
+            for length in record.copied.lengths:
+                self._match_length.observe(length)
         for done in timed:
             if done.accept_lens and done.milliseconds:
                 self._set_rate("measured", sum(done.accept_lens) / done.milliseconds)

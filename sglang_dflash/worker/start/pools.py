@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from sglang_dflash.memory.fit import Pools, draft_slots
+from sglang_dflash.memory.fit import Pools, draft_slots, history_bytes
 from sglang_dflash.memory.sizes import in_transfer, slots_per_request
 from sglang_dflash.memory.table import lines
 from sglang_dflash.plan.serving import ServingPlan
@@ -52,6 +52,7 @@ def tell_pools(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> 
         running=running,
         ring=ring,
         in_transfer=transferred,
+        history=history_bytes(target.model_config.context_len if plan.copies else None, tokens, plan.block),
     )
     logger.info("DFLASH: memory of this rank\n  %s", "\n  ".join(lines([pools])))
     if pools.running < pools.asked:

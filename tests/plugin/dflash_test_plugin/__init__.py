@@ -30,6 +30,7 @@ def register() -> None:
 
     from dflash_test_plugin import (
         faults,
+        history,
         host_copies,
         oracle,
         penalty_order,
@@ -50,6 +51,7 @@ def register() -> None:
             (FORWARD, faults.spoil_drafter, When.BEFORE),
             (VERIFY, faults.spoil_target, When.AFTER),
         ],
+        "history": [(DECODE, history.compare, When.BEFORE)],
         "host_copies": [(DECODE, host_copies.record, When.AROUND)],
         "mixed": [(PREFILL, probe.record_mixed, When.AFTER)],
         "step_files": [(DECODE, step_files.trace, When.AROUND)],

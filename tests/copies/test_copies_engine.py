@@ -1,0 +1,126 @@
+"""Blocks that are copied from the request: text, seeds and grammars stay as they are, and fewer steps are taken.
+
+The shared server compares the histories on the device with the host's tokens before each step.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sglang_dflash.bench.tasks import load
+from sglang_dflash.pairs.corpus.prompts import prompts
+from tests.support.generation import Answer, answers, assert_nothing_leaked, flush, generate_all, tokens
+from tests.support.pair_servers import FEATURES, RANDOM_WIDTHS, dflash_server, plain_server, with_plugin, worker_info
+from tests.support.prompts import corpus, message_ids, schema_of
+from tests.support.servers import Server
+
+pytestmark = pytest.mark.engine
+
+PAIR = "tiny-hybrid"
+NEW_TOKENS = 64
+TASKS = ("edit-json", "edit-code", "edit-chat", "repeat")
+
+
+def repeats(each: int, seed: int = 0, tasks: tuple[str, ...] = TASKS) -> list[list[int]]:
+    """Prompts whose answers repeat what they hold, as token ids."""
+    return message_ids(PAIR, [question.messages for task in tasks for question in load(task, each, seed=seed)])
+
+
+def texts(found: list[Answer]) -> list[list[int]]:
+    return [answer.tokens for answer in found]
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_repeats_are_copied_and_the_text_stays(
+    concurrency: int, random_widths_hybrid: Server, plain_hybrid: Server
+) -> None:
+    inputs = repeats(4, seed=concurrency)
+    before = worker_info(random_widths_hybrid)
+    found = generate_all(random_widths_hybrid, inputs, concurrency, NEW_TOKENS)
+    assert texts(found) == texts(generate_all(plain_hybrid, inputs, 8, NEW_TOKENS))
+    after = worker_info(random_widths_hybrid)
+    copied, brought = ("copied_blocks_by_match_length", "tokens_brought_by_copies")
+    assert sum(after[copied].values()) >= sum(before[copied].values()) + len(inputs)
+    assert after[brought] >= before[brought] + 2 * len(inputs)
+    assert all(4 <= int(length) <= 16 for length in after[copied])
+
+
+def test_a_seed_gives_the_same_text_with_copies(random_widths_hybrid: Server, dflash_hybrid: Server) -> None:
+    inputs = repeats(4, seed=2)
+    params = [
+        {"temperature": 1.0 + i % 2 / 2, "top_p": 0.9, "sampling_seed": i, "max_new_tokens": NEW_TOKENS}
+        for i in range(len(inputs))
+    ]
+    copied, drafted = (tokens(answers(server, inputs, params)) for server in (random_widths_hybrid, dflash_hybrid))
+    assert copied == drafted
+    assert copied != texts(generate_all(dflash_hybrid, inputs, 8, NEW_TOKENS))
+
+
+def test_a_grammar_refuses_what_a_copy_proposes(random_widths_hybrid: Server, plain_hybrid: Server) -> None:
+    """The conversation shows answers to the same questions that the schema forbids, and asks again."""
+    asked = prompts("json", n=12, shape="single")
+    shown = [
+        ({"role": "user", "content": prompt.messages[0]["content"]}, {"role": "assistant", "content": prompt.answer})
+        for prompt in asked
+    ]
+    inputs = message_ids(PAIR, [(*turn, turn[0]) for turn in shown])
+    params = []
+    for prompt in asked:
+        schema = json.loads(schema_of(prompt))
+        for value in schema["properties"].values():  # the values of the answer that is shown break it
+            value |= {"maxLength": 2} if value["type"] == "string" else {"minimum": 1000, "maximum": 9999}
+        params.append({"temperature": 0, "max_new_tokens": 120, "json_schema": json.dumps(schema)})
+    before = worker_info(random_widths_hybrid)["copied_blocks_by_match_length"]
+    found, expected = (answers(server, inputs, params) for server in (random_widths_hybrid, plain_hybrid))
+    assert tokens(found) == tokens(expected)
+    for answer in found:
+        if answer["meta_info"]["finish_reason"]["type"] == "stop":
+            values = json.loads(answer["text"])
+            assert all(len(v) <= 2 if isinstance(v, str) else v >= 1000 for v in values.values()), values
+    after = worker_info(random_widths_hybrid)["copied_blocks_by_match_length"]
+    assert sum(after.values()) > sum(before.values())
+
+
+# Chunks shorter than a prompt, mixed batches, and too little K/V for all that run.
+PRESSED = ("--chunked-prefill-size", "64", "--enable-mixed-chunk", "--max-total-tokens", "2304")
+CROWDED = ("--schedule-conservativeness", "0.05")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [("--enable-streaming-session",), ("--disable-overlap-schedule",), ("--speculative-draft-window-size", "64")],
+    ids=["sessions", "no overlap", "draft window"],
+)
+def test_histories_under_chunks_mixed_batches_and_retraction(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    inputs = [*repeats(6, seed=3), *corpus(PAIR, 8, seed=5)]
+    with plain_server(PAIR, tmp_path, base=FEATURES) as server:
+        expected = texts(generate_all(server, inputs, 8, NEW_TOKENS, sampling_params={"ignore_eos": True}))
+    flags, plugin = (*PRESSED, *CROWDED, *RANDOM_WIDTHS, *arguments), with_plugin(tmp_path, "history", "mixed")
+    with dflash_server(PAIR, tmp_path, *flags, base=FEATURES, drafter="noisy", **plugin) as server:
+        for _ in range(2):  # the second time from the prefix cache
+            found = generate_all(server, inputs, 16, NEW_TOKENS, sampling_params={"ignore_eos": True})
+            assert texts(found) == expected
+        if "--enable-streaming-session" in arguments:
+            _assert_a_streaming_session_goes_on(server)
+        assert_nothing_leaked(server)
+        assert "#retracted_reqs" in server.log
+    assert (tmp_path / "mixed.jsonl").stat().st_size > 0
+    assert int((tmp_path / "histories.txt").read_text()) > 100
+
+
+def _assert_a_streaming_session_goes_on(server: Server) -> None:
+    flush(server)
+    opened = server.post("/open_session", {"capacity_of_str_len": 100_000, "streaming": True})
+    session, context = opened.json(), []
+    for turn in repeats(1, seed=4):
+        params = {"temperature": 0, "max_new_tokens": NEW_TOKENS}
+        body = {"input_ids": turn, "sampling_params": params, "session_params": {"id": session}}
+        answer = server.post("/generate", body).json()
+        (whole,) = answers(server, [[*context, *turn]], params)
+        assert answer["output_ids"] == whole["output_ids"]
+        context += [*turn, *answer["output_ids"]]
+    assert server.post("/close_session", {"session_id": session}).status_code == 200
