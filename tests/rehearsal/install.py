@@ -22,7 +22,8 @@ from sglang_dflash.upstream import (
 )
 from tests.rehearsal import graphs, interpreter, mutants, report, source_patches, stubs
 
-# What stays of the CPU platform's table: kernels that are no Triton there either, and the exchange between ranks and servers.
+# What stays of the CPU platform's table: kernels that are no Triton there either, and the exchange between ranks and
+# servers.
 KEPT = (
     "sglang.srt.disaggregation.",
     "sglang.srt.distributed.",
