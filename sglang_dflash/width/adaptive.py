@@ -73,12 +73,14 @@ class AdaptiveWidth:
         return self.widths[column]
 
     def prospect(self, batch_size: int, context: int = 0) -> Prospect | None:
-        """What the best block with a draft brings in such a step where nothing is copied; None unless that and plain
-        decoding are choices."""
+        """What the best block with a draft brings in such a step; None unless that and plain decoding are choices.
+
+        Of requests without a match: a block for the sake of copies says nothing about the drafter.
+        """
         if self.widths[0] > 1 or len(self.widths) == 1:
             return None
         tokens, row = self.rows.of_unmatched, self.costs.row(batch_size, context)
-        best = max(range(1, len(row)), key=lambda column: tokens[column] / row[column])
+        best = max(range(1, self._drafted_columns), key=lambda column: tokens[column] / row[column])
         return Prospect(self.widths[best], self.survival.hazards[1], tokens[best], row[best] / row[0])
 
     def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import exp, inf, sqrt
+from operator import le
 from typing import Any
 
 from sglang_dflash.width.filter import StepTimeFilter
@@ -114,6 +115,8 @@ class CostTable:
         variance = self._filter.variance
         for row in changed:
             self._by_width[row] = isotonic(self._corrected[row], variance[row])
+        if all(all(map(le, row, above)) for row, above in pairwise(self._by_width)):
+            return self._by_width[:]
         columns = zip(*self._by_width, strict=True)
         by_batch_size = map(isotonic, columns, zip(*variance, strict=True))
         return list(zip(*by_batch_size, strict=True))

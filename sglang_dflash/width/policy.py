@@ -48,8 +48,7 @@ class WidthPolicy(Protocol):
 
     @property
     def paused(self) -> Prospect | None:
-        """What drafting would bring where nothing is copied, while it rests because plain decoding is the fastest;
-        otherwise None."""
+        """What drafting would bring, while it rests: plain decoding is the fastest if nothing is copied; else None."""
 
     def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         """Choose the positions of the next block, anchor included, out of ``widths``.

@@ -238,7 +238,7 @@ class DFlashWorker(BaseSpecWorker):
         context = sum(batch.spec_info.committed_cpu)
         matched = [] if self._copies is None else self._copies.matched(batch.reqs)
         width = self.width_policy.width(batch.batch_size(), context, sum(matched) / batch.batch_size())
-        record = StepRecord(width, batch.batch_size(), context, requests=tuple(batch.reqs), matched=matched)
+        record = StepRecord(width, batch.batch_size(), context, matched=matched, requests=tuple(batch.reqs))
         self._observer.started(record)
         # Grammars and custom logit processors run on the host, so the host waits for the drafts there.
         on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor

@@ -65,12 +65,12 @@ def test_where_drafts_do_not_pay_and_copies_do_the_gain_is_large():
     assert run.rate(WARM_UP) >= 1.2 * deaf.rate(WARM_UP)
 
 
-@pytest.mark.parametrize("batch_size", [1, 8])
-def test_traffic_without_matches_is_served_as_if_there_were_no_copies(batch_size):
-    machine = Machine(3)
-    run = drive(policy(machine), machine, lambda _: 0.7, 400, lambda _: batch_size)
+@pytest.mark.parametrize("hazard, batch_size", [(0.7, 8), (0.97, 1)])
+def test_traffic_without_matches_is_served_as_if_there_were_no_copies(hazard, batch_size):
+    machine = Machine(1.5)
+    run = drive(policy(machine), machine, lambda _: hazard, 400, lambda _: batch_size)
     with patch("sglang_dflash.width.mixture.MATCHED_PRIOR", 0.1):
-        other = drive(policy(machine, WIDE, 16), machine, lambda _: 0.7, 400, lambda _: batch_size)
+        other = drive(policy(machine, WIDE, 16), machine, lambda _: hazard, 400, lambda _: batch_size)
     assert run.widths == other.widths, "widths beyond the block, or what is thought of copies, made a difference"
 
 

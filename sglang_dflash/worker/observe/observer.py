@@ -35,10 +35,10 @@ class StepRecord:
         context: committed tokens of all of them, as far as the host knew.
         milliseconds: from the step's start to the next one's; None if something else ran between, or not known yet.
         accept_lens: accepted drafts plus bonus token of each request; empty before the host knows.
-        requests: SGLang's, until the step is counted.
         matched: whether each request had a match to copy, as far as the host knew at the start; empty where no block is
             copied.
         copied: what it copied; None where no block is copied.
+        requests: SGLang's, until the step is counted.
         caught_up: whether it injected what plain steps had left waiting, which is not part of its width's time.
     """
 
@@ -47,9 +47,9 @@ class StepRecord:
     context: int
     milliseconds: float | None = None
     accept_lens: Sequence[int] = ()
-    requests: Sequence[Req] = ()
     matched: Sequence[bool] = ()
     copied: Copied | None = None
+    requests: Sequence[Req] = ()
     caught_up: bool = False
 
 

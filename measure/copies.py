@@ -1,0 +1,96 @@
+"""Copied blocks off and on, from results of ``sglang-dflash bench``: ``measure/copies.py FOLDER ...``, one per drafter.
+
+The arms are those of :data:`ARMS`. Speed is tokens per second of a user after the first token, mean over requests:
+prefill is the same with and without copies, and with a long prompt it is most of the time. A ratio is taken within each
+repeat, whose arms run one after the other: its median, and its range.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from math import exp, log
+from pathlib import Path
+from statistics import mean, median
+from typing import Annotated
+
+import typer
+
+from sglang_dflash.bench import results
+from sglang_dflash.bench.metrics import accept_length_micro, decode_throughput
+from sglang_dflash.bench.modes import AR
+from sglang_dflash.bench.provenance import describe_hardware, hardware
+from sglang_dflash.bench.summary import Summary
+from sglang_dflash.bench.tables import Table
+
+SWITCH = "+SGLANG_DFLASH_COPIES="
+FIXED, ADAPTIVE = "dflash:16", "adaptive:16"
+ARMS = (AR, *(f"{width}{SWITCH}{on}" for width in (FIXED, ADAPTIVE) for on in (0, 1)))
+COLUMNS = [
+    "drafter", "task", "c", "accept off", "on", "plain tok/s",
+    "fixed off", "on", "on over off", "adaptive off", "on", "on over off",
+]  # fmt: skip
+
+
+class Cells:
+    """Accept lengths and decode speeds of a results folder, by arm, task and concurrency."""
+
+    def __init__(self, folder: Path) -> None:
+        self.summary = Summary(results.read_finished(folder))
+
+    def accept_length(self, arm: str, task: str, concurrency: int) -> float:
+        return accept_length_micro(self.summary.requests(arm, task, concurrency))
+
+    def speeds(self, arm: str, task: str, concurrency: int) -> dict[int, float]:
+        """Tokens per second by repeat."""
+        found: defaultdict[int, list[results.RequestRecord]] = defaultdict(list)
+        for request in self.summary.requests(arm, task, concurrency):
+            found[request.run.repeat].append(request)
+        return {repeat: decode_throughput(requests) for repeat, requests in found.items()}
+
+    def ratios(self, width: str, task: str, concurrency: int) -> list[float]:
+        """Copies on over off, by repeat."""
+        off, on = (self.speeds(f"{width}{SWITCH}{switch}", task, concurrency) for switch in (0, 1))
+        return [on[repeat] / off[repeat] for repeat in sorted(on.keys() & off.keys())]
+
+    def row(self, task: str, concurrency: int) -> list[str]:
+        cells = [f"{self.accept_length(f'{FIXED}{SWITCH}{on}', task, concurrency):.2f}" for on in (0, 1)]
+        cells.append(f"{median(self.speeds(AR, task, concurrency).values()):.0f}")
+        for width in (FIXED, ADAPTIVE):
+            for on in (0, 1):
+                cells.append(f"{median(self.speeds(f'{width}{SWITCH}{on}', task, concurrency).values()):.0f}")
+            ratios = self.ratios(width, task, concurrency)
+            cells.append(f"{median(ratios):.2f}x [{min(ratios):.2f}, {max(ratios):.2f}]")
+        return cells
+
+
+def report(folders: Sequence[Path]) -> Iterator[str]:
+    """The table, then for each drafter the geometric means over the edits and over everything else that was asked."""
+    rows, gains = [], []
+    for folder in folders:
+        cells = Cells(folder)
+        by_kind: defaultdict[str, dict[str, list[float]]] = defaultdict(lambda: {FIXED: [], ADAPTIVE: []})
+        for task in cells.summary.tasks:
+            for concurrency in cells.summary.concurrencies:
+                if cells.summary.runs(ARMS[-1], task, concurrency):
+                    rows.append([folder.name, task, str(concurrency), *cells.row(task, concurrency)])
+                    for width in (FIXED, ADAPTIVE):
+                        ratio = median(cells.ratios(width, task, concurrency))
+                        by_kind[task.partition("-")[0]][width].append(ratio)
+        gains += [
+            [folder.name, kind, *(f"{exp(mean(map(log, ratios))):.2f}x" for ratios in by_width.values())]
+            for kind, by_width in by_kind.items()
+        ]
+    yield Table("Copied blocks", "", COLUMNS, rows).markdown()
+    yield ""
+    yield Table("Geometric means", "", ["drafter", "tasks", FIXED, ADAPTIVE], gains).markdown()
+
+
+def main(folders: Annotated[list[Path], typer.Argument(help="Results with the arms of this script.")]) -> None:
+    """Print accept lengths and speeds with copies off and on, and how much faster on is."""
+    typer.echo(describe_hardware(hardware()))
+    typer.echo("\n".join(report(folders)))
+
+
+if __name__ == "__main__":
+    typer.run(main)
