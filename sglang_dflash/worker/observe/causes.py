@@ -109,7 +109,7 @@ class RecentBlocks:
         self.all = Blocks()
 
     def count(self, record: StepRecord) -> None:
-        """Count a finished step, whose requests are known; plain steps and copied blocks show nothing of the drafter."""
+        """Count a finished step whose requests are known; plain steps and copied blocks say nothing of the drafter."""
         if record.width == 1:
             return
         may_be_beyond = self._traits.context is not None
