@@ -54,9 +54,9 @@ class AdaptiveWidth:
         row, tokens = self.costs.row(batch_size, context), self.rows.tokens(matching)
         rates = [count / ms for count, ms in zip(tokens, row, strict=True)]
         self._decide(rates)
-        self._watch(batch_size, context, matching)
         news = batch_size != self._batch_size or context < self._context
         self._batch_size, self._context = batch_size, context
+        self._watch(matching)
         # Without a match, a width beyond the drafter's block has nothing to show.
         end = len(row) if matching else max(self._drafted_columns, self._best + 1)
         column = self._explorer.column(
@@ -72,14 +72,18 @@ class AdaptiveWidth:
         self._chosen[batch_size] = (self.widths[self._best], rates[self._best] * batch_size)
         return self.widths[column]
 
-    def prospect(self, batch_size: int, context: int = 0) -> Prospect | None:
-        """What the best block with a draft brings in such a step; None unless that and plain decoding are choices.
+    def prospect(self, *, alone: bool = False) -> Prospect | None:
+        """What the best block with a draft brings in a step like the last, where nothing is copied.
 
-        Of requests without a match: a block for the sake of copies says nothing about the drafter.
+        None unless plain decoding is a choice too.
+
+        Args:
+            alone: with one request of its batch.
         """
         if self.widths[0] > 1 or len(self.widths) == 1:
             return None
-        tokens, row = self.rows.of_unmatched, self.costs.row(batch_size, context)
+        size = 1 if alone else self._batch_size
+        tokens, row = self.rows.of_unmatched, self.costs.row(size, self._context * size // max(self._batch_size, 1))
         best = max(range(1, self._drafted_columns), key=lambda column: tokens[column] / row[column])
         return Prospect(self.widths[best], self.survival.hazards[1], tokens[best], row[best] / row[0])
 
@@ -121,7 +125,7 @@ class AdaptiveWidth:
         if gain > SWITCH_NOW or self._missed_gains > SWITCH_AFTER:
             self._best, self._missed_gains = rates.index(most), 0.0
 
-    def _watch(self, batch_size: int, context: int, matching: float) -> None:
+    def _watch(self, matching: float) -> None:
         """Begin a pause after ``PATIENCE`` decisions for plain decoding in a row; any other decision ends it.
 
         A block for the sake of copies says nothing about the drafter.
@@ -132,5 +136,5 @@ class AdaptiveWidth:
             return
         self._plain_in_a_row += 1
         if self._plain_in_a_row == PATIENCE and len(self.widths) > 1:
-            self.paused = self.prospect(batch_size, context)
+            self.paused = self.prospect()
             self._pauses += 1

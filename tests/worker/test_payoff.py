@@ -107,6 +107,16 @@ def test_the_trait_of_badly_drafted_requests_is_named(cause: str, warnings: Call
     assert traits["with"] == 0 and traits["without"] == 1
 
 
+def test_a_trait_of_good_requests_too_is_blamed_less(warnings: Callable[[], list[str]]) -> None:
+    server = Server()
+    server.serve(request, 6, 50)
+    server.serve(BLAMED["sampling"], 6, 40)
+    server.serve(BLAMED["sampling"], 1, 10)
+    server.serve(lambda: request([9] * 100, top_k=1 << 30), 1, 1000)
+    (line,) = warnings()
+    assert "cause: no chat template (" in line and line.endswith("Possible too: sampling, drafter")
+
+
 def test_a_request_that_was_not_seen_to_differ_is_not_blamed() -> None:
     """Half of them are sampled, all are drafted badly: it is the drafter."""
     server = Server()
@@ -219,9 +229,11 @@ def test_a_load_that_is_too_high_for_drafts_is_no_fault_of_theirs() -> None:
     assert server.causes() == ["load", "drafter"]
 
 
-def test_plain_steps_show_nothing_of_drafts() -> None:
+def test_plain_steps_and_copies_show_nothing_of_drafts() -> None:
     server = Server()
     server.serve(request, 1, width=1)
+    copied = StepRecord(16, 2, 800, accept_lens=[9, 9], requests=[request(), request()], matched=[True, True])
+    server.judge.count(copied, FIXED, 0)
     assert server.section()["accept_length"] is None
 
 

@@ -66,8 +66,9 @@ def raw_prompts_are_named(good: Server) -> None:
     generate_all(good, corpus(PAIR, 24), USERS, 96)
     generate_all(good, corpus(PAIR, 24, 1), USERS, 96, sampling_params=sampled)
     assert lines(good) == [] and drafting(good)["pays"] is not False and gauge(good) == 1
+    hot = {"temperature": 2.0, "ignore_eos": True}
     for _ in range(2):
-        generate_all(good, random_prompts(PAIR, 48), USERS, 96, sampling_params={**sampled, "ignore_eos": True})
+        generate_all(good, random_prompts(PAIR, 48), USERS, 96, sampling_params=hot)
     (said,) = lines(good)
     assert re.match(r"drafting does not pay: accept length 1\.\d\d .*cause: no chat template \(\d\d% of", said)
     assert REMEDIES["no chat template"] in said

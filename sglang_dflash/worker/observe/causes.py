@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from sglang_dflash.drafter.keys import FULL
-from sglang_dflash.worker.observe.traits import (
-    BEYOND,
-    GRAMMAR,
-    LORA,
-    NO_TEMPLATE,
-    SAMPLING,
-    THINKING_OFF,
-    THINKING_ON,
-    Traits,
-)
+from sglang_dflash.worker.observe.traits import BEYOND, GRAMMAR, LORA, NO_TEMPLATE, SAMPLING, THINKING, Traits
 
 if TYPE_CHECKING:
     from sglang_dflash.plan.serving import ServingPlan
@@ -43,8 +34,8 @@ REMEDIES = {
     FLOAT16: "--dtype bfloat16: hidden states of many targets overflow float16",
     QUANTISED_DRAFTER: "--speculative-draft-model-path to the drafter's plain weights",
     NO_TEMPLATE: "ask /v1/chat/completions, or send prompts that the target's chat template has rendered",
-    THINKING_ON: 'chat_template_kwargs: {"enable_thinking": false}',
-    THINKING_OFF: 'chat_template_kwargs: {"enable_thinking": true}',
+    THINKING[True]: 'chat_template_kwargs: {"enable_thinking": false}',
+    THINKING[False]: 'chat_template_kwargs: {"enable_thinking": true}',
     BEYOND: "shorter prompts (--context-length), or a wider --speculative-draft-window-size",
     LORA: "requests without lora_path, or a drafter trained on the adapter's answers",
     DRAFTER: "compare --speculative-draft-model-path and --speculative-draft-model-revision with its card",
@@ -55,29 +46,25 @@ REMEDIES = {
 """Every cause, in the order in which untested ones are suspected: those after ``drafter`` seldom cost so much alone."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Cause:
     """A likely cause.
 
     Attributes:
-        evidence: how it was found, for the log; None for a mere suspicion.
+        evidence: how it was found; None for a mere suspicion.
         share: of recent blocks; None for what belongs to the server.
     """
 
-    name: str
+    cause: str
     evidence: str | None = None
     share: float | None = None
+    remedy: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.remedy = REMEDIES[self.cause]
 
     def __str__(self) -> str:
-        return f"{self.name}{f' ({self.evidence})' if self.evidence else ''}: {REMEDIES[self.name]}"
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "cause": self.name,
-            "evidence": "comparison" if self.evidence else "suspicion",
-            "share": self.share,
-            "remedy": REMEDIES[self.name],
-        }
+        return f"{self.cause}{f' ({self.evidence})' if self.evidence else ''}: {self.remedy}"
 
 
 class Blocks:
@@ -122,12 +109,14 @@ class RecentBlocks:
         self.all = Blocks()
 
     def count(self, record: StepRecord) -> None:
-        """Count a finished step, whose requests are known; a plain step shows nothing."""
+        """Count a finished step whose requests are known; plain steps and copied blocks say nothing of the drafter."""
         if record.width == 1:
             return
         may_be_beyond = self._traits.context is not None
-        for req, length in zip(record.requests, record.accept_lens, strict=True):
-            if req.finished_reason is not None:  # its last step was launched before the host saw its end
+        matched = record.matched or [False] * len(record.requests)
+        for req, length, is_matched in zip(record.requests, record.accept_lens, matched, strict=True):
+            # A request's last step may be launched before the host sees its end.
+            if req.finished_reason is not None or is_matched:
                 continue
             key = req.rid, may_be_beyond and self._traits.is_beyond(req)
             blocks = self._group_of.get(key) or self._new(req, key)
@@ -162,22 +151,24 @@ class RecentBlocks:
 def likely(compared: Mapping[str, tuple[Blocks, Blocks]], known: Iterable[str], thinking: bool | None) -> list[Cause]:
     """Causes, most likely first: traits without which more drafts are accepted, then suspicions.
 
+    The trait that explains most of the variance comes first, as a regression tree would split (Breiman et al., 1984): a
+    trait that good requests have as well explains less.
+
     Args:
         known: causes that hold for the whole server.
         thinking: whether the drafter's card thinks; None if it does not say.
     """
-    as_on_card = None if thinking is None else THINKING_ON if thinking else THINKING_OFF
-    unstated = {THINKING_ON, THINKING_OFF} if thinking is None else set()
+    unstated = set(THINKING.values()) if thinking is None else set()
     found, suspected, shares = [], {*known, DRAFTER}, {}
     for name, (theirs, others) in compared.items():
         share = shares[name] = theirs.number / (theirs.number + others.number)
-        if name == as_on_card:
+        if thinking is not None and name == THINKING[thinking]:  # as on the card
             continue
         if min(theirs.number, others.number) >= COMPARED:
             low, high = theirs.firsts / theirs.number, others.firsts / others.number
             if high >= max(low + DIFFERENCE, WELL):
                 evidence = f"{share:.0%} of recent blocks; {low:.0%} of their first drafts accepted, else {high:.0%}"
-                found.append((share * (high - low), Cause(name, evidence, share)))
+                found.append((share * (1 - share) * (high - low) ** 2, Cause(name, evidence, share)))
         elif share >= MOST and name not in unstated:
             suspected.add(name)
     by_effect = [cause for _, cause in sorted(found, key=lambda pair: -pair[0])]

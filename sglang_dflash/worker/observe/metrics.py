@@ -57,13 +57,7 @@ class StepMetrics:
         self._labels = labels
 
     def observe(
-        self,
-        record: StepRecord,
-        timed: Sequence[StepRecord],
-        policy: WidthPolicy,
-        *,
-        broken: int,
-        pays: bool | None,
+        self, record: StepRecord, timed: Sequence[StepRecord], policy: WidthPolicy, broken: int, pays: bool | None
     ) -> None:
         """Count a finished step, and the steps whose time became known.
 

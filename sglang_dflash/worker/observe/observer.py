@@ -151,7 +151,7 @@ class Observer:
             pays = self._payoff.pays
         record.requests = ()
         if self._metrics is not None:
-            self._metrics.observe(record, timed, policy, broken=broken, pays=pays)
+            self._metrics.observe(record, timed, policy, broken, pays)
         return record, timed
 
     def info(self, policy: WidthPolicy) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.drafter.files import ModelFiles
@@ -13,15 +14,7 @@ from sglang_dflash.drafter.template import template_tokens
 from sglang_dflash.upstream import get_server_args
 from sglang_dflash.width import AdaptiveWidth, Prospect, WidthPolicy
 from sglang_dflash.width.adaptive import SWITCH_NOW
-from sglang_dflash.worker.observe.causes import (
-    BROKEN,
-    LOAD,
-    Cause,
-    RecentBlocks,
-    drafters_context,
-    known_causes,
-    likely,
-)
+from sglang_dflash.worker.observe import causes
 from sglang_dflash.worker.observe.traits import Traits
 
 if TYPE_CHECKING:
@@ -30,6 +23,8 @@ if TYPE_CHECKING:
     from sglang_dflash.worker.observe.observer import StepRecord
 
 logger = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
 
 RECOVERED = 1.2
 """Times the accept length under which drafting does not pay: over that it pays again."""
@@ -45,7 +40,6 @@ class Payoff:
     Args:
         recent: blocks by the traits of their requests.
         known: causes that hold for the whole server.
-        card: the drafter's, as in :func:`card_section`, ; None if it is no published one.
         clock: seconds.
 
     Attributes:
@@ -53,12 +47,7 @@ class Payoff:
     """
 
     def __init__(
-        self,
-        recent: RecentBlocks,
-        known: Iterable[str],
-        drafter: str,
-        block: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, recent: causes.RecentBlocks, known: Iterable[str], drafter: str, block: int, clock: Clock = monotonic
     ) -> None:
         self._recent, self._known, self._clock = recent, frozenset(known), clock
         card = card_of_drafter(drafter)
@@ -66,14 +55,13 @@ class Payoff:
         self._break_even, self._card = cheapest_step(card, block), card and card_section(card, block)
         self.pays: bool | None = None
         self._broken = 0
-        self._step: tuple[int, int] | None = None  # batch size and context of the last one
         self._told: dict[str, float] = {}
         self._complained, self._next_look = False, 0.0
 
     def count(self, record: StepRecord, policy: WidthPolicy, broken: int) -> None:
         """Count a finished step; ``broken`` drafts so far."""
         self._recent.count(record)
-        self._step, self._broken = (record.batch_size, record.context), broken
+        self._broken = broken
         self.pays, before = self._judged(policy), self.pays
         if self.pays is False and (before is not False or self._clock() >= self._next_look):
             self._complain(policy)
@@ -83,14 +71,13 @@ class Payoff:
 
     def section(self, policy: WidthPolicy) -> dict[str, Any]:
         """The part ``drafting`` of ``/server_info``, ready for JSON."""
-        recent, prospect = self._recent.all, self._prospect(policy)
-        by_costs = knows_costs(policy)
+        recent, prospect = self._recent.all, prospect_of(policy)
         return {
             "pays": self.pays,
             "accept_length": recent.accept_length,
             "first_drafts_accepted": recent.first_accepted,
-            "break_even": (prospect and prospect.cost) if by_costs else self._break_even,
-            "judged_by": "costs" if by_costs else "accept length",
+            "break_even": prospect.cost if prospect else self._break_even,
+            "judged_by": "costs" if prospect else "accept length",
             "card": self._card,
             "traits": {
                 name: {
@@ -99,67 +86,54 @@ class Payoff:
                 }
                 for name, (theirs, others) in self._recent.compare().items()
             },
-            "causes": [cause.as_dict() for cause in self._causes(policy)] if self.pays is False else [],
+            "causes": [asdict(cause) for cause in self._causes(policy)] if self.pays is False else [],
         }
 
     def _judged(self, policy: WidthPolicy) -> bool | None:
-        if knows_costs(policy):
+        if prospect_of(policy):
             return policy.paused is None
         length = self._recent.all.accept_length
         if length is None or self._recent.all.number < ENOUGH:
             return None
         return length >= self._break_even * (RECOVERED if self.pays is False else 1)
 
-    def _prospect(self, policy: WidthPolicy, *, alone: bool = False) -> Prospect | None:
-        """For the last step; ``alone``: for one request of several."""
-        if self._step is None or not isinstance(policy, AdaptiveWidth):
-            return None
-        size, context = self._step
-        if alone:
-            return policy.prospect(1, context // size) if size > 1 else None
-        return policy.prospect(size, context)
-
-    def _causes(self, policy: WidthPolicy) -> list[Cause]:
-        known = set(self._known) | ({BROKEN} if self._broken else set())
-        alone = self._prospect(policy, alone=True)
-        if alone is not None and alone.tokens > (1 + SWITCH_NOW) * alone.cost:
-            known.add(LOAD)
-        return likely(self._recent.compare(), known, self._card["thinking"] if self._card else None)
+    def _causes(self, policy: WidthPolicy) -> list[causes.Cause]:
+        known = set(self._known) | ({causes.BROKEN} if self._broken else set())
+        alone = prospect_of(policy, alone=True)
+        if alone and alone.tokens > (1 + SWITCH_NOW) * alone.cost:
+            known.add(causes.LOAD)
+        return causes.likely(self._recent.compare(), known, self._card["thinking"] if self._card else None)
 
     def _complain(self, policy: WidthPolicy) -> None:
         now = self._clock()
         self._next_look = now + LOOK_SECONDS
         cause, *others = self._causes(policy)
-        if now - self._told.get(cause.name, -QUIET_SECONDS) < QUIET_SECONDS:
+        if now - self._told.get(cause.cause, -QUIET_SECONDS) < QUIET_SECONDS:
             return
-        self._told[cause.name], self._complained = now, True
-        also = f". Possible too: {', '.join(other.name for other in others)}" if others else ""
+        self._told[cause.cause], self._complained = now, True
+        also = f". Possible too: {', '.join(other.cause for other in others)}" if others else ""
         logger.warning("DFLASH: drafting does not pay: %s. Most likely cause: %s%s", self._figures(policy), cause, also)
 
     def _figures(self, policy: WidthPolicy) -> str:
-        prospect = policy.paused or self._prospect(policy)
-        if prospect is not None:
-            text = str(prospect)
-        else:
-            need = f"where published cards need {self._break_even:.2f} for one user to gain"
-            text = f"accept length {self._recent.all.accept_length:.2f} {need}"
+        length = f"accept length {self._recent.all.accept_length or 0:.2f} where published cards need"
+        text = str(policy.paused or prospect_of(policy) or f"{length} {self._break_even:.2f} for one user to gain")
         if self._card and (lengths := self._card["accept_length"].values()):
             text += f"; {min(lengths)} to {max(lengths)} on the card of {self._card['drafter']} ({self._card['setup']})"
         return text
 
 
-def knows_costs(policy: WidthPolicy) -> bool:
-    """Whether a policy knows what plain decoding would bring."""
-    return isinstance(policy, AdaptiveWidth) and policy.widths[0] == 1
+def prospect_of(policy: WidthPolicy, *, alone: bool = False) -> Prospect | None:
+    """What a policy that knows its costs expects of drafting; None of any other policy."""
+    return policy.prospect(alone=alone) if isinstance(policy, AdaptiveWidth) else None
 
 
 def payoff(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> Payoff:
     """The judgement of a server that starts; the pools exist."""
     args = get_server_args()
     template = template_tokens(ModelFiles(args.tokenizer_path or args.model_path, args.revision), args.chat_template)
-    traits = Traits(template, drafters_context(plan, target.model_config.context_len))
-    recent = RecentBlocks(traits, target.req_to_token_pool.size)
-    return Payoff(recent, known_causes(plan, target, drafter), plan.files.name, plan.block)
+    traits = Traits(template, causes.drafters_context(plan, target.model_config.context_len))
+    recent = causes.RecentBlocks(traits, target.req_to_token_pool.size)
+    return Payoff(recent, causes.known_causes(plan, target, drafter), plan.files.name, plan.block)
 
 
 def card_section(card: dict[str, Any], block: int) -> dict[str, Any]:

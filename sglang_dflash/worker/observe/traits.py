@@ -10,7 +10,7 @@ from sglang_dflash.drafter.template import TemplateTokens
 if TYPE_CHECKING:
     from sglang_dflash.upstream import Req
 
-NO_TEMPLATE, THINKING_ON, THINKING_OFF = "no chat template", "thinking on", "thinking off"
+NO_TEMPLATE, THINKING = "no chat template", {True: "thinking on", False: "thinking off"}
 BEYOND, LORA, GRAMMAR, SAMPLING = "context beyond the drafter's", "LoRA adapter", "grammar", "sampling"
 
 _HEAD, _TAIL = 8, 32  # tokens: a template opens its first turn in the one, and the answer's turn in the other
@@ -45,7 +45,7 @@ class Traits:
             SAMPLING: req.sampling_params.top_k != 1,  # SGLang's form of temperature 0
         }
         if self.template.think is not None and not is_raw:
-            shows[THINKING_ON if self._thinks([*tail, *req.output_ids[:_FIRST]]) else THINKING_OFF] = True
+            shows[THINKING[self._thinks([*tail, *req.output_ids[:_FIRST]])]] = True
         return frozenset(trait for trait, shown in shows.items() if shown)
 
     def is_beyond(self, req: Req) -> bool:
