@@ -55,7 +55,7 @@ class Scheme:
             DFlashError: a row does not divide into groups.
         """
         args = self.args
-        size = args.group_size or columns
+        size = columns if args.group_size in (None, -1) else args.group_size
         if columns % size:
             raise _broken(f"groups of {size} columns in a weight of {columns}", "a multiple of them")
         groups = columns // size
@@ -91,7 +91,7 @@ class Scheme:
         args, bits = self.args, self.args.num_bits
         layout = self.layout
         if layout == "awq":
-            converter = AutoAWQConverter(bits, args.group_size or columns)
+            converter = AutoAWQConverter(bits)
             named = converter.process({f"layer.{part}": tensor for part, tensor in stored.items()})
             stored, layout = {name.removeprefix("layer."): tensor for name, tensor in named.items()}, "packed"
         scale = stored["scales"].T if layout == "gptq" else stored["weight_scale"]

@@ -132,6 +132,15 @@ def test_bare_fp8_is_no_weight(tmp_path: Path) -> None:
         load(folder)
 
 
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_a_group_may_be_a_whole_row(method: str) -> None:
+    stored, plain = FORMATS[method].store(torch.randn(32, 64, generator=torch.Generator().manual_seed(0)))
+    checkpoint = parse({"quant_method": method, "bits": 4, "group_size": -1})
+    weights = [(f"layer.{part}", each) for part, each in stored.items()]
+    read = dict(checkpoint.plain(weights, {"layer.weight": (32, 64)}, []))
+    assert torch.equal(read["layer.weight"], plain)
+
+
 def test_groups_of_other_sizes_are_no_gptq() -> None:
     tensors = load_file(FIXTURES / "gptq-4.safetensors")
     del tensors["plain"]
