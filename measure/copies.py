@@ -21,7 +21,7 @@ from sglang_dflash.bench.metrics import accept_length_micro, decode_throughput
 from sglang_dflash.bench.modes import AR
 from sglang_dflash.bench.provenance import describe_hardware, hardware
 from sglang_dflash.bench.summary import Summary
-from sglang_dflash.bench.tables import Table
+from sglang_dflash.bench.tables import MISSING, Table, number
 
 SWITCH = "+SGLANG_DFLASH_COPIES="
 FIXED, ADAPTIVE = "dflash:16", "adaptive:16"
@@ -54,14 +54,18 @@ class Cells:
         return [on[repeat] / off[repeat] for repeat in sorted(on.keys() & off.keys())]
 
     def row(self, task: str, concurrency: int) -> list[str]:
-        cells = [f"{self.accept_length(f'{FIXED}{SWITCH}{on}', task, concurrency):.2f}" for on in (0, 1)]
-        cells.append(f"{median(self.speeds(AR, task, concurrency).values()):.0f}")
+        """Cells under :data:`COLUMNS` from the accept length on; an arm that was not measured has none."""
+        lengths = [self.accept_length(f"{FIXED}{SWITCH}{on}", task, concurrency) for on in (0, 1)]
+        cells = [*map(number, lengths), self._speed(AR, task, concurrency)]
         for width in (FIXED, ADAPTIVE):
-            for on in (0, 1):
-                cells.append(f"{median(self.speeds(f'{width}{SWITCH}{on}', task, concurrency).values()):.0f}")
+            cells += [self._speed(f"{width}{SWITCH}{on}", task, concurrency) for on in (0, 1)]
             ratios = self.ratios(width, task, concurrency)
-            cells.append(f"{median(ratios):.2f}x [{min(ratios):.2f}, {max(ratios):.2f}]")
+            cells.append(f"{median(ratios):.2f}x [{min(ratios):.2f}, {max(ratios):.2f}]" if ratios else MISSING)
         return cells
+
+    def _speed(self, arm: str, task: str, concurrency: int) -> str:
+        speeds = self.speeds(arm, task, concurrency)
+        return number(median(speeds.values()), 0) if speeds else MISSING
 
 
 def report(folders: Sequence[Path]) -> Iterator[str]:
@@ -72,13 +76,11 @@ def report(folders: Sequence[Path]) -> Iterator[str]:
         by_kind: defaultdict[str, dict[str, list[float]]] = defaultdict(lambda: {FIXED: [], ADAPTIVE: []})
         for task in cells.summary.tasks:
             for concurrency in cells.summary.concurrencies:
-                if cells.summary.runs(ARMS[-1], task, concurrency):
-                    rows.append([folder.name, task, str(concurrency), *cells.row(task, concurrency)])
-                    for width in (FIXED, ADAPTIVE):
-                        ratio = median(cells.ratios(width, task, concurrency))
-                        by_kind[task.partition("-")[0]][width].append(ratio)
+                rows.append([folder.name, task, str(concurrency), *cells.row(task, concurrency)])
+                for width in (FIXED, ADAPTIVE):
+                    by_kind[task.partition("-")[0]][width] += cells.ratios(width, task, concurrency)
         gains += [
-            [folder.name, kind, *(f"{exp(mean(map(log, ratios))):.2f}x" for ratios in by_width.values())]
+            [folder.name, kind, *(f"{exp(mean(map(log, r))):.2f}x" if r else MISSING for r in by_width.values())]
             for kind, by_width in by_kind.items()
         ]
     yield Table("Copied blocks", "", COLUMNS, rows).markdown()
