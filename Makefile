@@ -16,7 +16,7 @@ STAMP := $(VENV)/.setup-$(shell cat requirements/*.txt pyproject.toml Makefile |
 # OpenMP workers spin while they wait: two pools on two cores slow each other down by orders of magnitude.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-slow rehearse test-matrix soak fuzz drift test-gpu wheelhouse gpu quality bench dist clean
+.PHONY: setup demo test test-slow test-tools rehearse test-matrix soak fuzz drift test-gpu wheelhouse gpu quality bench dist clean
 setup: $(STAMP)
 
 $(STAMP): requirements/cpu.txt pyproject.toml
@@ -40,6 +40,17 @@ test: setup
 
 test-slow: setup
 	$(PYTEST) --dist loadgroup -m "slow and not gpu" tests
+
+# Other people's load and evaluation tools, each in an environment of its own (docs/benchmarking.md#other-peoples-tools).
+TOOLS := $(patsubst requirements/tools/%.txt,.cache/tools/%/.installed,$(wildcard requirements/tools/*.txt))
+
+.cache/tools/%/.installed: requirements/tools/%.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip --disable-pip-version-check --quiet install $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r $<
+	touch $@
+
+test-tools: setup $(TOOLS)
+	$(BIN)/pytest -q -m slow tests/bench/test_other_tools.py
 
 # The GPU path on this CPU (docs/development.md#rehearsal).
 rehearse: setup

@@ -17,9 +17,17 @@ SERVER_INFO_KEY = "sglang_dflash"
 
 
 def report_worker(result: Any, scheduler: Scheduler, *_: Any) -> Any:
-    """Hook after ``Scheduler.get_internal_state``: add our worker's plan and counters to ``/server_info``."""
+    """Hook after ``Scheduler.get_internal_state``: add our worker's plan and counters to ``/server_info``.
+
+    SGLang's mean accept length leaves out the steps since the last log interval, so a short benchmark read another
+    run's, or none; it becomes that of every step since ``/flush_cache``.
+    """
     if serving.plan is not None:
         result.internal_state[SERVER_INFO_KEY] = scheduler.draft_worker.server_info()
+        reporter = scheduler.metrics_reporter
+        if blocks := reporter.spec_total_num_forward_ct + reporter.spec_num_forward_ct:
+            tokens = reporter.spec_total_num_accept_tokens + reporter.spec_num_accept_tokens
+            result.internal_state["avg_spec_accept_length"] = tokens / blocks
     return result
 
 

@@ -35,7 +35,11 @@ def answers() -> tuple[str | None, bool, list[str]]:
     refusal = refuse_request(lambda *_: "SGLang's own answer", request, True)
     result: Any = SimpleNamespace(internal_state={})
     worker = SimpleNamespace(server_info=lambda: {})
-    reports.report_worker(result, SimpleNamespace(draft_worker=worker))
+    counts = dict.fromkeys(
+        ("num_forward_ct", "num_accept_tokens", "total_num_forward_ct", "total_num_accept_tokens"), 0
+    )
+    reporter = SimpleNamespace(**{f"spec_{name}": count for name, count in counts.items()})
+    reports.report_worker(result, SimpleNamespace(draft_worker=worker, metrics_reporter=reporter))
     updated = corrections.spare_drafter([("target", None), ("draft", None)], None)
     return refusal, SERVER_INFO_KEY in result.internal_state, [role for role, _ in updated]
 
