@@ -14,12 +14,16 @@ from torch import Tensor
 pytest.importorskip("compressed_tensors")
 
 from sglang_dflash.check.drafter_files import check_weights
+from sglang_dflash.check.flags import parse as parse_flags
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.drafter.quantisation import parse
 from sglang_dflash.drafter.tensors import LoadReport
 from sglang_dflash.drafter.view import plain_view
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.memory.machine import GPUS
+from sglang_dflash.pairs import target_path
+from sglang_dflash.plan.decide import decide
 from tests.support.configs import target
 from tests.support.quantised import FORMATS, write
 
@@ -59,6 +63,19 @@ def test_its_weights_are_those_of_the_library(name: str, tmp_path: Path) -> None
     quantised, plain = (load(tmp_path / kind) for kind in KINDS)
     assert quantised.keys() == plain.keys()
     assert [key for key in plain if not torch.equal(quantised[key], plain[key])] == []
+
+
+def test_it_is_counted_as_what_is_loaded(tmp_path: Path) -> None:
+    """Twice what FP8 takes in the file."""
+    write("fp8, a factor a block", tmp_path)
+    weights = []
+    for kind in KINDS:
+        flags = ("--dtype", "bfloat16")
+        args, *_ = parse_flags(flags, target=str(target_path("tiny-dense")), drafter=str(tmp_path / kind))
+        memory = decide(args, GPUS["h200"], hybrid=False).memory
+        assert memory is not None
+        weights.append(memory.demand.drafter_weights)
+    assert weights[0] == weights[1] > 0
 
 
 @pytest.mark.parametrize("file", ["awq", "gptq-2", "gptq-3", "gptq-4", "gptq-8", "gptq_v2-4"])
