@@ -16,7 +16,7 @@ STAMP := $(VENV)/.setup-$(shell cat requirements/*.txt pyproject.toml Makefile |
 # OpenMP workers spin while they wait: two pools on two cores slow each other down by orders of magnitude.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-slow rehearse test-matrix soak fuzz drift test-gpu wheelhouse gpu quality bench clean
+.PHONY: setup demo test test-slow rehearse test-matrix soak fuzz drift test-gpu wheelhouse gpu quality bench dist clean
 setup: $(STAMP)
 
 $(STAMP): requirements/cpu.txt pyproject.toml
@@ -81,5 +81,8 @@ quality: setup
 bench: setup
 	$(BIN)/sglang-dflash bench --pair tiny-hybrid
 
+dist: setup
+	$(BIN)/python -m tools.dist
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) dist build *.egg-info .mypy_cache .ruff_cache .pytest_cache

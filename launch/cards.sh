@@ -25,7 +25,7 @@ On Hopper set ATTENTION_BACKEND=fa3 and DRAFT_ATTENTION_BACKEND=fa3. For a singl
     demo)
         ABOUT='A pair that ships with the package (PAIR=tiny-hybrid or another), on any machine, with or without a GPU. Ask it something:
 curl http://127.0.0.1:30000/v1/chat/completions -H "Content-Type: application/json" \
-  -d '\''{"model": "m", "messages": [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}]}'\'
+  -d '\''{"model": "m", "messages": [{"role": "user", "content": "Dan has 30 cards. Dan loses 6 of them. Dan loses 18 of them. How many cards does Dan have now?"}]}'\'
         CARD+=([PAIR]=tiny-hybrid [BLOCK_SIZE]=16 [DTYPE]=float32 [LISTEN_HOST]=127.0.0.1 [LISTEN_PORT]=30000)
         ;;
     *) return 1 ;;

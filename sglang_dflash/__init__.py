@@ -5,4 +5,5 @@ Importing the package does nothing but name its version: SGLang finds the rest t
 (:mod:`sglang_dflash.cpu`).
 """
 
-__version__ = "0.1.0"
+# The SGLang release that it is for, then our own count (docs/compatibility.md#versions).
+__version__ = "0.5.23.1"

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion, Version
 
+from sglang_dflash import __version__
 from sglang_dflash.errors import DFlashError
 
 if TYPE_CHECKING:  # names that only annotations use: import them from here under ``if TYPE_CHECKING:`` too
@@ -33,7 +34,8 @@ if TYPE_CHECKING:  # names that only annotations use: import them from here unde
     from sglang.srt.model_executor.model_runner import ModelRunner as ModelRunner
     from sglang.srt.server_args import ServerArgs as ServerArgs
 
-SUPPORTED_VERSIONS = ("0.5.23",)
+# The release that this package is for: its own version begins with it.
+TESTED_SGLANG = ".".join(__version__.split(".")[:3])
 ALLOW_ANY_VERSION = "SGLANG_DFLASH_ALLOW_ANY_SGLANG"
 
 # Its module imports every model of SGLang, which takes 2 s and which no launching process needs: only its text is read.
@@ -104,7 +106,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "arg_groups.speculative_hook": ("handle_speculative_decoding(server_args)",),
     "configs.model_config": ("AttentionArch", "ModelConfig._derive_context_length(self, context_length)"),
     "entrypoints.engine": ("Engine.server_args_class",),
-    "server_args": ("ServerArgs.add_cli_args(parser)",),
+    "server_args": ("ServerArgs.add_cli_args(parser)", "ServerArgs.resolved_dict(self)"),
     "model_executor.cuda_graph_config": ("Backend", "Phase", "with_phase(config, phase)"),
     # start-up: the drafter's runner, and what the configuration resolved to
     "configs.draft_parallel": ("DraftParallelSpec", "DraftTPExecution"),
@@ -141,6 +143,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "Sampler._sync_token_ids_across_tp(batch_next_token_ids, sampling_info)",
     ),
     "managers.schedule_batch": ("Req._compute_max_prefix_len(self, input_len)",),
+    "managers.multi_tokenizer_mixin": ("write_data_for_multi_tokenizer(port_args, server_args, scheduler_info)",),
     "managers.scheduler": ("Scheduler.get_internal_state(self)",),
     "managers.tokenizer_manager": ("TokenizerManager._calculate_spec_decoding_metrics(self, meta_info, recv_obj, i)",),
     "managers.scheduler_components.metrics_reporter": ("SchedulerMetricsReporter.report_decode_stats(self)",),
@@ -207,7 +210,6 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "async_d2h(tensor)",
         "async_h2d(args, dtype, device)",
         "async_h2d_stack(tensors, device)",
-        "build_server_info(server_args, scheduler_info)",
         "get_available_gpu_memory(device, gpu_id, distributed, cpu_group)",
     ),
     # prefill/decode disaggregation
@@ -305,13 +307,12 @@ def installed_version() -> str | None:
         return None
 
 
-def build_of(found: str) -> str | None:
-    """The tested release that a version is a build of (``0.5.23.post1``, ``.dev3``, ``rc1``, ``+cu129``), or None."""
+def is_build(found: str) -> bool:
+    """Whether a version is a build of the tested release (``0.5.23.post1``, ``.dev3``, ``rc1``, ``+cu129``)."""
     try:
-        release = Version(Version(found).base_version)
+        return Version(Version(found).base_version) == Version(TESTED_SGLANG)
     except InvalidVersion:
-        return None
-    return next((tested for tested in SUPPORTED_VERSIONS if Version(tested) == release), None)
+        return False
 
 
 def check_version() -> str | None:
@@ -321,17 +322,18 @@ def check_version() -> str | None:
         a note for the log where the installed version is a build of a tested release, and not that release itself.
 
     Raises:
-        DFlashError: naming the version found, the versions tested and the variable that overrides the check.
+        DFlashError: naming the version found, the one tested and the variable that overrides the check.
     """
     found = installed_version()
-    if found in SUPPORTED_VERSIONS or os.environ.get(ALLOW_ANY_VERSION) == "1":
+    if found == TESTED_SGLANG or os.environ.get(ALLOW_ANY_VERSION) == "1":
         return None
-    if found and (tested := build_of(found)):
-        return f"SGLang {found} is taken for {tested}, the release that this package is tested with"
+    if found and is_build(found):
+        return f"SGLang {found} is taken for {TESTED_SGLANG}, the release that this package is tested with"
     raise DFlashError(
         f"SGLang {found or 'not installed'}",
-        expected=f"a version this release of sglang-dflash is tested with: {', '.join(SUPPORTED_VERSIONS)}",
-        remedy=f"install sglang=={SUPPORTED_VERSIONS[-1]}, or set {ALLOW_ANY_VERSION}=1 to try this one",
+        expected=f"{TESTED_SGLANG}, which sglang-dflash {__version__} is for",
+        remedy=f"install sglang=={TESTED_SGLANG}, or the sglang-dflash whose version begins with your SGLang's, "
+        f"or set {ALLOW_ANY_VERSION}=1 to try this pair",
     )
 
 
@@ -344,7 +346,7 @@ def check_symbols(extra: Iterable[Symbol] = ()) -> None:
     problems = [line for symbol in (*SYMBOLS.values(), *extra) if (line := symbol.problem())]
     if problems:
         raise DFlashError(
-            f"SGLang {installed_version()} differs from what sglang-dflash calls: " + "; ".join(problems),
-            expected=f"the interfaces of SGLang {', '.join(SUPPORTED_VERSIONS)}",
-            remedy=f"install sglang=={SUPPORTED_VERSIONS[-1]} or a newer sglang-dflash",
+            f"SGLang {installed_version()} differs from what sglang-dflash {__version__} calls: " + "; ".join(problems),
+            expected=f"the interfaces of SGLang {TESTED_SGLANG}",
+            remedy=f"install sglang=={TESTED_SGLANG}, or the sglang-dflash whose version begins with your SGLang's",
         )

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from sglang_dflash.bench.server import free_port
 from tests.support.checkpoints import Checkpoints
 from tests.support.generation import assert_nothing_leaked
 from tests.support.pair_servers import (
@@ -33,8 +34,25 @@ torch.set_num_threads(1)
 
 # Files whose tests use the servers below.
 FEATURES_FILES = {
-    *("test_bench_engine", "test_dflash_equality", "test_dflash_reference", "test_host_copies", "test_requests"),
-    *("test_copies_engine", "test_requests_batches", "test_requests_mixed", "test_state_replay", "test_width_engine"),
+    *(
+        "test_bench_engine",
+        "test_copies_engine",
+        "test_dflash_equality",
+        "test_dflash_reference",
+        "test_diagnose_engine",
+        "test_entries",
+    ),
+    *(
+        "test_host_copies",
+        "test_payoff_engine",
+        "test_requests",
+        "test_requests_batches",
+        "test_requests_mixed",
+    ),
+    *(
+        "test_state_replay",
+        "test_width_engine",
+    ),
 }
 
 
@@ -77,13 +95,13 @@ def dflash_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def random_widths_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The same with blocks of any width and copies; its drafter is right often enough and not always.
+    """The same with blocks of any width and copies, over gRPC too; its drafter is right often enough and not always.
 
     Before each step the histories are compared with the host's tokens.
     """
     folder = tmp_path_factory.mktemp("widths")
-    plugin = with_plugin(folder, "history")
-    with dflash_server("tiny-hybrid", folder, *RANDOM_WIDTHS, base=FEATURES, drafter="noisy", **plugin) as server:
+    flags, plugin = (*RANDOM_WIDTHS, "--grpc-port", str(free_port())), with_plugin(folder, "history")
+    with dflash_server("tiny-hybrid", folder, *flags, base=FEATURES, drafter="noisy", **plugin) as server:
         yield server
         assert int((folder / "histories.txt").read_text()) > 0
         info = worker_info(server)

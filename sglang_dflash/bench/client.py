@@ -60,13 +60,23 @@ class Generation:
 
 
 class Client:
-    """An HTTP client of one server; use as an async context manager."""
+    """An HTTP client of one server; use as an async context manager.
 
-    def __init__(self, base_url: str, timeout_s: float = 3600.0) -> None:
+    Args:
+        api_key: what the server was started with (``--api-key``); None for none.
+    """
+
+    def __init__(self, base_url: str, timeout_s: float = 3600.0, api_key: str | None = None) -> None:
         self.base_url = base_url.rstrip("/")
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         # Proxies of the environment are meant for the internet, not for a server under test.
-        self._http = httpx.AsyncClient(base_url=self.base_url, timeout=timeout_s, limits=limits, trust_env=False)
+        self._http = httpx.AsyncClient(
+            base_url=self.base_url,
+            timeout=timeout_s,
+            limits=limits,
+            trust_env=False,
+            headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -79,8 +89,14 @@ class Client:
         body: dict[str, Any] = {"messages": messages}
         if thinking is not None:
             body["chat_template_kwargs"] = {"enable_thinking": thinking}
-        reply = await self._request("POST", "/v1/tokenize", json=body)
-        return list(reply.json()["tokens"])
+        return await self._tokens(body)
+
+    async def tokenize_text(self, text: str) -> list[int]:
+        """Token ids of a raw prompt, as ``/v1/completions`` would take it."""
+        return await self._tokens({"prompt": text})
+
+    async def _tokens(self, body: dict[str, Any]) -> list[int]:
+        return list((await self._request("POST", "/v1/tokenize", json=body)).json()["tokens"])
 
     async def generate(self, input_ids: list[int], sampling: Sampling) -> Generation:
         """Stream one answer and time it."""
@@ -119,8 +135,11 @@ class Client:
         await self._request("POST", "/flush_cache", params={"timeout": 30})
 
     async def server_info(self) -> dict[str, Any]:
-        info: dict[str, Any] = (await self._request("GET", "/server_info")).json()
+        info: dict[str, Any] = (await self.get("/server_info")).json()
         return info
+
+    async def get(self, path: str) -> httpx.Response:
+        return await self._request("GET", path)
 
     async def _request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
         response = await self._http.request(method, path, **kwargs)
@@ -129,8 +148,14 @@ class Client:
 
 
 def _check(response: httpx.Response) -> None:
+    request = response.request
+    if response.status_code in (401, 403):
+        raise DFlashError(
+            f"{request.method} {request.url} answered {response.status_code}",
+            expected="a server that lets this client in",
+            remedy="give the key that the server was started with: --api-key KEY",
+        )
     if response.is_error:
-        request = response.request
         raise _unhealthy(f"{request.method} {request.url} answered {response.status_code}: {response.text[:500]}")
 
 

@@ -93,6 +93,7 @@ class RequestRecord(Record):
         text: the generated text.
         correct: whether the answer is right; None if the task has no checkable answer.
         rid: the server's id of the request, by which its steps are found in the server's step log.
+        width: mean positions of its blocks (``spec_cap_length``); None where all are as wide.
     """
 
     question: str
@@ -111,6 +112,7 @@ class RequestRecord(Record):
     text: str = ""
     correct: bool | None = None
     rid: str = ""
+    width: float | None = None
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ async def measure(
 
     await closed_loop(questions, key.concurrency, converse)
     # Answers are parsed only now: while requests are in flight, that would take the time which is being measured.
-    requests = [_record(key, *turn) for turn in turns]
+    requests = [record(key, *turn) for turn in turns]
     after = await internal_state(client)
     run = RunRecord(
         key,
@@ -137,9 +137,14 @@ def _counted(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dic
     }
 
 
-def _record(
+def record(
     key: RunKey, question: str, turn: int, input_ids: list[int], sent_s: float, generation: Generation
 ) -> RequestRecord:
+    """The results' line of an answered turn.
+
+    Args:
+        sent_s: when it was sent, seconds on the run's clock.
+    """
     meta = generation.event["meta_info"]
     return RequestRecord(
         run=key,
@@ -158,4 +163,5 @@ def _record(
         output_ids=generation.event["output_ids"],
         text=generation.event["text"],
         rid=meta["id"],
+        width=meta.get("spec_cap_length"),
     )

@@ -15,6 +15,7 @@ from sglang_dflash.check.preflight import Report, preflight
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.machine import GPUS, asked_about, size
 from sglang_dflash.memory.table import lines
+from sglang_dflash.plan.mix import Mix
 
 Gpu = Enum("Gpu", {name: name for name in GPUS})  # type: ignore[misc]  # typer lists its values in --help
 _COLOUR = {"ok": "green", "warn": "yellow", "error": "red"}
@@ -22,7 +23,7 @@ CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def check(
-    context: typer.Context,
+    flags: typer.Context,
     target: Annotated[str, typer.Argument(help="Target: directory or hub id.")],
     drafter: Annotated[str, typer.Argument(help="Drafter: directory or hub id.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -31,6 +32,9 @@ def check(
         typer.Option(help="Ask about another machine: a GPU with so many GiB, or with --device cpu a CPU."),
     ] = None,
     gpu: Annotated[Gpu | None, typer.Option(help="Ask about one of these GPUs, whatever this machine has.")] = None,
+    users: Annotated[int | None, typer.Option(min=1, help="Requests that run at once: which flags serve them?")] = None,
+    context: Annotated[int | None, typer.Option(min=1, help="Tokens of each, prompt and answer.")] = None,
+    conversations: Annotated[int, typer.Option(min=0, help="Contexts that stay cached, running ones too.")] = 0,
 ) -> None:
     """Does the drafter fit the target, do both fit into memory, will these server flags work?
 
@@ -39,7 +43,10 @@ def check(
     """
     if gpu and memory_gib is not None:
         raise typer.BadParameter("--gpu says how much memory there is: leave out --memory-gib")
-    found = _report(target, drafter, context.args, memory_gib, gpu)
+    if (users is None) != (context is None):
+        raise typer.BadParameter("--users and --context belong together")
+    mix = Mix(users, context, conversations) if users and context else None
+    found = _report(target, drafter, flags.args, memory_gib, gpu, mix)
     levels = {finding.level for finding in found.findings}
     exit_code = 2 if "error" in levels else 1 if "warn" in levels else 0
     if as_json:
@@ -57,13 +64,15 @@ def check(
     raise typer.Exit(exit_code)
 
 
-def _report(target: str, drafter: str, flags: list[str], memory_gib: float | None, gpu: Gpu | None) -> Report:
+def _report(
+    target: str, drafter: str, flags: list[str], memory_gib: float | None, gpu: Gpu | None, mix: Mix | None
+) -> Report:
     try:
         args, notes, unread = parse(flags, target=target, drafter=drafter)
         machine = asked_about(args.device, memory_gib, gpu and gpu.value)
     except DFlashError as raised:
         return Report([of_error("flags", raised)])
-    found = preflight(args, machine)
+    found = preflight(args, machine, mix)
     read = [Finding("ok", "old flag", note) for note in notes]
     if unread:
         read.append(Finding("ok", "flags not looked at", " ".join(unread)))
@@ -88,5 +97,5 @@ def show(report: Report) -> None:
     if (memory := report.memory) is not None:
         static = f", {size(memory.static_bytes)} static" if memory.static_bytes else ""
         typer.echo(f"\nMemory of one rank ({memory.device}{static})")
-        for line in lines(memory.ways, memory.advice, memory.outside):
+        for line in lines(memory.ways, memory.advice, memory.outside, memory.prefixes):
             typer.echo(line)

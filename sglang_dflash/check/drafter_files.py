@@ -10,7 +10,7 @@ from sglang_dflash.drafter.config import DrafterConfig, quantization
 from sglang_dflash.drafter.files import TensorHeader
 from sglang_dflash.drafter.tensors import LoadReport
 from sglang_dflash.errors import DFlashError, Doubt
-from sglang_dflash.plan.pair import served_dtype
+from sglang_dflash.plan.pair import PLAIN_LAYERS, served_dtype
 
 _KEY = "AutoConfig"  # the only entry of auto_map that SGLang asks transformers for; weights load into our own classes
 
@@ -36,7 +36,11 @@ def check_code(config: Mapping[str, Any], trusted: bool) -> str:
 
 
 def check_weights(
-    drafter: DrafterConfig, tensors: Mapping[str, TensorHeader] | None, target: Mapping[str, Any], dtype: str
+    drafter: DrafterConfig,
+    tensors: Mapping[str, TensorHeader] | None,
+    target: Mapping[str, Any],
+    dtype: str,
+    layers: str | None = None,
 ) -> Iterator[Finding]:
     """Findings on the drafter's tensors, dtype and quantisation.
 
@@ -45,10 +49,12 @@ def check_weights(
         tensors: the drafter's headers, None if none could be read.
         target: the target's ``config.json``.
         dtype: ``--dtype``.
+        layers: ``--speculative-draft-model-quantization``.
     """
     yield judge("drafter's tensors", _tensors, drafter, tensors)
-    yield judge("dtype", _dtype, drafter, served_dtype(target, dtype))
-    yield judge("quantisation", _quantization, drafter, target)
+    served = served_dtype(target, dtype)
+    yield judge("dtype", _dtype, drafter, served)
+    yield judge("quantisation", _quantization, drafter, target, served, layers)
 
 
 def _tensors(drafter: DrafterConfig, tensors: Mapping[str, TensorHeader] | None) -> str:
@@ -60,8 +66,8 @@ def _tensors(drafter: DrafterConfig, tensors: Mapping[str, TensorHeader] | None)
             remedy="none needed: the loader checks names and shapes again",
         )
     report = LoadReport.of(drafter)
-    for name, header in tensors.items():
-        report.accepts(name.removeprefix("model."), header.shape)
+    for _ in report.place((name, header.empty()) for name, header in tensors.items()):
+        pass
     report.check(complete=True)
     return f"{len(tensors)}, as config.json describes them"
 
@@ -76,11 +82,12 @@ def _dtype(drafter: DrafterConfig, served: str) -> str:
     )
 
 
-def _quantization(drafter: DrafterConfig, target: Mapping[str, Any]) -> str:
-    if drafter.quantization is None:
-        return f"target {quantization(target) or 'none'}, drafter none"
-    raise Doubt(
-        f"the drafter is quantised ({drafter.quantization})",
-        expected="plain weights, or a method that SGLang's linear layers load",
-        remedy="compare its accept length with the plain drafter's",
-    )
+def _quantization(drafter: DrafterConfig, target: Mapping[str, Any], served: str, layers: str | None) -> str:
+    if layers not in (None, PLAIN_LAYERS):
+        raise Doubt(
+            f"--speculative-draft-model-quantization {layers}: SGLang's quantised layers, which have not run here",
+            expected="plain layers, into which a quantised drafter is dequantised",
+            remedy="leave the flag out, or compare the accept length with and without it",
+        )
+    drafters = f"{drafter.stored.method}, dequantised to {served} when loaded" if drafter.stored else "none"
+    return f"target {quantization(target) or 'none'}, drafter {drafters}"

@@ -47,6 +47,7 @@ VALUED: dict[str, tuple[type, object]] = {
     "--speculative-dflash-block-size": (int, None),
     "--speculative-draft-attention-backend": (str, None),
     "--speculative-draft-kv-cache-dtype": (str, None),
+    "--speculative-draft-model-quantization": (str, None),
     "--speculative-draft-model-revision": (str, None),
     "--speculative-draft-window-size": (int, None),
     "--speculative-num-draft-tokens": (int, None),

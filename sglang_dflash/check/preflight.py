@@ -21,8 +21,10 @@ from sglang_dflash.errors import DFlashError, Doubt
 from sglang_dflash.memory.machine import Machine, size
 from sglang_dflash.memory.outside import FLOOR, Outside
 from sglang_dflash.memory.sizes import is_hybrid
+from sglang_dflash.plan.advice import With
 from sglang_dflash.plan.decide import decide
 from sglang_dflash.plan.memory import MemoryTable
+from sglang_dflash.plan.mix import Mix, Split, Splits
 from sglang_dflash.plan.pair import drafter_files, read_pair
 from sglang_dflash.plan.serving import ServingPlan
 
@@ -52,7 +54,7 @@ def check_rules(args: Any, machine: Machine) -> list[Finding]:
     findings.append(Finding("ok", "architecture", f"{architecture} + DFlashDraftModel"))
     findings.append(judge("drafter's code", check_code, pair.drafter_files.config, bool(args.trust_remote_code)))
     findings += check_pair(drafter, target, args)
-    findings += check_weights(drafter, tensors, target, args.dtype)
+    findings += check_weights(drafter, tensors, target, args.dtype, args.speculative_draft_model_quantization)
     findings += check_vocabulary(drafter, *files)
     findings += check_tokens(drafter, *files, args.chat_template)
     findings += check_backends(args, machine, hybrid=hybrid, slides=drafter.sliding_window is not None)
@@ -120,6 +122,39 @@ def _running(memory: MemoryTable) -> str:
     )
 
 
+def _mix(args: Any, machine: Machine, memory: MemoryTable, mix: Mix) -> str:
+    served = memory.ways[0]
+    if memory.static_bytes == 0:
+        return "no device to divide: --memory-gib asks about another machine"
+    kept = f"{mix.held_by(served)} contexts kept"
+    if mix.served_by(served) and mix.held_by(served) >= mix.conversations:
+        return f"served; {kept}"
+    splits = Splits(args, machine, read_pair(args), memory)
+    if split := splits.best(mix):
+        remedy = f"set {_told(split)}"
+    else:
+        remedy = "nothing serves them here"
+        if (most := splits.most(mix)) is not None:
+            remedy += f": at most {most.pools.running} users with {_told(most)}"
+        for flag, changed in (
+            (f"--tp-size {2 * args.tp_size}", {"tp_size": 2 * args.tp_size}),
+            ("--kv-cache-dtype fp8_e4m3", {"kv_cache_dtype": "fp8_e4m3"}),
+        ):
+            wider = Splits(With(args, **changed), machine, read_pair(args), memory).best(mix)
+            remedy += f"; or {flag} {_told(wider)}" if wider else ""
+    contexts = max(mix.users, mix.conversations)
+    raise Doubt(
+        f"{served.running} at once, {served.tokens} tokens of K/V between them; {kept}",
+        expected=f"{mix.users} at once, {contexts * mix.context} tokens of K/V"
+        + f", {mix.conversations} contexts kept" * (mix.conversations > 0),
+        remedy=remedy,
+    )
+
+
+def _told(split: Split) -> str:
+    return f"{' '.join(split.flags)} ({split.pools.tokens} tokens of K/V, {split.conversations} contexts kept)"
+
+
 def _outside(memory: MemoryTable, outside: Outside) -> str:
     taken, sets = outside.sampling + outside.buffers, f"{outside.sets} set{'s' * (outside.sets > 1)} of graphs"
     needs = f"sampling {size(outside.sampling)}, attention buffers of {sets} {size(outside.buffers)}"
@@ -147,12 +182,13 @@ class Report:
         return None if self.plan is None else self.plan.memory
 
 
-def preflight(args: Any, machine: Machine) -> Report:
+def preflight(args: Any, machine: Machine, mix: Mix | None = None) -> Report:
     """Check a command line.
 
     Args:
         args: server arguments by SGLang's names.
         machine: what will serve.
+        mix: what it should hold at once; None if the user did not say.
     """
     findings = check_rules(args, machine)
     if not args.speculative_draft_model_path or any(finding.level == "error" for finding in findings):
@@ -163,4 +199,8 @@ def preflight(args: Any, machine: Machine) -> Report:
         plan = decide(args, machine, hybrid=is_hybrid(read_pair(args).target))
     except DFlashError as raised:
         return Report([*findings, of_error("flags", raised)])
-    return Report([*findings, *check_memory(plan)], plan)
+    findings += check_memory(plan)
+    if mix is not None and plan.memory is not None:
+        about = f"{mix.users} users of {mix.context} tokens"
+        findings.append(replace(judge(about, _mix, args, machine, plan.memory, mix), estimated=True))
+    return Report(findings, plan)

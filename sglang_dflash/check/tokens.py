@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_dflash.check.findings import Finding, judge, of_error
 from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.drafter.files import ModelFiles
-from sglang_dflash.drafter.reading import read_text
+from sglang_dflash.drafter.template import added_tokens, chat_template
 from sglang_dflash.drafter.tensors import DRAFT_TO_TARGET, EMBEDDING, HEAD, TARGET_TO_DRAFT
 from sglang_dflash.errors import DFlashError, Doubt
 
@@ -24,12 +24,12 @@ _IN_TEXTS = ("im_start", "im_end", "endoftext", "think", "tool")
 
 
 def check_tokens(
-    drafter: DrafterConfig, drafter_files: ModelFiles, target_files: ModelFiles, chat_template: str | None
+    drafter: DrafterConfig, drafter_files: ModelFiles, target_files: ModelFiles, given_template: str | None
 ) -> Iterator[Finding]:
     """Findings from the small files beside the two configurations.
 
     Args:
-        chat_template: ``--chat-template``.
+        given_template: ``--chat-template``.
     """
     try:
         tokenizer = target_files.json("tokenizer.json")
@@ -38,7 +38,7 @@ def check_tokens(
         return
     yield judge("tokenizer", _tokenizer, drafter_files, tokenizer)
     yield judge("mask token's name", _mask_token_name, drafter.mask_token_id, tokenizer or {})
-    yield judge("chat template", _chat_template, target_files, chat_template)
+    yield judge("chat template", _chat_template, target_files, given_template)
 
 
 def _tokenizer(drafter_files: ModelFiles, targets: Mapping[str, Any] | None) -> str:
@@ -49,7 +49,10 @@ def _tokenizer(drafter_files: ModelFiles, targets: Mapping[str, Any] | None) -> 
             expected="the tokenizer that the drafter was trained with",
             remedy="check --tokenizer-path",
         )
-    if drafters is None or (_added(drafters), _vocabulary(drafters)) == (_added(targets), _vocabulary(targets)):
+    if drafters is None or (added_tokens(drafters), _vocabulary(drafters)) == (
+        added_tokens(targets),
+        _vocabulary(targets),
+    ):
         return "the target's"
     raise DFlashError(
         "the drafter brings a tokenizer.json that differs from the target's",
@@ -59,7 +62,7 @@ def _tokenizer(drafter_files: ModelFiles, targets: Mapping[str, Any] | None) -> 
 
 
 def _mask_token_name(token: int, tokenizer: Mapping[str, Any]) -> str:
-    added, words = _added(tokenizer), _vocabulary(tokenizer)
+    added, words = added_tokens(tokenizer), _vocabulary(tokenizer)
     ordinary = [word for word, index in words.items() if index == token] if isinstance(words, dict) else []
     name = added.get(token) or next(iter(ordinary), None)
     if name is None:
@@ -76,38 +79,16 @@ def _mask_token_name(token: int, tokenizer: Mapping[str, Any]) -> str:
 def _chat_template(target_files: ModelFiles, given: str | None) -> str:
     if given:
         return f"{given} (--chat-template)"
-    path = target_files.path("chat_template.jinja")
-    template = read_text(path) if path else (target_files.json("tokenizer_config.json") or {}).get("chat_template")
-    if not template:
+    template = chat_template(target_files)
+    if template is None:
         raise Doubt(
             "the target has none",
             expected="the template that the drafter was trained with",
             remedy="set --chat-template: drafters are trained on templated text, raw prompts draft worse",
         )
-    if "enable_thinking" not in str(template):
+    if "enable_thinking" not in template:
         return "no thinking switch"
     return "switches thinking; ask for it as the drafter's card measured it (chat_template_kwargs)"
-
-
-def _added(tokenizer: Mapping[str, Any]) -> dict[int, str]:
-    """Added tokens of a ``tokenizer.json`` by id.
-
-    Raises:
-        DFlashError: an entry is not one.
-    """
-    added: dict[int, str] = {}
-    entries = tokenizer.get("added_tokens", [])
-    for entry in entries if isinstance(entries, list) else [entries]:
-        match entry:
-            case {"id": int(index), "content": str(content)}:
-                added[index] = content
-            case _:
-                raise DFlashError(
-                    f"added_tokens of a tokenizer.json holds {entry!r}",
-                    expected="an id and a content in each entry",
-                    remedy="download the model again",
-                )
-    return added
 
 
 def _vocabulary(tokenizer: Mapping[str, Any]) -> Any:

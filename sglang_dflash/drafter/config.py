@@ -13,6 +13,8 @@ from typing import Any
 
 from sglang_dflash.drafter.keys import MOST_POSITIONS, SLIDING, ConfigKeys, text_config, unusable
 from sglang_dflash.drafter.kinds import ARCHITECTURES, kind_left_to_builtin
+from sglang_dflash.drafter.quantisation import STORED, parse, quantization
+from sglang_dflash.drafter.quantised import Quantised
 from sglang_dflash.drafter.reading import inside, read_object
 from sglang_dflash.drafter.trainers import plain_form
 from sglang_dflash.errors import DFlashError
@@ -38,7 +40,8 @@ class DrafterConfig:
         draft_vocab_size: token ids that it drafts from, marked in its tensor ``t2d``; None for the whole vocabulary.
         copies_vocabulary: whether its tensors hold copies of the target's embedding and LM head, which are not loaded.
         dtype: the checkpoint's dtype as it names it; None if it does not say.
-        quantization: quantisation method of the checkpoint, None for plain weights.
+        stored: quantisation of the checkpoint, whose weights are dequantised; None for plain ones.
+        quantization: method of a checkpoint that SGLang's quantised layers load; None for plain layers.
     """
 
     block_size: int | None
@@ -64,6 +67,7 @@ class DrafterConfig:
     draft_vocab_size: int | None
     copies_vocabulary: bool
     dtype: str | None
+    stored: Quantised | None
     quantization: str | None
 
     @classmethod
@@ -93,6 +97,7 @@ class DrafterConfig:
         keys = ConfigKeys(config)
         layer_types = keys.layer_types()
         is_causal = keys.is_causal()
+        stored = keys.optional(STORED, Mapping, "an object")
         head_dim = keys.integer("head_dim")
         rope_theta, rotary_dim, rope_scaling = keys.rope(head_dim)
         num_heads, num_kv_heads = keys.integer("num_attention_heads"), keys.integer("num_key_value_heads")
@@ -123,6 +128,7 @@ class DrafterConfig:
             draft_vocab_size=keys.draft_vocab_size(),
             copies_vocabulary=bool(keys.optional("copies_vocabulary", bool, "true or false")),
             dtype=keys.optional("dtype", str, "a name") or keys.optional("torch_dtype", str, "a name"),
+            stored=None if stored is None else parse(stored),
             quantization=quantization(config),
         )
 
@@ -141,11 +147,3 @@ def load_config(path: str | Path) -> dict[str, Any]:
             remedy="check the model's path",
         )
     return read_object(file)
-
-
-def quantization(config: Mapping[str, Any]) -> str | None:
-    """Quantisation method that a checkpoint declares (``"fp8"``, ``"modelopt"``), None for plain weights."""
-    declared = config.get("quantization_config") or text_config(config).get("quantization_config")
-    if not isinstance(declared, Mapping):
-        return None
-    return str(declared.get("quant_method") or declared.get("quant_algo") or "unnamed")

@@ -10,6 +10,7 @@ from typing import Any
 
 from sglang_dflash.drafter.config import load_config
 from sglang_dflash.drafter.headers import TensorHeader, read_folder
+from sglang_dflash.drafter.quantisation import MODELOPT, set_aside
 from sglang_dflash.drafter.reading import inside, read_object
 from sglang_dflash.drafter.trainers import plain_form
 from sglang_dflash.errors import DFlashError
@@ -24,10 +25,12 @@ class ModelFiles:
     Attributes:
         name: directory, or ``organisation/model`` on the hub (read through its local cache first).
         revision: branch, tag or commit on the hub.
+        dequantise: whether :attr:`config` is one of plain layers, whose quantised weights are dequantised.
     """
 
     name: str
     revision: str | None = None
+    dequantise: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -38,12 +41,13 @@ class ModelFiles:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """``config.json``, in the plain form if another trainer wrote it.
+        """``config.json``, in the plain form if another trainer or a quantising tool wrote it.
 
         Raises:
             DFlashError: there is none, the hub cannot be reached, or the trainer's form cannot be served.
         """
-        return dict(plain_form(self.published))
+        config = dict(plain_form(self.published))
+        return set_aside(config, self.json(MODELOPT)) if self.dequantise else config
 
     @cached_property
     def published(self) -> dict[str, Any]:

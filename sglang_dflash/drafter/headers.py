@@ -9,12 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from sglang_dflash.drafter.reading import LARGEST, inside, parse_object, read_object
 from sglang_dflash.errors import DFlashError
 
 INDEX = "model.safetensors.index.json"
 # A dtype's name holds the bits of an element (``BF16``, ``F8_E4M3``), but for ``BOOL``.
 _DTYPE = re.compile(r"BOOL|[A-Z]{1,2}([0-9]{1,2})(?:_[A-Z0-9]+)?")
+_NAMES = ("BF16", "F16", "F32", "F64", "F8_E4M3", "F8_E5M2", "I8", "I32", "I64", "BOOL")
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
+_TORCH = dict(zip(_NAMES, (*_FLOATS, torch.int8, torch.int32, torch.int64, torch.bool), strict=True))
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,10 @@ class TensorHeader:
         """Bytes as stored."""
         found = _DTYPE.fullmatch(self.dtype)
         return self.numel * (int(found[1]) if found and found[1] else 8) // 8
+
+    def empty(self) -> Tensor:
+        """The tensor on the meta device: uint8, if its dtype is one that no served weight has."""
+        return torch.empty(self.shape, dtype=_TORCH.get(self.dtype, torch.uint8), device="meta")
 
 
 def read_folder(folder: Path) -> dict[str, TensorHeader]:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
 
 from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.quantised import Quantised
 from sglang_dflash.errors import DFlashError
 
 # checkpoint module -> (the fused module that holds it, its shard there)
@@ -23,16 +26,9 @@ _FUSED: dict[str, tuple[str, str | int]] = {
 }
 
 
+_FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 TARGET_TO_DRAFT, DRAFT_TO_TARGET = "t2d", "d2t"
-
-
-class _Shaped(Protocol):
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-
-Tensor = TypeVar("Tensor", bound=_Shaped)
 
 
 def destination(name: str) -> tuple[str, str | int | None]:
@@ -93,23 +89,25 @@ def copied_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
 class LoadReport:
     """Compare a checkpoint's tensors with the ``expected`` shapes by name.
 
-    A quantised checkpoint's layout is its quantisation method's business: there only the modules are
-    compared.
+    What SGLang's quantised layers load is their business: there only the modules are compared.
 
     Attributes:
+        quantized: whether such layers load it.
         copied: shapes of tensors that are known and not loaded.
+        stored: quantisation of a checkpoint whose weights are dequantised.
     """
 
     expected: Mapping[str, tuple[int, ...]]
     quantized: bool
     copied: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    stored: Quantised | None = None
     loaded: set[str] = field(default_factory=set)
     unexpected: list[str] = field(default_factory=list)
     misshaped: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, config: DrafterConfig) -> LoadReport:
-        return cls(expected_shapes(config), config.quantization is not None, copied_shapes(config))
+        return cls(expected_shapes(config), config.quantization is not None, copied_shapes(config), config.stored)
 
     def __post_init__(self) -> None:
         self._keys = set(map(self._key, self.expected))
@@ -131,11 +129,18 @@ class LoadReport:
         return False
 
     def place(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, str | int | None, Tensor]]:
-        """Yield the tensors to load: parameter, shard of it, tensor; note the rest for :meth:`check`."""
+        """Yield the tensors to load: parameter, shard of it, plain tensor; note the rest for :meth:`check`."""
+        weights = ((name.removeprefix("model."), tensor) for name, tensor in weights)
+        if self.stored is not None:
+            weights = self.stored.plain(weights, self.expected, self.misshaped)
         for name, tensor in weights:
-            name = name.removeprefix("model.")
-            if not name.endswith("rotary_emb.inv_freq") and self.accepts(name, tuple(tensor.shape)):
-                yield *destination(name), tensor
+            if name.endswith("rotary_emb.inv_freq") or not self.accepts(name, tuple(tensor.shape)):
+                continue
+            if not self.quantized and name != TARGET_TO_DRAFT and tensor.dtype not in _FLOATS:
+                # As a weight its numbers lack the factor that makes them one.
+                self.misshaped.append(f"{name} is of {tensor.dtype}, without a quantisation that says what it means")
+                continue
+            yield *destination(name), tensor
 
     def check(self, *, complete: bool) -> None:
         """Raise if anything was wrong, or if the checkpoint was to be complete and is not.

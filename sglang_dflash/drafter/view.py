@@ -1,4 +1,5 @@
-"""A folder from which SGLang loads a drafter that another trainer wrote: the plain ``config.json``, the same weights.
+"""A folder from which SGLang loads a drafter that another trainer or a quantising tool wrote: the plain
+``config.json``, the same weights.
 
 SGLang reads a drafter's configuration in many places, through transformers, which knows neither the classes nor the
 nesting of other trainers. It gets the plain form in a folder of this user's cache; the weights in it are links.
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.drafter.mask_embedding import FILE as MASK_EMBEDDING
+from sglang_dflash.drafter.quantisation import MODELOPT
 from sglang_dflash.drafter.reading import inside, views
 from sglang_dflash.errors import DFlashError
 
@@ -34,7 +36,8 @@ def plain_view(files: ModelFiles) -> Path | None:
         return None
     source = _snapshot(files)
     names = sorted(file.name for file in source.iterdir() if file.name.endswith((_WEIGHTS, *_COPIED)))
-    names = [name for name in names if inside(source, name)]
+    # SGLang would build quantised layers from Model Optimizer's file.
+    names = [name for name in names if inside(source, name) and not (files.dequantise and name == MODELOPT)]
     # Another content is another folder: one that a server loads from never changes.
     content = [str(source.resolve()), files.config, [(name, (source / name).stat().st_mtime_ns) for name in names]]
     view = views() / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]

@@ -8,28 +8,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.check.findings import Finding, raise_first_error
 from sglang_dflash.check.preflight import check_memory, check_rules
 from sglang_dflash.cpu import is_active as on_our_cpu_platform
+from sglang_dflash.drafter.kinds import kind_left_to_builtin
 from sglang_dflash.drafter.view import plain_view
 from sglang_dflash.hooks.flags import explain_environment
 from sglang_dflash.hooks.takeover import check_sglang, refuse_unapplied_hooks
 from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine, find_gpu, size
 from sglang_dflash.plan.decide import builtin_requested, decide, reason_for_builtin
-from sglang_dflash.plan.pair import drafter_files, needs_bfloat16_states
+from sglang_dflash.plan.pair import PLAIN_LAYERS, drafter_files, needs_bfloat16_states
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.states.choice import SWITCH
 from sglang_dflash.upstream import declare_resolution, hybrid_gdn_config, model_config_of, resolving_view
+from sglang_dflash.width.config import asked_for as widths_asked_for
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ServerArgs
 
 logger = logging.getLogger(__name__)
-
-adapts = False  # whether this process has launched a server with adaptive widths
 
 
 def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
@@ -51,7 +52,15 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
     _say(check_rules(args, machine))
     if needs_bfloat16_states(args, machine):
         _declare(server_args, mamba_ssm_dtype="bfloat16")
-    if args.speculative_draft_model_path and (view := plain_view(drafter_files(args))):
+    if not args.speculative_draft_model_path:
+        return
+    files = drafter_files(args)
+    if kind_left_to_builtin(files.config) is not None:
+        files = replace(files, dequantise=False)
+    elif args.speculative_draft_model_quantization is None:
+        # SGLang would quantise the drafter's layers as the flag says of the target's.
+        _declare(server_args, speculative_draft_model_quantization=PLAIN_LAYERS)
+    if view := plain_view(files):
         logger.warning(
             "DFLASH: the drafter %s is loaded from its plain form in %s", args.speculative_draft_model_path, view
         )
@@ -76,9 +85,7 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
 
 
 def _before_speculation(server_args: ServerArgs, plan: ServingPlan) -> None:
-    global adapts
-    adapts = plan.widths is not None
-    if adapts:
+    if plan.widths is not None:
         # SGLang's own adaptation must stay off: its runners would size their graphs by its candidates.
         _declare(server_args, speculative_adaptive=False)
     if not plan.overlap and not resolving_view(server_args).disable_overlap_schedule:
@@ -88,6 +95,15 @@ def _before_speculation(server_args: ServerArgs, plan: ServingPlan) -> None:
             "come back with a state ahead of their tokens (--disaggregation-decode-retraction-backup none aborts them "
             "instead)"
         )
+
+
+def adapts(server_args: ServerArgs) -> bool:
+    """Whether our worker serves these arguments at adaptive widths, in any process that has them."""
+    return (
+        widths_asked_for(server_args) is not None
+        and _dflash_is_asked_for(server_args)
+        and reason_for_builtin(resolving_view(server_args), on_cpu=on_our_cpu_platform()) is None
+    )
 
 
 def _replay_states(server_args: ServerArgs, plan: ServingPlan) -> None:

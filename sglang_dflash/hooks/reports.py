@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.hooks import launch
 from sglang_dflash.plan import serving
-from sglang_dflash.upstream import get_spec
+from sglang_dflash.upstream import get_spec, load_plugins
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import Scheduler
@@ -36,6 +36,28 @@ def count_verified_drafts(_: None, manager: Any, meta_info: dict[str, Any], recv
     meta_info["spec_accept_rate"] = recv_obj.spec_num_correct_drafts[i] / drafts if drafts else 0.0
 
 
+class _WithPlugins(dict[str, Any]):
+    """A dictionary that loads the plugins in the process that unpickles it."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[dict[str, Any]]]:
+        return _load_plugins_beside, (dict(self),)
+
+
+def _load_plugins_beside(info: dict[str, Any]) -> dict[str, Any]:
+    load_plugins()
+    return info
+
+
+def load_in_tokenizer_workers(port_args: Any, server_args: Any, scheduler_info: dict[str, Any]) -> tuple[Any, Any]:
+    """Hook before ``write_data_for_multi_tokenizer``: its readers load the plugins.
+
+    SGLang loads them in the main process, schedulers and detokenizers, but not in tokenizer workers
+    (``--tokenizer-worker-num``, ``Engine.attach_tokenizer_worker``), which would count the full width. All of them read
+    this pickle; ``SGLANG_HTTP_SERVER_APP_PATH`` would reach HTTP workers alone, and may be the user's.
+    """
+    return (port_args, server_args, _WithPlugins(scheduler_info)), {}
+
+
 def report_mean_width(original: Callable[..., None], reporter: Any, *args: Any, **kwargs: Any) -> None:
     """Hook around ``SchedulerMetricsReporter.report_decode_stats``, whose accept rate takes every block for a full one.
 
@@ -49,11 +71,14 @@ def report_mean_width(original: Callable[..., None], reporter: Any, *args: Any, 
         original(reporter, *args, **kwargs)
 
 
-def report_adaptive(result: dict[str, Any], server_args: Any, *_: Any) -> dict[str, Any]:
-    """Hook after ``build_server_info``: SGLang's own adaptation is off, ours is on."""
-    if launch.adapts:
-        result["speculative_adaptive"] = True
-    return result
+def report_adaptive(resolved: dict[str, Any], server_args: Any) -> dict[str, Any]:
+    """Hook after ``ServerArgs.resolved_dict``, which every ``/server_info`` starts from: ours is on, SGLang's is off.
+
+    Before resolution it is what the user asked for.
+    """
+    if not resolved["speculative_adaptive"] and launch.adapts(server_args):
+        resolved["speculative_adaptive"] = True
+    return resolved
 
 
 def ride_on_requests(

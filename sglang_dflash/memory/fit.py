@@ -13,6 +13,12 @@ from typing import Literal
 
 from sglang_dflash.memory.sizes import StateBytes, history_columns
 
+RAISED_BY = {  # by what caps the requests that run at once
+    "verify scratch": "a narrower block (--speculative-num-draft-tokens), --mamba-full-memory-ratio",
+    "recurrent states": "--mamba-full-memory-ratio, --mamba-ssm-dtype bfloat16",
+    "tokens of K/V": "a lower --mamba-full-memory-ratio, --speculative-draft-window-size",
+}
+
 
 @dataclass(frozen=True)
 class Demand:
@@ -121,6 +127,24 @@ class Pools:
         }
 
     @property
+    def state_price(self) -> int:
+        """Tokens of K/V in the bytes of one recurrent state."""
+        return -(-self.state // (self.target_kv + (self.draft_kv if self.ring is None else 0)))
+
+    def prefixes(self, slots_per_request: int | None = None) -> int:
+        """Distinct prefixes that stay in a hybrid target's cache beside those of the running requests, a slot each.
+
+        A running request holds its state, its snapshots and its own prefix. What SGLang counts for it has a slot more,
+        for what its prefill adds to the cache (``MambaComponent.prepare_for_caching_req``). Without a prefix cache, or
+        for a dense target, 0.
+
+        Args:
+            slots_per_request: of another ``--mamba-radix-cache-strategy`` with as many slots; None for this one's.
+        """
+        slots = slots_per_request or self.slots_per_request
+        return max(0, self.state_slots - self.running * (slots - 1)) if slots > 1 and self.state else 0
+
+    @property
     def capped_by(self) -> Literal["--max-running-requests", "verify scratch", "recurrent states", "tokens of K/V"]:
         """The pool that keeps one more request from running. States and scratch share a budget: the larger of them."""
         if self.running >= self.asked:
@@ -129,6 +153,12 @@ class Pools:
             return "tokens of K/V"
         rows = self.asked if self.replay else self.running  # a replay's are set aside for every request asked for
         return "verify scratch" if rows * self.scratch > self.state_slots * self.state else "recurrent states"
+
+    @property
+    def requests(self) -> dict[str, int | str]:
+        """Requests at once, for ``/server_info``, and where fewer run than asked for, the flags that raise them."""
+        counts = {"asked": self.asked, "running": self.running, "capped_by": self.capped_by}
+        return counts | ({"raised_by": RAISED_BY[self.capped_by]} if self.running < self.asked else {})
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,8 @@ def history_columns(context: int, tokens: int, block: int) -> int:
 
 
 MAX_RUNNING = 48  # SGLang's for DFLASH, without --max-running-requests
+# --mamba-radix-cache-strategy -> recurrent-state slots of a running request, with overlap scheduling.
+SLOTS = {"extra_buffer": 5, "extra_buffer_lazy": 4, "no_buffer": 3}
 
 
 def slots_per_request(args: Any) -> int:
@@ -173,10 +175,8 @@ def slots_per_request(args: Any) -> int:
     """
     if args.disable_radix_cache or args.disaggregation_mode == "decode":
         return 1
-    if args.mamba_radix_cache_strategy == "no_buffer":
-        return 3
-    lazy = args.mamba_radix_cache_strategy == "extra_buffer_lazy"
-    return 3 + (1 if lazy or args.disable_overlap_schedule else 2)
+    slots = SLOTS.get(args.mamba_radix_cache_strategy, SLOTS["extra_buffer"])
+    return min(slots, SLOTS["extra_buffer_lazy"]) if args.disable_overlap_schedule else slots
 
 
 def in_transfer(args: Any) -> int | None:

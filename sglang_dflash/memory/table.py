@@ -8,28 +8,35 @@ from dataclasses import dataclass
 from sglang_dflash.memory.fit import Pools
 from sglang_dflash.memory.machine import size
 from sglang_dflash.memory.outside import Outside
+from sglang_dflash.memory.sizes import SLOTS
 
 _ABOUT, _EACH, _WHOLE = 32, 22, 13  # columns of text
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A flag, and the requests and tokens of K/V that fit with it."""
+    """A flag, and the requests, tokens of K/V and prefixes beside the requests that fit with it."""
 
     flag: str
     running: int
     tokens: int
+    prefixes: int = 0
 
     def __str__(self) -> str:
         return f"{self.flag} ({self.running} requests, {self.tokens} tokens of K/V)"
 
 
-def lines(ways: Sequence[Pools], advice: Sequence[Advice] = (), outside: Outside | None = None) -> list[str]:
+def lines(
+    ways: Sequence[Pools],
+    advice: Sequence[Advice] = (),
+    outside: Outside | None = None,
+    prefixes: Sequence[Advice] = (),
+) -> list[str]:
     """The table: what a unit takes and what the whole takes, side by side for each way to keep states.
 
     Args:
         ways: one or two, of the same pair; the one that is served comes first.
-        advice: of the first.
+        advice, prefixes: of the first.
         outside: what the device holds beside them, the same for each way.
     """
     columns = [_column(pools) for pools in ways]
@@ -42,19 +49,31 @@ def lines(ways: Sequence[Pools], advice: Sequence[Advice] = (), outside: Outside
             "left: activations, graphs": max(0, outside.left),
         }
         text += [about.ljust(_ABOUT) + _cells("", size(count)) for about, count in rows.items()]
-    return [*text, *(f"more would fit with {each}" for each in advice)]
+    text += [f"more would fit with {each}" for each in advice]
+    for each in prefixes:
+        change = each.tokens - ways[0].tokens
+        text.append(f"prefixes with {each.flag}: {each.prefixes}, tokens of K/V {change:+}")
+    return text
 
 
 def _column(pools: Pools) -> dict[str, tuple[str, str]]:
     """Two cells by what they are about; of memory that was not divided, the units alone."""
     whole = pools.bytes
     rows = [("target's weights", "", whole["target_weights"]), ("drafter's weights", "", whole["drafter_weights"])]
-    heading = {}
+    heading, prefixes = {}, {}
     if pools.state:
         heading = {"states of a block": ("", "replayed" if pools.replay else "kept")}
         slots = pools.slots_per_request
         rows += [(f"recurrent states, {slots} slots", f"{size(slots * pools.state)} a request", whole["states"])]
         rows += [(f"verify scratch, block of {pools.block}", f"{size(pools.scratch)} a request", whole["scratch"])]
+        if slots > 1:
+            fewer = {f"  with {name}": ("", str(pools.prefixes(each))) for name, each in SLOTS.items() if each < slots}
+            prefixes = {
+                "prefixes kept beside them": ("", str(pools.prefixes())),
+                **fewer,
+                "  one more costs": (f"{pools.state_price} tokens of K/V", size(pools.state)),
+                "  one that is gone costs": ("", "its prefill, whole"),
+            }
     rows += [("target's K/V", f"{size(pools.target_kv)} a token", whole["target_kv"])]
     if pools.ring is None:
         rows += [("drafter's K/V", f"{size(pools.draft_kv)} a token", whole["draft_kv"])]
@@ -70,6 +89,7 @@ def _column(pools: Pools) -> dict[str, tuple[str, str]]:
         "tokens of K/V": (f"{pools.tokens // max(1, pools.running)} a request", str(pools.tokens)),
         f"requests at once, of {pools.asked}": ("", str(pools.running)),
         "capped by": ("", pools.capped_by),
+        **prefixes,
     }
     return heading | {about: (each, size(all_of_it)) for about, each, all_of_it in rows} | totals
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from sglang_dflash.ops import reference
+from sglang_dflash.ops import on_cpu, reference
 from sglang_dflash.ops.dense import argmax, linear, top_two
 from sglang_dflash.ops.dispatch import by_device
 from sglang_dflash.ops.reference import Accepted, Block, token_hash
@@ -33,8 +33,8 @@ _KERNELS = "sglang_dflash.ops.kernels"
 prepare_block = by_device(reference.prepare_block, _KERNELS)
 accept_block = by_device(reference.accept_block, _KERNELS)
 note_tokens = by_device(reference.note_tokens, _KERNELS)
-find_copies = by_device(reference.find_copies, _KERNELS)
-offer_copies = by_device(reference.offer_copies, _KERNELS)
+find_copies = by_device(reference.find_copies, _KERNELS, on_cpu.find_copies)
+offer_copies = by_device(reference.offer_copies, _KERNELS, on_cpu.offer_copies)
 norm_rope = by_device(reference.norm_rope, _KERNELS)
 penalize_block = by_device(reference.penalize_block, _KERNELS)
 filter_probs = by_device(reference.filter_probs, _KERNELS)

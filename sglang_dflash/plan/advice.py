@@ -1,19 +1,23 @@
-"""Flags that would let more requests run, or hold more tokens, with the numbers that each would give."""
+"""Flags that would let more requests run, or hold more tokens or prefixes, with the numbers that each would give."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from sglang_dflash.memory.fit import Demand, Pools, best, fit, share
+from sglang_dflash.memory.sizes import SLOTS
 from sglang_dflash.memory.table import Advice
+from sglang_dflash.states.choice import FLAG as REPLAY_FLAG
 
 WINDOW = 2048  # draft window, tokens
-_HIGHEST_FRACTION = 0.9  # of the device; activations and graphs take the rest
-_WORTH_A_WORD = 1.1  # times as many requests
+HIGHEST_FRACTION = 0.9  # of the device; activations and graphs take the rest
+_WORTH_A_WORD = 1.1  # times as many requests or prefixes
+_HIGHEST_RATIO = 10
 _MOST_TRIES = 1024  # values of one flag
-_WINDOW_FLAG = "--speculative-draft-window-size"
+WINDOW_FLAG = "--speculative-draft-window-size"
 # A flag with a value, and what it makes of demand and static bytes.
 _Try = tuple[str, Demand, float]
 
@@ -37,7 +41,7 @@ def advice(
         [(f"--mamba-full-memory-ratio {ratio}", replace(now, state_share=ratio), static)],
         list(_fractions(now, memory, fraction)),
         list(_fewer(now, before, static)),
-        *([(flag, demand_of(changed), static)] for flag, changed in _single_values(args, now)),
+        *([(flag, demand_of(With(args, **changes)), static)] for flag, changes in single_values(args, now)),
     ]
     found = [_best(tries, now.max_running, replay=replay) for tries in flags if tries]
     return [each for each in found if _gains(each, before, now.max_running)]
@@ -51,13 +55,13 @@ def _best(tries: list[_Try], asked: int, *, replay: bool) -> Advice:
 
 def _gains(advice: Advice, before: Pools, asked: int) -> bool:
     """Clearly more requests; or for a draft window, which only frees memory for K/V, as many and more tokens."""
-    if advice.flag.startswith(_WINDOW_FLAG):
+    if advice.flag.startswith(WINDOW_FLAG):
         return advice.running >= before.running and advice.tokens > before.tokens
     return before.running < asked and advice.running >= min(asked, _WORTH_A_WORD * before.running + 1)
 
 
 def _fractions(now: Demand, memory: int, fraction: float) -> Iterator[_Try]:
-    for percent in range(round(fraction * 100) + 1, round(_HIGHEST_FRACTION * 100) + 1):
+    for percent in range(round(fraction * 100) + 1, round(HIGHEST_FRACTION * 100) + 1):
         yield f"--mem-fraction-static {percent / 100}", now, memory * percent / 100
 
 
@@ -72,18 +76,58 @@ def step_down(now: Demand, before: Pools) -> int:
     return 1 + (now.max_running - before.running) // _MOST_TRIES
 
 
-def _single_values(args: Any, now: Demand) -> Iterator[tuple[str, Any]]:
-    """A flag and the arguments with it."""
+def more_prefixes(
+    args: Any, demand_of: Callable[[Any], Demand], divided: Callable[[Demand, bool | None], Pools], before: Pools
+) -> list[Advice]:
+    """Flags that keep more prefixes of a hybrid target beside the running requests: twice as many, or one a request.
+
+    A draft window keeps no more of them, but frees K/V that pay for them.
+
+    Args:
+        args: server arguments by SGLang's names.
+        demand_of: what one rank has to hold, for changed arguments.
+        divided: how a server would divide its memory, given whether a replay was asked for (None: it is as now).
+        before: the division as served.
+    """
+    now, kept = demand_of(args), before.prefixes()
+    if not now.state.slot or now.slots_per_request == 1:
+        return []
+    wanted = kept + max(kept, before.running)
+    slots = before.state_slots + wanted - kept
+
+    def tried(flag: str, demand: Demand) -> tuple[str, Pools]:
+        after = divided(demand, None)
+        if before.replay and not after.replay:  # more states let all run with kept states too, which take the K/V
+            return f"{flag} {REPLAY_FLAG}", divided(demand, True)
+        return flag, after
+
+    tries = [tried(f"--max-mamba-cache-size {slots}", replace(now, max_states=slots))]
+    tries += [tried(flag, demand_of(With(args, **changes))) for flag, changes in single_values(args, now)]
+    if now.max_states is None:
+        ratios = (each / 10 for each in range(int(now.state_share * 10) + 1, _HIGHEST_RATIO * 10 + 1))
+        raised = (tried(f"--mamba-full-memory-ratio {each}", replace(now, state_share=each)) for each in ratios)
+        tries += list(islice((each for each in raised if each[1].prefixes() >= wanted), 1))
+    found = []
+    for flag, after in tries:
+        gains = after.prefixes() > _WORTH_A_WORD * kept or flag.startswith(WINDOW_FLAG)
+        if after.running >= before.running and gains:
+            found.append(Advice(flag, after.running, after.tokens, after.prefixes()))
+    return found
+
+
+def single_values(args: Any, now: Demand) -> Iterator[tuple[str, dict[str, object]]]:
+    """A flag and the arguments that it changes."""
     half = now.block // 2
     if half >= 4:  # less drafts next to nothing
-        yield f"--speculative-num-draft-tokens {half}", With(args, speculative_num_draft_tokens=half)
+        yield f"--speculative-num-draft-tokens {half}", {"speculative_num_draft_tokens": half}
     if now.ring is None:
-        yield f"{_WINDOW_FLAG} {WINDOW}", With(args, speculative_draft_window_size=WINDOW)
+        yield f"{WINDOW_FLAG} {WINDOW}", {"speculative_draft_window_size": WINDOW}
     if now.state.slot:
-        yield "--mamba-ssm-dtype bfloat16", With(args, mamba_ssm_dtype="bfloat16")
-        if not args.disable_overlap_schedule:
+        if args.mamba_ssm_dtype is None:
+            yield "--mamba-ssm-dtype bfloat16", {"mamba_ssm_dtype": "bfloat16"}
+        if not args.disable_overlap_schedule and now.slots_per_request == SLOTS["extra_buffer"]:
             lazy = "extra_buffer_lazy"
-            yield f"--mamba-radix-cache-strategy {lazy}", With(args, mamba_radix_cache_strategy=lazy)
+            yield f"--mamba-radix-cache-strategy {lazy}", {"mamba_radix_cache_strategy": lazy}
 
 
 class With:

@@ -12,6 +12,7 @@ from typing import Any
 from sglang_dflash.copies.choice import copies_asked_for
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.kinds import kind_left_to_builtin
+from sglang_dflash.drafter.quantisation import is_set_aside
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.machine import Machine
 from sglang_dflash.plan.memory import expected_memory
@@ -54,6 +55,12 @@ def reason_for_builtin(args: Any, *, on_cpu: bool) -> str | None:
     reason = _not_ours(args, on_cpu)
     if reason is None:
         _refuse_dp_attention(args, on_cpu)
+    elif is_set_aside(drafter_files(args).published):
+        raise DFlashError(
+            f"{reason}, with a quantised drafter",
+            expected="this package's worker, which dequantises it",
+            remedy=f"use the drafter's plain weights, or {SWITCH}=builtin for SGLang's own worker and layers",
+        )
     elif on_cpu:
         raise DFlashError(
             f"{reason}, on the CPU platform",

@@ -59,10 +59,7 @@ def demand(args: Any, machine: Machine, pair: Pair, *, copies: bool = False) -> 
     context = args.context_length or count(text, "max_position_embeddings", drafter.max_position_embeddings)
     return Demand(
         target_weights=_weights(pair.target_files, target_parameters(target), dtype, quantization(target)) // tp,
-        drafter_weights=_weights(
-            pair.drafter_files, drafter_parameters(drafter), dtype, drafter.quantization, copied_shapes(drafter)
-        )
-        // tp,
+        drafter_weights=_drafter_weights(pair, dtype) // tp,
         target_kv=target_kv_per_token(text, kv_bytes=kv_bytes, tp_size=tp),
         draft_kv=draft_kv_per_token(drafter, kv_bytes=draft_kv_bytes, tp_size=tp),
         state=states(recurrent_bytes=dtype_bytes(kept)),
@@ -86,6 +83,14 @@ def _state_dtypes(args: Any, machine: Machine, text: Mapping[str, Any]) -> tuple
     asked = args.mamba_ssm_dtype or ("bfloat16" if needs_bfloat16_states(args, machine) else None)
     kept = asked or os.environ.get("SGLANG_MAMBA_SSM_DTYPE") or text.get("mamba_ssm_dtype") or "float32"
     return kept, asked or "float32"
+
+
+def _drafter_weights(pair: Pair, dtype: str) -> int:
+    drafter = pair.drafter
+    parameters = drafter_parameters(drafter)
+    if drafter.stored is not None:  # dequantised
+        return parameters * dtype_bytes(dtype)
+    return _weights(pair.drafter_files, parameters, dtype, drafter.quantization, copied_shapes(drafter))
 
 
 def _weights(

@@ -13,7 +13,7 @@ from sglang_dflash.memory.outside import Graphs, Outside, Reader, buffers, defau
 from sglang_dflash.memory.parameters import FAMILIES, is_known
 from sglang_dflash.memory.sizes import count, head_size
 from sglang_dflash.memory.table import Advice
-from sglang_dflash.plan.advice import With, advice
+from sglang_dflash.plan.advice import With, advice, more_prefixes
 from sglang_dflash.plan.demand import demand
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.states.choice import is_replayed
@@ -29,17 +29,21 @@ class MemoryTable:
     Attributes:
         device: its name.
         static_bytes: 0 if the device's memory is unknown.
+        fraction: of the device's memory, static.
         demand: what is divided, and how.
         ways: the division as served; then, for a hybrid target, with states the other way.
         advice: flags that would let more fit.
+        prefixes: flags that would keep more prefixes, or pay for them.
         outside: what else the device must hold; None if its memory is unknown, or on a CPU.
     """
 
     device: str
     static_bytes: int
+    fraction: float
     demand: Demand
     ways: list[Pools]
     advice: list[Advice]
+    prefixes: list[Advice]
     outside: Outside | None = None
 
 
@@ -72,21 +76,33 @@ def expected_memory(
         return demand(changed, machine, pair, copies=copies)
 
     needed, memory, fraction = demand_of(args), machine.memory or 0, args.mem_fraction_static or MEM_FRACTION
-    static, hybrid = int(memory * fraction), bool(needed.state.slot)
-    kept, replay = fit(needed, static), False
-    ways = [kept]
-    if hybrid:
-        replayed = fit(needed, static, replay=True)
-        replay = is_replayed(args, machine, asked_replay, lets_more_run=kept.running < replayed.running)
-        if replay and static and args.mamba_full_memory_ratio in _RATIO_UNSET:
-            args = With(args, mamba_full_memory_ratio=share(needed, static, replay=True))
-            needed = demand_of(args)
-            replayed = fit(needed, static, replay=True)
-        ways = [replayed, kept] if replay else [kept, replayed]
+    static = int(memory * fraction)
+    ways = divide(args, machine, needed, static, asked_replay)
+    replay = ways[0].replay
+    if replay and static and args.mamba_full_memory_ratio in _RATIO_UNSET:
+        args = With(args, mamba_full_memory_ratio=share(needed, static, replay=True))
+        needed = demand_of(args)
+        ways[0] = fit(needed, static, replay=True)
     found = advice(args, demand_of, replay=replay, memory=memory, fraction=fraction) if memory else []
+
+    def divided(changed: Demand, replay: bool | None) -> Pools:
+        return divide(args, machine, changed, static, replay or asked_replay)[0]
+
+    more = more_prefixes(args, demand_of, divided, ways[0]) if memory else []
     room = memory - static - ways[0].bytes["history"]
     beside = outside(args, machine, pair, needed, widths, room) if memory and machine.kind == "gpu" else None
-    return MemoryTable(machine.name if memory else f"{machine.name}: sizes only", static, needed, ways, found, beside)
+    name = machine.name if memory else f"{machine.name}: sizes only"
+    return MemoryTable(name, static, fraction, needed, ways, found, more, beside)
+
+
+def divide(args: Any, machine: Machine, needed: Demand, static: float, asked_replay: bool | None) -> list[Pools]:
+    """The division as served; then, for a hybrid target, with states the other way."""
+    kept = fit(needed, static)
+    if not needed.state.slot:
+        return [kept]
+    replayed = fit(needed, static, replay=True)
+    replay = is_replayed(args, machine, asked_replay, lets_more_run=kept.running < replayed.running)
+    return [replayed, kept] if replay else [kept, replayed]
 
 
 def outside(args: Any, machine: Machine, pair: Pair, demand: Demand, widths: tuple[int, ...], room: int) -> Outside:

@@ -14,6 +14,8 @@ from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.drafter.reading import parse_object
 from sglang_dflash.memory.machine import Machine
 
+PLAIN_LAYERS = "unquant"  # of --speculative-draft-model-quantization
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -33,7 +35,8 @@ class Pair:
 
 def drafter_files(args: Any) -> ModelFiles:
     """The drafter that server arguments name."""
-    return ModelFiles(args.speculative_draft_model_path, args.speculative_draft_model_revision)
+    dequantise = args.speculative_draft_model_quantization in (None, PLAIN_LAYERS)
+    return ModelFiles(args.speculative_draft_model_path, args.speculative_draft_model_revision, dequantise)
 
 
 def read_pair(args: Any) -> Pair:

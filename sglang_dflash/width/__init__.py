@@ -5,14 +5,14 @@ from __future__ import annotations
 from sglang_dflash.width.adaptive import AdaptiveWidth
 from sglang_dflash.width.config import WidthConfig, asked_for, build_policy, default_widths, parse_config, read_config
 from sglang_dflash.width.cost import CostTable
-from sglang_dflash.width.policy import FixedWidth, Pause, RandomWidth, WidthPolicy
+from sglang_dflash.width.policy import FixedWidth, Prospect, RandomWidth, WidthPolicy
 from sglang_dflash.width.survival import Survival
 
 __all__ = [
     "AdaptiveWidth",
     "CostTable",
     "FixedWidth",
-    "Pause",
+    "Prospect",
     "RandomWidth",
     "Survival",
     "WidthConfig",

@@ -8,7 +8,7 @@ from typing import Any
 from sglang_dflash.width.cost import CostTable
 from sglang_dflash.width.explore import Explorer
 from sglang_dflash.width.mixture import Mixture
-from sglang_dflash.width.policy import Pause
+from sglang_dflash.width.policy import Prospect
 
 SWITCH_NOW, SWITCH_AFTER = 0.1, 0.3
 """Take another width at once if it gains this share, or once the gains passed up add to this many steps."""
@@ -39,7 +39,7 @@ class AdaptiveWidth:
         block = min(block or self.max_width, self.max_width)
         self.rows = Mixture(self.widths, block)
         self.survival = self.rows.unmatched
-        self.paused: Pause | None = None
+        self.paused: Prospect | None = None
         self.tokens_per_ms = 0.0
         self._explorer = Explorer()
         self._drafted_columns = sum(width <= block for width in self.widths)
@@ -54,7 +54,7 @@ class AdaptiveWidth:
         row, tokens = self.costs.row(batch_size, context), self.rows.tokens(matching)
         rates = [count / ms for count, ms in zip(tokens, row, strict=True)]
         self._decide(rates)
-        self._watch(row, matching)
+        self._watch(batch_size, context, matching)
         news = batch_size != self._batch_size or context < self._context
         self._batch_size, self._context = batch_size, context
         # Without a match, a width beyond the drafter's block has nothing to show.
@@ -71,6 +71,17 @@ class AdaptiveWidth:
         self.tokens_per_ms = rates[column] * batch_size
         self._chosen[batch_size] = (self.widths[self._best], rates[self._best] * batch_size)
         return self.widths[column]
+
+    def prospect(self, batch_size: int, context: int = 0) -> Prospect | None:
+        """What the best block with a draft brings in such a step; None unless that and plain decoding are choices.
+
+        Of requests without a match: a block for the sake of copies says nothing about the drafter.
+        """
+        if self.widths[0] > 1 or len(self.widths) == 1:
+            return None
+        tokens, row = self.rows.of_unmatched, self.costs.row(batch_size, context)
+        best = max(range(1, self._drafted_columns), key=lambda column: tokens[column] / row[column])
+        return Prospect(self.widths[best], self.survival.hazards[1], tokens[best], row[best] / row[0])
 
     def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
         self.rows.observe(width, accept_lens, matched)
@@ -110,7 +121,7 @@ class AdaptiveWidth:
         if gain > SWITCH_NOW or self._missed_gains > SWITCH_AFTER:
             self._best, self._missed_gains = rates.index(most), 0.0
 
-    def _watch(self, row: Sequence[float], matching: float) -> None:
+    def _watch(self, batch_size: int, context: int, matching: float) -> None:
         """Begin a pause after ``PATIENCE`` decisions for plain decoding in a row; any other decision ends it.
 
         A block for the sake of copies says nothing about the drafter.
@@ -121,6 +132,5 @@ class AdaptiveWidth:
             return
         self._plain_in_a_row += 1
         if self._plain_in_a_row == PATIENCE and len(self.widths) > 1:
-            tokens = self.rows.of_unmatched[1]
-            self.paused = Pause(self.widths[1], self.survival.hazards[1], tokens, row[1] / row[0])
+            self.paused = self.prospect(batch_size, context)
             self._pauses += 1

@@ -7,22 +7,16 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
-ADVICE = (
-    "compare the chat template and the thinking switch with the drafter's card",
-    "try another drafter",
-)
-"""Usual remedies when a drafter is accepted less often than its card says."""
-
 
 @dataclass(frozen=True)
-class Pause:
-    """A pause of the drafter, and the figures that explain it.
+class Prospect:
+    """What drafting brings beside plain decoding.
 
     Args:
-        width: the narrowest block with a draft.
+        width: of the best block with a draft.
         first_accepted: share of first drafts that the target accepts, 0 to 1.
         tokens: tokens that a step of that width is expected to commit per request.
-        cost: time of such a step over that of a plain one, at the batch size of the decision.
+        cost: time of such a step over that of a plain one, at the same batch size and context.
     """
 
     width: int
@@ -32,9 +26,8 @@ class Pause:
 
     def __str__(self) -> str:
         return (
-            f"drafting rests: a block of {self.width} brings {self.tokens:.2f} tokens in {self.cost:.2f} times the "
-            f"time of plain decoding ({self.first_accepted:.0%} of first drafts accepted). "
-            f"What may help: {'; '.join(ADVICE)}"
+            f"a block of {self.width} brings {self.tokens:.2f} tokens in {self.cost:.2f} times the "
+            f"time of plain decoding ({self.first_accepted:.0%} of first drafts accepted)"
         )
 
 
@@ -54,8 +47,8 @@ class WidthPolicy(Protocol):
         """The last of ``widths``; KV slots and graphs are provided for it."""
 
     @property
-    def paused(self) -> Pause | None:
-        """The pause, while plain decoding is the fastest where nothing is copied; otherwise None."""
+    def paused(self) -> Prospect | None:
+        """What drafting would bring, while it rests: plain decoding is the fastest if nothing is copied; else None."""
 
     def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         """Choose the positions of the next block, anchor included, out of ``widths``.
@@ -93,7 +86,7 @@ class WidthPolicy(Protocol):
 class _Unlearned:
     """The learning half of the interface, for a policy that ignores it."""
 
-    paused: Pause | None = None
+    paused: Prospect | None = None
 
     def fingerprint(self) -> int:
         return 0

@@ -31,6 +31,7 @@ from sglang_dflash.worker.inject import Inject
 from sglang_dflash.worker.no_sync import sync_guard
 from sglang_dflash.worker.observe.identity import allocated_bytes, identity
 from sglang_dflash.worker.observe.observer import Observer, StepRecord
+from sglang_dflash.worker.observe.payoff import payoff
 from sglang_dflash.worker.shared_times import SharedTimes, serve_times
 from sglang_dflash.worker.start.drafter import allocate_rings, load_drafter
 from sglang_dflash.worker.start.pools import tell_pools
@@ -106,7 +107,8 @@ class DFlashWorker(BaseSpecWorker):
         """Identity, plan, counters and allocated memory, for ``/server_info``."""
         memory = allocated_bytes(self._target_worker.model_runner, self._draft_worker.model_runner)
         memory["history"] = 0 if self._copies is None else self._copies.history.nbytes
-        return {**self.identity, **self._observer.info(), "width": self.width_policy.describe(), "memory_bytes": memory}
+        observed, width = self._observer.info(self.width_policy), self.width_policy.describe()
+        return {**self.identity, **observed, "width": width, "memory_bytes": memory}
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """A step's accept counts reached the host, without anyone waiting for them; steps come in launch order."""
@@ -140,7 +142,8 @@ class DFlashWorker(BaseSpecWorker):
         self._commit = RecurrentCommit(target, replays=plan.replay)
         self._copies = Copies(target.model_runner, plan.block) if plan.copies else None
         self._inject = Inject(drafter, self.draft_parallel_layout, self._rings, defers=plan.role != "decode")
-        self._observer = Observer(target.device, plan.block, self._draft.broken, speaks=self._is_first)
+        judge = payoff(plan, target.model_runner, drafter) if self._is_first else None
+        self._observer = Observer(target.device, plan.block, self._draft.broken, judge)
         self._no_sync = sync_guard(target.device)
 
     def _draft_model_runners(self) -> tuple[Any, ...]:
@@ -156,7 +159,7 @@ class DFlashWorker(BaseSpecWorker):
             super().init_cuda_graphs()
         target, drafter = self._target_worker.model_runner, self._draft_worker.model_runner
         if self._is_first:
-            tell_pools(self.plan, target, drafter)
+            self.identity["requests"] = tell_pools(self.plan, target, drafter).requests
         if self.plan.widths is not None and self.plan.role != "prefill":  # which decodes nothing
             self.width_policy, graphs = prepare_widths(self.plan, target, drafter, self.draft_parallel_layout)
             self._at_width = graphs.at
@@ -235,7 +238,7 @@ class DFlashWorker(BaseSpecWorker):
         context = sum(batch.spec_info.committed_cpu)
         matched = [] if self._copies is None else self._copies.matched(batch.reqs)
         width = self.width_policy.width(batch.batch_size(), context, sum(matched) / batch.batch_size())
-        record = StepRecord(width, batch.batch_size(), context, matched=matched)
+        record = StepRecord(width, batch.batch_size(), context, matched=matched, requests=tuple(batch.reqs))
         self._observer.started(record)
         # Grammars and custom logit processors run on the host, so the host waits for the drafts there.
         on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor

@@ -52,7 +52,7 @@ def provenance(pair: str | None = "tiny-hybrid", cores: int = 4) -> dict[str, ob
         "command": "sglang-dflash bench --pair x",
         "time": "2026-01-01T00:00:00+00:00",
         "commit": "abc",
-        "versions": {"sglang": "0.5.23", "sglang-dflash": "0.1.0"},
+        "versions": {"sglang": "0.5.23", "sglang-dflash": "0.5.23.1"},
         "hardware": {"cpu": "a CPU", "cores": cores, "memory_gib": 8.0, "gpus": [], "system": "Linux"},
         "environment": {"OMP_NUM_THREADS": "1"},
         "settings": {

@@ -14,6 +14,7 @@ from sglang_dflash.check.flags import parse as parse_options
 from sglang_dflash.check.tokens import check_tokens
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.files import ModelFiles, TensorHeader
+from sglang_dflash.drafter.quantisation import set_aside
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine, parse
 from tests.support.broken_pairs import write_tensors
@@ -204,9 +205,13 @@ class TestDtypes:
         assert [finding.level for finding in check_weights(config, {}, target(), "float16")][1:] == ["warn", "ok"]
         assert [finding.level for finding in check_weights(config, {}, target(), "bfloat16")][1:] == ["ok", "ok"]
 
-    def test_a_quantised_drafter_is_told(self) -> None:
-        config = DrafterConfig.from_dict(drafter(quantization_config={"quant_method": "fp8"}))
-        assert "fp8" in list(check_weights(config, {}, target(), "bfloat16"))[2].value
+    def test_a_drafter_is_dequantised_unless_quantised_layers_are_asked_for(self) -> None:
+        config = DrafterConfig.from_dict(set_aside(drafter(quantization_config={"quant_method": "fp8"}), None))
+        finding = list(check_weights(config, {}, target(), "bfloat16"))[2]
+        assert (finding.level, finding.value) == ("ok", "target none, drafter fp8, dequantised to bfloat16 when loaded")
+        asked = list(check_weights(config, {}, target(), "bfloat16", "fp8"))[2]
+        assert asked.level == "warn"
+        assert "--speculative-draft-model-quantization fp8" in asked.value
 
 
 class TestOptions:

@@ -24,11 +24,10 @@ FP8 = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dyna
 NOT_ON_A_CPU = [
     Broken("fp8 target", "fp8 quantisation on a CPU", target=FP8),
     Broken("int8 target", "w8a8_int8 quantisation on a CPU", flags=("--quantization", "w8a8_int8")),
-    Broken("fp8 drafter", "a drafter with fp8 quantisation on a CPU", drafter=FP8),
     Broken("fp8 KV cache", "--kv-cache-dtype fp8_e4m3 on a CPU", flags=("--kv-cache-dtype", "fp8_e4m3")),
     Broken(
         "drafter quantised by flag",
-        "a drafter with w8a8_int8 quantisation on a CPU",
+        "--speculative-draft-model-quantization w8a8_int8 on a CPU",
         flags=("--speculative-draft-model-quantization", "w8a8_int8"),
     ),
     Broken(

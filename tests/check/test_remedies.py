@@ -56,6 +56,29 @@ def test_a_flag_gives_what_it_is_said_to_give(switch: str, own: str, monkeypatch
         assert (fitted.running, fitted.tokens) == expected, flag
 
 
+@pytest.mark.parametrize("users", ["16", "24"])  # with more slots, 16 would run with kept states too
+@pytest.mark.parametrize("strategy", ["extra_buffer", "extra_buffer_lazy"])
+def test_prefixes_kept_and_what_they_cost(strategy: str, users: str) -> None:
+    """Each flag keeps as many as it is said to keep, and leaves as much K/V."""
+    own = ("--mamba-radix-cache-strategy", strategy, "--max-running-requests", users)
+    table = memory(*own)
+    before = table.ways[0]
+    found = {each.flag: (each.running, each.tokens, each.prefixes) for each in table.prefixes}
+    assert {flag.split()[0] for flag in found} == {
+        *("--max-mamba-cache-size", "--mamba-full-memory-ratio", "--mamba-ssm-dtype"),
+        "--speculative-draft-window-size",
+        *(["--mamba-radix-cache-strategy"] if strategy == "extra_buffer" else []),
+    }
+    for flag, expected in found.items():
+        after = memory(*own, *flag.split()).ways[0]
+        assert after.replay and (after.running, after.tokens, after.prefixes()) == expected, flag
+        assert after.prefixes() > before.prefixes() or after.tokens > before.tokens
+    size = ("--max-mamba-cache-size", str(before.state_slots + 1), "--enable-linear-replayssm-spec")
+    one_more = memory(*own, *size).ways[0]
+    assert one_more.prefixes() == before.prefixes() + 1
+    assert before.tokens - one_more.tokens == pytest.approx(before.state_price, abs=1)
+
+
 def test_all_run_with_the_mildest_ratio() -> None:
     better = preflight(parse(list(FLAGS), **PAIR)[0], asked_about(None, 141)).memory
     assert better is not None and better.demand.state_share == 2.4 and [each.running for each in better.ways] == [48, 7]

@@ -62,6 +62,17 @@ def test_a_request_that_takes_a_row_over_is_written_whole_and_ids_of_images_cann
     assert held.history[2, 0] == 3
 
 
+def test_a_request_that_another_server_prefilled_is_taken_up() -> None:
+    held, rows = copies(), torch.tensor([3, 1])
+    reqs = [Request(origin_input_ids=array("q", ids), output_ids=array("q", [9])) for ids in ([4, 5, 6], [7, 2**62])]
+    lens = torch.tensor([3, 2])
+    batch: Any = SimpleNamespace(
+        req_pool_indices=rows, req_pool_indices_cpu=rows, reqs=reqs, seq_lens=lens, seq_lens_cpu=lens
+    )
+    held.take_up(batch, torch.tensor([9, 8]))
+    assert held.history[3, :4].tolist() == [4, 5, 6, 9] and held.history[1, :3].tolist() == [7, -1, 8]
+
+
 def test_a_decoding_request_of_a_mixed_batch_keeps_what_the_host_has_not_heard() -> None:
     held, lagging = copies(), Request(ids=array("q", [1, 2]))
     prefill(held, {3: lagging}, [5])

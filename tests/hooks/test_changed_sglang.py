@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.upstream import ALLOW_ANY_VERSION, SUPPORTED_VERSIONS
+from sglang_dflash.upstream import ALLOW_ANY_VERSION, TESTED_SGLANG
 from tests.support.broken_pairs import Broken, write_pair
 
 pytest.importorskip("sglang")
@@ -79,10 +79,10 @@ def test_everything_that_is_missing_is_in_one_message_and_plain_decoding_goes_on
 
 def test_a_build_of_the_tested_release_serves_with_one_note(tmp_path: Path) -> None:
     write_pair(tmp_path, Broken("fits", ""))
-    build = f"{SUPPORTED_VERSIONS[-1]}.post1"
+    build = f"{TESTED_SGLANG}.post1"
     served = resolve(["-c", AS_IT_IS], tmp_path, *dflash(tmp_path), path=call_it(build, tmp_path))
     assert served.returncode == 0, served.stderr
-    assert served.stderr.count(f"SGLang {build} is taken for {SUPPORTED_VERSIONS[-1]}") == 1
+    assert served.stderr.count(f"SGLang {build} is taken for {TESTED_SGLANG}") == 1
 
 
 def test_another_release_is_refused_for_dflash_alone(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def arguments(**changed: Any) -> Any:
     usual = {
         "speculative_draft_model_path": str(drafter_path("tiny-dense", "good")),
         "speculative_draft_model_revision": None,
+        "speculative_draft_model_quantization": None,
         "device": "cuda",
         "attn_dp_size": 1,
         "attn_cp_size": 1,

@@ -39,7 +39,8 @@ ALLOWED: dict[str, set[str]] = {
     "check": COMMAND | {"plan", "window.size"},
     "pairs": COMMAND,
     "bench": COMMAND | {"pairs", "width"},
-    "cli": COMMAND | {"bench", "check", "pairs"},
+    "diagnose": COMMAND | {"bench", "pairs"},
+    "cli": COMMAND | {"bench", "check", "diagnose", "pairs"},
 }
 
 

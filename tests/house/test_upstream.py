@@ -15,7 +15,7 @@ def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(upstream, "installed_version", lambda: "0.6.0")
     with pytest.raises(DFlashError) as caught:
         upstream.check_version()
-    for word in ("0.6.0", upstream.SUPPORTED_VERSIONS[-1], upstream.ALLOW_ANY_VERSION):
+    for word in ("0.6.0", upstream.TESTED_SGLANG, upstream.ALLOW_ANY_VERSION):
         assert word in str(caught.value)
     monkeypatch.setenv(upstream.ALLOW_ANY_VERSION, "1")
     upstream.check_version()
@@ -23,13 +23,13 @@ def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_tested_release_needs_no_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(upstream.ALLOW_ANY_VERSION, raising=False)
-    monkeypatch.setattr(upstream, "installed_version", lambda: upstream.SUPPORTED_VERSIONS[-1])
+    monkeypatch.setattr(upstream, "installed_version", lambda: upstream.TESTED_SGLANG)
     assert upstream.check_version() is None
 
 
 @pytest.mark.parametrize("build", [".post1", ".dev3", "rc1", "+cu129", ".post2.dev7+gabc1234", "a1"])
 def test_a_build_of_a_tested_release_is_accepted_with_a_note(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tested = upstream.SUPPORTED_VERSIONS[-1]
+    tested = upstream.TESTED_SGLANG
     monkeypatch.delenv(upstream.ALLOW_ANY_VERSION, raising=False)
     monkeypatch.setattr(upstream, "installed_version", lambda: tested + build)
     assert upstream.check_version() == (

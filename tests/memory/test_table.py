@@ -42,9 +42,25 @@ def test_both_ways_stand_side_by_side() -> None:
     assert table[-1] == "more would fit with --flag 2 (8 requests, 4096 tokens of K/V)"
 
 
+def test_prefixes_by_strategy_and_what_one_costs() -> None:
+    """Of 60 slots, 8 requests hold four each (state, two snapshots, their own prefix); a lazy buffer is one less."""
+    table = lines([pools(replay=True, max_states=60)], prefixes=[Advice("--flag 2", 8, 4096, 40)])
+    rows = {line[:32].strip(): line[32:].split() for line in table}
+    assert rows["prefixes kept beside them"] == ["28"]
+    assert (rows["with extra_buffer_lazy"], rows["with no_buffer"]) == (["36"], ["44"])
+    assert rows["one more costs"] == ["922", "tokens", "of", "K/V", "9.0", "MiB"]  # 9 MiB and 3 KiB in tokens of 10 KiB
+    assert table[-1].startswith("prefixes with --flag 2: 40, tokens of K/V -")
+
+
+def test_without_a_prefix_cache_there_are_none() -> None:
+    assert pools(slots_per_request=1, max_states=8).prefixes() == 0
+    assert "prefixes" not in "\n".join(lines([pools(slots_per_request=1, max_states=8)]))
+
+
 def test_a_dense_target_has_no_states() -> None:
-    table = "\n".join(lines([pools(state=StateBytes(0, 0, 0))]))
-    assert "states" not in table and "scratch" not in table
+    dense = pools(state=StateBytes(0, 0, 0))
+    table = "\n".join(lines([dense]))
+    assert "states" not in table and "scratch" not in table and "prefixes" not in table and dense.prefixes() == 0
 
 
 def test_a_draft_window_counts_slots_by_request() -> None:

@@ -19,6 +19,7 @@ from sglang_dflash.ops import (
     note_tokens,
     offer_copies,
     prepare_block,
+    reference,
     seeded_draw,
     token_hash,
 )
@@ -164,7 +165,10 @@ def test_copies_are_a_naive_loops_whatever_was_rejected_before(seed: int) -> Non
         for text, new in zip(texts, block.tolist(), strict=True):
             text += new[: random.randint(1, width)]
         last = torch.tensor([len(text) - 1 for text in texts])
-        find_copies(history, found, rows, last, longest=longest, bound=int(last.max()) + 3)
+        defined, bound = found.clone(), int(last.max()) + 3
+        reference.find_copies(history, defined, rows, last, longest=longest, bound=bound)
+        find_copies(history, found, rows, last, longest=longest, bound=bound)  # on a CPU it goes another way
+        assert torch.equal(found, defined)
         drafts, margins = some(bs, width).abs(), torch.rand(bs, width - 1)
         offered = drafts.clone()
         offer_copies(offered, margins, history, found, rows, last, least=least, unsure=0.5)

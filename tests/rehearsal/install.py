@@ -22,8 +22,14 @@ from sglang_dflash.upstream import (
 )
 from tests.rehearsal import graphs, interpreter, mutants, report, source_patches, stubs
 
-# What stays of the CPU platform's table: kernels that are no Triton there either, and the exchange between ranks.
-KEPT = ("sglang.srt.distributed.", "sglang.srt.layers.layernorm.", "sglang.srt.layers.quantization.unquant.")
+# What stays of the CPU platform's table: kernels that are no Triton there either, and the exchange between ranks and
+# servers.
+KEPT = (
+    "sglang.srt.disaggregation.",
+    "sglang.srt.distributed.",
+    "sglang.srt.layers.layernorm.",
+    "sglang.srt.layers.quantization.unquant.",
+)
 PREFILL_GRAPHS = "REHEARSE_PREFILL_GRAPHS"
 
 

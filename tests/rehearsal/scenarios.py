@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sglang_dflash.copies.choice import SWITCH as COPIES
 from sglang_dflash.pairs import drafter_path, target_path
 from sglang_dflash.states.choice import SWITCH
 from tests.rehearsal.install import PREFILL_GRAPHS
@@ -111,6 +112,8 @@ RANDOM_WIDTHS = {"speculative_adaptive": True, "speculative_adaptive_config": st
 _ALL_WIDTHS = _met(
     "widths: target 1", *(f"widths: {role} {w}" for role in ("target", "drafter") for w in (2, 4, 8, 16))
 )
+_OURS = "launches: sglang_dflash.ops.kernels."
+_COPIES = _met(*(f"{_OURS}{op}.{op}_kernel" for op in ("note_tokens", "find_copies", "offer_copies")))
 
 SCENARIOS: tuple[Scenario, ...] = (
     Scenario("dense", DENSE, (ask(DENSE, 3),), _PADDED),
@@ -125,7 +128,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         "requests: penalties, seeds, filters, bias, log-probabilities, grammar",
         DENSE,
         _features(DENSE),
-        _met(*(f"launches: sglang_dflash.ops.kernels.{op}.{op}_kernel" for op in ("penalize_block", "seeded_draw"))),
+        _met(*(f"{_OURS}{op}.{op}_kernel" for op in ("penalize_block", "seeded_draw"))),
     ),
     Scenario(
         "widths at random; more than the largest graph",
@@ -135,6 +138,14 @@ SCENARIOS: tuple[Scenario, ...] = (
         width=16,
         graphs=(1, 2),
         options=RANDOM_WIDTHS,
+    ),
+    Scenario(
+        "copies, a fixed block",
+        DENSE,
+        (ask(DENSE, 3, 12, repeat=3, cut=100),) * 2,
+        (*_PADDED, *_COPIES),
+        drafter="noisy",
+        environment={COPIES: "1"},
     ),
     Scenario(
         "pages of 16, draft window, chunked prefill, mixed batches",
@@ -177,10 +188,10 @@ SCENARIOS: tuple[Scenario, ...] = (
         environment=_REPLAY,
     ),
     Scenario(
-        "hybrid: widths at random, states across track boundaries (extra_buffer), draft window",
+        "hybrid: widths at random, copies, states across track boundaries (extra_buffer), draft window",
         HYBRID,
         (ask(HYBRID, 2, 24, repeat=3, cut=100),) * 2,
-        (*_ALL_WIDTHS, *_STATES_REPLAYED, *_met("events: cached tokens")),
+        (*_ALL_WIDTHS, *_STATES_REPLAYED, *_COPIES, *_met("events: cached tokens")),
         environment=_REPLAY,
         width=16,
         graphs=(3,),

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from sglang_dflash.copies.choice import SWITCH
 from sglang_dflash.pairs import target_path
 from tests.support.checkpoints import assert_greedy
 from tests.support.generation import assert_nothing_leaked, generate_all
-from tests.support.pair_servers import STRICT, changed_drafter, dflash_server
+from tests.support.pair_servers import STRICT, changed_drafter, dflash_server, with_plugin
 from tests.support.prompts import corpus
 from tools.train.hf import load_model
 
@@ -26,7 +27,8 @@ def test_generations_reach_the_end_of_the_targets_context(own_context: int, tmp_
     prompts = [prompt[: CONTEXT - 7 - 9 * i] for i, prompt in enumerate(corpus(PAIR, 12))]
     sampling = {"ignore_eos": True, "max_new_tokens": None}
     limit = ("--context-length", str(CONTEXT))
-    with dflash_server(PAIR, tmp_path, *limit, drafter=drafter, **STRICT) as server:
+    histories = {SWITCH: "1", **with_plugin(tmp_path, "history")} if own_context == CONTEXT else {}
+    with dflash_server(PAIR, tmp_path, *limit, drafter=drafter, **STRICT, **histories) as server:
         answers = generate_all(server, prompts, concurrency=4, sampling_params=sampling)
         assert_nothing_leaked(server)
     target = load_model(target_path(PAIR))

@@ -1,4 +1,7 @@
-"""Greedy DFLASH gives plain decoding's tokens, one by one, whatever the scheduler does with the requests."""
+"""Greedy DFLASH gives plain decoding's tokens, one by one, whatever the scheduler does with the requests.
+
+And in the stored number of steps (``tests/support/acceptance.py``): a drafter that reads wrong changes no token.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 
 from sglang_dflash.pairs import target_path
+from tests.support import acceptance
 from tests.support.checkpoints import assert_greedy
 from tests.support.generation import assert_nothing_leaked, flush, generate_all
 from tests.support.matrix import CHUNKED, FINISHED, MATRIX, PAGED, SYNC, Cell
@@ -19,7 +23,7 @@ from tools.train.hf import load_model
 
 pytestmark = pytest.mark.engine
 
-NEW_TOKENS = 64
+NEW_TOKENS = acceptance.NEW_TOKENS
 
 
 def greedy_tokens(server: Server, pair: str) -> list[list[int]]:
@@ -36,6 +40,8 @@ def compare(cell: Cell, server: Server, expected: Sequence[Sequence[int]]) -> in
         answers += generate_all(server, inputs[:2], concurrency, NEW_TOKENS)
         for answer, tokens in zip(answers, [*expected[:number], *expected[:2]], strict=True):
             assert answer.tokens == tokens
+        if cell.drafts_every_step(concurrency):
+            acceptance.assert_as_stored(answers[:number], cell.pair, cell.drafter, cell.block)
         # Together, requests share the chunks' budget, and a chunk may end where no recurrent state is kept.
         if concurrency == 1 and "no_buffer" not in cell.arguments:
             cached = [answer.meta["cached_tokens"] for answer in answers[-2:]]

@@ -8,9 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from sglang_dflash.bench.tasks import load
 from tests.support.generation import assert_nothing_leaked, flush, generate_all
 from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server, plain_server, with_plugin, worker_info
-from tests.support.prompts import corpus
+from tests.support.prompts import corpus, message_ids
 
 NEW_TOKENS = 48
 
@@ -57,13 +58,15 @@ def test_ranks_choose_the_same_widths(widths: tuple[str, ...], tmp_path: Path) -
 
 def test_a_rank_that_computes_something_else_drafts_and_commits_what_rank_0_does(tmp_path: Path) -> None:
     """Users of other workers measured ranks that drafted differently. Hidden states, logits and times are skewed."""
-    inputs = corpus("tiny-hybrid", 8, seed=4)
+    repeated = [question.messages for question in load("edit-json", 4)]
+    inputs = [*corpus("tiny-hybrid", 8, seed=4), *message_ids("tiny-hybrid", repeated)]
     with plain_server("tiny-hybrid", tmp_path, "--tp-size", "2") as server:
         expected = [answer.tokens for answer in generate_all(server, inputs, 4, NEW_TOKENS)]
     flags = ("--tp-size", "2", "--speculative-adaptive")
     with dflash_server("tiny-hybrid", tmp_path, *flags, drafter="noisy", **with_plugin(tmp_path, "skew")) as server:
         answers = generate_all(server, inputs, 4, NEW_TOKENS)
         assert [answer.tokens for answer in answers] == expected
+        assert worker_info(server)["copied_blocks_by_match_length"]
         assert_nothing_leaked(server)
     ranks = [(tmp_path / f"rank-{rank}.jsonl").read_text().splitlines() for rank in range(2)]
     assert ranks[0] == ranks[1] and len(ranks[0]) > 10

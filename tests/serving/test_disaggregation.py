@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.disaggregated import Disaggregated, disaggregated, missing_backend
 from tests.support.generation import Answer, generate_all
-from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server, worker_info
+from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server, with_plugin, worker_info
 from tests.support.prompts import corpus
 from tests.support.servers import Server
 
@@ -77,7 +77,8 @@ def test_any_width_serves_the_same_tokens(tmp_path: Path) -> None:
     inputs = prompts("tiny-hybrid")
     with dflash_server("tiny-hybrid", tmp_path) as server:
         expected = [answer.tokens for answer in ask(server, inputs)]
-    with disaggregated("tiny-hybrid", tmp_path, *RANDOM_WIDTHS, drafter="noisy") as servers:
+    histories = with_plugin(tmp_path, "history")
+    with disaggregated("tiny-hybrid", tmp_path, *RANDOM_WIDTHS, drafter="noisy", **histories) as servers:
         assert [answer.tokens for answer in ask(servers.router, inputs)] == expected
         assert len(worker_info(servers.decode)["steps_by_width"]) > 1
         assert_idle_and_whole(servers)

@@ -71,7 +71,8 @@ class Pair:
             *("--speculative-algorithm", "DFLASH", "--speculative-num-draft-tokens", str(BLOCK)),
             *("--speculative-draft-model-path", str(self.folder / "drafter")),
         )
-        plugin = with_plugin(folder, "drafts", "oracle")
+        copies = ("history",) if set(RANDOM_WIDTHS) <= set(flags) else ()
+        plugin = with_plugin(folder, "drafts", "oracle", *copies)
         with self.plain(folder, *speculative, *flags, **plugin, **environment) as server:
             assert worker_info(server)["block_size"] == BLOCK
             yield server
@@ -163,7 +164,7 @@ OTHERWISE: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
     "Qwen3-VL, pages of 16": ("qwen3_vl", ("--page-size", "16"), {}),
     "Qwen3.5 of experts": ("qwen3_5_moe", (), {}),
     "draft window": ("qwen3_5", ("--speculative-draft-window-size", str(WINDOW)), {}),
-    "widths at random": ("qwen3_5", RANDOM_WIDTHS, {}),
+    "widths at random, copies": ("qwen3_5", RANDOM_WIDTHS, {}),
     "mixed batches": ("qwen3_5", ("--enable-mixed-chunk", "--max-running-requests", "3"), {}),
     "no overlap": ("qwen3_5", ("--disable-overlap-schedule",), {}),
     "retraction": ("qwen3_5", (), RETRACTED),

@@ -42,8 +42,8 @@ def soak(requests: int, out: Path, seed: int = 0, entries: int = ENTRIES) -> lis
     out.mkdir(parents=True, exist_ok=True)
     asked = catalogue(min(entries, requests), seed)
     expected = answers_of_reference(asked, out)
-    arguments = (*SCARCE, *ADAPTIVE, *WINDOW, *TOOLS)
-    with dflash_server(PAIR, out, *arguments, base=FEATURES, drafter="noisy", **with_plugin(out, "pools")) as server:
+    arguments, plugin = (*SCARCE, *ADAPTIVE, *WINDOW, *TOOLS), with_plugin(out, "pools", "history")
+    with dflash_server(PAIR, out, *arguments, base=FEATURES, drafter="noisy", **plugin) as server:
         load = asyncio.run(drive(server, asked, requests, str(target_path(PAIR)), seed))
         retractions = sum(map(int, re.findall(r"#retracted_reqs: (\d+)", server.log)))
         found = list(promises(load, asked, expected, pools_at_rest(server), retractions))

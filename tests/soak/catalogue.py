@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 
+from sglang_dflash.bench.tasks import load
 from sglang_dflash.pairs.corpus.prompts import Prompt, prompts
-from tests.support.prompts import chat_ids, corpus, schema_of
+from tests.support.prompts import chat_ids, corpus, message_ids, schema_of
 
 PAIR = "tiny-hybrid"
 LONGEST_PROMPT, LONGEST_ANSWER = 1500, 96
 PREFIXES = 4
+REPEATED = ("edit-json", "edit-code", "edit-chat", "repeat")
 TOOL = {
     "type": "function",
     "function": {
@@ -43,7 +45,7 @@ class Entry:
 
 def catalogue(size: int, seed: int = 0) -> list[Entry]:
     """``size`` entries of all kinds; the same seed gives the same ones."""
-    kinds = itertools.cycle((_known, _random, _shared, _seeded, _known, _random, _schema, _tools))
+    kinds = itertools.cycle((_known, _random, _shared, _seeded, _repeated, _known, _random, _schema, _tools))
     random = Random(seed)
     sources = _Sources(random, size)
     return [kind(sources) for kind in itertools.islice(kinds, size)]
@@ -55,6 +57,8 @@ class _Sources:
     def __init__(self, random: Random, size: int) -> None:
         self.random = random
         self.known = itertools.cycle(corpus(PAIR, size))
+        asked = [question.messages for task in REPEATED for question in load(task, -(-size // len(REPEATED)))]
+        self.repeats = itertools.cycle(message_ids(PAIR, random.sample(asked, len(asked))))
         self.questions: Iterator[Prompt] = itertools.cycle(prompts("json", n=size))
         generator = torch.Generator().manual_seed(random.getrandbits(32))
         self.noise = torch.randint(3, 1000, (2 * LONGEST_PROMPT,), generator=generator).tolist()
@@ -88,6 +92,10 @@ def _random(sources: _Sources) -> Entry:
 def _shared(sources: _Sources) -> Entry:
     prefix = sources.random.choice(sources.prefixes)
     return _generate("shared prefix", prefix + sources.random_ids(sources.length(100)), sources.params(ignore_eos=True))
+
+
+def _repeated(sources: _Sources) -> Entry:
+    return _generate("repeated", next(sources.repeats), sources.params())
 
 
 def _seeded(sources: _Sources) -> Entry:

@@ -137,6 +137,19 @@ BROKEN: list[Broken] = [
     _key("selector_rank", 256, "DFlash2"),
     _key("has_embed_tokens", True, "Nemotron"),
     _key("attention_sink_bias", True, "MiMo"),
+    # quantised drafters: of a kind that is not dequantised, without its factors
+    _key("quantization_config", {"quant_method": "bitsandbytes"}, "quantised by bitsandbytes"),
+    _key(
+        "quantization_config",
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        "quantised by modelopt in the format NVFP4",
+    ),
+    Broken(
+        "fp8 without factors",
+        "layers.0.mlp.down_proj has weight_scale, not weight, weight_scale",
+        drafter={"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+        edit=_tensors({"layers.0.mlp.down_proj.weight_scale_inv": (1, 1)}),
+    ),
     # the target
     Broken("target of another width", "64 of the drafter, 96 of the target", target={"hidden_size": 96}),
     Broken("target of another vocabulary", "2048 of the target", target={"vocab_size": 2048}),

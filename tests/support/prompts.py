@@ -22,16 +22,16 @@ def corpus(pair: str, number: int, seed: int = 0, shape: str | None = None) -> l
     return chat_ids(pair, list(itertools.islice(itertools.chain.from_iterable(zip(*per_task, strict=True)), number)))
 
 
-def chat_ids(pair: str, asked: Sequence[Prompt]) -> list[list[int]]:
-    """The prompts as the pair's chat template renders them."""
-    return message_ids(pair, [prompt.messages for prompt in asked])
+def chat_ids(pair: str, asked: Sequence[Prompt], **switches: bool) -> list[list[int]]:
+    """The prompts as the pair's chat template renders them; ``switches`` of the template."""
+    return message_ids(pair, [prompt.messages for prompt in asked], **switches)
 
 
-def message_ids(pair: str, asked: Sequence[Sequence[Message]]) -> list[list[int]]:
+def message_ids(pair: str, asked: Sequence[Sequence[Message]], **switches: bool) -> list[list[int]]:
     """Conversations as the pair's chat template renders them."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(target_path(pair))
     return [
-        tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+        tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False, **switches)
         for messages in asked
     ]
 

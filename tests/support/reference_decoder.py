@@ -108,11 +108,16 @@ class DrafterRun:
         ]
         return self.drafter(self.target.model.embed_tokens(tokens), positions[None], self.context, masks)[0]
 
-    def draft(self, anchor: int, width: int) -> list[int]:
-        """``width`` - 1 proposals for the positions after ``anchor``, the likeliest token of each."""
+    @torch.no_grad()
+    def logits(self, anchor: int, width: int) -> Tensor:
+        """Of the ``width`` - 1 positions after ``anchor``, fp32 [width - 1, vocabulary]."""
         if width == 1:
-            return []
-        return self.target.lm_head(self.block_hidden(anchor, width)[1:]).argmax(-1).tolist()
+            return torch.empty(0, self.target.config.vocab_size, device=self.target.device)
+        return self.target.lm_head(self.block_hidden(anchor, width)[1:]).float()
+
+    def draft(self, anchor: int, width: int) -> list[int]:
+        """A proposal for each position after ``anchor``, its likeliest token."""
+        return self.logits(anchor, width).argmax(-1).tolist()
 
 
 @dataclass(frozen=True)
@@ -122,11 +127,14 @@ class Step:
     Attributes:
         drafted: the proposals, width - 1 of them.
         accept_length: accepted proposals plus the bonus token; at least 1. Not cut at the end token.
+        lead: by how much the likeliest token leads the second at the closest of the choices that made the accept
+            length, in logits; for greedy decoding.
         state: the target's recurrent state after the step, if capturing was asked for.
     """
 
     drafted: tuple[int, ...]
     accept_length: int
+    lead: float
     state: RecurrentState = field(default_factory=dict, repr=False)
 
 
@@ -198,7 +206,8 @@ class ReferenceDecoder:
         steps: list[Step] = []
         while self.eos not in tokens and len(tokens) < max_new_tokens:
             anchor, length, state = tokens[-1], target.length, target.recurrent_state()
-            drafted = drafter.draft(anchor, _width(width, len(steps)))
+            proposals = drafter.logits(anchor, _width(width, len(steps)))
+            drafted = proposals.argmax(-1).tolist()
             block = [anchor, *drafted]
             logits, hidden = target.append(block)
             new = verify(drafted, logits, temperature, generator)
@@ -207,7 +216,8 @@ class ReferenceDecoder:
                 target.append(block[: len(new)])
             drafter.inject(hidden, len(new))
             tokens += new
-            steps.append(Step(tuple(drafted), len(new), target.recurrent_state() if capture_state else {}))
+            lead = _smallest_lead(torch.cat((logits[: len(new)], proposals[: len(new)])))
+            steps.append(Step(tuple(drafted), len(new), lead, target.recurrent_state() if capture_state else {}))
         end = tokens.index(self.eos) + 1 if self.eos in tokens else len(tokens)
         return Decoded(tokens[: min(end, max_new_tokens)], steps)
 
@@ -235,6 +245,11 @@ def verify(drafted: Sequence[int], logits: Tensor, temperature: float, generator
         return [*accepted, int(torch.multinomial(p, 1, generator=generator))]
     p = torch.softmax(logits[-1] / temperature, dim=-1)
     return [*accepted, int(torch.multinomial(p, 1, generator=generator))]
+
+
+def _smallest_lead(logits: Tensor) -> float:
+    first, second = logits.topk(2).values.unbind(-1)
+    return float((first - second).min())
 
 
 def _width(width: Width, step: int) -> int:

@@ -6,14 +6,19 @@ import json
 import sys
 
 import sglang
+from sglang.srt.server_args import ServerArgs
 
 
 def main() -> None:
     asked = json.load(sys.stdin)
-    with sglang.Engine(**asked["keywords"]) as engine:
+    keywords = asked["keywords"]
+    if asked.get("hand_built"):
+        keywords = {"server_args": ServerArgs(**keywords)}
+    with sglang.Engine(**keywords) as engine:
         answers = [engine.generate(**request) for request in asked["requests"]]
-        state = engine.get_server_info()["internal_states"][0]
-    print(json.dumps({"answers": answers, "state": state}, default=str))
+        info = engine.get_server_info()
+    states = info.pop("internal_states")
+    print(json.dumps({"answers": answers, "state": states[0], "info": info}, default=str))
 
 
 if __name__ == "__main__":  # the engine's processes import this file

@@ -71,17 +71,24 @@ def test_the_start_says_what_steps_cost(server: Server) -> None:
 
 def test_it_rests_where_drafts_are_refused_and_comes_back(server: Server, plain_hybrid: Server) -> None:
     known = corpus(PAIR, 24)
+    before = generate_all(server, known, USERS, NEW_TOKENS)
     babble = partial(generate_all, server, unknown(32), USERS, NEW_TOKENS, sampling_params={"ignore_eos": True})
     refused = first_round(babble, lambda width: width < 1.5)
     assert refused is not None, width_info(server)
-    assert "DFLASH: drafting rests: a block of 2 brings" in server.log
     assert width_info(server)["pauses"] > 0
+    said = re.findall(r"DFLASH: drafting does not pay: a block of \d+ brings .* cause: ([\w ]+)", server.log)
+    assert said.count("no chat template ") == 1, said
+    drafting = worker_info(server)["drafting"]
+    assert drafting["judged_by"] == "costs" and drafting["break_even"] > 1
+    assert metrics(server)["drafting_pays"] == drafting["pays"]
     # A probe that loses a whole step comes every 160 steps: the first rounds may pass before one does.
     accepted = first_round(partial(generate_all, server, known, USERS, NEW_TOKENS), lambda width: width > 2.5)
     assert accepted is not None, width_info(server)
+    assert "DFLASH: drafting pays again" in server.log and worker_info(server)["drafting"]["pays"]
     expected = generate_all(plain_hybrid, unknown(32), USERS, NEW_TOKENS, sampling_params={"ignore_eos": True})
     expected += generate_all(plain_hybrid, known, USERS, NEW_TOKENS)
-    assert [answer.tokens for answer in (*refused, *accepted)] == [answer.tokens for answer in expected]
+    expected += expected[-len(known) :]
+    assert [answer.tokens for answer in (*refused, *accepted, *before)] == [answer.tokens for answer in expected]
 
 
 def test_metrics_show_widths_rates_and_survival(server: Server) -> None:
@@ -92,7 +99,7 @@ def test_metrics_show_widths_rates_and_survival(server: Server) -> None:
     assert found['tokens_per_ms kind="measured"'] > 0 and found['tokens_per_ms kind="predicted"'] > 0
     survival = [found[f'survival position="{j}"'] for j in range(1, 16)]
     assert survival == sorted(survival, reverse=True) and 0 < survival[0] <= 1
-    assert found["drafting_rests"] in (0, 1)
+    assert found["drafting_pays"] in (0, 1)
 
 
 def test_sglangs_own_figures_count_the_drafts_that_were_verified(server: Server) -> None:
@@ -107,6 +114,8 @@ def test_sglangs_own_figures_count_the_drafts_that_were_verified(server: Server)
     gauges = dict(re.findall(r"^sglang:spec_(\w+)\{.*\} (\S+)$", server.get("/metrics").text, re.MULTILINE))
     length, rate, width = (float(gauges[name]) for name in ("accept_length", "accept_rate", "cap_length"))
     assert rate * (width - 1) == pytest.approx(length - 1, abs=1e-6)  # the last interval may be plain decoding's
+    [load] = server.get("/v1/loads?include=spec").json()["loads"]
+    assert load["speculative"]["accept_rate"] == pytest.approx(rate, abs=1e-6)
     assert server.get("/server_info").json()["speculative_adaptive"] is True
 
 

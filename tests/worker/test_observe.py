@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sglang_dflash.width import FixedWidth
 from sglang_dflash.worker.observe import observer as observer_module
 from sglang_dflash.worker.observe import stats
 from sglang_dflash.worker.observe import stats as clock_module
@@ -23,7 +24,6 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(clock_module, "time", clock)
-    monkeypatch.setattr(observer_module, "time", clock)
     return clock
 
 
@@ -62,9 +62,9 @@ def test_a_step_before_a_prefill_has_no_time(clock: Clock) -> None:
     assert first.milliseconds is None and third.milliseconds is None
 
 
-def observer(monkeypatch: pytest.MonkeyPatch, *, speaks: bool = True) -> Observer:
+def observer(monkeypatch: pytest.MonkeyPatch) -> Observer:
     monkeypatch.setattr(observer_module, "step_metrics", lambda _: None)
-    return Observer("cpu", 16, torch.zeros((), dtype=torch.int64), speaks=speaks)
+    return Observer("cpu", 16, torch.zeros((), dtype=torch.int64))
 
 
 def test_a_profiler_sees_stages_and_nobody_pays_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_a_profiler_sees_stages_and_nobody_pays_without_one(monkeypatch: pytest.
     monkeypatch.setattr(stats, "record_function", None)
     with watched.stage("draft"):
         pass
-    assert watched.info()["stage_seconds"] == {}
+    assert watched.info(FixedWidth(16))["stage_seconds"] == {}
 
 
 class FakeEvents:

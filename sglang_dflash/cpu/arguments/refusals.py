@@ -10,7 +10,6 @@ from typing import Any
 
 from sglang_dflash.cpu.layers import ATTENTION_BACKEND
 from sglang_dflash.drafter.config import quantization
-from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.errors import DFlashError
 
 _ATTENTION_FIELDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
@@ -95,21 +94,18 @@ def check_target(model_config: Any, cfg: Any) -> None:
 
 
 def check_drafter(cfg: Any) -> None:
-    """Refuse a quantised drafter.
+    """Refuse quantised layers for the drafter.
 
     Raises:
-        DFlashError: its checkpoint or the command line names a quantisation.
+        DFlashError: the command line asks for some.
     """
-    if cfg.speculative_draft_model_path is None:
-        return
-    files = ModelFiles(cfg.speculative_draft_model_path, cfg.speculative_draft_model_revision)
-    scheme = cfg.speculative_draft_model_quantization or quantization(files.config)
+    scheme = cfg.speculative_draft_model_quantization
     _refuse(
         (
-            scheme not in _PLAIN,
-            f"a drafter with {scheme} quantisation on a CPU",
-            "an unquantised drafter: float32, bfloat16 or float16",
-            "use the drafter's unquantised version here, or serve the pair on a GPU",
+            cfg.speculative_draft_model_path is not None and scheme not in _PLAIN,
+            f"--speculative-draft-model-quantization {scheme} on a CPU",
+            "plain layers: float32, bfloat16 or float16",
+            "leave it out: a quantised drafter is dequantised when it is loaded",
         )
     )
 

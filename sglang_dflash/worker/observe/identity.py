@@ -23,6 +23,7 @@ def identity(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> di
         "version": __version__,
         "target": target.model_config.model_path,
         "drafter": drafter.model_config.model_path,
+        "dtype": str(target.model_config.dtype).removeprefix("torch."),
         "draft_attention_backend": drafter.draft_attention_backend,
         **plan.describe(),
     }

@@ -23,8 +23,8 @@ class StepMetrics:
     ``sglang_dflash:steps_total`` (counter, by ``width``): decode steps.
     ``sglang_dflash:tokens_per_ms`` (gauge, by ``kind``): ``measured`` in the last step whose time is known, and, of an
     adaptive width, ``predicted`` for the last step launched.
-    ``sglang_dflash:survival`` (gauge, by ``position``) and ``sglang_dflash:drafting_rests`` (gauge, 0 or 1), of an
-    adaptive width: the chance that a draft is committed, and whether plain decoding is faster than drafting.
+    ``sglang_dflash:survival`` (gauge, by ``position``), of an adaptive width: the chance that a draft is committed.
+    ``sglang_dflash:drafting_pays`` (gauge): 0 while drafting is seen not to pay (:mod:`.payoff`), else 1.
     ``sglang_dflash:broken_drafts`` (gauge): drafted positions at which the drafter's output was not finite.
     ``sglang_dflash:match_length`` (histogram) and ``sglang_dflash:copied_tokens_total`` (counter): matches of copied
     blocks, and tokens that copies brought and drafts would not have.
@@ -50,17 +50,31 @@ class StepMetrics:
         self._steps = Counter("sglang_dflash:steps", "Decode steps.", (*labels, "width"))
         self._rate = gauge("tokens_per_ms", "Tokens of a decode step over its milliseconds.", "kind")
         self._survival = gauge("survival", "Chance that the draft at a position is committed.", "position")
-        self._rests = gauge("drafting_rests", "Whether plain decoding is faster than drafting.")
+        self._pays = gauge("drafting_pays", "0 while drafting is seen not to pay, else 1.")
         self._broken = gauge("broken_drafts", "Drafted positions at which the drafter's output was not finite.")
         self._match_length = histogram("match_length", "Tokens of a copied block's match.", LONGEST)
         self._copied = Counter("sglang_dflash:copied_tokens", "Tokens that copies brought.", tuple(labels))
         self._labels = labels
 
-    def observe(self, record: StepRecord, timed: Sequence[StepRecord], policy: WidthPolicy, broken: int) -> None:
-        """Count a finished step, and the steps whose time became known; ``broken`` drafts so far."""
+    def observe(
+        self,
+        record: StepRecord,
+        timed: Sequence[StepRecord],
+        policy: WidthPolicy,
+        *,
+        broken: int,
+        pays: bool | None,
+    ) -> None:
+        """Count a finished step, and the steps whose time became known.
+
+        Args:
+            broken: drafts so far.
+            pays: whether drafting does; None if nobody knows yet.
+        """
         self._width.observe(record.width)
         self._steps.labels(**self._labels, width=record.width).inc()
         self._broken.labels(**self._labels).set(broken)
+        self._pays.labels(**self._labels).set(pays is not False)
         for length in record.accept_lens:
             self._accept_length.observe(length)
         if record.copied is not None:
@@ -72,7 +86,6 @@ class StepMetrics:
                 self._set_rate("measured", sum(done.accept_lens) / done.milliseconds)
         if isinstance(policy, AdaptiveWidth):
             self._set_rate("predicted", policy.tokens_per_ms)
-            self._rests.labels(**self._labels).set(policy.paused is not None)
             for position, chance in enumerate(policy.survival.curve(), 1):
                 self._survival.labels(**self._labels, position=position).set(chance)
 

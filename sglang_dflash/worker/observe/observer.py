@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from sglang_dflash.copies.matches import Copied
-from sglang_dflash.width import Pause, WidthPolicy
+from sglang_dflash.width import WidthPolicy
 from sglang_dflash.worker.observe.broken_drafts import BrokenDrafts
 from sglang_dflash.worker.observe.metrics import step_metrics
+from sglang_dflash.worker.observe.payoff import Payoff
 from sglang_dflash.worker.observe.stats import STAGE_TIMES, Clock, Stages, StepStats
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import Req
 
 READ_EVERY = 32  # steps between two looks at the count of broken drafts
-QUIET_SECONDS = 600.0  # between two log lines about a resting drafter
 
 
 @dataclass
@@ -39,6 +38,7 @@ class StepRecord:
         matched: whether each request had a match to copy, as far as the host knew at the start; empty where no block is
             copied.
         copied: what it copied; None where no block is copied.
+        requests: SGLang's, until the step is counted.
         caught_up: whether it injected what plain steps had left waiting, which is not part of its width's time.
     """
 
@@ -49,6 +49,7 @@ class StepRecord:
     accept_lens: Sequence[int] = ()
     matched: Sequence[bool] = ()
     copied: Copied | None = None
+    requests: Sequence[Req] = ()
     caught_up: bool = False
 
 
@@ -105,17 +106,17 @@ class Observer:
         device: that runs the steps.
         max_width: of any step.
         broken: the drafter's count of broken drafts, int64 [].
-        speaks: whether this rank logs.
+        payoff: judges whether drafting pays; None on a rank that does not log.
     """
 
-    def __init__(self, device: torch.device | str, max_width: int, broken: Tensor, *, speaks: bool) -> None:
+    def __init__(
+        self, device: torch.device | str, max_width: int, broken: Tensor, payoff: Payoff | None = None
+    ) -> None:
         self._steps = Steps(device)
-        self._stats, self._broken = StepStats(), BrokenDrafts(broken, speaks)
+        self._stats, self._broken = StepStats(), BrokenDrafts(broken, speaks=payoff is not None)
         self._times_stages = os.environ.get(STAGE_TIMES) == "1"
         self._stages, self._metrics = Stages(device, self._times_stages), step_metrics(max_width)
-        self._speaks, self._launched = speaks, 0
-        self._pause: Pause | None = None
-        self._told_of_pause = -QUIET_SECONDS
+        self._payoff, self._launched = payoff, 0
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Mark a stage of the step, on demand only: a range costs as much as several small operators."""
@@ -144,20 +145,17 @@ class Observer:
         record, timed = self._steps.counted(accept_lens), self._steps.timed()
         self._stats.count(record)
         self._stages.collect()
-        broken = self._broken.collect()
+        broken, pays = self._broken.collect(), None
+        if self._payoff is not None:
+            self._payoff.count(record, policy, broken)
+            pays = self._payoff.pays
+        record.requests = ()
         if self._metrics is not None:
-            self._metrics.observe(record, timed, policy, broken)
-        self._tell_of(policy.paused)
+            self._metrics.observe(record, timed, policy, broken=broken, pays=pays)
         return record, timed
 
-    def info(self) -> dict[str, Any]:
-        """Counters for ``/server_info``."""
+    def info(self, policy: WidthPolicy) -> dict[str, Any]:
+        """Counters and judgement for ``/server_info``."""
         broken, seconds = self._broken.collect(), self._stages.collect()
-        return {**self._stats.as_dict(), "broken_drafts": broken, "stage_seconds": seconds}
-
-    def _tell_of(self, pause: Pause | None) -> None:
-        """Log when the drafter begins to rest, but not each rest of a load that comes and goes."""
-        began, self._pause = pause is not None and pause is not self._pause, pause
-        if began and self._speaks and time.monotonic() - self._told_of_pause >= QUIET_SECONDS:
-            self._told_of_pause = time.monotonic()
-            logger.info("DFLASH: %s", pause)
+        drafting = None if self._payoff is None else self._payoff.section(policy)
+        return {**self._stats.as_dict(), "broken_drafts": broken, "drafting": drafting, "stage_seconds": seconds}

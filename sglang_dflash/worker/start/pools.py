@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_RAISED_BY = {
-    "verify scratch": "a narrower block (--speculative-num-draft-tokens), --mamba-full-memory-ratio",
-    "recurrent states": "--mamba-full-memory-ratio, --mamba-ssm-dtype bfloat16",
-    "tokens of K/V": "a lower --mamba-full-memory-ratio, --speculative-draft-window-size",
-}
+_MORE_PREFIXES = (
+    "more prefixes: --max-mamba-cache-size, --mamba-full-memory-ratio, --mamba-ssm-dtype bfloat16; K/V for them: "
+    "--speculative-draft-window-size; `sglang-dflash check` says how many and at what price"
+)
 
 
-def tell_pools(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> None:
+def tell_pools(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> Pools:
     """Log the table; a warning if fewer requests run at once than were asked for.
 
     Args:
@@ -54,11 +53,12 @@ def tell_pools(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> 
         in_transfer=transferred,
         history=history_bytes(target.model_config.context_len if plan.copies else None, tokens, plan.block),
     )
-    logger.info("DFLASH: memory of this rank\n  %s", "\n  ".join(lines([pools])))
+    more = [_MORE_PREFIXES] if pools.state and pools.slots_per_request > 1 else []
+    logger.info("DFLASH: memory of this rank\n  %s", "\n  ".join([*lines([pools]), *more]))
     if pools.running < pools.asked:
-        cap = pools.capped_by
         logger.warning(
             "DFLASH: --max-running-requests %d, but %d fit at once: %s cap them. What would raise that: %s, a higher "
             "--mem-fraction-static; `sglang-dflash check` says how far",
-            *(pools.asked, pools.running, cap, _RAISED_BY[cap]),
+            *pools.requests.values(),
         )
+    return pools

@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 COUNT = Path(os.environ.get("SGLANG_DFLASH_TEST_FOLDER", ".")) / "histories.txt"
 _compared = 0
 
@@ -18,13 +20,10 @@ def compare(worker: Any, batch: Any, *_: Any) -> None:
     global _compared
     copies, most = worker._copies, worker.plan.block
     for row, req, length in zip(batch.req_pool_indices.tolist(), batch.reqs, batch.seq_lens.tolist(), strict=True):
-        tokens = [
-            token if 0 <= token < copies._vocabulary else -1 for token in (*req.origin_input_ids, *req.output_ids)
-        ]
-        known = tokens[: length + 1]
-        held = copies.history[row, : len(known)].tolist()
-        wrong = [at for at, pair in enumerate(zip(held, known, strict=True)) if pair[0] != pair[1]]
-        assert not wrong, f"history of {req.rid}, row {row}, {length} tokens: other tokens at {wrong[:9]}"
+        tokens = np.concatenate([np.array(ids, dtype=np.int64) for ids in (req.origin_input_ids, req.output_ids)])
+        known = np.where((tokens >= 0) & (tokens < copies._vocabulary), tokens, -1)[: length + 1]
+        wrong = np.flatnonzero(copies.history[row, : len(known)].numpy() != known)
+        assert not len(wrong), f"history of {req.rid}, row {row}, {length} tokens: other tokens at {wrong[:9]}"
         assert req.finished() or length + 1 - len(known) <= most, f"{req.rid}: {length} tokens, {len(known)} known"
         _compared += 1
     COUNT.write_text(str(_compared))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sglang_dflash.copies.choice import SWITCH as COPIES
 from tests.support.pair_servers import RANDOM_WIDTHS
 from tools.gpu.compare import EAGER, Arm, compare
 from tools.gpu.run_step import TINY_PAIRS, Run, main
@@ -10,8 +11,9 @@ ARMS = {
     "graphs": Arm(),
     "eager": Arm(EAGER),
     "graphs, no overlap": Arm(("--disable-overlap-schedule",)),
-    "graphs, widths at random": Arm(RANDOM_WIDTHS),
-    "eager, widths at random": Arm((*RANDOM_WIDTHS, *EAGER)),
+    "graphs, widths at random and copies": Arm(RANDOM_WIDTHS),
+    "eager, widths at random and copies": Arm((*RANDOM_WIDTHS, *EAGER)),
+    "graphs, copies": Arm(variables=((COPIES, "1"),)),
     "builtin": Arm(ours=False),
 }
 

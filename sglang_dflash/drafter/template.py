@@ -1,0 +1,79 @@
+"""A target's chat template, and the token ids by which a prompt shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sglang_dflash.drafter.files import ModelFiles
+from sglang_dflash.drafter.reading import read_text
+from sglang_dflash.errors import DFlashError
+
+_THINK = "<think>", "</think>"
+
+
+@dataclass(frozen=True)
+class TemplateTokens:
+    """Ids of added tokens that a chat template writes.
+
+    Attributes:
+        markers: a rendered prompt has one of these near its beginning or end; empty if the template has none.
+        think: the tokens around a model's thoughts; None if the template does not write both.
+    """
+
+    markers: frozenset[int] = frozenset()
+    think: tuple[int, int] | None = None
+
+
+def chat_template(files: ModelFiles) -> str | None:
+    """The template that a model's files bring.
+
+    Raises:
+        DFlashError: a file is unusable.
+    """
+    path = files.path("chat_template.jinja")
+    template = read_text(path) if path else (files.json("tokenizer_config.json") or {}).get("chat_template")
+    return str(template) if template else None
+
+
+def added_tokens(tokenizer: Mapping[str, Any]) -> dict[int, str]:
+    """Added tokens of a ``tokenizer.json`` by id.
+
+    Raises:
+        DFlashError: an entry is not one.
+    """
+    added: dict[int, str] = {}
+    entries = tokenizer.get("added_tokens", [])
+    for entry in entries if isinstance(entries, list) else [entries]:
+        match entry:
+            case {"id": int(index), "content": str(content)}:
+                added[index] = content
+            case _:
+                raise DFlashError(
+                    f"added_tokens of a tokenizer.json holds {entry!r}",
+                    expected="an id and a content in each entry",
+                    remedy="download the model again",
+                )
+    return added
+
+
+def template_tokens(files: ModelFiles, given: str | None) -> TemplateTokens:
+    """Read the tokens of a target's template; none where a file lacks or the template is one of SGLang's own.
+
+    Args:
+        files: of the tokenizer.
+        given: ``--chat-template``, a file or a name.
+    """
+    try:
+        template = read_text(Path(given)) if given else chat_template(files)
+        added = added_tokens(files.json("tokenizer.json") or {})
+        first = (files.json("tokenizer_config.json") or {}).get("bos_token")
+    except DFlashError:
+        return TemplateTokens()
+    ids = {content: index for index, content in added.items() if content in (template or "")}
+    think = (ids[_THINK[0]], ids[_THINK[1]]) if ids.keys() >= set(_THINK) else None
+    # Raw prompts begin with the first token too.
+    others = {*_THINK, first.get("content") if isinstance(first, dict) else first}
+    return TemplateTokens(frozenset(index for content, index in ids.items() if content not in others), think)

@@ -1,0 +1,199 @@
+"""A quantised drafter's weights are those that its format's own library reads; the rest is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+pytest.importorskip("compressed_tensors")
+
+from sglang_dflash.check.drafter_files import check_weights
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.files import ModelFiles
+from sglang_dflash.drafter.quantisation import parse
+from sglang_dflash.drafter.tensors import LoadReport
+from sglang_dflash.drafter.view import plain_view
+from sglang_dflash.errors import DFlashError
+from tests.support.configs import target
+from tests.support.quantised import FORMATS, write
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "quantised"
+KINDS = ("quantised", "plain")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def load(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a drafter, by parameter and shard, as its loader gets them in a server."""
+    files = ModelFiles(str(folder), dequantise=True)
+    view = plain_view(files) or folder
+    config = json.loads((view / "config.json").read_text())
+    assert "quantization_config" not in config, "SGLang would build quantised layers"
+    report = LoadReport.of(DrafterConfig.from_dict(config))
+    placed = report.place(load_file(view / "model.safetensors").items())
+    loaded = {f"{name} {shard}": tensor for name, shard, tensor in placed}
+    report.check(complete=True)
+    return loaded
+
+
+def errors(folder: Path) -> list[str]:
+    """What ``check`` says of a drafter's headers."""
+    files = ModelFiles(str(folder), dequantise=True)
+    findings = check_weights(DrafterConfig.from_dict(files.config), files.tensors, target(), "float32")
+    return [str(finding) for finding in findings if finding.level == "error"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_its_weights_are_those_of_the_library(name: str, tmp_path: Path) -> None:
+    write(name, tmp_path)
+    assert not errors(tmp_path / "quantised")
+    quantised, plain = (load(tmp_path / kind) for kind in KINDS)
+    assert quantised.keys() == plain.keys()
+    assert [key for key in plain if not torch.equal(quantised[key], plain[key])] == []
+
+
+@pytest.mark.parametrize("file", ["awq", "gptq-2", "gptq-3", "gptq-4", "gptq-8", "gptq_v2-4"])
+def test_layers_that_the_tools_wrote_are_read_as_they_read_them(file: str) -> None:
+    """AutoAWQ and GPTQModel, which compressed-tensors is not, quantised and dequantised these; one has ``desc_act``."""
+    tensors = load_file(FIXTURES / f"{file}.safetensors")
+    plain = tensors.pop("plain")
+    form, _, bits = file.partition("-")
+    declared = {"quant_method": form.partition("_")[0], "bits": int(bits or 4), "group_size": 32}
+    problems: list[str] = []
+    checkpoint = parse({**declared, **({} if form == "awq" else {"checkpoint_format": form})})
+    read = dict(checkpoint.plain(tensors.items(), {"layer.weight": tuple(plain.shape)}, problems))
+    assert problems == []
+    assert torch.equal(read["layer.weight"].half(), plain)
+
+
+def test_a_checkpoint_may_come_as_model_optimizer_writes_it(tmp_path: Path) -> None:
+    write("fp8, a factor a tensor", tmp_path)
+    folder = tmp_path / "quantised"
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    quantization = {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
+    written = {"producer": {"name": "modelopt", "version": "0.41.0"}, "quantization": quantization}
+    (folder / "hf_quant_config.json").write_text(json.dumps(written))
+    view = plain_view(ModelFiles(str(folder), dequantise=True))
+    assert view is not None
+    assert not (view / "hf_quant_config.json").exists(), "SGLang would build quantised layers"
+    quantised, plain = (load(tmp_path / kind) for kind in KINDS)
+    assert all(torch.equal(quantised[key], plain[key]) for key in plain)
+
+
+BREAKS: dict[str, tuple[str, Any, str]] = {
+    "a factor is missing": ("layers.1.mlp.up_proj.weight_scale_inv", None, "layers.1.mlp.up_proj has weight, not"),
+    "factors of other blocks": (
+        "layers.1.mlp.up_proj.weight_scale_inv",
+        torch.ones(6, 2),
+        "layers.1.mlp.up_proj.weight_scale is [6, 2] of torch.float32, not [3, 1]",
+    ),
+    "a factor that nothing explains": ("fc.weight_scale_2", torch.ones(1), "unexpected: fc.weight_scale_2"),
+    "factors of the K/V cache": ("layers.0.self_attn.k_scale", torch.ones(1), "layers.0.self_attn.k_scale"),
+    "bytes that are no numbers": ("fc.weight", torch.zeros(128, 384, dtype=torch.uint8), "fc has weight_scale, not"),
+}
+
+
+@pytest.mark.parametrize("case", BREAKS)
+def test_tensors_that_do_not_fit_are_one_error_before_and_while_loading(case: str, tmp_path: Path) -> None:
+    name, tensor, words = BREAKS[case]
+    write("fp8, a factor a block", tmp_path)
+    folder = tmp_path / "quantised"
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop(name, None)
+    save_file(tensors if tensor is None else {**tensors, name: tensor}, folder / "model.safetensors")
+    (found,) = errors(folder)
+    assert words in found
+    with pytest.raises(DFlashError) as raised:
+        load(folder)
+    assert words in str(raised.value)
+
+
+def test_bare_fp8_is_no_weight(tmp_path: Path) -> None:
+    """A checkpoint that does not declare its quantisation: its bytes would be taken for weights."""
+    write("fp8, a factor a block", tmp_path)
+    folder = tmp_path / "plain"
+    tensors = {**load_file(folder / "model.safetensors")}
+    tensors["fc.weight"] = tensors["fc.weight"].to(torch.float8_e4m3fn)
+    save_file(tensors, folder / "model.safetensors")
+    (found,) = errors(folder)
+    assert "fc.weight is of torch.float8_e4m3fn, without a quantisation" in found
+    with pytest.raises(DFlashError, match=r"fc\.weight is of torch\.float8_e4m3fn"):
+        load(folder)
+
+
+def test_groups_of_other_sizes_are_no_gptq() -> None:
+    tensors = load_file(FIXTURES / "gptq-4.safetensors")
+    del tensors["plain"]
+    tensors["layer.g_idx"] = torch.zeros_like(tensors["layer.g_idx"])
+    checkpoint = parse({"quant_method": "gptq", "bits": 4, "group_size": 32})
+    with pytest.raises(DFlashError, match="g_idx whose groups are not of 32 columns"):
+        list(checkpoint.plain(tensors.items(), {"layer.weight": (64, 96)}, []))
+
+
+def test_groups_that_do_not_divide_a_row_are_refused() -> None:
+    checkpoint = parse({"quant_method": "awq", "bits": 4, "group_size": 128})
+    with pytest.raises(DFlashError, match="groups of 128 columns in a weight of 96"):
+        list(checkpoint.plain([("layer.qweight", torch.empty(96, 8))], {"layer.weight": (64, 96)}, []))
+
+
+def test_a_layers_own_group_goes_before_that_of_all_linear_layers() -> None:
+    four = {"weights": {"num_bits": 4, "group_size": 32}, "format": "pack-quantized"}
+    eight = {"weights": {"num_bits": 8, "strategy": "channel"}, "format": "int-quantized"}
+    groups = {"a": {**four, "targets": ["Linear"]}, "b": {**eight, "targets": ["re:.*down_proj"]}}
+    checkpoint = parse({"quant_method": "compressed-tensors", "config_groups": groups, "format": "mixed-precision"})
+    stored = [
+        ("x.down_proj.weight", torch.ones(4, 32, dtype=torch.int8)),
+        ("x.down_proj.weight_scale", torch.ones(4, 1)),
+    ]
+    problems: list[str] = []
+    assert dict(checkpoint.plain(stored, {"x.down_proj.weight": (4, 32)}, problems)).keys() == {"x.down_proj.weight"}
+    assert problems == []
+
+
+_CT = FORMATS["compressed-tensors w4a16"].declared
+_GROUP = _CT["config_groups"]["group_0"]
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "nvfp4": (
+        {**_CT, "config_groups": {"group_0": {**_GROUP, "format": "nvfp4-pack-quantized"}}},
+        "compressed-tensors in the format nvfp4-pack-quantized",
+    ),
+    "modelopt nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt in the format NVFP4"),
+    "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+    "gguf": ({"quant_method": "gguf"}, "gguf"),
+    "mxfp4": ({"quant_method": "mxfp4"}, "mxfp4"),
+    "K/V factors": ({**_CT, "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "factors for the K/V cache"),
+    "modelopt K/V factors": (
+        {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
+        "modelopt with factors for the K/V cache (kv_cache_quant_algo)",
+    ),
+    "rotations": ({**_CT, "transform_config": {"config_groups": {"u": {}}}}, "a transform_config"),
+    "sparsity": ({**_CT, "sparsity_config": {"format": "sparse-24-bitmask"}}, "a sparsity_config"),
+    "a form that is not compressed": ({**_CT, "quantization_status": "frozen"}, "the status frozen"),
+    "no targets": ({**_CT, "config_groups": {"group_0": {"weights": {}}}}, "targets Field required"),
+    "fp8 of another kind": ({"quant_method": "fp8", "fmt": "e5m2"}, "the format e5m2"),
+    "awq gemv": ({"quant_method": "awq", "bits": 4, "version": "GEMV"}, "awq of 4 bits in the format gemv"),
+    "awq of 8 bits": ({"quant_method": "awq", "bits": 8, "version": "gemm"}, "awq of 8 bits"),
+    "gptq marlin": ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "the format marlin"),
+    "gptq of 5 bits": ({"quant_method": "gptq", "bits": 5}, "gptq of 5 bits"),
+    "unnamed": ({"bits": 4}, "unnamed"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_served_is_refused_by_name(case: str) -> None:
+    declared, words = REFUSED[case]
+    with pytest.raises(DFlashError) as raised:
+        parse(declared)
+    assert words in raised.value.value
+    assert "plain weights" in raised.value.remedy

@@ -1,0 +1,95 @@
+"""Which layers a drafter gets: plain ones whatever the target's are, unless a flag asks for quantised ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang")
+
+from sglang_dflash.check.flags import parse
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.hooks import launch
+from sglang_dflash.memory.machine import GPUS
+from sglang_dflash.plan.decide import decide, reason_for_builtin
+from tests.support.cards import FOLDER
+
+pytestmark = pytest.mark.sglang
+
+CARD = FOLDER / "Qwen3.5-27B"
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+FLAG = "--speculative-draft-model-quantization"
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(launch, "resolving_view", lambda args: args)
+    monkeypatch.setattr(launch, "this_machine", lambda: GPUS["h200"])
+    monkeypatch.setattr(launch, "declare_resolution", lambda args, _, **changes: vars(args).update(changes))
+    for name in ("check_sglang", "refuse_unapplied_hooks"):
+        monkeypatch.setattr(launch, name, lambda *_: None)
+
+
+def folder(path: Path, card: str, **changes: Any) -> Path:
+    path.mkdir()
+    config = json.loads((CARD / card / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, **changes}))
+    return path
+
+
+def resolved(tmp_path: Path, *flags: str, drafter: dict[str, Any], **others: Any) -> Any:
+    """The arguments after the hook, for an FP8 target."""
+    target = folder(tmp_path / "target", "target", quantization_config=FP8)
+    args, *_ = parse(flags, target=str(target), drafter=str(folder(tmp_path / "drafter", "drafter", **drafter)))
+    vars(args).update(speculative_algorithm="DFLASH", **others)
+    launch.after_model_paths(args, lambda _: None)
+    return args
+
+
+@pytest.mark.parametrize("asked", [None, "fp8"])
+def test_a_plain_drafter_stays_plain_beside_an_fp8_target(asked: str | None, tmp_path: Path) -> None:
+    """SGLang would hand the target's ``--quantization`` on."""
+    args = resolved(tmp_path, drafter={}, quantization=asked)
+    assert args.speculative_draft_model_quantization == "unquant"
+    assert args.speculative_draft_model_path == str(tmp_path / "drafter")
+
+
+@pytest.mark.parametrize("flags", [(), (FLAG, "unquant")])
+def test_a_quantised_drafter_gets_plain_layers_and_their_memory(flags: tuple[str, ...], tmp_path: Path) -> None:
+    args = resolved(tmp_path, *flags, drafter={"quantization_config": FP8})
+    assert args.speculative_draft_model_quantization == "unquant"
+    config = json.loads((Path(args.speculative_draft_model_path) / "config.json").read_text())
+    assert "quantization_config" not in config
+    plan = decide(args, GPUS["h200"], hybrid=True)
+    assert plan.drafter.stored is not None and plan.drafter.quantization is None
+    plain, *_ = parse((), target=str(CARD / "target"), drafter=str(CARD / "drafter"))
+    plans = [plan, decide(plain, GPUS["h200"], hybrid=True)]
+    weights = [each.memory.demand.drafter_weights for each in plans if each.memory is not None]
+    assert weights[0] == weights[1] > 0
+
+
+def test_a_flag_asks_for_sglangs_quantised_layers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    args = resolved(tmp_path, FLAG, "fp8", drafter={"quantization_config": FP8})
+    assert args.speculative_draft_model_quantization == "fp8"
+    assert args.speculative_draft_model_path == str(tmp_path / "drafter")
+    assert "SGLang's quantised layers, which have not run here" in caplog.text
+
+
+def test_a_drafter_that_is_left_to_sglangs_worker_is_left_as_it_is(tmp_path: Path) -> None:
+    args = resolved(tmp_path, drafter={"quantization_config": FP8, "architectures": ["DFlash2DraftModel"]})
+    assert args.speculative_draft_model_quantization is None
+    assert args.speculative_draft_model_path == str(tmp_path / "drafter")
+
+
+def test_sglangs_worker_never_gets_bytes_in_plain_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SGLANG_DFLASH", raising=False)
+    args = resolved(tmp_path, drafter={"quantization_config": FP8})
+    others = {"attn_cp_size": 1, "speculative_accept_threshold_single": 1.0, "speculative_accept_threshold_acc": 1.0}
+    vars(args).update(others, device="cuda", enable_watermark=True)
+    with pytest.raises(DFlashError, match="--enable-watermark is used, with a quantised drafter") as raised:
+        reason_for_builtin(args, on_cpu=False)
+    assert "SGLANG_DFLASH=builtin" in raised.value.remedy

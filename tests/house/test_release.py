@@ -1,0 +1,54 @@
+"""The version begins with the SGLang release that the package is for, and every place that names it agrees."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from sglang_dflash import __version__
+from sglang_dflash.upstream import TESTED_SGLANG
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def text(file: str) -> str:
+    return (ROOT / file).read_text()
+
+
+def test_a_version_is_sglangs_and_a_count_of_ours() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+\.[1-9]\d*(rc\d+|\.dev\d+)?", __version__)
+    assert __version__.startswith(f"{TESTED_SGLANG}.")
+    assert "version" in PROJECT["dynamic"]
+
+
+@pytest.mark.parametrize(
+    "file, line",
+    [
+        ("Makefile", "SGLANG_TESTED := sglang=={sglang}\n"),
+        ("tools/wheels.txt", "\nsglang=={sglang} "),
+        ("README.md", "**stock, released SGLang {sglang}**"),
+        ("docs/compatibility.md", "\n| {ours} | {sglang}; "),
+        ("docs/results/drift.md", "\n| {sglang} | 0 |"),
+        ("patches/apply.sh", "SGLang {sglang} source tree"),
+        ("CHANGELOG.md", "\n## [{ours}]"),
+    ],
+)
+def test_every_place_names_this_release(file: str, line: str) -> None:
+    assert line.format(sglang=TESTED_SGLANG, ours=__version__) in text(file)
+
+
+def test_the_extra_brings_the_tested_sglang() -> None:
+    assert PROJECT["optional-dependencies"]["gpu"] == [f"sglang=={TESTED_SGLANG}"]
+
+
+def test_declared_pythons_are_those_of_the_page_and_of_ci() -> None:
+    declared = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
+    assert PROJECT["requires-python"] == f">={declared[0]},<3.{int(declared[-1][2:]) + 1}"
+    assert re.findall(r'"(3\.\d+)"', text(".github/workflows/ci.yml")) == declared
+    [row] = re.findall(rf"^\| {re.escape(__version__)} \|.*$", text("docs/compatibility.md"), re.MULTILINE)
+    assert re.findall(r"\b3\.\d+", row) == declared
+    assert re.search(r"TORCH := torch==(\S+)", text("Makefile"))[1] in row

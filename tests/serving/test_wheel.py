@@ -1,0 +1,46 @@
+"""The wheel beside stock SGLang, in an environment that has nothing else of ours: it installs, serves and answers."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sglang_dflash import __version__
+from sglang_dflash.bench.server import free_port
+from sglang_dflash.upstream import TESTED_SGLANG
+from tests.support.bare import bare_environment
+from tests.support.pair_servers import worker_info
+from tests.support.servers import started
+from tools.dist import build
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+# As `launch/serve.sh demo --help` asks it.
+QUESTION = "Dan has 30 cards. Dan loses 6 of them. Dan loses 18 of them. How many cards does Dan have now?"
+ORIGIN = "import sglang, sglang_dflash as ours, sys; print(sglang.__file__, ours.__file__, sep='\\n')"
+
+
+def test_the_built_wheel_serves_the_demo_beside_stock_sglang(tmp_path: Path) -> None:
+    wheel, _ = build(tmp_path / "dist")
+    bin = bare_environment(tmp_path / "bare", wheel)
+    away = {"PATH": f"{bin}:/usr/bin:/bin", "PYTHONPATH": "", "HOME": str(tmp_path)}
+
+    def say(*command: str) -> str:
+        return subprocess.check_output([*command], cwd=tmp_path, env=away, text=True)
+
+    sglang, ours = say("python", "-c", ORIGIN).splitlines()[-2:]
+    assert sglang.startswith(str(bin.parent / "stock")) and ours.startswith(str(bin.parent / "lib"))
+    told = say("sglang-dflash", "version").strip()
+    assert told == f"sglang-dflash {__version__} for SGLang {TESTED_SGLANG}; installed: {TESTED_SGLANG}"
+    port = free_port()
+    script = bin.parent / "share/sglang-dflash/launch/serve.sh"
+    command = ["env", f"--chdir={tmp_path}", str(script), "demo"]  # away from the checkout's own package
+    with started(tmp_path, port, command, **away, LISTEN_PORT=str(port)) as server:
+        assert f"sglang-dflash {__version__} serves DFLASH" in server.log
+        assert worker_info(server)["drafter"].startswith(str(bin.parent / "lib"))
+        body: dict[str, object] = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
+        answer = server.post("/v1/chat/completions", {"model": "m", **body}).json()
+        assert "#### 6" in answer["choices"][0]["message"]["content"], answer
+        assert sum(worker_info(server)["steps_by_width"].values()) > 0

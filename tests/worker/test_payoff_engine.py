@@ -1,0 +1,94 @@
+"""Real servers see what keeps drafts from being accepted, and say so once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_dflash.pairs.corpus.prompts import prompts
+from sglang_dflash.worker.observe.causes import REMEDIES
+from tests.support.generation import generate_all
+from tests.support.pair_servers import BASE, dflash_server, worker_info
+from tests.support.prompts import chat_ids, corpus, random_prompts, schema_of
+from tests.support.servers import Server
+
+pytestmark = pytest.mark.engine
+
+PAIR = "tiny-hybrid"
+USERS = 8
+
+
+def drafting(server: Server) -> dict[str, Any]:
+    found: dict[str, Any] = worker_info(server)["drafting"]
+    return found
+
+
+def gauge(server: Server) -> float:
+    (value,) = re.findall(r"^sglang_dflash:drafting_pays\{.*\} (\S+)$", server.get("/metrics").text, re.MULTILINE)
+    return float(value)
+
+
+def lines(server: Server) -> list[str]:
+    """What was said of drafting, in order."""
+    return re.findall(r"DFLASH: (drafting .*)", server.log)
+
+
+def test_every_trait_of_a_request_is_seen(dflash_hybrid: Server) -> None:
+    asked = prompts("json", n=4, seed=11)
+    thinking = chat_ids(PAIR, asked, enable_thinking=True)
+    plain = chat_ids(PAIR, asked)
+    for inputs, sampling in (
+        (plain, {"temperature": 1.0}),
+        (plain, {"json_schema": schema_of(asked[0])}),
+        (thinking, {}),
+        (random_prompts(PAIR, 4), {"ignore_eos": True}),
+    ):
+        generate_all(dflash_hybrid, inputs, 4, 48, sampling_params=sampling)
+    found = drafting(dflash_hybrid)
+    assert set(found["traits"]) >= {"sampling", "grammar", "thinking on", "thinking off", "no chat template"}
+    for trait in found["traits"].values():
+        assert 0 < trait["share"] < 1
+    assert found["accept_length"] > 1 and found["card"] is None
+
+
+@pytest.mark.slow
+def test_raw_prompts_are_named_and_a_recovery_is_told(tmp_path: Path) -> None:
+    """A width that is fixed: the accept length alone decides."""
+    with dflash_server(PAIR, tmp_path, drafter="noisy") as good:
+        raw_prompts_are_named(good)
+
+
+def raw_prompts_are_named(good: Server) -> None:
+    sampled = {"temperature": 1.0}
+    generate_all(good, corpus(PAIR, 24), USERS, 96)
+    generate_all(good, corpus(PAIR, 24, 1), USERS, 96, sampling_params=sampled)
+    assert lines(good) == [] and drafting(good)["pays"] is not False and gauge(good) == 1
+    for _ in range(2):
+        generate_all(good, random_prompts(PAIR, 48), USERS, 96, sampling_params={**sampled, "ignore_eos": True})
+    (said,) = lines(good)
+    assert re.match(r"drafting does not pay: accept length 1\.\d\d .*cause: no chat template \(\d\d% of", said)
+    assert REMEDIES["no chat template"] in said
+    found = drafting(good)
+    assert found["pays"] is False and gauge(good) == 0 and found["causes"][0]["cause"] == "no chat template"
+    generate_all(good, corpus(PAIR, 48, 2), USERS, 96)
+    assert lines(good)[1:] == [lines(good)[-1]] and lines(good)[-1].startswith("drafting pays again: accept length")
+    assert drafting(good)["pays"] and gauge(good) == 1 and drafting(good)["causes"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "causes"), [("float32", ["drafter"]), ("float16", ["float16", "drafter"])], ids=["float32", "float16"]
+)
+def test_a_drafter_of_another_target_is_named_once(tmp_path: Path, dtype: str, causes: list[str]) -> None:
+    base = ("--dtype", dtype, *BASE[2:])
+    with dflash_server(PAIR, tmp_path, base=base, drafter="mismatched") as server:
+        for seed in range(2):
+            generate_all(server, corpus(PAIR, 24, seed), USERS, 64)
+        (said,) = lines(server)
+        assert f"Most likely cause: {causes[0]}: {REMEDIES[causes[0]]}" in said
+        found = drafting(server)
+        assert [cause["cause"] for cause in found["causes"]] == causes
+        assert found["pays"] is False and gauge(server) == 0 and found["accept_length"] < 1.5
