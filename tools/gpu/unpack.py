@@ -7,6 +7,8 @@ import tarfile
 import tomllib
 from pathlib import Path
 
+from sglang_dflash import __version__
+
 ROOT = Path(__file__).parents[2]
 ARCHIVE = ROOT / ".wheelhouse/site.tar.xz"
 STAND_INS = ROOT / "tools/gpu/standins/path"
@@ -35,7 +37,7 @@ def unpack(target: Path) -> None:
         stamp.write_text(size)
     (target / "sitecustomize.py").write_text("from tools.gpu import startup\n\nstartup.install()\n")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    _install(target, project["name"], project["version"], project["entry-points"])
+    _install(target, project["name"], __version__, project["entry-points"])
     plugin = {"sglang.srt.plugins": {"gpu_kit": "tools.gpu.standins.plugin:register"}}
     _install(target, "gpu-kit", "1.0", plugin)
 
