@@ -1,8 +1,8 @@
 """Copied blocks off and on, from results of ``sglang-dflash bench``: ``measure/copies.py FOLDER ...``, one per drafter.
 
-The arms are those of :data:`ARMS`. Speed is tokens per second of a user after the first token, mean over requests:
-prefill is the same with and without copies, and with a long prompt it is most of the time. A ratio is taken within each
-repeat, whose arms run one after the other: its median, and its range.
+The arms are those of :data:`ARMS`. Speed is tokens per second of a user after the first token, over all requests of a
+run: prefill is the same with and without copies, and with a long prompt it is most of the time. A ratio is taken within
+each repeat, whose arms run one after the other: its median, and its range.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from sglang_dflash.bench import results
-from sglang_dflash.bench.metrics import accept_length_micro, decode_throughput
+from sglang_dflash.bench.metrics import accept_length_micro
 from sglang_dflash.bench.modes import AR
 from sglang_dflash.bench.provenance import describe_hardware, hardware
 from sglang_dflash.bench.summary import Summary
@@ -46,7 +46,11 @@ class Cells:
         found: defaultdict[int, list[results.RequestRecord]] = defaultdict(list)
         for request in self.summary.requests(arm, task, concurrency):
             found[request.run.repeat].append(request)
-        return {repeat: decode_throughput(requests) for repeat, requests in found.items()}
+        return {
+            # Not a mean of each request's own: one whose second event brings all the rest would have no time at all.
+            repeat: sum(r.completion_tokens - 1 for r in requests) / sum(r.latency_s - r.ttft_s for r in requests)
+            for repeat, requests in found.items()
+        }
 
     def ratios(self, width: str, task: str, concurrency: int) -> list[float]:
         """Copies on over off, by repeat."""
