@@ -136,6 +136,7 @@ def _so_far(state: Mapping[str, Any], worker: Mapping[str, Any]) -> float | None
         return state.get("avg_spec_accept_length")
     if worker["adaptive"]:
         return None
-    enough = sum(worker["blocks_by_accept_length"].values()) >= _EVIDENCE
+    if sum(worker["blocks_by_accept_length"].values()) < _EVIDENCE:
+        return None  # hardly more than the start's own request, a raw prompt
     recent = (worker.get("drafting") or {}).get("accept_length")
-    return recent or (worker["mean_accept_length"] if enough else None)
+    return recent or worker["mean_accept_length"]

@@ -80,6 +80,7 @@ def test_the_workers_own_judgement_is_used() -> None:
     section = {"pays": False, "accept_length": 1.2, "causes": [{"cause": "x", "remedy": "y"}]}
     server = parse(with_worker(drafting=section))
     assert server.so_far == 1.2 and server.unpaid == section
+    assert parse(with_worker(drafting=section, blocks_by_accept_length={"1": 7})).so_far is None
     assert parse(with_worker(drafting=section | {"pays": None, "accept_length": None})).unpaid is None
 
 
