@@ -12,13 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.drafter.published import published_pairs
 from sglang_dflash.drafter.template import TemplateTokens, template_tokens
 from sglang_dflash.pairs import target_path
 from sglang_dflash.width import AdaptiveWidth, CostTable, FixedWidth, WidthPolicy
-from sglang_dflash.worker.observe.causes import RECENT, REMEDIES, RecentBlocks
+from sglang_dflash.worker.observe.causes import RECENT, REMEDIES, RecentBlocks, known_causes
 from sglang_dflash.worker.observe.observer import StepRecord
 from sglang_dflash.worker.observe.payoff import ENOUGH, LOOK_SECONDS, QUIET_SECONDS, Payoff
 from sglang_dflash.worker.observe.traits import Traits
@@ -256,3 +257,13 @@ def test_a_template_is_seen_in_any_conversation() -> None:
     assert traits.of(request([9] * 500), beyond=False) == {"no chat template"}
     # Some templates leave it to the target to begin the thought.
     assert "thinking on" in traits.of(request([START, 9, END, START, 9], [THINK, 9]), beyond=False)
+
+
+@pytest.mark.parametrize("quantised", ["stored", "quantization"], ids=["dequantised at load", "in SGLang's layers"])
+def test_a_quantised_drafter_is_known(quantised: str) -> None:
+    def known(**drafter: Any) -> frozenset[str]:
+        plan: Any = SimpleNamespace(drafter=SimpleNamespace(**{"stored": None, "quantization": None, **drafter}))
+        plain: Any = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.float32, quantization=None))
+        return known_causes(plan, plain, plain)
+
+    assert known(**{quantised: "fp8"}) == {"quantised drafter"} and known() == set()

@@ -181,7 +181,7 @@ def known_causes(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -
     holds = {
         FLOAT16: any(config.dtype == torch.float16 for config in configs),
         QUANTISED_TARGET: configs[0].quantization is not None,
-        QUANTISED_DRAFTER: bool(plan.drafter.quantization or configs[1].quantization),
+        QUANTISED_DRAFTER: bool(plan.drafter.stored or plan.drafter.quantization or configs[1].quantization),
     }
     return frozenset(name for name, does in holds.items() if does)
 
