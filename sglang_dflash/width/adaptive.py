@@ -72,15 +72,20 @@ class AdaptiveWidth:
         self._chosen[batch_size] = (self.widths[self._best], rates[self._best] * batch_size)
         return self.widths[column]
 
+    @property
+    def may_rest(self) -> bool:
+        """Whether plain decoding is a choice beside blocks."""
+        return self.widths[0] == 1 and len(self.widths) > 1
+
     def prospect(self, *, alone: bool = False) -> Prospect | None:
         """What the best block with a draft brings in a step like the last, where nothing is copied.
 
-        None unless plain decoding is a choice too.
+        None unless it may rest.
 
         Args:
             alone: with one request of its batch.
         """
-        if self.widths[0] > 1 or len(self.widths) == 1:
+        if not self.may_rest:
             return None
         size = 1 if alone else self._batch_size
         tokens, row = self.rows.of_unmatched, self.costs.row(size, self._context * size // max(self._batch_size, 1))
