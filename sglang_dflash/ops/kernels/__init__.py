@@ -13,3 +13,8 @@ from torch import Tensor
 def assert_dense(*vectors: Tensor) -> None:
     """Kernels read one value a row from each of these, and are told of no stride."""
     assert all(vector.is_contiguous() for vector in vectors), [vector.stride() for vector in vectors]
+
+
+def assert_histories(history: Tensor, found: Tensor) -> None:
+    """Kernels step along rows of histories, and know that ``found`` has two columns."""
+    assert history.stride(1) == 1 and found.stride() == (2, 1), (history.stride(), found.stride())

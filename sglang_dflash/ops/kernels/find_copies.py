@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sglang_dflash.ops.kernels import assert_dense
+from sglang_dflash.ops.kernels import assert_dense, assert_histories
 
 TILE = 2048
 
@@ -32,7 +32,7 @@ def find_copies_kernel(history, found, rows, last, history_stride, LONGEST: tl.c
 
 
 def find_copies(history: Tensor, found: Tensor, rows: Tensor, last: Tensor, *, longest: int, bound: int) -> None:
-    assert history.stride(1) == 1 and found.stride() == (2, 1), "rows must be dense"
+    assert_histories(history, found)
     assert_dense(rows, last)
     if len(rows):
         grid = (len(rows), triton.cdiv(min(bound, history.shape[1] - 1), TILE))

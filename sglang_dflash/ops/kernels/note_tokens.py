@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sglang_dflash.ops.kernels import assert_dense
+from sglang_dflash.ops.kernels import assert_dense, assert_histories
 
 
 @triton.jit(do_not_specialize=["rows", "seq_lens", "tokens", "columns", "history_stride", "tokens_stride", "width"])
@@ -24,7 +24,7 @@ def note_tokens_kernel(
 
 
 def note_tokens(history: Tensor, found: Tensor, rows: Tensor, seq_lens: Tensor, tokens: Tensor) -> None:
-    assert history.stride(1) == 1 and found.stride() == (2, 1), "rows must be dense"
+    assert_histories(history, found)
     assert_dense(rows, seq_lens, tokens[:1].flatten())
     bs, width = tokens.shape
     if bs:

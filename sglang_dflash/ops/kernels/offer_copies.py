@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sglang_dflash.ops.kernels import assert_dense
+from sglang_dflash.ops.kernels import assert_dense, assert_histories
 
 
 @triton.jit(
@@ -58,7 +58,8 @@ def offer_copies(
     least: int,
     unsure: float,
 ) -> None:
-    assert history.stride(1) == margins.stride(1) == 1 and found.stride() == (2, 1), "rows must be dense"
+    assert_histories(history, found)
+    assert margins.stride(1) == 1, margins.stride()
     assert_dense(rows, last, tokens.view(-1))
     bs, width = tokens.shape
     if bs:
