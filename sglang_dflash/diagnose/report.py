@@ -56,6 +56,7 @@ class Report:
             "dtype": s.dtype,
             "block": f"{s.block}{', at most' if s.adaptive else ''}",
             "requests at once": f"{s.running} of {s.asked} asked for, capped by {s.capped_by}",
+            "copied blocks": s.copies or "off",
             "requests of others": f"{s.busy} run now",
             "accept length so far": _cell(s.so_far),
         }

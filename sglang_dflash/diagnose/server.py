@@ -30,6 +30,7 @@ class Server:
         block: positions of every block, of the widest one if ``adaptive``.
         asked, running: requests at once, of one replica.
         capped_by, raised_by: what keeps more from running, and the flags that would let them.
+        copies: what copied blocks brought since the start; None if no block is copied.
         broken_drafts: drafted positions at which the drafter's output was not finite.
         expected: tokens of a full block by the server's own count of survival; None with a fixed width.
         so_far: tokens per step of its recent requests; None if they are too few, or their widths differ.
@@ -49,6 +50,7 @@ class Server:
     running: int
     capped_by: str
     raised_by: str
+    copies: str | None
     broken_drafts: int
     expected: float | None
     so_far: float | None
@@ -97,6 +99,7 @@ def parse(info: Mapping[str, Any], metrics: str = "") -> Server:
         running=requests["running"],
         capped_by=requests["capped_by"],
         raised_by=", ".join([*(f"a larger {flag}" for flag in sized), requests.get("raised_by", "")]),
+        copies=_copies(worker) if worker.get("copied_blocks") else None,
         broken_drafts=worker.get("broken_drafts", 0),
         expected=None if curve is None else 1 + sum(curve),
         so_far=_so_far(state, worker),
@@ -129,6 +132,16 @@ def _requests(info: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, An
         return counts | {"capped_by": "--max-running-requests"}
     cap = "recurrent states" if info.get("uses_mamba_radix_cache") else "tokens of K/V"
     return counts | {"capped_by": cap, "raised_by": RAISED_BY[cap]}
+
+
+def _copies(worker: Mapping[str, Any]) -> str:
+    by_length = {int(length): count for length, count in worker["copied_blocks_by_match_length"].items()}
+    copied, blocks = sum(by_length.values()), sum(worker["blocks_by_accept_length"].values())
+    if not copied:
+        return f"none of {blocks} blocks"
+    long = sum(length * count for length, count in by_length.items()) / copied
+    brought = worker["tokens_brought_by_copies"]
+    return f"{copied} of {blocks} blocks, after matches of {long:.1f} tokens; {brought} tokens more than drafts"
 
 
 def _so_far(state: Mapping[str, Any], worker: Mapping[str, Any]) -> float | None:

@@ -131,7 +131,7 @@ def build_policy(config: WidthConfig, block_size: int, costs: CostTable | None =
         return FixedWidth(widths[-1])
     if config.policy == "random":
         return RandomWidth(widths, config.seed)
-    return AdaptiveWidth(widths, costs, block_size)
+    return AdaptiveWidth(widths, costs)
 
 
 def _problem(key: str, value: Any) -> str | None:

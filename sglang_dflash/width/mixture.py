@@ -25,12 +25,11 @@ class Mixture:
 
     Args:
         widths: ascending.
-        block: widest block of the drafter. Beyond it an unmatched row has nothing to verify.
     """
 
-    def __init__(self, widths: Sequence[int], block: int) -> None:
-        self._widths, self._block = widths, block
-        self.unmatched, self.matched = Survival(block), Survival(widths[-1], MATCHED_PRIOR)
+    def __init__(self, widths: Sequence[int]) -> None:
+        self._widths = widths
+        self.unmatched, self.matched = Survival(widths[-1]), Survival(widths[-1], MATCHED_PRIOR)
         self.of_unmatched, self._of_matched = self._tokens(self.unmatched), self._tokens(self.matched)
 
     @property
@@ -55,14 +54,8 @@ class Mixture:
             self._of_matched = self._tokens(self.matched)
         else:
             self.matched.observe(1, ())  # its evidence ages
-        if not accept_lens:
-            self.unmatched.observe(1, ())
-        elif width > self._block:  # a match that the host had not heard of
-            self.unmatched.observe(self._block, [min(length, self._block) for length in accept_lens])
-        else:
-            self.unmatched.observe(width, accept_lens)
+        self.unmatched.observe(width if accept_lens else 1, accept_lens)
         self.of_unmatched = self._tokens(self.unmatched)
 
     def _tokens(self, survival: Survival) -> list[float]:
-        tokens, widest = survival.tokens, survival.max_width
-        return [tokens[width if width < widest else widest] for width in self._widths]
+        return [survival.tokens[width] for width in self._widths]

@@ -70,6 +70,15 @@ def test_few_blocks_say_nothing_of_the_traffic() -> None:
     assert parse(with_worker(blocks_by_accept_length={"1": 7})).so_far is None
 
 
+def test_what_copies_brought_is_told() -> None:
+    copied: dict[str, Any] = {"copied_blocks": True, "copied_blocks_by_match_length": {}, "tokens_brought_by_copies": 0}
+    assert parse(with_worker()).copies is None and parse(INFO).copies is None
+    assert parse(with_worker(**copied)).copies == "none of 100 blocks"
+    copied |= {"copied_blocks_by_match_length": {"4": 3, "16": 1}, "tokens_brought_by_copies": 12}
+    told = parse(with_worker(**copied)).copies
+    assert told == "4 of 100 blocks, after matches of 7.0 tokens; 12 tokens more than drafts"
+
+
 def test_an_adaptive_width_is_judged_by_survival() -> None:
     width, drafting = {"survival": {"curve": [0.5, 0.25]}}, {"pays": True, "accept_length": 1.2}
     server = parse(with_worker(adaptive=True, width=width, drafting=drafting))

@@ -23,6 +23,7 @@ SERVER = Server(
     running=48,
     capped_by="--max-running-requests",
     raised_by="",
+    copies=None,
     broken_drafts=0,
     expected=None,
     so_far=6.5,
