@@ -69,16 +69,25 @@ class Scenario:
 
 
 def ask(
-    pair: str, number: int, tokens: int = 6, *, seed: int = 0, repeat: int = 1, cut: int | None = None, **sampling: Any
+    pair: str,
+    number: int,
+    tokens: int = 6,
+    *,
+    growth: int = 12,
+    seed: int = 0,
+    repeat: int = 1,
+    cut: int | None = None,
+    **sampling: Any,
 ) -> Request:
     """``number`` prompts; each asks for more tokens than the one before, so that a batch shrinks as it goes on.
 
     Args:
+        growth: tokens more.
         repeat: each prompt is that many times the same text.
         cut: only the last tokens of each prompt.
     """
     prompts = [(prompt * repeat)[-(cut or 0) :] for prompt in corpus(pair, number, seed, shape="single")]
-    params = [{**GREEDY, "max_new_tokens": tokens + 12 * row, **sampling} for row in range(number)]
+    params = [{**GREEDY, "max_new_tokens": tokens + growth * row, **sampling} for row in range(number)]
     return {"input_ids": prompts, "sampling_params": params}
 
 
@@ -101,6 +110,8 @@ def _met(*names: str) -> tuple[tuple[str, str], ...]:
 
 
 DENSE, HYBRID = "tiny-dense", "tiny-hybrid"
+# For two rows: each is taken twice, and the longer answers cross a track boundary.
+TURNS = ask(HYBRID, 4, 4, growth=8, repeat=3, cut=110)
 _PADDED = _met("replays: target 4", "replays: drafter 4", "replays: target 1", "replays: drafter 1")
 _REPLAYED = _met("replays: target 4", "replays: drafter 4")
 _BOUNDARY = "launches: sglang.kernels.ops.mamba.mamba_state_scatter_triton._fused_mamba_state_scatter_with_mask_kernel"
@@ -156,14 +167,6 @@ SCENARIOS: tuple[Scenario, ...] = (
         same_blocks=False,
     ),
     Scenario(
-        "prefill as breakable graphs",
-        DENSE,
-        (ask(DENSE, 3),),
-        (*_REPLAYED, *_met("replays: prefill")),
-        prefill_graphs=(64, 160),
-        options={"disable_radix_cache": True},
-    ),
-    Scenario(
         "retraction",
         DENSE,
         (ask(DENSE, 4, 16, cut=24),),
@@ -180,14 +183,6 @@ SCENARIOS: tuple[Scenario, ...] = (
         options={"mamba_scheduler_strategy": "extra_buffer"},
     ),
     Scenario(
-        "hybrid: states replayed, prefix hits, states across track boundaries (extra_buffer)",
-        HYBRID,
-        (ask(HYBRID, 2, 12, repeat=3, cut=100),) * 2,
-        (*_STATES_REPLAYED, *_met("events: cached tokens")),
-        options={"mamba_scheduler_strategy": "extra_buffer"},
-        environment=_REPLAY,
-    ),
-    Scenario(
         "hybrid: widths at random, copies, states across track boundaries (extra_buffer), draft window",
         HYBRID,
         (ask(HYBRID, 2, 24, repeat=3, cut=100),) * 2,
@@ -201,17 +196,16 @@ SCENARIOS: tuple[Scenario, ...] = (
         Scenario(
             f"hybrid: {name}, rows turn over",
             HYBRID,
-            (ask(HYBRID, 5, 4, repeat=3, cut=100),) * 2,
+            (TURNS,) * 2,
             (*_STATES_REPLAYED, *_met("events: cached tokens", *met)),
             environment=_REPLAY,
             width=8,
             graphs=(2,),
-            # Rows end and begin within the steps that the scheduler overlaps: five requests for two rows.
+            # Rows end and begin within the steps that the scheduler overlaps.
             options={"max_running_requests": 2, "mamba_scheduler_strategy": "extra_buffer", **options},
         )
         for name, met, options in (
-            ("states replayed, prefix hits", (), {}),
-            ("states replayed, draft window", (), {"speculative_draft_window_size": 32}),
+            ("states replayed, prefix hits, draft window", (), {"speculative_draft_window_size": 32}),
             ("states replayed, widths at random", ("widths: target 1", "widths: drafter 4"), RANDOM_WIDTHS),
         )
     ),

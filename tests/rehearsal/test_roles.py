@@ -9,7 +9,7 @@ import pytest
 
 from sglang_dflash.states.choice import SWITCH
 from tests.rehearsal.run import FAILS_AT_ONCE, ROOT
-from tests.rehearsal.scenarios import RANDOM_WIDTHS, ask
+from tests.rehearsal.scenarios import HYBRID, RANDOM_WIDTHS, TURNS
 from tests.support.disaggregated import disaggregated, missing_backend
 from tests.support.generation import Answer, generate_all
 from tests.support.pair_servers import dflash_server, worker_info
@@ -22,8 +22,7 @@ pytestmark = [
     pytest.mark.skipif(missing_backend() is not None, reason="no transfer backend (docs/deployment.md)"),
 ]
 
-PAIR = "tiny-hybrid"
-# Five requests take turns in two rows. Without a backup for retracted requests a decoding server overlaps.
+# Four requests take turns in two rows. Without a backup for retracted requests a decoding server overlaps.
 FLAGS = (
     *("--max-running-requests", "2", "--max-total-tokens", "2048", "--max-mamba-cache-size", "32"),
     *("--cuda-graph-bs-decode", "2", "--mamba-radix-cache-strategy", "extra_buffer"),
@@ -46,16 +45,16 @@ def rehearsed() -> dict[str, str]:
 
 def answers(server: Server) -> list[Answer]:
     """Twice, so that the second round hits prefixes where they were computed."""
-    inputs: list[list[int]] = ask(PAIR, 5, repeat=3, cut=100)["input_ids"]
-    return [answer for _ in range(2) for answer in generate_all(server, inputs, 5, 28)]
+    inputs: list[list[int]] = TURNS["input_ids"]
+    return [answer for _ in range(2) for answer in generate_all(server, inputs, len(inputs), 28)]
 
 
 @pytest.mark.parametrize("flags", [WINDOW, WIDTHS], ids=["draft window", "widths at random"])
 def test_rows_turn_over_under_roles(flags: tuple[str, ...], tmp_path: Path) -> None:
     flags = (*FLAGS, *flags)
-    with dflash_server(PAIR, tmp_path, *flags, **{SWITCH: "1"}) as server:
+    with dflash_server(HYBRID, tmp_path, *flags, **{SWITCH: "1"}) as server:
         expected = answers(server)
-    with disaggregated(PAIR, tmp_path, *flags, **rehearsed()) as servers:
+    with disaggregated(HYBRID, tmp_path, *flags, **rehearsed()) as servers:
         found = answers(servers.router)
         info, seen = worker_info(servers.decode), servers.decode.get("/server_info").json()["internal_states"][0]
     assert [answer.tokens for answer in found] == [answer.tokens for answer in expected]

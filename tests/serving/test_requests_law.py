@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_dflash.copies.choice import SWITCH
 from tests.support.checkpoints import build
 from tests.support.generation import Params
-from tests.support.pair_servers import BASE, TRACKED, with_plugin
+from tests.support.pair_servers import BASE, TRACKED, with_plugin, worker_info
 from tests.support.sampled_law import Sample, assert_seeds_decided, p_of_one_and_two, sample
 from tests.support.servers import Server, running
 from tools.train.drafter import FULL, Drafter, DrafterConfig
@@ -105,6 +106,18 @@ def test_so_has_text_without_a_seed(name: str, served: Server, target: Any) -> N
     # These draws differ from run to run, so the bound is one false alarm in 10,000 runs.
     one, two = p_of_one_and_two(draw(served, target, name, seeded=False).points)
     assert min(one, two) > 1e-4, (one, two)
+
+
+@pytest.mark.slow
+def test_so_has_text_of_copied_blocks(target: Any, drafter: Path, tmp_path: Path) -> None:
+    """Without seeds, with which the text would be that of the test above."""
+    with running(tmp_path, *arguments(target, drafter), **{SWITCH: "1"}) as server:
+        for name in ("temperature 1", "all filters", "penalties and filters"):
+            before = worker_info(server)["copied_blocks_by_match_length"]
+            one, two = p_of_one_and_two(draw(server, target, name, seeded=False).points)
+            assert min(one, two) > 1e-4, (name, one, two)
+            copied = sum(worker_info(server)["copied_blocks_by_match_length"].values()) - sum(before.values())
+            assert copied > 500, (name, copied)
 
 
 @pytest.mark.slow
