@@ -129,13 +129,6 @@ _COPIES = _met(*(f"{_OURS}{op}.{op}_kernel" for op in ("note_tokens", "find_copi
 SCENARIOS: tuple[Scenario, ...] = (
     Scenario("dense", DENSE, (ask(DENSE, 3),), _PADDED),
     Scenario(
-        "batches join and leave; more than the largest graph",
-        DENSE,
-        (ask(DENSE, 6, cut=24),),
-        _met("replays: target 2", "replays: drafter 2", "eager: target 4", "eager: drafter 4"),
-        graphs=(1, 2),
-    ),
-    Scenario(
         "requests: penalties, seeds, filters, bias, log-probabilities, grammar",
         DENSE,
         _features(DENSE),
@@ -209,7 +202,6 @@ SCENARIOS: tuple[Scenario, ...] = (
             ("states replayed, widths at random", ("widths: target 1", "widths: drafter 4"), RANDOM_WIDTHS),
         )
     ),
-    Scenario("hybrid: sliding-window drafter, width 4", HYBRID, (ask(HYBRID, 3),), _PADDED, drafter="swa", width=4),
     Scenario(
         "hybrid: interleaved causal drafter, draft window, width 16",
         HYBRID,
