@@ -29,6 +29,7 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookType as When
 
     from dflash_test_plugin import (
+        copy_rule,
         faults,
         history,
         host_copies,
@@ -45,6 +46,7 @@ def register() -> None:
     )
 
     modes = {
+        "copy_rule": [(HEAD, copy_rule.tell_probabilities, When.AROUND)],
         "drafts": [(DRAFT, probe.record_drafts, When.AFTER)],
         "faults": [
             (CONTEXT_KV, faults.spoil_context, When.AFTER),
@@ -80,10 +82,13 @@ def register() -> None:
         "widths": [(WIDTH, widths.in_turn, When.AFTER)],
         "keep_likely": [(CHOOSE, wrong_rule.keep_likely, When.AROUND)],
     }
-    if "streams" in os.environ.get("SGLANG_DFLASH_TEST_PLUGIN", ""):
+    asked = [*filter(None, os.environ.get("SGLANG_DFLASH_TEST_PLUGIN", "").split(","))]
+    if "streams" in asked:
         from dflash_test_plugin import overlap
 
         modes["streams"] = overlap.hooks(When)
-    for mode in filter(None, os.environ.get("SGLANG_DFLASH_TEST_PLUGIN", "").split(",")):
+    if "copy_rule" in asked:
+        copy_rule.change()
+    for mode in asked:
         for target, hook, when in modes[mode]:
             HookRegistry.register(target, hook, when)
