@@ -7,6 +7,7 @@ gives it a probability of 0.2 to 0.8, so that every rule must accept and reject 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,8 +111,10 @@ def test_so_has_text_without_a_seed(name: str, served: Server, target: Any) -> N
 
 @pytest.mark.slow
 def test_so_has_text_of_copied_blocks(target: Any, drafter: Path, tmp_path: Path) -> None:
-    """Without seeds, with which the text would be that of the test above."""
-    with running(tmp_path, *arguments(target, drafter), **{SWITCH: "1"}) as server:
+    """Without seeds, with which the text would be that of the test above; any match is copied."""
+    (tmp_path / "copy_rule.json").write_text(json.dumps({"least": 2, "unsure": 1e9, "probability": False}))
+    plugin = with_plugin(tmp_path, "copy_rule")
+    with running(tmp_path, *arguments(target, drafter), **{SWITCH: "1"}, **plugin) as server:
         for name in ("temperature 1", "all filters", "penalties and filters"):
             before = worker_info(server)["copied_blocks_by_match_length"]
             one, two = p_of_one_and_two(draw(server, target, name, seeded=False).points)
