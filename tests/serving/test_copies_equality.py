@@ -12,7 +12,7 @@ from tests.support.generation import assert_nothing_leaked, flush, generate_all
 from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server, plain_server, worker_info
 from tests.support.prompts import corpus, message_ids, random_prompts
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("copies")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 PAIR, NEW_TOKENS = "tiny-hybrid", 64
 ASKED = {"edit-json": 30, "edit-code": 30, "edit-chat": 30, "repeat": 30, "quote": 8}
