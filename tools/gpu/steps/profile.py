@@ -33,6 +33,7 @@ def trace(run: Run, pair: str, arm: str) -> dict[str, Any]:
         # Without a driver torch's CUDA tracer raises, and is caught, at every operator.
         activities = ["CPU", "GPU"] if run.real else ["CPU"]
         asked: dict[str, object] = {"output_dir": str(folder), "num_steps": steps, "activities": activities}
+        asked |= {"with_stack": False, "record_shapes": False}  # nobody reads them here, and they are most of a trace
         assert server.post("/start_profile", asked).status_code == 200
         deadline = time.monotonic() + SECONDS
         while not (traces := sorted(folder.rglob("*.trace.json.gz"))):
