@@ -14,13 +14,13 @@ from tests.support.pair_servers import STRICT, changed_drafter, dflash_server, w
 from tests.support.prompts import corpus
 from tools.train.hf import load_model
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 PAIR, CONTEXT = "tiny-hybrid", 192
 
 
 # The second is the published drafters' case; the first asks for more, and of the table both ask the same.
-@pytest.mark.parametrize("own_context", [64, pytest.param(CONTEXT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("own_context", [64, CONTEXT])
 def test_generations_reach_the_end_of_the_targets_context(own_context: int, tmp_path: Path) -> None:
     drafter = changed_drafter(PAIR, tmp_path, max_position_embeddings=own_context)
     # Also one as long as SGLang takes.

@@ -25,6 +25,7 @@ def scratch_and_blocks(server: Server) -> tuple[int, list[tuple[list[int], int]]
     return allocated(server)["scratch"], [(answer.tokens, answer.meta["spec_verify_ct"]) for answer in answers]
 
 
+@pytest.mark.slow
 def test_a_replay_takes_a_fifth_of_the_scratch_at_most_and_the_same_blocks(
     dflash_hybrid: Server, tmp_path: Path
 ) -> None:
