@@ -21,14 +21,14 @@ from tests.support.pair_servers import dflash_server, with_plugin
 from tests.support.prompts import message_ids
 
 PAIR, TASKS, USERS, NEW_TOKENS = "tiny-hybrid", ("edit-json", "edit-code", "edit-chat", "repeat"), 8, 96
-NEVER = "no copies"
+NEVER = "never"
 # Rule -> shortest match, threshold, whether it is one of the draft's probability and not of its margin.
 RULES: dict[str, tuple[int, float, bool]] = {
     NEVER: (4, 0.0, False),
     **{f"margin < {margin}": (4, margin, False) for margin in (1, 2, 4, 8)},
     "always": (4, 1e9, False),
     **{f"probability < {p}": (4, p, True) for p in (0.5, 0.7, 0.9)},
-    **{f"margin < 4, match of {least}": (least, 4, False) for least in (6, 8)},
+    **{f"margin < 4 after {least}": (least, 4, False) for least in (6, 8)},
 }
 
 
