@@ -84,8 +84,9 @@ def test_a_grammar_refuses_what_a_copy_proposes(random_widths_hybrid: Server, pl
     assert sum(after.values()) > sum(before.values())
 
 
-# Chunks shorter than a prompt, and mixed batches.
-PRESSED = ("--chunked-prefill-size", "64", "--enable-mixed-chunk")
+# Chunks shorter than a prompt, mixed batches, too little K/V for all that run; retraction on any machine.
+PRESSED = ("--chunked-prefill-size", "64", "--enable-mixed-chunk", "--max-total-tokens", "2304")
+CROWDED = ("--schedule-conservativeness", "0.05")
 RETRACTED = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "8"}
 
 
@@ -99,8 +100,8 @@ def test_histories_under_chunks_mixed_batches_and_retraction(arguments: tuple[st
     inputs = [*repeats(6, seed=3), *corpus(PAIR, 8, seed=5)]
     with plain_server(PAIR, tmp_path, base=FEATURES) as server:
         expected = texts(generate_all(server, inputs, 8, NEW_TOKENS, sampling_params={"ignore_eos": True}))
-    flags, plugin = (*PRESSED, *RANDOM_WIDTHS, *arguments), with_plugin(tmp_path, "history", "mixed") | RETRACTED
-    with dflash_server(PAIR, tmp_path, *flags, base=FEATURES, drafter="noisy", **plugin) as server:
+    flags, plugin = (*PRESSED, *CROWDED, *RANDOM_WIDTHS, *arguments), with_plugin(tmp_path, "history", "mixed")
+    with dflash_server(PAIR, tmp_path, *flags, base=FEATURES, drafter="noisy", **plugin, **RETRACTED) as server:
         for _ in range(2):  # the second time from the prefix cache
             found = generate_all(server, inputs, 16, NEW_TOKENS, sampling_params={"ignore_eos": True})
             assert texts(found) == expected

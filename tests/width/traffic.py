@@ -26,8 +26,8 @@ class Machine:
     def measured(self, batch_size: int, width: int, random: Random) -> float:
         return self.milliseconds(batch_size, width) * random.lognormvariate(0, self.noise)
 
-    def points(self, batch_sizes: Sequence[int] = (1, 8, 32), widths: Sequence[int] = WIDTHS) -> dict:
-        return {(size, width): self.milliseconds(size, width) for size in batch_sizes for width in widths}
+    def points(self, batch_sizes: Sequence[int] = (1, 8, 32)) -> dict:
+        return {(size, width): self.milliseconds(size, width) for size in batch_sizes for width in WIDTHS}
 
 
 def accept_lens(hazard: Callable[[int], float], width: int, batch_size: int, random: Random) -> list[int]:

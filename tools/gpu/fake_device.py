@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.library import Library
+from torch import library as operators
 from torch.overrides import TorchFunctionMode
 
 from tests.rehearsal import interpreter
@@ -187,13 +187,13 @@ def _asked_by_us() -> bool:
 
 def _operators_for_the_host() -> None:
     """What is registered for CUDA tensors serves those that stand for them."""
-    implement = Library.impl
+    implement = operators.Library.impl
 
     def implement_on_host(library: Any, name: Any, function: Any, dispatch_key: str = "", **options: Any) -> Any:
         ours = library.ns == "sglang" and dispatch_key == "CUDA"
         return implement(library, name, function, "CPU" if ours else dispatch_key, **options)
 
-    Library.impl = implement_on_host  # type: ignore[method-assign]
+    operators.Library.impl = implement_on_host  # type: ignore[method-assign]
 
 
 def _groups_of_one_process() -> None:

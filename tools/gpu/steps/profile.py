@@ -26,14 +26,14 @@ def body(run: Run) -> bool:
 def trace(run: Run, pair: str, arm: str) -> dict[str, Any]:
     """Profile some steps under load; the trace's file, its size and where the device's time went."""
     folder = run.out.absolute() / f"trace-{pair}-{arm}"
-    batch, steps = (BATCH, STEPS) if run.real else (1, 1)
+    batch = BATCH if run.real else 1
     with published.serve(run, pair, arm, batch) as server:
         generate(server, batch, 2, 16)
         # Without a driver torch's CUDA tracer raises, and is caught, at every operator.
         activities = ["CPU", "GPU"] if run.real else ["CPU"]
         asked: dict[str, object] = {"output_dir": str(folder), "activities": activities}
         # An interpreted step is millions of operators, each an event: there the trace ends before the first step.
-        asked |= {"num_steps": steps} if run.real else {}
+        asked |= {"num_steps": STEPS} if run.real else {}
         asked |= {"with_stack": False, "record_shapes": False}  # nobody reads them here, and they are most of a trace
         assert server.post("/start_profile", asked).status_code == 200
         if not run.real:
@@ -42,8 +42,9 @@ def trace(run: Run, pair: str, arm: str) -> dict[str, Any]:
         while not (traces := sorted(folder.rglob("*.trace.json.gz"))):
             assert time.monotonic() < deadline, f"no trace in {folder} after {SECONDS} s"
             if run.real:
-                generate(server, batch, 2 * steps, 16)
-            time.sleep(1)
+                generate(server, batch, 2 * STEPS, 16)
+            else:
+                time.sleep(1)
         size = -1
         while size != (size := traces[0].stat().st_size):  # until it is complete
             time.sleep(2)
