@@ -23,12 +23,18 @@ from sglang_dflash.bench.provenance import describe_hardware, hardware
 from sglang_dflash.bench.summary import Summary
 from sglang_dflash.bench.tables import MISSING, Table, number
 
-SWITCH = "+SGLANG_DFLASH_COPIES="
-FIXED, ADAPTIVE = "dflash:16", "adaptive:16"
-ARMS = (AR, *(f"{width}{SWITCH}{on}" for width in (FIXED, ADAPTIVE) for on in (0, 1)))
+OFF, ON = "+SGLANG_DFLASH_COPIES=0", "+SGLANG_DFLASH_COPIES=1"
+FIXED, ADAPTIVE, WIDE = "dflash:16", "adaptive:16", "adaptive:32" + ON
+# What is compared with what.
+RATIOS = {
+    "fixed": (FIXED + ON, FIXED + OFF),
+    "adaptive": (ADAPTIVE + ON, ADAPTIVE + OFF),
+    "wide": (WIDE, ADAPTIVE + ON),
+}
+ARMS = (AR, FIXED + OFF, FIXED + ON, ADAPTIVE + OFF, ADAPTIVE + ON, WIDE)
 COLUMNS = [
     "drafter", "task", "c", "accept off", "on", "plain tok/s",
-    "fixed off", "on", "on over off", "adaptive off", "on", "on over off",
+    "fixed off", "on", "on over off", "adaptive off", "on", "on over off", "up to 32", "32 over 16",
 ]  # fmt: skip
 
 
@@ -52,18 +58,18 @@ class Cells:
             for repeat, requests in found.items()
         }
 
-    def ratios(self, width: str, task: str, concurrency: int) -> list[float]:
-        """Copies on over off, by repeat."""
-        off, on = (self.speeds(f"{width}{SWITCH}{switch}", task, concurrency) for switch in (0, 1))
-        return [on[repeat] / off[repeat] for repeat in sorted(on.keys() & off.keys())]
+    def ratios(self, name: str, task: str, concurrency: int) -> list[float]:
+        """One of :data:`RATIOS`, by repeat."""
+        over, under = (self.speeds(arm, task, concurrency) for arm in RATIOS[name])
+        return [over[repeat] / under[repeat] for repeat in sorted(over.keys() & under.keys())]
 
     def row(self, task: str, concurrency: int) -> list[str]:
         """Cells under :data:`COLUMNS` from the accept length on; an arm that was not measured has none."""
-        lengths = [self.accept_length(f"{FIXED}{SWITCH}{on}", task, concurrency) for on in (0, 1)]
+        lengths = [self.accept_length(FIXED + switch, task, concurrency) for switch in (OFF, ON)]
         cells = [*map(number, lengths), self._speed(AR, task, concurrency)]
-        for width in (FIXED, ADAPTIVE):
-            cells += [self._speed(f"{width}{SWITCH}{on}", task, concurrency) for on in (0, 1)]
-            ratios = self.ratios(width, task, concurrency)
+        for name, (over, under) in RATIOS.items():
+            cells += [self._speed(arm, task, concurrency) for arm in ((over,) if name == "wide" else (under, over))]
+            ratios = self.ratios(name, task, concurrency)
             cells.append(f"{median(ratios):.2f}x [{min(ratios):.2f}, {max(ratios):.2f}]" if ratios else MISSING)
         return cells
 
@@ -77,19 +83,19 @@ def report(folders: Sequence[Path]) -> Iterator[str]:
     rows, gains = [], []
     for folder in folders:
         cells = Cells(folder)
-        by_kind: defaultdict[str, dict[str, list[float]]] = defaultdict(lambda: {FIXED: [], ADAPTIVE: []})
+        by_kind: defaultdict[str, dict[str, list[float]]] = defaultdict(lambda: {name: [] for name in RATIOS})
         for task in cells.summary.tasks:
             for concurrency in cells.summary.concurrencies:
                 rows.append([folder.name, task, str(concurrency), *cells.row(task, concurrency)])
-                for width in (FIXED, ADAPTIVE):
-                    by_kind[task.partition("-")[0]][width] += cells.ratios(width, task, concurrency)
+                for name in RATIOS:
+                    by_kind[task.partition("-")[0]][name] += cells.ratios(name, task, concurrency)
         gains += [
-            [folder.name, kind, *(f"{exp(mean(map(log, r))):.2f}x" if r else MISSING for r in by_width.values())]
-            for kind, by_width in by_kind.items()
+            [folder.name, kind, *(f"{exp(mean(map(log, r))):.2f}x" if r else MISSING for r in by_ratio.values())]
+            for kind, by_ratio in by_kind.items()
         ]
     yield Table("Copied blocks", "", COLUMNS, rows).markdown()
     yield ""
-    yield Table("Geometric means", "", ["drafter", "tasks", FIXED, ADAPTIVE], gains).markdown()
+    yield Table("Geometric means", "", ["drafter", "tasks", *RATIOS], gains).markdown()
 
 
 def main(folders: Annotated[list[Path], typer.Argument(help="Results with the arms of this script.")]) -> None:
