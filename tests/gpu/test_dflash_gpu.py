@@ -78,7 +78,9 @@ def compare_with_plain(
     plain = plain_answers(pair, folder)
     arguments = ("--attention-backend", backend, "--speculative-draft-attention-backend", backend, *options)
     environment = {"SGLANG_DFLASH_STAGE_TIMES": "1", "SGLANG_DFLASH_FORBID_SYNC": "1" if backend == "triton" else "0"}
-    with dflash_server(pair, tmp_path, *arguments, base=BFLOAT16, **environment, **variables) as server:
+    varied = RANDOM_WIDTHS[0] in options
+    block = 32 if varied and not set(CACHED) <= set(options) else 16
+    with dflash_server(pair, tmp_path, *arguments, base=BFLOAT16, block=block, **environment, **variables) as server:
         for concurrency in (8, 1):
             if not set(CACHED) <= set(options):
                 flush(server)
@@ -87,9 +89,10 @@ def compare_with_plain(
         info = worker_info(server)
         assert_nothing_leaked(server)
     steps = sum(info["steps_by_width"].values())
-    assert len(info["steps_by_width"]) == (5 if RANDOM_WIDTHS[0] in options else 1)
+    assert len(info["steps_by_width"]) == (block.bit_length() if varied else 1)
     assert info["states"] == ("replayed" if variables else "kept")
     assert not set(CACHED) <= set(options) or any(answer.meta["cached_tokens"] for answer in answers)
-    assert set(info["stage_seconds"]) == {"draft", "verify", "accept", "commit", "inject"}
+    stages = {"draft", "verify", "accept", "commit", "inject", *(["copies"] if varied else [])}
+    assert set(info["stage_seconds"]) == stages
     times = {stage: f"{1000 * seconds / steps:.3f} ms" for stage, seconds in info["stage_seconds"].items()}
     print(f"\n{pair} {backend} {options}: accept length {info['mean_accept_length']:.2f}, per step {times}")

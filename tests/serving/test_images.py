@@ -18,7 +18,7 @@ import transformers
 
 from tests.support.generation import assert_nothing_leaked, flush
 from tests.support.images import Picture, Prompt, Reading, chat, generate, tokens_of
-from tests.support.pair_servers import RANDOM_WIDTHS, TRACKED, with_plugin, worker_info
+from tests.support.pair_servers import RANDOM_WIDTHS, RETRACTED, TRACKED, with_plugin, worker_info
 from tests.support.servers import Server, running
 from tests.support.vision_pair import BLOCK, HYBRIDS, IMAGE_TOKEN, processor, write_drafter, write_target
 from tools.train.drafter import Drafter
@@ -158,7 +158,6 @@ def assert_drafts(pair: Pair, server: Server, folder: Path, window: int | None =
     assert all(told_apart.values()), f"a drafter told otherwise would draft the same: {told_apart}"
 
 
-RETRACTED = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "4"}
 OTHERWISE: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
     "Qwen3-VL, deepstack": ("qwen3_vl", (), {}),
     "Qwen3-VL, pages of 16": ("qwen3_vl", ("--page-size", "16"), {}),

@@ -29,6 +29,12 @@ _ADAPTIVE = ("--speculative-adaptive", "--speculative-adaptive-config")
 _WIDTHS = Path(__file__).parents[1] / "fixtures" / "widths"
 # Another width at each step: whatever a policy may do.
 RANDOM_WIDTHS = (*_ADAPTIVE, str(_WIDTHS / "random.json"))
+# Always the full block, with copies: a block may be wider than the drafter's.
+WIDE_WIDTHS = (*_ADAPTIVE, str(_WIDTHS / "fixed.json"))
+# Blocks of up to twice the drafter's width, which comes before it on the command line.
+WIDE = ("--speculative-num-draft-tokens", "32")
+# Every fourth step a request loses its memory.
+RETRACTED = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "4"}
 # Every device-to-host wait inside a step raises.
 STRICT = {"SGLANG_DFLASH_FORBID_SYNC": "1"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_dflash.copies.choice import SWITCH as COPIES
-from tests.support.pair_servers import RANDOM_WIDTHS
+from tests.support.pair_servers import RANDOM_WIDTHS, WIDE
 from tools.gpu.compare import EAGER, Arm, compare
 from tools.gpu.run_step import TINY_PAIRS, Run, main
 
@@ -11,7 +11,7 @@ ARMS = {
     "graphs": Arm(),
     "eager": Arm(EAGER),
     "graphs, no overlap": Arm(("--disable-overlap-schedule",)),
-    "graphs, widths at random and copies": Arm(RANDOM_WIDTHS),
+    "graphs, widths at random and copies": Arm((*RANDOM_WIDTHS, *WIDE)),
     "eager, widths at random and copies": Arm((*RANDOM_WIDTHS, *EAGER)),
     "graphs, copies": Arm(variables=((COPIES, "1"),)),
     "builtin": Arm(ours=False),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_dflash.states.choice import SWITCH
-from tests.support.pair_servers import RANDOM_WIDTHS
+from tests.support.pair_servers import RANDOM_WIDTHS, WIDE
 from tools.gpu.compare import Arm, compare
 from tools.gpu.run_step import Run, main
 
@@ -11,7 +11,7 @@ REPLAY = ((SWITCH, "1"),)
 PAIR = "tiny-hybrid"
 ARMS = {
     "graphs": Arm(variables=REPLAY),
-    "widths at random": Arm(RANDOM_WIDTHS, REPLAY),
+    "widths at random": Arm((*RANDOM_WIDTHS, *WIDE), REPLAY),
     "prefix hits": Arm(
         ("--mamba-radix-cache-strategy", "extra_buffer", "--mamba-track-interval", "64"), REPLAY, cached=True
     ),
