@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sglang_dflash.check.findings import Finding, judge
+from sglang_dflash.copies.choice import copies_asked_for
 from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.errors import DFlashError, Doubt
 from sglang_dflash.plan.pair import asked_block
+from sglang_dflash.width.config import asked_for
 from sglang_dflash.window.size import context_window
 
 _ITS_DRAFTER = "use the drafter that was trained for this target"
@@ -31,7 +33,7 @@ def check_pair(drafter: DrafterConfig, target: Mapping[str, Any], args: Any) -> 
     yield judge("target's layers", _target_layers, drafter, text)
     yield judge("target_layer_ids", _layer_ids, drafter, text)
     yield judge("mask token", _mask_token, drafter, text)
-    yield judge("block size", _block, drafter.block_size, asked_block(args))
+    yield judge("block size", _block, drafter.block_size, args)
     yield judge("heads by tensor parallelism", _heads, drafter, args.tp_size)
     yield judge("drafter's layers", _layers, drafter)
     yield judge("draft window", _window, drafter, args)
@@ -103,7 +105,8 @@ def _mask_token(drafter: DrafterConfig, text: Mapping[str, Any]) -> str:
     return str(drafter.mask_token_id)
 
 
-def _block(trained: int | None, asked: int | None) -> str:
+def _block(trained: int | None, args: Any) -> str:
+    asked = asked_block(args)
     if asked is not None and asked < 2:
         raise DFlashError(
             f"block size {asked} (--speculative-num-draft-tokens)",
@@ -117,9 +120,12 @@ def _block(trained: int | None, asked: int | None) -> str:
             remedy="set --speculative-num-draft-tokens to the block size that the drafter was trained with",
         )
     if trained is not None and asked is not None and asked > trained:
+        widths = asked_for(args)
+        if widths is not None and copies_asked_for(widths):
+            return f"{asked}: {trained} drafted, the rest copied"
         raise DFlashError(
             f"block size {asked} (--speculative-num-draft-tokens), the drafter was trained with {trained}",
-            expected=f"2 to {trained}",
+            expected=f"2 to {trained}, or --speculative-adaptive, where more than {trained} are for copied blocks",
             remedy=f"set --speculative-num-draft-tokens {trained} or less, or leave it out",
         )
     return f"{asked or trained}" + (f" of {trained}" if trained else "")

@@ -27,7 +27,7 @@ class Server:
         ours: whether our worker serves, else SGLang's own.
         dtype: ``auto`` if the server does not say what it chose.
         quantised: methods, by ``target`` and ``drafter``.
-        block: positions of every block, of the widest one if ``adaptive``.
+        block: positions of every block, of the widest one that the drafter fills if ``adaptive``.
         asked, running: requests at once, of one replica.
         capped_by, raised_by: what keeps more from running, and the flags that would let them.
         copies: what copied blocks brought since the start; None if no block is copied.
@@ -93,7 +93,7 @@ def parse(info: Mapping[str, Any], metrics: str = "") -> Server:
         drafter=info["speculative_draft_model_path"],
         dtype=worker.get("dtype", info["dtype"]),
         quantised={model: info[key] for model, key in QUANTISED.items() if info.get(key)},
-        block=info["speculative_num_draft_tokens"],
+        block=worker.get("drafted", info["speculative_num_draft_tokens"]),
         adaptive=worker.get("adaptive", False),
         asked=requests["asked"],
         running=requests["running"],

@@ -111,7 +111,7 @@ def decide(args: Any, machine: Machine, *, hybrid: bool) -> ServingPlan:
     asked = replay_asked_for(args) if hybrid else None
     copies, memory, unsized = _copies(args, widths), None, None
     try:
-        served = widths.widths_for(block) if widths else (block,)
+        served = widths.widths_for(block, pair.drafter.block_size) if widths else (block,)
         memory = expected_memory(args, machine, pair, asked, served, copies=copies)
     except DFlashError as error:  # SGLang divides the memory, and may know better
         unsized = error

@@ -48,10 +48,16 @@ class ServingPlan:
     memory: MemoryTable | None = None
     unsized: DFlashError | None = None
 
+    @property
+    def drafted(self) -> int:
+        """Positions that the drafter drafts, anchor included; what a wider block has beyond them is copied."""
+        return min(self.block, self.drafter.block_size or self.block)
+
     def describe(self) -> dict[str, object]:
         """The plan as ``/server_info`` and ``sglang-dflash check --json`` show it."""
         return {
             "block_size": self.block,
+            "drafted": self.drafted,
             "adaptive": self.widths is not None,
             "strategy": f"chain of argmax drafts, {'adaptive' if self.widths else 'fixed'} width up to {self.block}",
             "layers": list(self.drafter.layer_types),

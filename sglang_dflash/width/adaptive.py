@@ -24,22 +24,25 @@ class AdaptiveWidth:
     Args:
         widths: ascending; plain decoding is a choice if 1 is among them.
         costs: a table over these widths; None starts without calibration and learns from the first steps.
+        drafted: positions that the drafter drafts, if some widths exceed them: those are for copies. None is all.
 
     Raises:
         ValueError: the table has other widths.
     """
 
-    def __init__(self, widths: Sequence[int], costs: CostTable | None = None) -> None:
+    def __init__(self, widths: Sequence[int], costs: CostTable | None = None, drafted: int | None = None) -> None:
         self.widths = tuple(widths)
         self.max_width = self.widths[-1]
         self.costs = costs or CostTable(self.widths)
         if self.costs.widths != self.widths:
             raise ValueError(f"a cost table of widths {self.costs.widths} for a policy of widths {self.widths}")
-        self.rows = Mixture(self.widths)
+        drafted = min(drafted or self.max_width, self.max_width)
+        self.rows = Mixture(self.widths, drafted)
         self.survival = self.rows.unmatched
         self.paused: Prospect | None = None
         self.tokens_per_ms = 0.0
         self._explorer = Explorer()
+        self._drafted_columns = sum(width <= drafted for width in self.widths)
         self._best = 0
         self._missed_gains = 0.0
         self._plain_in_a_row = self._pauses = 0
@@ -54,11 +57,13 @@ class AdaptiveWidth:
         news = batch_size != self._batch_size or context < self._context
         self._batch_size, self._context = batch_size, context
         self._watch(matching)
+        # Without a match, a width beyond what the drafter drafts has nothing to show.
+        end = len(row) if matching else max(self._drafted_columns, self._best + 1)
         column = self._explorer.column(
             self._best,
-            row,
-            tokens,
-            lambda: self.costs.shortest(batch_size, context),
+            row[:end],
+            tokens[:end],
+            lambda: self.costs.shortest(batch_size, context)[:end],
             suspicious=self.survival.seems_better or (matching > 0 and self.rows.matched.seems_better),
             news=news or (matching > 0 and self.rows.is_old),
         )
@@ -84,7 +89,7 @@ class AdaptiveWidth:
             return None
         size = 1 if alone else self._batch_size
         tokens, row = self.rows.of_unmatched, self.costs.row(size, self._context * size // max(self._batch_size, 1))
-        best = max(range(1, len(row)), key=lambda column: tokens[column] / row[column])
+        best = max(range(1, self._drafted_columns), key=lambda column: tokens[column] / row[column])
         return Prospect(self.widths[best], self.survival.hazards[1], tokens[best], row[best] / row[0])
 
     def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:

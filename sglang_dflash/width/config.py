@@ -33,14 +33,18 @@ class WidthConfig:
     seed: int = 0
     copies: bool | None = None
 
-    def widths_for(self, block_size: int) -> tuple[int, ...]:
+    def widths_for(self, block_size: int, drafted: int | None = None) -> tuple[int, ...]:
         """Return the widths, ascending.
+
+        Args:
+            block_size: positions of the widest block.
+            drafted: those that the drafter drafts, if fewer.
 
         Raises:
             DFlashError: a width exceeds the block size.
         """
         if not self.widths:
-            return default_widths(block_size)
+            return default_widths(block_size, drafted)
         if self.widths[-1] > block_size:
             raise DFlashError(
                 f"width {self.widths[-1]} in the file of {FLAG}",
@@ -50,10 +54,12 @@ class WidthConfig:
         return self.widths
 
 
-def default_widths(block_size: int) -> tuple[int, ...]:
-    """Return the powers of two below the block size, and the block size."""
-    powers = (1 << exponent for exponent in range(block_size.bit_length()))
-    return (*(width for width in powers if width < block_size), block_size)
+def default_widths(block_size: int, drafted: int | None = None) -> tuple[int, ...]:
+    """Return the powers of two below the block size, what the drafter drafts, and the block size."""
+    powers = {1 << exponent for exponent in range(block_size.bit_length())}
+    return tuple(
+        sorted({*(width for width in powers if width < block_size), min(drafted or block_size, block_size), block_size})
+    )
 
 
 def read_config(path: str | None) -> WidthConfig:
@@ -116,22 +122,25 @@ def parse_config(found: dict[str, Any]) -> WidthConfig:
     return WidthConfig(**{**found, "widths": widths})
 
 
-def build_policy(config: WidthConfig, block_size: int, costs: CostTable | None = None) -> WidthPolicy:
+def build_policy(
+    config: WidthConfig, block_size: int, costs: CostTable | None = None, drafted: int | None = None
+) -> WidthPolicy:
     """Build the policy that the settings ask for.
 
     Args:
-        block_size: the drafter's widest block, ``--speculative-num-draft-tokens``.
-        costs: for ``adaptive``, a table over ``config.widths_for(block_size)``; None learns from the first steps.
+        block_size: positions of the widest block, ``--speculative-num-draft-tokens``.
+        costs: for ``adaptive``, a table over ``config.widths_for(...)``; None learns from the first steps.
+        drafted: positions that the drafter drafts, if fewer.
 
     Raises:
         DFlashError: as :meth:`WidthConfig.widths_for`.
     """
-    widths = config.widths_for(block_size)
+    widths = config.widths_for(block_size, drafted)
     if config.policy == "fixed":
         return FixedWidth(widths[-1])
     if config.policy == "random":
         return RandomWidth(widths, config.seed)
-    return AdaptiveWidth(widths, costs)
+    return AdaptiveWidth(widths, costs, drafted)
 
 
 def _problem(key: str, value: Any) -> str | None:

@@ -25,11 +25,12 @@ class Mixture:
 
     Args:
         widths: ascending.
+        drafted: positions that the drafter drafts at most. Beyond them an unmatched row has nothing to verify.
     """
 
-    def __init__(self, widths: Sequence[int]) -> None:
-        self._widths = widths
-        self.unmatched, self.matched = Survival(widths[-1]), Survival(widths[-1], MATCHED_PRIOR)
+    def __init__(self, widths: Sequence[int], drafted: int) -> None:
+        self._widths, self._drafted = widths, drafted
+        self.unmatched, self.matched = Survival(drafted), Survival(widths[-1], MATCHED_PRIOR)
         self.of_unmatched, self._of_matched = self._tokens(self.unmatched), self._tokens(self.matched)
 
     @property
@@ -54,8 +55,10 @@ class Mixture:
             self._of_matched = self._tokens(self.matched)
         else:
             self.matched.observe(1, ())  # its evidence ages
+        if width > self._drafted:  # beyond: by chance, or copies of a match that the host had not heard of
+            width, accept_lens = self._drafted, [min(length, self._drafted) for length in accept_lens]
         self.unmatched.observe(width if accept_lens else 1, accept_lens)
         self.of_unmatched = self._tokens(self.unmatched)
 
     def _tokens(self, survival: Survival) -> list[float]:
-        return [survival.tokens[width] for width in self._widths]
+        return [survival.tokens[min(width, survival.max_width)] for width in self._widths]

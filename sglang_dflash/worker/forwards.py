@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.functional import pad
 
 from sglang_dflash.upstream import CaptureHiddenMode, draft_tp_context, prepare_mamba_track_for_verify
 from sglang_dflash.window.rings import DraftRings
@@ -21,31 +23,40 @@ class Draft:
         runner: the drafter's.
         layout: the parallel layout that the drafter was built for.
         rings: the drafter's slots under a draft window.
+        widest: positions that the drafter drafts, anchor included.
 
     Attributes:
         broken: int64 [], drafted positions so far whose hidden state was not finite.
     """
 
-    def __init__(self, runner: ModelRunner, layout: Any, rings: DraftRings | None) -> None:
-        self._runner, self._layout, self._rings = runner, layout, rings
+    def __init__(self, runner: ModelRunner, layout: Any, rings: DraftRings | None, widest: int) -> None:
+        self._runner, self._layout, self._rings, self._widest = runner, layout, rings, widest
         self.broken = torch.zeros((), dtype=torch.int64, device=runner.device)
 
     def __call__(self, step: Step) -> None:
-        """Fill ``step.tokens``, ``step.margins`` and ``step.draft_kv``. A block of width 1 has nothing to draft."""
+        """Fill ``step.tokens``, ``step.margins`` and ``step.draft_kv``. A block of width 1 has nothing to draft.
+
+        Beyond what the drafter drafts, its last draft stands, with a margin of minus infinity: any copy replaces it.
+        """
+        translator = self._runner.kv_index_translator
         if self._rings is not None:
-            translator = self._runner.kv_index_translator
             step.draft_kv = self._rings.view(step.target_kv, step.positions, step.batch, translator)
         if step.width == 1:
             return
-        forward_batch = step.forward_batch(self._runner, step.draft_kv, CaptureHiddenMode.NULL)
+        beyond = max(0, step.width - self._widest)
+        drafted = step.first(self._widest, translator) if beyond else step
+        forward_batch = drafted.forward_batch(self._runner, drafted.draft_kv, CaptureHiddenMode.NULL)
         with draft_tp_context(self._layout):
             output = self._runner.forward(forward_batch).logits_output
         # A graph pads the batch and owns the memory of its result: slice it and copy it.
-        anchors = step.tokens[:, :1]
-        step.tokens = torch.cat((anchors, output.drafts[: anchors.shape[0]]), dim=1)
+        anchors, bs = step.tokens[:, :1], len(step.tokens)
+        drafts = output.drafts[:bs]
+        step.tokens = torch.cat((anchors, drafts, drafts[:, -1:].expand(-1, beyond)), dim=1)
         if output.margins is not None:
-            step.margins = output.margins[: anchors.shape[0]]
-        self.broken += output.broken[: anchors.shape[0]].sum()
+            step.margins = output.margins[:bs]
+            if beyond:
+                step.margins = pad(step.margins, (0, beyond), value=-inf)
+        self.broken += output.broken[:bs].sum()
 
 
 class Verify:

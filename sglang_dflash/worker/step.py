@@ -70,6 +70,18 @@ class BlockKV:
         )
         return replace(self, plan=plan)
 
+    def first(self, width: int, translator: Any, rows: Tensor) -> BlockKV:
+        """The block's first ``width`` positions; arguments as for :meth:`planned`."""
+        fewer = self.width - width
+        kept = replace(
+            self,
+            width=width,
+            slots=self.slots.view(-1, self.width)[:, :width].flatten(),
+            host_lens=self.host_lens - fewer,
+            host_lens_sum=self.host_lens_sum - fewer * len(rows),
+        )
+        return kept.planned(translator, rows)
+
 
 @dataclass
 class Step:
@@ -106,6 +118,16 @@ class Step:
     state_slots: Tensor = field(init=False)
     verified: Any = field(init=False)
     accepted: Accepted = field(init=False)
+
+    def first(self, width: int, translator: Any) -> Step:
+        """The drafter's part of a block that is wider than it drafts: ``width`` positions."""
+        return replace(
+            self,
+            width=width,
+            positions=self.positions.view(-1, self.width)[:, :width].flatten(),
+            tokens=self.tokens[:, :width],
+            draft_kv=self.draft_kv.first(width, translator, self.batch.req_pool_indices),
+        )
 
     def forward_batch(self, runner: ModelRunner, kv: BlockKV, capture: CaptureHiddenMode) -> ForwardBatch:
         """SGLang's batch for a forward of ``runner`` over the block; a plain decode if the block is the anchor alone.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,7 @@ from sglang_dflash.upstream import (
     draft_pp_context,
     draft_tp_context,
     get_parallel,
+    get_spec,
     resolve_draft_parallel_layout,
 )
 from sglang_dflash.width import FixedWidth, WidthPolicy
@@ -136,7 +137,7 @@ class DFlashWorker(BaseSpecWorker):
         """In the order of :meth:`_decode`; the pools exist."""
         target, drafter, plan = self._target_worker, self._draft_worker.model_runner, self.plan
         self._layout = Layout(target.model_runner, plan.drafter.mask_token_id)
-        self._draft = Draft(drafter, self.draft_parallel_layout, self._rings)
+        self._draft = Draft(drafter, self.draft_parallel_layout, self._rings, plan.drafted)
         self._verify = Verify(target)
         self._accept = Accept(target.model_runner, get_parallel().tp_group)
         self._commit = RecurrentCommit(target, replays=plan.replay)
@@ -151,11 +152,18 @@ class DFlashWorker(BaseSpecWorker):
         return () if self._rings is not None else super()._draft_model_runners()
 
     def init_attention_backends(self) -> None:
-        with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
+        with self._drafters_context():
             super().init_attention_backends()
 
+    @contextmanager
+    def _drafters_context(self) -> Iterator[None]:
+        """Inside, what SGLang builds for its own width is the drafter's, at the width that the drafter drafts."""
+        width = get_spec().override(speculative_num_draft_tokens=self.plan.drafted)
+        with draft_pp_context(), draft_tp_context(self.draft_parallel_layout), width:
+            yield
+
     def init_cuda_graphs(self) -> None:
-        with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
+        with self._drafters_context():
             super().init_cuda_graphs()
         target, drafter = self._target_worker.model_runner, self._draft_worker.model_runner
         if self._is_first:

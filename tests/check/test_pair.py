@@ -94,6 +94,19 @@ def test_more_ranks_than_kv_heads_share_them() -> None:
     assert findings(tp_size=4)["heads by tensor parallelism"].level == "ok"
 
 
+def test_a_block_wider_than_the_drafters_is_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(*flags: str) -> Finding:
+        args = parse(["--speculative-num-draft-tokens", "32", *flags], target="t", drafter="d")[0]
+        return {each.about: each for each in check_pair(DrafterConfig.from_dict(drafter()), target(), args)}[
+            "block size"
+        ]
+
+    assert found("--speculative-adaptive").value == "32: 16 drafted, the rest copied"
+    assert found().level == "error"
+    monkeypatch.setenv("SGLANG_DFLASH_COPIES", "0")
+    assert found("--speculative-adaptive").level == "error"
+
+
 def test_the_flag_alone_gives_a_block_size_to_a_drafter_without_one() -> None:
     assert findings({"block_size": MISSING}, block_size=8)["block size"].value == "8"
 

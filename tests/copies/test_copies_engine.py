@@ -13,7 +13,15 @@ import pytest
 from sglang_dflash.bench.tasks import load
 from sglang_dflash.pairs.corpus.prompts import prompts
 from tests.support.generation import Answer, answers, assert_nothing_leaked, flush, generate_all, tokens
-from tests.support.pair_servers import FEATURES, RANDOM_WIDTHS, dflash_server, plain_server, with_plugin, worker_info
+from tests.support.pair_servers import (
+    FEATURES,
+    RANDOM_WIDTHS,
+    RETRACTED,
+    dflash_server,
+    plain_server,
+    with_plugin,
+    worker_info,
+)
 from tests.support.prompts import corpus, message_ids, schema_of
 from tests.support.servers import Server
 
@@ -87,7 +95,6 @@ def test_a_grammar_refuses_what_a_copy_proposes(random_widths_hybrid: Server, pl
 # Chunks shorter than a prompt, mixed batches, too little K/V for all that run; retraction on any machine.
 PRESSED = ("--chunked-prefill-size", "64", "--enable-mixed-chunk", "--max-total-tokens", "2304")
 CROWDED = ("--schedule-conservativeness", "0.05")
-RETRACTED = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "8"}
 
 
 @pytest.mark.slow
@@ -101,7 +108,9 @@ def test_histories_under_chunks_mixed_batches_and_retraction(arguments: tuple[st
     with plain_server(PAIR, tmp_path, base=FEATURES) as server:
         expected = texts(generate_all(server, inputs, 8, NEW_TOKENS, sampling_params={"ignore_eos": True}))
     flags, plugin = (*PRESSED, *CROWDED, *RANDOM_WIDTHS, *arguments), with_plugin(tmp_path, "history", "mixed")
-    with dflash_server(PAIR, tmp_path, *flags, base=FEATURES, drafter="noisy", **plugin, **RETRACTED) as server:
+    with dflash_server(
+        PAIR, tmp_path, *flags, base=FEATURES, drafter="noisy", block=32, **plugin, **RETRACTED
+    ) as server:
         for _ in range(2):  # the second time from the prefix cache
             found = generate_all(server, inputs, 16, NEW_TOKENS, sampling_params={"ignore_eos": True})
             assert texts(found) == expected

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ from tests.support.cards import FOLDER, NAMES
 
 TP_SIZES = (1, 2, 4, 8)
 REQUEST_ROWS = 512
-RING = 16  # positions of a block that are recorded
+WIDEST = (16, 32)  # widest blocks of a server: a published drafter's, and with as many positions more for copies
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,11 @@ def _of_rank(pair: str, tp: int) -> RankShapes:
     )
 
 
-def launch_ours(shapes: RankShapes, *, bs: int, width: int, skipped: int = 0) -> None:
+def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = WIDEST[0], skipped: int = 0) -> None:
     """Every kernel of a step, once.
 
     Args:
+        block: positions that a server records of a step.
         skipped: entries cut off the front of what may be part of a longer tensor.
     """
 
@@ -118,10 +120,10 @@ def launch_ours(shapes: RankShapes, *, bs: int, width: int, skipped: int = 0) ->
     margins = tensor(bs, width - 1, dtype=torch.float32, skipped=skipped)
     ops.offer_copies(longs(bs, width), margins, history, found, longs(bs), longs(bs), least=LEAST, unsure=UNSURE)
     ops.seeded_draw(tensor(bs * width, vocab, dtype=torch.float32), longs(bs * width), longs(bs * width))
-    _gdn_replay(shapes, bs, width, longs)
+    _gdn_replay(shapes, bs, width, block, longs)
 
 
-def _gdn_replay(shapes: RankShapes, bs: int, width: int, longs: Callable[..., Tensor]) -> None:
+def _gdn_replay(shapes: RankShapes, bs: int, width: int, block: int, longs: Callable[..., Tensor]) -> None:
     """Verify of a linear-attention layer, then the commit of two, with and without tracked states."""
     H, HV = shapes.key_heads, shapes.value_heads
     K, V = shapes.target["linear_key_head_dim"], shapes.target["linear_value_head_dim"]
@@ -130,7 +132,7 @@ def _gdn_replay(shapes: RankShapes, bs: int, width: int, longs: Callable[..., Te
         return tensor(*shape, dtype=torch.bfloat16)
 
     def ring(*leading: int) -> Records:
-        updates, keys = (*leading, REQUEST_ROWS, HV, RING, V), (*leading, REQUEST_ROWS, H, RING, K)
+        updates, keys = (*leading, REQUEST_ROWS, HV, block, V), (*leading, REQUEST_ROWS, H, block, K)
         decays = tensor(*updates[:-1], dtype=torch.float32)
         return Records(half(*updates), half(*keys), decays, half(*updates), half(*keys))
 
@@ -171,8 +173,8 @@ def table() -> Iterator[str]:
     most: dict[str, dict[int, Usage]] = defaultdict(dict)
     for capability in SHARED_MEMORY:
         with compiled_for(capability) as launches:
-            for shapes in rank_shapes():
-                launch_ours(shapes, bs=16, width=16)
+            for shapes, block in product(rank_shapes(), WIDEST):
+                launch_ours(shapes, bs=16, width=block, block=block)
         for launch in launches:
             known, usage = most[launch.kernel].get(capability, launch.usage), launch.usage
             most[launch.kernel][capability] = max(known, usage, key=lambda each: (each.stack, each.registers))

@@ -26,7 +26,7 @@ from sglang_dflash.states import kernels as state_kernels
 from sglang_dflash.states.kernels.gdn_commit import gdn_commit
 from sglang_dflash.states.kernels.gdn_verify import gdn_verify
 from tests.ops.launches import SHARED_MEMORY, compiled_for
-from tests.ops.published import launch_ours, rank_shapes
+from tests.ops.published import WIDEST, launch_ours, rank_shapes
 from tests.support.gdn_replay import Blocks
 
 CASES = [Path(__file__).parents[1] / room / "cases.py" for room in ("ops", "states")]
@@ -69,14 +69,16 @@ def test_nothing_is_compiled_for_another_batch_or_width() -> None:
 
 @pytest.mark.parametrize("capability", SHARED_MEMORY)
 def test_kernels_fit_in_registers_and_grids_at_the_published_shapes(capability: int) -> None:
-    with compiled_for(capability) as launches:
-        for shapes in SHAPES:
-            launch_ours(shapes, bs=512, width=16)
-    assert {launch.kernel for launch in launches} == KERNELS
-    for launch in launches:
-        usage = launch.usage
-        assert usage.stack == 0 and usage.registers <= MOST_REGISTERS, (launch.kernel, usage)
-        assert all(size <= 65_535 for size in launch.grid[1:]), launch
+    for block in WIDEST:
+        with compiled_for(capability) as launches:
+            for shapes in SHAPES:
+                launch_ours(shapes, bs=512, width=block, block=block)
+        assert {launch.kernel for launch in launches} == KERNELS
+        for launch in launches:
+            usage = launch.usage
+            assert usage.stack == 0, (launch.kernel, usage)
+            assert block > 16 or usage.registers <= MOST_REGISTERS, (launch.kernel, usage)
+            assert all(size <= 65_535 for size in launch.grid[1:]), launch
 
 
 EVERY_OTHER = torch.zeros(8, dtype=torch.int64)[::2]

@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 PAIR, NEW_TOKENS = "tiny-hybrid", 64
 ASKED = {"edit-json": 30, "edit-code": 30, "edit-chat": 30, "repeat": 30, "quote": 8}
-POLICIES = {"fixed": (), "adaptive": ("--speculative-adaptive",), "random": RANDOM_WIDTHS}
+# Flags, and the widest block: twice the drafter's where widths differ.
+POLICIES = {"fixed": ((), 16), "adaptive": (("--speculative-adaptive",), 32), "random": (RANDOM_WIDTHS, 32)}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,8 @@ def expected(prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory)
 def test_what_is_copied_is_verified(
     drafter: str, policy: str, prompts: list[list[int]], expected: list[list[int]], tmp_path: Path
 ) -> None:
-    with dflash_server(PAIR, tmp_path, *POLICIES[policy], drafter=drafter, SGLANG_DFLASH_COPIES="1") as server:
+    flags, block = POLICIES[policy]
+    with dflash_server(PAIR, tmp_path, *flags, drafter=drafter, block=block, SGLANG_DFLASH_COPIES="1") as server:
         for concurrency in (8, 1):
             flush(server)
             answers = generate_all(server, prompts, concurrency, NEW_TOKENS)

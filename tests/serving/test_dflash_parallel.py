@@ -63,7 +63,8 @@ def test_a_rank_that_computes_something_else_drafts_and_commits_what_rank_0_does
     with plain_server("tiny-hybrid", tmp_path, "--tp-size", "2") as server:
         expected = [answer.tokens for answer in generate_all(server, inputs, 4, NEW_TOKENS)]
     flags = ("--tp-size", "2", "--speculative-adaptive")
-    with dflash_server("tiny-hybrid", tmp_path, *flags, drafter="noisy", **with_plugin(tmp_path, "skew")) as server:
+    plugin = with_plugin(tmp_path, "skew")
+    with dflash_server("tiny-hybrid", tmp_path, *flags, drafter="noisy", block=32, **plugin) as server:
         answers = generate_all(server, inputs, 4, NEW_TOKENS)
         assert [answer.tokens for answer in answers] == expected
         assert worker_info(server)["copied_blocks_by_match_length"]

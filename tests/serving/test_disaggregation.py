@@ -14,13 +14,12 @@ import pytest
 
 from tests.support.disaggregated import Disaggregated, disaggregated, missing_backend
 from tests.support.generation import Answer, generate_all
-from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server, with_plugin, worker_info
+from tests.support.pair_servers import RANDOM_WIDTHS, RETRACTED, WIDE, dflash_server, with_plugin, worker_info
 from tests.support.prompts import corpus
 from tests.support.servers import Server
 
 NEW_TOKENS = 48
 WINDOW = ("--speculative-draft-window-size", "64")
-RETRACTED = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "4"}
 CHUNKED = ("--chunked-prefill-size", "128", "--page-size", "16")
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -78,7 +77,7 @@ def test_any_width_serves_the_same_tokens(tmp_path: Path) -> None:
     with dflash_server("tiny-hybrid", tmp_path) as server:
         expected = [answer.tokens for answer in ask(server, inputs)]
     histories = with_plugin(tmp_path, "history")
-    with disaggregated("tiny-hybrid", tmp_path, *RANDOM_WIDTHS, drafter="noisy", **histories) as servers:
+    with disaggregated("tiny-hybrid", tmp_path, *RANDOM_WIDTHS, *WIDE, drafter="noisy", **histories) as servers:
         assert [answer.tokens for answer in ask(servers.router, inputs)] == expected
         assert len(worker_info(servers.decode)["steps_by_width"]) > 1
         assert_idle_and_whole(servers)

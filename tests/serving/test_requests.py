@@ -121,7 +121,7 @@ def test_the_accept_rate_is_over_verified_drafts(random_widths_hybrid: Server) -
     for answer in answers(random_widths_hybrid, corpus(PAIR, PROMPTS), params):
         meta = answer["meta_info"]
         steps, drafts = meta["spec_verify_ct"], meta["spec_num_proposed_drafts"]
-        assert drafts == round((meta["spec_cap_length"] - 1) * steps) < 15 * steps
+        assert drafts == round((meta["spec_cap_length"] - 1) * steps) < 31 * steps
         assert meta["spec_accept_rate"] == meta["spec_num_correct_drafts"] / drafts
 
 

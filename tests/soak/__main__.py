@@ -43,7 +43,7 @@ def soak(requests: int, out: Path, seed: int = 0, entries: int = ENTRIES) -> lis
     asked = catalogue(min(entries, requests), seed)
     expected = answers_of_reference(asked, out)
     arguments, plugin = (*SCARCE, *ADAPTIVE, *WINDOW, *TOOLS), with_plugin(out, "pools", "history")
-    with dflash_server(PAIR, out, *arguments, base=FEATURES, drafter="noisy", **plugin) as server:
+    with dflash_server(PAIR, out, *arguments, base=FEATURES, drafter="noisy", block=32, **plugin) as server:
         load = asyncio.run(drive(server, asked, requests, str(target_path(PAIR)), seed))
         retractions = sum(map(int, re.findall(r"#retracted_reqs: (\d+)", server.log)))
         found = list(promises(load, asked, expected, pools_at_rest(server), retractions))

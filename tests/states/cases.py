@@ -66,11 +66,12 @@ def whole(records: Records, name: str) -> Tensor:
 
 
 SHAPES = [
-    # bs, width, H, HV, K, V: few values, several tiles of a state, no powers of two
+    # bs, width, H, HV, K, V: few values, several tiles of a state, no powers of two, a wide block
     (2, 16, 1, 3, 16, 16),
     (1, 7, 2, 2, 128, 128),
     (2, 1, 1, 2, 24, 72),
     (1, 5, 1, 1, 96, 8),
+    (1, 29, 1, 2, 24, 24),
 ]
 
 

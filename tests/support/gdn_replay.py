@@ -65,8 +65,10 @@ class Blocks:
         rows = order(ROWS)[: self.bs]
         self.rows = torch.where(live, rows, rows[:1]).to(self.device)  # padding carries what was there before
 
+        length = RING if self.width <= RING else 2 * RING
+
         def ring(heads: int, *widths: int, dtype: torch.dtype = self.dtype) -> Tensor:
-            memory = torch.full((2 * self.layers, 2 * ROWS, heads, RING, *widths), torch.nan, dtype=dtype)
+            memory = torch.full((2 * self.layers, 2 * ROWS, heads, length, *widths), torch.nan, dtype=dtype)
             return memory.to(self.device)[::2, ::2]
 
         low = self.dtype != torch.float32

@@ -28,6 +28,13 @@ def test_default_widths_are_powers_of_two_and_the_block_size(block_size, widths)
 
 
 @pytest.mark.parametrize(
+    "drafted, widths", [(16, (1, 2, 4, 8, 16, 32)), (10, (1, 2, 4, 8, 10, 16, 32)), (64, (1, 2, 4, 8, 16, 32))]
+)
+def test_what_the_drafter_drafts_is_among_the_widths_of_a_wider_block(drafted, widths):
+    assert WidthConfig().widths_for(32, drafted) == widths
+
+
+@pytest.mark.parametrize(
     "found, named",
     [
         ({"polici": "adaptive"}, ["polici", "policy, widths, seed"]),

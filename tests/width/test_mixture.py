@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dflash.width import AdaptiveWidth, CostTable
-from sglang_dflash.width.mixture import Mixture
-from tests.width.traffic import WIDTHS, Copying, Machine, Run, drive, drive_copying
+from sglang_dflash.width.mixture import MATCHED_PRIOR, Mixture
+from tests.width.traffic import WIDTHS, Copying, Machine, Run, drive, drive_copying, yields
 
 WARM_UP = 150
+WIDE = (*WIDTHS, 32)
 ROWS = st.integers(1, 16).flatmap(
     lambda width: st.tuples(
         st.just(width), st.lists(st.tuples(st.integers(1, width), st.booleans()), min_size=1, max_size=8)
@@ -23,13 +24,13 @@ ROWS = st.integers(1, 16).flatmap(
 )
 
 
-def policy(machine: Machine) -> AdaptiveWidth:
-    return AdaptiveWidth(WIDTHS, CostTable.calibrated(machine.points()))
+def policy(machine: Machine, widths: tuple[int, ...] = WIDTHS, block: int | None = None) -> AdaptiveWidth:
+    return AdaptiveWidth(widths, CostTable.calibrated(machine.points(widths=widths)), block)
 
 
 @given(st.lists(ROWS, max_size=20))
 def test_each_kind_of_row_is_counted_apart_as_if_the_other_were_not_there(steps):
-    both, unmatched, matched = Mixture(WIDTHS), Mixture(WIDTHS), Mixture(WIDTHS)
+    both, unmatched, matched = Mixture(WIDTHS, 16), Mixture(WIDTHS, 16), Mixture(WIDTHS, 16)
     for width, rows in steps:
         both.observe(width, [length for length, _ in rows], [match for _, match in rows])
         for mixture, kind in ((unmatched, False), (matched, True)):
@@ -69,8 +70,8 @@ def test_traffic_without_matches_is_served_as_if_there_were_no_copies(hazard, ba
     machine = Machine(1.5)
     run = drive(policy(machine), machine, lambda _: hazard, 400, lambda _: batch_size)
     with patch("sglang_dflash.width.mixture.MATCHED_PRIOR", 0.1):
-        other = drive(policy(machine), machine, lambda _: hazard, 400, lambda _: batch_size)
-    assert run.widths == other.widths, "what is thought of copies made a difference"
+        other = drive(policy(machine, WIDE, 16), machine, lambda _: hazard, 400, lambda _: batch_size)
+    assert run.widths == other.widths, "widths beyond the block, or what is thought of copies, made a difference"
 
 
 def test_matches_that_are_seldom_worth_anything_cost_next_to_nothing():
@@ -102,6 +103,24 @@ def test_when_the_worth_of_copies_changes_the_policy_follows(first, later):
     assert mean(reached) >= 0.93, reached
 
 
+def test_blocks_beyond_the_drafters_are_for_batches_that_match_and_only_if_they_pay():
+    for ratio, pays in ((1.5, True), (8.0, False)):
+        machine, traffic = Machine(ratio), Copying(0.5, 0.98, 0.5, stays=40, taken=1.0)
+        chosen = policy(machine, WIDE, 16)
+        run, ideal = drive_copying(chosen, machine, lambda _, t=traffic: t, 1500, 1)
+        assert (run.widths.count(32) > 300) is pays
+        assert sum(run.tokens[WARM_UP:]) >= 0.92 * sum(ideal[WARM_UP:])
+        assert chosen.survival.max_width == 16 and chosen.rows.matched.max_width == 32
+
+
+def test_what_passes_beyond_the_block_in_an_unmatched_row_is_luck():
+    rows = Mixture(WIDE, 16)
+    for _ in range(100):
+        rows.observe(32, [32, 32], [False, False])
+    assert rows.tokens(0.0)[-1] == rows.tokens(0.0)[-2] <= 16
+    assert rows.tokens(1.0)[-1] == pytest.approx(yields(MATCHED_PRIOR, 32))
+
+
 def test_both_curves_are_described():
     machine, random = Machine(1.5), Random(0)
     chosen = policy(machine)
@@ -117,4 +136,5 @@ def test_runs_are_what_they_say():
     """The traffic's optimum by hand: a step of one row, half matched, width 2."""
     traffic = Copying(0.2, 0.8, taken=0.5)
     assert traffic.yields(2, 1.0) == pytest.approx(1 + 0.5 * 0.8 + 0.5 * 0.2)
+    assert traffic.yields(32, 0.0) == traffic.yields(16, 0.0)
     assert isinstance(drive_copying(policy(Machine(3)), Machine(3), lambda _: traffic, 3, 1)[0], Run)

@@ -26,8 +26,8 @@ class Machine:
     def measured(self, batch_size: int, width: int, random: Random) -> float:
         return self.milliseconds(batch_size, width) * random.lognormvariate(0, self.noise)
 
-    def points(self, batch_sizes: Sequence[int] = (1, 8, 32)) -> dict:
-        return {(size, width): self.milliseconds(size, width) for size in batch_sizes for width in WIDTHS}
+    def points(self, batch_sizes: Sequence[int] = (1, 8, 32), widths: Sequence[int] = WIDTHS) -> dict:
+        return {(size, width): self.milliseconds(size, width) for size in batch_sizes for width in widths}
 
 
 def accept_lens(hazard: Callable[[int], float], width: int, batch_size: int, random: Random) -> list[int]:
@@ -102,6 +102,7 @@ class Copying:
         share: of a request's steps that have a match.
         stays: steps that a stretch with matches lasts, on average.
         taken: share of the matches that the drafter lets pass.
+        block: widest block of the drafter.
     """
 
     drafted: float
@@ -109,6 +110,7 @@ class Copying:
     share: float = 0.5
     stays: float = 10.0
     taken: float = 0.8
+    block: int = 16
 
     def next(self, matches: Sequence[bool], random: Random) -> list[bool]:
         """Which requests have a match after the next step, of those that had one: a Markov chain."""
@@ -119,7 +121,7 @@ class Copying:
     def yields(self, width: int, matching: float) -> float:
         """Tokens of a row, if this share of the rows has a match."""
         copied = matching * self.taken
-        return copied * yields(self.copied, width) + (1 - copied) * yields(self.drafted, width)
+        return copied * yields(self.copied, width) + (1 - copied) * yields(self.drafted, min(width, self.block))
 
     def best(self, machine: Machine, widths: Sequence[int], batch_size: int, matching: float) -> float:
         """Tokens per millisecond and request of the best width."""
@@ -145,9 +147,9 @@ def drive_copying(
             policy.observe(*late)
         copied = [match and random.random() < now.taken for match in matches]
         lengths = [
-            accept_lens(lambda _, hazard=now.copied if copy else now.drafted: hazard, width, 1, random)[0]
-            for copy in copied
-        ]
+            accept_lens(lambda _, hazard=now.copied if copy else now.drafted: hazard,
+                        width if copy else min(width, now.block), 1, random)[0] for copy in copied
+        ]  # fmt: skip
         late = (width, lengths, heard) if told else (width, lengths)
         policy.observe_time(batch_size, width, 0, machine.measured(batch_size, width, random))
         matching = sum(matches) / batch_size

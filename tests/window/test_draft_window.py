@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+from sglang_dflash.bench.tasks import load
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.pairs import drafter_path, target_path
 from sglang_dflash.window.size import context_window, ring_slots
-from tests.support.generation import assert_nothing_leaked, flush, generate, generate_all
-from tests.support.pair_servers import dflash_server, with_plugin, worker_info
-from tests.support.prompts import corpus
+from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
+from tests.support.pair_servers import WIDE_WIDTHS, dflash_server, with_plugin, worker_info
+from tests.support.prompts import corpus, message_ids
 from tests.support.reference_decoder import Decoded, DrafterRun, ReferenceDecoder, TargetRun
 from tests.support.servers import Server
 
@@ -136,6 +137,36 @@ def block_at(case: Case, tokens: Sequence[int], hidden: tuple[Tensor, ...], posi
     return [tokens[position], *drafter.draft(tokens[position], BLOCK)]
 
 
+def assert_blocks_are_the_references_at_their_places(
+    case: Case, prompts: Sequence[Sequence[int]], answers: Sequence[Answer], probe: Path
+) -> None:
+    model = reference(case.drafter)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer.tokens == model.plain(prompt, NEW_TOKENS)
+        tokens = [*prompt, *answer.tokens]
+        hidden = TargetRun(model.target).append(tokens)[1]
+        # The last block may end beyond what was asked for, and another one begin there.
+        drafted = [(at, block[:BLOCK]) for at, block in blocks(probe, answer.meta["id"]) if at < len(tokens)]
+        assert drafted == [(at, block_at(case, tokens, hidden, at)) for at, _ in drafted]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), pytest.param(("--speculative-draft-window-size", "64", *PAGED), marks=pytest.mark.slow)],
+    ids=["no window", "window 64"],
+)
+def test_a_block_wider_than_the_drafters_begins_with_its_drafts(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """Copies fill the rest. They move the blocks that follow, so each is held to the reference's at its own place."""
+    case = Case(64, PAGED) if arguments else Case(4096)
+    prompts = message_ids(PAIR, [question.messages for question in load("repeat", 4)])
+    with dflash_server(PAIR, tmp_path, *arguments, *WIDE_WIDTHS, block=32, **with_plugin(tmp_path, "drafts")) as server:
+        answers = generate_all(server, prompts, len(prompts), NEW_TOKENS)
+        # All drafts, and the copy that they agree with, to its end.
+        assert "32" in worker_info(server)["blocks_by_accept_length"]
+        assert_nothing_leaked(server)
+    assert_blocks_are_the_references_at_their_places(case, prompts, answers, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [(), (*SYNC, *PAGED)], ids=" ".join)
 def test_a_retracted_request_drafts_with_a_full_window_again(arguments: tuple[str, ...], tmp_path: Path) -> None:
@@ -146,13 +177,6 @@ def test_a_retracted_request_drafts_with_a_full_window_again(arguments: tuple[st
     with dflash_server(PAIR, tmp_path, "--speculative-draft-window-size", "64", *arguments, **environment) as server:
         answers = generate_all(server, prompts, len(prompts), NEW_TOKENS)
         assert_nothing_leaked(server)
-    model = reference(case.drafter)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        assert answer.tokens == model.plain(prompt, NEW_TOKENS)
-        tokens = [*prompt, *answer.tokens]
-        hidden = TargetRun(model.target).append(tokens)[1]
-        # The last block may end beyond what was asked for, and another one begin there.
-        drafted = [(at, block) for at, block in blocks(tmp_path, answer.meta["id"]) if at < len(tokens)]
-        assert drafted == [(at, block_at(case, tokens, hidden, at)) for at, _ in drafted]
+    assert_blocks_are_the_references_at_their_places(case, prompts, answers, tmp_path)
     counts = [answer.meta["num_retractions"] for answer in answers]
     assert any(count for count, prompt in zip(counts, prompts, strict=True) if len(prompt) > case.reads), counts

@@ -107,6 +107,10 @@ class Simulation:
         assert seen.host_lens.tolist() == (seen.seq_lens + BLOCK).tolist() == seen.plan.seq_lens_cpu.tolist()
         assert seen.host_lens_sum == sum(seen.host_lens.tolist())
         assert bound.host_lens_sum >= seen.host_lens_sum
+        part = seen.first(2, plans, rows)  # a drafter's, of a wider block
+        assert part.slots.view(-1, 2).tolist() == seen.slots.view(-1, BLOCK)[:, :2].tolist()
+        assert part.host_lens.tolist() == (part.seq_lens + 2).tolist() == part.plan.seq_lens_cpu.tolist()
+        assert part.host_lens_sum == sum(part.host_lens.tolist())
         table = self.rings.request_pool.req_to_token
         for i, request in enumerate(self.running):
             visible = int(seen.seq_lens[i])

@@ -203,7 +203,8 @@ def gdn_verify(
     out = torch.empty((tokens, HV, V), dtype=q.dtype, device=q.device) if out is None else out
     assert out.is_contiguous() and out.shape == (tokens, HV, V)
     if tokens:
-        values = min(_VALUES, max(16, triton.next_power_of_2(V)))
+        # Twice the positions with as many values spill.
+        values = min(_VALUES if ring <= 16 else _VALUES // 2, max(16, triton.next_power_of_2(V)))
         gdn_verify_kernel[(triton.cdiv(V, values), HV, len(slots))](
             q,
             k,

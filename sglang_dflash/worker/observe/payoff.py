@@ -133,7 +133,7 @@ def payoff(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> Payo
     template = template_tokens(ModelFiles(args.tokenizer_path or args.model_path, args.revision), args.chat_template)
     traits = Traits(template, causes.drafters_context(plan, target.model_config.context_len))
     recent = causes.RecentBlocks(traits, target.req_to_token_pool.size)
-    return Payoff(recent, causes.known_causes(plan, target, drafter), plan.files.name, plan.block)
+    return Payoff(recent, causes.known_causes(plan, target, drafter), plan.files.name, plan.drafted)
 
 
 def card_section(card: dict[str, Any], block: int) -> dict[str, Any]:
