@@ -1,7 +1,7 @@
 """Memory outside the static share: sampling at its peak, and what attention backends set aside for CUDA graphs.
 
 The formulas are those of ``init_cuda_graph_state`` in SGLang 0.5.23's attention backends, for a chain of drafts. Every
-width has a set of graphs with buffers of its own: the target's, and for blocks wider than the anchor the drafter's.
+width has a set of graphs with buffers of its own: the target's, and for blocks that are drafted whole the drafter's.
 Activations and the graphs themselves come on top; nothing tells their size before they run.
 """
 
@@ -23,14 +23,14 @@ class Reader:
         backend: SGLang's name of its attention backend.
         heads, head_dim: attention heads on one rank.
         window: tokens that sliding layers see; None without any.
-        drafts: whether it is the drafter.
+        drafts: positions that it drafts at most, anchor included; 0 for the target.
     """
 
     backend: str
     heads: int
     head_dim: int
     window: int | None = None
-    drafts: bool = False
+    drafts: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def buffers(graphs: Graphs, target: Reader, drafter: Reader) -> int:
         buffers_of(reader, graphs, width)
         for width in graphs.widths
         for reader in (target, drafter)
-        if width > 1 or not reader.drafts  # the anchor alone has nothing to draft
+        if not reader.drafts or 1 < width <= reader.drafts  # nothing to draft, or no more than with other graphs
     )
 
 

@@ -9,19 +9,20 @@ from sglang_dflash.ops import reference
 
 
 def find_copies(history: Tensor, found: Tensor, rows: Tensor, last: Tensor, *, longest: int, bound: int) -> None:
-    """As :func:`sglang_dflash.ops.reference.find_copies`: only positions that still match are looked at again."""
-    table, keys = history.numpy(), found.numpy()
+    """As :func:`sglang_dflash.ops.reference.find_copies`: others are compared only where the newest occurs."""
+    table, keys, back = history.numpy(), found.numpy(), np.arange(longest)
     for row, newest in zip(rows.numpy(), last.numpy(), strict=True):
-        tokens, length = table[row], 0
-        ends = np.flatnonzero(tokens[:newest] == tokens[newest]) if tokens[newest] >= 0 else np.empty(0, np.int64)
-        keys[row, 0] = 0
-        while len(ends):
-            length += 1
-            keys[row, 0] = (length << 32) + int(ends[-1])
-            if length == longest or tokens[newest - length] < 0:
-                break
-            ends = ends[ends >= length]
-            ends = ends[tokens[ends - length] == tokens[newest - length]]
+        tokens = table[row]
+        wanted = tokens[max(0, newest + 1 - longest) : newest + 1][::-1]
+        ends = np.flatnonzero(tokens[:newest] == wanted[0]) if wanted[0] >= 0 else np.empty(0, np.int64)
+        if not len(ends):
+            keys[row, 0] = 0
+            continue
+        positions = ends[:, None] - back[: len(wanted)]
+        differs = (tokens[positions] != wanted) | (positions < 0) | (wanted < 0)
+        lengths = np.where(differs.any(1), differs.argmax(1), len(wanted))
+        newest_longest = len(ends) - 1 - int(lengths[::-1].argmax())
+        keys[row, 0] = (int(lengths[newest_longest]) << 32) + int(ends[newest_longest])
 
 
 def offer_copies(

@@ -112,9 +112,10 @@ def outside(args: Any, machine: Machine, pair: Pair, demand: Demand, widths: tup
     general = args.attention_backend or usual
     targets, drafters = (args.prefill_attention_backend or general), args.speculative_draft_attention_backend
     heads = count(text, "num_attention_heads")
+    drafts = drafter.block_size or demand.block
     readers = (
         Reader(targets, heads // tp, head_size(text)),
-        Reader(drafters or targets, drafter.num_heads // tp, drafter.head_dim, drafter.sliding_window, drafts=True),
+        Reader(drafters or targets, drafter.num_heads // tp, drafter.head_dim, drafter.sliding_window, drafts),
     )
     captured = not args.disable_decode_cuda_graph and args.cuda_graph_backend_decode != "disabled"
     batch = min(demand.max_running, args.cuda_graph_max_bs_decode or demand.max_running)

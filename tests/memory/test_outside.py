@@ -64,8 +64,8 @@ def backend(name: str, reader: Reader, page: int, width: int) -> Any:
         num_head=reader.heads,
         v_head_dim=reader.head_dim,
         max_kv_splits=8,
-        is_draft_runner=reader.drafts,
-        expand_encoder_only_verify=reader.drafts,
+        is_draft_runner=bool(reader.drafts),
+        expand_encoder_only_verify=bool(reader.drafts),
         kv_indptr=[torch.empty(0)] * 2,
         topk=1,
         dllm_attention=None,
@@ -86,14 +86,14 @@ def backend(name: str, reader: Reader, page: int, width: int) -> Any:
 
 @pytest.mark.sglang
 @pytest.mark.parametrize("width", [4, 16])
-@pytest.mark.parametrize("drafts", [False, True], ids=["target", "drafter"])
+@pytest.mark.parametrize("drafts", [0, BLOCK], ids=["target", "drafter"])
 @pytest.mark.parametrize(
     ("name", "page", "window"),
     [("fa3", 1, None), ("fa3", 64, None), ("trtllm_mha", 64, None)]
     + [(name, 1, window) for name in ("flashinfer", "triton") for window in (None, 2048)],
 )
 def test_a_set_of_graphs_takes_what_sglang_allocates(
-    name: str, page: int, window: int | None, drafts: bool, width: int, monkeypatch: pytest.MonkeyPatch
+    name: str, page: int, window: int | None, drafts: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("sglang")
     import torch
@@ -113,10 +113,11 @@ def test_a_set_of_graphs_takes_what_sglang_allocates(
 
 
 def test_the_anchor_alone_needs_no_drafter_and_every_width_its_own() -> None:
-    target, drafter = Reader("fa3", 24, 256), Reader("fa3", 32, 128, drafts=True)
+    target, drafter = Reader("fa3", 24, 256), Reader("fa3", 32, 128, drafts=BLOCK)
     one = buffers(graphs(widths=(1,)), target, drafter)
     assert one == pytest.approx(4 * BATCH * CONTEXT * 4, rel=0.05)
     assert buffers(graphs(widths=(1, 4, 16)), target, drafter) == 5 * one
+    assert buffers(graphs(widths=(1, 4, 16, 32)), target, drafter) == 6 * one, "copies fill what the drafter does not"
 
 
 def test_sampling_peaks_at_the_logits_and_a_copy() -> None:
