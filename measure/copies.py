@@ -1,6 +1,6 @@
 """Copied blocks off and on, from results of ``sglang-dflash bench``: ``measure/copies.py FOLDER ...``, one per drafter.
 
-The arms are those of :data:`ARMS`. Speed is tokens per second of a user after the first token, over all requests of a
+The arms are those of :data:`RATIOS`. Speed is tokens per second of a user after the first token, over all requests of a
 run: prefill is the same with and without copies, and with a long prompt it is most of the time. A ratio is taken within
 each repeat, whose arms run one after the other: its median, and its range.
 """
@@ -18,7 +18,6 @@ import typer
 
 from sglang_dflash.bench import results
 from sglang_dflash.bench.metrics import accept_length_micro
-from sglang_dflash.bench.modes import AR
 from sglang_dflash.bench.provenance import describe_hardware, hardware
 from sglang_dflash.bench.summary import Summary
 from sglang_dflash.bench.tables import MISSING, Table, number
@@ -31,10 +30,9 @@ RATIOS = {
     "adaptive": (ADAPTIVE + ON, ADAPTIVE + OFF),
     "wide": (WIDE, ADAPTIVE + ON),
 }
-ARMS = (AR, FIXED + OFF, FIXED + ON, ADAPTIVE + OFF, ADAPTIVE + ON, WIDE)
 COLUMNS = [
-    "drafter", "task", "c", "accept off", "on", "plain tok/s",
-    "fixed off", "on", "on over off", "adaptive off", "on", "on over off", "up to 32", "32 over 16",
+    "drafter", "task", "c", "accept off", "on", "fixed off", "on", "on over off",
+    "adaptive off", "on", "on over off", "up to 32", "32 over 16",
 ]  # fmt: skip
 
 
@@ -66,7 +64,7 @@ class Cells:
     def row(self, task: str, concurrency: int) -> list[str]:
         """Cells under :data:`COLUMNS` from the accept length on; an arm that was not measured has none."""
         lengths = [self.accept_length(FIXED + switch, task, concurrency) for switch in (OFF, ON)]
-        cells = [*map(number, lengths), self._speed(AR, task, concurrency)]
+        cells = [*map(number, lengths)]
         for name, (over, under) in RATIOS.items():
             cells += [self._speed(arm, task, concurrency) for arm in ((over,) if name == "wide" else (under, over))]
             ratios = self.ratios(name, task, concurrency)

@@ -32,7 +32,7 @@ _KERNELS = "sglang_dflash.ops.kernels"
 
 prepare_block = by_device(reference.prepare_block, _KERNELS)
 accept_block = by_device(reference.accept_block, _KERNELS)
-note_tokens = by_device(reference.note_tokens, _KERNELS)
+note_tokens = by_device(reference.note_tokens, _KERNELS, on_cpu.note_tokens)
 find_copies = by_device(reference.find_copies, _KERNELS, on_cpu.find_copies)
 offer_copies = by_device(reference.offer_copies, _KERNELS, on_cpu.offer_copies)
 norm_rope = by_device(reference.norm_rope, _KERNELS)

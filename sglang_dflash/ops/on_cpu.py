@@ -1,28 +1,32 @@
-"""The search for copies on a CPU: the definition's comparisons of all positions would take as long as a small model."""
+"""Operations of copied blocks on a CPU, in numpy: a small model pays for calls, and torch's take longer."""
 
 from __future__ import annotations
 
 import numpy as np
 from torch import Tensor
 
-from sglang_dflash.ops import reference
+
+def note_tokens(history: Tensor, found: Tensor, rows: Tensor, seq_lens: Tensor, tokens: Tensor) -> None:
+    """As :func:`sglang_dflash.ops.reference.note_tokens`."""
+    places, after = rows.numpy(), np.arange(1, tokens.shape[1] + 1)
+    positions = np.minimum(seq_lens.numpy()[:, None] + after, history.shape[1] - 1)
+    history.numpy()[places[:, None], positions] = tokens.numpy()
+    found.numpy()[places, 0] = 0
 
 
 def find_copies(history: Tensor, found: Tensor, rows: Tensor, last: Tensor, *, longest: int, bound: int) -> None:
-    """As :func:`sglang_dflash.ops.reference.find_copies`: others are compared only where the newest occurs."""
-    table, keys, back = history.numpy(), found.numpy(), np.arange(longest)
-    for row, newest in zip(rows.numpy(), last.numpy(), strict=True):
-        tokens = table[row]
-        wanted = tokens[max(0, newest + 1 - longest) : newest + 1][::-1]
-        ends = np.flatnonzero(tokens[:newest] == wanted[0]) if wanted[0] >= 0 else np.empty(0, np.int64)
-        if not len(ends):
-            keys[row, 0] = 0
-            continue
-        positions = ends[:, None] - back[: len(wanted)]
-        differs = (tokens[positions] != wanted) | (positions < 0) | (wanted < 0)
-        lengths = np.where(differs.any(1), differs.argmax(1), len(wanted))
-        newest_longest = len(ends) - 1 - int(lengths[::-1].argmax())
-        keys[row, 0] = (int(lengths[newest_longest]) << 32) + int(ends[newest_longest])
+    """As :func:`sglang_dflash.ops.reference.find_copies`: others are compared only where the newest token occurs."""
+    places, newest = rows.numpy(), last.numpy().astype(np.int64)[:, None]
+    tokens, back = history.numpy()[places, : min(bound, history.shape[1] - 1) + 1], np.arange(longest)
+    wanted = np.where(newest >= back, np.take_along_axis(tokens, np.maximum(newest - back, 0), 1), -1)
+    occurs = (tokens == wanted[:, :1]) & (np.arange(tokens.shape[1]) < newest) & (wanted[:, :1] >= 0)
+    request, ends = np.nonzero(occurs)
+    positions, wanted = ends[:, None] - back, wanted[request]
+    differs = (tokens[request[:, None], positions] != wanted) | (positions < 0) | (wanted < 0)
+    lengths = np.where(differs.any(1), differs.argmax(1), longest)
+    keys = np.zeros(len(places), dtype=np.int64)
+    np.maximum.at(keys, request, (lengths << 32) + ends)
+    found.numpy()[places, 0] = keys
 
 
 def offer_copies(
@@ -37,8 +41,19 @@ def offer_copies(
     unsure: float,
 ) -> None:
     """As :func:`sglang_dflash.ops.reference.offer_copies`; mostly there is nothing to offer."""
-    state = found.numpy()
-    if (state[rows.numpy(), 0] >> 32 >= least).any():
-        reference.offer_copies(tokens, margins, history, found, rows, last, least=least, unsure=unsure)
-    else:
-        state[rows.numpy(), 1] = 0
+    places, state = rows.numpy(), found.numpy()
+    length, end = state[places, 0] >> 32, state[places, 0] & 0xFFFFFFFF
+    state[places, 1] = 0
+    matched = np.flatnonzero(length >= least)
+    if not len(matched):
+        return
+    places, end, drafts = places[matched], end[matched, None], tokens.numpy()[matched, 1:]
+    ahead = np.arange(drafts.shape[1]) % np.maximum(last.numpy()[matched, None] - end, 1)
+    copies = history.numpy()[places[:, None], np.minimum(end + 1 + ahead, history.shape[1] - 1)]
+    copies = np.where(copies >= 0, copies, drafts)
+    differs = copies != drafts
+    first = differs.argmax(1)
+    each = np.arange(len(first))
+    taken = differs[each, first] & (margins.numpy()[matched, first] < unsure)
+    state[places[taken], 1] = first[taken] + 1
+    tokens.numpy()[matched[taken], 1:] = copies[taken]
