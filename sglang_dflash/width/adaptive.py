@@ -42,7 +42,7 @@ class AdaptiveWidth:
         self.paused: Prospect | None = None
         self.tokens_per_ms = 0.0
         self._explorer = Explorer()
-        self._drafted_columns = sum(width <= drafted for width in self.widths)
+        self._drafted_columns = max(2, sum(width <= drafted for width in self.widths))
         self._best = 0
         self._missed_gains = 0.0
         self._plain_in_a_row = self._pauses = 0

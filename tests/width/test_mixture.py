@@ -113,6 +113,13 @@ def test_blocks_beyond_the_drafters_are_for_batches_that_match_and_only_if_they_
         assert chosen.survival.max_width == 16 and chosen.rows.matched.max_width == 32
 
 
+def test_plain_decoding_and_blocks_wider_than_the_drafters_are_enough_widths():
+    machine = Machine(3)
+    chosen = policy(machine, (1, 32), 16)
+    run = drive(chosen, machine, lambda _: 0.05, 100, lambda _: 1)
+    assert run.widths[-1] == 1 and chosen.paused is not None and chosen.paused.width == 32
+
+
 def test_what_passes_beyond_the_block_in_an_unmatched_row_is_luck():
     rows = Mixture(WIDE, 16)
     for _ in range(100):
