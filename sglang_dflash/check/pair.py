@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sglang_dflash.check.findings import Finding, judge
-from sglang_dflash.copies.choice import copies_asked_for
 from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.errors import DFlashError, Doubt
-from sglang_dflash.plan.pair import asked_block
-from sglang_dflash.width.config import asked_for
+from sglang_dflash.plan.pair import asked_block, copies_fill_blocks
 from sglang_dflash.window.size import context_window
 
 _ITS_DRAFTER = "use the drafter that was trained for this target"
@@ -120,8 +118,7 @@ def _block(trained: int | None, args: Any) -> str:
             remedy="set --speculative-num-draft-tokens to the block size that the drafter was trained with",
         )
     if trained is not None and asked is not None and asked > trained:
-        widths = asked_for(args)
-        if widths is not None and copies_asked_for(widths):
+        if copies_fill_blocks(args):
             return f"{asked}: {trained} drafted, the rest copied"
         raise DFlashError(
             f"block size {asked} (--speculative-num-draft-tokens), the drafter was trained with {trained}",

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_dflash.copies.choice import copies_asked_for
 from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.drafter.reading import parse_object
 from sglang_dflash.memory.machine import Machine
+from sglang_dflash.width.config import asked_for
 
 PLAIN_LAYERS = "unquant"  # of --speculative-draft-model-quantization
 
@@ -62,6 +64,16 @@ def asked_block(args: Any) -> int | None:
 def block_size(args: Any, drafter: DrafterConfig) -> int:
     """Positions of the widest block, anchor included."""
     return asked_block(args) or drafter.block_size or _BLOCK
+
+
+def copies_fill_blocks(args: Any) -> bool:
+    """Whether a block may be wider than the drafter's: widths are chosen for each step, and copies are offered.
+
+    Raises:
+        DFlashError: the width file or the switch of copies is unusable.
+    """
+    widths = asked_for(args)
+    return widths is not None and copies_asked_for(widths)
 
 
 def page_size(args: Any) -> int:

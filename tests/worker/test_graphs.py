@@ -54,7 +54,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plain_decoding_comes_first_then_the_widest_that_fit(
     captured: bool, rooms: int, provided: list[int], served: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    width_graphs, found = WidthGraphs(runner(), runner(), None), list[int]()
+    width_graphs, found = WidthGraphs(runner(), runner(), None, FULL), list[int]()
     width_graphs._captured = captured
     monkeypatch.setattr(width_graphs, "_has_room", lambda: len(found) < rooms)
     monkeypatch.setattr(width_graphs, "_provide", found.append)
@@ -64,7 +64,7 @@ def test_plain_decoding_comes_first_then_the_widest_that_fit(
 
 def test_a_step_runs_with_its_width_and_leaves_sglangs_behind() -> None:
     target = runner()
-    width_graphs = WidthGraphs(target, runner(), None)
+    width_graphs = WidthGraphs(target, runner(), None, FULL)
     width_graphs._changes[4] = [(target, "attn_backend", "of 4"), (target, "decode_cuda_graph_runner", "graphs of 4")]
     with pytest.raises(RuntimeError), width_graphs.at(4):
         assert (target.attn_backend, target.decode_cuda_graph_runner) == ("of 4", "graphs of 4")
@@ -81,13 +81,14 @@ def test_a_backend_that_has_the_servers_width_is_built_for_every_other_one(
     attention: str, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without graphs; in them every backend's buffers have one width."""
-    target, drafter, built = runner(attention), runner(attention), list[int]()
-    width_graphs = WidthGraphs(target, drafter, None)
-    monkeypatch.setattr(width_graphs, "_provide_runner", lambda of, width, phase: built.append(width))
+    target, drafter, built = runner(attention), runner(attention), list[tuple[int, bool]]()
+    width_graphs = WidthGraphs(target, drafter, None, FULL // 2)
+    monkeypatch.setattr(width_graphs, "_provide_runner", lambda of, width, phase: built.append((width, of is drafter)))
     for name in ("draft_pp_context", "draft_tp_context"):
         monkeypatch.setattr(graphs, name, lambda *_: nullcontext())
     width_graphs.build(WIDTHS)
-    assert built == ([1, 4, 4, 2, 2] if again else [])
+    # The drafter has its own for the most that it drafts.
+    assert built == ([(1, False), (4, False), (2, False), (2, True)] if again else [])
 
 
 RING = SimpleNamespace(enable_linear_replayssm=False, replayssm_is_kda=True)
@@ -108,6 +109,6 @@ SEEDING = SimpleNamespace(linear_attn_backend=SimpleNamespace(accept_lens_pool=1
 def test_servers_that_can_take_one_width_only_say_why(options: dict[str, Any], reason: str | None) -> None:
     target, drafter = runner(**options), runner()
     assert (reason or "None") in str(reason_for_full_width_only(target, drafter))
-    assert (WidthGraphs(target, drafter, None).build((FULL,))) == (FULL,)
+    assert (WidthGraphs(target, drafter, None, FULL).build((FULL,))) == (FULL,)
     if reason:
-        assert WidthGraphs(target, drafter, None).build(WIDTHS) == (FULL,)
+        assert WidthGraphs(target, drafter, None, FULL).build(WIDTHS) == (FULL,)
