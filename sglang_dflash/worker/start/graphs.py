@@ -65,13 +65,14 @@ class WidthGraphs:
         drafted: width of the drafter's own graphs; no block makes it draft more.
 
     Attributes:
+        drafted: as given.
         memory_gb: device memory of the additional graphs by SGLang's name of their phase.
         seconds: how long their capture took.
     """
 
     def __init__(self, target: ModelRunner, drafter: ModelRunner, layout: Any, drafted: int) -> None:
         self._target, self._drafter, self._layout = target, drafter, layout
-        self._full, self._drafted = get_spec().speculative_num_draft_tokens, drafted
+        self._full, self.drafted = get_spec().speculative_num_draft_tokens, drafted
         self._captured = isinstance(target.decode_cuda_graph_runner, DecodeCudaGraphRunner)
         self._changes: dict[int, list[Change]] = {}
         self.memory_gb: defaultdict[str, float] = defaultdict(float)
@@ -120,7 +121,7 @@ class WidthGraphs:
             return
         with get_spec().override(speculative_num_draft_tokens=width):
             self._provide_runner(self._target, width, "decode" if width == 1 else "target_verify")
-            if 1 < width < self._drafted:  # else the drafter runs as its own graphs do, or not at all
+            if 1 < width < self.drafted:  # else the drafter runs as its own graphs do, or not at all
                 with draft_pp_context(), draft_tp_context(self._layout):
                     self._provide_runner(self._drafter, width, "draft_decode")
 

@@ -47,22 +47,15 @@ class Calibration:
     Args:
         target: the target's runner; drafter: the drafter's.
         layout: the parallel layout that the drafter was built for.
-        drafted: positions that the drafter drafts at most.
         mask_token_id: any token id would do.
         graphs: the resources of each width.
     """
 
     def __init__(
-        self,
-        target: ModelRunner,
-        drafter: ModelRunner,
-        layout: Any,
-        drafted: int,
-        mask_token_id: int,
-        graphs: WidthGraphs,
+        self, target: ModelRunner, drafter: ModelRunner, layout: Any, mask_token_id: int, graphs: WidthGraphs
     ) -> None:
         self._target, self._drafter, self._layout, self._token = target, drafter, layout, mask_token_id
-        self._drafted, self._graphs = drafted, graphs
+        self._graphs = graphs
         self._device = torch.get_device_module(target.device)
 
     def points(self, widths: Sequence[int], most_requests: int) -> dict[tuple[int, int], float]:
@@ -97,10 +90,9 @@ class Calibration:
 
     def _step(self, batch_size: int, width: int) -> None:
         if width > 1:
+            drafted = min(width, self._graphs.drafted)
             with draft_tp_context(self._layout):
-                self._drafter.forward(
-                    self._batch(self._drafter, batch_size, min(width, self._drafted), CaptureHiddenMode.NULL)
-                )
+                self._drafter.forward(self._batch(self._drafter, batch_size, drafted, CaptureHiddenMode.NULL))
         batch = self._batch(self._target, batch_size, width, CaptureHiddenMode.FULL)
         output = self._target.forward(batch).logits_output
         output.next_token_logits.argmax(-1)
@@ -155,7 +147,7 @@ def prepare_widths(
     config = replace(config, widths=graphs.build(config.widths_for(plan.block, plan.drafted)))
     costs = None
     if config.policy == "adaptive":
-        calibration = Calibration(target, drafter, layout, plan.drafted, plan.drafter.mask_token_id, graphs)
+        calibration = Calibration(target, drafter, layout, plan.drafter.mask_token_id, graphs)
         points = calibration.points(config.widths, target.max_running_requests)
         costs = CostTable.calibrated(get_parallel().tp_group.broadcast_object(points), config.widths)
     if get_parallel().tp_rank == 0:
