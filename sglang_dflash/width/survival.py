@@ -151,10 +151,13 @@ class Survival:
             tokens[j + 1] = total
 
     def _rescale(self) -> None:
-        for counts in (self._tries, self._commits):
-            counts[:] = [count / self._unit for count in counts]
-        self._unit = 1.0
-        self._worse.before = self._better.before = self._counts()
+        def scaled(counts: list[float]) -> list[float]:
+            return [count / self._unit for count in counts]
+
+        for test in (self._worse, self._better):
+            tries, commits = test.before
+            test.before = scaled(tries), scaled(commits)
+        self._tries, self._commits, self._unit = scaled(self._tries), scaled(self._commits), 1.0
 
     def as_dict(self) -> dict[str, Any]:
         """The part of ``/server_info``, by draft position 1 ... max_width - 1."""

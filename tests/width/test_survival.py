@@ -94,6 +94,18 @@ def test_steady_traffic_is_seldom_taken_for_a_change_and_counts_survive_their_ow
     assert survival.evidence()[0] == pytest.approx(8 * MEMORY, rel=0.7)
 
 
+@pytest.mark.parametrize("start", range(1331, 1337))
+def test_a_rescale_of_the_counts_during_a_test_for_a_change_does_not_affect_the_hazards(start):
+    scaled, unscaled, random = Survival(8), Survival(8), Random(start)
+    for step in range(start + 12):
+        lens = accept_lens(lambda j, h=0.8 if step < start else 0.3: h, 8, 1, random)
+        scaled.observe(8, lens)
+        with patch("sglang_dflash.width.survival._RESCALE", inf):
+            unscaled.observe(8, lens)
+        assert scaled.hazards == pytest.approx(unscaled.hazards)
+    assert scaled._unit < 1e9 < unscaled._unit
+
+
 def test_the_score_adds_log_likelihood_ratios_restarts_at_zero_and_ends_in_certainty():
     test = Cusum("before")
     assert not test.is_certain(2.0, 1.0)
