@@ -65,15 +65,20 @@ class ModelFiles:
         """Local path of one small file, downloaded if need be; None if the model does not have it.
 
         Raises:
-            DFlashError: the hub refuses the model, or cannot be reached; or the file leads out of the model's folder.
+            DFlashError: the hub refuses the model; the hub cannot be reached, and its cache neither holds the file nor
+                records that the model lacks it; or the file leads out of the model's folder.
         """
         if self.is_local:
             return inside(Path(self.name), file)
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+        from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 
         try:
             return Path(hf_hub_download(self.name, file, revision=self.revision))
+        except LocalEntryNotFoundError as error:  # an EntryNotFoundError too
+            if self._cache_records_absence(file):
+                return None
+            raise self._unreachable(file) from error
         except EntryNotFoundError:
             return None
         except (HFValidationError, OSError, ValueError) as error:
@@ -114,6 +119,33 @@ class ModelFiles:
             for file in metadata.files_metadata.values()
             for name, info in file.tensors.items()
         }
+
+    def _cache_records_absence(self, file: str) -> bool:
+        """The hub's cache marks a file that a download did not find; a snapshot's download stores the full listing."""
+        from huggingface_hub import _CACHED_NO_EXIST, get_cached_repo_tree, try_to_load_from_cache
+        from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+        if try_to_load_from_cache(self.name, file, revision=self.revision) is _CACHED_NO_EXIST:
+            return True
+        try:
+            listing = get_cached_repo_tree(self.name, revision=self.revision)
+        except CachedRepoTreeNotFoundError:
+            return False
+        return all(entry.path != file for entry in listing)
+
+    def _unreachable(self, file: str) -> DFlashError:
+        from huggingface_hub import try_to_load_from_cache
+
+        config = try_to_load_from_cache(self.name, "config.json", revision=self.revision)
+        if not isinstance(config, str):
+            return self._not_found(file)
+        revision = f" --revision {self.revision}" if self.revision else ""
+        return DFlashError(
+            f"{file} of {self.name} is not in the local cache, and the hub cannot be reached",
+            expected="the file, or the cache's record that the model has no such file",
+            remedy=f"run `hf download {self.name}{revision}` once where the hub can be reached; or, if "
+            f"{Path(config).parent} holds every file of the model, pass that folder in place of the id",
+        )
 
     def _not_found(self, file: str) -> DFlashError:
         return DFlashError(

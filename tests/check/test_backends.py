@@ -124,21 +124,59 @@ class TestFiles:
         with pytest.raises(DFlashError, match="no mask_embedding.pt found for z-lab/tiny"):
             ModelFiles("z-lab/tiny").path("mask_embedding.pt")
 
-    def test_a_hub_id_is_read_from_the_local_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.fixture
+    def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """The hub's cache of z-lab/tiny, with a configuration and weights, and no hub."""
         constants = pytest.importorskip("huggingface_hub.constants")
-        snapshot = tmp_path / "models--z-lab--tiny" / "snapshots" / ("0" * 40)
+        cache = tmp_path / "models--z-lab--tiny"
+        snapshot = cache / "snapshots" / COMMIT
         snapshot.mkdir(parents=True)
-        (tmp_path / "models--z-lab--tiny" / "refs").mkdir()
-        (tmp_path / "models--z-lab--tiny" / "refs" / "main").write_text(snapshot.name)
+        (cache / "refs").mkdir()
+        (cache / "refs" / "main").write_text(COMMIT)
         (snapshot / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
         write_tensors(snapshot, {"a": (2, 3)})
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        return cache
+
+    def test_a_hub_id_is_read_from_the_local_cache(self, cache: Path) -> None:
         files = ModelFiles("z-lab/tiny")
         assert not files.is_local
         assert files.config == {"model_type": "qwen3"}
-        assert files.path("tokenizer.json") is None
         assert files.tensors == {"a": TensorHeader("F32", (2, 3))}
+
+    @pytest.mark.parametrize("file", ["mask_embedding.pt", "hf_quant_config.json", "chat_template.jinja"])
+    def test_without_the_hub_a_file_is_absent_only_if_the_cache_records_it(self, cache: Path, file: str) -> None:
+        files = ModelFiles("z-lab/tiny")
+        with pytest.raises(DFlashError, match=f"{file} of z-lab/tiny is not in the local cache") as error:
+            files.path(file)
+        assert "`hf download z-lab/tiny`" in error.value.remedy
+        folder = cache / "snapshots" / COMMIT
+        assert str(folder) in error.value.remedy and ModelFiles(str(folder)).path(file) is None
+        write_listing(cache, "config.json", file)
+        with pytest.raises(DFlashError, match="not in the local cache"):
+            files.path(file)
+        missing = cache / ".no_exist" / COMMIT / file
+        missing.parent.mkdir(parents=True)
+        missing.touch()
+        assert files.path(file) is None
+
+    def test_without_the_hub_the_listing_of_a_downloaded_snapshot_shows_what_the_model_lacks(self, cache: Path) -> None:
+        write_listing(cache, "config.json", "model.safetensors")
+        assert ModelFiles("z-lab/tiny").path("mask_embedding.pt") is None
+        assert ModelFiles("z-lab/tiny", dequantise=True).config == {"model_type": "qwen3"}
+        with pytest.raises(DFlashError, match="no mask_embedding.pt found for z-lab/other"):
+            ModelFiles("z-lab/other").path("mask_embedding.pt")
+
+
+COMMIT = "0" * 40
+
+
+def write_listing(cache: Path, *files: str) -> None:
+    """What the hub's client writes when it downloads a snapshot."""
+    from huggingface_hub._tree_cache import TreeCacheEntry, write_tree_cache
+
+    write_tree_cache(str(cache), COMMIT, {file: TreeCacheEntry(size=1, blob_id="0" * 40) for file in files})
 
 
 def text_findings(tmp_path: Path, tokenizer: Any = None, template: str = "", own: Any = None) -> dict[str, Finding]:
