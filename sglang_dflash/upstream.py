@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import os
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -297,6 +297,11 @@ def __getattr__(name: str) -> Any:
     value = symbol.resolve()
     globals()[name] = value
     return value
+
+
+def declared_resolutions(server_args: Any) -> Sequence[tuple[str, Mapping[str, Any]]]:
+    """Return the source and the fields of each declaration on server arguments; every process receives them."""
+    return getattr(server_args, "_resolved_overrides", None) or ()
 
 
 def installed_version() -> str | None:

@@ -24,13 +24,19 @@ from sglang_dflash.plan.decide import builtin_requested, decide, reason_for_buil
 from sglang_dflash.plan.pair import PLAIN_LAYERS, drafter_files, needs_bfloat16_states
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.states.choice import SWITCH
-from sglang_dflash.upstream import declare_resolution, hybrid_gdn_config, model_config_of, resolving_view
-from sglang_dflash.width.config import asked_for as widths_asked_for
+from sglang_dflash.upstream import (
+    declare_resolution,
+    declared_resolutions,
+    hybrid_gdn_config,
+    model_config_of,
+    resolving_view,
+)
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ServerArgs
 
 logger = logging.getLogger(__name__)
+_SOURCE = "sglang_dflash"  # of our declarations in SGLang's arguments
 
 
 def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
@@ -98,12 +104,8 @@ def _before_speculation(server_args: ServerArgs, plan: ServingPlan) -> None:
 
 
 def adapts(server_args: ServerArgs) -> bool:
-    """Whether our worker serves these arguments at adaptive widths, in any process that has them."""
-    return (
-        widths_asked_for(server_args) is not None
-        and _dflash_is_asked_for(server_args)
-        and reason_for_builtin(resolving_view(server_args), on_cpu=on_our_cpu_platform()) is None
-    )
+    """Whether the launch decided that our worker serves these arguments at adaptive widths; no file is read."""
+    return any(by == _SOURCE and "speculative_adaptive" in fields for by, fields in declared_resolutions(server_args))
 
 
 def _replay_states(server_args: ServerArgs, plan: ServingPlan) -> None:
@@ -142,7 +144,7 @@ def _say(findings: Iterable[Finding]) -> None:
 
 
 def _declare(server_args: ServerArgs, **changes: Any) -> None:
-    declare_resolution(server_args, "sglang_dflash", **changes)
+    declare_resolution(server_args, _SOURCE, **changes)
 
 
 def _dflash_is_asked_for(server_args: ServerArgs) -> bool:
