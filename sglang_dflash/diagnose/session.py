@@ -17,6 +17,7 @@ from sglang_dflash.diagnose.server import Server
 from sglang_dflash.diagnose.verdict import Findings, Other
 from sglang_dflash.errors import DFlashError
 
+FULL = 0.9  # share of the block's width from which a probe's accept length is taken for a full block's
 _ROOM = 256  # tokens of a prompt beside its notes
 
 
@@ -59,7 +60,7 @@ def judge(served: Server, done: Sequence[Probe], known: Reference | None) -> Rep
     tasks = tuple(known.lengths) if known else ()
     findings = Findings(
         served,
-        served.expected or first.accept_length(*tasks),
+        _of_a_full_block(served, first, tasks),
         (mean(known.lengths.values()), known.source) if known and tasks else None,
         has_template=first.template,
         other_target=reference.other_target(served.drafter, served.target),
@@ -68,3 +69,13 @@ def judge(served: Server, done: Sequence[Probe], known: Reference | None) -> Rep
         users=together.users,
     )
     return Report(findings, done, known, curve, [one, many])
+
+
+def _of_a_full_block(served: Server, probe: Probe, tasks: Sequence[str]) -> float:
+    """Tokens of a full block: the probe's own, to which narrower blocks add by the server's survival of drafts.
+
+    Survival leaves out blocks with a match and still contains its prior, so it does not replace a measurement.
+    """
+    own = probe.accept_length(*tasks)
+    is_narrow = served.expected is not None and probe.width < FULL * served.block
+    return max(own, served.expected or 0.0) if is_narrow else own

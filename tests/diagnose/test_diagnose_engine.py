@@ -77,6 +77,12 @@ def test_a_good_pair_reaches_its_figures(dflash_hybrid: Server) -> None:
 
 
 @pytest.mark.slow
+def test_a_good_pair_at_adaptive_widths_gets_no_sentence(tmp_path: Path) -> None:
+    with serving(tmp_path, *FLOAT32, "--speculative-adaptive") as server:
+        assert [verdict(server) for _ in range(3)] == [(0, [])] * 3
+
+
+@pytest.mark.slow
 def test_requests_without_the_chat_template(tmp_path: Path) -> None:
     with serving(tmp_path, *FLOAT32) as server:
         assert verdict(server) == (0, [])
