@@ -6,12 +6,21 @@ if ``use_sliding_window`` is false, although ``layer_types`` may name sliding la
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_dflash.drafter.keys import MOST_POSITIONS, SLIDING, ConfigKeys, text_config, unusable
+from sglang_dflash.drafter.keys import (
+    INPUT_SCALE,
+    MOST_POSITIONS,
+    OUTPUT_SCALES,
+    SLIDING,
+    ConfigKeys,
+    text_config,
+    unusable,
+)
 from sglang_dflash.drafter.kinds import ARCHITECTURES, kind_left_to_builtin
 from sglang_dflash.drafter.quantisation import STORED, parse, quantization
 from sglang_dflash.drafter.quantised import Quantised
@@ -37,6 +46,8 @@ class DrafterConfig:
             are causal and full layers bidirectional unless ``is_causal`` says otherwise for all.
         rotary_dim: dimensions of a head that RoPE turns.
         rope_scaling: parameters of a scaled RoPE (YaRN), ``rope_type`` included; None for plain RoPE.
+        input_scale: factor of the block's input embeddings.
+        output_scale: factor of the logits. It changes no draft, but a draft's margin, which copies are compared with.
         draft_vocab_size: token ids that it drafts from, marked in its tensor ``t2d``; None for the whole vocabulary.
         copies_vocabulary: whether its tensors hold copies of the target's embedding and LM head, which are not loaded.
         dtype: the checkpoint's dtype as it names it; None if it does not say.
@@ -64,6 +75,8 @@ class DrafterConfig:
     rope_theta: float
     rotary_dim: int
     rope_scaling: Mapping[str, Any] | None
+    input_scale: float
+    output_scale: float
     draft_vocab_size: int | None
     copies_vocabulary: bool
     dtype: str | None
@@ -125,6 +138,8 @@ class DrafterConfig:
             rope_theta=rope_theta,
             rotary_dim=rotary_dim,
             rope_scaling=rope_scaling,
+            input_scale=keys.factor(INPUT_SCALE),
+            output_scale=math.prod(map(keys.factor, OUTPUT_SCALES)),
             draft_vocab_size=keys.draft_vocab_size(),
             copies_vocabulary=bool(keys.optional("copies_vocabulary", bool, "true or false")),
             dtype=keys.optional("dtype", str, "a name") or keys.optional("torch_dtype", str, "a name"),

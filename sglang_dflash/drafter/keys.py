@@ -16,6 +16,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 LARGEST = 1 << 31  # of a count; what a file claims is multiplied and allocated
 MOST_LAYERS = 1024
 MOST_POSITIONS = 1 << 24  # of a RoPE table, which has a row for each
+INPUT_SCALE, OUTPUT_SCALES = "input_embedding_scale", ("output_multiplier", "logit_scale")
 _LARGEST_FLOAT = 3e38  # float32's
 
 
@@ -68,6 +69,10 @@ class ConfigKeys:
 
     def number(self, key: str) -> float:
         return _positive(key, self.get(key))
+
+    def factor(self, key: str) -> float:
+        """A positive factor; 1 without the key."""
+        return 1.0 if self.get(key) is None else self.number(key)
 
     def mask_token_id(self) -> int:
         """The id itself: a token's *name* would need a tokenizer, and may land on an unrelated row."""

@@ -26,6 +26,7 @@ _BY_KEY = {
     "use_gemma_norm": "DFlash with Gemma's norm",
     "attention_sink_bias": "MiMo (attention sinks)",
     "attention_value_scale": "MiMo (attention value scale)",
+    "final_logit_softcapping": "DFlash with softcapped logits",
 }
 _BY_HEAD = {"domino": "Domino (GRU correction)", "dspark": "DSpark (Markov head)"}
 

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sglang_dflash.drafter.keys import FULL, SLIDING, ConfigKeys, architecture, unusable
+from sglang_dflash.drafter.keys import (
+    FULL,
+    INPUT_SCALE,
+    OUTPUT_SCALES,
+    SLIDING,
+    ConfigKeys,
+    architecture,
+    unusable,
+)
 from sglang_dflash.errors import DFlashError
 
 _MARK = "speculators_model_type"
+_XPRESS = "XPress (refinement head)"
+_OF_SPECULATORS = {"dflash2": "DFlash2 (candidate selector)", "xpress": _XPRESS}
 _CLASSES = {"Qwen3DFlashDraftModel": "DFlashDraftModel", "Qwen3DFlash2DraftModel": "DFlash2DraftModel"}
 
 
@@ -20,7 +30,20 @@ def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if _MARK in config:
         return _from_speculators(config)
+    _refuse_unserved(config)
     return _from_modelopt(_from_specforge(_from_automodel(config)))
+
+
+def _refuse_unserved(config: Mapping[str, Any]) -> None:
+    """Refuse, by name, drafters that neither our worker nor SGLang's serves."""
+    is_adaflash = ConfigKeys(config).get("thresh_head_direct_len")
+    kind = "AdaFlash (head for the length of a block)" if is_adaflash else _XPRESS
+    if is_adaflash or architecture(config) == "Qwen3XPressModel":
+        raise DFlashError(
+            f"the drafter is of the kind {kind}, which SGLang does not serve",
+            expected="a plain DFlash drafter",
+            remedy="use the target's plain DFlash drafter, or serve this one with its authors' engine",
+        )
 
 
 def _from_automodel(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -72,8 +95,9 @@ def _from_speculators(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         DFlashError: another algorithm, or a DFlash drafter that our worker would not draft with as it was trained.
     """
-    if config[_MARK] != "dflash":
-        raise _unserved(f"{_MARK} {config[_MARK]!r}", "dflash")
+    if (kind := config[_MARK]) != "dflash":
+        name = _OF_SPECULATORS.get(str(kind))
+        raise _unserved(f"{_MARK} {kind!r}{f', of the kind {name},' if name else ''}", "dflash")
     layers = config.get("transformer_layer_config")
     if not isinstance(layers, Mapping):
         raise unusable("transformer_layer_config", layers, "an object: the drafter's transformer")
@@ -89,6 +113,7 @@ def _from_speculators(config: Mapping[str, Any]) -> dict[str, Any]:
         "target_layer_ids": _layers_before(config.get("aux_hidden_state_layer_ids")),
         "draft_vocab_size": config.get("draft_vocab_size"),
         "copies_vocabulary": True,
+        **{key: config[key] for key in (INPUT_SCALE, *OUTPUT_SCALES) if key in config},
     }
     if config.get("sliding_window_non_causal"):
         dflash["causal"] = False

@@ -22,11 +22,12 @@ class TargetVocabulary:
     Attributes:
         embedding: the target's (vocabulary-parallel) embedding; maps int64 [n] to [n, H].
         lm_head: the target's (vocabulary-parallel) LM head.
-        scale: factor that the target's drafters were trained with on top of the embedding.
+        scale: factor of the embeddings: the drafter's, times the one that the target has for its drafters.
         first_id: first token id of this rank's shard of the head.
         num_ids: token ids of this rank's shard, padding and added vocabulary excluded.
         mask_token_id: token id of the block's positions after the anchor.
         mask_embedding: what the drafter sees there, [H], in the dtype of the embedding; None for the target's own row.
+        logit_scale: factor of the drafter's logits. Positive, so that only margins depend on it.
         drafted: bool [num_ids], the ids that may be drafted; None for all of them.
     """
 
@@ -37,11 +38,23 @@ class TargetVocabulary:
     num_ids: int
     mask_token_id: int
     mask_embedding: Tensor | None
+    logit_scale: float = 1.0
     drafted: Tensor | None = None
 
     @classmethod
-    def of(cls, target: Any, *, mask_token_id: int, mask_embedding: Tensor | None) -> TargetVocabulary:
+    def of(
+        cls,
+        target: Any,
+        *,
+        mask_token_id: int,
+        mask_embedding: Tensor | None,
+        input_scale: float = 1.0,
+        logit_scale: float = 1.0,
+    ) -> TargetVocabulary:
         """The vocabulary of a loaded target model.
+
+        Args:
+            input_scale: the drafter's factor of the embeddings.
 
         Raises:
             DFlashError: the target has no LM head, or this rank's shard of it is empty.
@@ -68,11 +81,12 @@ class TargetVocabulary:
         return cls(
             embedding=embedding,
             lm_head=lm_head,
-            scale=float(noise_scale()),
+            scale=input_scale * float(noise_scale()),
             first_id=0 if shard is None else shard.org_vocab_start_index,
             num_ids=num_ids,
             mask_token_id=mask_token_id,
             mask_embedding=mask_embedding,
+            logit_scale=logit_scale,
         )
 
     def reduced(self, drafted: Tensor) -> TargetVocabulary:
@@ -114,7 +128,7 @@ class TargetVocabulary:
             largest, index = logits.max(dim=-1)
             best = [largest.float()]
         if group.world_size == 1:
-            return index, best[0] - best[1]
+            return index, self._margins(best[0], best[1])
         sent = torch.stack((*best, (index + self.first_id).float()))
         shards = group.all_gather(sent[None], dim=0)
         first, ids = shards[:, 0], shards[:, -1]
@@ -123,7 +137,11 @@ class TargetVocabulary:
         if not margins:
             return tokens, None
         others = first.scatter(0, rank, shards[:, 1].gather(0, rank))
-        return tokens, first.amax(0) - others.amax(0)
+        return tokens, self._margins(first.amax(0), others.amax(0))
+
+    def _margins(self, first: Tensor, second: Tensor) -> Tensor:
+        margins = first - second
+        return margins if self.logit_scale == 1.0 else margins * self.logit_scale
 
     def _shard_logits(self, hidden: Tensor) -> Tensor:
         logits = self._whole_shard_logits(hidden)

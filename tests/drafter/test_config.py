@@ -56,6 +56,19 @@ def test_a_text_config_is_read() -> None:
     assert DrafterConfig.from_dict({**own, "text_config": config}) == parse()
 
 
+@pytest.mark.parametrize(
+    ("key", "input_scale", "output_scale"),
+    [("input_embedding_scale", 0.5, 1.0), ("output_multiplier", 1.0, 0.5), ("logit_scale", 1.0, 0.5)],
+)
+def test_a_scale_is_read_and_must_be_positive(key: str, input_scale: float, output_scale: float) -> None:
+    assert (parse().input_scale, parse().output_scale) == (1.0, 1.0)
+    config = parse(**{key: 0.5})
+    assert (config.input_scale, config.output_scale) == (input_scale, output_scale)
+    for unusable in (0.0, -1.0, float("nan"), "0.5"):
+        with pytest.raises(DFlashError, match=f"{key} is"):
+            parse(**{key: unusable})
+
+
 class TestLayers:
     MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 2048}
 
@@ -166,6 +179,7 @@ OTHER_KINDS = [
     ({"dflash_config": {"sample_from_anchor": False}}, "Nemotron"),
     ({"dflash_config": {"attention_sink_bias": True}}, "MiMo"),
     ({"use_gemma_norm": True}, "Gemma"),
+    ({"dflash_config": {"final_logit_softcapping": 30.0}}, "softcapped logits"),
     ({"hidden_act": "swigluoai"}, "swigluoai"),
 ]
 

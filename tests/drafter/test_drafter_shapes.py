@@ -48,6 +48,7 @@ class Shape:
         flag: block size on the command line; None leaves it to the checkpoint.
         causal: what the reference makes of ``is_causal``.
         yarn: whether the reference scales its rotation.
+        input_scale: what the reference multiplies the block's embeddings by.
         matters: whether the drafts differ from those of the same weights under plain attention.
     """
 
@@ -56,6 +57,7 @@ class Shape:
     flag: int | None = 16
     causal: bool | None = None
     yarn: bool = False
+    input_scale: float = 1.0
     matters: bool = True
 
 
@@ -84,6 +86,7 @@ SHAPES = {
         {"layer_types": (SLIDING,) * 2, "sliding_window": WINDOW}, {"is_causal": False}, causal=False
     ),
     "YaRN": Shape(keys={"rope_scaling": YARN}, yarn=True),
+    "scaled input embeddings": Shape(keys={"input_embedding_scale": 8.0}, input_scale=8.0),
 }
 WINDOWS = {None: 1, 16: 1, 64: 16, 4096: 1}  # tokens of a draft window -> page that its reading begins on
 
@@ -147,6 +150,7 @@ class Reference:
         with self.patch.context() as inside:
             if causal is not None:
                 inside.setattr(reference_decoder, "visible", functools.partial(visible_where, causal))
+            inside.setattr(reference_decoder.DrafterRun, "input_scale", self.shape.input_scale)
             if self.shape.yarn:
                 inside.setattr(drafter, "rotate", yarn_rotation)
             return self.decoder.decode(prompt, NEW_TOKENS, self.width, window, self.page)

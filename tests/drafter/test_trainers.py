@@ -22,6 +22,7 @@ from sglang_dflash.drafter.kinds import kind_left_to_builtin
 from sglang_dflash.drafter.tensors import LoadReport, expected_shapes
 from sglang_dflash.drafter.trainers import plain_form
 from sglang_dflash.errors import DFlashError
+from tests.support.configs import drafter
 from tests.support.trainers import FOLDER, SERVED, config, plain_config, tensors_of, write, write_target
 
 VOCABULARY = {"embed_tokens.weight", "lm_head.weight", "t2d", "d2t"}
@@ -98,6 +99,12 @@ def test_a_plain_configuration_is_left_alone(name: str) -> None:
     assert plain_form(config(name)) == config(name)
 
 
+def test_scales_of_a_speculators_drafter_are_kept() -> None:
+    written = {**config("speculators"), "input_embedding_scale": 2.5, "logit_scale": 0.5}
+    found = DrafterConfig.from_dict(written)
+    assert (found.input_scale, found.output_scale) == (2.5, 0.5)
+
+
 def test_the_plain_form_is_its_own() -> None:
     for name in SERVED:
         plain = plain_form(config(name))
@@ -117,6 +124,18 @@ class TestRefused:
         with pytest.raises(DFlashError, match=f"of the kind {kind}"):
             DrafterConfig.from_dict(config(name))
 
+    @pytest.mark.parametrize(
+        ("changes", "kind"),
+        [
+            # Its block has no token for the anchor, which alone would make it one of Nemotron's.
+            ({"architectures": ["Qwen3XPressModel"], "sample_from_anchor": False}, "XPress"),
+            ({"dflash_config": {"thresh_head_direct_len": True}}, "AdaFlash"),
+        ],
+    )
+    def test_a_kind_that_sglang_does_not_serve_is_named(self, changes: dict[str, Any], kind: str) -> None:
+        with pytest.raises(DFlashError, match=f"of the kind {kind}.*, which SGLang does not serve"):
+            plain_form(drafter(**changes))
+
     def test_what_sglang_serves_has_the_class_that_sglang_knows(self) -> None:
         for name in ("specforge-domino", "automodel-domino"):
             plain = plain_form(config(name))
@@ -135,6 +154,8 @@ class TestRefused:
         ("changes", "named"),
         [
             ({"speculators_model_type": "eagle3"}, "speculators_model_type 'eagle3'"),
+            ({"speculators_model_type": "dflash2"}, "speculators_model_type 'dflash2', of the kind DFlash2"),
+            ({"speculators_model_type": "xpress"}, "speculators_model_type 'xpress', of the kind XPress"),
             ({"sample_from_anchor": True}, "sample_from_anchor true"),
             ({"aux_hidden_state_layer_ids": [0, 4, 6]}, r"aux_hidden_state_layer_ids is \[0, 4, 6\]"),
             ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids is missing"),

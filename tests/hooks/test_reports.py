@@ -16,7 +16,7 @@ pytest.importorskip("sglang")
 
 pytestmark = pytest.mark.sglang
 
-# The second report follows after the width file and both models are gone, and in another process's copy of the arguments.
+# The later reports follow after width file and models are gone; the last is that of another process's copy.
 REPORTS = """
 import json, pickle, shutil, sys
 from pathlib import Path

@@ -48,11 +48,27 @@ def test_masked_positions_take_the_drafters_own_embedding_and_the_targets_table_
     assert torch.equal(model.table.weight, before)
 
 
-def test_the_targets_scale_is_applied_to_both() -> None:
-    model, own = target(get_dflash_noise_embedding_scale=lambda: 3.0), torch.arange(4.0)
-    seen = TargetVocabulary.of(model, mask_token_id=MASK, mask_embedding=own).embed(IDS)
-    assert torch.equal(seen[1], 3 * own)
-    assert torch.equal(seen[0], 3 * model.table.weight[1])
+@pytest.mark.parametrize(("targets", "drafters"), [(3.0, 1.0), (1.0, 3.0), (1.5, 2.0)])
+def test_the_scales_are_applied_to_both(targets: float, drafters: float) -> None:
+    model, own = target(get_dflash_noise_embedding_scale=lambda: targets), torch.arange(4.0)
+    vocabulary = TargetVocabulary.of(model, mask_token_id=MASK, mask_embedding=own, input_scale=drafters)
+    seen = vocabulary.embed(IDS)
+    assert torch.equal(seen[1], targets * drafters * own)
+    assert torch.equal(seen[0], targets * drafters * model.table.weight[1])
+
+
+def test_a_logit_scale_scales_margins_and_leaves_tokens_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = SimpleNamespace(tp_group=SimpleNamespace(world_size=1))
+    monkeypatch.setattr("sglang_dflash.model.vocabulary.get_parallel", lambda: alone)
+    hidden = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    (plain, margins), (tokens, scaled) = [
+        TargetVocabulary.of(target(), mask_token_id=MASK, mask_embedding=None, logit_scale=scale).argmax_token(
+            hidden, margins=True
+        )
+        for scale in (1.0, 0.25)
+    ]
+    assert margins is not None and scaled is not None
+    assert torch.equal(tokens, plain) and torch.equal(scaled, margins * 0.25)
 
 
 def test_a_target_without_an_lm_head_is_refused() -> None:

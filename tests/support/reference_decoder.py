@@ -71,6 +71,8 @@ class TargetRun:
 class DrafterRun:
     """A drafter with the keys and values of its context."""
 
+    input_scale = 1.0  # of the block's embeddings; tests of a drafter that states one set it
+
     def __init__(
         self, drafter: Drafter, target: transformers.PreTrainedModel, draft_window: int | None, page: int = 1
     ) -> None:
@@ -106,7 +108,8 @@ class DrafterRun:
             visible(layer_type, positions[:, None], keys, start, c.sliding_window, window)[None, None]
             for layer_type in c.layer_types
         ]
-        return self.drafter(self.target.model.embed_tokens(tokens), positions[None], self.context, masks)[0]
+        embeds = self.target.model.embed_tokens(tokens) * self.input_scale
+        return self.drafter(embeds, positions[None], self.context, masks)[0]
 
     @torch.no_grad()
     def logits(self, anchor: int, width: int) -> Tensor:

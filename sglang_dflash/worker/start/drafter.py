@@ -37,6 +37,8 @@ def load_drafter(
         target.model,
         mask_token_id=plan.drafter.mask_token_id,
         mask_embedding=load_mask_embedding(plan.files.path(FILE), plan.drafter),
+        input_scale=plan.drafter.input_scale,
+        logit_scale=plan.drafter.output_scale,
     )
     worker.model_runner.model.set_vocabulary(vocabulary)
     return worker
