@@ -69,7 +69,7 @@ def _report(
 ) -> Report:
     try:
         args, notes, unread = parse(flags, target=target, drafter=drafter)
-        machine = asked_about(args.device, memory_gib, gpu and gpu.value)
+        machine = asked_about(args.device, memory_gib, gpu and gpu.value, base_gpu_id=args.base_gpu_id)
     except DFlashError as raised:
         return Report([of_error("flags", raised)])
     found = preflight(args, machine, mix)

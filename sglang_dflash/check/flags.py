@@ -16,8 +16,10 @@ from sglang_dflash.errors import DFlashError
 # flag -> (type, default)
 VALUED: dict[str, tuple[type, object]] = {
     "--attention-backend": (str, None),
+    "--base-gpu-id": (int, 0),
     "--chat-template": (str, None),
     "--context-length": (int, None),
+    "--cpu-offload-gb": (int, 0),
     "--cuda-graph-backend-decode": (str, None),
     "--cuda-graph-max-bs-decode": (int, None),
     "--decode-attention-backend": (str, None),
@@ -39,9 +41,11 @@ VALUED: dict[str, tuple[type, object]] = {
     "--max-running-requests": (int, None),
     "--max-total-tokens": (int, None),
     "--mem-fraction-static": (float, None),
+    "--offload-group-size": (int, -1),
     "--page-size": (int, None),
     "--pp-size": (int, 1),
     "--prefill-attention-backend": (str, None),
+    "--quantization": (str, None),
     "--revision": (str, None),
     "--speculative-adaptive-config": (str, None),
     "--speculative-dflash-block-size": (int, None),
@@ -51,6 +55,7 @@ VALUED: dict[str, tuple[type, object]] = {
     "--speculative-draft-model-revision": (str, None),
     "--speculative-draft-window-size": (int, None),
     "--speculative-num-draft-tokens": (int, None),
+    "--torchao-config": (str, ""),
     "--tp-size": (int, 1),
 }
 SWITCHES = (
@@ -59,6 +64,8 @@ SWITCHES = (
     "--disable-radix-cache",
     "--enable-linear-replayssm",
     "--enable-linear-replayssm-spec",
+    "--enable-pd-role-switch",
+    "--enable-unified-memory",
     "--speculative-adaptive",
     "--trust-remote-code",
 )

@@ -21,7 +21,7 @@ from sglang_dflash.errors import DFlashError, Doubt
 from sglang_dflash.memory.machine import Machine, size
 from sglang_dflash.memory.outside import FLOOR, Outside
 from sglang_dflash.memory.sizes import is_hybrid
-from sglang_dflash.plan.advice import With
+from sglang_dflash.plan.advice import HIGHEST_FRACTION, With
 from sglang_dflash.plan.decide import decide
 from sglang_dflash.plan.memory import MemoryTable
 from sglang_dflash.plan.mix import Mix, Split, Splits
@@ -64,12 +64,14 @@ def check_rules(args: Any, machine: Machine) -> list[Finding]:
 
 
 def check_memory(plan: ServingPlan) -> Iterator[Finding]:
-    """Findings on the plan's expected memory. They rest on estimates: a server warns of them and starts."""
+    """Findings on the plan's expected memory. All but the weights are estimates: a server warns of them and starts."""
     if plan.unsized is not None:
         yield replace(of_error("memory", plan.unsized), estimated=True)
     if (memory := plan.memory) is not None:
         if memory.static_bytes and len(memory.ways) > 1:
             yield Finding("ok", f"states {'replayed' if memory.ways[0].replay else 'kept'}", _both_ways(memory))
+        if memory.static_bytes and memory.demand.weighed:
+            yield judge("weights", _weights, memory)
         yield replace(judge("running requests", _running, memory), estimated=True)
         if memory.outside is not None:
             yield replace(judge("memory beside the static share", _outside, memory, memory.outside), estimated=True)
@@ -102,6 +104,18 @@ def _both_ways(memory: MemoryTable) -> str:
     )
 
 
+def _weights(memory: MemoryTable) -> str:
+    weights, static, fraction = memory.demand.weights, memory.static_bytes, memory.fraction
+    if weights < static:
+        return f"{size(weights)} of {size(static)}"
+    wider = f"--mem-fraction-static {HIGHEST_FRACTION}, " if weights * fraction < static * HIGHEST_FRACTION else ""
+    raise DFlashError(
+        f"the weights of one rank take {size(weights)}, and static memory is {size(static)} ({fraction} of the device)",
+        expected="static memory that holds the weights and leaves room for K/V",
+        remedy=f"set {wider}a larger --tp-size, or serve a quantised target (FP8)",
+    )
+
+
 def _running(memory: MemoryTable) -> str:
     served, demand = memory.ways[0], memory.demand
     if memory.static_bytes == 0:
@@ -111,12 +125,17 @@ def _running(memory: MemoryTable) -> str:
     if served.running == 0:
         raise DFlashError(
             f"{size(memory.static_bytes)} of static memory do not hold weights and one request",
-            expected=f"more than {size(demand.target_weights + demand.drafter_weights)}",
+            expected=f"more than {size(demand.weights)}",
             remedy="use more GPUs (--tp-size), a larger --mem-fraction-static or a quantised target",
         )
-    more = [f"{each.flag} ({each.running} fit)" for each in memory.advice if each.running > served.running]
+    more = [
+        f"{each.flag} ({each.running} fit, {each.tokens} tokens of K/V)"
+        for each in memory.advice
+        if each.running > served.running
+    ]
     raise Doubt(
-        f"{demand.max_running} asked for (--max-running-requests), {served.running} fit at once",
+        f"{demand.max_running} asked for (--max-running-requests), {served.running} fit at once, "
+        f"{served.tokens} tokens of K/V between them",
         expected=f"memory for {demand.max_running}: {served.capped_by} take it",
         remedy=f"set {', or '.join(more)}" if more else "use more or larger GPUs, or accept the smaller number",
     )

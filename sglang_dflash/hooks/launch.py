@@ -52,7 +52,8 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
         logger.warning("DFLASH: %s", line)
     if builtin_requested():
         return
-    args, machine = resolving_view(server_args), this_machine()
+    args = resolving_view(server_args)
+    machine = this_machine(args.base_gpu_id)
     check_sglang(machine)
     refuse_unapplied_hooks()
     _say(check_rules(args, machine))
@@ -82,7 +83,7 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
     args, plan = resolving_view(server_args), None
     if _dflash_is_asked_for(server_args) and reason_for_builtin(args, on_cpu=on_our_cpu_platform()) is None:
         hybrid = hybrid_gdn_config(model_config_of(server_args)) is not None
-        plan = decide(args, this_machine(), hybrid=hybrid)
+        plan = decide(args, this_machine(args.base_gpu_id), hybrid=hybrid)
         _say(check_memory(plan))
         _before_speculation(server_args, plan)
     previous(server_args)
@@ -119,19 +120,23 @@ def _replay_states(server_args: ServerArgs, plan: ServingPlan) -> None:
 
 
 @cache
-def this_machine() -> Machine:
+def this_machine(base_gpu_id: int) -> Machine:
     if on_our_cpu_platform():
         return CPU
-    machine = find_gpu() or UNKNOWN_GPU
+    machine = find_gpu(base_gpu_id) or UNKNOWN_GPU
     if machine.memory is None:
         logger.warning(
-            "DFLASH: neither nvidia-smi nor torch tells the memory of %s: nothing is known of how many requests fit, "
-            "and recurrent states are kept (%s=1 replays them)",
+            "DFLASH: could not read the memory of %s from nvidia-smi or torch; cannot estimate how many requests fit, "
+            "so recurrent states are kept (%s=1 replays them)",
             machine.name,
             SWITCH,
         )
     elif machine.told_by == "torch":
-        logger.warning("DFLASH: no answer from nvidia-smi; by torch, %s has %s", machine.name, size(machine.memory))
+        logger.warning(
+            "DFLASH: nvidia-smi does not give the memory of this GPU; by torch, %s has %s",
+            machine.name,
+            size(machine.memory),
+        )
     return machine
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Literal
 
 from sglang_dflash.memory.sizes import StateBytes, history_columns
@@ -26,10 +27,12 @@ class Demand:
 
     Attributes:
         target_weights, drafter_weights: bytes of parameters.
+        weighed: whether the weights are those of safetensors headers, and served as they are stored: no estimate.
         target_kv, draft_kv: bytes a token.
         state: a request's recurrent state.
         block: positions of a draft block, tokens.
         slots_per_request: recurrent-state slots that a running request holds.
+        context: tokens of the longest request.
         state_share: ``mamba_full_memory_ratio``, recurrent state's part to one part of K/V.
         max_running: requests that may run at once, as asked for.
         max_tokens, max_states: ``--max-total-tokens``, ``--max-mamba-cache-size``; None if SGLang decides.
@@ -38,7 +41,8 @@ class Demand:
         in_transfer: requests of a disaggregated server that hold rows beside the running ones; None for any other.
         replayed: the state where states are replayed, whose dtype may be another; None for the same.
         records: positions of a request's ring of records where states are replayed.
-        copied_context: tokens of the longest request where blocks are copied; None where they are not.
+        copies: whether blocks are copied.
+        verifies: whether blocks are verified. The prefill server of a disaggregated pair allocates no verify scratch.
     """
 
     target_weights: int
@@ -48,6 +52,7 @@ class Demand:
     state: StateBytes
     block: int
     slots_per_request: int
+    context: int
     state_share: float
     max_running: int
     max_tokens: int | None = None
@@ -57,13 +62,21 @@ class Demand:
     in_transfer: int | None = None
     replayed: StateBytes | None = None
     records: int = 16
-    copied_context: int | None = None
+    copies: bool = False
+    verifies: bool = True
+    weighed: bool = False
+
+    @property
+    def weights(self) -> int:
+        return self.target_weights + self.drafter_weights
 
     def state_of(self, *, replay: bool) -> StateBytes:
         return self.replayed or self.state if replay else self.state
 
     def scratch(self, *, replay: bool) -> int:
         """Bytes that the verify of one request keeps until its commit."""
+        if not self.verifies:
+            return 0
         state = self.state_of(replay=replay)
         return state.records(self.block, self.records) if replay else state.snapshots(self.block)
 
@@ -178,9 +191,8 @@ def fit(demand: Demand, static_bytes: float, *, replay: bool = False) -> Pools:
     Args:
         replay: whether verification keeps what tokens write, instead of the state after each of them.
     """
-    weights = demand.target_weights + demand.drafter_weights
     state = demand.state_of(replay=replay)
-    states = _States(0, demand.max_running, static_bytes - weights)
+    states = _States(0, demand.max_running, static_bytes - demand.weights)
     if state.slot:
         states = (_beside_records if replay else _beside_snapshots)(demand, state, states.left)
     rest, per_token = states.left, demand.target_kv
@@ -211,7 +223,7 @@ def fit(demand: Demand, static_bytes: float, *, replay: bool = False) -> Pools:
         running=running,
         ring=demand.ring,
         in_transfer=demand.in_transfer,
-        history=history_bytes(demand.copied_context, tokens, demand.block),
+        history=history_bytes(demand.context if demand.copies else None, tokens, demand.block),
     )
 
 
@@ -237,12 +249,12 @@ def _beside_snapshots(demand: Demand, state: StateBytes, rest: float) -> _States
 
     SGLang budgets a whole slot for each position of the block, though convolution windows overlap.
     """
-    slots = demand.max_states
+    slots, block = demand.max_states, demand.block if demand.verifies else 0
     if slots is None:
-        budget = _states_share(demand, rest) - state.slot * (1 + demand.block)
-        slots = max(0, int(budget // (state.slot * (1 + demand.block / demand.slots_per_request))))
+        budget = _states_share(demand, rest) - state.slot * (1 + block)
+        slots = max(0, int(budget // (state.slot * (1 + block / demand.slots_per_request))))
     running = min(demand.max_running, slots // demand.slots_per_request)
-    return _States(slots, running, rest - state.slot * ((running + 1) * demand.block + slots + 1))
+    return _States(slots, running, rest - state.slot * ((running + 1) * block + slots + 1))
 
 
 def _beside_records(demand: Demand, state: StateBytes, rest: float) -> _States:
@@ -265,26 +277,27 @@ def _states_share(demand: Demand, rest: float) -> float:
     return max(0.0, rest) * demand.state_share / (1 + demand.state_share)
 
 
-MIN_TOKENS = 2048  # of K/V for each running request, a short chat: with less, requests wait for K/V instead of states
+TOKENS_PER_REQUEST = 8192  # of K/V for each running request: with less, long answers are retracted and prefilled again
 _HIGHEST = 10
 
 
 def share(demand: Demand, static_bytes: float, *, replay: bool) -> float:
-    """The lowest ratio, in tenths from the demand's on, that lets every request run; or else the most.
+    """Return the lowest ratio, in tenths from the demand's on, that lets every request run; or else the most.
 
-    The demand's own where none is better.
+    A higher ratio than the demand's leaves K/V for one whole context. Where the demand's leaves less, it stays.
     """
     tenths = range(int(demand.state_share * 10) + 1, _HIGHEST * 10 + 1)
     ratios = [demand.state_share, *(each / 10 for each in tenths)]
     fits = [fit(replace(demand, state_share=ratio), static_bytes, replay=replay) for ratio in ratios]
-    return ratios[best(fits, demand.max_running)]
+    least = min(demand.context, fits[0].tokens)
+    return ratios[best(takewhile(lambda each: each.tokens >= least, fits), demand.context)]
 
 
-def best(fits: Iterable[Pools], asked: int) -> int:
-    """Index of the first division that lets ``asked`` requests run, or else the most, without starving them."""
-    running = [min(asked, fitted.running) if _feeds(fitted) else 0 for fitted in fits]
+def best(fits: Iterable[Pools], context: int) -> int:
+    """Index of the first division that lets the most requests run, counting those with K/V for a long answer.
+
+    Args:
+        context: tokens of the longest request.
+    """
+    running = [min(each.running, each.tokens // min(TOKENS_PER_REQUEST, context)) for each in fits]
     return running.index(max(running))
-
-
-def _feeds(fitted: Pools) -> bool:
-    return fitted.tokens >= fitted.running * MIN_TOKENS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -26,14 +27,17 @@ def size(count: float) -> str:
 
 
 _MOST_GIB = 1 << 20
-_QUERY = ("--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits")
+_QUERY = ("--query-gpu=name,memory.total,compute_cap,uuid,mig.mode.current", "--format=csv,noheader,nounits")
+_SECONDS = 60  # to wait for one answer
 _DRIVER = Path("/dev/nvidiactl")  # there wherever the kernel has the driver, in containers too
 # The same line from torch, in a process of its own: this one may neither load torch nor create a CUDA context.
 _ASK_TORCH = """
+import sys
 import torch
-if torch.cuda.is_available():
-    gpu = torch.cuda.get_device_properties(0)
-    print(gpu.name, gpu.total_memory >> 20, f"{gpu.major}.{gpu.minor}", sep=", ")
+index = int(sys.argv[1])
+if index < torch.cuda.device_count():
+    gpu = torch.cuda.get_device_properties(index)
+    print(gpu.name, gpu.total_memory >> 20, f"{gpu.major}.{gpu.minor}", "", "", sep=", ")
 """
 
 
@@ -72,47 +76,96 @@ GPUS = {
 }
 
 
-def find_gpu() -> Machine | None:
-    """The first NVIDIA GPU; None without a driver or a GPU.
+@dataclass(frozen=True)
+class _Row:
+    """One line of nvidia-smi."""
 
-    nvidia-smi answers in no time, but many containers lack it, and of a GPU that shares the machine's memory it knows
-    none. Then torch is asked.
+    machine: Machine
+    uuid: str
+    is_split: bool  # into MIG instances, whose memory only torch reads
+
+
+def find_gpu(base_gpu_id: int = 0) -> Machine | None:
+    """Return the NVIDIA GPU that a server's first rank will use; None without a driver or a GPU.
+
+    nvidia-smi is fast, but many containers lack it, and it reports neither the memory of integrated GPUs nor that of
+    MIG instances. It lists every GPU, whatever ``CUDA_VISIBLE_DEVICES`` names. Where its answer leaves a doubt, or
+    takes too long, torch is asked.
+
+    Args:
+        base_gpu_id: ``--base-gpu-id``, an index into the visible devices.
     """
     command = shutil.which("nvidia-smi")
-    found = _answer(command, *_QUERY) if command else None
-    if found is not None and found.memory is not None:
-        return replace(found, told_by="nvidia-smi")
-    by_torch = _answer(sys.executable, "-c", _ASK_TORCH) if found or _DRIVER.exists() else None
-    if found is None and by_torch is None:
-        return None
-    return replace(by_torch or found, told_by="torch")  # type: ignore[type-var]
+    rows = parse(_answer(command, *_QUERY)) if command else []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = _select(rows, visible, base_gpu_id)
+    if found is not None and found.machine.memory is not None and not found.is_split:
+        return replace(found.machine, told_by="nvidia-smi")
+    asks = bool(rows) or _DRIVER.exists()
+    by_torch = parse(_answer(sys.executable, "-c", _ASK_TORCH, str(base_gpu_id))) if asks else []
+    if by_torch:
+        return replace(by_torch[0].machine, told_by="torch")
+    if found is not None:
+        return replace(found.machine, memory=None, told_by="torch")
+    return replace(UNKNOWN_GPU, told_by="torch") if rows and visible != "" else None
 
 
-def _answer(*command: str) -> Machine | None:
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    return parse(answer.stdout) if answer.returncode == 0 else None
+def _select(rows: list[_Row], visible: str | None, index: int) -> _Row | None:
+    """Return the row of a visible device; None where nvidia-smi cannot tell.
 
-
-def parse(answer: str) -> Machine | None:
-    """Read ``nvidia-smi``'s first line: name, memory in MiB, compute capability.
-
-    A number that the driver does not know (``[N/A]``, as on GPUs that share the machine's memory) is None.
+    CUDA counts the fastest GPU first, nvidia-smi goes by the PCI bus. The order matters where GPUs differ.
     """
-    first = next((line for line in answer.splitlines() if line.count(",") >= 2), None)
-    if first is None:
+    entries = (
+        [each.strip() for each in visible.split(",")] if visible is not None else [str(i) for i in range(len(rows))]
+    )
+    entry = entries[index] if index < len(entries) else ""
+    if entry.startswith("GPU-"):
+        return next((row for row in rows if row.uuid.startswith(entry)), None)
+    if not re.fullmatch("[0-9]{1,4}", entry) or int(entry) >= len(rows):
         return None
-    name, memory, capability = (part.strip() for part in first.rsplit(",", 2))
+    are_alike = len({(row.machine, row.is_split) for row in rows}) == 1
+    if are_alike or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return rows[int(entry)]
+    return None
+
+
+def _answer(*command: str) -> str:
+    try:
+        asked = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    except OSError:
+        return ""
+    try:
+        answer, _ = asked.communicate(timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        asked.kill()  # without waiting: a process that hangs in the driver does not end
+        return ""
+    return answer if asked.returncode == 0 else ""
+
+
+def parse(answer: str) -> list[_Row]:
+    """Read nvidia-smi's lines: name, memory in MiB, compute capability, UUID, MIG mode.
+
+    A number that the driver does not report (``[N/A]``, as on GPUs that share the machine's memory) is None.
+    """
+    return [_row(*line.rsplit(",", 4)) for line in answer.splitlines() if line.count(",") >= 4]
+
+
+def _row(*columns: str) -> _Row:
+    name, memory, capability, uuid, mig = (part.strip() for part in columns)
     major, _, minor = capability.partition(".")
     known = all(re.fullmatch("[0-9]{1,3}", each) for each in (major, minor or "0"))
-    return Machine(
+    machine = Machine(
         "gpu",
         name,
         int(memory) * MIB if re.fullmatch("[0-9]{1,9}", memory) else None,
         (int(major), int(minor or 0)) if known else None,
     )
+    return _Row(machine, uuid, is_split=mig == "Enabled")
 
 
-def asked_about(device: str | None, memory_gib: float | None, gpu: str | None = None) -> Machine:
+def asked_about(
+    device: str | None, memory_gib: float | None, gpu: str | None = None, *, base_gpu_id: int = 0
+) -> Machine:
     """The machine that a command line asks about.
 
     Args:
@@ -120,6 +173,7 @@ def asked_about(device: str | None, memory_gib: float | None, gpu: str | None = 
             a GPU.
         memory_gib: memory of another machine, GiB.
         gpu: a name in :data:`GPUS`; decides alone.
+        base_gpu_id: ``--base-gpu-id``, of this machine.
 
     Raises:
         DFlashError: no machine has so much memory.
@@ -133,4 +187,4 @@ def asked_about(device: str | None, memory_gib: float | None, gpu: str | None = 
         return replace(asked, name=f"a {asked.kind.upper()} with {memory_gib:g} GiB", memory=int(memory_gib * GIB))
     if device == "cpu":
         return CPU
-    return find_gpu() or (UNKNOWN_GPU if device else CPU)
+    return find_gpu(base_gpu_id) or (UNKNOWN_GPU if device else CPU)

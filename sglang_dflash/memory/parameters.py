@@ -5,12 +5,10 @@ Covers the families of the published targets: Qwen3 (dense and MoE), Qwen3-Next 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from sglang_dflash.drafter.config import DrafterConfig, text_config
-from sglang_dflash.drafter.tensors import expected_shapes
+from sglang_dflash.drafter.config import text_config
 from sglang_dflash.memory.sizes import count, full_layers, head_size, kv_heads
 
 FAMILIES = {
@@ -21,11 +19,6 @@ FAMILIES = {
 def is_known(config: Mapping[str, Any]) -> bool:
     """Whether the sizes computed here hold for the target."""
     return str(text_config(config).get("model_type")) in FAMILIES
-
-
-def drafter_parameters(drafter: DrafterConfig) -> int:
-    """Parameters of a plain DFlash drafter; embedding and LM head are the target's."""
-    return sum(math.prod(shape) for shape in expected_shapes(drafter).values())
 
 
 def target_parameters(config: Mapping[str, Any]) -> int:

@@ -40,7 +40,8 @@ def lines(
         outside: what the device holds beside them, the same for each way.
     """
     columns = [_column(pools) for pools in ways]
-    table = [(about, [column[about] for column in columns]) for about in columns[0]]
+    rows_of_any = dict.fromkeys(about for column in columns for about in column)
+    table = [(about, [column.get(about, ("", "")) for column in columns]) for about in rows_of_any]
     text = [(about.ljust(_ABOUT) + "".join(_cells(*cells) for cells in rows)).rstrip() for about, rows in table]
     if outside is not None:
         rows = {
@@ -65,7 +66,8 @@ def _column(pools: Pools) -> dict[str, tuple[str, str]]:
         heading = {"states of a block": ("", "replayed" if pools.replay else "kept")}
         slots = pools.slots_per_request
         rows += [(f"recurrent states, {slots} slots", f"{size(slots * pools.state)} a request", whole["states"])]
-        rows += [(f"verify scratch, block of {pools.block}", f"{size(pools.scratch)} a request", whole["scratch"])]
+        if pools.scratch:
+            rows += [(f"verify scratch, block of {pools.block}", f"{size(pools.scratch)} a request", whole["scratch"])]
         if slots > 1:
             fewer = {f"  with {name}": ("", str(pools.prefixes(each))) for name, each in SLOTS.items() if each < slots}
             prefixes = {

@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from sglang_dflash.memory.fit import Demand, Pools, best, fit, share
+from sglang_dflash.memory.fit import Demand, Pools, best, share
+from sglang_dflash.memory.outside import FLOOR, Outside
 from sglang_dflash.memory.sizes import SLOTS
 from sglang_dflash.memory.table import Advice
 from sglang_dflash.states.choice import FLAG as REPLAY_FLAG
@@ -16,40 +17,51 @@ WINDOW = 2048  # draft window, tokens
 HIGHEST_FRACTION = 0.9  # of the device; activations and graphs take the rest
 _WORTH_A_WORD = 1.1  # times as many requests or prefixes
 _HIGHEST_RATIO = 10
-_MOST_TRIES = 1024  # values of one flag
+_MOST_TRIES = 64  # values of one flag
 WINDOW_FLAG = "--speculative-draft-window-size"
 # A flag with a value, and what it makes of demand and static bytes.
 _Try = tuple[str, Demand, float]
 
 
 def advice(
-    args: Any, demand_of: Callable[[Any], Demand], *, replay: bool, memory: int, fraction: float
+    args: Any,
+    demand_of: Callable[[Any], Demand],
+    divided: Callable[[Demand, float], Pools],
+    *,
+    memory: int,
+    fractions: tuple[float, float],
 ) -> list[Advice]:
-    """The mildest value of each flag that lets all requests run, or else the most.
+    """Return the mildest value of each flag that lets all requests run, or else the most.
 
     Args:
         args: server arguments by SGLang's names.
         demand_of: what one rank has to hold, for changed arguments.
-        replay: whether states are replayed.
+        divided: how the server would divide so many static bytes.
         memory: bytes of the device.
-        fraction: of it, static.
+        fractions: of it, static now and at most.
     """
-    now, static = demand_of(args), memory * fraction
-    before = fit(now, static, replay=replay)
-    ratio = share(now, static, replay=replay)
+    now, static = demand_of(args), memory * fractions[0]
+    before = divided(now, static)
+    ratio = share(now, static, replay=before.replay)
     flags: list[list[_Try]] = [
+        list(_fractions(now, memory, *fractions)),
         [(f"--mamba-full-memory-ratio {ratio}", replace(now, state_share=ratio), static)],
-        list(_fractions(now, memory, fraction)),
         list(_fewer(now, before, static)),
         *([(flag, demand_of(With(args, **changes)), static)] for flag, changes in single_values(args, now)),
     ]
-    found = [_best(tries, now.max_running, replay=replay) for tries in flags if tries]
+    found = [_best(tries, divided, now.context) for tries in flags if tries]
     return [each for each in found if _gains(each, before, now.max_running)]
 
 
-def _best(tries: list[_Try], asked: int, *, replay: bool) -> Advice:
-    fits = [fit(demand, static, replay=replay) for _, demand, static in tries]
-    index = best(fits, asked)
+def highest_fraction(fraction: float, outside: Outside | None, memory: int) -> float:
+    """Return the largest static fraction that leaves what sampling, graphs and activations take, in hundredths."""
+    room = outside.left - FLOOR if outside else memory
+    return max(fraction, min(HIGHEST_FRACTION, int(100 * (fraction + room / memory)) / 100))
+
+
+def _best(tries: list[_Try], divided: Callable[[Demand, float], Pools], context: int) -> Advice:
+    fits = [divided(demand, static) for _, demand, static in tries]
+    index = best(fits, context)
     return Advice(tries[index][0], fits[index].running, fits[index].tokens)
 
 
@@ -60,8 +72,8 @@ def _gains(advice: Advice, before: Pools, asked: int) -> bool:
     return before.running < asked and advice.running >= min(asked, _WORTH_A_WORD * before.running + 1)
 
 
-def _fractions(now: Demand, memory: int, fraction: float) -> Iterator[_Try]:
-    for percent in range(round(fraction * 100) + 1, round(HIGHEST_FRACTION * 100) + 1):
+def _fractions(now: Demand, memory: int, fraction: float, highest: float) -> Iterator[_Try]:
+    for percent in range(round(fraction * 100) + 1, round(highest * 100) + 1):
         yield f"--mem-fraction-static {percent / 100}", now, memory * percent / 100
 
 

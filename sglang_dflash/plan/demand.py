@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from sglang_dflash.drafter.config import quantization, text_config
-from sglang_dflash.drafter.files import ModelFiles
-from sglang_dflash.drafter.tensors import copied_shapes
+from sglang_dflash.drafter.files import TensorHeader
+from sglang_dflash.drafter.reading import parse_object
+from sglang_dflash.drafter.tensors import copied_shapes, expected_shapes, sharing_ranks
 from sglang_dflash.memory.fit import Demand
 from sglang_dflash.memory.machine import Machine
-from sglang_dflash.memory.parameters import drafter_parameters, target_parameters
+from sglang_dflash.memory.parameters import target_parameters
 from sglang_dflash.memory.sizes import (
     DTYPE_BYTES,
     MAX_RUNNING,
@@ -57,14 +59,17 @@ def demand(args: Any, machine: Machine, pair: Pair, *, copies: bool = False) -> 
     running, slots = args.max_running_requests or MAX_RUNNING, slots_per_request(args)
     window = context_window(args.speculative_draft_window_size, drafter)
     context = args.context_length or count(text, "max_position_embeddings", drafter.max_position_embeddings)
+    # SGLang leaves the verify scratch of a prefill server out, except for these (_pd_prefill_skips_mamba_spec_state).
+    keeps_scratch = args.enable_pd_role_switch or args.enable_unified_memory
     return Demand(
-        target_weights=_weights(pair.target_files, target_parameters(target), dtype, quantization(target)) // tp,
-        drafter_weights=_drafter_weights(pair, dtype) // tp,
+        target_weights=_target_weights(pair, dtype) // tp,
+        drafter_weights=_drafter_weights(pair, dtype, tp),
         target_kv=target_kv_per_token(text, kv_bytes=kv_bytes, tp_size=tp),
         draft_kv=draft_kv_per_token(drafter, kv_bytes=draft_kv_bytes, tp_size=tp),
         state=states(recurrent_bytes=dtype_bytes(kept)),
         block=block,
         slots_per_request=slots,
+        context=context,
         state_share=args.mamba_full_memory_ratio or STATE_SHARE,
         max_running=running,
         max_tokens=args.max_total_tokens,
@@ -74,7 +79,9 @@ def demand(args: Any, machine: Machine, pair: Pair, *, copies: bool = False) -> 
         replayed=states(recurrent_bytes=dtype_bytes(replayed)),
         in_transfer=in_transfer(args),
         records=max(args.linear_replayssm_cache_len, ring_length(block)),
-        copied_context=context if copies else None,
+        copies=copies,
+        weighed=_is_weighed(args, pair),
+        verifies=args.disaggregation_mode != "prefill" or keeps_scratch,
     )
 
 
@@ -85,22 +92,35 @@ def _state_dtypes(args: Any, machine: Machine, text: Mapping[str, Any]) -> tuple
     return kept, asked or "float32"
 
 
-def _drafter_weights(pair: Pair, dtype: str) -> int:
-    drafter = pair.drafter
-    parameters = drafter_parameters(drafter)
-    if drafter.stored is not None:  # dequantised
-        return parameters * dtype_bytes(dtype)
-    return _weights(pair.drafter_files, parameters, dtype, drafter.quantization, copied_shapes(drafter))
+def _is_weighed(args: Any, pair: Pair) -> bool:
+    """Whether the headers are read and the arguments make nothing smaller than what they describe."""
+    quantised = args.torchao_config or (args.quantization and quantization(pair.target) is None)
+    offloaded = args.cpu_offload_gb > 0 or args.offload_group_size > 0
+    overridden = parse_object(args.json_model_override_args, "--json-model-override-args")
+    return pair.target_files.tensors is not None and not (quantised or offloaded or overridden)
 
 
-def _weights(
-    files: ModelFiles, parameters: int, dtype: str, quantized: str | None, not_loaded: Container[str] = ()
-) -> int:
-    """Bytes of a checkpoint as served: plain floats in ``dtype``, everything else as stored."""
-    if files.tensors is None:
-        return parameters * dtype_bytes(dtype)
-    return sum(
-        header.numel * dtype_bytes(dtype) if quantized is None and header.dtype in _FLOATS else header.num_bytes
-        for name, header in files.tensors.items()
-        if name not in not_loaded and not name.startswith("mtp.")  # read only by multi-token prediction
-    )
+def _target_weights(pair: Pair, dtype: str) -> int:
+    headers = pair.target_files.tensors
+    if headers is None:
+        return target_parameters(pair.target) * dtype_bytes(dtype)
+    quantized = quantization(pair.target)
+    read = (header for name, header in headers.items() if not name.startswith("mtp."))  # multi-token prediction's
+    return sum(_loaded(header, dtype, quantized) for header in read)
+
+
+def _drafter_weights(pair: Pair, dtype: str, tp_size: int) -> int:
+    drafter, headers = pair.drafter, pair.drafter_files.tensors
+    if drafter.stored is not None or headers is None:  # dequantised, or no header
+        held = {name: math.prod(shape) * dtype_bytes(dtype) for name, shape in expected_shapes(drafter).items()}
+    else:
+        copied = copied_shapes(drafter)
+        held = {
+            name: _loaded(each, dtype, drafter.quantization) for name, each in headers.items() if name not in copied
+        }
+    return sum(size // sharing_ranks(name, drafter, tp_size) for name, size in held.items())
+
+
+def _loaded(header: TensorHeader, dtype: str, quantized: str | None) -> int:
+    """Bytes of a checkpoint tensor as served: plain floats in ``dtype``, everything else as stored."""
+    return header.numel * dtype_bytes(dtype) if quantized is None and header.dtype in _FLOATS else header.num_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang_dflash.drafter.config import text_config
@@ -13,7 +13,7 @@ from sglang_dflash.memory.outside import Graphs, Outside, Reader, buffers, defau
 from sglang_dflash.memory.parameters import FAMILIES, is_known
 from sglang_dflash.memory.sizes import count, head_size
 from sglang_dflash.memory.table import Advice
-from sglang_dflash.plan.advice import With, advice, more_prefixes
+from sglang_dflash.plan.advice import With, advice, highest_fraction, more_prefixes
 from sglang_dflash.plan.demand import demand
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.states.choice import is_replayed
@@ -52,8 +52,8 @@ def expected_memory(
 ) -> MemoryTable:
     """Divide the machine's memory as SGLang will.
 
-    A server that replays states gets the lowest ``--mamba-full-memory-ratio`` that lets all requests run, unless the
-    user chose one.
+    A server that replays states gets the lowest ``--mamba-full-memory-ratio`` that lets all requests run and leaves
+    K/V for a whole context (:func:`~sglang_dflash.memory.fit.share`), unless the user chose one.
 
     Args:
         args: server arguments by SGLang's names.
@@ -77,28 +77,40 @@ def expected_memory(
 
     needed, memory, fraction = demand_of(args), machine.memory or 0, args.mem_fraction_static or MEM_FRACTION
     static = int(memory * fraction)
-    ways = divide(args, machine, needed, static, asked_replay)
-    replay = ways[0].replay
-    if replay and static and args.mamba_full_memory_ratio in _RATIO_UNSET:
-        args = With(args, mamba_full_memory_ratio=share(needed, static, replay=True))
-        needed = demand_of(args)
-        ways[0] = fit(needed, static, replay=True)
-    found = advice(args, demand_of, replay=replay, memory=memory, fraction=fraction) if memory else []
+    if not memory:
+        ways = divide(args, machine, needed, static, asked_replay)
+        return MemoryTable(f"{machine.name}: sizes only", static, fraction, needed, ways, [], [])
+
+    def served(changed: Demand, static: float) -> tuple[Demand, list[Pools]]:
+        ways = divide(args, machine, changed, static, asked_replay)
+        if ways[0].replay and args.mamba_full_memory_ratio in _RATIO_UNSET:
+            changed = replace(changed, state_share=share(changed, static, replay=True))
+            ways[0] = fit(changed, static, replay=True)
+        return changed, ways
+
+    own, ways = served(needed, static)
+    room = memory - static - ways[0].bytes["history"]
+    beside = outside(args, machine, pair, own, widths, room) if machine.kind == "gpu" else None
+    found = advice(
+        args,
+        demand_of,
+        lambda changed, static: served(changed, static)[1][0],
+        memory=memory,
+        fractions=(fraction, highest_fraction(fraction, beside, memory)),
+    )
+    shared = With(args, mamba_full_memory_ratio=own.state_share)
 
     def divided(changed: Demand, replay: bool | None) -> Pools:
         return divide(args, machine, changed, static, replay or asked_replay)[0]
 
-    more = more_prefixes(args, demand_of, divided, ways[0]) if memory else []
-    room = memory - static - ways[0].bytes["history"]
-    beside = outside(args, machine, pair, needed, widths, room) if memory and machine.kind == "gpu" else None
-    name = machine.name if memory else f"{machine.name}: sizes only"
-    return MemoryTable(name, static, fraction, needed, ways, found, more, beside)
+    more = more_prefixes(shared, demand_of, divided, ways[0])
+    return MemoryTable(machine.name, static, fraction, own, ways, found, more, beside)
 
 
 def divide(args: Any, machine: Machine, needed: Demand, static: float, asked_replay: bool | None) -> list[Pools]:
-    """The division as served; then, for a hybrid target, with states the other way."""
+    """The division as served; then, where a hybrid target's blocks are verified, with states the other way."""
     kept = fit(needed, static)
-    if not needed.state.slot:
+    if not needed.state.slot or not needed.verifies:
         return [kept]
     replayed = fit(needed, static, replay=True)
     replay = is_replayed(args, machine, asked_replay, lets_more_run=kept.running < replayed.running)

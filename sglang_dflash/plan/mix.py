@@ -10,8 +10,7 @@ from typing import Any
 
 from sglang_dflash.memory.fit import Demand, Pools
 from sglang_dflash.memory.machine import Machine
-from sglang_dflash.memory.outside import FLOOR
-from sglang_dflash.plan.advice import HIGHEST_FRACTION, WINDOW_FLAG, With, single_values
+from sglang_dflash.plan.advice import WINDOW_FLAG, With, highest_fraction, single_values
 from sglang_dflash.plan.demand import demand
 from sglang_dflash.plan.memory import MemoryTable, divide
 from sglang_dflash.plan.pair import Pair
@@ -121,8 +120,7 @@ class Splits:
         fraction, whole = memory.fraction, self._machine.memory or 0
         # A narrower block costs speed: it comes last.
         changes = sorted(single_values(self._args, memory.demand), key=lambda each: "draft-tokens" in each[0])
-        room = memory.outside.left - FLOOR if memory.outside else whole
-        highest = min(HIGHEST_FRACTION, int(100 * (fraction + room / whole)) / 100)
+        highest = highest_fraction(fraction, memory.outside, whole)
         if memory.demand.state.slot and asked_for(self._args) is None and not reason_against(self._args):
             changes.append((REPLAY_FLAG, {"enable_linear_replayssm_spec": True}))
         if highest > fraction:

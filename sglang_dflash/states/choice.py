@@ -62,6 +62,7 @@ def reason_against(args: Any) -> str | None:
     reasons = {
         f"the linear-attention backend is {backend}": backend not in _BACKENDS,
         "--enable-linear-replayssm keeps records of its own": args.enable_linear_replayssm,
+        "a prefill server verifies nothing (--disaggregation-mode prefill)": args.disaggregation_mode == "prefill",
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 

@@ -47,7 +47,7 @@ def test_the_machine_that_is_asked_about(
     expected: Machine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(machine, "find_gpu", lambda: gpu)
+    monkeypatch.setattr(machine, "find_gpu", lambda _: gpu)
     assert asked_about(device, memory_gib) == expected
 
 

@@ -28,7 +28,7 @@ FLAG = "--speculative-draft-model-quantization"
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(launch, "resolving_view", lambda args: args)
-    monkeypatch.setattr(launch, "this_machine", lambda: GPUS["h200"])
+    monkeypatch.setattr(launch, "this_machine", lambda _: GPUS["h200"])
     monkeypatch.setattr(launch, "declare_resolution", lambda args, _, **changes: vars(args).update(changes))
     for name in ("check_sglang", "refuse_unapplied_hooks"):
         monkeypatch.setattr(launch, name, lambda *_: None)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from sglang_dflash.check.flags import parse
-from sglang_dflash.check.preflight import preflight
+from sglang_dflash.check.preflight import MemoryTable, preflight
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
+from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash.memory.fit import Demand, fit
-from sglang_dflash.memory.machine import asked_about
-from sglang_dflash.memory.parameters import drafter_parameters, target_parameters
+from sglang_dflash.memory.machine import GPUS, asked_about
+from sglang_dflash.memory.outside import FLOOR
+from sglang_dflash.memory.parameters import target_parameters
 from sglang_dflash.memory.sizes import StateBytes, draft_kv_per_token, state_bytes, target_kv_per_token
 from tests.support.cards import FOLDER, NAMES, card
 from tests.support.configs import drafter
@@ -71,6 +74,7 @@ DENSE = Demand(
     state=StateBytes(0, 0, 0),
     block=4,
     slots_per_request=5,
+    context=50,
     state_share=1.0,
     max_running=3,
 )
@@ -152,7 +156,8 @@ PUBLISHED = {
 def test_the_published_pairs_have_their_published_sizes(name: str) -> None:
     target, own = PUBLISHED[name]
     assert target_parameters(load_config(FOLDER / name / "target")) == pytest.approx(target, rel=0.02)
-    assert drafter_parameters(DrafterConfig.load(FOLDER / name / "drafter")) == pytest.approx(own, rel=0.15)
+    shapes = expected_shapes(DrafterConfig.load(FOLDER / name / "drafter"))
+    assert sum(map(math.prod, shapes.values())) == pytest.approx(own, rel=0.15)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -172,12 +177,14 @@ def test_the_published_pairs_are_measured_against_a_device(name: str) -> None:
         )
 
 
+CONTEXT = 262_144  # tokens of the longest request of each card's target
+
 # Requests at once of 48 asked for, on 141 GiB as most cards start: states kept, replayed, replayed with a better share.
 AT_ONCE = {
     "Qwen3-Coder-Next": (18, 48, 48),  # on two GPUs
-    "Qwen3.5-27B": (7, 31, 48),
+    "Qwen3.5-27B": (7, 31, 35),
     "Qwen3.5-4B": (44, 48, 48),
-    "Qwen3.6-27B": (7, 31, 48),
+    "Qwen3.6-27B": (7, 31, 35),
     "Qwen3.6-35B-A3B": (14, 48, 48),
 }
 
@@ -193,7 +200,31 @@ def test_more_requests_run_where_states_are_replayed(name: str) -> None:
     fits = (fit(sglangs, static), fit(sglangs, static, replay=True), memory.ways[0])
     assert tuple(each.running for each in fits) == AT_ONCE[name]
     assert memory.ways[0].replay and memory.ways[1] == fits[0]
-    assert memory.ways[0].tokens > 48 * 3800
+    assert memory.ways[0].tokens >= min(CONTEXT, fits[1].tokens)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("gpu", GPUS)
+def test_the_default_split_holds_a_whole_context_and_one_fraction_serves_every_request(name: str, gpu: str) -> None:
+    """The K/V are no fewer than at SGLang's ratio; the fraction that is advised gives the numbers that it names."""
+    pair = {"target": str(FOLDER / name / "target"), "drafter": str(FOLDER / name / "drafter")}
+
+    def divided(*flags: str) -> MemoryTable:
+        memory = preflight(parse([*own_backends, *flags], **pair)[0], GPUS[gpu]).memory
+        assert memory is not None
+        return memory
+
+    backends = ("--attention-backend", "trtllm_mha" if gpu == "b200" else "fa3")
+    own_backends = [*card(name).arguments, *backends, "--speculative-draft-attention-backend", backends[1]]
+    memory = divided()
+    served = memory.ways[0]
+    sglangs = fit(replace(memory.demand, state_share=0.9), memory.static_bytes, replay=served.replay)
+    assert served.tokens >= min(CONTEXT, sglangs.tokens) and served.running >= sglangs.running
+    for advice in memory.advice:
+        if advice.flag.startswith("--mem-fraction-static"):
+            wider = divided(*advice.flag.split())
+            assert (wider.ways[0].running, wider.ways[0].tokens) == (advice.running, advice.tokens)
+            assert wider.outside is not None and wider.outside.left >= FLOOR
 
 
 def test_a_27b_pair_keeps_two_gibibytes_of_scratch_a_request_or_replays_41_mebibytes() -> None:

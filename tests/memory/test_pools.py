@@ -18,7 +18,8 @@ SIZES = (
     *("--max-running-requests", "8"),
     *("--speculative-num-draft-tokens", "12"),
 )
-DECODES = ("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "fake")
+FAKE = ("--disaggregation-transfer-backend", "fake")
+DECODES = ("--disaggregation-mode", "decode", *FAKE)
 
 
 @pytest.mark.slow
@@ -32,6 +33,8 @@ DECODES = ("--disaggregation-mode", "decode", "--disaggregation-transfer-backend
         # A window that no sequence fills.
         ("tiny-dense", ("--dtype", "float32", "--speculative-draft-window-size", "4096", "--context-length", "256")),
         ("tiny-hybrid", ("--dtype", "float32", *DECODES)),
+        ("tiny-hybrid", ("--dtype", "float32", "--disaggregation-mode", "prefill", *FAKE)),
+        ("tiny-hybrid", ("--dtype", "float32", "--tp-size", "2")),
         ("tiny-dense", ("--dtype", "float32", "--speculative-draft-window-size", "64", *DECODES)),
     ],
 )

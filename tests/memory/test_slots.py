@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from sglang_dflash.check.flags import parse
@@ -38,3 +40,19 @@ def test_slots_of_a_running_request(flags: str, slots: int) -> None:
 )
 def test_requests_in_transfer(flags: str, waiting: int | None) -> None:
     assert in_transfer(parse(flags.split(), target="t", drafter="d")[0]) == waiting
+
+
+@pytest.mark.sglang
+def test_sglang_allocates_no_verify_scratch_on_a_prefill_server() -> None:
+    """``Demand.verifies`` rests on this: both the budget and the pool ask one function, which has three exceptions."""
+    pytest.importorskip("sglang")
+    from sglang.srt.mem_cache import kv_cache_configurator as configurator
+
+    skips = "_pd_prefill_skips_mamba_spec_state()"
+    budget = inspect.getsource(configurator.KVCacheConfigurator._handle_max_mamba_cache)
+    pool = inspect.getsource(configurator.KVCacheConfigurator._build_hybrid_req_pool)
+    assert f"and not {skips}" in budget and f"None\n                if {skips}" in pool
+    rule = inspect.getsource(configurator._pd_prefill_skips_mamba_spec_state)
+    exceptions = ("disagg.enable_pd_role_switch", "get_memory().enable_unified_memory", "_is_npu")
+    assert 'disagg.disaggregation_mode == "prefill"' in rule
+    assert rule.count("and not ") == 3 and all(f"and not {each}" in rule for each in exceptions)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_dflash.memory.fit import MIN_TOKENS, Demand, fit, share
+from sglang_dflash.memory.fit import TOKENS_PER_REQUEST, Demand, fit, share
 from sglang_dflash.memory.sizes import StateBytes
 
 DEMAND = Demand(
@@ -17,6 +17,7 @@ DEMAND = Demand(
     state=StateBytes(recurrent=2000, conv=0, conv_column=0, record=0),
     block=4,
     slots_per_request=5,
+    context=2048,
     state_share=0.9,
     max_running=8,
 )
@@ -40,7 +41,18 @@ def test_running_requests_keep_their_kv() -> None:
     ratio = share(DEMAND, static, replay=True)
     fitted = fit(replace(DEMAND, state_share=ratio), static, replay=True)
     assert fit(replace(DEMAND, state_share=9.9), static, replay=True).running == 8
-    assert fitted.running == 7 and fitted.tokens >= 7 * MIN_TOKENS
+    assert fitted.running == 7 and fitted.tokens >= 7 * DEMAND.context
+
+
+def test_a_raised_ratio_leaves_kv_for_a_whole_context() -> None:
+    """With states for all eight 41,000 tokens would be left."""
+    static, long = 123_000, replace(DEMAND, context=50_000)
+    ratio = share(long, static, replay=True)
+    fitted = fit(replace(long, state_share=ratio), static, replay=True)
+    assert 0.9 < ratio < 2.0 and fitted.tokens >= 50_000
+    assert fitted.tokens >= fitted.running * TOKENS_PER_REQUEST
+    own = fit(DEMAND, static, replay=True)
+    assert share(replace(DEMAND, context=own.tokens + 1), static, replay=True) == 0.9
 
 
 @pytest.mark.parametrize("fixed", [{"max_states": 10}, {"state": StateBytes(0, 0, 0)}])

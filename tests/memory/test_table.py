@@ -19,6 +19,7 @@ DEMAND = Demand(
     state=StateBytes(recurrent=9 * MIB, conv=3 * KIB, conv_column=KIB, record=KIB),
     block=4,
     slots_per_request=5,
+    context=4096,
     state_share=1.0,
     max_running=8,
 )

@@ -82,7 +82,7 @@ class TestLaunch:
         for module, name in (
             (launch, "check_rules"), (launch, "decide"), (deciding, "expected_memory"), (launch, "find_gpu"),
         ):  # fmt: skip
-            found = (lambda: GPUS["h200"]) if name == "find_gpu" else getattr(module, name)
+            found = (lambda _: GPUS["h200"]) if name == "find_gpu" else getattr(module, name)
             monkeypatch.setattr(module, name, counting(name, found))
         for name, value in {
             "on_our_cpu_platform": lambda: False,
