@@ -19,8 +19,8 @@ class DFlashError(ValueError):
         super().__init__(f"sglang-dflash: {self.value}. Expected: {self.expected}. Remedy: {self.remedy}.")
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Keep the three parts when the error crosses a process boundary."""
-        return (_rebuild, (self.value, self.expected, self.remedy))
+        """Keep the class and the three parts when the error crosses a process boundary."""
+        return (_rebuild, (type(self), self.value, self.expected, self.remedy))
 
 
 class Doubt(DFlashError):
@@ -40,5 +40,5 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
-def _rebuild(value: str, expected: str, remedy: str) -> DFlashError:
-    return DFlashError(value, expected=expected, remedy=remedy)
+def _rebuild(kind: type[DFlashError], value: str, expected: str, remedy: str) -> DFlashError:
+    return kind(value, expected=expected, remedy=remedy)

@@ -65,6 +65,8 @@ class Symbol:
             target = self.resolve()
         except (ImportError, AttributeError) as error:
             return f"{self.path}: not found ({error})"
+        except (OSError, RuntimeError) as error:  # raised by GPU libraries that do not fit the driver
+            return f"{self.path}: cannot be imported ({type(error).__name__}: {error})"
         if not self.params:
             return None
         found = inspect.signature(target).parameters

@@ -18,7 +18,7 @@ _OVERLAP = (
     "has no effect: one worker serves with and without overlap; "
     "to schedule without overlap, add --disable-overlap-schedule",
 )
-_PLAN_STREAM = "means what it meant: SGLang reads it"
+_PLAN_STREAM = "has no effect: only SGLang's own worker reads it"
 _LONGER_CONTEXT = "is not needed for the drafter's context; it still lifts the target's own limit"
 # variable -> what it does if it is on, and if it is off
 _VARIABLES = {

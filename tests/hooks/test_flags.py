@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sglang_dflash.check.flags import modernise_argv, modernise_kwargs
@@ -72,10 +74,26 @@ class TestEnvironment:
         assert "--disable-overlap-schedule" in explain_environment({name: "0"})[0]
         assert "--disable-overlap-schedule" in explain_environment({name: "false"})[0]
 
-    def test_variables_that_sglang_still_reads(self) -> None:
-        lines = explain_environment(
-            {"SGLANG_ENABLE_OVERLAP_PLAN_STREAM": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
-        )
-        assert len(lines) == 2
-        assert "SGLang reads it" in lines[0]
-        assert "target's own limit" in lines[1]
+    def test_a_variable_that_sglang_still_reads(self) -> None:
+        [line] = explain_environment({"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"})
+        assert "target's own limit" in line
+
+    @pytest.mark.sglang
+    @pytest.mark.parametrize("value", ["1", "0"])
+    def test_the_plan_stream_has_no_effect_under_our_worker(self, value: str) -> None:
+        """SGLang reads it for DFLASH in the draft input of its own worker only, which ours does not use."""
+        sglang = pytest.importorskip("sglang")
+        from sglang_dflash.worker.state import DraftState
+
+        [line] = explain_environment({"SGLANG_ENABLE_OVERLAP_PLAN_STREAM": value})
+        assert "has no effect" in line
+        folder = Path(sglang.__path__[0], "srt/speculative")
+        text = {path.name: path.read_text() for path in folder.glob("*.py")}
+        assert {name for name in text if "SGLANG_ENABLE_OVERLAP_PLAN_STREAM" in text[name]} == {
+            "dflash_info_v2.py",
+            "spec_utils.py",
+        }
+        assert not [name for name in text if name.startswith("dflash") and "get_plan_stream(" in text[name]]
+        assert {each.__module__.partition(".")[0] for each in DraftState.__mro__ if "prepare" in str(vars(each))} == {
+            "sglang_dflash"
+        }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
 from sglang_dflash import upstream
-from sglang_dflash.errors import DFlashError
+from sglang_dflash.errors import DFlashError, Doubt
 
 
 def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,8 +67,25 @@ def test_a_name_outside_the_table_is_an_attribute_error() -> None:
         upstream.NoSuchThing  # noqa: B018
 
 
-def test_errors_keep_their_parts_between_processes() -> None:
-    error = DFlashError("block_size 64", expected="2 to 32", remedy="pass a smaller one")
-    copy = pickle.loads(pickle.dumps(error))
+@pytest.mark.parametrize("kind", [DFlashError, Doubt])
+def test_errors_keep_their_class_and_parts_between_processes(kind: type[DFlashError]) -> None:
+    make = partial(kind, "block_size 64", expected="2 to 32", remedy="pass a smaller one")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        copy = pool.submit(make).result()
+    assert type(copy) is kind
     assert (copy.value, copy.expected, copy.remedy) == ("block_size 64", "2 to 32", "pass a smaller one")
-    assert str(copy) == str(error)
+    assert str(copy) == str(make())
+
+
+@pytest.mark.parametrize(
+    "raised", ["OSError('libcuda.so.1: cannot open shared object file')", "RuntimeError('driver too old')"]
+)
+def test_a_library_that_fails_in_its_import_is_reported_by_name(
+    raised: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kernels_for_tests.py").write_text(f"raise {raised}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(upstream, "SYMBOLS", {"sample": upstream.Symbol("kernels_for_tests.sample")})
+    kind, text = raised.rstrip("')").split("('")
+    with pytest.raises(DFlashError, match=rf"kernels_for_tests.sample: cannot be imported \({kind}: {text}\)"):
+        upstream.check_symbols()

@@ -23,5 +23,5 @@ def test_missing_names_and_parameters_are_found(tmp_path: Path) -> None:
     assert drift.problems(symbols[1:], tmp_path) == {
         "sglang.spec.verify": "parameters ['rank'] not in (block, width)",
         "sglang.spec.gone": "not found (module 'sglang.spec' has no attribute 'gone')",
-        "sglang.broken.name": "RuntimeError: no device",
+        "sglang.broken.name": "cannot be imported (RuntimeError: no device)",
     }
