@@ -35,6 +35,7 @@ from sglang_dflash.worker.observe.observer import Observer, StepRecord
 from sglang_dflash.worker.observe.payoff import payoff
 from sglang_dflash.worker.shared_times import SharedTimes, serve_times
 from sglang_dflash.worker.start.drafter import allocate_rings, load_drafter
+from sglang_dflash.worker.start.graphs import drafter_has_room
 from sglang_dflash.worker.start.pools import tell_pools
 from sglang_dflash.worker.start.sampling import rehearse_sampling
 from sglang_dflash.worker.start.transfer import prepare_transfer
@@ -164,7 +165,8 @@ class DFlashWorker(BaseSpecWorker):
 
     def init_cuda_graphs(self) -> None:
         with self._drafters_context():
-            super().init_cuda_graphs()
+            captures = drafter_has_room(self._draft_worker.model_runner)
+            self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=captures)
         target, drafter = self._target_worker.model_runner, self._draft_worker.model_runner
         if self._is_first:
             self.identity["requests"] = tell_pools(self.plan, target, drafter).requests

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from sglang_dflash.memory.outside import FLOOR
 from sglang_dflash.upstream import (
     CaptureHiddenMode,
@@ -39,6 +41,7 @@ logger = logging.getLogger(__name__)
 WIDTH_OF_THE_BATCH = frozenset({"flashinfer", "triton", "torch_dflash"})
 WIDTH_OF_THE_SERVER = frozenset({"fa3", "fa4", "trtllm_mha"})  # the last one in its XQA mask, on sm_90 and sm_120
 FLOOR_GB = FLOOR / (1 << 30)  # SGLang's "GB"
+DRAFTER_GB = 1.0  # SGLang's own worker captures no graphs of the drafter with less
 Change = tuple[Any, str, Any]  # object, name of an attribute, its value at a width
 
 
@@ -126,7 +129,7 @@ class WidthGraphs:
                     self._provide_runner(self._drafter, width, "draft_decode")
 
     def _provide_runner(self, runner: ModelRunner, width: int, phase: str) -> None:
-        start, free = time.perf_counter(), self._free_gb()
+        start, free = time.perf_counter(), free_gb(self._target)
         backend = build_attention_backends(model_runner=runner).attn_backend
         runner.kv_index_translator.bind_and_verify_backends([backend])
         self._changes[width].append((runner, "attn_backend", backend))
@@ -135,7 +138,7 @@ class WidthGraphs:
         graphs = DecodeCudaGraphRunner if width > 1 else PlainDecodeGraphs
         with self.at(width):
             self._changes[width].append((runner, "decode_cuda_graph_runner", graphs(runner)))
-        seconds, memory_gb = time.perf_counter() - start, free - self._free_gb()
+        seconds, memory_gb = time.perf_counter() - start, free - free_gb(self._target)
         self.seconds[phase] += seconds
         self.memory_gb[phase] += memory_gb
         role = "drafter" if runner is self._drafter else "target"
@@ -145,23 +148,37 @@ class WidthGraphs:
         """Whether another width's graphs fit. They take no more than the full width's; rank 0 decides."""
         full = self._target.graph_memory_usage, self._drafter.graph_memory_usage
         needed = full[0].get("target_verify", 0.0) + full[1].get("draft_decode", 0.0)
-        return bool(get_parallel().tp_group.broadcast_object(self._free_gb() - needed >= FLOOR_GB))
-
-    def _free_gb(self) -> float:
-        """Free memory of the rank that has least."""
-        return float(
-            get_available_gpu_memory(
-                self._target.device,
-                self._target.gpu_id,
-                distributed=get_parallel().tp_size > 1,
-                cpu_group=get_parallel().tp_group.cpu_group,
-            )
-        )
+        return bool(get_parallel().tp_group.broadcast_object(free_gb(self._target) - needed >= FLOOR_GB))
 
     @staticmethod
     def _log(text: str, *values: Any) -> None:
         if get_parallel().tp_rank == 0:
             logger.info("DFLASH: " + text, *values)
+
+
+def drafter_has_room(drafter: ModelRunner) -> bool:
+    """Whether the drafter's own graphs are captured, the same on all ranks; without them it runs eagerly."""
+    if torch.device(drafter.device).type != "cuda" or (free := free_gb(drafter)) >= DRAFTER_GB:
+        return True
+    if get_parallel().tp_rank == 0:
+        logger.warning(
+            "DFLASH: the drafter runs without CUDA graphs: %.2f GB of device memory are free, and less than %.1f may not "
+            "hold them. Fix: lower --mem-fraction-static or --cuda-graph-max-bs",
+            *(free, DRAFTER_GB),
+        )
+    return False
+
+
+def free_gb(runner: ModelRunner) -> float:
+    """Free memory of the rank that has least."""
+    return float(
+        get_available_gpu_memory(
+            runner.device,
+            runner.gpu_id,
+            distributed=get_parallel().tp_size > 1,
+            cpu_group=get_parallel().tp_group.cpu_group,
+        )
+    )
 
 
 def backends(*runners: ModelRunner) -> set[str]:
