@@ -9,7 +9,7 @@ It cannot see ``.cpu()``, a no-op there; ``.numpy()``, with which the CPU platfo
 on CUDA: ``tests/serving/test_host_copies.py`` lists those.
 
 SGLang's own functions that may wait inside a step are named in :data:`EXCUSED`. The guard is suspended for these calls;
-otherwise it would fail on CUDA. A first call may wait once more, for a compilation or an autotuner, so a server warns and
+otherwise it would fail on CUDA. A first call may wait once more, for a compilation or an autotuner: a server warns, and
 only a test raises.
 """
 
@@ -171,7 +171,7 @@ def _excuse(name: str) -> None:
 
 
 def sync_guard(device: torch.device | str) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """A context for the part of a step that must not wait: it warns if SGLANG_DFLASH_FORBID_SYNC is 1 and raises if it is 2.
+    """A context for the part of a step that must not wait: with SGLANG_DFLASH_FORBID_SYNC=1 it warns, with 2 it raises.
 
     Raises:
         DFlashError: the variable holds anything else.

@@ -77,6 +77,8 @@ def differences(scenario: Scenario, expected: Outcome, found: Outcome) -> list[s
     if failed:
         return failed
     missing = [f"not met: {part}: {name}" for part, name in scenario.met if not found.report[part].get(name)]
+    if scenario.captured not in (None, captured := len(found.report["graphs"])):
+        missing.append(f"{captured} graphs, expected {scenario.captured}")
     calls = zip(expected.answers, found.answers, strict=True)
     pairs = [pair for call in calls for pair in zip(*call, strict=True)]
     return missing + [line for row, pair in enumerate(pairs) for line in _different(scenario, row, *pair)]

@@ -20,6 +20,7 @@ from sglang_dflash.upstream import (
     CaptureHiddenMode,
     DecodeCudaGraphRunner,
     ForwardMode,
+    Phase,
     build_attention_backends,
     draft_pp_context,
     draft_tp_context,
@@ -28,6 +29,7 @@ from sglang_dflash.upstream import (
     get_exec,
     get_parallel,
     get_spec,
+    with_phase,
 )
 
 if TYPE_CHECKING:
@@ -59,6 +61,20 @@ class PlainDecodeGraphs(DecodeCudaGraphRunner):
         return None
 
 
+def sizes_for_narrower(captured: Sequence[int]) -> list[int]:
+    """Batch sizes whose graphs the narrower widths get; a step of another size runs in the next larger one.
+
+    Args:
+        captured: the server's batch sizes, ascending.
+
+    Returns:
+        The server's smallest size that holds each of 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, ..., and its largest.
+    """
+    largest = captured[-1]
+    steps = {factor << exponent for exponent in range(largest.bit_length()) for factor in (1, 3)} - {3, 6, 12}
+    return sorted({min(size for size in captured if size >= step) for step in steps if step <= largest} | {largest})
+
+
 class WidthGraphs:
     """The resources of every width.
 
@@ -77,6 +93,7 @@ class WidthGraphs:
         self._target, self._drafter, self._layout = target, drafter, layout
         self._full, self.drafted = get_spec().speculative_num_draft_tokens, drafted
         self._captured = isinstance(target.decode_cuda_graph_runner, DecodeCudaGraphRunner)
+        self._sizes = sizes_for_narrower(target.decode_cuda_graph_runner.capture_bs) if self._captured else []
         self._changes: dict[int, list[Change]] = {}
         self.memory_gb: defaultdict[str, float] = defaultdict(float)
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -92,6 +109,12 @@ class WidthGraphs:
         if narrower and (reason := reason_for_full_width_only(self._target, self._drafter)):
             self._log("width %d only: %s", self._full, reason)
             return (self._full,)
+        if narrower and self._captured:
+            sets = len(narrower) + sum(1 < width < self.drafted for width in narrower)
+            self._log(
+                "capturing %d more CUDA graphs before the server is ready: widths %s at batch sizes %s",
+                *(sets * len(self._sizes), sorted(narrower), self._sizes),
+            )
         for done, width in enumerate(narrower):
             if self._captured and not self._has_room():
                 left_out = sorted(narrower[done:])
@@ -136,7 +159,9 @@ class WidthGraphs:
         if not self._captured:
             return
         graphs = DecodeCudaGraphRunner if width > 1 else PlainDecodeGraphs
-        with self.at(width):
+        graph = get_exec().graph
+        config = with_phase(graph.cuda_graph_config, Phase.DECODE, bs=self._sizes)
+        with self.at(width), graph.override(cuda_graph_config=config):
             self._changes[width].append((runner, "decode_cuda_graph_runner", graphs(runner)))
         seconds, memory_gb = time.perf_counter() - start, free - free_gb(self._target)
         self.seconds[phase] += seconds
@@ -162,8 +187,8 @@ def drafter_has_room(drafter: ModelRunner) -> bool:
         return True
     if get_parallel().tp_rank == 0:
         logger.warning(
-            "DFLASH: the drafter runs without CUDA graphs: %.2f GB of device memory are free, and less than %.1f may not "
-            "hold them. Fix: lower --mem-fraction-static or --cuda-graph-max-bs",
+            "DFLASH: the drafter runs without CUDA graphs: %.2f GB of device memory are free, and its graphs need up to "
+            "%.1f. Fix: lower --mem-fraction-static or --cuda-graph-max-bs",
             *(free, DRAFTER_GB),
         )
     return False
