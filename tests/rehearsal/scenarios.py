@@ -117,7 +117,7 @@ TURNS = ask(HYBRID, 4, 4, growth=8, repeat=3, cut=110)
 _PADDED = _met("replays: target 4", "replays: drafter 4", "replays: target 1", "replays: drafter 1")
 _REPLAYED = _met("replays: target 4", "replays: drafter 4")
 _BOUNDARY = "launches: sglang.kernels.ops.mamba.mamba_state_scatter_triton._fused_mamba_state_scatter_with_mask_kernel"
-_REPLAY = {SWITCH: "1"}
+REPLAY = {SWITCH: "1"}
 _KERNELS = "launches: sglang_dflash.states.kernels."
 _STATES_REPLAYED = _met(*(f"{_KERNELS}{name}.{name}_kernel" for name in ("gdn_verify", "gdn_commit")))
 _WIDTHS = Path(__file__).with_name("widths.json")
@@ -184,7 +184,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         HYBRID,
         (ask(HYBRID, 2, 24, repeat=3, cut=100),) * 2,
         (*_ALL_WIDTHS, *_STATES_REPLAYED, *_COPIES, *_met("widths: target 32", "events: cached tokens")),
-        environment=_REPLAY,
+        environment=REPLAY,
         width=32,
         graphs=(3,),
         options={**RANDOM_WIDTHS, "mamba_scheduler_strategy": "extra_buffer", "speculative_draft_window_size": 32},
@@ -195,7 +195,7 @@ SCENARIOS: tuple[Scenario, ...] = (
             HYBRID,
             (TURNS,) * 2,
             (*_STATES_REPLAYED, *_met("events: cached tokens", *met)),
-            environment=_REPLAY,
+            environment=REPLAY,
             width=8,
             graphs=(2,),
             # Rows end and begin within the steps that the scheduler overlaps.

@@ -37,6 +37,7 @@ def test_the_drafter_runs_without_graphs_below_one_gb(
     free: float, captured: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = list[bool]()
+    target = SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=torch.empty(0)))
     drafter = SimpleNamespace(
         model_runner=SimpleNamespace(device="cuda", gpu_id=0),
         init_cuda_graphs=lambda capture_decode_cuda_graph=True: asked.append(capture_decode_cuda_graph),
@@ -44,9 +45,14 @@ def test_the_drafter_runs_without_graphs_below_one_gb(
     worker: Any = SimpleNamespace(
         _draft_worker=drafter,
         draft_worker=drafter,
-        _target_worker=SimpleNamespace(model_runner=None),
+        _target_worker=SimpleNamespace(model_runner=target),
         _drafters_context=nullcontext,
         _is_first=False,
+        _commit=None,
+        _copies=None,
+        _inject=None,
+        _at_width=None,
+        width_policy=SimpleNamespace(widths=()),
         plan=SimpleNamespace(widths=None),
     )
     monkeypatch.setattr(graphs, "get_available_gpu_memory", lambda *_, **__: free)

@@ -187,7 +187,7 @@ def drafter_has_room(drafter: ModelRunner) -> bool:
         return True
     if get_parallel().tp_rank == 0:
         logger.warning(
-            "DFLASH: the drafter runs without CUDA graphs: %.2f GB of device memory are free, and its graphs need up to "
+            "DFLASH: the drafter runs without CUDA graphs: %.2f GB of memory are free, and its graphs need up to "
             "%.1f. Fix: lower --mem-fraction-static or --cuda-graph-max-bs",
             *(free, DRAFTER_GB),
         )
