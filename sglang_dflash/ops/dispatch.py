@@ -20,6 +20,11 @@ def _kernel(package: str, name: str) -> Callable[..., Any]:
     return launcher
 
 
+def runs_kernels(tensor: torch.Tensor) -> bool:
+    """Whether operations on it run as Triton kernels."""
+    return tensor.is_cuda
+
+
 def by_device(definition: Callable[_P, _R], kernels: str, on_cpu: Callable[_P, _R] | None = None) -> Callable[_P, _R]:
     """Run ``definition``, or the kernel of its name in package ``kernels`` if the first argument is a CUDA tensor.
 
@@ -29,8 +34,8 @@ def by_device(definition: Callable[_P, _R], kernels: str, on_cpu: Callable[_P, _
 
     @wraps(definition)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        on_cuda = cast(torch.Tensor, args[0]).is_cuda
-        chosen: Callable[_P, _R] = _kernel(kernels, definition.__name__) if on_cuda else on_cpu or definition
+        as_kernel = runs_kernels(cast(torch.Tensor, args[0]))
+        chosen: Callable[_P, _R] = _kernel(kernels, definition.__name__) if as_kernel else on_cpu or definition
         return chosen(*args, **kwargs)
 
     return run

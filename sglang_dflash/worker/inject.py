@@ -54,7 +54,7 @@ class Inject:
         positions, slots = step.positions, self._slots(step.draft_kv.plan)
         hidden = step.verified.logits_output.hidden_states[: len(positions)]
         if step.width > 1 or not self._defers:
-            self._write(hidden, None, positions, slots)
+            self.write(hidden, None, positions, slots)
             return
         rids = [req.rid for req in step.batch.reqs]
         if rids != self._waiting_for or len(self._waiting) == MOST_WAITING:
@@ -75,14 +75,14 @@ class Inject:
             return False
         hidden, positions, slots = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
         self._waiting.clear()
-        self._write(hidden, None, positions, slots)
+        self.write(hidden, None, positions, slots)
         return True
 
     def prefill(self, batch: ScheduleBatch, hidden: Tensor, kv_loc_plan: Any) -> None:
         """Inject the tokens of a target extend: ``hidden`` [T, K * H], requests back to back."""
         self.catch_up()
         if self._rings is not None:
-            self._write(hidden, *self._rings.prefill(batch))
+            self.write(hidden, *self._rings.prefill(batch))
             return
         lens = async_h2d([batch.prefix_lens, batch.extend_lens], dtype=torch.int64, device=hidden.device)
         prefix, extend = lens
@@ -90,14 +90,21 @@ class Inject:
         # Position of the first token, minus its index in the batch, per request.
         shift = prefix - (extend.cumsum(0) - extend)
         positions = shift.repeat_interleave(extend, output_size=total) + torch.arange(total, device=hidden.device)
-        self._write(hidden, None, positions, self._slots(kv_loc_plan))
+        self.write(hidden, None, positions, self._slots(kv_loc_plan))
 
     def _slots(self, kv_loc_plan: Any) -> Tensor:
         slots: Tensor = kv_loc_plan.write_ids(self._runner.kv_index_translator)
         return slots
 
-    def _write(self, hidden: Tensor, rows: Tensor | None, positions: Tensor, slots: Tensor) -> None:
-        """Write the tokens at ``rows`` of ``hidden``, int64 [T]; None for its first T rows."""
+    def write(self, hidden: Tensor, rows: Tensor | None, positions: Tensor, slots: Tensor) -> None:
+        """Write context K/V.
+
+        Args:
+            hidden: [N, K * H], the target's.
+            rows: int64 [T], tokens of ``hidden``; None for its first T.
+            positions: int64 [T], absolute positions.
+            slots: int64 [T], slots of the drafter's pool.
+        """
         pool, model = self._runner.token_to_kv_pool, self._runner.model
         with draft_tp_context(self._layout):
             for start in range(0, positions.shape[0], CHUNK):

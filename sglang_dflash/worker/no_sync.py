@@ -1,4 +1,4 @@
-"""A debugging aid: raise at anything that would make the host wait for the device inside a step.
+"""A debugging aid: warn of, or raise at, anything that would make the host wait for the device inside a step.
 
 Reading a value back (``.item()``, ``.tolist()``, ``if tensor:``, ``torch.equal``) or asking for a shape that depends on
 values (``nonzero``, ``unique``, a boolean mask as an index) stops the host until the device has caught up, and the
@@ -9,7 +9,8 @@ It cannot see ``.cpu()``, a no-op there; ``.numpy()``, with which the CPU platfo
 on CUDA: ``tests/serving/test_host_copies.py`` lists those.
 
 SGLang's own functions that may wait inside a step are named in :data:`EXCUSED`. The guard is suspended for these calls;
-otherwise it would fail on CUDA.
+otherwise it would fail on CUDA. A first call may wait once more, for a compilation or an autotuner: a server warns, and
+only a test raises.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import contextlib
 import functools
 import os
 import pkgutil
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +27,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream import SYMBOLS
 
 SWITCH = "SGLANG_DFLASH_FORBID_SYNC"
@@ -61,17 +64,37 @@ class HostSync(RuntimeError):
     """A step would have waited for the device."""
 
 
+class HostSyncWarning(RuntimeWarning):
+    """A step waited for the device."""
+
+
 _lifted = False
 
 
-class _RefuseMethods(TorchFunctionMode):
+def _raise(text: str) -> None:
+    raise HostSync(text)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, HostSyncWarning, stacklevel=1)  # one per text: the line of the step is not known here
+
+
+class _WatchMethods(TorchFunctionMode):
+    def __init__(self, report: Callable[[str], None]) -> None:
+        super().__init__()
+        self._report = report
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.tolist and not _lifted:  # on a CPU it needs no operator that could be seen
-            raise HostSync("tolist reads a tensor back to the host inside a step")
+            self._report("tolist reads a tensor back to the host inside a step")
         return func(*args, **(kwargs or {}))
 
 
-class _RefuseOps(TorchDispatchMode):
+class _WatchOps(TorchDispatchMode):
+    def __init__(self, report: Callable[[str], None]) -> None:
+        super().__init__()
+        self._report = report
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with self:  # in inference mode composite operators arrive whole: see what they are made of
@@ -79,7 +102,7 @@ class _RefuseOps(TorchDispatchMode):
         if result is not NotImplemented:
             return result
         if not _lifted and waits(func, args, kwargs):
-            raise HostSync(f"{func._schema.name} makes the host wait inside a step")
+            self._report(f"{func._schema.name} makes the host wait inside a step")
         return func(*args, **kwargs)
 
 
@@ -101,14 +124,14 @@ def _fills(args: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _refuse_on_host() -> Iterator[None]:
-    with _RefuseMethods(), _RefuseOps():
+def _watch_host(report: Callable[[str], None]) -> Iterator[None]:
+    with _WatchMethods(report), _WatchOps(report):
         yield
 
 
 @contextlib.contextmanager
-def _refuse_on_cuda() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
+def _watch_cuda(mode: str) -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode(mode)
     try:
         yield
     finally:
@@ -148,9 +171,19 @@ def _excuse(name: str) -> None:
 
 
 def sync_guard(device: torch.device | str) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """A context for the part of a step that must not wait; it does nothing unless SGLANG_DFLASH_FORBID_SYNC=1."""
-    if os.environ.get(SWITCH) != "1":
+    """A context for the part of a step that must not wait: with SGLANG_DFLASH_FORBID_SYNC=1 it warns, with 2 it raises.
+
+    Raises:
+        DFlashError: the variable holds anything else.
+    """
+    value = os.environ.get(SWITCH, "")
+    if value not in ("", "0", "1", "2"):
+        raise DFlashError(f"{SWITCH}={value!r}", expected="0, 1, 2, or unset", remedy=f"unset {SWITCH}")
+    if value in ("", "0"):
         return contextlib.nullcontext
     for name in EXCUSED:
         _excuse(name)
-    return _refuse_on_cuda if torch.device(device).type == "cuda" else _refuse_on_host
+    raises = value == "2"
+    if torch.device(device).type == "cuda":
+        return functools.partial(_watch_cuda, "error" if raises else "warn")
+    return functools.partial(_watch_host, _raise if raises else _warn)

@@ -35,7 +35,10 @@ from sglang_dflash.worker.observe.observer import Observer, StepRecord
 from sglang_dflash.worker.observe.payoff import payoff
 from sglang_dflash.worker.shared_times import SharedTimes, serve_times
 from sglang_dflash.worker.start.drafter import allocate_rings, load_drafter
+from sglang_dflash.worker.start.first_calls import FirstCalls
+from sglang_dflash.worker.start.graphs import drafter_has_room
 from sglang_dflash.worker.start.pools import tell_pools
+from sglang_dflash.worker.start.replay_check import check_replay
 from sglang_dflash.worker.start.sampling import rehearse_sampling
 from sglang_dflash.worker.start.transfer import prepare_transfer
 from sglang_dflash.worker.start.widths import prepare_widths
@@ -154,6 +157,8 @@ class DFlashWorker(BaseSpecWorker):
     def init_attention_backends(self) -> None:
         with self._drafters_context():
             super().init_attention_backends()
+        if self.plan.replay and self.plan.role != "prefill":  # before the target's graphs are captured
+            check_replay(self._target_worker.model_runner, self.plan.block)
 
     @contextmanager
     def _drafters_context(self) -> Iterator[None]:
@@ -164,7 +169,8 @@ class DFlashWorker(BaseSpecWorker):
 
     def init_cuda_graphs(self) -> None:
         with self._drafters_context():
-            super().init_cuda_graphs()
+            captures = drafter_has_room(self._draft_worker.model_runner)
+            self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=captures)
         target, drafter = self._target_worker.model_runner, self._draft_worker.model_runner
         if self._is_first:
             self.identity["requests"] = tell_pools(self.plan, target, drafter).requests
@@ -173,6 +179,8 @@ class DFlashWorker(BaseSpecWorker):
             self._at_width = graphs.at
             self._additional_graph_memory_usage = graphs.memory_gb
             self._additional_graph_time_usage = graphs.seconds
+        calls = FirstCalls(self.plan, target, self._commit, self._copies, self._inject)
+        calls.run(self.width_policy.widths, self._at_width)
 
     def prewarm_sampling(self) -> Any:
         if torch.device(self.target_worker.device).type != "cuda":

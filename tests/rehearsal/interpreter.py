@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +18,14 @@ import torch
 import triton
 import triton.language as tl
 from torch.utils._python_dispatch import _disable_current_modes
+from triton.backends.compiler import BaseBackend
 from triton.runtime import autotuner, driver, interpreter
+from triton.runtime.jit import native_specialize_impl
 
 # Launches of each kernel, by its dotted path.
 LAUNCHES: collections.Counter[str] = collections.Counter()
+# Compilations that the launches would have taken on a device: the kernel's dotted path and what Triton keeps it under.
+COMPILED: set[str] = set()
 # Takes (executor, args, kwargs) of every launch while a graph is captured.
 recorders: list[Callable[[Any, Any, Any], None]] = []
 
@@ -44,6 +49,7 @@ def install() -> None:
     driver.set_active(_driver())
     autotuner.Autotuner.run = _run_first_config
     interpreter.GridExecutor.__call__ = _watched(interpreter.GridExecutor.__call__)
+    interpreter.InterpretedFunction.run = _compiling(interpreter.InterpretedFunction.run)
     # Arguments on a CPU are read and written in place: there is nothing to copy back.
     interpreter.GridExecutor._restore_args_dev = lambda self, *args: None
     interpreter.InterpretedFunction.rewrite = _with_aliases(interpreter.InterpretedFunction.rewrite)
@@ -120,6 +126,32 @@ def _compute_bfloat16(builder: Any) -> None:
         setattr(builder, name, through_float32(getattr(builder, name)))
     dot = builder.create_dot
     builder.create_dot = lambda self, a, b, *others: dot(self, widened(a), widened(b), *others)
+
+
+# --- compilations
+
+
+def _compiling(run: Callable[..., Any]) -> Callable[..., Any]:
+    def note_and_run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        COMPILED.add(f"{self.fn.__module__}.{self.fn.__name__}({', '.join(_specialisation(self, args, kwargs))})")
+        return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+    return note_and_run
+
+
+def _specialisation(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
+    """As ``JITFunction`` tells one compilation from another; options such as ``num_warps`` are arguments too."""
+    given = {**dict(zip(function.arg_names, args, strict=False)), **kwargs}
+    annotations = inspect.get_annotations(function.fn)
+    unspecialised = set(function.kwargs.get("do_not_specialize") or ())
+    unaligned = set(function.kwargs.get("do_not_specialize_on_alignment") or ())
+    for number, (name, value) in enumerate(given.items()):
+        if name not in function.arg_names or "constexpr" in str(annotations.get(name)):
+            yield f"{name}={value}"
+            continue
+        specialise, align = (unspecialised.isdisjoint((name, number)), unaligned.isdisjoint((name, number)))
+        kind, key = native_specialize_impl(BaseBackend, value, False, specialise, align)
+        yield f"{name}: {kind} {key or ''}".rstrip()
 
 
 # --- launches

@@ -29,6 +29,7 @@ class Mutant:
         noticed: words of the line that must report it.
         pair: the pair whose engine it is planted in.
         widths: whether every step has another width, in batches of two.
+        replay: whether recurrent states are replayed.
     """
 
     bug: str
@@ -36,6 +37,12 @@ class Mutant:
     noticed: str
     pair: str = "tiny-dense"
     widths: bool = False
+    replay: bool = False
+
+    @property
+    def server(self) -> tuple[str, bool, bool]:
+        """What decides the server that it is planted in."""
+        return self.pair, self.widths, self.replay
 
 
 def _before_forward(change: Callable[[Any, Any], Any]) -> None:
@@ -103,6 +110,21 @@ def _commit_one_too_early() -> None:
     commit.commit_mamba_states_after_verify = one_too_early
 
 
+def _wrong_commit_kernel() -> None:
+    from sglang_dflash.states import replay
+
+    commit = replay.gdn_commit
+    replay.gdn_commit = lambda states, records, rows, slots, counts, *track: commit(
+        states, records, rows, slots, counts - 1, *track
+    )
+
+
+def _compiled_late() -> None:
+    from sglang_dflash.worker.start.first_calls import FirstCalls
+
+    FirstCalls.run = lambda self, *others: None
+
+
 def _one_width_for_all() -> None:
     from sglang_dflash.worker.start.graphs import WidthGraphs
 
@@ -117,6 +139,10 @@ MUTANTS = {
     "stride": Mutant("a kernel is given another tensor's stride", _wrong_stride, "blocks, accepted drafts"),
     "rope": Mutant("the RoPE table lacks rows", _short_rope_table, "outside of its tensors"),
     "commit": Mutant("a recurrent state is committed one token early", _commit_one_too_early, "tokens", "tiny-hybrid"),
+    "kernel": Mutant(
+        "a kernel of the state replay is wrong", _wrong_commit_kernel, "STATE_REPLAY=0", "tiny-hybrid", replay=True
+    ),
+    "late": Mutant("kernels are first compiled under traffic", _compiled_late, "compiled late"),
     "backend": Mutant(
         "every width runs with the full width's graphs", _one_width_for_all, "must match the size", widths=True
     ),
@@ -131,24 +157,26 @@ def install() -> None:
 
 def main() -> None:
     from tests.rehearsal.run import differences, run
-    from tests.rehearsal.scenarios import RANDOM_WIDTHS, Scenario, ask
+    from tests.rehearsal.scenarios import RANDOM_WIDTHS, REPLAY, Scenario, ask
 
     chosen = {name: MUTANTS[name] for name in sys.argv[1:] or MUTANTS}
     scenarios = {
-        (pair, widths): Scenario("mutants", pair, (ask(pair, 2, 12),), (), width=4, graphs=(2,), options=RANDOM_WIDTHS)
+        (pair, widths, replay): Scenario(
+            "mutants", pair, (ask(pair, 2, 12),), (), width=4, graphs=(2,), options=RANDOM_WIDTHS
+        )
         if widths
-        else Scenario("mutants", pair, (ask(pair, 1, 24),), (), graphs=(1,))
-        for pair, widths in sorted({(mutant.pair, mutant.widths) for mutant in chosen.values()})
+        else Scenario("mutants", pair, (ask(pair, 1, 24),), (), graphs=(1,), environment=REPLAY if replay else {})
+        for pair, widths, replay in sorted({mutant.server for mutant in chosen.values()})
     }
     with ThreadPoolExecutor(2) as pool:
         expected = {key: pool.submit(run, scenario, rehearse=False) for key, scenario in scenarios.items()}
         found = {
-            name: pool.submit(run, scenarios[mutant.pair, mutant.widths], rehearse=True, mutant=name)
+            name: pool.submit(run, scenarios[mutant.server], rehearse=True, mutant=name)
             for name, mutant in chosen.items()
         }
     rows, missed = [], False
     for name, mutant in chosen.items():
-        key = mutant.pair, mutant.widths
+        key = mutant.server
         lines = differences(scenarios[key], expected[key].result(), found[name].result())
         text = [line for report in lines for line in report.splitlines() if mutant.noticed in line]
         missed |= not text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from typing import Any
 
-from tests.rehearsal.interpreter import LAUNCHES
+from tests.rehearsal.interpreter import COMPILED, LAUNCHES
 
 # Captured graphs: "target 4, width 8" (role, batch size, width) to its nodes and how many of them are kernel launches.
 GRAPHS: dict[str, dict[str, int]] = {}
@@ -17,6 +17,8 @@ WIDTHS: collections.Counter[str] = collections.Counter()
 EAGER: collections.Counter[str] = collections.Counter()
 # "target 8" (role, width) to its forwards without a graph.
 EAGER_WIDTHS: collections.Counter[str] = collections.Counter()
+# Kernels that were compiled before the server took requests.
+_AT_START: set[str] = set()
 # Anything else that a scenario must have met: "retracted", "mixed batches".
 EVENTS: collections.Counter[str] = collections.Counter()
 
@@ -31,9 +33,15 @@ def add(result: Any, *_: Any) -> Any:
         "eager": EAGER,
         "eager widths": EAGER_WIDTHS,
         "events": EVENTS,
+        "compiled late": dict.fromkeys(COMPILED - _AT_START, 1),
     }
     result.internal_state["rehearsal"] = {name: dict(values) for name, values in seen.items()}
     return result
+
+
+def started() -> None:
+    """In place of ``mark_serving_started``."""
+    _AT_START.update(COMPILED)
 
 
 def retracted(result: Any, *_: Any, **__: Any) -> None:

@@ -34,6 +34,7 @@ class Scenario:
         prefill_graphs: numbers of tokens for which a breakable graph of the target's prefill is captured.
         options: further arguments of the engine.
         environment: further variables, for both platforms.
+        captured: graphs of the whole server; None where nothing is said of them.
         same_blocks: whether every request must take the same number of blocks on both platforms. Not where the moment
             of a retraction depends on when requests arrive.
     """
@@ -48,6 +49,7 @@ class Scenario:
     prefill_graphs: tuple[int, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    captured: int | None = None
     same_blocks: bool = True
 
     def keywords(self) -> dict[str, Any]:
@@ -115,7 +117,7 @@ TURNS = ask(HYBRID, 4, 4, growth=8, repeat=3, cut=110)
 _PADDED = _met("replays: target 4", "replays: drafter 4", "replays: target 1", "replays: drafter 1")
 _REPLAYED = _met("replays: target 4", "replays: drafter 4")
 _BOUNDARY = "launches: sglang.kernels.ops.mamba.mamba_state_scatter_triton._fused_mamba_state_scatter_with_mask_kernel"
-_REPLAY = {SWITCH: "1"}
+REPLAY = {SWITCH: "1"}
 _KERNELS = "launches: sglang_dflash.states.kernels."
 _STATES_REPLAYED = _met(*(f"{_KERNELS}{name}.{name}_kernel" for name in ("gdn_verify", "gdn_commit")))
 _WIDTHS = Path(__file__).with_name("widths.json")
@@ -137,11 +139,13 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         "widths at random; more than the largest graph",
         DENSE,
-        (ask(DENSE, 3, 12, cut=24),),
+        (ask(DENSE, 5, 12, cut=24),),
         (*_ALL_WIDTHS, *_met(*(f"eager widths: {who}" for who in ("target 1", "target 4", "drafter 4")))),
         width=16,
-        graphs=(1, 2),
-        options=RANDOM_WIDTHS,
+        graphs=(1, 2, 3, 4),
+        # Of width 16 all four for both models; of 1, 2, 4 and 8 three for the target, of 2, 4 and 8 for the drafter.
+        captured=2 * 4 + 4 * 3 + 3 * 3,
+        options={**RANDOM_WIDTHS, "max_running_requests": 5},
     ),
     Scenario(
         "copies, a fixed block",
@@ -180,7 +184,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         HYBRID,
         (ask(HYBRID, 2, 24, repeat=3, cut=100),) * 2,
         (*_ALL_WIDTHS, *_STATES_REPLAYED, *_COPIES, *_met("widths: target 32", "events: cached tokens")),
-        environment=_REPLAY,
+        environment=REPLAY,
         width=32,
         graphs=(3,),
         options={**RANDOM_WIDTHS, "mamba_scheduler_strategy": "extra_buffer", "speculative_draft_window_size": 32},
@@ -191,7 +195,7 @@ SCENARIOS: tuple[Scenario, ...] = (
             HYBRID,
             (TURNS,) * 2,
             (*_STATES_REPLAYED, *_met("events: cached tokens", *met)),
-            environment=_REPLAY,
+            environment=REPLAY,
             width=8,
             graphs=(2,),
             # Rows end and begin within the steps that the scheduler overlaps.

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from tabulate import tabulate
 
+from tests.rehearsal import report
 from tests.rehearsal.emulator import Graph, captured_by
 from tests.support.renorm import top_k_renorm_prob, top_p_renorm_prob
 
@@ -120,6 +121,12 @@ STUBS: tuple[Stub, ...] = (
             Stub(f"{module}.synchronize", _nothing(), "waiting for the device", "whoever waits too little"),
             Stub(f"{module}.empty_cache", _nothing(), _MEMORY, _NO_ALLOCATOR),
         )
+    ),
+    Stub(
+        "sglang.srt.utils.triton_load_watch.mark_serving_started",
+        report.started,
+        "a watch over compilations under traffic",
+        "nothing",
     ),
     Stub("torch.cuda.reset_peak_memory_stats", _nothing(), _MEMORY, _NO_ALLOCATOR),
     Stub("torch.cuda.memory_stats", _memory_stats, _MEMORY, _NO_ALLOCATOR),

@@ -7,16 +7,18 @@ on a device it runs with ``OPS_DEVICE=cuda``.
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from sglang_dflash.states import reference
+from sglang_dflash.states import reference, replay
 from sglang_dflash.states.kernels.gdn_commit import gdn_commit
 from sglang_dflash.states.kernels.gdn_verify import gdn_verify
 from sglang_dflash.states.reference import Records
-from tests.support.gdn_replay import RING, Blocks, alike
+from sglang_dflash.worker.start import replay_check
+from tests.support.gdn_replay import RING, Blocks, alike, server_pool
 
 DEVICE = os.environ.get("OPS_DEVICE", "cpu")
 if DEVICE == "cpu":
@@ -112,6 +114,18 @@ def test_no_requests() -> None:
     blocks = Blocks(0, 4, device=DEVICE)
     assert blocks.verify(gdn_verify, blocks.records).shape == (2, 0, 4, 6)
     gdn_commit(blocks.states, blocks.records, blocks.rows, blocks.slots, blocks.slots)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+def test_the_check_at_the_start_passes(
+    dtype: torch.dtype, state_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_check, "runs_kernels", lambda tensor: True)
+    monkeypatch.setattr(replay, "gdn_verify", gdn_verify)
+    monkeypatch.setattr(replay, "gdn_commit", gdn_commit)
+    pool = server_pool(dtype, state_dtype, H=1, HV=2, K=128, V=128, device=DEVICE)
+    replay_check.check_replay(SimpleNamespace(dtype=dtype, req_to_token_pool=pool), RING)  # type: ignore[arg-type]
 
 
 def test_outputs_go_where_they_are_asked_to() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -127,6 +128,33 @@ def alike(bs: int, **options: Any) -> Blocks:
     blocks.b.fill_(20)
     blocks.A_log.fill_(-30)
     return blocks
+
+
+def server_pool(
+    dtype: torch.dtype,
+    state_dtype: torch.dtype,
+    *,
+    H: int = 2,
+    HV: int = 4,
+    K: int = 8,
+    V: int = 6,
+    device: str = "cpu",
+) -> Any:
+    """What the replay reads of SGLang's pool, with SGLang's names: 3 layers, 4 slots, 2 rows."""
+
+    def ring(heads: int, *widths: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.randn(3, 2, heads, RING, *widths).to(device, dtype)
+
+    low = dtype != torch.float32
+    states = SimpleNamespace(
+        temporal=torch.randn(3, 4, HV, V, K).to(device, state_dtype),
+        replayssm_d=ring(HV, V),
+        replayssm_k=ring(H, K),
+        replayssm_g=ring(HV, dtype=torch.float32),
+        replayssm_rawv=ring(HV, V) if low else None,
+        replayssm_rawk=ring(H, K) if low else None,
+    )
+    return SimpleNamespace(get_speculative_mamba2_params_all_layers=lambda: states)
 
 
 def of_records(records: Records, change: Callable[[Tensor], Any]) -> Records:

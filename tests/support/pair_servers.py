@@ -36,7 +36,7 @@ WIDE = ("--speculative-num-draft-tokens", "32")
 # Every fourth step a request loses its memory.
 RETRACTED = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "4"}
 # Every device-to-host wait inside a step raises.
-STRICT = {"SGLANG_DFLASH_FORBID_SYNC": "1"}
+STRICT = {"SGLANG_DFLASH_FORBID_SYNC": "2"}
 
 
 def target_arguments(pair: str, base: tuple[str, ...] = BASE) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ def injected(monkeypatch: pytest.MonkeyPatch) -> tuple[Inject, list[list[int]]]:
     """An injection, and the positions that each write brought."""
     written: list[list[int]] = []
     inject_: Any = Inject(SimpleNamespace(kv_index_translator=None), None, None)
-    monkeypatch.setattr(inject_, "_write", lambda hidden, rows, positions, slots: written.append(positions.tolist()))
+    monkeypatch.setattr(inject_, "write", lambda hidden, rows, positions, slots: written.append(positions.tolist()))
     return inject_, written
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream import Symbol
 from sglang_dflash.worker import no_sync
-from sglang_dflash.worker.no_sync import SWITCH, HostSync, sync_guard
+from sglang_dflash.worker.no_sync import SWITCH, HostSync, HostSyncWarning, sync_guard
 
 VALUES = torch.arange(4)
 MASK = VALUES > 1
@@ -65,27 +66,43 @@ def excused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", WAITS)
 def test_refuses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv(SWITCH, "2")
     with torch.inference_mode(), sync_guard("cpu")(), pytest.raises(HostSync):  # as a step runs
         WAITS[name]()
 
 
+def test_a_server_is_warned_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first compilation waits too, so 1 must not end a healthy server."""
+    monkeypatch.setenv(SWITCH, "1")
+    with torch.inference_mode(), sync_guard("cpu")(), pytest.warns(HostSyncWarning, match="tolist"):
+        assert VALUES.tolist() == [0, 1, 2, 3]
+
+
+def test_another_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "yes")
+    with pytest.raises(DFlashError, match=SWITCH):
+        sync_guard("cpu")
+
+
 @pytest.mark.parametrize("name", PASSES)
 def test_lets_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv(SWITCH, "2")
     with torch.inference_mode(), sync_guard("cpu")():
         PASSES[name]()
 
 
 def test_excused_functions_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv(SWITCH, "2")
     with torch.inference_mode(), sync_guard("cpu")():
         assert Upstream.wait() == [0, 1, 2, 3]
         with pytest.raises(HostSync):  # and nothing after them
             VALUES.tolist()
 
 
-def test_the_debug_mode_is_lifted_on_cuda_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("switch, mode", [("1", "warn"), ("2", "error")])
+def test_the_debug_mode_is_lifted_on_cuda_and_comes_back(
+    switch: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     modes: list[object] = ["default"]
     seen: list[object] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -97,10 +114,10 @@ def test_the_debug_mode_is_lifted_on_cuda_and_comes_back(monkeypatch: pytest.Mon
         raise ValueError
 
     monkeypatch.setattr(Upstream, "wait", staticmethod(wait))
-    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv(SWITCH, switch)
     with sync_guard("cuda")():
-        assert modes[-1] == "error"
+        assert modes[-1] == mode
         with pytest.raises(ValueError):
             Upstream.wait()
-        assert modes[-1] == "error"
+        assert modes[-1] == mode
     assert seen == ["default"] and modes[-1] == "default"

@@ -13,11 +13,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from sglang_dflash.memory.outside import FLOOR
 from sglang_dflash.upstream import (
     CaptureHiddenMode,
     DecodeCudaGraphRunner,
     ForwardMode,
+    Phase,
     build_attention_backends,
     draft_pp_context,
     draft_tp_context,
@@ -26,6 +29,7 @@ from sglang_dflash.upstream import (
     get_exec,
     get_parallel,
     get_spec,
+    with_phase,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +43,7 @@ logger = logging.getLogger(__name__)
 WIDTH_OF_THE_BATCH = frozenset({"flashinfer", "triton", "torch_dflash"})
 WIDTH_OF_THE_SERVER = frozenset({"fa3", "fa4", "trtllm_mha"})  # the last one in its XQA mask, on sm_90 and sm_120
 FLOOR_GB = FLOOR / (1 << 30)  # SGLang's "GB"
+DRAFTER_GB = 1.0  # SGLang's own worker captures no graphs of the drafter with less
 Change = tuple[Any, str, Any]  # object, name of an attribute, its value at a width
 
 
@@ -54,6 +59,20 @@ class PlainDecodeGraphs(DecodeCudaGraphRunner):
 
     def get_spec_info(self, num_tokens: int) -> None:
         return None
+
+
+def sizes_for_narrower(captured: Sequence[int]) -> list[int]:
+    """Batch sizes whose graphs the narrower widths get; a step of another size runs in the next larger one.
+
+    Args:
+        captured: the server's batch sizes, ascending.
+
+    Returns:
+        The server's smallest size that holds each of 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, ..., and its largest.
+    """
+    largest = captured[-1]
+    steps = {factor << exponent for exponent in range(largest.bit_length()) for factor in (1, 3)} - {3, 6, 12}
+    return sorted({min(size for size in captured if size >= step) for step in steps if step <= largest} | {largest})
 
 
 class WidthGraphs:
@@ -74,6 +93,7 @@ class WidthGraphs:
         self._target, self._drafter, self._layout = target, drafter, layout
         self._full, self.drafted = get_spec().speculative_num_draft_tokens, drafted
         self._captured = isinstance(target.decode_cuda_graph_runner, DecodeCudaGraphRunner)
+        self._sizes = sizes_for_narrower(target.decode_cuda_graph_runner.capture_bs) if self._captured else []
         self._changes: dict[int, list[Change]] = {}
         self.memory_gb: defaultdict[str, float] = defaultdict(float)
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -89,6 +109,12 @@ class WidthGraphs:
         if narrower and (reason := reason_for_full_width_only(self._target, self._drafter)):
             self._log("width %d only: %s", self._full, reason)
             return (self._full,)
+        if narrower and self._captured:
+            sets = len(narrower) + sum(1 < width < self.drafted for width in narrower)
+            self._log(
+                "capturing %d more CUDA graphs before the server is ready: widths %s at batch sizes %s",
+                *(sets * len(self._sizes), sorted(narrower), self._sizes),
+            )
         for done, width in enumerate(narrower):
             if self._captured and not self._has_room():
                 left_out = sorted(narrower[done:])
@@ -126,16 +152,18 @@ class WidthGraphs:
                     self._provide_runner(self._drafter, width, "draft_decode")
 
     def _provide_runner(self, runner: ModelRunner, width: int, phase: str) -> None:
-        start, free = time.perf_counter(), self._free_gb()
+        start, free = time.perf_counter(), free_gb(self._target)
         backend = build_attention_backends(model_runner=runner).attn_backend
         runner.kv_index_translator.bind_and_verify_backends([backend])
         self._changes[width].append((runner, "attn_backend", backend))
         if not self._captured:
             return
         graphs = DecodeCudaGraphRunner if width > 1 else PlainDecodeGraphs
-        with self.at(width):
+        graph = get_exec().graph
+        config = with_phase(graph.cuda_graph_config, Phase.DECODE, bs=self._sizes)
+        with self.at(width), graph.override(cuda_graph_config=config):
             self._changes[width].append((runner, "decode_cuda_graph_runner", graphs(runner)))
-        seconds, memory_gb = time.perf_counter() - start, free - self._free_gb()
+        seconds, memory_gb = time.perf_counter() - start, free - free_gb(self._target)
         self.seconds[phase] += seconds
         self.memory_gb[phase] += memory_gb
         role = "drafter" if runner is self._drafter else "target"
@@ -145,23 +173,37 @@ class WidthGraphs:
         """Whether another width's graphs fit. They take no more than the full width's; rank 0 decides."""
         full = self._target.graph_memory_usage, self._drafter.graph_memory_usage
         needed = full[0].get("target_verify", 0.0) + full[1].get("draft_decode", 0.0)
-        return bool(get_parallel().tp_group.broadcast_object(self._free_gb() - needed >= FLOOR_GB))
-
-    def _free_gb(self) -> float:
-        """Free memory of the rank that has least."""
-        return float(
-            get_available_gpu_memory(
-                self._target.device,
-                self._target.gpu_id,
-                distributed=get_parallel().tp_size > 1,
-                cpu_group=get_parallel().tp_group.cpu_group,
-            )
-        )
+        return bool(get_parallel().tp_group.broadcast_object(free_gb(self._target) - needed >= FLOOR_GB))
 
     @staticmethod
     def _log(text: str, *values: Any) -> None:
         if get_parallel().tp_rank == 0:
             logger.info("DFLASH: " + text, *values)
+
+
+def drafter_has_room(drafter: ModelRunner) -> bool:
+    """Whether the drafter's own graphs are captured, the same on all ranks; without them it runs eagerly."""
+    if torch.device(drafter.device).type != "cuda" or (free := free_gb(drafter)) >= DRAFTER_GB:
+        return True
+    if get_parallel().tp_rank == 0:
+        logger.warning(
+            "DFLASH: the drafter runs without CUDA graphs: %.2f GB of memory are free, and its graphs need up to "
+            "%.1f. Fix: lower --mem-fraction-static or --cuda-graph-max-bs",
+            *(free, DRAFTER_GB),
+        )
+    return False
+
+
+def free_gb(runner: ModelRunner) -> float:
+    """Free memory of the rank that has least."""
+    return float(
+        get_available_gpu_memory(
+            runner.device,
+            runner.gpu_id,
+            distributed=get_parallel().tp_size > 1,
+            cpu_group=get_parallel().tp_group.cpu_group,
+        )
+    )
 
 
 def backends(*runners: ModelRunner) -> set[str]:

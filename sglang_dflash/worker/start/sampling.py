@@ -1,4 +1,4 @@
-"""Rehearse the largest sampling step at the start: memory that it lacks is missed there, and not under traffic."""
+"""Rehearse the largest sampling step at the start: missing memory shows there first, and not under traffic."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.machine import size
+from sglang_dflash.memory.outside import sampling
 from sglang_dflash.upstream import LogitsProcessorOutput, SamplingBatchInfo, SamplingPrewarmResult
 from sglang_dflash.worker.sampling.seeded import SeededRows
 
@@ -21,12 +22,15 @@ logger = logging.getLogger(__name__)
 def rehearse_sampling(runner: ModelRunner, block: int) -> SamplingPrewarmResult:
     """Sample a full batch of blocks with every filter, and tell SGLang the peak, which its K/V pool then leaves free.
 
+    If the memory that is left cannot hold it, the server starts with a warning, as SGLang's own worker does: fewer
+    requests, or requests that do not sample, still fit.
+
     Args:
         runner: the target's; its graphs are captured.
         block: positions of the widest block.
 
     Raises:
-        DFlashError: the device has too little memory left.
+        DFlashError: not even a full batch of greedy requests fits.
     """
     rows, vocab = runner.max_running_requests * block, runner.model_config.vocab_size
     inputs, free = rows * vocab * 4, torch.cuda.mem_get_info(runner.device)[0]
@@ -35,18 +39,35 @@ def rehearse_sampling(runner: ModelRunner, block: int) -> SamplingPrewarmResult:
     try:
         for seeded in (True, False):
             sample(runner, rows, seeded=seeded)
-    except torch.OutOfMemoryError as error:
-        raise DFlashError(
-            f"{size(free)} of device memory are free for sampling {rows} rows of {vocab} logits",
-            expected=f"room for {runner.max_running_requests} requests that sample in blocks of {block}",
-            remedy="lower --mem-fraction-static or --max-running-requests",
-        ) from error
-    torch.cuda.synchronize(runner.device)
-    peak = torch.cuda.max_memory_allocated(runner.device) - before
-    logger.info("DFLASH: sampling %d rows takes %s at its peak, %s free before", rows, size(peak), size(free))
+        torch.cuda.synchronize(runner.device)
+        peak = torch.cuda.max_memory_allocated(runner.device) - before
+        logger.info("DFLASH: sampling %d rows takes %s at its peak, %s free before", rows, size(peak), size(free))
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        _choose_greedily(runner, rows, free)
+        peak = sampling(rows, vocab)
+        logger.warning(
+            "DFLASH: %s of device memory are free, and %d requests that all sample in blocks of %d need %s: such a "
+            "batch would end the server. Fix: lower --mem-fraction-static or --max-running-requests",
+            *(size(free), runner.max_running_requests, block, size(peak)),
+        )
     result = SamplingPrewarmResult(sampling_input_bytes=inputs, sampling_headroom_bytes=peak)
     runner.sampling_prewarm_result = result
     return result
+
+
+def _choose_greedily(runner: ModelRunner, rows: int, free: int) -> None:
+    vocab = runner.model_config.vocab_size
+    # A graph owns the memory of its logits; without graphs a forward allocates them.
+    own = 1 if runner.decode_cuda_graph_runner is not None else rows
+    try:
+        torch.zeros(own, vocab, dtype=torch.float32, device=runner.device).expand(rows, vocab).argmax(-1)
+    except torch.OutOfMemoryError as error:
+        raise DFlashError(
+            f"{size(free)} of device memory are free for {rows} rows of {vocab} logits",
+            expected=f"room for {runner.max_running_requests} greedy requests",
+            remedy="lower --mem-fraction-static or --max-running-requests",
+        ) from error
 
 
 def sample(runner: ModelRunner, rows: int, *, seeded: bool) -> None:

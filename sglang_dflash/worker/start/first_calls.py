@@ -1,0 +1,134 @@
+"""Run once at the start every kernel that traffic reaches outside of CUDA graphs.
+
+Triton compiles and loads a kernel at its first launch. Under traffic that stops all requests for seconds, and a load
+may find no memory. A kernel is compiled anew for each set of: dtypes and 16-byte alignment of its tensors, None in
+place of a tensor, integers that are 1 or divisible by 16, constexprs. The calls here have those of traffic:
+
+- layout, accept, penalties, seeded draws, notes, matches and offers of copies, at each width that steps may have;
+- context K/V: the number of tokens makes no difference, so one call stands for prefills and blocks;
+- the commit with and without a snapshot for the prefix cache, and the snapshot of a step of width 1 for each power of
+  two of batch sizes.
+
+Verify and draft run when their graphs are captured, and filters when sampling is rehearsed. The kernels of grammars and
+of prefills are SGLang's; its warm-up request runs the latter.
+
+The request of these calls is the pools' padding: row 0 and slot 0. It accepts nothing, so states stay as they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sglang_dflash.copies.history import Copies
+from sglang_dflash.ops import Accepted, accept_block, penalize_block, prepare_block, seeded_draw
+from sglang_dflash.ops.dispatch import runs_kernels
+from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.states.commit import RecurrentCommit
+from sglang_dflash.upstream import ForwardMode, get_exec, get_schedule, mamba_track_grid
+from sglang_dflash.worker.inject import Inject
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+
+class FirstCalls:
+    """The calls, through a worker's stages where a stage chooses the kernel.
+
+    Args:
+        plan: of the server.
+        target: the target's runner; pools allocated, graphs captured.
+        commit, copies, inject: the worker's stages.
+    """
+
+    def __init__(
+        self, plan: ServingPlan, target: ModelRunner, commit: RecurrentCommit, copies: Copies | None, inject: Inject
+    ) -> None:
+        self._plan, self._target, self._commit, self._copies, self._inject = plan, target, commit, copies, inject
+        self._table = target.req_to_token_pool.req_to_token
+
+    @torch.no_grad()
+    def run(self, widths: Sequence[int], at_width: Callable[[int], AbstractContextManager[Any]]) -> None:
+        """Run them all at ``widths``; does nothing where operations run as torch.
+
+        Args:
+            at_width: inside it, forwards and commits are of that width.
+        """
+        if not runs_kernels(self._table):
+            return
+        start = time.perf_counter()
+        self._context_kv()
+        self._choices()
+        for width in widths:
+            self._block(self._step(width))
+            if self._plan.role != "prefill":
+                with at_width(width):
+                    self._commits(width)
+        torch.get_device_module(self._table.device).synchronize()
+        logger.info("DFLASH: kernels outside of CUDA graphs loaded in %.1f s", time.perf_counter() - start)
+
+    def _context_kv(self) -> None:
+        drafter, tokens = self._plan.drafter, self._zeros(self._plan.block)
+        captured = len(drafter.target_layer_ids) * drafter.hidden_size
+        hidden = torch.zeros(len(tokens), captured, dtype=self._target.dtype, device=tokens.device)
+        self._inject.write(hidden, None, tokens, tokens)
+
+    def _choices(self) -> None:
+        row, neutral = self._zeros(1), torch.tensor([[0.0, 0.0, 1.0]], device=self._table.device)
+        logits = torch.zeros(1, 1, self._target.model_config.vocab_size, device=self._table.device)
+        penalize_block(logits, row[:, None], logits[0].int(), row, neutral)
+        seeded_draw(logits[0], row, row)
+
+    def _block(self, step: Any) -> None:
+        rows, lens, mask_token_id = step.batch.req_pool_indices, step.batch.seq_lens, self._plan.drafter.mask_token_id
+        prepare_block(rows, lens, rows, self._table, width=step.width, mask_token_id=mask_token_id)
+        accept_block(step.tokens, step.tokens, lens)
+        if self._copies is not None:
+            if step.width > 1:
+                self._copies.offer(step)
+            self._copies.note(step)
+
+    def _commits(self, width: int) -> None:
+        if width > 1 and not self._plan.replay and self._target.decode_cuda_graph_runner is None:
+            return  # SGLang's commit of kept states needs what a verify prepared: the warm-up request is the first
+        most, tracks = self._target.max_running_requests, get_exec().mamba.enable_mamba_extra_buffer
+        # SGLang's snapshot of plainly decoded states is compiled for powers of two of requests, from 16 on.
+        sizes = {min(16 << doublings, most) for doublings in range(most.bit_length())} if width == 1 else {1}
+        for tracked, size in itertools.product((False, True) if tracks else (False,), sizes):
+            step = self._step(width, size, mamba_track_grid(get_schedule().page_size) - 1 if tracked else 0)
+            step.batch.mamba_track_indices = step.batch.req_pool_indices - 1 if tracked else None
+            self._commit.before_verify(step)
+            self._commit(step)
+
+    def _step(self, width: int, size: int = 1, committed: int = 0) -> Any:
+        """Of ``size`` padding requests of ``committed`` tokens that accept nothing."""
+        rows = self._zeros(size)
+        lens, tokens = rows + committed, self._zeros(size, width)
+        batch = SimpleNamespace(
+            reqs=[None] * size,
+            req_pool_indices=rows,
+            seq_lens=lens,
+            forward_mode=ForwardMode.TARGET_VERIFY,
+            tree_cache=SimpleNamespace(page_size=get_schedule().page_size),
+        )
+        return SimpleNamespace(
+            batch=batch,
+            width=width,
+            tokens=tokens,
+            margins=torch.zeros(size, width - 1, device=rows.device),
+            state=SimpleNamespace(committed_cpu=[committed] * size),
+            accepted=Accepted(tokens, rows.int(), rows, lens),
+        )
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int64, device=self._table.device)

@@ -1,0 +1,176 @@
+"""Compare the kernels of a state replay with their torch definition, on the device that will run them.
+
+A kernel that was compiled wrongly for this device would give wrong tokens without any other sign. One block of made-up
+inputs runs through the pool's own memory, at the padding row and slot, and is compared with the definition on the host,
+where neither TF32 nor a kernel of the device takes part. It takes well under half a second, compilation aside.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.ops.dispatch import runs_kernels
+from sglang_dflash.states import reference, replay
+from sglang_dflash.states.choice import SWITCH
+from sglang_dflash.states.reference import Records
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+LAYERS = 2  # enough to see a wrong step from layer to layer
+OF_FLOAT32 = 2**-12
+"""Difference that is no fault, of a result's largest value: a product in one TF32 part is off by 2 ** -11."""
+
+
+@torch.no_grad()
+def check_replay(runner: ModelRunner, width: int) -> None:
+    """Check ``gdn_verify`` and ``gdn_commit``; does nothing where they run as torch.
+
+    Args:
+        runner: the target's, pools allocated.
+        width: positions of the widest block.
+
+    Raises:
+        DFlashError: a kernel cannot run here, or disagrees with its definition.
+    """
+    states = runner.req_to_token_pool.get_speculative_mamba2_params_all_layers()
+    if not runs_kernels(states.temporal):
+        return
+    from triton.errors import TritonError  # absent where no kernel runs
+
+    start, pool = time.perf_counter(), Pool.of(states)
+    with pool.restored():
+        try:
+            faults = list(_faults(pool, runner.dtype, width))
+        except torch.OutOfMemoryError:
+            raise
+        except (TritonError, RuntimeError) as error:
+            raise _refusal(f"the kernels of a state replay do not run on this device: {error}") from error
+    if faults:
+        raise _refusal(f"on this device, kernels of a state replay differ from their definition: {'; '.join(faults)}")
+    logger.info("DFLASH: kernels of the state replay agree with their definition, %.1f s", time.perf_counter() - start)
+
+
+def _refusal(found: str) -> DFlashError:
+    return DFlashError(
+        found,
+        expected=f"differences below {OF_FLOAT32:.1e} of the largest value, or two roundings to 16 bits",
+        remedy=f"start with {SWITCH}=0, which keeps every state of a block, and report this with the device and the "
+        "versions of torch and Triton",
+    )
+
+
+class Pool(NamedTuple):
+    """The first layers of SGLang's states and records, or of a copy on the host.
+
+    Attributes:
+        states: ``[layers, slots, HV, V, K]``.
+        records: of these layers.
+    """
+
+    states: Tensor
+    records: Records
+
+    @classmethod
+    def of(cls, states: Any) -> Pool:
+        records = replay.pool_records(states)
+        return cls(states.temporal[:LAYERS], Records(*(part[:LAYERS] for part in records.parts)))
+
+    def on_host(self) -> Pool:
+        """A copy of slots 0 and 1 and row 0 behind a slot and a row for padding, where the definition writes."""
+
+        def behind_padding(part: Tensor, count: int) -> Tensor:
+            return torch.cat([torch.zeros_like(part[:, :1]), part[:, :count]], 1).cpu()
+
+        parts = (behind_padding(part, 1) for part in self.records.parts)
+        return Pool(behind_padding(self.states, 2), Records(*parts))
+
+    def layer(self, index: int) -> Records:
+        return Records(*(part[index] for part in self.records.parts))
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Inside, slots 0 and 1 and row 0 may be overwritten."""
+        used = [self.states[:, :2], *(part[:, :1] for part in self.records.parts)]
+        before = [part.clone() for part in used]
+        try:
+            yield
+        finally:
+            for part, values in zip(used, before, strict=True):
+                part.copy_(values)
+
+
+def _faults(pool: Pool, dtype: torch.dtype, width: int) -> Iterator[str]:
+    """What disagrees. The batch is a padding request and one at row 0, slot 0, with snapshots in slot 1."""
+    device, generator = pool.states.device, torch.Generator().manual_seed(0)
+    pool.states[:, :2].copy_(torch.randn(pool.states[:, :2].shape, generator=generator))
+    rows, slots = torch.tensor([0, 0], device=device), torch.tensor([-1, 0], dtype=torch.int32, device=device)
+    host, host_rows, host_slots = pool.on_host(), torch.tensor([0, 1]), torch.tensor([-1, 1])
+    for layer in range(len(pool.states)):
+        inputs = _inputs(pool, dtype, width, generator)
+        options = {"width": width, "scale": pool.states.shape[-1] ** -0.5}
+        on_device, on_host = (_split(pool, *(x.to(where) for x in inputs)) for where in (device, "cpu"))
+        outputs = replay.gdn_verify(*on_device, pool.states[layer], slots, pool.layer(layer), rows, **options)
+        expected = reference.gdn_verify(
+            *on_host, host.states[layer], host_slots, host.layer(layer), host_rows, **options
+        )
+        yield from _difference("outputs of gdn_verify", outputs, expected)
+        found, records = pool.layer(layer), host.layer(layer)
+        for name in ("updates", "keys"):
+            yield from _difference(f"{name} of gdn_verify", _whole(found, name)[0], _whole(records, name)[1])
+        yield from _difference("decays of gdn_verify", found.decays[0], records.decays[1])
+    for tracked in (False, True):
+        count = width if tracked else max(1, width // 2)
+        counts = torch.tensor([0, count], dtype=torch.int32)
+        track = (torch.tensor([-1, 1]), torch.tensor([0, max(1, count // 2)])) if tracked else ()
+        host = pool.on_host()
+        host_track = (track[0] + 1, track[1]) if tracked else ()
+        replay.gdn_commit(pool.states, pool.records, rows, slots, counts.to(device), *(x.to(device) for x in track))
+        reference.gdn_commit(host.states, host.records, host_rows, host_slots, counts, *host_track)
+        name = f"states of gdn_commit, {'with' if tracked else 'without'} a snapshot"
+        yield from _difference(name, pool.states[:, :2], host.states[:, 1:])
+
+
+def _inputs(pool: Pool, dtype: torch.dtype, width: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """One layer's projection of q, k and v, and its a, b, A_log and dt_bias, on the host.
+
+    ``b`` has values whose sigmoid is far from where 16 bits round up or down: both sides round it alike.
+    """
+    _, _, HV, V, K = pool.states.shape
+    tokens, size = 2 * width, 2 * pool.records.keys.shape[2] * K + HV * V
+    projected = torch.randn(tokens, size, generator=generator).to(dtype)
+    a = torch.randn(tokens, HV, generator=generator).to(dtype)
+    b = (torch.randint(-4, 4, (tokens, HV), generator=generator) / 2).to(dtype)
+    A_log, dt_bias = torch.rand(HV, generator=generator).log(), torch.randn(HV, generator=generator)
+    return projected, a, b, A_log, dt_bias
+
+
+def _split(pool: Pool, projected: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """Parts of one projection, as in a model: their tokens are further apart than they are wide."""
+    _, _, HV, V, K = pool.states.shape
+    H = pool.records.keys.shape[2]
+    q, k, v = projected.split([H * K, H * K, HV * V], -1)
+    return q.unflatten(-1, (H, K)), k.unflatten(-1, (H, K)), v.unflatten(-1, (HV, V)), *others
+
+
+def _whole(records: Records, name: str) -> Tensor:
+    high, low = getattr(records, name).float(), getattr(records, f"{name}_low")
+    return high if low is None else high + low.float()
+
+
+def _difference(name: str, found: Tensor, expected: Tensor) -> Iterator[str]:
+    tolerance = OF_FLOAT32 if found.dtype == torch.float32 else 2 * torch.finfo(found.dtype).eps
+    found, expected = found.cpu().float(), expected.float()
+    difference, largest = (found - expected).abs().max().item(), expected.abs().max().item()
+    if not difference <= tolerance * largest:  # not a number either
+        yield f"{name} by {difference:.2g} of {largest:.2g}"

@@ -1,0 +1,109 @@
+"""A start with little device memory left: what fits is served, with a warning, as SGLang's own worker does."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sglang")
+
+from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
+
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.memory.outside import sampling as sampling_bytes
+from sglang_dflash.worker.start import graphs, sampling
+from sglang_dflash.worker.worker import DFlashWorker
+
+pytestmark = pytest.mark.sglang
+
+GB = 1 << 30
+REQUESTS, BLOCK, VOCAB = 48, 16, 248_320
+
+
+@pytest.fixture(autouse=True)
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = SimpleNamespace(cpu_group=None)
+    monkeypatch.setattr(graphs, "get_parallel", lambda: SimpleNamespace(tp_rank=0, tp_size=1, tp_group=group))
+
+
+@pytest.mark.parametrize(("free", "captured"), [(0.5, False), (1.5, True)])
+def test_the_drafter_runs_without_graphs_below_one_gb(
+    free: float, captured: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = list[bool]()
+    target = SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=torch.empty(0)))
+    drafter = SimpleNamespace(
+        model_runner=SimpleNamespace(device="cuda", gpu_id=0),
+        init_cuda_graphs=lambda capture_decode_cuda_graph=True: asked.append(capture_decode_cuda_graph),
+    )
+    worker: Any = SimpleNamespace(
+        _draft_worker=drafter,
+        draft_worker=drafter,
+        _target_worker=SimpleNamespace(model_runner=target),
+        _drafters_context=nullcontext,
+        _is_first=False,
+        _commit=None,
+        _copies=None,
+        _inject=None,
+        _at_width=None,
+        width_policy=SimpleNamespace(widths=()),
+        plan=SimpleNamespace(widths=None),
+    )
+    monkeypatch.setattr(graphs, "get_available_gpu_memory", lambda *_, **__: free)
+    with caplog.at_level(logging.WARNING):
+        DFlashWorker.init_cuda_graphs(worker)
+    assert asked == [captured]
+    assert [record.message.count("0.50 GB") for record in caplog.records] == ([] if captured else [1])
+
+
+def test_sglangs_own_worker_has_the_same_bound() -> None:
+    source = inspect.getsource(DFlashWorkerV2.init_cuda_graphs)
+    assert f"if available_mem < {graphs.DRAFTER_GB}:" in source
+
+
+class Device:
+    """A device with so many bytes free; sampling and a plain allocation ask it for logits."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+        self._free, zeros = free, torch.zeros
+
+        def allocate(*shape: int, **options: Any) -> torch.Tensor:
+            if 4 * shape[0] * shape[1] > self._free:
+                raise torch.OutOfMemoryError
+            return zeros(*shape, dtype=options["dtype"])
+
+        monkeypatch.setattr(torch, "zeros", allocate)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+        for name in ("reset_peak_memory_stats", "memory_allocated", "empty_cache"):
+            monkeypatch.setattr(torch.cuda, name, lambda *_: 0)
+
+    def runner(self, graph: object) -> Any:
+        return SimpleNamespace(
+            device="cpu",
+            max_running_requests=REQUESTS,
+            model_config=SimpleNamespace(vocab_size=VOCAB),
+            decode_cuda_graph_runner=graph,
+        )
+
+
+def test_a_server_starts_where_greedy_requests_fit_and_sampled_ones_do_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = Device(monkeypatch, GB // 2).runner("holds its logits")
+    with caplog.at_level(logging.WARNING):
+        result = sampling.rehearse_sampling(runner, BLOCK)
+    assert result.sampling_headroom_bytes == sampling_bytes(REQUESTS * BLOCK, VOCAB)
+    [record] = caplog.records
+    assert "48 requests that all sample in blocks of 16" in record.message and "Fix: " in record.message
+
+
+def test_a_server_that_has_no_room_for_greedy_requests_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Device(monkeypatch, GB // 2).runner(None)
+    with pytest.raises(DFlashError, match="48 greedy requests"):
+        sampling.rehearse_sampling(runner, BLOCK)
