@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.kernels.ops.attention.fla.fused_recurrent import fused_recurrent_gated_delta_rule_packed_decode
 from sglang.kernels.ops.mamba.causal_conv1d_triton import causal_conv1d_update
 from sglang.kernels.ops.mamba.mamba_state_scatter_triton import scatter_mamba_states_after_mtp_verify
 from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
@@ -20,11 +21,17 @@ from sglang.srt.mem_cache import memory_pool
 from sglang.srt.mem_cache.memory_pool import MambaPool
 from torch import Tensor
 
+from sglang_dflash.plan import serving
+from sglang_dflash.states import replay
+from sglang_dflash.states.kernels.gdn_commit import gdn_commit
+from sglang_dflash.states.kernels.gdn_verify import gdn_verify
 from sglang_dflash.worker.start import graphs
 from sglang_dflash.worker.start.graphs import WidthGraphs
 from tests.rehearsal import interpreter
 from tests.rehearsal.mutants import by_the_calls_width
 from tests.support.gated_delta import causal_conv, delta_rule
+from tests.support.gdn_replay import Blocks
+from tests.support.plan import made
 
 interpreter.install()
 
@@ -143,3 +150,47 @@ def verify(
         cache_steps=width,
         retrieve_parent_token=None,
     )
+
+
+# Of a result's largest value: of the outputs, which are rounded to the dtype, and of the states, which are fp32.
+CLOSE = {torch.bfloat16: (2**-8, 5e-5), torch.float32: (1e-5, 1e-5)}
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_a_replayed_verify_is_plain_decoding(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's decode, 16 tokens one by one, against one verify of ours and its commit."""
+    width, layer = 16, 0
+    blocks = Blocks(2, width, layers=1, K=32, V=16, dtype=dtype)
+    monkeypatch.setattr(serving, "plan", made(replay=True))
+    mamba = SimpleNamespace(linear_attn_backend="triton", linear_attn_decode_backend=None)
+    monkeypatch.setattr(replay, "get_exec", lambda: SimpleNamespace(mamba=mamba))
+    monkeypatch.setattr(replay, "gdn_verify", gdn_verify)
+
+    decoded, states = [], blocks.states[layer].clone()
+    each = [x[layer].unflatten(0, (blocks.bs, width)) for x in (blocks.qkv, blocks.a, blocks.b)]
+    for step in range(width):
+        qkv, a, b = (x[:, step] for x in each)
+        out = torch.empty(blocks.bs, 1, blocks.HV, blocks.V, dtype=dtype)
+        fused_recurrent_gated_delta_rule_packed_decode(
+            qkv[:, : -2 * blocks.HV], a, b, blocks.A_log, blocks.dt_bias, blocks.scale, states, out, blocks.slots, True
+        )
+        decoded.append(out)
+
+    out = torch.empty(blocks.bs * width, blocks.HV, blocks.V, dtype=dtype)
+    rings = {f"{name}_cache": x[layer] if x is not None else None for name, x in zip(
+        ("d", "k", "g", "rawv", "rawk"), vars(blocks.records).values(), strict=True
+    )}  # fmt: skip
+    replay.verify(
+        lambda **_: pytest.fail("SGLang's own kernel was called"),
+        **{name: getattr(blocks, name)[layer] for name in ("q", "k", "v", "a", "b")}, **rings,
+        A_log=blocks.A_log, dt_bias=blocks.dt_bias, checkpoint_state=blocks.states[layer], out=out, scale=blocks.scale,
+        ssm_state_indices=blocks.slots, replay_indices=blocks.rows, max_spec_len=width,
+    )  # fmt: skip
+    gdn_commit(blocks.states, blocks.records, blocks.rows, blocks.slots, torch.full((blocks.bs,), width))
+    slots = blocks.slots.long()
+    results = (out.view(blocks.bs, width, blocks.HV, blocks.V), torch.cat(decoded, 1)), (
+        blocks.states[layer, slots], states[slots],
+    )  # fmt: skip
+    errors = [(one.float() - other.float()).abs().max() / other.abs().max() for one, other in results]
+    print(f"{dtype}: outputs {errors[0]:.2g}, states {errors[1]:.2g}")
+    assert all(error <= bound for error, bound in zip(errors, CLOSE[dtype], strict=True)), errors

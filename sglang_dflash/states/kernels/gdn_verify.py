@@ -96,6 +96,7 @@ def gdn_verify_kernel(
     VALUES: tl.constexpr,
     EPS: tl.constexpr,
     THRESHOLD: tl.constexpr,
+    ROUND_BETA: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     STEPS: tl.constexpr = 2**LEVELS
@@ -149,7 +150,10 @@ def gdn_verify_kernel(
     gate += tl.load(dt_bias + head).to(tl.float32)
     softplus = tl.where(gate <= THRESHOLD, log1p(tl.exp(tl.minimum(gate, THRESHOLD))), gate)
     g = -tl.exp(tl.load(A_log + head).to(tl.float32)) * softplus
-    beta = tl.sigmoid(tl.load(b + first * b_stride + head + token * b_stride).to(tl.float32))[:, None]
+    beta = tl.sigmoid(tl.load(b + first * b_stride + head + token * b_stride).to(tl.float32))
+    if ROUND_BETA:
+        beta = beta.to(b.dtype.element_ty).to(tl.float32)
+    beta = beta[:, None]
 
     # The decay between two writes is a sum of its own, see gdn_replay.
     later = step[:, None] > step[None, :]
@@ -193,6 +197,7 @@ def gdn_verify(
     *,
     width: int,
     scale: float,
+    round_beta: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     # A token, a slot or a row may be followed by a gap.
@@ -235,6 +240,7 @@ def gdn_verify(
             VALUES=values,
             EPS=EPS,
             THRESHOLD=THRESHOLD,
+            ROUND_BETA=round_beta,
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32x3",
             num_warps=4,
         )
