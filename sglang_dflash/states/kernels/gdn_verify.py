@@ -23,7 +23,8 @@ from torch import Tensor
 from sglang_dflash.ops.kernels import assert_dense
 from sglang_dflash.states.reference import EPS, THRESHOLD, Records
 
-# Of a state's [V, K]: in one program, and at once. Twice as many of either take over 128 registers somewhere.
+# Of a state's [V, K]: in one program, and at once. Twice as many of either take over 128 registers somewhere. Blocks of
+# over 16 positions take 249, for the inverse of 32 x 32 in three TF32 parts (in one part 168).
 _VALUES, _LANES = 32, 32
 
 
@@ -208,8 +209,10 @@ def gdn_verify(
     out = torch.empty((tokens, HV, V), dtype=q.dtype, device=q.device) if out is None else out
     assert out.is_contiguous() and out.shape == (tokens, HV, V)
     if tokens:
+        # By the block, not by the ring: a narrow block of a server with wide ones takes a third of the registers.
+        levels = max(4, (width - 1).bit_length())
         # Twice the positions with as many values spill.
-        values = min(_VALUES if ring <= 16 else _VALUES // 2, max(16, triton.next_power_of_2(V)))
+        values = min(_VALUES if levels == 4 else _VALUES // 2, max(16, triton.next_power_of_2(V)))
         gdn_verify_kernel[(triton.cdiv(V, values), HV, len(slots))](
             q,
             k,
@@ -235,7 +238,7 @@ def gdn_verify(
             K=K,
             V=V,
             RING=ring,
-            LEVELS=max(4, (ring - 1).bit_length()),
+            LEVELS=levels,
             LANES=min(_LANES, max(16, triton.next_power_of_2(K))),
             VALUES=values,
             EPS=EPS,
