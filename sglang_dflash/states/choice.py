@@ -58,13 +58,22 @@ def is_replayed(args: Any, machine: Machine, asked: bool | None, *, lets_more_ru
 
 def reason_against(args: Any) -> str | None:
     """Return the reason that rules a state replay out; None if there is none. SGLang's own flag has the same rules."""
-    backend = args.linear_attn_decode_backend or args.linear_attn_backend
+    backend = decode_backend(args)
     reasons = {
         f"the linear-attention backend is {backend}": backend not in _BACKENDS,
         "--enable-linear-replayssm keeps records of its own": args.enable_linear_replayssm,
         "a prefill server verifies nothing (--disaggregation-mode prefill)": args.disaggregation_mode == "prefill",
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def decode_backend(args: Any) -> str:
+    """The linear-attention backend of plain decoding.
+
+    Args:
+        args: server arguments by SGLang's names, or what its runtime context has of them (``get_exec().mamba``).
+    """
+    return str(args.linear_attn_decode_backend or args.linear_attn_backend)
 
 
 def ring_length(block: int) -> int:

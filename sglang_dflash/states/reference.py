@@ -79,6 +79,7 @@ def gdn_verify(
     *,
     width: int,
     scale: float,
+    round_beta: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     """Run ``width`` tokens of every request and record what they write; the states stay as they are.
@@ -91,6 +92,7 @@ def gdn_verify(
         records: of one layer; the first ``width <= L`` positions of a request's row are written.
         rows: of each request in the records, ``[bs]``, no row twice.
         scale: factor of the queries.
+        round_beta: whether beta is rounded to the dtype of ``b``.
         out: where the outputs go; a new tensor by default.
 
     Returns:
@@ -110,7 +112,7 @@ def gdn_verify(
     step = F.softplus(a.float() + dt_bias.float(), threshold=THRESHOLD)
     g = by_head(step.mul_(A_log.float().exp()).neg_())
     decay, decay_in = by_group(_decay_between(g)), by_group(g.cumsum(-1).exp_().unsqueeze(-1))
-    beta = by_group(by_head(b).sigmoid_().unsqueeze(-1))
+    beta = by_group(by_head((b if round_beta else b.float()).sigmoid()).unsqueeze(-1))
 
     live = slots >= 0
     state = states.index_select(0, slots.clamp(min=0)).float()

@@ -3,6 +3,9 @@
 SGLang's records are rings: an unfolded history with cursors, and a margin that depends on the block's width. Ours are
 folded into the state at every commit (:mod:`.commit`). A block's records therefore begin at position 0 at any width, no
 cursor is read or moved, and nothing is left over for the ring's next owner to find.
+
+Beta is rounded where plain decoding rounds it: in Triton's decode kernel, to the dtype of its input. FlashInfer's keeps
+it in fp32.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ from typing import Any
 from sglang_dflash.ops.dispatch import by_device
 from sglang_dflash.plan import serving
 from sglang_dflash.states import reference
+from sglang_dflash.states.choice import decode_backend
 from sglang_dflash.states.reference import Records
+from sglang_dflash.upstream import get_exec
 
 _KERNELS = "sglang_dflash.states.kernels"
 
@@ -39,6 +44,7 @@ def verify(original: Callable[..., Any], **call: Any) -> Any:
         call["replay_indices"],
         width=call["max_spec_len"],
         scale=call["scale"],
+        round_beta=decode_backend(get_exec().mamba) == "triton",
         out=call["out"],
     )
 

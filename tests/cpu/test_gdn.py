@@ -53,7 +53,7 @@ class Layer:
 
     @property
     def beta(self) -> Tensor:
-        return self.b.double().sigmoid()
+        return self.b.sigmoid().double()  # rounded to its dtype
 
     def split(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k ``[tokens, H, K]`` and v ``[tokens, HV, V]``, views of the packed projection."""

@@ -1,14 +1,13 @@
-"""Our kernels, launched as a server of a published pair does it: ``python -m tests.ops.published`` prints a table.
+"""Our kernels, launched as a server of a published pair does it: ``python -m tests.ops.published`` prints the table of
+docs/results/kernels.md.
 
 No GPU is needed: the launchers are called on tensors without storage, under Triton's warm-up (``launches.py``).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +26,8 @@ from tests.support.cards import FOLDER, NAMES
 
 TP_SIZES = (1, 2, 4, 8)
 REQUEST_ROWS = 512
-WIDEST = (16, 32)  # widest blocks of a server: a published drafter's, and with as many positions more for copies
+# Width of a step and of the server's widest block: a published drafter's, or twice that for copies.
+STEPS = {"16": (16, 16), "16 of 32": (16, 32), "32": (32, 32)}
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _of_rank(pair: str, tp: int) -> RankShapes:
     )
 
 
-def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = WIDEST[0], skipped: int = 0) -> None:
+def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = 16, skipped: int = 0) -> None:
     """Every kernel of a step, once.
 
     Args:
@@ -140,6 +140,7 @@ def _gdn_replay(shapes: RankShapes, bs: int, width: int, block: int, longs: Call
     gdn_verify(
         half(tokens, H, K), half(tokens, H, K), half(tokens, HV, V), half(tokens, HV), half(tokens, HV),
         tensor(HV, dtype=torch.float32), half(HV), states[0], longs(bs), ring(), longs(bs), width=width, scale=K**-0.5,
+        round_beta=True,
     )  # fmt: skip
     for track in ((None, None), (longs(bs), longs(bs))):
         gdn_commit(states, ring(2), longs(bs), longs(bs), longs(bs), *track)
@@ -168,22 +169,33 @@ def _norm_rope(shapes: RankShapes, positions: Tensor) -> None:
     norm_rope.context_keys(context[:, :, 0], positions)
 
 
-def table() -> Iterator[str]:
-    """A line a kernel: the most that a compilation takes on each architecture, all pairs at all TP sizes."""
-    most: dict[str, dict[int, Usage]] = defaultdict(dict)
-    for capability in SHARED_MEMORY:
+def usages(capability: int, shapes: Sequence[RankShapes]) -> dict[tuple[str, str], Usage]:
+    """The most that a compilation takes, by kernel and step."""
+    most: dict[tuple[str, str], Usage] = {}
+    for step, (width, block) in STEPS.items():
         with compiled_for(capability) as launches:
-            for shapes, block in product(rank_shapes(), WIDEST):
-                launch_ours(shapes, bs=16, width=block, block=block)
+            for each in shapes:
+                launch_ours(each, bs=16, width=width, block=block)
         for launch in launches:
-            known, usage = most[launch.kernel].get(capability, launch.usage), launch.usage
-            most[launch.kernel][capability] = max(known, usage, key=lambda each: (each.stack, each.registers))
-    yield f"| kernel | {' | '.join(f'sm_{capability}' for capability in SHARED_MEMORY)} |"
-    yield f"|---|{'---|' * len(SHARED_MEMORY)}"
-    for kernel, usages in sorted(most.items()):
-        cells = (f"{usage.registers}, {usage.stack}, {usage.shared}" for usage in usages.values())
-        yield f"| `{kernel}` | {' | '.join(cells)} |"
+            key, usage = (launch.kernel, step), launch.usage
+            most[key] = max(most.get(key, usage), usage, key=lambda each: (each.stack, each.registers))
+    return most
+
+
+def rows(columns: Sequence[Mapping[tuple[str, str], Usage]]) -> Iterator[str]:
+    """Lines of the table, from the usages on each architecture; a step is named where kernels differ by it."""
+    for kernel in sorted({kernel for kernel, _ in columns[0]}):
+        cells = {step: tuple(_cell(column[kernel, step]) for column in columns) for step in STEPS}
+        if len(set(cells.values())) == 1:
+            cells = {"any": cells["16"]}
+        yield from (f"| `{kernel}` | {step} | {' | '.join(cell)} |" for step, cell in cells.items())
+
+
+def _cell(usage: Usage) -> str:
+    return f"{usage.registers}, {usage.stack}, {usage.shared}"
 
 
 if __name__ == "__main__":
-    print(*table(), sep="\n")
+    print(f"| kernel | width | {' | '.join(f'sm_{capability}' for capability in SHARED_MEMORY)} |")
+    print(f"|---|---|{'---|' * len(SHARED_MEMORY)}")
+    print(*rows([usages(capability, rank_shapes()) for capability in SHARED_MEMORY]), sep="\n")

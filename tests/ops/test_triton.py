@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+
+import triton
 
 from sglang_dflash.ops import kernels
 from sglang_dflash.ops.kernels.accept_block import accept_block
@@ -26,7 +29,7 @@ from sglang_dflash.states import kernels as state_kernels
 from sglang_dflash.states.kernels.gdn_commit import gdn_commit
 from sglang_dflash.states.kernels.gdn_verify import gdn_verify
 from tests.ops.launches import SHARED_MEMORY, compiled_for
-from tests.ops.published import WIDEST, launch_ours, rank_shapes
+from tests.ops.published import STEPS, launch_ours, rank_shapes, rows, usages
 from tests.support.gdn_replay import Blocks
 
 CASES = [Path(__file__).parents[1] / room / "cases.py" for room in ("ops", "states")]
@@ -40,6 +43,8 @@ KERNELS = {
 WIDTHS = (4, 5, 8, 16)
 BATCHES = (1, 2, 3, 16, 512)
 MOST_REGISTERS = 128  # of 255: four blocks of 128 threads then share a multiprocessor
+WIDE = {"gdn_verify_kernel": {"32"}, "gdn_commit_kernel": {"16 of 32", "32"}}  # take more in a step of these widths
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "kernels.md"
 
 
 def test_kernels_equal_their_definitions_under_the_interpreter() -> None:
@@ -69,16 +74,38 @@ def test_nothing_is_compiled_for_another_batch_or_width() -> None:
 
 @pytest.mark.parametrize("capability", SHARED_MEMORY)
 def test_kernels_fit_in_registers_and_grids_at_the_published_shapes(capability: int) -> None:
-    for block in WIDEST:
+    for step, (width, block) in STEPS.items():
         with compiled_for(capability) as launches:
             for shapes in SHAPES:
-                launch_ours(shapes, bs=512, width=block, block=block)
+                launch_ours(shapes, bs=512, width=width, block=block)
         assert {launch.kernel for launch in launches} == KERNELS
         for launch in launches:
             usage = launch.usage
             assert usage.stack == 0, (launch.kernel, usage)
-            assert block > 16 or usage.registers <= MOST_REGISTERS, (launch.kernel, usage)
+            most = 255 if step in WIDE.get(launch.kernel, ()) else MOST_REGISTERS
+            assert usage.registers <= most, (launch.kernel, usage)
             assert all(size <= 65_535 for size in launch.grid[1:]), launch
+
+
+def published_rows() -> list[str]:
+    return [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+
+
+def test_the_page_has_every_kernel_and_every_step() -> None:
+    """Its figures are compared in ``make test-slow``."""
+    found: dict[str, set[str]] = {}
+    for kernel, step in (re.findall(r"`(\w+)` \| ([^|]+) \|", row)[0] for row in published_rows()):
+        found.setdefault(kernel, set()).add(step)
+    assert set(found) == KERNELS
+    assert all(steps in ({"any"}, set(STEPS)) for steps in found.values())
+    assert found["gdn_verify_kernel"] == set(STEPS)
+
+
+@pytest.mark.slow
+def test_the_page_is_what_the_command_prints() -> None:
+    if f"Triton {triton.__version__}" not in PAGE.read_text():
+        pytest.skip(f"the page is not of Triton {triton.__version__}")
+    assert list(rows([usages(capability, rank_shapes()) for capability in SHARED_MEMORY])) == published_rows()
 
 
 EVERY_OTHER = torch.zeros(8, dtype=torch.int64)[::2]

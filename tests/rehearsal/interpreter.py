@@ -105,7 +105,17 @@ def _interpreted(builtin: Any) -> Any:
 
 
 def _compute_bfloat16(builder: Any) -> None:
-    """To numpy a bfloat16 is an integer of 16 bits: arithmetic goes through float32, as it does on a GPU."""
+    """To numpy a bfloat16 is an integer of 16 bits: arithmetic goes through float32, and its results are rounded to the
+    nearest, as on a GPU. Triton's interpreter cuts them off."""
+    cast = builder.cast_impl
+
+    def rounded(self: Any, src: Any, dtype: Any) -> Any:
+        if src.dtype.scalar != tl.float32 or dtype.scalar != tl.bfloat16:
+            return cast(self, src, dtype)
+        nearest = torch.from_numpy(np.ascontiguousarray(src.data, np.float32)).bfloat16()
+        return interpreter.TensorHandle(nearest.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
+
+    builder.cast_impl = rounded
 
     def widened(handle: Any) -> Any:
         is_bfloat16 = isinstance(handle, interpreter.TensorHandle) and handle.dtype.scalar == tl.bfloat16

@@ -26,7 +26,7 @@ class Mutant:
     Attributes:
         bug: what is wrong.
         plant: puts it into the package, in this process.
-        noticed: words of the line that must report it.
+        noticed: words of the line that must report it; empty for what is no bug, of which nothing may be reported.
         pair: the pair whose engine it is planted in.
         widths: whether every step has another width, in batches of two.
         replay: whether recurrent states are replayed.
@@ -131,6 +131,32 @@ def _one_width_for_all() -> None:
     WidthGraphs.at = lambda self, width: contextlib.nullcontext()
 
 
+def by_the_calls_width(target_verify: Callable[..., Any]) -> Callable[..., Any]:
+    """SGLang's Triton verify with FlashInfer's addresses: the state of request i after position t is entry i * T + t,
+    where T is the call's width."""
+
+    def verify(self: Any, *, query_start_loc: Any, intermediate_states_buffer: Any, **call: Any) -> Any:
+        requests = len(query_start_loc) - 1
+        width = call["q"].shape[1] // requests
+        entries = intermediate_states_buffer.flatten(0, 1)[: requests * width].unflatten(0, (requests, width))
+        return target_verify(self, query_start_loc=query_start_loc, intermediate_states_buffer=entries, **call)
+
+    return verify
+
+
+def _flashinfer_addresses() -> None:
+    from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
+
+    TritonGDNKernel.target_verify = by_the_calls_width(TritonGDNKernel.target_verify)
+
+
+def _flashinfer_addresses_in_the_servers_layout() -> None:
+    from sglang_dflash.worker.start import graphs
+
+    graphs.packed = lambda cache, width: cache
+    _flashinfer_addresses()
+
+
 MUTANTS = {
     "sync": Mutant("a value is read on the host", _read_on_the_host, "reads a tensor on the host"),
     "constant": Mutant("a constant is made on the host", _host_constant, "brings host data into a graph"),
@@ -145,6 +171,16 @@ MUTANTS = {
     "late": Mutant("kernels are first compiled under traffic", _compiled_late, "compiled late"),
     "backend": Mutant(
         "every width runs with the full width's graphs", _one_width_for_all, "must match the size", widths=True
+    ),
+    "layout": Mutant(
+        "a verify with FlashInfer's addresses, states laid out for wide blocks",
+        _flashinfer_addresses_in_the_servers_layout,
+        "tokens",
+        "tiny-hybrid",
+        widths=True,
+    ),
+    "addresses": Mutant(
+        "none: a verify with FlashInfer's addresses", _flashinfer_addresses, "", "tiny-hybrid", widths=True
     ),
 }
 
@@ -179,8 +215,10 @@ def main() -> None:
         key = mutant.server
         lines = differences(scenarios[key], expected[key].result(), found[name].result())
         text = [line for report in lines for line in report.splitlines() if mutant.noticed in line]
-        missed |= not text
-        rows.append((name, mutant.bug, mutant.pair, text[-1][:110] if text else f"NOT NOTICED: {lines}"))
+        wrong = bool(text) != bool(mutant.noticed)
+        missed |= wrong
+        seen = text[-1][:110] if text else "nobody"
+        rows.append((name, mutant.bug, mutant.pair, f"WRONG: {lines}" if wrong else seen))
     print(tabulate(rows, headers=("mutant", "planted bug", "pair", "noticed by"), tablefmt="github"))
     sys.exit(missed)
 

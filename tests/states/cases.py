@@ -91,7 +91,10 @@ SHAPES = [
 def test_a_block_and_its_commit(
     bs: int, width: int, H: int, HV: int, K: int, V: int, dtype: torch.dtype, state_dtype: torch.dtype
 ) -> None:
-    blocks = Blocks(bs, width, H=H, HV=HV, K=K, V=V, dtype=dtype, state_dtype=state_dtype, padded=bs > 1, device=DEVICE)
+    blocks = Blocks(
+        bs, width, H=H, HV=HV, K=K, V=V, dtype=dtype, state_dtype=state_dtype, padded=bs > 1, device=DEVICE,
+        round_beta=dtype == state_dtype,
+    )  # fmt: skip
     check(blocks, [width, width // 2, 0, -1][: blocks.bs], [1, width, -1, 2][: blocks.bs])
 
 

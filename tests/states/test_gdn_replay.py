@@ -65,6 +65,7 @@ def test_a_block_and_its_commit_equal_the_recurrence(
     blocks = Blocks(
         bs, width, HV=2 * group, decay=decay, padded=padded, seed=data.draw(st.integers(0, 99)),
         dtype=torch.bfloat16 if halves else torch.float32, state_dtype=torch.bfloat16 if half_states else torch.float32,
+        round_beta=half_states,
     )  # fmt: skip
     counts = st.lists(st.integers(-1, width), min_size=blocks.bs, max_size=blocks.bs).map(torch.tensor)
     check(blocks, data.draw(counts), data.draw(counts))

@@ -61,6 +61,8 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
     monkeypatch.setattr(commit, "track_mamba_states_all_layers", mamba_state.track)
     monkeypatch.setattr(commit, "mamba_track_grid", lambda page: GRID)
     monkeypatch.setattr(commit, "get_alloc_reserve_per_decode", lambda: 32)
+    mamba = SimpleNamespace(linear_attn_backend="triton", linear_attn_decode_backend=None)
+    monkeypatch.setattr(replay, "get_exec", lambda: SimpleNamespace(mamba=mamba))
     shape = Mamba2StateShape.create(
         tp_world_size=1,
         intermediate_size=HV * V,

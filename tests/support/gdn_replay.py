@@ -32,6 +32,7 @@ class Blocks:
     state_dtype: torch.dtype = torch.float32
     decay: float = 1.0  # scale of exp(A_log): how fast a state fades
     padded: bool = False
+    round_beta: bool = False
     seed: int = 0
     device: str = "cpu"
 
@@ -102,6 +103,7 @@ class Blocks:
             operation(
                 self.q[i], self.k[i], self.v[i], self.a[i], self.b[i], self.A_log, self.dt_bias, self.states[i],
                 slots, of_records(records, lambda x, i=i: x[i]), self.rows, width=self.width, scale=self.scale,
+                round_beta=self.round_beta,
             )
             for i in range(self.layers)
         ])  # fmt: skip
@@ -110,7 +112,8 @@ class Blocks:
         """Log-decays and write strengths of some tokens, in float64."""
         a, b, bias = (x.double() for x in (self.a[layer, own], self.b[layer, own], self.dt_bias))
         softplus = torch.logaddexp(a + bias, torch.zeros_like(bias))
-        return -self.A_log.double().exp() * softplus, b.sigmoid()
+        beta = b.sigmoid()
+        return -self.A_log.double().exp() * softplus, beta.to(self.dtype).double() if self.round_beta else beta
 
     def expected(self, layer: int, request: int) -> tuple[Tensor, Tensor]:
         """Token by token in float64: outputs ``[T, HV, V]``, and the states before and after each, ``[T + 1, ...]``."""

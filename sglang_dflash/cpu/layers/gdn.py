@@ -4,6 +4,8 @@ There are H key heads and HV value heads; value head j reads key head ``j // (HV
 ``[slots, HV, V, K]``, and states are advanced in fp32 whatever its dtype. A slot < 0 is padding: see
 :mod:`mamba_state`.
 
+Beta is rounded to the dtype of its input, as in SGLang's Triton kernels of decoding and prefill.
+
 A prefill is :mod:`gdn_chunk`. The closed form that it shares with the verify is :mod:`gdn_block`.
 """
 
@@ -47,6 +49,11 @@ def _log_decay(A_log: Tensor, a: Tensor, dt_bias: Tensor, beta: float = 1.0, thr
     return step.mul_(A_log.float().exp()).neg_()
 
 
+def _beta(b: Tensor) -> Tensor:
+    """``sigmoid(b)``, rounded to the dtype of ``b``, as fp32."""
+    return b.sigmoid().float()
+
+
 def decay_and_strength(
     A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor, beta: float = 1.0, threshold: float = 20.0
 ) -> tuple[Tensor, Tensor]:
@@ -57,9 +64,9 @@ def decay_and_strength(
         beta, threshold: of the softplus.
 
     Returns:
-        ``g`` and ``sigmoid(b)``, fp32 ``[1, tokens, HV]``.
+        ``g`` and beta, fp32 ``[1, tokens, HV]``.
     """
-    return _log_decay(A_log, a, dt_bias, beta, threshold).unsqueeze(0), b.float().sigmoid().unsqueeze(0)
+    return _log_decay(A_log, a, dt_bias, beta, threshold).unsqueeze(0), _beta(b).unsqueeze(0)
 
 
 def decode(
@@ -102,7 +109,7 @@ def decode(
     state.mul_(_log_decay(A_log, a, dt_bias).exp_().view(bs, HV, 1, 1))
     # The value heads of one key head are rows of one [HV / H * V, K] matrix: keys need not be repeated.
     rows = state.view(heads, -1, K)
-    u = (v - torch.bmm(rows, k.mT).view(bs, HV, V)).mul_(b.float().sigmoid().unsqueeze(-1))
+    u = (v - torch.bmm(rows, k.mT).view(bs, HV, V)).mul_(_beta(b).unsqueeze(-1))
     rows.baddbmm_(u.view(heads, -1, 1), k)
     torch.mul(torch.bmm(rows, q.mT).view(out.shape), scale, out=out)
     initial_state.index_copy_(0, slots, state.to(initial_state.dtype))
@@ -163,7 +170,7 @@ def verify(
     q, k = (by_head(x, *x.shape[2:]) for x in (q, k))
     q, k = per_value_head(q, k, HV, scale=scale, normalize=use_qk_l2norm_in_kernel)
     g = by_head(_log_decay(A_log, a, dt_bias, softplus_beta, softplus_threshold), HV)
-    beta = by_head(b, HV).sigmoid()
+    beta = by_head(_beta(b), HV)
     state = initial_state_source.index_select(0, live_slots(initial_state_indices)).float()
     block = gdn_block.prepare(q, k, by_head(v, HV, V), g, beta)
     outputs, writes = gdn_block.apply(block, state)

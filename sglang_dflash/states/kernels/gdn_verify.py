@@ -23,7 +23,8 @@ from torch import Tensor
 from sglang_dflash.ops.kernels import assert_dense
 from sglang_dflash.states.reference import EPS, THRESHOLD, Records
 
-# Of a state's [V, K]: in one program, and at once. Twice as many of either take over 128 registers somewhere.
+# Of a state's [V, K]: in one program, and at once. Twice as many of either take over 128 registers somewhere. Blocks of
+# over 16 positions take 249, for the inverse of 32 x 32 in three TF32 parts (in one part 168).
 _VALUES, _LANES = 32, 32
 
 
@@ -96,6 +97,7 @@ def gdn_verify_kernel(
     VALUES: tl.constexpr,
     EPS: tl.constexpr,
     THRESHOLD: tl.constexpr,
+    ROUND_BETA: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     STEPS: tl.constexpr = 2**LEVELS
@@ -149,7 +151,10 @@ def gdn_verify_kernel(
     gate += tl.load(dt_bias + head).to(tl.float32)
     softplus = tl.where(gate <= THRESHOLD, log1p(tl.exp(tl.minimum(gate, THRESHOLD))), gate)
     g = -tl.exp(tl.load(A_log + head).to(tl.float32)) * softplus
-    beta = tl.sigmoid(tl.load(b + first * b_stride + head + token * b_stride).to(tl.float32))[:, None]
+    beta = tl.sigmoid(tl.load(b + first * b_stride + head + token * b_stride).to(tl.float32))
+    if ROUND_BETA:
+        beta = beta.to(b.dtype.element_ty).to(tl.float32)
+    beta = beta[:, None]
 
     # The decay between two writes is a sum of its own, see gdn_replay.
     later = step[:, None] > step[None, :]
@@ -193,6 +198,7 @@ def gdn_verify(
     *,
     width: int,
     scale: float,
+    round_beta: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     # A token, a slot or a row may be followed by a gap.
@@ -203,8 +209,10 @@ def gdn_verify(
     out = torch.empty((tokens, HV, V), dtype=q.dtype, device=q.device) if out is None else out
     assert out.is_contiguous() and out.shape == (tokens, HV, V)
     if tokens:
+        # By the block, not by the ring: a narrow block of a server with wide ones takes a third of the registers.
+        levels = max(4, (width - 1).bit_length())
         # Twice the positions with as many values spill.
-        values = min(_VALUES if ring <= 16 else _VALUES // 2, max(16, triton.next_power_of_2(V)))
+        values = min(_VALUES if levels == 4 else _VALUES // 2, max(16, triton.next_power_of_2(V)))
         gdn_verify_kernel[(triton.cdiv(V, values), HV, len(slots))](
             q,
             k,
@@ -230,11 +238,12 @@ def gdn_verify(
             K=K,
             V=V,
             RING=ring,
-            LEVELS=max(4, (ring - 1).bit_length()),
+            LEVELS=levels,
             LANES=min(_LANES, max(16, triton.next_power_of_2(K))),
             VALUES=values,
             EPS=EPS,
             THRESHOLD=THRESHOLD,
+            ROUND_BETA=round_beta,
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32x3",
             num_warps=4,
         )

@@ -1,4 +1,4 @@
-"""CUDA graphs and attention backends for every width that a step may have.
+"""CUDA graphs, attention backends and a layout of kept states for every width that a step may have.
 
 SGLang provides them for one width, the server's. The others get their own, and a step runs with its width's: SGLang's
 forwards go by ``model_runner.attn_backend`` and ``decode_cuda_graph_runner``.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sglang_dflash.memory.outside import FLOOR
+from sglang_dflash.states.pool import packed
 from sglang_dflash.upstream import (
     CaptureHiddenMode,
     DecodeCudaGraphRunner,
@@ -130,7 +131,7 @@ class WidthGraphs:
 
     @contextmanager
     def at(self, width: int) -> Iterator[None]:
-        """Inside, forwards have blocks of ``width`` positions; outside, SGLang's own."""
+        """Inside, forwards and the commit have blocks of ``width`` positions; outside, SGLang's own."""
         changes = tuple(self._changes.get(width, ()))
         before = [getattr(owner, name) for owner, name, _ in changes]
         for owner, name, value in changes:
@@ -142,7 +143,10 @@ class WidthGraphs:
                 setattr(owner, name, value)
 
     def _provide(self, width: int) -> None:
-        self._changes[width] = []
+        changes = self._changes[width] = []
+        pool = getattr(self._target.req_to_token_pool, "mamba_pool", None)
+        if pool is not None and pool.mamba_cache.intermediate_ssm is not None:
+            changes.append((pool, "mamba_cache", packed(pool.mamba_cache, width)))
         if not self._captured and not backends(self._target, self._drafter) & WIDTH_OF_THE_SERVER:
             return
         with get_spec().override(speculative_num_draft_tokens=width):

@@ -1,0 +1,196 @@
+"""SGLang's own kernels of the gated delta net around ours, under Triton's interpreter.
+
+Not collected by itself: tests/states/test_sglang_kernels.py runs it in a process with ``TRITON_INTERPRET=1``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.kernels.ops.attention.fla.fused_recurrent import fused_recurrent_gated_delta_rule_packed_decode
+from sglang.kernels.ops.mamba.causal_conv1d_triton import causal_conv1d_update
+from sglang.kernels.ops.mamba.mamba_state_scatter_triton import scatter_mamba_states_after_mtp_verify
+from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
+from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
+from sglang.srt.mem_cache import memory_pool
+from sglang.srt.mem_cache.memory_pool import MambaPool
+from torch import Tensor
+
+from sglang_dflash.plan import serving
+from sglang_dflash.states import replay
+from sglang_dflash.states.kernels.gdn_commit import gdn_commit
+from sglang_dflash.states.kernels.gdn_verify import gdn_verify
+from sglang_dflash.worker.start import graphs
+from sglang_dflash.worker.start.graphs import WidthGraphs
+from tests.rehearsal import interpreter
+from tests.rehearsal.mutants import by_the_calls_width
+from tests.support.gated_delta import causal_conv, delta_rule
+from tests.support.gdn_replay import Blocks
+from tests.support.plan import made
+
+interpreter.install()
+
+LAYERS, H, HV, K, V, WINDOW, BLOCK, REQUESTS = 2, 1, 2, 8, 8, 3, 8, 3
+DIM = 2 * H * K + HV * V
+KERNELS = {"strides": TritonGDNKernel.target_verify, "call": by_the_calls_width(TritonGDNKernel.target_verify)}
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> MambaPool:
+    """Of a server with blocks of 8, with a state kept for each token."""
+    monkeypatch.setattr(memory_pool, "conv_window_dedup_enabled", lambda *_: True)  # as on CUDA
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True))
+    shape = Mamba2StateShape.create(
+        tp_world_size=1,
+        intermediate_size=HV * V,
+        n_groups=H,
+        num_heads=HV,
+        head_dim=V,
+        state_size=K,
+        conv_kernel=WINDOW + 1,
+    )
+    dtypes = Mamba2StateDType(conv=torch.float32, temporal=torch.float32)
+    pool = MambaPool(
+        size=2 * REQUESTS + 1,
+        spec_state_size=REQUESTS,
+        cache_params=Mamba2CacheParams(shape=shape, layers=list(range(LAYERS)), dtype=dtypes),
+        mamba_layer_ids=list(range(LAYERS)),
+        device="cpu",
+        speculative_num_draft_tokens=BLOCK,
+    )
+    for tensor in (pool.mamba_cache.temporal, pool.mamba_cache.conv[0]):
+        tensor.normal_()
+    return pool
+
+
+def graphs_of(pool: MambaPool, width: int, monkeypatch: pytest.MonkeyPatch) -> WidthGraphs:
+    """What a server with this pool provides for ``width``."""
+    spec = SimpleNamespace(speculative_num_draft_tokens=BLOCK, override=lambda **_: nullcontext())
+    off = SimpleNamespace(overlap=SimpleNamespace(enable_two_batch_overlap=False), enable_pdmux=False, tp_rank=0)
+    monkeypatch.setattr(graphs, "get_spec", lambda: spec)
+    for name in ("get_exec", "get_disagg", "get_parallel"):
+        monkeypatch.setattr(graphs, name, lambda: off)
+    runner: Any = SimpleNamespace(
+        attn_backend=None,
+        prefill_attention_backend_str="triton",
+        decode_attention_backend_str="triton",
+        decode_cuda_graph_runner=None,
+        req_to_token_pool=SimpleNamespace(mamba_pool=pool),
+        lora_manager=None,
+    )
+    width_graphs = WidthGraphs(runner, runner, None, BLOCK)
+    assert width_graphs.build((width, BLOCK)) == tuple(sorted({width, BLOCK}))
+    return width_graphs
+
+
+@pytest.mark.parametrize("addresses", KERNELS)
+@pytest.mark.parametrize("width", [3, 4, BLOCK])
+def test_a_commit_takes_each_requests_own_state_at_any_width(
+    addresses: str, width: int, pool: MambaPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang's convolution, verify and commit, with a snapshot; its Triton verify, and the same with FlashInfer's
+    addresses."""
+    torch.manual_seed(0)
+    slots, snapshots = torch.tensor([2, 5, 1], dtype=torch.int32), torch.tensor([6, 3, 4])
+    last, tracked = torch.tensor([width - 1, 0, 1]), torch.tensor([0, -1, width - 1])
+    x, weight = torch.randn(LAYERS, REQUESTS, DIM, width), torch.randn(DIM, WINDOW + 1)
+    a, b = torch.randn(2, LAYERS, REQUESTS * width, HV).unbind()
+    A_log, dt_bias = torch.rand(HV).log(), torch.randn(HV)
+    states, windows = pool.mamba_cache.temporal.clone(), pool.mamba_cache.conv[0].clone()
+    with graphs_of(pool, width, monkeypatch).at(width):
+        for layer in range(LAYERS):
+            cache = pool.mamba2_layer_cache(layer)
+            mixed = causal_conv1d_update(
+                x[layer].clone(), cache.conv[0], weight, None, "silu", conv_state_indices=slots,
+                intermediate_conv_window=cache.intermediate_conv_window[0],
+                intermediate_state_indices=torch.arange(REQUESTS, dtype=torch.int32),
+            )  # fmt: skip
+            verify(KERNELS[addresses], cache, mixed.transpose(1, 2), a[layer], b[layer], A_log, dt_bias, slots)
+        scatter_mamba_states_after_mtp_verify(pool.mamba_cache, slots, last, snapshots, tracked)
+
+    for layer, request in torch.cartesian_prod(torch.arange(LAYERS), torch.arange(REQUESTS)).tolist():
+        slot, own = int(slots[request]), slice(request * width, (request + 1) * width)
+        mixed, after = causal_conv(x[layer, request], weight, None, windows[layer, slot])
+        q, k, v = torch.nn.functional.silu(mixed).T.split([H * K, H * K, HV * V], -1)
+        g = -A_log.exp() * torch.nn.functional.softplus(a[layer, own] + dt_bias)
+        inputs = q.unflatten(-1, (H, K)), k.unflatten(-1, (H, K)), v.unflatten(-1, (HV, V))
+        _, each = delta_rule(*inputs, g, b[layer, own].sigmoid(), states[layer, slot])
+        for at, step in ((slot, int(last[request])), (int(snapshots[request]), int(tracked[request]))):
+            if step >= 0:
+                torch.testing.assert_close(pool.mamba_cache.temporal[layer, at], each[step].float())
+                torch.testing.assert_close(pool.mamba_cache.conv[0][layer, at], after[step].float())
+
+
+def verify(
+    kernel: Callable[..., Tensor], cache: Any, mixed: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
+    slots: Tensor,
+) -> None:  # fmt: skip
+    """As SGLang's attention backend calls it."""
+    requests, width, _ = mixed.shape
+    q, k, v = mixed.reshape(1, requests * width, DIM).split([H * K, H * K, HV * V], -1)
+    kernel(
+        TritonGDNKernel(),
+        A_log=A_log,
+        dt_bias=dt_bias,
+        q=q.unflatten(-1, (H, K)),
+        k=k.unflatten(-1, (H, K)),
+        v=v.unflatten(-1, (HV, V)),
+        a=a,
+        b=b,
+        ssm_states=cache.temporal,
+        cache_indices=slots,
+        query_start_loc=torch.arange(requests + 1, dtype=torch.int32) * width,
+        intermediate_states_buffer=cache.intermediate_ssm,
+        intermediate_state_indices=torch.arange(requests, dtype=torch.int32),
+        cache_steps=width,
+        retrieve_parent_token=None,
+    )
+
+
+# Of a result's largest value: of the outputs, which are rounded to the dtype, and of the states, which are fp32.
+CLOSE = {torch.bfloat16: (2**-8, 5e-5), torch.float32: (1e-5, 1e-5)}
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_a_replayed_verify_is_plain_decoding(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's decode, 16 tokens one by one, against one verify of ours and its commit."""
+    width, layer = 16, 0
+    blocks = Blocks(2, width, layers=1, K=32, V=16, dtype=dtype)
+    monkeypatch.setattr(serving, "plan", made(replay=True))
+    mamba = SimpleNamespace(linear_attn_backend="triton", linear_attn_decode_backend=None)
+    monkeypatch.setattr(replay, "get_exec", lambda: SimpleNamespace(mamba=mamba))
+    monkeypatch.setattr(replay, "gdn_verify", gdn_verify)
+
+    decoded, states = [], blocks.states[layer].clone()
+    each = [x[layer].unflatten(0, (blocks.bs, width)) for x in (blocks.qkv, blocks.a, blocks.b)]
+    for step in range(width):
+        qkv, a, b = (x[:, step] for x in each)
+        out = torch.empty(blocks.bs, 1, blocks.HV, blocks.V, dtype=dtype)
+        fused_recurrent_gated_delta_rule_packed_decode(
+            qkv[:, : -2 * blocks.HV], a, b, blocks.A_log, blocks.dt_bias, blocks.scale, states, out, blocks.slots, True
+        )
+        decoded.append(out)
+
+    out = torch.empty(blocks.bs * width, blocks.HV, blocks.V, dtype=dtype)
+    rings = {f"{name}_cache": x[layer] if x is not None else None for name, x in zip(
+        ("d", "k", "g", "rawv", "rawk"), vars(blocks.records).values(), strict=True
+    )}  # fmt: skip
+    replay.verify(
+        lambda **_: pytest.fail("SGLang's own kernel was called"),
+        **{name: getattr(blocks, name)[layer] for name in ("q", "k", "v", "a", "b")}, **rings,
+        A_log=blocks.A_log, dt_bias=blocks.dt_bias, checkpoint_state=blocks.states[layer], out=out, scale=blocks.scale,
+        ssm_state_indices=blocks.slots, replay_indices=blocks.rows, max_spec_len=width,
+    )  # fmt: skip
+    gdn_commit(blocks.states, blocks.records, blocks.rows, blocks.slots, torch.full((blocks.bs,), width))
+    slots = blocks.slots.long()
+    results = (out.view(blocks.bs, width, blocks.HV, blocks.V), torch.cat(decoded, 1)), (
+        blocks.states[layer, slots], states[slots],
+    )  # fmt: skip
+    errors = [(one.float() - other.float()).abs().max() / other.abs().max() for one, other in results]
+    print(f"{dtype}: outputs {errors[0]:.2g}, states {errors[1]:.2g}")
+    assert all(error <= bound for error, bound in zip(errors, CLOSE[dtype], strict=True)), errors
