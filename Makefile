@@ -2,7 +2,7 @@
 # make demo    the real server on this machine: three models answer, then DFLASH beside plain decoding
 PYTHON ?= python3
 VENV ?= .venv
-# Index that torch comes from, where the default one would bring CUDA builds (README, "Setup").
+# Index that torch comes from, where the default one would bring CUDA builds (docs/setup.md).
 TORCH_INDEX ?=
 
 SGLANG_TESTED := sglang==0.5.23

@@ -19,6 +19,6 @@ def user_errors() -> Iterator[None]:
     except DFlashError as error:
         message = str(error)
     except ModuleNotFoundError as error:
-        message = f"{error}: pip install 'sglang-dflash[bench]'"
+        message = f"{error}. Fix: run pip install '.[bench]' in a checkout of sglang-dflash"
     typer.echo(message, err=True)
     raise typer.Exit(2)

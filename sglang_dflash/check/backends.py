@@ -5,14 +5,17 @@ They stand in its ``layers/attention/attention_registry.py`` and ``arg_groups/at
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from sglang_dflash.check.findings import Finding, judge
-from sglang_dflash.errors import DFlashError
+from sglang_dflash.errors import DFlashError, Doubt
 from sglang_dflash.memory.machine import Machine
 from sglang_dflash.memory.outside import default_backend
-from sglang_dflash.plan.pair import needs_bfloat16_states
+from sglang_dflash.plan.pair import flashinfer_states
 
 # Backend -> major compute capabilities that can run it; the others run everywhere.
 _MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}}
@@ -20,7 +23,9 @@ _HYBRID_ON_BLACKWELL = {"triton", "trtllm_mha", "flashinfer", "fa4"}
 _TARGET_FLAGS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
-def check_backends(args: Any, machine: Machine, *, hybrid: bool, slides: bool = False) -> Iterator[Finding]:
+def check_backends(
+    args: Any, machine: Machine, *, hybrid: bool, slides: bool = False, cuda: str | None = None
+) -> Iterator[Finding]:
     """Findings on the backends of a command line.
 
     Args:
@@ -28,6 +33,7 @@ def check_backends(args: Any, machine: Machine, *, hybrid: bool, slides: bool = 
         machine: what serves; without a known compute capability there is nothing to check against.
         hybrid: whether the target has recurrent layers.
         slides: whether the drafter has sliding layers.
+        cuda: the CUDA version of the torch that serves, if ``machine`` is this one; None if unknown.
     """
     if slides and _drafters(args) == "flashinfer":
         yield _waits(machine)
@@ -42,14 +48,46 @@ def check_backends(args: Any, machine: Machine, *, hybrid: bool, slides: bool = 
         option = "--" + flag.replace("_", "-")
         limited = hybrid and machine.is_blackwell and flag in _TARGET_FLAGS
         yield judge(option, _backend, option, name, machine.name, machine.capability, limited)
-    if needs_bfloat16_states(args, machine):
-        yield Finding(
-            "warn",
-            "recurrent state's dtype",
-            f"FlashInfer's linear decode on {machine.name} keeps states in bfloat16 only",
+    if (flag := flashinfer_states(args, machine)) is not None and args.mamba_ssm_dtype != "bfloat16":
+        yield judge("recurrent state's dtype", _bfloat16_states, flag, args.mamba_ssm_dtype, machine)
+    prefill = args.linear_attn_prefill_backend or args.linear_attn_backend
+    if machine.is_blackwell and prefill == "flashinfer":
+        yield judge("torch's CUDA", _cuda_13, cuda if machine.told_by else None)
+
+
+def torch_cuda() -> str | None:
+    """The CUDA version that the installed torch was built with, without importing torch; None if unknown."""
+    found = importlib.util.find_spec("torch")
+    places = found.submodule_search_locations if found else None
+    if not places or not (source := Path(places[0], "version.py")).exists():
+        return None
+    version = re.search(r"^cuda\b[^=]*= '([\d.]+)'", source.read_text(encoding="utf-8"), re.MULTILINE)
+    return version and version[1]
+
+
+def _bfloat16_states(flag: str, dtype: str | None, machine: Machine) -> str:
+    value = f"{flag} flashinfer on {machine.name} needs recurrent states in bfloat16"
+    if dtype is not None:
+        raise DFlashError(
+            f"{value}, and --mamba-ssm-dtype is {dtype}",
             expected="--mamba-ssm-dtype bfloat16",
-            remedy="none needed: the server sets it; say so yourself to silence this",
+            remedy=f"set --mamba-ssm-dtype bfloat16, or {flag} triton",
         )
+    raise Doubt(
+        value,
+        expected="--mamba-ssm-dtype bfloat16",
+        remedy="none: the server sets it. Pass it explicitly to silence this warning",
+    )
+
+
+def _cuda_13(cuda: str | None) -> str:
+    value, expected = "FlashInfer's linear prefill on this GPU", "a torch that is built for CUDA 13 or later"
+    remedy = "install such a torch, or set --linear-attn-prefill-backend triton"
+    if cuda is None:
+        raise Doubt(f"{value} needs CUDA 13, and the server's torch is unknown", expected=expected, remedy=remedy)
+    if int(cuda.partition(".")[0]) < 13:
+        raise DFlashError(f"{value} needs CUDA 13, and torch has CUDA {cuda}", expected=expected, remedy=remedy)
+    return cuda
 
 
 def _drafters(args: Any) -> str | None:

@@ -11,6 +11,7 @@ import typer
 
 from sglang_dflash.check.findings import Finding, of_error
 from sglang_dflash.check.flags import parse
+from sglang_dflash.check.known_flags import check_unread
 from sglang_dflash.check.preflight import Report, preflight
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.machine import GPUS, asked_about, size
@@ -74,9 +75,7 @@ def _report(
         return Report([of_error("flags", raised)])
     found = preflight(args, machine, mix)
     read = [Finding("ok", "old flag", note) for note in notes]
-    if unread:
-        read.append(Finding("ok", "flags not looked at", " ".join(unread)))
-    return Report([*read, *found.findings], found.plan)
+    return Report([*read, *check_unread(unread), *found.findings], found.plan)
 
 
 def show(report: Report) -> None:

@@ -1,24 +1,48 @@
 """The server flags that the preflight reads, and the published cards' old ones in today's spelling.
 
-Parsed here, not by SGLang, whose parser takes seconds to import. Flags that decide nothing the preflight looks at are
-accepted and listed; the server's own parser judges them. Drafter cards and z-lab's README were written for SGLang up to
+They are parsed here, not by SGLang, whose parser takes seconds to import. All others are known by name
+(:mod:`~sglang_dflash.check.known_flags`) and listed. Drafter cards and z-lab's README were written for SGLang up to
 0.5.18: their flags are rewritten before SGLang parses them, so that a card's command line runs as printed.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from functools import cache
+from typing import Any, NoReturn
 
+from sglang_dflash.check.known_flags import known_flags, nearest
+from sglang_dflash.cpu.layers import ATTENTION_BACKEND
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.upstream import TESTED_SGLANG
+
+
+def count(text: str) -> int:
+    """Read a number of tokens: ``32768``, ``32k``, ``25.6k``, ``32Ki``.
+
+    Raises:
+        ValueError: it is no number.
+    """
+    units = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+    units |= {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+    found = re.fullmatch(r"(\d{1,30}(?:\.\d{1,30})?)(k|M|G|T|Ki|Mi|Gi|Ti)", text.strip())
+    if found is None:
+        return int(text)
+    number, unit = found.groups()
+    return int(number) * units[unit] if unit.endswith("i") else int(Decimal(number) * units[unit])
+
 
 # flag -> (type, default)
-VALUED: dict[str, tuple[type, object]] = {
+VALUED: dict[str, tuple[Callable[[str], object], object]] = {
     "--attention-backend": (str, None),
+    "--attn-cp-size": (int, 1),
+    "--attn-dp-size": (int, 1),
     "--base-gpu-id": (int, 0),
     "--chat-template": (str, None),
-    "--context-length": (int, None),
+    "--context-length": (count, None),
     "--cpu-offload-gb": (int, 0),
     "--cuda-graph-backend-decode": (str, None),
     "--cuda-graph-max-bs-decode": (int, None),
@@ -27,11 +51,14 @@ VALUED: dict[str, tuple[type, object]] = {
     "--disaggregation-decode-extra-slots": (int, None),
     "--disaggregation-decode-retraction-backup": (str, None),
     "--disaggregation-mode": (str, "null"),
+    "--dp-size": (int, 1),
     "--dtype": (str, "auto"),
     "--json-model-override-args": (str, "{}"),
     "--kv-cache-dtype": (str, "auto"),
     "--linear-attn-backend": (str, "triton"),
     "--linear-attn-decode-backend": (str, None),
+    "--linear-attn-prefill-backend": (str, None),
+    "--linear-attn-verify-backend": (str, None),
     "--linear-replayssm-cache-len": (int, 16),
     "--mamba-full-memory-ratio": (float, None),
     "--mamba-radix-cache-strategy": (str, "auto"),
@@ -39,7 +66,7 @@ VALUED: dict[str, tuple[type, object]] = {
     "--mamba-track-interval": (int, 256),
     "--max-mamba-cache-size": (int, None),
     "--max-running-requests": (int, None),
-    "--max-total-tokens": (int, None),
+    "--max-total-tokens": (count, None),
     "--mem-fraction-static": (float, None),
     "--offload-group-size": (int, -1),
     "--page-size": (int, None),
@@ -47,6 +74,8 @@ VALUED: dict[str, tuple[type, object]] = {
     "--prefill-attention-backend": (str, None),
     "--quantization": (str, None),
     "--revision": (str, None),
+    "--speculative-accept-threshold-acc": (float, 1.0),
+    "--speculative-accept-threshold-single": (float, 1.0),
     "--speculative-adaptive-config": (str, None),
     "--speculative-dflash-block-size": (int, None),
     "--speculative-draft-attention-backend": (str, None),
@@ -62,16 +91,33 @@ SWITCHES = (
     "--disable-decode-cuda-graph",
     "--disable-overlap-schedule",
     "--disable-radix-cache",
+    "--enable-dp-attention",
     "--enable-linear-replayssm",
     "--enable-linear-replayssm-spec",
+    "--enable-nvidia-megakernel",
     "--enable-pd-role-switch",
     "--enable-unified-memory",
+    "--enable-watermark",
     "--speculative-adaptive",
     "--trust-remote-code",
 )
-ALIASES = {"--tp-size": ["--tensor-parallel-size", "--tp"], "--pp-size": ["--pipeline-parallel-size"]}
 # Given by the preflight's own arguments; accepted so that a card's command line can be pasted after them.
-_GIVEN = ("--model-path", "--model", "--speculative-algorithm", "--speculative-draft-model-path")
+_GIVEN = ("--model-path", "--speculative-algorithm", "--speculative-draft-model-path")
+_TYPES: dict[str, Callable[[str], object]] = {"int": int, "float": float, "count": count, "str": str}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise DFlashError(
+            message,
+            expected=f"flags as SGLang {TESTED_SGLANG} takes them",
+            remedy="correct the flag or leave it out; `sglang serve --help` lists all flags",
+        )
+
+
+class _Unread(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        namespace.unread.append(self.option_strings[0])
 
 
 def parse(flags: Sequence[str], *, target: str, drafter: str) -> tuple[argparse.Namespace, list[str], list[str]]:
@@ -81,23 +127,69 @@ def parse(flags: Sequence[str], *, target: str, drafter: str) -> tuple[argparse.
         The arguments by SGLang's names; one line for each old flag that was translated; the flags that were not read.
 
     Raises:
-        DFlashError: an old flag and its new name contradict each other.
-        SystemExit: a flag's value has the wrong type (argparse).
+        DFlashError: SGLang has no such flag or does not accept its value; a word belongs to no flag; the flags name
+            another pair or algorithm; an old flag and its new name contradict each other.
     """
     modern, notes = modernise_argv(flags)
-    parser = argparse.ArgumentParser(prog="sglang-dflash check", add_help=False, allow_abbrev=False)
-    for flag, (kind, default) in VALUED.items():
-        parser.add_argument(flag, *ALIASES.get(flag, []), type=kind, default=default)
-    for flag in SWITCHES:
-        parser.add_argument(flag, action="store_true")
-    for flag in _GIVEN:
-        parser.add_argument(flag, dest="_given")
-    args, unread = parser.parse_known_args(modern)
+    args, unknown = _parser().parse_known_args(modern, argparse.Namespace(unread=[]))
+    if unknown:
+        _refuse_unknown(unknown[0])
     for name, value in vars(args).items():
-        if value == []:  # argparse's reading of "--flag=--"
-            parser.error(f"--{name.replace('_', '-')}: expected one argument")
-    args.model_path, args.speculative_draft_model_path, args.speculative_algorithm = target, drafter, "DFLASH"
-    return args, notes, [word for word in unread if word.startswith("--")]
+        if value == [] and name != "unread":  # argparse's reading of "--flag=--"
+            _parser().error(f"--{name.replace('_', '-')}: expected one argument")
+    pair = {"model_path": target, "speculative_algorithm": "DFLASH", "speculative_draft_model_path": drafter}
+    for name, value in pair.items():
+        for given in getattr(args, name) or ():
+            _refuse_another(f"--{name.replace('_', '-')}", given, value)
+        setattr(args, name, value)
+    return args, notes, vars(args).pop("unread")
+
+
+@cache
+def _parser() -> _Parser:
+    parser = _Parser(prog="sglang-dflash check", add_help=False)
+    for flag in known_flags():
+        name = flag.names[0]
+        options: dict[str, Any] = {"choices": flag.choices} if flag.choices else {}
+        if "attention-backend" in name and flag.choices:
+            options["choices"] = [*flag.choices, ATTENTION_BACKEND]  # registered with SGLang on the CPU platform
+        if name in SWITCHES:
+            parser.add_argument(*flag.names, action="store_true")
+        elif name in VALUED:
+            kind, default = VALUED[name]
+            parser.add_argument(*flag.names, type=kind, default=default, **options)
+        elif name in _GIVEN:
+            parser.add_argument(*flag.names, action="append")
+        else:
+            kind, values = _TYPES[flag.type], None if flag.values == 1 else flag.values
+            parser.add_argument(
+                *flag.names, action=_Unread, type=kind, nargs=values, default=argparse.SUPPRESS, **options
+            )
+    return parser
+
+
+def _refuse_unknown(word: str) -> None:
+    if not word.startswith("-"):
+        raise DFlashError(
+            f"the word {word!r} belongs to no flag",
+            expected="flags of `sglang serve` with their values after the two models",
+            remedy="leave it out, or put its flag before it",
+        )
+    similar = nearest(word)
+    raise DFlashError(
+        f"SGLang {TESTED_SGLANG} has no flag {word.partition('=')[0]}",
+        expected=f"a flag of `sglang serve`{f', such as {similar}' if similar else ''}",
+        remedy=f"set {similar}, or leave the flag out" if similar else "leave the flag out",
+    )
+
+
+def _refuse_another(flag: str, given: str, value: str) -> None:
+    if given != value and (given.upper() != value or value != "DFLASH"):
+        raise DFlashError(
+            f"{flag} {given} contradicts {value}, which is checked",
+            expected=f"{flag} {value}",
+            remedy=f"leave {flag} out",
+        )
 
 
 RENAMED = {

@@ -6,23 +6,24 @@ A server that starts and ``sglang-dflash check`` run the same ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang_dflash.check.arguments import check_arguments
-from sglang_dflash.check.backends import check_backends
+from sglang_dflash.check.backends import check_backends, torch_cuda
 from sglang_dflash.check.drafter_files import check_code, check_weights
 from sglang_dflash.check.findings import Finding, judge, of_error
 from sglang_dflash.check.pair import check_pair
 from sglang_dflash.check.tokens import check_tokens, check_vocabulary
+from sglang_dflash.drafter.config import text_config
 from sglang_dflash.drafter.kinds import kind_left_to_builtin
 from sglang_dflash.errors import DFlashError, Doubt
 from sglang_dflash.memory.machine import Machine, size
 from sglang_dflash.memory.outside import FLOOR, Outside
 from sglang_dflash.memory.sizes import is_hybrid
 from sglang_dflash.plan.advice import HIGHEST_FRACTION, With
-from sglang_dflash.plan.decide import decide
+from sglang_dflash.plan.decide import SWITCH, builtin_requested, decide, reason_for_builtin
 from sglang_dflash.plan.memory import MemoryTable
 from sglang_dflash.plan.mix import Mix, Split, Splits
 from sglang_dflash.plan.pair import drafter_files, read_pair
@@ -57,7 +58,9 @@ def check_rules(args: Any, machine: Machine) -> list[Finding]:
     findings += check_weights(drafter, tensors, target, args.dtype, args.speculative_draft_model_quantization)
     findings += check_vocabulary(drafter, *files)
     findings += check_tokens(drafter, *files, args.chat_template)
-    findings += check_backends(args, machine, hybrid=hybrid, slides=drafter.sliding_window is not None)
+    slides = drafter.sliding_window is not None
+    findings += check_backends(args, machine, hybrid=hybrid, slides=slides, cuda=torch_cuda())
+    findings.append(judge("target's quantisation", _quantisation, args.quantization, target))
     if hybrid:
         findings.append(judge("recurrent snapshots for the prefix cache", _strategy, args.mamba_radix_cache_strategy))
     return findings
@@ -84,6 +87,41 @@ def _leave_to_builtin(kind: str | None) -> None:
             expected="a plain DFlash drafter",
             remedy="none needed on a GPU: SGLang's own worker serves it, without what this package adds",
         )
+
+
+def _quantisation(asked: str | None, target: Mapping[str, Any]) -> str:
+    stored = target.get("quantization_config") or text_config(target).get("quantization_config")
+    method = str(stored.get("quant_method")) if isinstance(stored, Mapping) else "unquant"
+    if asked is None or asked.startswith(method):  # gptq_marlin serves gptq, modelopt_fp8 serves modelopt
+        return method
+    form = "unquantised" if method == "unquant" else f"as {method}"
+    raise Doubt(
+        f"--quantization {asked}, and the checkpoint is stored {form}",
+        expected="a checkpoint that is stored as it is served: its weights are counted as they are stored",
+        remedy="read the memory that the server logs at its start, or serve a checkpoint that is quantised already",
+    )
+
+
+def _switch() -> str:
+    if not builtin_requested():
+        return "this package's worker"
+    raise Doubt(
+        f"{SWITCH}=builtin: SGLang's own worker serves, and nothing is checked for it",
+        expected=f"{SWITCH} unset",
+        remedy=f"unset {SWITCH} to check this package's worker",
+    )
+
+
+def _worker(args: Any, machine: Machine) -> str:
+    on_cpu = machine.kind == "cpu"
+    reason = reason_for_builtin(With(args, device="cpu" if on_cpu else args.device or "cuda"), on_cpu=on_cpu)
+    if reason is None:
+        return "sglang-dflash"
+    raise Doubt(
+        f"SGLang's own worker serves: {reason}",
+        expected="arguments that this package's worker serves",
+        remedy="none to serve it; memory is not checked for SGLang's own worker",
+    )
 
 
 def _strategy(strategy: str) -> str:
@@ -209,11 +247,17 @@ def preflight(args: Any, machine: Machine, mix: Mix | None = None) -> Report:
         machine: what will serve.
         mix: what it should hold at once; None if the user did not say.
     """
+    switch = judge(SWITCH, _switch)
+    if switch.level != "ok":
+        return Report([switch])
     findings = check_rules(args, machine)
     if not args.speculative_draft_model_path or any(finding.level == "error" for finding in findings):
         return Report(findings)  # sizes of a pair that does not fit together mean nothing
     if any(finding.about == "configuration" for finding in findings):
         return Report(findings)  # left to SGLang's own worker
+    findings.append(judge("worker", _worker, args, machine))
+    if findings[-1].level != "ok":
+        return Report(findings)
     try:
         plan = decide(args, machine, hybrid=is_hybrid(read_pair(args).target))
     except DFlashError as raised:

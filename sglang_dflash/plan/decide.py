@@ -43,18 +43,19 @@ def reason_for_builtin(args: Any, *, on_cpu: bool) -> str | None:
     """Return the reason, for the log, that leaves DFLASH to SGLang's own worker; None if ours serves it.
 
     Args:
-        args: SGLang's view of the resolved arguments; device and parallelism must be known.
+        args: server arguments by SGLang's names; the device must be known.
         on_cpu: whether our CPU platform serves.
 
     Raises:
-        DFlashError: the switch holds an unknown word, DP attention is asked for, or SGLang's worker would have to serve
-            on the CPU platform, which has none.
+        DFlashError: the switch holds an unknown word, DP attention or the megakernel is asked for, or SGLang's worker
+            would have to serve on the CPU platform, which has none.
     """
     if builtin_requested():
         return f"{SWITCH}=builtin"
     reason = _not_ours(args, on_cpu)
     if reason is None:
         _refuse_dp_attention(args, on_cpu)
+        _refuse_megakernel(args)
     elif is_set_aside(drafter_files(args).published):
         raise DFlashError(
             f"{reason}, with a quantised drafter",
@@ -72,14 +73,26 @@ def reason_for_builtin(args: Any, *, on_cpu: bool) -> str | None:
 
 def _refuse_dp_attention(args: Any, on_cpu: bool) -> None:
     """Refuse on a GPU too, instead of silently leaving it to SGLang's worker: its ranks serve different requests."""
-    if args.attn_dp_size <= 1:
+    groups = args.attn_dp_size
+    if args.enable_dp_attention and groups == 1:  # the old spelling, which SGLang resolves to the new one
+        groups = args.dp_size
+    if groups <= 1:
         return
     builtin = "" if on_cpu else f"{SWITCH}=builtin for SGLang's own worker, or "
     raise DFlashError(
-        f"DP attention over {args.attn_dp_size} groups of ranks",
+        f"DP attention over {groups} groups of ranks",
         expected="ranks that serve one batch (--tp-size), or replicas (--dp-size without --enable-dp-attention)",
-        remedy=f"{builtin}leave --enable-dp-attention out",
+        remedy=f"{builtin}leave --attn-dp-size and --enable-dp-attention out",
     )
+
+
+def _refuse_megakernel(args: Any) -> None:
+    if args.enable_nvidia_megakernel:
+        raise DFlashError(
+            "--enable-nvidia-megakernel replaces the forward pass of decode and verify steps",
+            expected="the target's own forward pass, which this package captures in CUDA graphs",
+            remedy=f"{SWITCH}=builtin for SGLang's own worker, or leave --enable-nvidia-megakernel out",
+        )
 
 
 def _not_ours(args: Any, on_cpu: bool) -> str | None:

@@ -95,5 +95,14 @@ def served_dtype(target: Mapping[str, Any], dtype: str) -> str:
 
 def needs_bfloat16_states(args: Any, machine: Machine) -> bool:
     """Whether SGLang would refuse these arguments for lack of ``--mamba-ssm-dtype bfloat16``."""
-    decode = args.linear_attn_decode_backend or args.linear_attn_backend
-    return machine.is_blackwell and decode == "flashinfer" and args.mamba_ssm_dtype is None
+    return args.mamba_ssm_dtype is None and flashinfer_states(args, machine) is not None
+
+
+def flashinfer_states(args: Any, machine: Machine) -> str | None:
+    """The flag that puts bfloat16-only FlashInfer kernels on the recurrent states; None if they are not used."""
+    decode = "--linear-attn-decode-backend" if args.linear_attn_decode_backend else "--linear-attn-backend"
+    backends = {
+        decode: args.linear_attn_decode_backend or args.linear_attn_backend,
+        "--linear-attn-verify-backend": args.linear_attn_verify_backend,
+    }
+    return next((flag for flag, name in backends.items() if machine.is_blackwell and name == "flashinfer"), None)

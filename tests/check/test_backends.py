@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import inspect
 import json
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sglang_dflash.check.backends import check_backends, needs_bfloat16_states
+from sglang_dflash.check.backends import check_backends, torch_cuda
 from sglang_dflash.check.drafter_files import check_weights, served_dtype
 from sglang_dflash.check.findings import Finding
 from sglang_dflash.check.flags import parse as parse_options
@@ -17,6 +20,7 @@ from sglang_dflash.drafter.files import ModelFiles, TensorHeader
 from sglang_dflash.drafter.quantisation import set_aside
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine, parse
+from sglang_dflash.plan.pair import needs_bfloat16_states
 from tests.support.broken_pairs import write_tensors
 from tests.support.configs import drafter, target
 
@@ -97,6 +101,58 @@ class TestBackends:
         assert not needs_bfloat16_states(options(*flags), UNKNOWN_GPU)
         assert not needs_bfloat16_states(options(*flags, "--mamba-ssm-dtype", "bfloat16"), BLACKWELL)
         assert [finding.level for finding in backends(BLACKWELL, *flags)] == ["warn"]
+
+    @pytest.mark.parametrize("flag", ["--linear-attn-verify-backend", "--linear-attn-decode-backend"])
+    def test_flashinfer_on_blackwell_takes_no_other_dtype_of_states(self, flag: str) -> None:
+        """A verify in FlashInfer's kernel needs what a decode needs, with a Triton decode too."""
+        flags = (flag, "flashinfer")
+        assert [each.level for each in backends(BLACKWELL, *flags)] == ["warn"]
+        assert needs_bfloat16_states(options(*flags), BLACKWELL)  # the server sets it
+        assert backends(BLACKWELL, *flags, "--mamba-ssm-dtype", "bfloat16") == []
+        [error] = backends(BLACKWELL, *flags, "--mamba-ssm-dtype", "float32")
+        assert error.level == "error" and flag in error.value and "float32" in error.value
+        assert backends(HOPPER, *flags) == []
+
+    @pytest.mark.parametrize(("cuda", "level"), [("12.9", "error"), ("13.0", "ok"), (None, "warn")])
+    @pytest.mark.parametrize("flag", ["--linear-attn-prefill-backend", "--linear-attn-backend"])
+    def test_flashinfers_linear_prefill_on_blackwell_needs_cuda_13(
+        self, flag: str, cuda: str | None, level: str
+    ) -> None:
+        args = options(flag, "flashinfer", "--mamba-ssm-dtype", "bfloat16")
+        [finding] = check_backends(args, replace(BLACKWELL, told_by="nvidia-smi"), hybrid=True, cuda=cuda)
+        assert finding.level == level and (cuda or "unknown") in finding.value
+        [elsewhere] = check_backends(args, BLACKWELL, hybrid=True, cuda=cuda)
+        assert elsewhere.level == "warn"  # the torch of another machine
+        assert not list(check_backends(args, HOPPER, hybrid=True, cuda=cuda))
+
+    @pytest.mark.sglang
+    def test_the_rules_of_linear_backends_are_sglangs(self) -> None:
+        pytest.importorskip("sglang")
+        from sglang.srt.arg_groups import attention_hook
+
+        source = " ".join(inspect.getsource(attention_hook.handle_linear_attn_backend).split())
+        on_blackwell = "and get_platform().is_cuda and torch.cuda.get_device_capability()[0] >= 10"
+        bfloat16 = f'== "flashinfer" and cfg.mamba_ssm_dtype != "bfloat16" {on_blackwell} ): raise ValueError'
+        for rule in (
+            "decode = cfg.linear_attn_decode_backend or cfg.linear_attn_backend",
+            f"decode {bfloat16}",
+            "verify = cfg.linear_attn_verify_backend",
+            f"verify {bfloat16}",
+            "prefill = cfg.linear_attn_prefill_backend or cfg.linear_attn_backend",
+            f'prefill == "flashinfer" {on_blackwell} and cuda_major < 13 ): raise ValueError',
+        ):
+            assert rule in source
+
+    @pytest.mark.parametrize(
+        ("line", "cuda"), [("= '12.9'", "12.9"), (": Optional[str] = '13.0'", "13.0"), ("= None", None)]
+    )
+    def test_torchs_cuda_is_read_without_importing_torch(
+        self, line: str, cuda: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "version.py").write_text(f"__version__ = '2.14.1'\ncuda{line}\nhip = '6.4'\n")
+        found = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+        monkeypatch.setattr("importlib.util.find_spec", lambda _: found)
+        assert torch_cuda() == cuda
 
 
 class TestFiles:
@@ -256,7 +312,7 @@ class TestOptions:
     def test_a_cards_command_can_be_pasted(self) -> None:
         pasted = [
             "--model-path",
-            "x",
+            "t",
             "--speculative-algorithm",
             "DFLASH",
             "--tp-size",

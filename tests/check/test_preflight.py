@@ -93,3 +93,55 @@ def test_nothing_is_cut_on_a_narrow_terminal(tmp_path: Path) -> None:
     assert f"drafter: {pair[1]}\n" in printed
     assert "remedy: set --speculative-num-draft-tokens 16 or less, or leave it out\n" in printed
     assert "…" not in printed
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--dp-size", "2", "--tp-size", "2", "--enable-dp-attention"), "DP attention over 2 groups"),
+        (("--attn-dp-size", "2", "--tp-size", "2"), "DP attention over 2 groups"),
+        (("--enable-nvidia-megakernel",), "--enable-nvidia-megakernel"),
+    ],
+)
+def test_what_a_server_refuses_is_refused(flags: tuple[str, ...], named: str, tmp_path: Path) -> None:
+    found = report(tmp_path / "refused", asked_about(None, 141), *flags)
+    [error] = [each for each in found.findings if each.level == "error"]
+    assert named in error.value and not error.estimated and found.plan is None
+    assert report(tmp_path / "replicas", asked_about(None, 141), "--dp-size", "2").plan is not None
+
+
+@pytest.mark.parametrize(("word", "level"), [("builtin", "warn"), ("on", "error")])
+def test_the_switch_of_the_worker_is_read(
+    word: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_DFLASH", word)
+    found = report(tmp_path, asked_about(None, 141))
+    assert [each.level for each in found.findings] == [level] and found.plan is None
+    assert word in found.findings[0].value
+
+
+@pytest.mark.parametrize(
+    "flags", [("--enable-watermark",), ("--attn-cp-size", "2"), ("--speculative-accept-threshold-acc", "0.9")]
+)
+def test_what_is_left_to_sglangs_worker_is_warned_of(flags: tuple[str, ...], tmp_path: Path) -> None:
+    found = report(tmp_path / "gpu", asked_about(None, 141), *flags)
+    assert (found.findings[-1].level, found.findings[-1].about, found.plan) == ("warn", "worker", None)
+    on_cpu = report(tmp_path / "cpu", CPU, *flags)
+    assert on_cpu.findings[-1].level == "error"
+
+
+@pytest.mark.parametrize(
+    ("flag", "stored", "level"),
+    [("fp8", None, "warn"), ("fp8", "fp8", "ok"), ("modelopt_fp8", "modelopt", "ok"), ("awq", "fp8", "warn")],
+)
+def test_weights_are_counted_as_they_are_stored(flag: str, stored: str | None, level: str, tmp_path: Path) -> None:
+    config = {"quantization_config": {"quant_method": stored}} if stored else {}
+    found = report(tmp_path, asked_about(None, 141), "--quantization", flag, target=config).findings
+    assert {each.about: each.level for each in found}["target's quantisation"] == level
+
+
+def test_a_misspelt_flag_ends_with_the_nearest_name(tmp_path: Path) -> None:
+    write_pair(tmp_path, Broken("", ""))
+    words = (str(tmp_path / "target"), str(tmp_path / "drafter"), "--speculative-num-draft-tokns", "16")
+    ended = CliRunner().invoke(app, ["check", *words])
+    assert ended.exit_code == 2 and "set --speculative-num-draft-tokens" in ended.stdout

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from sglang_dflash.check.findings import Finding, raise_first_error
 from sglang_dflash.check.flags import RENAMED, SWITCHES, VALUED, modernise_kwargs, parse
+from sglang_dflash.check.known_flags import check_unread, known_flags
 from sglang_dflash.check.preflight import preflight
 from sglang_dflash.cpu.arguments.threads import BIND_VARIABLE, parse_cores, threads_of_a_rank
 from sglang_dflash.hooks.flags import accept_old_flags, explain_environment
@@ -22,14 +23,15 @@ from tests.fuzz.judge import judged
 from tests.fuzz.values import FLOATS, INTEGERS, VALUES, fuzz
 from tests.support.broken_pairs import Broken, write_pair
 
-FLAGS = [*VALUED, *SWITCHES, *RENAMED, "--tp", "--model-path", "--"]
+FLAGS = [*RENAMED, *(name for flag in known_flags() for name in flag.names), "--tp", "--"]
+FLAGS += [*VALUED, *SWITCHES] * 8  # about as often as flags that are only known by name
 WORDS = ["--", "=", "auto", "extra_buffer", "fa3", "float16", "fp8_e4m3", "{}", "[]", "0-3,5", "0-99999999999", "4,2"]
 WORDS += ["", "9" * 5000, "[" * 5000, '{"num_hidden_layers": 1e9}', '{"a": NaN}', *map(str, [*INTEGERS, *FLOATS])]
 WORD = st.sampled_from(WORDS) | st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
 ARGV = st.lists(st.sampled_from(FLAGS) | st.builds("{}={}".format, st.sampled_from(FLAGS), WORD) | WORD, max_size=9)
 KEYWORDS = st.sampled_from([*FLAGS, "--tp-size", "--x"]).map(lambda flag: flag[2:].replace("-", "_")) | st.text()
 VARIABLES = ["SGLANG_DFLASH_STATE_REPLAY", "SGLANG_MAMBA_CONV_DTYPE", "SGLANG_MAMBA_SSM_DTYPE", "SGLANG_ENABLE_SPEC_V2"]
-VARIABLES += ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", BIND_VARIABLE, "OMP_NUM_THREADS"]
+VARIABLES += ["SGLANG_DFLASH", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", BIND_VARIABLE, "OMP_NUM_THREADS"]
 HYBRID = {"model_type": "qwen3_next", "full_attention_interval": 4, "linear_conv_kernel_dim": 4}
 HYBRID |= {f"linear_{each}": 4 for each in ("num_value_heads", "num_key_heads", "key_head_dim", "value_head_dim")}
 
@@ -39,8 +41,8 @@ def check(folder: Path, *flags: str, code: bool = False, **target: Any) -> list[
     if not folder.exists():
         auto_map = {"auto_map": {"AutoConfig": "configuration.Own"}} if code else {}
         write_pair(folder, Broken("", "", drafter=auto_map, target=target))
-    args, _, _ = parse(flags, target=str(folder / "target"), drafter=str(folder / "drafter"))
-    return preflight(args, machine.GPUS["h100"]).findings
+    args, _, unread = parse(flags, target=str(folder / "target"), drafter=str(folder / "drafter"))
+    return [*check_unread(unread), *preflight(args, machine.GPUS["h100"]).findings]
 
 
 @fuzz

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,6 +67,9 @@ def arguments(**changed: Any) -> Any:
         "speculative_draft_model_quantization": None,
         "device": "cuda",
         "attn_dp_size": 1,
+        "dp_size": 1,
+        "enable_dp_attention": False,
+        "enable_nvidia_megakernel": False,
         "attn_cp_size": 1,
         "disaggregation_mode": "null",
         "enable_watermark": False,
@@ -92,6 +96,17 @@ def test_dp_attention_is_refused_by_name(on_cpu: bool) -> None:
         decide.reason_for_builtin(arguments(attn_dp_size=2), on_cpu=on_cpu)
     assert ("SGLANG_DFLASH=builtin" in caught.value.remedy) is not on_cpu
     assert "--enable-dp-attention" in caught.value.remedy
+
+
+def test_the_megakernel_is_refused_by_name(on_cpu: bool) -> None:
+    """It replaces the target's forward in the decode and verify steps that its graphs would capture."""
+    with pytest.raises(DFlashError, match="--enable-nvidia-megakernel") as caught:
+        decide.reason_for_builtin(arguments(enable_nvidia_megakernel=True), on_cpu=on_cpu)
+    assert "SGLANG_DFLASH=builtin" in caught.value.remedy
+    pytest.importorskip("sglang")
+    from sglang.srt.kernel_plugins.nvidia import binding
+
+    assert "model.forward = dispatch.wrapped()" in inspect.getsource(binding.install_megakernel)
 
 
 def test_the_switch_gives_sglangs_worker_what_ours_refuses_and_takes_no_other_word(

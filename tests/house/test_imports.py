@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "hooks": STEP | {"plan", "worker", "check", "cpu"},
     "plugin": STEP | {"plan", "worker", "check", "cpu", "hooks"},
     "cpu": GROUND | {"torchvision_import"},
-    "check": COMMAND | {"plan", "window.size"},
+    "check": COMMAND | {"plan", "window.size", "cpu.layers"},
     "pairs": COMMAND,
     "bench": COMMAND | {"pairs", "width"},
     "diagnose": COMMAND | {"bench", "pairs"},
