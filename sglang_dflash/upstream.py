@@ -157,6 +157,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "GenerationBatchResult(logits_output, next_token_ids, accept_lens, new_seq_lens, next_draft_input)",
     ),
     "mem_cache.allocation": (
+        "assign_req_to_token_pool_func(req_pool_indices, req_to_token, start_offset, end_offset, out_cache_loc, "
+        "batch_size)",
         "alloc_for_spec_decode(reqs, req_pool_indices, cur_kv_lens, nxt_kv_lens, num_needed_tokens, batch)",
     ),
     "mem_cache.allocation_sizing": (

@@ -18,8 +18,11 @@ from tests.rehearsal.scenarios import Scenario
 ROOT = Path(__file__).parents[2]
 SECONDS = 900
 LOGPROB_ROUNDING = 1e-4  # kernels add up in another order
-# Kernels that a step launches outside of graphs: ours, and those of SGLang that our commit calls.
-OF_STEPS = ("sglang_dflash.", "sglang.kernels.ops.mamba.mamba_state_scatter_triton.")
+# Kernels that a step launches outside of graphs: ours, and those of SGLang that it calls there.
+OF_STEPS = (
+    *("sglang_dflash.", "sglang.kernels.ops.mamba.mamba_state_scatter_triton."),
+    "sglang.srt.mem_cache.allocation.assign_req_to_token_pool",
+)
 # An engine that fails ends at once, instead of looking for a GPU's core dump for a minute.
 FAILS_AT_ONCE = {"SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0"}
 

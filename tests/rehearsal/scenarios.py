@@ -93,6 +93,13 @@ def ask(
     return {"input_ids": prompts, "sampling_params": params}
 
 
+def adjusted(request: Request) -> Request:
+    """The same with a penalty on the first row and a seed on the second."""
+    changes: tuple[Request, ...] = ({"frequency_penalty": 0.4}, {"temperature": 0.9, "sampling_seed": 11})
+    first, second, *others = request["sampling_params"]
+    return request | {"sampling_params": [first | changes[0], second | changes[1], *others]}
+
+
 def _features(pair: str) -> tuple[Request, ...]:
     """Every way to adjust or ask for a token that runs another kernel or another part of the worker."""
     penalties = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2}
@@ -116,7 +123,9 @@ DENSE, HYBRID = "tiny-dense", "tiny-hybrid"
 TURNS = ask(HYBRID, 4, 4, growth=8, repeat=3, cut=110)
 _PADDED = _met("replays: target 4", "replays: drafter 4", "replays: target 1", "replays: drafter 1")
 _REPLAYED = _met("replays: target 4", "replays: drafter 4")
-_BOUNDARY = "launches: sglang.kernels.ops.mamba.mamba_state_scatter_triton._fused_mamba_state_scatter_with_mask_kernel"
+_MAMBA = "launches: sglang.kernels.ops.mamba.mamba_state_scatter_triton."
+_SNAPSHOT = f"{_MAMBA}track_mamba_state_if_needed_kernel"
+_BOUNDARY = f"{_MAMBA}_fused_mamba_state_scatter_with_mask_kernel"
 REPLAY = {SWITCH: "1"}
 _KERNELS = "launches: sglang_dflash.states.kernels."
 _STATES_REPLAYED = _met(*(f"{_KERNELS}{name}.{name}_kernel" for name in ("gdn_verify", "gdn_commit")))
@@ -126,15 +135,17 @@ _ALL_WIDTHS = _met(
     "widths: target 1", *(f"widths: {role} {w}" for role in ("target", "drafter") for w in (2, 4, 8, 16))
 )
 _OURS = "launches: sglang_dflash.ops.kernels."
+_CHOICES = _met(*(f"{_OURS}{op}.{op}_kernel" for op in ("penalize_block", "seeded_draw")))
 _COPIES = _met(*(f"{_OURS}{op}.{op}_kernel" for op in ("note_tokens", "find_copies", "offer_copies")))
 
 SCENARIOS: tuple[Scenario, ...] = (
-    Scenario("dense", DENSE, (ask(DENSE, 3),), _PADDED),
+    # `make test` runs it: with all that kernels outside of graphs are for, recurrent states and other widths aside.
+    Scenario("dense", DENSE, (adjusted(ask(DENSE, 3)),), (*_PADDED, *_CHOICES, *_COPIES), environment={COPIES: "1"}),
     Scenario(
         "requests: penalties, seeds, filters, bias, log-probabilities, grammar",
         DENSE,
         _features(DENSE),
-        _met(*(f"{_OURS}{op}.{op}_kernel" for op in ("penalize_block", "seeded_draw"))),
+        _CHOICES,
     ),
     Scenario(
         "widths at random; more than the largest graph",
@@ -182,8 +193,15 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         "hybrid: widths at random, copies, states across track boundaries (extra_buffer), draft window",
         HYBRID,
-        (ask(HYBRID, 2, 24, repeat=3, cut=100),) * 2,
-        (*_ALL_WIDTHS, *_STATES_REPLAYED, *_COPIES, *_met("widths: target 32", "events: cached tokens")),
+        tuple(map(adjusted, (ask(HYBRID, 2, 24, repeat=3, cut=100),) * 2)),
+        (
+            *_ALL_WIDTHS,
+            *_STATES_REPLAYED,
+            *_CHOICES,
+            *_COPIES,
+            *_met(_SNAPSHOT),
+            *_met("widths: target 32", "events: cached tokens"),
+        ),
         environment=REPLAY,
         width=32,
         graphs=(3,),

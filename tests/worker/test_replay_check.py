@@ -33,7 +33,7 @@ def gdn_verify(*inputs: Any, width: int, scale: float) -> Any:
 def gdn_commit(states: Any, records: Any, rows: Any, slots: Any, counts: Any, *track: Any) -> None:
     """The same of the commit; a state moves on after its snapshot was taken."""
     live = (slots >= 0) & (counts > 0)
-    if track:
+    if track[0] is not None:
         snapshot = states[:, slots[live]].clone()
         reference.gdn_commit(states, records, rows[live], slots[live], track[1][live])
         states[:, track[0][live]] = states[:, slots[live]]
@@ -89,7 +89,7 @@ def commits_one_token_less(states: Any, records: Any, rows: Any, slots: Any, cou
 
 
 def tracks_the_last_token(states: Any, records: Any, rows: Any, slots: Any, counts: Any, *track: Any) -> None:
-    gdn_commit(states, records, rows, slots, counts, *(track and (track[0], counts)))
+    gdn_commit(states, records, rows, slots, counts, track[0], track[0] if track[0] is None else counts)
 
 
 def commits_one_layer(states: Any, records: Any, *others: Any) -> None:

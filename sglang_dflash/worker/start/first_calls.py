@@ -6,11 +6,13 @@ place of a tensor, integers that are 1 or divisible by 16, constexprs. The calls
 
 - layout, accept, penalties, seeded draws, notes, matches and offers of copies, at each width that steps may have;
 - context K/V: the number of tokens makes no difference, so one call stands for prefills and blocks;
+- the slots that SGLang reserves for a step, for each power of two of batch sizes and each alignment of its inputs;
 - the commit with and without a snapshot for the prefix cache, and the snapshot of a step of width 1 for each power of
   two of batch sizes.
 
-Verify and draft run when their graphs are captured, and filters when sampling is rehearsed. The kernels of grammars and
-of prefills are SGLang's; its warm-up request runs the latter.
+Verify and draft run when their graphs are captured, and filters when sampling is rehearsed. The kernels of grammars, of
+prefills and of an allocator with pages are SGLang's and run at the same moments under its own worker: its warm-up
+request runs most of them.
 
 The request of these calls is the pools' padding: row 0 and slot 0. It accepts nothing, so states stay as they are.
 """
@@ -33,7 +35,7 @@ from sglang_dflash.ops import Accepted, accept_block, penalize_block, prepare_bl
 from sglang_dflash.ops.dispatch import runs_kernels
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.states.commit import RecurrentCommit
-from sglang_dflash.upstream import ForwardMode, get_exec, get_schedule, mamba_track_grid
+from sglang_dflash.upstream import ForwardMode, assign_req_to_token_pool_func, get_exec, get_schedule, mamba_track_grid
 from sglang_dflash.worker.inject import Inject
 
 if TYPE_CHECKING:
@@ -69,6 +71,8 @@ class FirstCalls:
         start = time.perf_counter()
         self._context_kv()
         self._choices()
+        if self._plan.role != "prefill":
+            self._slots()
         for width in widths:
             self._block(self._step(width))
             if self._plan.role != "prefill":
@@ -89,6 +93,17 @@ class FirstCalls:
         penalize_block(logits, row[:, None], logits[0].int(), row, neutral)
         seeded_draw(logits[0], row, row)
 
+    def _slots(self) -> None:
+        for size in self._powers_of_two(1):
+            rows, lens, slots = self._zeros(size), self._zeros(size + 1).int(), self._zeros(2)
+            for ends, taken in itertools.product((lens[:size], lens[1:]), (slots[:1], slots[1:])):
+                assign_req_to_token_pool_func(rows, self._table, lens[:size], ends, taken, size)
+
+    def _powers_of_two(self, first: int) -> list[int]:
+        """Batch sizes that are enough where SGLang rounds them up to a power of two, ``first`` at least."""
+        most = self._target.max_running_requests
+        return sorted({min(first << doublings, most) for doublings in range(most.bit_length() + 1)})
+
     def _block(self, step: Any) -> None:
         rows, lens, mask_token_id = step.batch.req_pool_indices, step.batch.seq_lens, self._plan.drafter.mask_token_id
         prepare_block(rows, lens, rows, self._table, width=step.width, mask_token_id=mask_token_id)
@@ -101,9 +116,7 @@ class FirstCalls:
     def _commits(self, width: int) -> None:
         if width > 1 and not self._plan.replay and self._target.decode_cuda_graph_runner is None:
             return  # SGLang's commit of kept states needs what a verify prepared: the warm-up request is the first
-        most, tracks = self._target.max_running_requests, get_exec().mamba.enable_mamba_extra_buffer
-        # SGLang's snapshot of plainly decoded states is compiled for powers of two of requests, from 16 on.
-        sizes = {min(16 << doublings, most) for doublings in range(most.bit_length())} if width == 1 else {1}
+        tracks, sizes = get_exec().mamba.enable_mamba_extra_buffer, self._powers_of_two(16) if width == 1 else [1]
         for tracked, size in itertools.product((False, True) if tracks else (False,), sizes):
             step = self._step(width, size, mamba_track_grid(get_schedule().page_size) - 1 if tracked else 0)
             step.batch.mamba_track_indices = step.batch.req_pool_indices - 1 if tracked else None

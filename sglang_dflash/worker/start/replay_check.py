@@ -112,37 +112,58 @@ class Pool(NamedTuple):
 
 def _faults(pool: Pool, dtype: torch.dtype, width: int) -> Iterator[str]:
     """What disagrees. The batch is a padding request and one at row 0, slot 0, with snapshots in slot 1."""
-    device, generator = pool.states.device, torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     pool.states[:, :2].copy_(torch.randn(pool.states[:, :2].shape, generator=generator))
-    rows, slots = torch.tensor([0, 0], device=device), torch.tensor([-1, 0], dtype=torch.int32, device=device)
-    host, host_rows, host_slots = pool.on_host(), torch.tensor([0, 1]), torch.tensor([-1, 1])
-    for layer in range(len(pool.states)):
+    yield from _faults_of_verify(pool, dtype, width, generator)
+    yield from _faults_of_commit(pool, max(1, width // 2), None)
+    yield from _faults_of_commit(pool, width, max(1, width // 2))
+
+
+def _faults_of_verify(pool: Pool, dtype: torch.dtype, width: int, generator: torch.Generator) -> Iterator[str]:
+    host, scale, (slots, rows, host_slots, host_rows) = pool.on_host(), pool.states.shape[-1] ** -0.5, _places(pool)
+    for layer, (states, host_states) in enumerate(zip(pool.states, host.states, strict=True)):
+        found, expected = pool.layer(layer), host.layer(layer)
         inputs = _inputs(pool, dtype, width, generator)
-        options = {"width": width, "scale": pool.states.shape[-1] ** -0.5}
-        on_device, on_host = (_split(pool, *(x.to(where) for x in inputs)) for where in (device, "cpu"))
-        outputs = replay.gdn_verify(*on_device, pool.states[layer], slots, pool.layer(layer), rows, **options)
-        expected = reference.gdn_verify(
-            *on_host, host.states[layer], host_slots, host.layer(layer), host_rows, **options
+        outputs = replay.gdn_verify(
+            *_split(pool, inputs, pool.states.device), states, slots, found, rows, width=width, scale=scale
         )
-        yield from _difference("outputs of gdn_verify", outputs, expected)
-        found, records = pool.layer(layer), host.layer(layer)
+        expected_outputs = reference.gdn_verify(
+            *_split(pool, inputs, host_states.device),
+            *(host_states, host_slots, expected, host_rows),
+            width=width,
+            scale=scale,
+        )
+        yield from _difference("outputs of gdn_verify", outputs, expected_outputs)
         for name in ("updates", "keys"):
-            yield from _difference(f"{name} of gdn_verify", _whole(found, name)[0], _whole(records, name)[1])
-        yield from _difference("decays of gdn_verify", found.decays[0], records.decays[1])
-    for tracked in (False, True):
-        count = width if tracked else max(1, width // 2)
-        counts = torch.tensor([0, count], dtype=torch.int32)
-        track = (torch.tensor([-1, 1]), torch.tensor([0, max(1, count // 2)])) if tracked else ()
-        host = pool.on_host()
-        host_track = (track[0] + 1, track[1]) if tracked else ()
-        replay.gdn_commit(pool.states, pool.records, rows, slots, counts.to(device), *(x.to(device) for x in track))
-        reference.gdn_commit(host.states, host.records, host_rows, host_slots, counts, *host_track)
-        name = f"states of gdn_commit, {'with' if tracked else 'without'} a snapshot"
-        yield from _difference(name, pool.states[:, :2], host.states[:, 1:])
+            yield from _difference(f"{name} of gdn_verify", _whole(found, name)[0], _whole(expected, name)[1])
+        yield from _difference("decays of gdn_verify", found.decays[0], expected.decays[1])
 
 
-def _inputs(pool: Pool, dtype: torch.dtype, width: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """One layer's projection of q, k and v, and its a, b, A_log and dt_bias, on the host.
+def _faults_of_commit(pool: Pool, count: int, track_count: int | None) -> Iterator[str]:
+    host, device, (slots, rows, host_slots, host_rows) = pool.on_host(), pool.states.device, _places(pool)
+    counts = torch.tensor([0, count], dtype=torch.int32)
+    track: tuple[Tensor | None, Tensor | None] = (None, None)
+    host_track = track
+    if track_count is not None:
+        track_slots, track_counts = torch.tensor([-1, 1]), torch.tensor([0, track_count])
+        track, host_track = (track_slots.to(device), track_counts.to(device)), (track_slots + 1, track_counts)
+    replay.gdn_commit(pool.states, pool.records, rows, slots, counts.to(device), *track)
+    reference.gdn_commit(host.states, host.records, host_rows, host_slots, counts, *host_track)
+    name = f"states of gdn_commit, {'without' if track_count is None else 'with'} a snapshot"
+    yield from _difference(name, pool.states[:, :2], host.states[:, 1:])
+
+
+def _places(pool: Pool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Slots and rows of both requests, in the pool and on the host."""
+    slots, rows = torch.tensor([-1, 0], dtype=torch.int32), torch.tensor([0, 0])
+    return slots.to(pool.states.device), rows.to(pool.states.device), torch.tensor([-1, 1]), torch.tensor([0, 1])
+
+
+_Gates = tuple[Tensor, Tensor, Tensor, Tensor]  # a, b, A_log, dt_bias
+
+
+def _inputs(pool: Pool, dtype: torch.dtype, width: int, generator: torch.Generator) -> tuple[Tensor, _Gates]:
+    """One layer's projection of q, k and v, and its gates, on the host.
 
     ``b`` has values whose sigmoid is far from where 16 bits round up or down: both sides round it alike.
     """
@@ -152,15 +173,17 @@ def _inputs(pool: Pool, dtype: torch.dtype, width: int, generator: torch.Generat
     a = torch.randn(tokens, HV, generator=generator).to(dtype)
     b = (torch.randint(-4, 4, (tokens, HV), generator=generator) / 2).to(dtype)
     A_log, dt_bias = torch.rand(HV, generator=generator).log(), torch.randn(HV, generator=generator)
-    return projected, a, b, A_log, dt_bias
+    return projected, (a, b, A_log, dt_bias)
 
 
-def _split(pool: Pool, projected: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """Parts of one projection, as in a model: their tokens are further apart than they are wide."""
-    _, _, HV, V, K = pool.states.shape
-    H = pool.records.keys.shape[2]
+def _split(
+    pool: Pool, inputs: tuple[Tensor, _Gates], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v and the gates. The first three are parts of one projection, as in a model: tokens have gaps."""
+    H, (_, _, HV, V, K) = pool.records.keys.shape[2], pool.states.shape
+    projected, (a, b, A_log, dt_bias) = inputs[0].to(device), (gate.to(device) for gate in inputs[1])
     q, k, v = projected.split([H * K, H * K, HV * V], -1)
-    return q.unflatten(-1, (H, K)), k.unflatten(-1, (H, K)), v.unflatten(-1, (HV, V)), *others
+    return q.unflatten(-1, (H, K)), k.unflatten(-1, (H, K)), v.unflatten(-1, (HV, V)), a, b, A_log, dt_bias
 
 
 def _whole(records: Records, name: str) -> Tensor:
