@@ -38,7 +38,7 @@ def install(release: str, folder: Path = RELEASES) -> Path:
 
 def used() -> list[Symbol]:
     """Every symbol of the seam, and every function that the CPU platform replaces."""
-    from sglang_dflash.cpu.replacements import TABLE
+    from sglang_dflash_cpu.replacements import TABLE
 
     return list({each.path: each for each in (*SYMBOLS.values(), *(row.target for row in TABLE))}.values())
 
@@ -46,7 +46,7 @@ def used() -> list[Symbol]:
 def problems(symbols: list[Symbol], folder: Path) -> dict[str, str]:
     """Path -> problem, as :meth:`Symbol.problem` sees it in a process whose ``sglang`` lies in ``folder``."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")}
-    path = os.pathsep.join((str(folder), str(ROOT)))
+    path = os.pathsep.join(map(str, (folder, ROOT, ROOT / "cpu_platform")))
     environment = {**kept, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "SGLANG_PLUGINS": "none"}
     ended = subprocess.run(
         [sys.executable, "-m", "tools.drift", "--look"],
