@@ -1,4 +1,4 @@
-# make setup   a virtual environment with stock SGLang on CPU torch, and this package
+# make setup   a virtual environment with stock SGLang on CPU torch, and the three distributions
 # make demo    the real server on this machine: three models answer, then DFLASH beside plain decoding
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,24 +12,24 @@ TORCHVISION := torchvision==0.28.0
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet install
-STAMP := $(VENV)/.setup-$(shell cat requirements/*.txt pyproject.toml Makefile | sha1sum | cut -c1-12)
+STAMP := $(VENV)/.setup-$(shell cat requirements/*.txt pyproject.toml */pyproject.toml Makefile | sha1sum | cut -c1-12)
 # OpenMP workers spin while they wait: two pools on two cores slow each other down by orders of magnitude.
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup demo test test-slow test-tools rehearse test-matrix soak fuzz drift test-gpu wheelhouse gpu quality bench dist clean
 setup: $(STAMP)
 
-$(STAMP): requirements/cpu.txt pyproject.toml
+$(STAMP): requirements/cpu.txt pyproject.toml cpu_platform/pyproject.toml lab/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(PIP) setuptools -r requirements/cpu.txt
-	$(PIP) --no-build-isolation --editable '.[bench,dev]'
+	$(PIP) --no-build-isolation --editable '.[dev]' --editable cpu_platform --editable lab
 	$(PIP) --no-deps $(SGLANG_TESTED) $(TORCHVISION)
-	$(BIN)/python -m sglang_dflash.torchvision_import
+	$(BIN)/python -m sglang_dflash_cpu.torchvision_import
 	rm -f $(VENV)/.setup-* && touch $@
 
 demo: setup
-	$(BIN)/python -m sglang_dflash.bench.demo
+	$(BIN)/python -m sglang_dflash_lab.bench.demo
 
 # A file's tests share what it sets up; engine tests share servers too, in groups (tests/conftest.py).
 PYTEST := $(BIN)/pytest -q -n 2
@@ -96,4 +96,4 @@ dist: setup
 	$(BIN)/python -m tools.dist
 
 clean:
-	rm -rf $(VENV) dist build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) dist build *.egg-info */build */*.egg-info .mypy_cache .ruff_cache .pytest_cache

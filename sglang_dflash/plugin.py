@@ -33,7 +33,6 @@ def register() -> None:
 
 
 def _register_hooks() -> None:
-    from sglang_dflash.cpu import install, is_active
     from sglang_dflash.hooks import corrections, flags, launch, reports, requests, takeover
     from sglang_dflash.states import pool, replay
     from sglang_dflash.upstream import HookRegistry, HookType, register_resolution_hook
@@ -70,8 +69,6 @@ def _register_hooks() -> None:
     # Only a process that constructs an Engine has the module loaded by now; others need no keywords.
     if engine := sys.modules.get(SYMBOLS["Engine.server_args_class"].path.rsplit(".", 2)[0]):
         flags.accept_old_keywords(engine.Engine)
-    if is_active():
-        install()
 
 
 def _refuse_dflash(error: Exception) -> None:

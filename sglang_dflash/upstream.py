@@ -3,8 +3,7 @@
 Import a name from here (``from sglang_dflash.upstream import BaseSpecWorker``) and it is resolved on first use, so
 importing this module imports nothing of SGLang. :func:`check_symbols` resolves the whole table and compares parameters;
 a server that is asked for DFLASH runs it before it loads weights, so that a changed SGLang is refused there, in one
-message. The functions that the CPU platform replaces have a table of their own (:mod:`sglang_dflash.cpu.replacements`),
-which is checked with this one on that platform.
+message. A platform adds the functions that it replaces (:data:`platform_symbols`).
 """
 
 from __future__ import annotations
@@ -86,6 +85,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     # plugins and platforms
     "plugins": ("load_plugins",),
     "plugins.hook_registry": ("HookRegistry", "HookType"),
+    "platforms": ("current_platform",),
     "platforms.cpu": ("CpuDeviceMixin",),
     "platforms.device_mixin": ("PlatformEnum",),
     "platforms.interface": ("PlatformCapabilities", "SRTPlatform"),
@@ -294,6 +294,9 @@ SYMBOLS = _symbols(_TABLE)
 CUDA_SYMBOLS = _symbols({"layers.sampler": ("top_k_renorm_prob", "top_p_renorm_prob")})
 
 
+platform_symbols: list[Symbol] = []
+
+
 def __getattr__(name: str) -> Any:
     symbol = SYMBOLS.get(name) or CUDA_SYMBOLS.get(name)
     if symbol is None:
@@ -352,7 +355,7 @@ def check_symbols(extra: Iterable[Symbol] = ()) -> None:
     Raises:
         DFlashError: listing every symbol that is missing or lacks a parameter.
     """
-    problems = [line for symbol in (*SYMBOLS.values(), *extra) if (line := symbol.problem())]
+    problems = [line for symbol in (*SYMBOLS.values(), *platform_symbols, *extra) if (line := symbol.problem())]
     if problems:
         raise DFlashError(
             f"SGLang {installed_version()} differs from what sglang-dflash {__version__} calls: " + "; ".join(problems),

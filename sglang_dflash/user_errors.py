@@ -15,10 +15,6 @@ def user_errors() -> Iterator[None]:
     """Print a user's error as one message without a traceback, and exit with status 2."""
     try:
         yield
-        return
     except DFlashError as error:
-        message = str(error)
-    except ModuleNotFoundError as error:
-        message = f"{error}. Fix: run pip install '.[bench]' in a checkout of sglang-dflash"
-    typer.echo(message, err=True)
-    raise typer.Exit(2)
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None

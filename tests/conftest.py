@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from sglang_dflash.bench.server import free_port
+from sglang_dflash_lab.bench.server import free_port
 from tests.support.checkpoints import Checkpoints
 from tests.support.generation import assert_nothing_leaked
 from tests.support.pair_servers import (

@@ -1,7 +1,7 @@
-"""``make dist``: a wheel and a source distribution in ``dist/``, checked.
+"""``make dist``: a wheel and a source distribution of each of the three distributions in ``dist/``, checked.
 
-The wheel is built from the source distribution, so that has everything it needs. The wheel holds the tracked files of
-the package, all of them and no other, and the launch scripts: no tests, no tools, nothing that lay about.
+A wheel is built from its source distribution, so that has everything it needs. The wheel holds the tracked files of its
+package and, for the core, the launch scripts: no other file.
 """
 
 from __future__ import annotations
@@ -10,62 +10,97 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_dflash import __version__
 
 ROOT = Path(__file__).parents[1]
-NAME = f"sglang_dflash-{__version__}"
-SCRIPTS = f"{NAME}.data/data/share/sglang-dflash"
-BESIDE = ("LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml")
-# Mostly the tiny pairs' weights, 16 MB.
-LARGEST = 20_000_000
 
 
-def tracked(*folders: str) -> set[str]:
-    listed = subprocess.check_output(["git", "ls-files", "-z", *folders], cwd=ROOT, text=True)
-    return set(listed.split("\0")[:-1])
+@dataclass(frozen=True)
+class Distribution:
+    """One distribution of this repository.
+
+    Attributes:
+        package: its import name; its own name has hyphens.
+        folder: of its ``pyproject.toml``, relative to the repository.
+        largest: bytes that its wheel and its source distribution may have.
+        scripts, documents: tracked files that are installed and that only the source distribution has.
+    """
+
+    package: str
+    folder: str
+    largest: int
+    scripts: tuple[str, ...] = ()
+    documents: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Stem of its files."""
+        return f"{self.package}-{__version__}"
+
+    def tracked(self, *paths: str) -> set[str]:
+        """Tracked files below ``paths``, relative to the folder."""
+        listed = subprocess.check_output(["git", "ls-files", "-z", *paths], cwd=ROOT / self.folder, text=True)
+        return set(listed.split("\0")[:-1])
 
 
-def problems(wheel: Path, source: Path) -> list[str]:
+CORE = Distribution(
+    "sglang_dflash",
+    ".",
+    600_000,
+    scripts=("launch/*.sh",),
+    documents=("CHANGELOG.md", "CONTRIBUTING.md", "docs", "patches"),
+)
+CPU = Distribution("sglang_dflash_cpu", "cpu_platform", 100_000)
+LAB = Distribution("sglang_dflash_lab", "lab", 20_000_000)  # mostly the tiny pairs' weights, 16 MB
+DISTRIBUTIONS = (CORE, CPU, LAB)
+
+
+def problems(which: Distribution, wheel: Path, source: Path) -> list[str]:
     """What is wrong with the contents or the size of the two files, one line each."""
+    name = which.name
     with zipfile.ZipFile(wheel) as archive:
-        packed = {name for name in archive.namelist() if not name.startswith(f"{NAME}.dist-info/")}
-        licensed = f"{NAME}.dist-info/licenses/LICENSE" in archive.namelist()
+        packed = {file for file in archive.namelist() if not file.startswith(f"{name}.dist-info/")}
+        licensed = f"{name}.dist-info/licenses/LICENSE" in archive.namelist()
     with tarfile.open(source) as unpacked:
-        shipped = {each.name.removeprefix(f"{NAME}/") for each in unpacked.getmembers() if each.isfile()}
-    package, scripts = tracked("sglang_dflash"), tracked("launch/*.sh")
-    expected = package | {f"{SCRIPTS}/{script}" for script in scripts}
-    allowed = {"PKG-INFO", "setup.cfg", "MANIFEST.in", *BESIDE, *package, *scripts, *tracked("docs", "patches")}
-    generated = {name for name in shipped if name.startswith("sglang_dflash.egg-info/")}
-    found = [f"{wheel.name} lacks {name}" for name in sorted(expected - packed)]
-    found += [f"{wheel.name} has {name}" for name in sorted(packed - expected)]
-    found += [f"{source.name} lacks {name}" for name in sorted(allowed - {"MANIFEST.in"} - shipped)]
-    found += [f"{source.name} has {name}" for name in sorted(shipped - allowed - generated)]
+        shipped = {each.name.removeprefix(f"{name}/") for each in unpacked.getmembers() if each.isfile()}
+    package = which.tracked(which.package)
+    scripts = which.tracked(*which.scripts) if which.scripts else set()
+    documents = which.tracked(*which.documents) if which.documents else set()
+    expected = package | {f"{name}.data/data/share/sglang-dflash/{script}" for script in scripts}
+    needed = {"PKG-INFO", "setup.cfg", "LICENSE", "README.md", "pyproject.toml", *documents, *package, *scripts}
+    generated = {file for file in shipped if file.startswith(f"{which.package}.egg-info/")} | {"MANIFEST.in"}
+    found = [f"{wheel.name} lacks {file}" for file in sorted(expected - packed)]
+    found += [f"{wheel.name} has {file}" for file in sorted(packed - expected)]
+    found += [f"{source.name} lacks {file}" for file in sorted(needed - shipped)]
+    found += [f"{source.name} has {file}" for file in sorted(shipped - needed - generated)]
     found += [] if licensed else [f"{wheel.name} lacks the licence"]
-    sizes = {path.name: path.stat().st_size for path in (wheel, source)}
-    return found + [f"{name} has {size:,} bytes" for name, size in sizes.items() if size > LARGEST]
+    size = wheel.stat().st_size
+    return found + ([f"{wheel.name} has {size:,} bytes"] if size > which.largest else [])
 
 
-def build(folder: Path) -> tuple[Path, Path]:
+def build(folder: Path, which: Distribution = CORE) -> tuple[Path, Path]:
     """Wheel and source distribution of the tree, in ``folder``; with the environment's setuptools, so offline.
 
     Raises:
         SystemExit: a build or a check failed.
     """
-    wheel, source = folder / f"{NAME}-py3-none-any.whl", folder / f"{NAME}.tar.gz"
+    wheel, source = folder / f"{which.name}-py3-none-any.whl", folder / f"{which.name}.tar.gz"
     for module, *arguments in (
-        ("build", "--no-isolation", "--outdir", str(folder), str(ROOT)),
+        ("build", "--no-isolation", "--outdir", str(folder), str(ROOT / which.folder)),
         ("twine", "check", "--strict", str(wheel), str(source)),
     ):
         done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{done.stdout}\n{done.stderr}\n{module} failed")
-    if found := problems(wheel, source):
+    if found := problems(which, wheel, source):
         raise SystemExit("\n".join(found))
     return wheel, source
 
 
 if __name__ == "__main__":
-    for path in build(ROOT / "dist"):
-        print(f"{path.relative_to(ROOT)}  {path.stat().st_size / 1e6:.1f} MB, checked")
+    for which in DISTRIBUTIONS:
+        for path in build(ROOT / "dist", which):
+            print(f"{path.relative_to(ROOT)}  {path.stat().st_size / 1e6:.2f} MB, checked")

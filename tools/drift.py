@@ -45,7 +45,7 @@ def install(release: str, folder: Path = RELEASES) -> Path:
 
 def used() -> list[Symbol]:
     """Every symbol of the seam, and every function that the CPU platform replaces."""
-    from sglang_dflash.cpu.replacements import TABLE
+    from sglang_dflash_cpu.replacements import TABLE
 
     return list({each.path: each for each in (*SYMBOLS.values(), *(row.target for row in TABLE))}.values())
 
@@ -62,7 +62,7 @@ def flags(folder: Path) -> list[dict[str, Any]]:
 
 def _ask(question: str, folder: Path, about: Any) -> Any:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")}
-    path = os.pathsep.join((str(folder), str(ROOT)))
+    path = os.pathsep.join(map(str, (folder, ROOT, ROOT / "cpu_platform")))
     environment = {**kept, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "SGLANG_PLUGINS": "none"}
     ended = subprocess.run(
         [sys.executable, "-m", "tools.drift", question],

@@ -15,7 +15,6 @@ from functools import cache
 from typing import Any, NoReturn
 
 from sglang_dflash.check.known_flags import known_flags, nearest
-from sglang_dflash.cpu.layers import ATTENTION_BACKEND
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream import TESTED_SGLANG
 
@@ -35,6 +34,7 @@ def count(text: str) -> int:
     return int(number) * units[unit] if unit.endswith("i") else int(Decimal(number) * units[unit])
 
 
+CPU_BACKEND = "torch_dflash"  # attention backend of our CPU platform, which registers it with SGLang
 # flag -> (type, default)
 VALUED: dict[str, tuple[Callable[[str], object], object]] = {
     "--attention-backend": (str, None),
@@ -152,7 +152,7 @@ def _parser() -> _Parser:
         name = flag.names[0]
         options: dict[str, Any] = {"choices": flag.choices} if flag.choices else {}
         if "attention-backend" in name and flag.choices:
-            options["choices"] = [*flag.choices, ATTENTION_BACKEND]  # registered with SGLang on the CPU platform
+            options["choices"] = [*flag.choices, CPU_BACKEND]
         if name in SWITCHES:
             parser.add_argument(*flag.names, action="store_true")
         elif name in VALUED:

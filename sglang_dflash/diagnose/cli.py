@@ -1,6 +1,6 @@
 """``sglang-dflash diagnose``: read the options, diagnose, print.
 
-What the command needs is imported when it runs, so that ``sglang-dflash --help`` works without the ``bench`` extra.
+Import what the command needs when it runs: ``sglang-dflash --help`` stays fast.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def diagnose(
         if as_json:
             typer.echo(json.dumps(report.as_json(), indent=2))
         else:
-            from sglang_dflash.bench.tables import wide_console
+            from sglang_dflash.diagnose.tables import wide_console
 
             for table in report.tables():
                 table.print(wide_console())
@@ -46,8 +46,8 @@ def diagnose(
 async def _ask(url: str, api_key: str | None, max_tokens: int, context: int) -> Report:
     import httpx
 
-    from sglang_dflash.bench.client import Client
     from sglang_dflash.diagnose import session
+    from sglang_dflash.diagnose.client import Client
 
     async with Client(url, api_key=api_key) as client:
         try:

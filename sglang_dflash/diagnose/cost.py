@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from sglang_dflash.bench import metrics
-from sglang_dflash.bench.results import RequestRecord
+from sglang_dflash.diagnose.answers import RequestRecord, accepted_histogram
 from sglang_dflash.diagnose.probes import Probe
 
 _WIDTHS = (2, 3, 4, 6, 8, 12)
@@ -56,9 +55,9 @@ class Narrower:
 
 def survival(requests: Sequence[RequestRecord], block: int) -> list[float]:
     """Share of the steps whose draft j was committed, j = 1 ... block - 1."""
-    histogram = metrics.accepted_histogram(requests)
-    steps = histogram.sum()
-    return [float(histogram[j:].sum() / steps) if steps else 0.0 for j in range(1, block)]
+    histogram = accepted_histogram(requests)
+    steps = sum(histogram)
+    return [sum(histogram[j:]) / steps if steps else 0.0 for j in range(1, block)]
 
 
 def narrower(one: Load, many: Load, curve: Sequence[float], block: int) -> Narrower:

@@ -8,18 +8,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from sglang_dflash.bench import metrics
-from sglang_dflash.bench.client import Client, Sampling
-from sglang_dflash.bench.results import RequestRecord, RunKey
-from sglang_dflash.bench.runner import closed_loop, record
-from sglang_dflash.bench.tasks import offline
-from sglang_dflash.bench.tasks.question import Message, Question
+from sglang_dflash.diagnose.answers import NAN, RequestRecord, RunKey, accept_length_macro, closed_loop, record
+from sglang_dflash.diagnose.client import Client, Message, Sampling
+from sglang_dflash.diagnose.questions import Question, all_questions, notes
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.pairs.corpus import prompts
 
-PROMPTS, FEW, USERS = 12, 4, 8
+FEW, USERS = 4, 8
 _CHARACTERS = 4  # of a token of English, about
-_SHORTEST_DOCUMENT, _WARM_UP = 100, 8  # tokens
+_WARM_UP = 8  # tokens
 
 
 @dataclass(frozen=True)
@@ -49,13 +45,13 @@ class Probe:
 
     def accept_length(self, *tasks: str) -> float:
         """Tokens per verify step, the mean over answers, as the cards count it; NaN if no answer took a step."""
-        return metrics.accept_length_macro(self.of(*tasks))
+        return accept_length_macro(self.of(*tasks))
 
     @property
     def width(self) -> float:
         """Mean positions of a verified block; NaN if there was none."""
         steps = sum(r.verify_steps for r in self.requests)
-        return sum((r.width or 0) * r.verify_steps for r in self.requests) / steps if steps else metrics.NAN
+        return sum((r.width or 0) * r.verify_steps for r in self.requests) / steps if steps else NAN
 
     @property
     def at_once(self) -> float:
@@ -71,7 +67,7 @@ async def plan(client: Client, thinking: bool | None, long_tokens: int) -> list[
         thinking: what the drafter was measured with; None takes the template's default.
         long_tokens: of the long prompts, about.
     """
-    questions = tuple(offline.load(offline.QUESTIONS, PROMPTS, 0))
+    questions = all_questions()
     raw = Probe(
         "raw prompts", questions, template=False, change="POST /v1/chat/completions, or render the chat template"
     )
@@ -132,7 +128,5 @@ async def _template(client: Client, question: Question) -> tuple[bool, bool | No
 
 def _with_notes(question: Question, tokens: int) -> Question:
     """The question after a system message of about so many tokens."""
-    documents = prompts("chat", n=1 + tokens // _SHORTEST_DOCUMENT, shape="document")
-    notes = " ".join(document.messages[0]["content"] for document in documents)[: tokens * _CHARACTERS]
-    system: Message = {"role": "system", "content": notes.rpartition(" ")[0]}
+    system: Message = {"role": "system", "content": notes(tokens * _CHARACTERS)}
     return replace(question, messages=(system, *question.messages))

@@ -8,12 +8,12 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from sglang_dflash.bench.tables import MISSING, Table
 from sglang_dflash.diagnose.cost import Load
 from sglang_dflash.diagnose.probes import Probe
+from sglang_dflash.diagnose.questions import TASKS
 from sglang_dflash.diagnose.reference import Reference
+from sglang_dflash.diagnose.tables import MISSING, Table
 from sglang_dflash.diagnose.verdict import Findings, verdict
-from sglang_dflash.pairs.corpus import TASKS
 
 _CAPTIONS = {
     "accept length": "tokens per verify step, mean over answers; width: of a block",

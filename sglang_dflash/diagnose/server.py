@@ -8,8 +8,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from sglang_dflash.bench.client import Client
-from sglang_dflash.bench.runner import WORKER_KEY
+from sglang_dflash.diagnose.client import WORKER_KEY, Client
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.fit import RAISED_BY
 

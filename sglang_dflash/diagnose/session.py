@@ -7,8 +7,8 @@ from dataclasses import replace
 from math import isnan
 from statistics import mean
 
-from sglang_dflash.bench.client import Client
 from sglang_dflash.diagnose import probes, reference, server
+from sglang_dflash.diagnose.client import Client
 from sglang_dflash.diagnose.cost import Load, narrower, survival
 from sglang_dflash.diagnose.probes import Probe
 from sglang_dflash.diagnose.reference import Reference

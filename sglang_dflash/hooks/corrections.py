@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang_dflash.cpu import is_active as on_our_cpu_platform
 from sglang_dflash.drafter.kinds import ARCHITECTURES
+from sglang_dflash.hooks.takeover import on_our_cpu_platform
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.decide import reason_for_builtin
 from sglang_dflash.upstream import get_server_args, resolving_view

@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.check.findings import Finding, raise_first_error
 from sglang_dflash.check.preflight import check_memory, check_rules
-from sglang_dflash.cpu import is_active as on_our_cpu_platform
 from sglang_dflash.drafter.kinds import kind_left_to_builtin
 from sglang_dflash.drafter.view import plain_view
 from sglang_dflash.hooks.flags import explain_environment
-from sglang_dflash.hooks.takeover import check_sglang, refuse_unapplied_hooks
+from sglang_dflash.hooks.takeover import (
+    check_sglang,
+    on_our_cpu_platform,
+    refuse_unapplied_hooks,
+    refuse_without_accelerator,
+)
 from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine, find_gpu, size
 from sglang_dflash.plan.decide import builtin_requested, decide, reason_for_builtin
 from sglang_dflash.plan.pair import PLAIN_LAYERS, drafter_files, needs_bfloat16_states
@@ -52,6 +56,7 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
         logger.warning("DFLASH: %s", line)
     if builtin_requested():
         return
+    refuse_without_accelerator()
     args = resolving_view(server_args)
     machine = this_machine(args.base_gpu_id)
     check_sglang(machine)

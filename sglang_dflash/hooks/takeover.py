@@ -7,10 +7,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from sglang_dflash import upstream
-from sglang_dflash.cpu import is_active as on_our_cpu_platform
+from sglang_dflash import __version__, upstream
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.memory.machine import CPU, Machine
+from sglang_dflash.memory.machine import Machine
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.decide import reason_for_builtin, resolved
 from sglang_dflash.upstream import CUDA_SYMBOLS, HookRegistry, check_symbols, check_version
@@ -22,16 +21,45 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def on_our_cpu_platform() -> bool:
+    """Whether this process serves on an out-of-tree platform for CPUs."""
+    platform = upstream.current_platform
+    return bool(platform.is_out_of_tree() and platform.device_name == "cpu")
+
+
+def refuse_without_accelerator() -> None:
+    """Refuse a machine that neither SGLang nor an out-of-tree platform can serve on.
+
+    Raises:
+        DFlashError: naming the distribution that serves on a CPU.
+    """
+    platform = upstream.current_platform
+    if platform.device_type == "cpu" and not platform.is_out_of_tree():
+        raise DFlashError(
+            "SGLang found no accelerator on this machine",
+            expected="a CUDA GPU, or the CPU platform of sglang-dflash-cpu",
+            remedy=f"pip install sglang-dflash-cpu=={__version__} to serve on the CPU",
+        )
+
+
 def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm, server_args: ServerArgs) -> type:
     """Hook around ``SpeculativeAlgorithm.create_worker``: our class for DFLASH, SGLang's for the rest.
 
-    From here on this process knows the plan that it serves.
+    On the CPU platform SGLang asks the platform instead, which calls :func:`worker_for`.
 
     Raises:
         DFlashError: as :func:`~sglang_dflash.plan.decide.reason_for_builtin`.
     """
-    if not algorithm.is_dflash():
-        return original(algorithm, server_args)
+    ours = worker_for(server_args) if algorithm.is_dflash() and not on_our_cpu_platform() else None
+    return ours or original(algorithm, server_args)
+
+
+def worker_for(server_args: ServerArgs) -> type | None:
+    """Our worker class, or None if SGLang's own serves these arguments; set the plan of this process.
+
+    Raises:
+        DFlashError: as :func:`~sglang_dflash.plan.decide.reason_for_builtin`.
+    """
     args = upstream.resolving_view(server_args)
     reason = reason_for_builtin(args, on_cpu=on_our_cpu_platform())
     if reason is None:
@@ -39,7 +67,7 @@ def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm
         return our_worker()
     serving.plan = None
     logger.warning("DFLASH is served by SGLang's own worker, not by sglang-dflash: %s", reason)
-    return original(algorithm, server_args)
+    return None
 
 
 def our_worker() -> type:
@@ -50,9 +78,6 @@ def our_worker() -> type:
     upstream.check_version()
     upstream.ModelRegistry.models[DFlashDraftModel.__name__] = DFlashDraftModel
     return DFlashWorker
-
-
-logger = logging.getLogger(__name__)
 
 
 @cache
@@ -66,12 +91,7 @@ def check_sglang(machine: Machine) -> None:
     """
     if note := check_version():
         logger.warning("DFLASH: %s", note)
-    if machine == CPU:
-        from sglang_dflash.cpu.replacements import TABLE
-
-        check_symbols(row.target for row in TABLE)
-    else:
-        check_symbols(CUDA_SYMBOLS.values() if machine.capability else ())
+    check_symbols(CUDA_SYMBOLS.values() if machine.capability else ())
 
 
 def refuse_unapplied_hooks() -> None:

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
-from sglang_dflash.ops import on_cpu, reference
-from sglang_dflash.ops.dense import argmax, linear, top_two
+import torch
+from torch import Tensor
+
+from sglang_dflash.ops import reference
 from sglang_dflash.ops.dispatch import by_device
 from sglang_dflash.ops.reference import Accepted, Block, token_hash
 
@@ -32,10 +34,24 @@ _KERNELS = "sglang_dflash.ops.kernels"
 
 prepare_block = by_device(reference.prepare_block, _KERNELS)
 accept_block = by_device(reference.accept_block, _KERNELS)
-note_tokens = by_device(reference.note_tokens, _KERNELS, on_cpu.note_tokens)
-find_copies = by_device(reference.find_copies, _KERNELS, on_cpu.find_copies)
-offer_copies = by_device(reference.offer_copies, _KERNELS, on_cpu.offer_copies)
+note_tokens = by_device(reference.note_tokens, _KERNELS)
+find_copies = by_device(reference.find_copies, _KERNELS)
+offer_copies = by_device(reference.offer_copies, _KERNELS)
 norm_rope = by_device(reference.norm_rope, _KERNELS)
 penalize_block = by_device(reference.penalize_block, _KERNELS)
 filter_probs = by_device(reference.filter_probs, _KERNELS)
 seeded_draw = by_device(reference.seeded_draw, _KERNELS)
+argmax = by_device(reference.argmax)
+linear = by_device(reference.linear)
+
+
+def top_two(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As :func:`argmax`, with the largest and the second largest value of each row, float32 [rows].
+
+    Args:
+        logits: [rows, V], which is overwritten.
+    """
+    index = argmax(logits)[:, None]
+    best = logits.gather(1, index)
+    second = logits.scatter_(1, index, -torch.inf).amax(1)
+    return index.squeeze(1), best.squeeze(1).float(), second.float()

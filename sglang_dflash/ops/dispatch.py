@@ -1,4 +1,4 @@
-"""Choose how an operation runs: its Triton kernel on CUDA, else its definition in torch."""
+"""Choose how an operation runs: its Triton kernel on CUDA, else its definition in torch or a platform's equivalent."""
 
 from __future__ import annotations
 
@@ -25,17 +25,33 @@ def runs_kernels(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda
 
 
-def by_device(definition: Callable[_P, _R], kernels: str, on_cpu: Callable[_P, _R] | None = None) -> Callable[_P, _R]:
+_replaced: dict[str, Callable[..., Any]] = {}
+
+
+def replace_on_host(name: str, function: Callable[..., Any]) -> None:
+    """Run ``function``, an equivalent and faster implementation, instead of the definition called ``name``."""
+    _replaced[name] = function
+
+
+def by_device(definition: Callable[_P, _R], kernels: str | None = None) -> Callable[_P, _R]:
     """Run ``definition``, or the kernel of its name in package ``kernels`` if the first argument is a CUDA tensor.
 
     Args:
-        on_cpu: a faster equal of ``definition``.
+        kernels: None if torch's own functions serve every device.
     """
 
     @wraps(definition)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        as_kernel = runs_kernels(cast(torch.Tensor, args[0]))
-        chosen: Callable[_P, _R] = _kernel(kernels, definition.__name__) if as_kernel else on_cpu or definition
+        chosen: Callable[_P, _R] = definition
+        if not runs_kernels(cast(torch.Tensor, args[0])):
+            chosen = _replaced.get(definition.__name__, definition)
+        elif kernels is not None:
+            chosen = _kernel(kernels, definition.__name__)
         return chosen(*args, **kwargs)
 
     return run
+
+
+def host_rows(rows: int) -> int:
+    """Rows that a product on a CPU is padded to: oneDNN compiles a kernel per number of rows, which takes longer."""
+    return rows + -rows % (16 if rows <= 128 else 64)

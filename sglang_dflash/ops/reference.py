@@ -7,12 +7,12 @@ wait.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-
-from sglang_dflash.ops.dense import inverse_rms
 
 _WORD = 0xFFFFFFFF
 
@@ -329,3 +329,27 @@ def _murmur_block(state: Tensor, word: Tensor) -> Tensor:
 
 def _rotate_left(word: Tensor, bits: int) -> Tensor:
     return ((word << bits) | (word >> (32 - bits))) & _WORD
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias``: ``[rows, I]`` (or more leading dimensions) and ``[O, I]`` to ``[rows, O]``."""
+    return F.linear(x, weight, bias)
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """Index of the largest value of each row, the first of equals: [rows, V] to int64 [rows]."""
+    return logits.argmax(-1)
+
+
+@cache
+def _constant(value: float, device: torch.device) -> Tensor:
+    return torch.tensor(value, device=device)
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """``1 / sqrt(mean(x**2) + eps)`` over the last dimension of float32 ``x``: ``[..., 1]``.
+
+    Few ops: small models on a CPU are bound by dispatch.
+    """
+    norm = torch.linalg.vector_norm(x, 2, -1, True)
+    return torch.addcmul(_constant(eps, x.device), norm, norm, value=1 / x.shape[-1]).rsqrt_()

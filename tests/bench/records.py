@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_dflash.bench.results import RequestRecord, Results, RunKey, RunRecord
+from sglang_dflash_lab.bench.results import RequestRecord, Results, RunKey, RunRecord
 
 
 def request(

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sglang_dflash.bench import metrics, results, runner
-from sglang_dflash.bench.client import Sampling
-from sglang_dflash.bench.known_pairs import find_pair
-from sglang_dflash.bench.modes import parse_modes
-from sglang_dflash.bench.session import Session
-from sglang_dflash.bench.settings import Settings
+from sglang_dflash.diagnose.client import Sampling
+from sglang_dflash_lab.bench import metrics, results, runner
+from sglang_dflash_lab.bench.known_pairs import find_pair
+from sglang_dflash_lab.bench.modes import parse_modes
+from sglang_dflash_lab.bench.session import Session
+from sglang_dflash_lab.bench.settings import Settings
 from tests.support.generation import answers
 from tests.support.servers import Server
 
@@ -50,7 +50,7 @@ def test_counts_are_the_servers_own(dflash_hybrid: Server, tmp_path: Path):
         assert len(request.output_ids) == request.completion_tokens
     # The worker counts the same blocks, and one more where the overlap scheduler launched a request's next step before
     # it saw that the request had finished.
-    histogram = metrics.accepted_histogram(measured.requests).tolist()
+    histogram = metrics.accepted_histogram(measured.requests)
     of_requests = Counter({length: count for length, count in enumerate(histogram, 1) if count})
     of_worker: Counter[int] = Counter()
     for run in measured.runs:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sglang_dflash.bench import results
-from sglang_dflash.bench.report import PAGE
 from sglang_dflash.cli import app
+from sglang_dflash_lab.bench import results
+from sglang_dflash_lab.bench.report import PAGE
 from tests.bench.fake_server import FakeServer, serve
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.bench.tasks import answers
-from sglang_dflash.bench.tasks.sandbox import MIB, Limits, run_program
+from sglang_dflash_lab.bench.tasks import answers
+from sglang_dflash_lab.bench.tasks.sandbox import MIB, Limits, run_program
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_children_die_with_the_program(tmp_path: Path):
 
 
 def test_no_network_where_the_kernel_lets_us():
-    from sglang_dflash.bench.tasks import sandbox
+    from sglang_dflash_lab.bench.tasks import sandbox
 
     if not sandbox._without_network():
         pytest.skip("this machine does not let an unprivileged user make a network namespace")

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from sglang_dflash.bench import metrics
-from sglang_dflash.bench.results import RunKey, RunRecord
-from sglang_dflash.bench.summary import Summary
+from sglang_dflash_lab.bench import metrics
+from sglang_dflash_lab.bench.results import RunKey, RunRecord
+from sglang_dflash_lab.bench.summary import Summary
 from tests.bench.records import comparison, request, run
 
 
@@ -29,7 +29,7 @@ def test_macro_and_micro_accept_length_differ_where_answers_differ_in_length():
 
 def test_histogram_counts_steps_and_committed_adds_the_bonus():
     requests = [request(accepted=(0, 3, 3)), request(accepted=(1,))]
-    assert metrics.accepted_histogram(requests).tolist() == [1, 1, 0, 2]
+    assert metrics.accepted_histogram(requests) == [1, 1, 0, 2]
     assert metrics.committed_per_step(requests) == (1 + 4 + 4 + 2) / 4
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sglang_dflash.bench import settings as module
-from sglang_dflash.bench.modes import Mode, parse_modes
-from sglang_dflash.bench.options import Options
-from sglang_dflash.bench.settings import Settings
 from sglang_dflash.cli import app
 from sglang_dflash.errors import DFlashError
+from sglang_dflash_lab.bench import settings as module
+from sglang_dflash_lab.bench.modes import Mode, parse_modes
+from sglang_dflash_lab.bench.options import Options
+from sglang_dflash_lab.bench.settings import Settings
 
 
 def settings(**changes: object) -> Settings:

@@ -7,9 +7,9 @@ from itertools import chain
 import pytest
 import transformers
 
-from sglang_dflash.bench import tasks
-from sglang_dflash.bench.tasks.repeats import TUNING
-from sglang_dflash.pairs import target_path
+from sglang_dflash_lab.bench import tasks
+from sglang_dflash_lab.bench.tasks.repeats import TUNING
+from sglang_dflash_lab.pairs import target_path
 
 EDITS = ("edit-json", "edit-code", "edit-chat")
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.bench import results
-from sglang_dflash.bench.published import card_of, mode_of, published_tables
-from sglang_dflash.bench.report import write_report
-from sglang_dflash.bench.summary import Summary
-from sglang_dflash.bench.tables import all_tables
-from sglang_dflash.bench.warnings import findings
 from sglang_dflash.drafter.published import published_pairs
+from sglang_dflash_lab.bench import results
+from sglang_dflash_lab.bench.published import card_of, mode_of, published_tables
+from sglang_dflash_lab.bench.report import write_report
+from sglang_dflash_lab.bench.summary import Summary
+from sglang_dflash_lab.bench.tables import all_tables
+from sglang_dflash_lab.bench.warnings import findings
 from tests.bench.records import comparison, provenance
 
 

@@ -16,16 +16,16 @@ import httpx
 import pytest
 from rich.console import Console
 
-from sglang_dflash.bench import results
-from sglang_dflash.bench import session as plan
-from sglang_dflash.bench.client import Sampling
-from sglang_dflash.bench.known_pairs import Pair
-from sglang_dflash.bench.modes import parse_modes
-from sglang_dflash.bench.results import RunKey
-from sglang_dflash.bench.runner import closed_loop
-from sglang_dflash.bench.session import Session
-from sglang_dflash.bench.settings import Settings
+from sglang_dflash.diagnose.answers import closed_loop
+from sglang_dflash.diagnose.client import Sampling
 from sglang_dflash.errors import DFlashError
+from sglang_dflash_lab.bench import results
+from sglang_dflash_lab.bench import session as plan
+from sglang_dflash_lab.bench.known_pairs import Pair
+from sglang_dflash_lab.bench.modes import parse_modes
+from sglang_dflash_lab.bench.results import RunKey
+from sglang_dflash_lab.bench.session import Session
+from sglang_dflash_lab.bench.settings import Settings
 from tests.bench.fake_server import FakeServer, serve
 from tests.bench.records import request, run
 
@@ -123,10 +123,10 @@ def test_a_closed_loop_keeps_as_many_requests_in_flight_as_it_has_users():
 
 def test_follow_ups_are_the_same_in_all_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The arms answer the first turn differently, yet are asked the same second turn: the first arm's answer counts."""
-    from sglang_dflash.bench.tasks.question import Question
+    from sglang_dflash_lab.bench.tasks.question import Question
 
     asked = Question("0", ({"role": "user", "content": "first"},), follow_ups=("second",))
-    monkeypatch.setattr("sglang_dflash.bench.tasks.load", lambda *_, **__: [asked])
+    monkeypatch.setattr("sglang_dflash_lab.bench.tasks.load", lambda *_, **__: [asked])
     with two_arms(tmp_path, repeats=1, concurrencies=(1,)) as (settings, plain, dflash):
         dflash.answer = lambda prompt: [99]
         run_session(settings)
@@ -220,7 +220,7 @@ def test_of_an_interrupted_run_nothing_counts(tmp_path: Path):
 
 def test_a_terminated_benchmark_stops_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """SIGTERM unwinds like Ctrl-C; the server would otherwise live on in its own session."""
-    from sglang_dflash.bench import server
+    from sglang_dflash_lab.bench import server
 
     monkeypatch.setattr(server.Launch, "command", lambda _, port: [sys.executable, "-c", HEALTHY, str(port)])
     urls = []

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.bench import tasks
-from sglang_dflash.bench.tasks import offline
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.pairs.corpus import prompts
+from sglang_dflash_lab.bench import tasks
+from sglang_dflash_lab.bench.tasks import offline
+from sglang_dflash_lab.pairs.corpus import prompts
 
 STEP_BY_STEP = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 ROWS = {

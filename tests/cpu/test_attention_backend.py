@@ -16,9 +16,9 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc, ReqToTokenPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
-from sglang_dflash.cpu.layers.attention_backend import TorchAttentionBackend
-from sglang_dflash.cpu.layers.kv import CpuKVPool
 from sglang_dflash.errors import DFlashError
+from sglang_dflash_cpu.layers.attention_backend import TorchAttentionBackend
+from sglang_dflash_cpu.layers.kv import CpuKVPool
 from tests.support.attention import loop_attention, rule
 
 pytestmark = pytest.mark.sglang

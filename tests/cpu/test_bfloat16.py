@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dflash.cpu.layers import conv, gdn
-from sglang_dflash.cpu.layers.attention_math import Contexts, attend, attend_blocks, block_keys, decode_keys
-from sglang_dflash.pairs import target_path
+from sglang_dflash_cpu.layers import conv, gdn
+from sglang_dflash_cpu.layers.attention_math import Contexts, attend, attend_blocks, block_keys, decode_keys
+from sglang_dflash_lab.pairs import target_path
 
 CONFIG = json.loads((target_path("tiny-hybrid") / "config.json").read_text())
 # Measured: 4 in 10,000 (docs/results/bfloat16.md). One more rounding on either side makes it one in ten or more.

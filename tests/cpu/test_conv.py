@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sglang_dflash.cpu.layers import conv
+from sglang_dflash_cpu.layers import conv
 from tests.support.gated_delta import causal_conv, no_host_sync
 
 SLOTS, DIM = 9, 10

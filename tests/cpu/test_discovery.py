@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_dflash.cpu import discovery
 from sglang_dflash.errors import DFlashError
+from sglang_dflash_cpu import discovery
 
 NOTHING: dict[str, list[str]] = {"usable": [], "unused": [], "others": []}
 
@@ -50,7 +50,7 @@ def test_a_platform_that_cannot_be_imported_is_not_named_to_sglang(monkeypatch: 
     monkeypatch.delenv("SGLANG_PLATFORM", raising=False)
     for nothing in ("accelerators", "unused_devices", "other_platform_plugins"):
         monkeypatch.setattr(discovery, nothing, list)
-    monkeypatch.setattr(discovery, "PLATFORM_CLASS", "sglang_dflash.cpu.no_such_platform.Platform")
+    monkeypatch.setattr(discovery, "PLATFORM_CLASS", "sglang_dflash_cpu.no_such_platform.Platform")
     with pytest.raises(ImportError, match="no_such_platform"):
         discovery.activate()
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sglang_dflash.cpu.layers import gdn, gdn_block
+from sglang_dflash_cpu.layers import gdn, gdn_block
 from tests.support.gated_delta import delta_rule, no_host_sync
 
 SLOTS = 9

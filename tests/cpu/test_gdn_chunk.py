@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sglang_dflash.cpu.layers import gdn_chunk
+from sglang_dflash_cpu.layers import gdn_chunk
 from tests.support.gated_delta import delta_rule
 
 SLOTS = 9

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dflash.cpu.layers import conv, gdn, mamba_state
-from sglang_dflash.cpu.layers.gdn_block import Records
+from sglang_dflash_cpu.layers import conv, gdn, mamba_state
+from sglang_dflash_cpu.layers.gdn_block import Records
 from tests.support.gated_delta import no_host_sync
 
 LAYERS, SLOTS, BLOCK, DIM, WIDTH = 3, 12, 5, 10, 4

@@ -9,7 +9,7 @@ import torch
 from sglang.srt.layers import layernorm
 from torch import Tensor
 
-from sglang_dflash.cpu.layers import gdn_projections, norms
+from sglang_dflash_cpu.layers import gdn_projections, norms
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, torch.bfloat16: {"rtol": 2**-7, "atol": 1e-5}}

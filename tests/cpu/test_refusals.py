@@ -12,9 +12,9 @@ pytest.importorskip("sglang")
 from transformers import PretrainedConfig
 
 from sglang_dflash import upstream
-from sglang_dflash.cpu.arguments.refusals import check_drafter, check_target
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream import AttentionArch
+from sglang_dflash_cpu.arguments.refusals import check_drafter, check_target
 
 pytestmark = pytest.mark.sglang
 

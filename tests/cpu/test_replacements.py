@@ -11,11 +11,6 @@ pytest.importorskip("sglang")
 
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
-from sglang_dflash.cpu.layers import ATTENTION_BACKEND, attention_registry
-from sglang_dflash.cpu.layers.attention_backend import TorchAttentionBackend
-from sglang_dflash.cpu.layers.kv import CpuKVPool
-from sglang_dflash.cpu.platform import DFlashCpuPlatform
-from sglang_dflash.cpu.replacements import TABLE, Replacement
 from sglang_dflash.upstream import (
     ATTENTION_BACKEND_CHOICES,
     DRAFT_ATTENTION_BACKEND_CHOICES,
@@ -23,6 +18,11 @@ from sglang_dflash.upstream import (
     MHATokenToKVPool,
     SRTPlatform,
 )
+from sglang_dflash_cpu.layers import ATTENTION_BACKEND, attention_registry
+from sglang_dflash_cpu.layers.attention_backend import TorchAttentionBackend
+from sglang_dflash_cpu.layers.kv import CpuKVPool
+from sglang_dflash_cpu.platform import DFlashCpuPlatform
+from sglang_dflash_cpu.replacements import TABLE, Replacement
 
 pytestmark = pytest.mark.sglang
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_dflash.bench.results import RequestRecord, RunKey
+from sglang_dflash.diagnose.answers import RequestRecord, RunKey
 from sglang_dflash.diagnose.cost import Load, narrower, survival
 from sglang_dflash.diagnose.probes import Probe
 

@@ -14,20 +14,20 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from sglang_dflash.bench.client import Client
-from sglang_dflash.bench.tasks import offline
 from sglang_dflash.cli import app
 from sglang_dflash.diagnose import session
+from sglang_dflash.diagnose.client import Client
+from sglang_dflash.diagnose.questions import TASKS, all_questions
 from sglang_dflash.diagnose.report import Report
-from sglang_dflash.pairs import drafter_path, target_path
+from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.pair_servers import draft_arguments
 from tests.support.servers import Server, running
 
 pytestmark = pytest.mark.engine
 
 FLOAT32 = ("--dtype", "float32", "--max-running-requests", "16")
-PEERS = Path(__file__).parents[2] / "measure" / "peers"
-QUESTIONS = offline.load(offline.QUESTIONS, 12, 0)
+PEERS = Path(__file__).parents[2] / "lab/sglang_dflash_lab/measure/peers"
+QUESTIONS = all_questions()
 
 
 def report(server: Server) -> Report:
@@ -61,7 +61,7 @@ def test_a_good_pair_reaches_its_figures(dflash_hybrid: Server) -> None:
     assert (judged.server.asked, judged.server.running, judged.server.capped_by) == (16, 16, "--max-running-requests")
     assert judged.stated is not None and not judged.is_low, judged
     assert set(rows) == {
-        *(f"chat template: {task}" for task in offline.TASKS),
+        *(f"chat template: {task}" for task in TASKS),
         *("thinking on", "raw prompts", "temperature 1", "long context", "8 users at once"),
     }
     assert all(1 < row["accept length"] <= 16 and row["width"] == 16 for row in rows.values()), rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sglang_dflash.diagnose.reference import find, other_target
-from sglang_dflash.pairs import drafter_path
+from sglang_dflash_lab.pairs import drafter_path
 
 
 def test_a_published_drafter_has_its_cards_figures_wherever_it_lies() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_dflash.bench.results import RequestRecord, RunKey
+from sglang_dflash_lab.bench.results import RequestRecord, RunKey
 from sglang_dflash.diagnose.probes import Probe
 from sglang_dflash.diagnose.reference import Reference
 from sglang_dflash.diagnose.session import judge

@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.drafter import config
-from sglang_dflash.pairs import drafter_path, target_path
 from sglang_dflash.window.size import context_window
+from sglang_dflash_lab.pairs import drafter_path, target_path
+from sglang_dflash_lab.train import drafter
+from sglang_dflash_lab.train.drafter import FULL, SLIDING, Drafter, DrafterConfig
 from tests.support import reference_decoder
 from tests.support.generation import generate
 from tests.support.pair_servers import target_arguments, with_plugin, worker_info
 from tests.support.prompts import corpus
 from tests.support.reference_decoder import Decoded, ReferenceDecoder
 from tests.support.servers import running
-from tools.train import drafter
-from tools.train.drafter import FULL, SLIDING, Drafter, DrafterConfig
 
 pytestmark = pytest.mark.engine
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sglang_dflash.pairs import drafter_path
+from sglang_dflash_lab.pairs import drafter_path
 from tests.support.generation import generate_all
 from tests.support.pair_servers import dflash_server, draft_arguments, target_arguments
 from tests.support.prompts import corpus

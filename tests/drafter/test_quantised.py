@@ -22,8 +22,8 @@ from sglang_dflash.drafter.tensors import LoadReport
 from sglang_dflash.drafter.view import plain_view
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.machine import GPUS
-from sglang_dflash.pairs import target_path
 from sglang_dflash.plan.decide import decide
+from sglang_dflash_lab.pairs import target_path
 from tests.support.configs import target
 from tests.support.quantised import FORMATS, write
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.pairs import target_path
+from sglang_dflash_lab.pairs import target_path
 from tests.support.generation import generate
 from tests.support.pair_servers import draft_arguments, target_arguments, worker_info
 from tests.support.prompts import corpus

@@ -15,9 +15,9 @@ from tests.support.broken_pairs import Broken, write_pair
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.cpu import replacements
-from sglang_dflash.cpu.layers import norms
-from sglang_dflash.cpu.platform import DFlashCpuPlatform
+from sglang_dflash_cpu import replacements
+from sglang_dflash_cpu.layers import norms
+from sglang_dflash_cpu.platform import DFlashCpuPlatform
 
 pytestmark = pytest.mark.sglang
 
@@ -100,7 +100,7 @@ def test_a_process_that_never_loads_plugins_has_the_cpu_platforms_choices_or_is_
     chosen = resolve(["-c", LOAD_TOOL], tmp_path)
     assert chosen.returncode == 0, chosen.stderr
     assert chosen.stdout.splitlines()[-1] == "torch_dflash"
-    refused = resolve(["-c", LOAD_TOOL], tmp_path, SGLANG_PLUGINS="dflash_cpu")
+    refused = resolve(["-c", LOAD_TOOL], tmp_path, SGLANG_PLUGINS="none", SGLANG_PLATFORM="dflash_cpu")
     assert refused.returncode == 1
     assert "replacements are not in place" in refused.stderr
 

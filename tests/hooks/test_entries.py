@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.pairs import drafter_path, target_path
+from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.generation import generate_all
 from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server
 from tests.support.prompts import corpus

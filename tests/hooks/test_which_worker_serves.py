@@ -14,9 +14,9 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.hooks import corrections, reports, takeover
 from sglang_dflash.hooks.reports import SERVER_INFO_KEY
 from sglang_dflash.hooks.requests import refuse_request
-from sglang_dflash.pairs import drafter_path
 from sglang_dflash.plan import decide, serving
 from sglang_dflash.upstream import SpeculativeAlgorithm
+from sglang_dflash_lab.pairs import drafter_path
 from tests.support.plan import made, serve_builtin
 
 pytestmark = pytest.mark.sglang

@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[2]
 TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "patches/README.md")]
 PAGES = [*TOP, *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-FOLDERS = "sglang_dflash|tests|measure|tools|launch|docs|requirements|patches"
+FOLDERS = "sglang_dflash|cpu_platform|lab|tests|tools|launch|docs|requirements|patches"
 PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./*-]*[\w*]")
-MODULE = re.compile(r"\bsglang_dflash(?:\.\w+)+")
+MODULE = re.compile(r"\bsglang_dflash(?:_cpu|_lab)?(?:\.\w+)+")
 VARIABLE = re.compile(r"\bSGLANG_DFLASH\w*")
 
 
@@ -55,8 +55,9 @@ def test_paths_exist() -> None:
 def test_modules_exist() -> None:
     """A dotted name may end with a function or a class."""
     for name in {found for _, text in texts() for found in MODULE.findall(text)}:
-        path = ROOT.joinpath(*name.split("."))
-        assert any(each.with_suffix(".py").exists() or each.is_dir() for each in (path, path.parent)), name
+        paths = [ROOT.joinpath(folder, *name.split(".")) for folder in (".", "cpu_platform", "lab")]
+        both = [each for path in paths for each in (path, path.parent)]
+        assert any(each.with_suffix(".py").exists() or each.is_dir() for each in both), name
 
 
 def test_make_targets_exist() -> None:

@@ -19,15 +19,13 @@ pytestmark = pytest.mark.sglang
 pytest.importorskip("sglang")
 
 HOOKS = """
-from sglang_dflash import cpu
-cpu.install = lambda: None
 from sglang_dflash.plugin import register
 register()
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.arg_groups import resolution_hooks
 print(*HookRegistry._hooks, sep="\\n")
 # The patched tree is for machines with an accelerator: the CPU platform stays a plugin.
-platform = "sglang_dflash.cpu.platform"
+platform = "sglang_dflash_cpu.platform"
 others = [name for name, hooks in resolution_hooks._HOOKS.items() if any(h.__module__ != platform for h in hooks)]
 print(*(f"resolution step {name}" for name in others), sep="\\n")
 """

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sglang_dflash import plugin
-from sglang_dflash.cpu.arguments import resolution_steps
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream import SYMBOLS, Symbol
+from sglang_dflash_cpu.arguments import resolution_steps
 
 pytestmark = pytest.mark.sglang
 
@@ -61,14 +61,12 @@ def test_failed_registration_refuses_dflash_and_nothing_else(monkeypatch: pytest
 def test_every_hook_target_is_a_row_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang.srt.arg_groups import resolution_hooks
 
-    from sglang_dflash import cpu
     from sglang_dflash.upstream import HookRegistry
 
     monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
     monkeypatch.setattr(resolution_hooks, "_HOOKS", {})
-    monkeypatch.setattr(cpu, "install", resolution_steps.install)  # its replacements have a table of their own
-    monkeypatch.setattr(cpu, "is_active", lambda: True)
     plugin._register_hooks()
+    resolution_steps.install()
     rows = {symbol.path for symbol in SYMBOLS.values()}
     assert len(HookRegistry._hooks) > 5
     assert set(HookRegistry._hooks) <= rows

@@ -25,6 +25,16 @@ def test_a_version_is_sglangs_and_a_count_of_ours() -> None:
     assert "version" in PROJECT["dynamic"]
 
 
+def test_the_three_distributions_have_one_version_and_need_it() -> None:
+    for folder in ("cpu_platform", "lab"):
+        project = tomllib.loads(text(f"{folder}/pyproject.toml"))["project"]
+        assert project["version"] == __version__
+        assert f"sglang-dflash=={__version__}" in project["dependencies"]
+        assert project["requires-python"] == PROJECT["requires-python"]
+        assert text(f"{folder}/LICENSE") == text("LICENSE")
+    assert PROJECT["optional-dependencies"]["lab"] == [f"sglang-dflash-lab=={__version__}"]
+
+
 @pytest.mark.parametrize(
     "file, line",
     [

@@ -9,7 +9,7 @@ import pkgutil
 import pytest
 
 from sglang_dflash import upstream
-from sglang_dflash.cpu.replacements import TABLE
+from sglang_dflash_cpu.replacements import TABLE
 
 pytestmark = pytest.mark.sglang
 

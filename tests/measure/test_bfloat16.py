@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from measure.bfloat16 import Text, accept_length, compare, first_difference, step_at
+from sglang_dflash_lab.measure.bfloat16 import Text, accept_length, compare, first_difference, step_at
 
 TOPS = [[(7, 20.0), (1, 12.0)], [(8, 9.0), (5, 8.96875)], [(9, 20.0), (4, 19.0)]]
 PLAIN = {"held-out 0": Text("held-out 0", [7, 8, 9], TOPS)}

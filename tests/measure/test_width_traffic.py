@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sglang_dflash_lab.measure import width_traffic
 
-from measure import width_traffic
-from measure.width_traffic import Phase, by_phase, draw, report, run, schedule
-from sglang_dflash.bench.client import Sampling
+from sglang_dflash.diagnose.client import Sampling
+from sglang_dflash_lab.measure.width_traffic import Phase, by_phase, draw, report, run, schedule
 from tests.support.hurry import Hurry
 
 

@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from measure.width_turns import FIXED, OWN_POLICY, Cell, interval, over_best, over_chosen, report, speeds, whole_turns
+from sglang_dflash_lab.measure.width_turns import (
+    FIXED,
+    OWN_POLICY,
+    Cell,
+    interval,
+    over_best,
+    over_chosen,
+    report,
+    speeds,
+    whole_turns,
+)
 
 CELL = Cell("p", "d", "own", 2)
 

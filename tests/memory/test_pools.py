@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.pairs import drafter_path, target_path
+from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.memory import allocated, assert_as_estimated, estimated
 from tests.support.servers import running
 

@@ -14,7 +14,7 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.check.preflight import preflight
 from sglang_dflash.memory.fit import Pools
 from sglang_dflash.memory.machine import asked_about
-from sglang_dflash.pairs import drafter_path, target_path
+from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.generation import generate
 from tests.support.pair_servers import dflash_server
 from tests.support.servers import Server

@@ -12,9 +12,9 @@ import typer
 from typer.testing import CliRunner
 
 from sglang_dflash.cli import app as sglang_dflash_app
-from sglang_dflash.pairs import NAMES, drafter_kinds, drafter_path, target_path
-from sglang_dflash.pairs.cli import app
-from sglang_dflash.pairs.corpus import check
+from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
+from sglang_dflash_lab.pairs.cli import app
+from sglang_dflash_lab.pairs.corpus import check
 
 run = CliRunner().invoke
 
@@ -55,7 +55,7 @@ def options_of(command: str) -> list[click.Parameter]:
 
 def test_finding_a_pair_imports_no_torch() -> None:
     program = (
-        "import sys; from typer.testing import CliRunner; from sglang_dflash.pairs.cli import app\n"
+        "import sys; from typer.testing import CliRunner; from sglang_dflash_lab.pairs.cli import app\n"
         "for words in ('path tiny-hybrid', 'list', 'prompts tiny-hybrid --task math'):\n"
         "    assert CliRunner().invoke(app, words.split()).exit_code == 0, words\n"
         "assert not {'torch', 'transformers', 'sglang'} & set(sys.modules)\n"

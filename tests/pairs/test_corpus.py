@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.pairs.corpus import SHAPES, TASKS, code_task, draw, prompts, split_of
+from sglang_dflash_lab.pairs.corpus import SHAPES, TASKS, code_task, draw, prompts, split_of
 
 
 def questions(task: str, split: str, n: int, seed: int) -> dict[str, str]:

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from sglang_dflash.cli import app
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.pairs import NAMES, drafter_path, target_path
-from sglang_dflash.pairs.noisy import SEED, SIGMA
-from tools.train.drafter import Drafter
+from sglang_dflash_lab.pairs import NAMES, drafter_path, target_path
+from sglang_dflash_lab.pairs.noisy import SEED, SIGMA
+from sglang_dflash_lab.train.drafter import Drafter
 
 run = CliRunner().invoke
 
@@ -52,7 +52,7 @@ def test_matrices_get_noise_in_the_modules_order_and_norms_none(name: str) -> No
 
 
 def test_two_processes_may_make_it_at_once(cache: Path) -> None:
-    program = "from sglang_dflash.pairs import drafter_path; print(drafter_path('tiny-dense', 'noisy'))"
+    program = "from sglang_dflash_lab.pairs import drafter_path; print(drafter_path('tiny-dense', 'noisy'))"
     both = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     printed = {process.communicate()[0].strip() for process in both}
     assert [process.returncode for process in both] == [0, 0]

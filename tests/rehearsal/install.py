@@ -8,8 +8,6 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from sglang_dflash.cpu import replacements
-from sglang_dflash.cpu.arguments import resolution_steps
 from sglang_dflash.upstream import (
     Backend,
     HookRegistry,
@@ -20,6 +18,8 @@ from sglang_dflash.upstream import (
     resolving_view,
     with_phase,
 )
+from sglang_dflash_cpu import replacements
+from sglang_dflash_cpu.arguments import resolution_steps
 from tests.rehearsal import graphs, interpreter, mutants, report, source_patches, stubs
 
 # What stays of the CPU platform's table: kernels that are no Triton there either, exchange between ranks and servers.

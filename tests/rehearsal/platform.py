@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sglang_dflash.cpu.platform import DFlashCpuPlatform
 from sglang_dflash.upstream import PlatformCapabilities
+from sglang_dflash_cpu.platform import DFlashCpuPlatform
 
 
 class RehearsalPlatform(DFlashCpuPlatform):

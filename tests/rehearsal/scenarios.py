@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dflash.copies.choice import SWITCH as COPIES
-from sglang_dflash.pairs import drafter_path, target_path
 from sglang_dflash.states.choice import SWITCH
+from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.rehearsal.install import PREFILL_GRAPHS
 from tests.support.prompts import corpus
 

@@ -38,7 +38,7 @@ _METADATA_ONLY = re.compile(r"aten::(new_.*|.*_like)$")
 # These need no operator that could be seen.
 _READ_BY_HOST = {Tensor.tolist, Tensor.numpy}
 # Code that stands for kernels: what it reads of a tensor, no host reads.
-STAND_INS = "sglang_dflash/cpu/"
+STAND_INS = "cpu_platform/sglang_dflash_cpu/"
 _HERE = (__file__, streams.__file__)
 
 

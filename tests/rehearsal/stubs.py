@@ -67,7 +67,6 @@ ON_THE_GPU = {
     "sglang.kernels.ops.mamba.mamba_state_scatter_triton",
     "sglang_dflash.model.attention",
     "sglang_dflash.ops.dispatch",
-    "sglang_dflash.ops.dense",
 }
 _is_cpu = torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
 

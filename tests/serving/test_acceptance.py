@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_dflash.pairs import NAMES, drafter_kinds
+from sglang_dflash_lab.pairs import NAMES, drafter_kinds
 from tests.support.acceptance import PROMPTS, WIDTHS, Counts, accept_length, assert_as_stored, stored
 from tests.support.generation import Answer
 

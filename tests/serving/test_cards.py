@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.bench.server import free_port
 from sglang_dflash.hooks.reports import SERVER_INFO_KEY
+from sglang_dflash_lab.bench.server import free_port
 from tests.support.cards import NAMES, card
 from tests.support.checkpoints import assert_greedy
 from tests.support.memory import allocated, assert_as_estimated, estimated

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash.copies.choice import SWITCH
-from sglang_dflash.pairs import target_path
+from sglang_dflash_lab.pairs import target_path
+from sglang_dflash_lab.train.hf import load_model
 from tests.support.checkpoints import assert_greedy
 from tests.support.generation import assert_nothing_leaked, generate_all
 from tests.support.pair_servers import STRICT, changed_drafter, dflash_server, with_plugin
 from tests.support.prompts import corpus
-from tools.train.hf import load_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

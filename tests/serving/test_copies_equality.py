@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.bench.tasks import repeats
+from sglang_dflash_lab.bench.tasks import repeats
 from tests.support.generation import assert_nothing_leaked, flush, generate_all
 from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server, plain_server, worker_info
 from tests.support.prompts import corpus, message_ids, random_prompts

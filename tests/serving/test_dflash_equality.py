@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.pairs import target_path
+from sglang_dflash_lab.pairs import target_path
+from sglang_dflash_lab.train.hf import load_model
 from tests.support import acceptance
 from tests.support.checkpoints import assert_greedy
 from tests.support.generation import assert_nothing_leaked, flush, generate_all
@@ -19,7 +20,6 @@ from tests.support.matrix import CHUNKED, FINISHED, MATRIX, PAGED, SYNC, Cell
 from tests.support.pair_servers import dflash_server, plain_server
 from tests.support.prompts import corpus
 from tests.support.servers import Server
-from tools.train.hf import load_model
 
 pytestmark = pytest.mark.engine
 

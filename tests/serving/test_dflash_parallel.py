@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sglang_dflash.bench.tasks import load
+from sglang_dflash_lab.bench.tasks import load
 from tests.support.generation import assert_nothing_leaked, flush, generate_all
 from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server, plain_server, with_plugin, worker_info
 from tests.support.prompts import corpus, message_ids

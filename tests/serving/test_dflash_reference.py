@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sglang_dflash.pairs import drafter_path, target_path
+from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.generation import flush, generate
 from tests.support.pair_servers import TRACKED, RecordedServer
 from tests.support.prompts import corpus

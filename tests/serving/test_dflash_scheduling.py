@@ -14,13 +14,13 @@ import psutil
 import pytest
 
 import sglang_dflash
-from sglang_dflash.pairs import target_path
+from sglang_dflash_lab.pairs import target_path
+from sglang_dflash_lab.train.hf import load_model
 from tests.support.checkpoints import assert_greedy
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
 from tests.support.pair_servers import STRICT, dflash_server, worker_info
 from tests.support.prompts import corpus
 from tests.support.servers import SGLANG_SERVE, Server
-from tools.train.hf import load_model
 
 pytestmark = pytest.mark.engine
 

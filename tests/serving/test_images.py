@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import transformers
 
+from sglang_dflash_lab.train.drafter import Drafter
 from tests.support.generation import assert_nothing_leaked, flush
 from tests.support.images import Picture, Prompt, Reading, chat, generate, tokens_of
 from tests.support.pair_servers import RANDOM_WIDTHS, RETRACTED, TRACKED, with_plugin, worker_info
 from tests.support.servers import Server, running
 from tests.support.vision_pair import BLOCK, HYBRIDS, IMAGE_TOKEN, processor, write_drafter, write_target
-from tools.train.drafter import Drafter
 
 pytestmark = pytest.mark.engine
 

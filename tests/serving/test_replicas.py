@@ -16,7 +16,7 @@ import psutil
 import pytest
 import yaml
 
-from sglang_dflash.bench.server import free_port
+from sglang_dflash_lab.bench.server import free_port
 from tests.support.generation import generate_all
 from tests.support.grafana import queries
 from tests.support.pair_servers import dflash_server, worker_info

@@ -15,7 +15,7 @@ import pytest
 import transformers
 from sglang.srt.sampling import custom_logit_processor
 
-from sglang_dflash.pairs import target_path
+from sglang_dflash_lab.pairs import target_path
 from tests.support.generation import answers, assert_nothing_leaked, raw, tokens
 from tests.support.pair_servers import FEATURES, STRICT, dflash_server
 from tests.support.prompts import corpus

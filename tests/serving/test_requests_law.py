@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from sglang_dflash.copies.choice import SWITCH
+from sglang_dflash_lab.train.drafter import FULL, Drafter, DrafterConfig
 from tests.support.checkpoints import build
 from tests.support.generation import Params
 from tests.support.pair_servers import BASE, TRACKED, with_plugin, worker_info
 from tests.support.sampled_law import Sample, assert_seeds_decided, p_of_one_and_two, sample
 from tests.support.servers import Server, running
-from tools.train.drafter import FULL, Drafter, DrafterConfig
 
 pytestmark = pytest.mark.engine
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 import transformers
 
-from sglang_dflash.pairs import target_path
+from sglang_dflash_lab.pairs import target_path
 from tests.support.generation import Params
 from tests.support.pair_servers import dflash_server, with_plugin
 from tests.support.prompts import random_prompts

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash import __version__
-from sglang_dflash.bench.server import free_port
 from sglang_dflash.upstream import TESTED_SGLANG
+from sglang_dflash_lab.bench.server import free_port
 from tests.support.bare import bare_environment
 from tests.support.pair_servers import worker_info
 from tests.support.servers import started

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from sglang_dflash.pairs import target_path
+from sglang_dflash_lab.pairs import target_path
 from tests.soak import report
 from tests.soak.catalogue import PAIR, SEEDED, Entry, catalogue
 from tests.soak.client import answer_of

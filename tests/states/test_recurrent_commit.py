@@ -18,9 +18,9 @@ from sglang.srt.mem_cache import memory_pool
 from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 from torch import Tensor
 
-from sglang_dflash.cpu.layers import mamba_state
 from sglang_dflash.states import commit, replay
 from sglang_dflash.states.commit import RecurrentCommit, crossings, may_cross
+from sglang_dflash_cpu.layers import mamba_state
 from tests.support.plan import serve
 
 pytestmark = pytest.mark.sglang

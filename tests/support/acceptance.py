@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from sglang_dflash.pairs import NAMES, drafter_kinds, drafter_path, target_path
+from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
 from tests.support.generation import Answer
 from tests.support.prompts import corpus
 from tests.support.reference_decoder import Decoded, ReferenceDecoder

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from sglang_dflash.pairs import target_path
+from sglang_dflash_lab.pairs import target_path
 
 VOCAB_SIZE = 512
 _COMMON: dict[str, Any] = {

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_dflash.bench.server import free_port
+from sglang_dflash_lab.bench.server import free_port
 from tests.support.pair_servers import draft_arguments, target_arguments
 from tests.support.servers import Server, running, started
 

@@ -15,10 +15,10 @@ import transformers
 from PIL import Image
 from torch import Tensor
 
+from sglang_dflash_lab.train.drafter import Drafter
 from tests.support.reference_decoder import DrafterRun
 from tests.support.servers import Server
 from tests.support.vision_pair import IMAGE_TOKEN, PLACEHOLDER, TOKEN_PIXELS
-from tools.train.drafter import Drafter
 
 # How near to the largest two logits of about 3 are equal but for the order of sums: random weights come within 5e-6.
 ROUNDING = 2e-5

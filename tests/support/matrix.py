@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import sglang_dflash
-from sglang_dflash.pairs import NAMES, drafter_kinds
+from sglang_dflash_lab.pairs import NAMES, drafter_kinds
 from tests.support.acceptance import FIGURES
 from tests.support.pair_servers import RANDOM_WIDTHS
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_dflash.pairs import drafter_path, target_path
+from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.servers import LAUNCH_SERVER, Server, running
 
 # Track boundaries of the recurrent states every 64 tokens, so that short prompts cross some inside a block.

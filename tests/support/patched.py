@@ -40,5 +40,6 @@ def apply(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def without_plugins(tree: Path) -> dict[str, str]:
     """The environment in which the copy under ``tree`` runs with plugins switched off."""
-    path = f"{tree}:{Path(__file__).parents[2]}"
+    root = Path(__file__).parents[2]
+    path = f"{tree}:{root}:{root}/cpu_platform"
     return {"PYTHONPATH": path, "SGLANG_PLUGINS": "none", "SGLANG_PLATFORM": "dflash_cpu"}

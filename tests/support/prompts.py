@@ -10,9 +10,9 @@ from functools import cache
 import torch
 import transformers
 
-from sglang_dflash.bench.tasks.question import Message
-from sglang_dflash.pairs import target_path
-from sglang_dflash.pairs.corpus.prompts import TASKS, Prompt, prompts
+from sglang_dflash_lab.bench.tasks.question import Message
+from sglang_dflash_lab.pairs import target_path
+from sglang_dflash_lab.pairs.corpus.prompts import TASKS, Prompt, prompts
 
 
 @cache

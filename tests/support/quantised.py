@@ -18,7 +18,7 @@ from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sglang_dflash.pairs import drafter_path
+from sglang_dflash_lab.pairs import drafter_path
 
 Stored = dict[str, Tensor]
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # which of eight columns each four bits of a word hold
@@ -207,7 +207,7 @@ def write(name: str, folder: Path, pair: str = "tiny-dense", drafter: str = "goo
 
 def main(pair: str = "tiny-dense") -> None:
     """Print accept lengths in each format, by the reference decoder: ``python -m tests.support.quantised``."""
-    from sglang_dflash.pairs import target_path
+    from sglang_dflash_lab.pairs import target_path
     from tests.support.prompts import corpus
     from tests.support.reference_decoder import ReferenceDecoder
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tools.train.drafter import Drafter, KeyValue, context_features, visible
-from tools.train.hf import load_model, transformers
+from sglang_dflash_lab.train.drafter import Drafter, KeyValue, context_features, visible
+from sglang_dflash_lab.train.hf import load_model, transformers
 
 Width = int | Sequence[int] | Callable[[int], int]
 RecurrentState = dict[int, tuple[Tensor, Tensor]]  # layer -> convolution state, recurrent state

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from sglang_dflash.bench.server import free_port
+from sglang_dflash_lab.bench.server import free_port
 
 START_SECONDS = float(os.environ.get("SERVER_START_SECONDS") or 300)
 # Launchers: what follows the Python interpreter.

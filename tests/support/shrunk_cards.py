@@ -19,12 +19,12 @@ from safetensors.torch import save_file
 
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.drafter.tensors import expected_shapes
+from sglang_dflash_lab.train.tokenizer import train_tokenizer
 from tests.support.cards import FOLDER
 from tests.support.checkpoints import spread_weights
 from tests.support.pair_servers import worker_info
 from tests.support.servers import Server
 from tests.support.shrunk_configs import VOCAB, shrink_drafter, shrink_target
-from tools.train.tokenizer import train_tokenizer
 
 DTYPE = torch.bfloat16  # of every published pair
 NEW_TOKENS = 48

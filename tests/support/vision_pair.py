@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import transformers
 
-from sglang_dflash.pairs import drafter_path, target_path
+from sglang_dflash_lab.pairs import drafter_path, target_path
+from sglang_dflash_lab.train.drafter import Drafter, DrafterConfig
 from tests.support.checkpoints import EXPERTS, GDN, MROPE, spread_weights
-from tools.train.drafter import Drafter, DrafterConfig
 
 NAMES = ("qwen3_5", "qwen3_5_moe", "qwen3_vl")
 HYBRIDS = ("qwen3_5", "qwen3_5_moe")

@@ -7,11 +7,11 @@ from functools import cache
 import pytest
 import torch
 
-from sglang_dflash.pairs import NAMES, drafter_kinds, drafter_path, target_path
-from sglang_dflash.pairs.corpus import TASKS, prompts
+from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
+from sglang_dflash_lab.pairs.corpus import TASKS, prompts
+from sglang_dflash_lab.train.hf import transformers
+from sglang_dflash_lab.train.measure import prompt_ids
 from tests.support.reference_decoder import DrafterRun, ReferenceDecoder, TargetRun, verify
-from tools.train.hf import transformers
-from tools.train.measure import prompt_ids
 
 SHIPPED = [(name, kind) for name in NAMES for kind in drafter_kinds(name)]
 MAX_NEW_TOKENS = 60

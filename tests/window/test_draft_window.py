@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from sglang_dflash.bench.tasks import load
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.pairs import drafter_path, target_path
 from sglang_dflash.window.size import context_window, ring_slots
+from sglang_dflash_lab.bench.tasks import load
+from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
 from tests.support.pair_servers import WIDE_WIDTHS, dflash_server, with_plugin, worker_info
 from tests.support.prompts import corpus, message_ids

@@ -17,12 +17,12 @@ import torch
 from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.drafter.published import published_pairs
 from sglang_dflash.drafter.template import TemplateTokens, template_tokens
-from sglang_dflash.pairs import target_path
 from sglang_dflash.width import AdaptiveWidth, CostTable, FixedWidth, WidthPolicy
 from sglang_dflash.worker.observe.causes import RECENT, REMEDIES, RecentBlocks, known_causes
 from sglang_dflash.worker.observe.observer import StepRecord
 from sglang_dflash.worker.observe.payoff import ENOUGH, LOOK_SECONDS, QUIET_SECONDS, Payoff
 from sglang_dflash.worker.observe.traits import Traits
+from sglang_dflash_lab.pairs import target_path
 from tests.support.prompts import corpus
 
 START, END, THINK, THOUGHT = 1, 2, 4, 5

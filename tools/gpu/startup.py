@@ -6,7 +6,7 @@ import os
 
 
 def install() -> None:
-    from sglang_dflash import torchvision_import
+    from sglang_dflash_cpu import torchvision_import
 
     torchvision_import.install()
     if folder := os.environ.get("GPU_KIT_RECORD"):

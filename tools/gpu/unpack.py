@@ -11,6 +11,7 @@ from sglang_dflash import __version__
 
 ROOT = Path(__file__).parents[2]
 ARCHIVE = ROOT / ".wheelhouse/site.tar.xz"
+PACKAGES = (ROOT, ROOT / "cpu_platform", ROOT / "lab")
 STAND_INS = ROOT / "tools/gpu/standins/path"
 CUDA, FAKE, CPU = "cuda", "fake", "cpu"  # a real device, one that is faked on the host, this package's CPU platform
 FAKED = {
@@ -36,8 +37,9 @@ def unpack(target: Path) -> None:
             archive.extractall(target, filter="data")
         stamp.write_text(size)
     (target / "sitecustomize.py").write_text("from tools.gpu import startup\n\nstartup.install()\n")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    _install(target, project["name"], __version__, project["entry-points"])
+    for folder in PACKAGES:
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        _install(target, project["name"], __version__, project["entry-points"])
     plugin = {"sglang.srt.plugins": {"gpu_kit": "tools.gpu.standins.plugin:register"}}
     _install(target, "gpu-kit", "1.0", plugin)
 
@@ -56,7 +58,7 @@ def environment(target: Path, device: str) -> dict[str, str]:
     stand_ins = [] if device == CPU else [str(STAND_INS)]
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([*stand_ins, str(target), str(ROOT)]),
+        "PYTHONPATH": os.pathsep.join([*stand_ins, str(target), *map(str, PACKAGES)]),
         "PYTHONUNBUFFERED": "1",
         "GPU_KIT_DEVICE": device,
         # The compiled prefix tree misreads tensor types under any torch but SGLang's own.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sglang_dflash.ops.dense import rounded_up
+from sglang_dflash.ops.dispatch import host_rows
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import (
     CaptureHiddenMode,
@@ -71,7 +71,7 @@ class Calibration:
     @torch.inference_mode()
     def _compile_products(self, width: int, most_requests: int) -> None:
         """Run a step of each number of rows that a batch may have, so that no request waits for oneDNN to compile."""
-        sizes = {rounded_up(batch_size * width): batch_size for batch_size in range(1, most_requests + 1)}
+        sizes = {host_rows(batch_size * width): batch_size for batch_size in range(1, most_requests + 1)}
         for batch_size in sizes.values():
             with self._graphs.at(width):
                 self._step(batch_size, width)

@@ -1,0 +1,119 @@
+"""SGLang's platform discovery: take the machine only if it has no accelerator and nothing else was chosen."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from sglang_dflash.errors import DFlashError
+
+logger = logging.getLogger(__name__)
+
+PLATFORM_NAME = "dflash_cpu"
+PLATFORM_CLASS = "sglang_dflash_cpu.platform.DFlashCpuPlatform"
+PLATFORM_GROUP = "sglang.srt.platforms"
+
+# Kernel drivers create these whether or not the installed torch can use the device.
+_DEVICE_NODES = {
+    "CUDA": "/dev/nvidiactl",
+    "ROCm": "/dev/kfd",
+    "NPU": "/dev/davinci_manager",
+    "MUSA": "/dev/mtgpu.0",
+}
+
+
+def accelerators() -> list[str]:
+    """Kinds of accelerator that the installed torch can use on this machine."""
+    import torch
+
+    usable = {
+        "ROCm" if torch.version.hip else "CUDA": torch.cuda.is_available(),
+        "XPU": torch.xpu.is_available(),
+        "NPU": importlib.util.find_spec("torch_npu") is not None,
+        "MUSA": getattr(torch.version, "musa", None) is not None,
+        "MPS": torch.mps.is_available(),
+    }
+    return [kind for kind in usable if usable[kind]]
+
+
+def unused_devices(env: Mapping[str, str] = os.environ) -> list[str]:
+    """Kinds of accelerator whose driver is loaded but which torch cannot use: most likely a broken install.
+
+    A user who hides the devices on purpose (an empty ``CUDA_VISIBLE_DEVICES`` or ``HIP_VISIBLE_DEVICES``) has none.
+    """
+    hidden = {
+        "CUDA": env.get("CUDA_VISIBLE_DEVICES") in ("", "-1"),
+        "ROCm": "" in (env.get("HIP_VISIBLE_DEVICES"), env.get("ROCR_VISIBLE_DEVICES")),
+    }
+    return [kind for kind, node in _DEVICE_NODES.items() if Path(node).exists() and not hidden.get(kind)]
+
+
+def other_platform_plugins() -> list[str]:
+    """Names of the platform plugins that other packages installed; SGLang refuses to run with two active ones."""
+    return [point.name for point in entry_points(group=PLATFORM_GROUP) if point.name != PLATFORM_NAME]
+
+
+def reason_to_stay_out(
+    env: Mapping[str, str], *, usable: list[str], unused: list[str], others: list[str]
+) -> str | None:
+    """The activation rule: why the CPU platform must not take this machine, or None when it should.
+
+    Args:
+        env: the process environment.
+        usable: accelerators that torch can use (:func:`accelerators`).
+        unused: accelerators that exist but that torch cannot use (:func:`unused_devices`).
+        others: other installed platform plugins (:func:`other_platform_plugins`).
+    """
+    chosen = env.get("SGLANG_PLATFORM")
+    if chosen and chosen != PLATFORM_NAME:
+        return f"SGLANG_PLATFORM={chosen}"
+    if usable:
+        return f"{' and '.join(usable)} available"
+    if chosen == PLATFORM_NAME:
+        return None
+    if env.get("SGLANG_USE_CPU_ENGINE", "0") == "1":
+        return "SGLANG_USE_CPU_ENGINE=1 asks for SGLang's own CPU engine"
+    if unused:
+        return f"a {' and '.join(unused)} device is present but this torch cannot use it"
+    if others:
+        return f"another platform plugin is installed: {', '.join(others)}"
+    return None
+
+
+def activate() -> str | None:
+    """Entry point of SGLang's platform discovery.
+
+    Returns:
+        Dotted path of our platform class, or None to leave the machine to SGLang.
+
+    Raises:
+        DFlashError: if ``SGLANG_PLATFORM=dflash_cpu`` was set on a machine with an accelerator.
+        ImportError: this SGLang lacks what the platform is built on; SGLang logs that and goes on without it.
+    """
+    usable = accelerators()
+    reason = reason_to_stay_out(os.environ, usable=usable, unused=unused_devices(), others=other_platform_plugins())
+    if reason is None:
+        # SGLang imports it next, where a failure would break ``import sglang`` for whoever has this package installed.
+        importlib.import_module(PLATFORM_CLASS.rpartition(".")[0])
+        return PLATFORM_CLASS
+    if os.environ.get("SGLANG_PLATFORM") == PLATFORM_NAME:
+        raise DFlashError(
+            f"SGLANG_PLATFORM={PLATFORM_NAME} on a machine with {reason}",
+            expected="a machine, or a process, that sees no accelerator",
+            remedy='unset SGLANG_PLATFORM to use the accelerator, or hide it (CUDA_VISIBLE_DEVICES="")',
+        )
+    log = logger.warning if "cannot use it" in reason else logger.info
+    log("sglang-dflash: CPU platform not activated: %s", reason)
+    return None
+
+
+def is_active() -> bool:
+    """Whether this process serves on our CPU platform."""
+    from sglang.srt.platforms import current_platform
+
+    return type(current_platform).__qualname__ == PLATFORM_CLASS.rpartition(".")[2]

@@ -1,0 +1,148 @@
+"""SGLang's attention backend contract on top of :mod:`attention_math`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.upstream import AttentionBackend, AttentionType, KVWriteLoc, SWAKVPool
+from sglang_dflash_cpu.layers import ATTENTION_BACKEND
+from sglang_dflash_cpu.layers.attention_math import (
+    Contexts,
+    Keys,
+    attend_blocks,
+    attend_prompt,
+    block_keys,
+    decode_keys,
+)
+
+
+class TorchAttentionBackend(AttentionBackend):
+    """Attention in plain torch for every forward mode that DFLASH uses.
+
+    Decode, verification (a causal chain) and the drafter's block are one padded gather and one SDPA call for the whole
+    batch, unless the padding would cost more than it saves; a prefill is one SDPA call per request. Lengths are read
+    from ``seq_lens`` itself, which on a CPU is host memory, so no mirror is asked for and the overlap scheduler takes
+    the path that it takes on a GPU.
+    """
+
+    needs_cpu_seq_lens = False
+
+    def __init__(self, runner: Any) -> None:
+        super().__init__()
+        self.req_to_token_pool = runner.req_to_token_pool
+        self.token_to_kv_pool = runner.token_to_kv_pool
+        self.kv_index_translator = runner.kv_index_translator
+        pool = self.token_to_kv_pool
+        self._swa_pool: Any = pool if isinstance(pool, SWAKVPool) and pool.swa_layer_nums > 0 else None
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        """Forget the last forward; keys are built by the first layer that asks for them, for all layers."""
+        self._keys: dict[tuple[int | None, bool, bool], list[Keys]] = {}
+        self._swa_out_loc = None
+        if self._swa_pool is not None and not forward_batch.forward_mode.is_idle():
+            self._swa_out_loc = self._swa_pool.translate_loc_from_full_to_swa(forward_batch.out_cache_loc)
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        return 1
+
+    def support_triton(self) -> bool:
+        return False
+
+    def forward_extend(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        **unsupported: Any,
+    ) -> Tensor:
+        """Attention of one layer, in any forward mode: ``q [tokens, H*D]`` to ``[tokens, H*Dv]``.
+
+        Raises:
+            DFlashError: the layer asks for something that would change the result if ignored.
+        """
+        self._refuse_unsupported(layer, unsupported)
+        if save_kv_cache and k is not None:
+            location = KVWriteLoc.for_batch(forward_batch, swa_loc=self._swa_out_loc)
+            self.token_to_kv_pool.set_kv_buffer(layer, location, k, v)
+        k_pool, v_pool = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+        q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        mode = forward_batch.forward_mode
+        if mode.is_decode() or mode.is_target_verify():
+            keys, batch = self._keys_of(layer, forward_batch), forward_batch.batch_size
+            out = attend_blocks(q, k_pool, v_pool, keys, batch=batch, scale=layer.scaling)
+        else:
+            out = self._prefill(q, layer, forward_batch)
+        return out.view(q.shape[0], -1)
+
+    forward_decode = forward_extend
+
+    def _keys_of(self, layer: Any, forward_batch: Any) -> list[Keys]:
+        """Keys of a decode or a block, shared by all layers with one window, one mask and one pool."""
+        kind = self._kind(layer)
+        if kind not in self._keys:
+            window, causal, swa = kind
+            rows, lens = forward_batch.req_pool_indices, forward_batch.seq_lens
+            contexts = Contexts(self.req_to_token_pool.req_to_token, rows, lens)
+            if forward_batch.forward_mode.is_decode():
+                keys = [decode_keys(contexts, window=window)]
+            else:
+                slots = forward_batch.out_cache_loc.view(len(lens), -1)
+                keys = block_keys(contexts, slots, causal=causal, window=window)
+            if swa:
+                keys = [Keys(self._swa_pool.translate_loc_from_full_to_swa(each.slots), each.mask) for each in keys]
+            self._keys[kind] = keys
+        return self._keys[kind]
+
+    def _prefill(self, q: Tensor, layer: Any, forward_batch: Any) -> Tensor:
+        out = q.new_empty(q.shape[0], layer.tp_q_head_num, layer.v_head_dim)
+        k_pool, v_pool = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+        window, causal, swa = self._kind(layer)
+        start = 0
+        for row, prefix, length in zip(
+            forward_batch.req_pool_indices.numpy().tolist(),
+            forward_batch.extend_prefix_lens_cpu,
+            forward_batch.extend_seq_lens_cpu,
+            strict=True,
+        ):
+            oldest = 0 if window is None else max(0, prefix - window)
+            slots = self.req_to_token_pool.req_to_token[row, oldest : prefix + length]
+            if swa:
+                slots = self._swa_pool.translate_loc_from_full_to_swa(slots)
+            out[start : start + length] = attend_prompt(
+                q[start : start + length].float(),
+                k_pool.index_select(0, slots).float(),
+                v_pool.index_select(0, slots).float(),
+                prefix=prefix,
+                causal=causal,
+                window=window,
+                scale=layer.scaling,
+            )
+            start += length
+        return out
+
+    def _kind(self, layer: Any) -> tuple[int | None, bool, bool]:
+        """Sliding window or None; whether it is causal; whether its K/V live in the sliding part of a hybrid pool."""
+        window = layer.sliding_window_size if layer.sliding_window_size > -1 else None
+        swa = self._swa_pool is not None and self._swa_pool.layers_mapping[layer.layer_id][1]
+        return window, layer.attn_type != AttentionType.ENCODER_ONLY, swa
+
+    @staticmethod
+    def _refuse_unsupported(layer: Any, extras: dict[str, Any]) -> None:
+        """Refuse what would change the result if ignored: score caps, sinks, cross attention, MLA inputs."""
+        found = [name for name, value in extras.items() if value is not None]
+        if layer.logit_cap:
+            found.append(f"logit_cap={layer.logit_cap}")
+        if layer.is_cross_attention:
+            found.append("cross attention")
+        if found:
+            raise DFlashError(
+                f"attention layer {layer.layer_id} needs {', '.join(found)}",
+                expected=f"softmax attention with GQA and sliding windows (attention backend {ATTENTION_BACKEND})",
+                remedy="serve this architecture on a machine with an accelerator",
+            )

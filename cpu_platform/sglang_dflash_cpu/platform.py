@@ -1,0 +1,109 @@
+"""The out-of-tree platform that SGLang activates on a machine without an accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from sglang_dflash_cpu import torchvision_import
+
+# SGLang imports this module before anything of its own imports torchvision.
+torchvision_import.install()
+
+from sglang_dflash.errors import DFlashError  # noqa: E402
+from sglang_dflash.upstream import (  # noqa: E402
+    CpuDeviceMixin,
+    PlatformCapabilities,
+    PlatformEnum,
+    SRTPlatform,
+    check_symbols,
+    load_plugins,
+    register_resolution_hook,
+)
+from sglang_dflash_cpu.layers import ATTENTION_BACKEND  # noqa: E402
+
+FIRST_STEP = "handle_deprecated_dp_attention"
+
+
+def _load_plugins_first(server_args: Any, previous: Callable[[Any], None]) -> None:
+    """Run before the first step of argument resolution: SGLang's benchmark tools have not loaded plugins by then."""
+    load_plugins()
+    previous(server_args)
+
+
+class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
+    """Plain torch on the host: no Triton, no graphs, no streams."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "cpu"
+    device_type = "cpu"
+    capabilities = PlatformCapabilities()
+
+    def __init__(self) -> None:
+        super().__init__()
+        register_resolution_hook(FIRST_STEP)(_load_plugins_first)
+
+    def apply_server_args_defaults(self, server_args: Any) -> None:
+        """Called while the launching process resolves its arguments. Refuses to go on without our stand-ins."""
+        from sglang_dflash_cpu.replacements import TABLE, missing_hooks
+
+        if missing := missing_hooks():
+            check_symbols(row.target for row in TABLE)  # names all that this SGLang lacks, if that is the reason
+            raise DFlashError(
+                f"{len(missing)} of the CPU platform's replacements are not in place, {missing[0]} first",
+                expected="the plugin 'dflash_cpu' loaded together with the platform",
+                remedy="leave SGLANG_PLUGINS unset or name dflash_cpu in it, and look for 'Failed to' in the log above",
+            )
+
+    def get_device(self, device_id: int = 0) -> str:
+        """The default of ``--device``: argument resolution wants its name, not a ``torch.device``."""
+        return "cpu"
+
+    def is_pin_memory_available(self, device: Any = None) -> bool:
+        return False
+
+    # --- attention and memory
+    def get_default_attention_backend(self) -> str:
+        return ATTENTION_BACKEND
+
+    def get_kv_pool_cls(self, *, kind: Literal["mha", "mla", "dsa"]) -> type | None:
+        if kind != "mha":  # asked for at every start; models that would use one are refused beforehand
+            return None
+        from sglang_dflash_cpu.layers.kv import CpuKVPool
+
+        return CpuKVPool
+
+    def support_mamba_cache_extra_buffer(self) -> bool:
+        return True
+
+    # --- speculative decoding
+    def supports_speculative_algorithm(self, algorithm: str) -> bool:
+        return algorithm == "DFLASH"
+
+    def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
+        return backend == ATTENTION_BACKEND
+
+    def get_default_speculative_draft_attention_backend(self, algorithm: str) -> str:
+        return ATTENTION_BACKEND
+
+    def get_speculative_worker_cls(self, algorithm: str) -> type | None:
+        """Our worker for DFLASH, unless SGLang's own serves the arguments of this process."""
+        if algorithm != "DFLASH":
+            return None
+        from sglang_dflash.hooks.takeover import worker_for
+        from sglang_dflash.upstream import get_server_args
+
+        return worker_for(get_server_args())
+
+    def get_speculative_cache_locs_fn(self) -> Callable[..., Any]:
+        from sglang_dflash_cpu.layers.kv import block_slots
+
+        return block_slots
+
+    def get_torch_profiler_activity_str(self) -> str:
+        return "CPU"
+
+    def get_torch_profiler_activity(self) -> Any:
+        from torch.profiler import ProfilerActivity
+
+        return ProfilerActivity.CPU

@@ -1,0 +1,1 @@
+"""Benchmarks, measurements, tiny trained pairs and their training, for sglang-dflash."""

@@ -1,0 +1,51 @@
+"""The expected memory of the five cards' commands on three GPUs: ``python -m sglang_dflash_lab.measure.card_memory``.
+
+Nothing is run: these are the numbers of ``sglang-dflash check TARGET DRAFTER FLAGS --gpu GPU``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sglang_dflash_lab.bench.tables import MISSING, Table
+from sglang_dflash.check.flags import parse
+from sglang_dflash.check.preflight import preflight
+from sglang_dflash.memory.fit import fit
+from sglang_dflash.memory.machine import GIB, GPUS
+from sglang_dflash.plan.demand import STATE_SHARE
+from tests.support.cards import FOLDER, NAMES, card
+
+_BLACKWELL = ("--attention-backend", "trtllm_mha")  # as launch/serve.sh advises for the cards that are for Hopper
+_HOPPER = ("--attention-backend", "fa3", "--speculative-draft-attention-backend", "fa3")
+
+
+def row(name: str, gpu: str, *flags: str) -> list[str]:
+    """One card on one GPU, with flags added to the card's."""
+    pair = {"target": str(FOLDER / name / "target"), "drafter": str(FOLDER / name / "drafter")}
+    backends = _BLACKWELL if gpu == "b200" else _HOPPER
+    args = parse([*card(name).arguments, *backends, *flags], **pair)[0]
+    memory = preflight(args, GPUS[gpu]).memory
+    if memory is None or not memory.ways[0].running:
+        return [name, gpu, *[MISSING] * 6]
+    served, beside = memory.ways[0], memory.outside
+    sglangs = fit(replace(memory.demand, state_share=STATE_SHARE), memory.static_bytes)
+    return [
+        name,
+        gpu,
+        "replayed" if served.replay else "kept",
+        f"{served.running} ({sglangs.running}) of {served.asked}",
+        f"{served.tokens:,} ({sglangs.tokens:,})",
+        str(memory.demand.state_share) if served.replay else f"{STATE_SHARE}",
+        f"{max(0, beside.left) / GIB:.1f}" if beside else MISSING,
+        f"{memory.fraction}",
+    ]
+
+
+def table(*flags: str) -> Table:
+    columns = ["card", "GPU", "states", "requests at once", "K/V tokens", "ratio", "GiB left", "static fraction"]
+    caption = "In brackets: SGLang's own worker, which keeps states at a ratio of 0.9."
+    return Table("The cards' memory", caption, columns, [row(name, gpu, *flags) for name in NAMES for gpu in GPUS])
+
+
+if __name__ == "__main__":
+    print(table().markdown())

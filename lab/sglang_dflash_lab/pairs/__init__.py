@@ -1,0 +1,59 @@
+"""Tiny trained target + drafter pairs: real accept lengths on any machine.
+
+This package needs no PyTorch. It finds the shipped weights, :mod:`.corpus` has prompts for them, and
+:mod:`sglang_dflash_lab.train` trained them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sglang_dflash.errors import DFlashError
+from sglang_dflash_lab.pairs.noisy import noisy_path
+
+NAMES = ("tiny-hybrid", "tiny-moe", "tiny-dense")
+DRAFTER_KINDS = ("good", "weak", "swa", "interleaved", "mismatched")
+NOISY = "noisy"  # every pair has it; not shipped: noisy.py makes it
+WEIGHTS = Path(__file__).parent / "weights"
+
+
+def target_path(name: str) -> Path:
+    """The folder of the named pair's target: config, bf16 safetensors, tokenizer.
+
+    Raises:
+        DFlashError: no such pair.
+    """
+    check_known("pair", name, NAMES)
+    return WEIGHTS / name / "target"
+
+
+def drafter_path(name: str, kind: str = "good") -> Path:
+    """The folder of the named pair's drafter of that kind: config and bf16 safetensors.
+
+    Raises:
+        DFlashError: no such pair, the pair has no such drafter, or the ``noisy`` one cannot be written.
+    """
+    check_known(f"drafter of {name}", kind, (*drafter_kinds(name), NOISY))
+    if kind == NOISY:
+        return noisy_path(drafter_path(name))
+    return WEIGHTS / name / f"drafter-{kind}"
+
+
+def drafter_kinds(name: str) -> tuple[str, ...]:
+    """The kinds of drafter that the named pair ships; ``good`` is the first."""
+    check_known("pair", name, NAMES)
+    return DRAFTER_KINDS if name == "tiny-hybrid" else DRAFTER_KINDS[:1]
+
+
+def check_known(what: str, value: str, known: Sequence[str]) -> None:
+    """Refuse a value that is not one of the known ones.
+
+    Args:
+        what: the value's meaning, for the message.
+
+    Raises:
+        DFlashError: ``value`` is not in ``known``.
+    """
+    if value not in known:
+        raise DFlashError(f"{what} {value!r}", expected=f"one of {', '.join(known)}", remedy="choose one of these")

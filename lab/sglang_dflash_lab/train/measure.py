@@ -1,0 +1,83 @@
+"""Figures of a pair on held-out prompts: the target's accuracy, the drafter's accept lengths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from sglang_dflash_lab.pairs.corpus import TASKS, Prompt, prompts
+from sglang_dflash_lab.train.generate import greedy_answers
+from sglang_dflash_lab.train.hf import load_model, load_tokenizer, transformers
+from tests.support.reference_decoder import ReferenceDecoder
+
+BLOCK_SIZES = (4, 8, 16)
+MAX_NEW_TOKENS = 160
+SEED = 1
+LONG_SHARE = 3  # in the accept table, of each task: one ``document`` prompt, up to 1,500 tokens, for so many others
+
+
+def prompt_ids(tokenizer: transformers.PreTrainedTokenizerFast, prompt: Prompt) -> list[int]:
+    text = tokenizer.apply_chat_template(list(prompt.messages), tokenize=False, add_generation_prompt=True)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def measure_accuracy(target: Path, n: int, device: str = "cpu") -> dict[str, dict[str, Any]]:
+    """Task -> prompts, and share answered right (``correct``).
+
+    Held-out prompts of all shapes, greedy, fp32.
+    """
+    tokenizer, model = load_tokenizer(target), load_model(target, device=device)
+    table: dict[str, dict[str, Any]] = {}
+    for task in TASKS:
+        asked = prompts(task, "heldout", n, SEED)
+        ids = [prompt_ids(tokenizer, prompt) for prompt in asked]
+        answers = greedy_answers(model, ids, MAX_NEW_TOKENS, batch_size=20)
+        texts = [tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
+        right = [prompt.check(text) for prompt, text in zip(asked, texts, strict=True)]
+        table[task] = {"prompts": n, "correct": sum(right) / n}
+    return table
+
+
+def measure_accept_lengths(
+    target: Path,
+    drafter: Path,
+    n: int,
+    device: str = "cpu",
+    plain_outputs: dict[tuple[int, ...], list[int]] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Task -> mean accept length per block size, runs, and how many runs differ from plain greedy output.
+
+    Held-out prompts per task: ``n`` of all shapes and ``n`` // ``LONG_SHARE`` documents; reference decoder, greedy,
+    fp32. The mean is output tokens after the first, over verify steps, pooled over the prompts.
+
+    Args:
+        plain_outputs: prompt -> plain output, filled here, so that several drafters of a target share it.
+    """
+    known = {} if plain_outputs is None else plain_outputs
+    decoder = ReferenceDecoder.load(target, drafter, device=device)
+    tokenizer = load_tokenizer(target)
+    table: dict[str, dict[str, Any]] = {}
+    for task in TASKS:
+        asked = prompts(task, "heldout", n, SEED) + prompts(task, "heldout", n // LONG_SHARE, SEED, "document")
+        tokens, steps = dict.fromkeys(BLOCK_SIZES, 0), dict.fromkeys(BLOCK_SIZES, 0)
+        runs = differing = longest = 0
+        for prompt in tqdm(asked, desc=f"accept lengths, {task}"):
+            ids = prompt_ids(tokenizer, prompt)
+            longest = max(longest, len(ids))
+            if tuple(ids) not in known:
+                known[tuple(ids)] = decoder.plain(ids, MAX_NEW_TOKENS)
+            for block_size in BLOCK_SIZES:
+                decoded = decoder.decode(ids, MAX_NEW_TOKENS, block_size)
+                tokens[block_size] += len(decoded.tokens) - 1
+                steps[block_size] += len(decoded.steps)
+                runs += 1
+                differing += decoded.tokens != known[tuple(ids)]
+        table[task] = {
+            "accept_length": {str(b): round(tokens[b] / steps[b], 2) for b in BLOCK_SIZES},
+            "runs": runs,
+            "differing_from_plain": differing,
+            "longest_prompt": longest,
+        }
+    return table
