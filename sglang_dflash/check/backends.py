@@ -48,8 +48,8 @@ def check_backends(
         option = "--" + flag.replace("_", "-")
         limited = hybrid and machine.is_blackwell and flag in _TARGET_FLAGS
         yield judge(option, _backend, option, name, machine.name, machine.capability, limited)
-    if (flag := flashinfer_states(args, machine)) is not None and args.mamba_ssm_dtype != "bfloat16":
-        yield judge("recurrent state's dtype", _bfloat16_states, flag, args.mamba_ssm_dtype, machine)
+    if (fixed := flashinfer_states(args, machine)) is not None and args.mamba_ssm_dtype != "bfloat16":
+        yield judge("recurrent state's dtype", _bfloat16_states, fixed, args.mamba_ssm_dtype, machine)
     prefill = args.linear_attn_prefill_backend or args.linear_attn_backend
     if machine.is_blackwell and prefill == "flashinfer":
         yield judge("torch's CUDA", _cuda_13, cuda if machine.told_by else None)
