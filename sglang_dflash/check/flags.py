@@ -55,7 +55,6 @@ VALUED: dict[str, tuple[type, object]] = {
     "--speculative-draft-model-revision": (str, None),
     "--speculative-draft-window-size": (int, None),
     "--speculative-num-draft-tokens": (int, None),
-    "--torchao-config": (str, ""),
     "--tp-size": (int, 1),
 }
 SWITCHES = (

@@ -21,6 +21,7 @@ pytest.importorskip("sglang")
 HOOKS = """
 from sglang_dflash import cpu
 cpu.install = lambda: None
+import sglang.srt.managers.scheduler
 from sglang_dflash.plugin import register
 register()
 from sglang.srt.plugins.hook_registry import HookRegistry
