@@ -33,13 +33,51 @@ def register() -> None:
 
 
 def _register_hooks() -> None:
-    from sglang_dflash.hooks import corrections, flags, launch, reports, requests, takeover
-    from sglang_dflash.states import pool, replay
+    from sglang_dflash.hooks import corrections, flags, launch, reports
     from sglang_dflash.upstream import HookRegistry, HookType, register_resolution_hook
+
+    HookRegistry.register(SYMBOLS[CREATE_WORKER].path, _choose_worker, HookType.AROUND)
+    if _module("Scheduler.get_internal_state") in sys.modules:
+        _register_scheduler_hooks()
+    for name, function, how in (
+        ("TokenizerManager._calculate_spec_decoding_metrics", reports.count_verified_drafts, HookType.AFTER),
+        ("write_data_for_multi_tokenizer", reports.load_in_tokenizer_workers, HookType.BEFORE),
+        ("ServerArgs.resolved_dict", reports.report_adaptive, HookType.AFTER),
+        ("ServerArgs.add_cli_args", flags.accept_old_flags, HookType.AFTER),
+        ("ModelConfig._derive_context_length", corrections.extend_drafter_context, HookType.BEFORE),
+    ):
+        HookRegistry.register(SYMBOLS[name].path, function, how)
+    register_resolution_hook("handle_model_source_paths")(launch.after_model_paths)
+    register_resolution_hook("handle_speculative_decoding")(launch.around_speculation)
+    # Only a process that constructs an Engine has the module loaded by now; others need no keywords.
+    if engine := sys.modules.get(_module("Engine.server_args_class")):
+        flags.accept_old_keywords(engine.Engine)
+
+
+def _module(name: str) -> str:
+    """Module of a method in the table."""
+    return SYMBOLS[name].path.rsplit(".", 2)[0]
+
+
+def _choose_worker(original: Callable[..., type], *args: Any) -> type:
+    """A scheduler that was imported after the plugins were loaded gets its hooks before it constructs a worker."""
+    from sglang_dflash.hooks.takeover import choose_worker
+    from sglang_dflash.upstream import HookRegistry
+
+    if SYMBOLS["KVCacheConfigurator.config_from_budget"].path not in HookRegistry._hooks:
+        _register_scheduler_hooks()
+        HookRegistry.apply_hooks()
+    return choose_worker(original, *args)
+
+
+def _register_scheduler_hooks() -> None:
+    """Hooks of schedulers alone: their targets import kernels, which initialise the GPU in processes that need none."""
+    from sglang_dflash.hooks import corrections, reports, requests
+    from sglang_dflash.states import pool, replay
+    from sglang_dflash.upstream import HookRegistry, HookType
     from sglang_dflash.window import hooks as window
 
     for name, function, how in (
-        (CREATE_WORKER, takeover.choose_worker, HookType.AROUND),
         ("validate_dflash_request", requests.refuse_request, HookType.AROUND),
         ("Req._compute_max_prefix_len", window.cap_prefix, HookType.AFTER),
         ("KVCacheConfigurator.config_from_budget", window.charge_rings, HookType.AROUND),
@@ -55,20 +93,10 @@ def _register_hooks() -> None:
         ("Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture", corrections.capture_layers, HookType.AROUND),
         ("Scheduler.get_internal_state", reports.report_worker, HookType.AFTER),
         ("SchedulerWeightUpdaterManager._select_runners", corrections.spare_drafter, HookType.AFTER),
-        ("TokenizerManager._calculate_spec_decoding_metrics", reports.count_verified_drafts, HookType.AFTER),
-        ("write_data_for_multi_tokenizer", reports.load_in_tokenizer_workers, HookType.BEFORE),
         ("SchedulerMetricsReporter.report_decode_stats", reports.report_mean_width, HookType.AROUND),
-        ("ServerArgs.resolved_dict", reports.report_adaptive, HookType.AFTER),
         ("SchedulerRequestReceiver._broadcast_reqs_across_ranks", reports.ride_on_requests, HookType.AROUND),
-        ("ServerArgs.add_cli_args", flags.accept_old_flags, HookType.AFTER),
-        ("ModelConfig._derive_context_length", corrections.extend_drafter_context, HookType.BEFORE),
     ):
         HookRegistry.register(SYMBOLS[name].path, function, how)
-    register_resolution_hook("handle_model_source_paths")(launch.after_model_paths)
-    register_resolution_hook("handle_speculative_decoding")(launch.around_speculation)
-    # Only a process that constructs an Engine has the module loaded by now; others need no keywords.
-    if engine := sys.modules.get(SYMBOLS["Engine.server_args_class"].path.rsplit(".", 2)[0]):
-        flags.accept_old_keywords(engine.Engine)
 
 
 def _refuse_dflash(error: Exception) -> None:

@@ -84,7 +84,6 @@ VALUED: dict[str, tuple[Callable[[str], object], object]] = {
     "--speculative-draft-model-revision": (str, None),
     "--speculative-draft-window-size": (int, None),
     "--speculative-num-draft-tokens": (int, None),
-    "--torchao-config": (str, ""),
     "--tp-size": (int, 1),
 }
 SWITCHES = (

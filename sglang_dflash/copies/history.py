@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from sglang_dflash.ops import find_copies, note_tokens, offer_copies
 from sglang_dflash.upstream import async_d2h
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from sglang_dflash.upstream import ModelRunner, Req, ScheduleBatch
     from sglang_dflash.worker.step import Step
@@ -46,16 +47,23 @@ class Copies:
         self._found = torch.zeros((rows, 2), dtype=torch.int64, device=device)
         self._vocabulary, self._width = config.vocab_size, width
         self._matches = Matches()
+        self._written: dict[int, tuple[weakref.ref[Req], int]] = {}  # by row: whom a prefill wrote last, and how far
 
     def before_prefill(self, batch: ScheduleBatch) -> None:
-        """Write everything so far of the requests that a prefill goes on with.
+        """Write the tokens of the requests that a prefill extends.
 
-        Cached prefixes and earlier chunks too: the row may have had another holder. Requests that only ride along
-        (mixed batch) are known, and the host's view of them lags.
+        A first chunk is written with its cached prefix, because the row may have had another holder; a later chunk
+        alone. Decoding requests of a mixed batch are written already, and the host's view of them lags.
         """
         decoding = {id(req) for req in batch.decoding_reqs or ()}
-        rows = zip(batch.req_pool_indices_cpu.tolist(), batch.reqs, strict=True)
-        self._write((row, req.get_fill_ids()) for row, req in rows if id(req) not in decoding)
+        rows = zip(batch.req_pool_indices_cpu.tolist(), batch.reqs, batch.prefix_lens, strict=True)
+        for row, req, prefix in rows:
+            if id(req) not in decoding:
+                ids = req.get_fill_ids()
+                holder, written = self._written.get(row, (None, 0))
+                continues = holder is not None and holder() is req and prefix <= written
+                self._write(row, ids, prefix if continues else 0)
+                self._written[row] = weakref.ref(req), len(ids)
 
     def after_prefill(self, batch: ScheduleBatch, next_token_ids: Tensor) -> None:
         """Append the first tokens, int64 [bs]. Another chunk overwrites what a chunk in the middle gave."""
@@ -65,10 +73,9 @@ class Copies:
     def take_up(self, batch: ScheduleBatch, next_token_ids: Tensor) -> None:
         """Requests that another server prefilled, with the tokens that it sampled, int64 [bs]."""
         rows, lens = batch.req_pool_indices_cpu.tolist(), batch.seq_lens_cpu.tolist()
-        self._write(
-            (row, [*req.origin_input_ids, *req.output_ids][:length])
-            for row, req, length in zip(rows, batch.reqs, lens, strict=True)
-        )
+        for row, req, length in zip(rows, batch.reqs, lens, strict=True):
+            self._write(row, [*req.origin_input_ids, *req.output_ids][:length], 0)
+            self._written.pop(row, None)
         self._append(batch, batch.seq_lens - 1, next_token_ids[:, None], batch.seq_lens, lens)
 
     def offer(self, step: Step) -> None:
@@ -98,12 +105,11 @@ class Copies:
         note_tokens(self.history, self._found, rows, after, tokens)
         find_copies(self.history, self._found, rows, newest, longest=LONGEST, bound=bound)
 
-    def _write(self, entries: Iterable[tuple[int, Any]]) -> None:
-        """Write the tokens of requests from position 0 on, as copies: sessions change their arrays in place."""
-        for row, ids in entries:
-            tokens = np.array(ids, dtype=np.int64)
-            # Placeholders of images are hashes of up to 62 bits; no copy may hold one.
-            known = (tokens >= 0) & (tokens < self._vocabulary)
-            host = torch.from_numpy(np.where(known, tokens, -1).astype(np.int32))
-            pin = self.history.device.type != "cpu"
-            self.history[row, : len(host)].copy_(host.pin_memory() if pin else host, non_blocking=pin)
+    def _write(self, row: int, ids: Sequence[int], start: int) -> None:
+        """Write a request's tokens from position ``start`` on, as copies: sessions change their arrays in place."""
+        tokens = np.array(ids[start:], dtype=np.int64)
+        # Placeholders of images are hashes of up to 62 bits; no copy may hold one.
+        known = (tokens >= 0) & (tokens < self._vocabulary)
+        host = torch.from_numpy(np.where(known, tokens, -1).astype(np.int32))
+        pin = self.history.device.type != "cpu"
+        self.history[row, start : len(ids)].copy_(host.pin_memory() if pin else host, non_blocking=pin)

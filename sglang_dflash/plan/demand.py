@@ -94,7 +94,7 @@ def _state_dtypes(args: Any, machine: Machine, text: Mapping[str, Any]) -> tuple
 
 def _is_weighed(args: Any, pair: Pair) -> bool:
     """Whether the headers are read and the arguments make nothing smaller than what they describe."""
-    quantised = args.torchao_config or (args.quantization and quantization(pair.target) is None)
+    quantised = args.quantization and quantization(pair.target) is None
     offloaded = args.cpu_offload_gb > 0 or args.offload_group_size > 0
     overridden = parse_object(args.json_model_override_args, "--json-model-override-args")
     return pair.target_files.tensors is not None and not (quantised or offloaded or overridden)

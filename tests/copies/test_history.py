@@ -34,7 +34,13 @@ def copies() -> Copies:
     return Copies(runner, width=4)
 
 
-def prefill(copies: Copies, requests: dict[int, Request], first: list[int], decoding: tuple[Request, ...] = ()) -> None:
+def prefill(
+    copies: Copies,
+    requests: dict[int, Request],
+    first: list[int],
+    decoding: tuple[Request, ...] = (),
+    prefix: int | None = None,
+) -> None:
     rows, reqs = torch.tensor(list(requests)), list(requests.values())
     lens = [len(req.ids) for req in reqs]
     batch: Any = SimpleNamespace(
@@ -42,8 +48,8 @@ def prefill(copies: Copies, requests: dict[int, Request], first: list[int], deco
         req_pool_indices_cpu=rows,
         reqs=reqs,
         decoding_reqs=list(decoding),
-        prefix_lens=lens,
-        extend_lens=[0] * len(reqs),
+        prefix_lens=lens if prefix is None else [prefix] * len(reqs),
+        extend_lens=[0] * len(reqs) if prefix is None else [each - prefix for each in lens],
         seq_lens=torch.tensor(lens),
     )
     copies.before_prefill(batch)
@@ -60,6 +66,19 @@ def test_a_request_that_takes_a_row_over_is_written_whole_and_ids_of_images_cann
     assert held.history[1, :2].tolist() == [9, 8]
     ids[0] = 77  # a streaming session goes on in the same array
     assert held.history[2, 0] == 3
+
+
+def test_a_later_chunk_writes_its_own_tokens_alone_unless_the_row_had_another_holder() -> None:
+    held, long = copies(), Request(ids=array("q", [1, 2, 3]))
+    prefill(held, {2: long}, [9])
+    held.history[2, :3] = 100  # what a second write would replace
+    long.ids = array("q", [1, 2, 3, 4, 5])
+    prefill(held, {2: long}, [9], prefix=3)
+    assert held.history[2, :6].tolist() == [100, 100, 100, 4, 5, 9]
+    prefill(held, {2: Request(ids=array("q", [7, 7, 7, 7, 7]))}, [8], prefix=3)
+    assert held.history[2, :6].tolist() == [7, 7, 7, 7, 7, 8]
+    prefill(held, {2: long}, [9], prefix=3)
+    assert held.history[2, :6].tolist() == [1, 2, 3, 4, 5, 9]
 
 
 def test_a_request_that_another_server_prefilled_is_taken_up() -> None:

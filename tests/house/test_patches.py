@@ -19,6 +19,7 @@ pytestmark = pytest.mark.sglang
 pytest.importorskip("sglang")
 
 HOOKS = """
+import sglang.srt.managers.scheduler
 from sglang_dflash.plugin import register
 register()
 from sglang.srt.plugins.hook_registry import HookRegistry

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
@@ -65,10 +67,30 @@ def test_every_hook_target_is_a_row_of_the_table(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
     monkeypatch.setattr(resolution_hooks, "_HOOKS", {})
+    pytest.importorskip("sglang.srt.managers.scheduler")
     plugin._register_hooks()
     resolution_steps.install()
     rows = {symbol.path for symbol in SYMBOLS.values()}
-    assert len(HookRegistry._hooks) > 5
+    assert len(HookRegistry._hooks) > 15
     assert set(HookRegistry._hooks) <= rows
     assert len(resolution_hooks._HOOKS) == 4
     assert set(resolution_hooks._HOOKS) <= set(SYMBOLS)
+
+
+WITHOUT_A_SCHEDULER = """
+import sys
+import sglang.srt.managers.detokenizer_manager
+from sglang_dflash import cpu
+cpu.install = lambda: None
+from sglang.srt.plugins import load_plugins
+before = set(sys.modules)
+load_plugins()
+print(*(name for name in sys.modules.keys() - before if name.startswith("sglang.")))
+"""
+
+
+def test_a_detokenizer_imports_no_scheduler_and_no_kernel() -> None:
+    """As on an accelerator, without the CPU platform's own hooks: a kernel's module initialises the GPU on import."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_A_SCHEDULER], capture_output=True, text=True, check=True)
+    imported = done.stdout.splitlines()[-1].split() if done.stdout.strip() else []
+    assert not [name for name in imported if "kernels" in name or "scheduler" in name or "mem_cache" in name]

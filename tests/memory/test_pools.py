@@ -18,8 +18,7 @@ SIZES = (
     *("--max-running-requests", "8"),
     *("--speculative-num-draft-tokens", "12"),
 )
-FAKE = ("--disaggregation-transfer-backend", "fake")
-DECODES = ("--disaggregation-mode", "decode", *FAKE)
+DECODES = ("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "fake")
 
 
 @pytest.mark.slow
@@ -33,8 +32,6 @@ DECODES = ("--disaggregation-mode", "decode", *FAKE)
         # A window that no sequence fills.
         ("tiny-dense", ("--dtype", "float32", "--speculative-draft-window-size", "4096", "--context-length", "256")),
         ("tiny-hybrid", ("--dtype", "float32", *DECODES)),
-        ("tiny-hybrid", ("--dtype", "float32", "--disaggregation-mode", "prefill", *FAKE)),
-        ("tiny-hybrid", ("--dtype", "float32", "--tp-size", "2")),
         ("tiny-dense", ("--dtype", "float32", "--speculative-draft-window-size", "64", *DECODES)),
     ],
 )
@@ -46,3 +43,12 @@ def test_the_memory_table_is_what_the_server_allocates(pair: str, flags: tuple[s
     assert all(allocation[pool] for pool in ("target_kv", "draft_kv", "target_weights", "drafter_weights"))
     assert (allocation["states"] > 0) == (pair != "tiny-dense")
     assert_as_estimated(estimated(*models, *SIZES, *flags), allocation)
+
+
+@pytest.mark.slow
+def test_a_rank_of_two_allocates_the_drafter_that_the_table_counts(tmp_path: Path) -> None:
+    models, flags = (target_path("tiny-dense"), drafter_path("tiny-dense")), ("--dtype", "float32", "--tp-size", "2")
+    draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(models[1]))
+    with running(tmp_path, "--model-path", str(models[0]), *draft, *SIZES, *flags) as server:
+        allocation = allocated(server)
+    assert estimated(*models, *SIZES, *flags)["drafter_weights"] == allocation["drafter_weights"]
