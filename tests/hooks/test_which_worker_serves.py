@@ -26,6 +26,7 @@ def choose(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> type:
     monkeypatch.setattr(takeover, "reason_for_builtin", lambda *_, **__: reason)
     monkeypatch.setattr(takeover.upstream, "resolving_view", lambda args: args)
     monkeypatch.setattr(takeover, "resolved", lambda *_: made())
+    monkeypatch.setattr(takeover, "on_our_cpu_platform", lambda: False)
     return takeover.choose_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, SimpleNamespace())
 
 
