@@ -13,9 +13,7 @@ from sglang_dflash.cli import app
 
 ROOT = Path(__file__).parents[2]
 READMES = [folder / "README.md" for folder in (ROOT, ROOT / "patches", ROOT / "cpu_platform", ROOT / "lab")]
-TOP = [
-    ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", *(f"{each}README.md" for each in FOLDERS_WITH_README))
-]
+TOP = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *READMES]
 PAGES = [*TOP, *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FOLDERS = "sglang_dflash|cpu_platform|lab|tests|tools|launch|docs|requirements|patches"

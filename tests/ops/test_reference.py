@@ -20,7 +20,7 @@ from sglang_dflash.ops import (
     seeded_draw,
     token_hash,
 )
-from sglang_dflash_cpu.layers.copies import find_copies, note_tokens, offer_copies
+from sglang_dflash_cpu.layers.step_ops import find_copies, note_tokens, offer_copies
 from tests.support.chi_square import p_value
 
 
