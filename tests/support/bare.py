@@ -29,7 +29,7 @@ def bare_environment(folder: Path, wheel: Path, *later: Path) -> Path:
     venv.create(folder, symlinks=True)
     stock = folder / "stock"
     stock.mkdir()
-    for each in stock_distributions(line for each in (wheel, *later) for line in requirements(each)):
+    for each in stock_distributions(line for built in (wheel, *later) for line in requirements(built)):
         for name in {file.parts[0] for file in each.files or () if file.parts[0] not in ("..", "__pycache__")}:
             if not (link := stock / name).exists() and not name.endswith(".pth"):
                 link.symlink_to(Path(str(each.locate_file(name))).resolve())
