@@ -6,7 +6,10 @@ replaces in SGLang (group ``sglang.srt.plugins``).
 
 from __future__ import annotations
 
+from typing import Any
+
 from sglang_dflash_cpu.discovery import activate, is_active
+from sglang_dflash_cpu.layers import ATTENTION_BACKEND
 
 __all__ = ["activate", "install", "is_active", "register"]
 
@@ -26,11 +29,36 @@ def install() -> None:
     from sglang_dflash.upstream import platform_symbols
     from sglang_dflash_cpu import replacements
     from sglang_dflash_cpu.arguments import resolution_steps
-    from sglang_dflash_cpu.layers import attention_registry, copies, dense
+    from sglang_dflash_cpu.layers import linear, step_ops
 
-    for function in (copies.note_tokens, copies.find_copies, copies.offer_copies, dense.argmax, dense.linear):
+    ops = (step_ops.note_tokens, step_ops.find_copies, step_ops.offer_copies, step_ops.argmax, linear.linear)
+    for function in ops:
         replace_on_host(function.__name__, function)
     platform_symbols.extend(row.target for row in replacements.TABLE)
-    attention_registry.register()
+    register_attention()
     replacements.install()
     resolution_steps.install()
+
+
+def create_attention(runner: Any) -> Any:
+    """Return the attention backend of one model runner; called by SGLang's registry."""
+    from sglang_dflash_cpu.layers.attention_backend import TorchAttentionBackend
+
+    return TorchAttentionBackend(runner)
+
+
+def register_attention() -> None:
+    """Make the attention backend a choice for the target and for a drafter; a second call adds nothing."""
+    from sglang_dflash.upstream import (
+        ATTENTION_BACKEND_CHOICES,
+        DRAFT_ATTENTION_BACKEND_CHOICES,
+        add_attention_backend_choices,
+        add_draft_attention_backend_choices,
+        register_attention_backend,
+    )
+
+    register_attention_backend(ATTENTION_BACKEND)(create_attention)
+    if ATTENTION_BACKEND not in ATTENTION_BACKEND_CHOICES:
+        add_attention_backend_choices([ATTENTION_BACKEND])
+    if ATTENTION_BACKEND not in DRAFT_ATTENTION_BACKEND_CHOICES:
+        add_draft_attention_backend_choices([ATTENTION_BACKEND])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sglang_dflash.upstream import Symbol
 from sglang_dflash_cpu.arguments import threads
-from sglang_dflash_cpu.layers import conv, gdn, gdn_chunk, gdn_projections, kv, linear, mamba_state, norms, ranks
+from sglang_dflash_cpu.layers import conv, gdn, gdn_chunk, kv, linear, mamba_state, norms
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,23 @@ class Replacement:
         return Symbol(self.path, tuple(each.name for each in parameters if each.kind not in variadic))
 
 
+def _all_gather_into_tensor(self: Any, output: Tensor, input: Tensor) -> None:
+    """Gather every rank's ``input`` into ``output`` over the ``GroupCoordinator`` ``self``."""
+    self._all_gather_into_tensor(output, input)
+
+
+def _kv_class(original: Callable[..., Any], transfer_backend: Any, class_type: Any) -> Any:
+    """Around ``get_kv_class``: a sender is not to copy slot numbers to pinned memory, behind a CUDA event."""
+    found = original(transfer_backend, class_type)
+    if found is not None:
+        found.supports_host_tensor_indices = False
+    return found
+
+
+def _send_prefix_with_the_rest(self: Any, req: Any, allow_send: bool = True) -> None:
+    """A cached prefix is not sent before its prefill: SGLang would guard it with a CUDA event."""
+
+
 _ALLOCATION = "sglang.srt.mem_cache.allocation."
 _DISTRIBUTED = "sglang.srt.distributed."
 _LINEAR = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod."
@@ -61,7 +78,7 @@ TABLE: tuple[Replacement, ...] = (
     # --- ranks
     Replacement(
         _DISTRIBUTED + "parallel_state.GroupCoordinator.all_gather_into_tensor",
-        ranks.all_gather_into_tensor,
+        _all_gather_into_tensor,
         "custom operator without a CPU kernel: gathers logits over tensor-parallel ranks",
     ),
     Replacement(
@@ -72,13 +89,13 @@ TABLE: tuple[Replacement, ...] = (
     # --- prefill/decode disaggregation
     Replacement(
         "sglang.srt.disaggregation.utils.get_kv_class",
-        ranks.kv_class,
+        _kv_class,
         "pinned memory and CUDA events: slot numbers on their way to Mooncake's sender",
         partial=True,
     ),
     Replacement(
         "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin.maybe_send_cached_prefix_chunk",
-        ranks.send_prefix_with_the_rest,
+        _send_prefix_with_the_rest,
         "CUDA event: a cached prefix on its way before the prefill",
     ),
     # --- linear layers and norms of every model
@@ -96,12 +113,12 @@ TABLE: tuple[Replacement, ...] = (
     # --- GDN layers of Qwen3-Next and Qwen3.5, in the order in which a layer calls them
     Replacement(
         _PROJECTIONS + "fused_qkvzba_split_reshape_cat",
-        gdn_projections.split_grouped,
+        gdn.split_grouped,
         "Triton: splits the input projections of Qwen3-Next",
     ),
     Replacement(
         _PROJECTIONS + "fused_qkvzba_split_reshape_cat_contiguous",
-        gdn_projections.split,
+        gdn.split,
         "Triton: splits the input projections of Qwen3.5",
     ),
     Replacement(_CONV + "causal_conv1d_fn", conv.prefill, "Triton: causal convolution of a prefill"),
@@ -124,7 +141,7 @@ TABLE: tuple[Replacement, ...] = (
     Replacement(
         _GATING + "fused_sigmoid_gating_recurrent.fused_sigmoid_gating_delta_rule_update",
         gdn.verify,
-        "Triton: gated delta rule of a verify; keeps what the commit needs of every token",
+        "Triton: gated delta rule of a verify; stores the state after every token",
     ),
     Replacement(
         _DELTA_RULE + "fused_norm_gate.rms_norm_gated", norms.rms_norm_gated, "Triton: Qwen3-Next's output norm"
@@ -136,7 +153,7 @@ TABLE: tuple[Replacement, ...] = (
     ),
     Replacement(
         _STATES + "fused_conv_window_scatter_with_mask",
-        mamba_state.scatter_windows,
+        mamba_state.scatter_steps,
         "Triton: accepted tokens' convolution windows, where recurrent states are replayed",
     ),
     # --- attention and MoE layers of the same models

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sglang_dflash_cpu.layers import gdn, gdn_block
+from sglang_dflash_cpu.layers import gdn, gdn_chunk
 from tests.support.gated_delta import delta_rule, no_host_sync
 
 SLOTS = 9
@@ -109,9 +109,8 @@ class Layer:
         )
 
     def states(self, buffer: Tensor, rows: Tensor, position: int) -> Tensor:
-        """What a commit makes of the buffer: every request's state after one block position, ``[bs, HV, V, K]``."""
-        before = self.pool[None, self.slots.long()].float()
-        return gdn_block.Records(buffer[None], rows.long(), before).state_after(torch.full((self.bs,), position))[0]
+        """Every request's state after one block position, ``[bs, HV, V, K]``."""
+        return buffer[rows.long(), position]
 
     def buffer(self, block: int) -> Tensor:
         """An intermediate buffer with one row more than there are requests, filled with a mark."""
@@ -175,7 +174,7 @@ def test_verify_equals_the_recurrence_after_every_token(
     assert (buffer[rows[bs]] == 7).all()
 
 
-def test_verify_of_bf16_inputs_keeps_states_in_fp32() -> None:
+def test_verify_of_bf16_inputs_stores_each_state_rounded_once() -> None:
     layer = Layer(2, 8, dtype=torch.bfloat16, state_dtype=torch.bfloat16)
     buffer = layer.buffer(8)
     out = layer.verify(buffer, torch.arange(2))
@@ -184,7 +183,7 @@ def test_verify_of_bf16_inputs_keeps_states_in_fp32() -> None:
         outputs, states = layer.expected(i)
         torch.testing.assert_close(out[0, i * 8 : i * 8 + 8], outputs.bfloat16(), rtol=2**-7, atol=1e-5)
         torch.testing.assert_close(
-            layer.states(buffer, torch.arange(2), 7)[i].double(), states[7], rtol=1e-4, atol=1e-5
+            layer.states(buffer, torch.arange(2), 7)[i], states[7].bfloat16(), rtol=2**-7, atol=1e-5
         )
 
 
@@ -226,17 +225,12 @@ def test_closed_form_is_as_accurate_as_the_recurrence_in_fp32(case: str) -> None
     exact = delta_rule(q, k, v, g, beta, state)
     recurrence = delta_rule(q, k, v, g, beta, state, dtype=torch.float32)
 
-    first = (gdn.l2_normalize(q) * K**-0.5, gdn.l2_normalize(k), v)
-    block = gdn_block.prepare(*(x.transpose(0, 1) for x in (*first, g, beta)))
-    outputs, writes = gdn_block.apply(block, state)
-    buffer, row = torch.empty(1, 1, steps, heads, V, K), torch.tensor([0])
-    batched = gdn_block.prepare(*(x.transpose(0, 1)[None] for x in (*first, g, beta)))
-    gdn_block.keep(buffer[0], row, batched, writes[None])
-    records = gdn_block.Records(buffer, row, state[None, None])
-    states = torch.stack([records.state_after(torch.tensor([t]))[0, 0] for t in range(steps)], 1)
-    torch.testing.assert_close(gdn_block.last_state(block, state, writes), states[:, -1])
-    closed = outputs.transpose(0, 1), states.transpose(0, 1)
-    for ours, theirs, truth in zip(closed, recurrence, exact, strict=True):
+    first = (gdn.normalized(q) * K**-0.5, gdn.normalized(k), v)
+    block = gdn_chunk.prepare(*(x.transpose(0, 1) for x in (*first, g, beta)))
+    outputs, writes = gdn_chunk.apply(block, state)
+    closed = outputs.transpose(0, 1), gdn_chunk.last_state(block, state, writes)
+    last = [(outputs, states[-1]) for outputs, states in (recurrence, exact)]
+    for ours, theirs, truth in zip(closed, *last, strict=True):
         allowed = 3 * (theirs - truth).abs().max()
         assert (ours - truth).abs().max() <= allowed
 

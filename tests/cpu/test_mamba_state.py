@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from sglang_dflash_cpu.layers import conv, gdn, mamba_state
-from sglang_dflash_cpu.layers.gdn_block import Records
 from tests.support.gated_delta import no_host_sync
 
 LAYERS, SLOTS, BLOCK, DIM, WIDTH = 3, 12, 5, 10, 4
@@ -26,7 +25,7 @@ def caches(bs: int) -> SimpleNamespace:
     conv, ssm = pools()
     columns = torch.randn(LAYERS, bs + 1, DIM, BLOCK + WIDTH - 2)
     windows = columns.unfold(-1, WIDTH - 1, 1).transpose(2, 3)  # steps share memory, as for any chain
-    intermediate = torch.randn(LAYERS, bs + 1, BLOCK, *ssm.shape[2:])  # read as writes, keys and decays
+    intermediate = torch.randn(LAYERS, bs + 1, BLOCK, *ssm.shape[2:])
     return SimpleNamespace(conv=[conv], temporal=ssm, intermediate_ssm=intermediate, intermediate_conv_window=[windows])
 
 
@@ -61,11 +60,9 @@ def test_commit_takes_the_state_of_the_last_accepted_token(tracking: bool, rows:
     ssm, conv, windows = cache.temporal.clone(), cache.conv[0].clone(), cache.intermediate_conv_window[0]
     wanted = [(slots, last), (track_slots, track_steps)] if tracking else [(slots, last)]
     for i, row in enumerate(source):
-        before = cache.temporal[:, slots[i : i + 1].long()]
         for to, positions in wanted:
             if positions[i] >= 0:
-                records = Records(cache.intermediate_ssm, torch.tensor([row]), before)
-                ssm[:, to[i]] = records.state_after(positions[i : i + 1])[:, 0]
+                ssm[:, to[i]] = cache.intermediate_ssm[:, row, positions[i]]
                 conv[:, to[i]] = windows[:, row, positions[i]]
     with no_host_sync():
         mamba_state.commit(

@@ -9,7 +9,7 @@ import torch
 from sglang.srt.layers import layernorm
 from torch import Tensor
 
-from sglang_dflash_cpu.layers import gdn_projections, norms
+from sglang_dflash_cpu.layers import gdn, norms
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, torch.bfloat16: {"rtol": 2**-7, "atol": 1e-5}}
@@ -73,7 +73,7 @@ def test_projections_are_split_head_by_head(H: int, HV: int, grouped: bool) -> N
         gate_parts = tuple(x[:, h * ratio : (h + 1) * ratio] for h in range(H) for x in (b, a))
     qkvz = torch.cat([part.reshape(tokens, -1) for part in parts], -1)
     ba = torch.cat(gate_parts, -1)
-    split = gdn_projections.split_grouped if grouped else gdn_projections.split
+    split = gdn.split_grouped if grouped else gdn.split
     mixed_qkv, z_out, b_out, a_out = split(qkvz, ba, H, HV, K, V)
     assert torch.equal(mixed_qkv, torch.cat([x.reshape(tokens, -1) for x in (q, k, v)], -1))
     assert torch.equal(z_out, z) and torch.equal(b_out, b) and torch.equal(a_out, a)

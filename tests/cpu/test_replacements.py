@@ -18,7 +18,8 @@ from sglang_dflash.upstream import (
     MHATokenToKVPool,
     SRTPlatform,
 )
-from sglang_dflash_cpu.layers import ATTENTION_BACKEND, attention_registry
+from sglang_dflash_cpu import create_attention, register_attention
+from sglang_dflash_cpu.layers import ATTENTION_BACKEND
 from sglang_dflash_cpu.layers.attention_backend import TorchAttentionBackend
 from sglang_dflash_cpu.layers.kv import CpuKVPool
 from sglang_dflash_cpu.platform import DFlashCpuPlatform
@@ -55,9 +56,9 @@ def test_a_renamed_target_is_reported() -> None:
 
 
 def test_the_attention_backend_is_a_choice_everywhere_once() -> None:
-    attention_registry.register()
-    attention_registry.register()
-    assert ATTENTION_BACKENDS[ATTENTION_BACKEND] is attention_registry.create
+    register_attention()
+    register_attention()
+    assert ATTENTION_BACKENDS[ATTENTION_BACKEND] is create_attention
     assert ATTENTION_BACKEND_CHOICES.count(ATTENTION_BACKEND) == 1
     assert DRAFT_ATTENTION_BACKEND_CHOICES.count(ATTENTION_BACKEND) == 1
 

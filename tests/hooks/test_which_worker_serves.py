@@ -27,6 +27,7 @@ def choose(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> type:
     monkeypatch.setattr(takeover, "reason_for_builtin", lambda *_, **__: reason)
     monkeypatch.setattr(takeover.upstream, "resolving_view", lambda args: args)
     monkeypatch.setattr(takeover, "resolved", lambda *_: made())
+    monkeypatch.setattr(takeover, "on_our_cpu_platform", lambda: False)
     return takeover.choose_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, SimpleNamespace())
 
 
@@ -117,3 +118,22 @@ def test_the_switch_gives_sglangs_worker_what_ours_refuses_and_takes_no_other_wo
     monkeypatch.setenv(decide.SWITCH, "off")
     with pytest.raises(DFlashError, match="SGLANG_DFLASH='off'"):
         decide.reason_for_builtin(arguments(), on_cpu=on_cpu)
+
+
+@pytest.mark.parametrize("reason", [None, "SGLANG_DFLASH=builtin"])
+def test_the_cpu_platform_gives_sglang_our_worker_class(reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang asks the platform (``get_speculative_worker_cls``); on that platform our hook passes the call on."""
+    from sglang_dflash import upstream
+    from sglang_dflash.worker.worker import DFlashWorker
+    from sglang_dflash_cpu.platform import DFlashCpuPlatform
+
+    monkeypatch.setattr(upstream, "current_platform", platform := DFlashCpuPlatform(), raising=False)
+    monkeypatch.setattr("sglang.srt.platforms._current_platform", platform)
+    monkeypatch.setattr(upstream, "get_server_args", SimpleNamespace, raising=False)
+    monkeypatch.setattr(takeover, "reason_for_builtin", lambda *_, on_cpu: reason if on_cpu else "not on the platform")
+    monkeypatch.setattr(takeover.upstream, "resolving_view", lambda args: args)
+    monkeypatch.setattr(takeover, "resolved", lambda *_: made())
+    create = inspect.unwrap(SpeculativeAlgorithm.create_worker)
+    chosen = takeover.choose_worker(create, SpeculativeAlgorithm.DFLASH, SimpleNamespace())
+    assert (chosen is DFlashWorker) is (reason is None)
+    assert platform.get_speculative_worker_cls("EAGLE") is None

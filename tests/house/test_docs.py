@@ -12,7 +12,8 @@ import pytest
 from sglang_dflash.cli import app
 
 ROOT = Path(__file__).parents[2]
-TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "patches/README.md")]
+READMES = [folder / "README.md" for folder in (ROOT, ROOT / "patches", ROOT / "cpu_platform", ROOT / "lab")]
+TOP = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *READMES]
 PAGES = [*TOP, *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FOLDERS = "sglang_dflash|cpu_platform|lab|tests|tools|launch|docs|requirements|patches"

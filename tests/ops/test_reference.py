@@ -14,15 +14,13 @@ from hypothesis import strategies as st
 from sglang_dflash.ops import (
     Accepted,
     accept_block,
-    find_copies,
     norm_rope,
-    note_tokens,
-    offer_copies,
     prepare_block,
     reference,
     seeded_draw,
     token_hash,
 )
+from sglang_dflash_cpu.layers.step_ops import find_copies, note_tokens, offer_copies
 from tests.support.chi_square import p_value
 
 
@@ -167,7 +165,7 @@ def test_copies_are_a_naive_loops_whatever_was_rejected_before(seed: int) -> Non
         last = torch.tensor([len(text) - 1 for text in texts])
         defined, bound = found.clone(), int(last.max()) + 3
         reference.find_copies(history, defined, rows, last, longest=longest, bound=bound)
-        find_copies(history, found, rows, last, longest=longest, bound=bound)  # on a CPU it goes another way
+        find_copies(history, found, rows, last, longest=longest, bound=bound)
         assert torch.equal(found, defined)
         drafts, margins = some(bs, width).abs(), torch.rand(bs, width - 1)
         offered = drafts.clone()

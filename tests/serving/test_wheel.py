@@ -1,4 +1,4 @@
-"""The wheel beside stock SGLang, in an environment that has nothing else of ours: it installs, serves and answers."""
+"""The wheels in an environment with stock SGLang and nothing else: the core alone, then all three serve."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import pytest
 from sglang_dflash import __version__
 from sglang_dflash.upstream import TESTED_SGLANG
 from sglang_dflash_lab.bench.server import free_port
-from tests.support.bare import bare_environment
+from tests.support.bare import bare_environment, install
 from tests.support.pair_servers import worker_info
 from tests.support.servers import started
-from tools.dist import build
+from tools.dist import DISTRIBUTIONS, build
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 # As `launch/serve.sh demo --help` asks it.
 QUESTION = "Dan has 30 cards. Dan loses 6 of them. Dan loses 18 of them. How many cards does Dan have now?"
 ORIGIN = "import sglang, sglang_dflash as ours, sys; print(sglang.__file__, ours.__file__, sep='\\n')"
+PLAIN = "import sglang.srt.platforms as p; print(type(p.current_platform).__name__)"
 
 
-def test_the_built_wheel_serves_the_demo_beside_stock_sglang(tmp_path: Path) -> None:
-    wheel, _ = build(tmp_path / "dist")
-    bin = bare_environment(tmp_path / "bare", wheel)
+def test_the_core_installs_alone_and_the_three_wheels_serve_the_demo_beside_stock_sglang(tmp_path: Path) -> None:
+    core, cpu, lab = (build(tmp_path / "dist", which)[0] for which in DISTRIBUTIONS)
+    bin = bare_environment(tmp_path / "bare", core, cpu, lab)
     away = {"PATH": f"{bin}:/usr/bin:/bin", "PYTHONPATH": "", "HOME": str(tmp_path)}
 
     def say(*command: str) -> str:
@@ -32,8 +33,13 @@ def test_the_built_wheel_serves_the_demo_beside_stock_sglang(tmp_path: Path) -> 
 
     sglang, ours = say("python", "-c", ORIGIN).splitlines()[-2:]
     assert sglang.startswith(str(bin.parent / "stock")) and ours.startswith(str(bin.parent / "lib"))
-    told = say("sglang-dflash", "version").strip()
-    assert told == f"sglang-dflash {__version__} for SGLang {TESTED_SGLANG}; installed: {TESTED_SGLANG}"
+    printed = say("sglang-dflash", "version").strip()
+    assert printed == f"sglang-dflash {__version__} for SGLang {TESTED_SGLANG}; installed: {TESTED_SGLANG}"
+    missing = subprocess.run([bin / "sglang-dflash", "pairs"], env=away, capture_output=True, text=True, check=False)
+    assert missing.returncode == 2 and "pip install sglang-dflash-lab" in missing.stderr
+
+    install(tmp_path / "bare", cpu, lab)
+    assert say("python", "-c", PLAIN).split()[-1] == "DFlashCpuPlatform"
     port = free_port()
     script = bin.parent / "share/sglang-dflash/launch/serve.sh"
     command = ["env", f"--chdir={tmp_path}", str(script), "demo"]  # away from the checkout's own package

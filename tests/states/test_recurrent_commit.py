@@ -57,7 +57,7 @@ class Pools:
 def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
     serve(monkeypatch, replay=True)
     monkeypatch.setattr(memory_pool, "conv_window_dedup_enabled", lambda *_: True)  # as on CUDA and our CPU platform
-    monkeypatch.setattr(commit, "fused_conv_window_scatter_with_mask", mamba_state.scatter_windows)
+    monkeypatch.setattr(commit, "fused_conv_window_scatter_with_mask", mamba_state.scatter_steps)
     monkeypatch.setattr(commit, "track_mamba_states_all_layers", mamba_state.track)
     monkeypatch.setattr(commit, "mamba_track_grid", lambda page: GRID)
     monkeypatch.setattr(commit, "get_alloc_reserve_per_decode", lambda: 32)

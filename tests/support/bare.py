@@ -1,4 +1,4 @@
-"""An environment with stock SGLang and a built wheel of this package: no editable install, no extras, no test tools.
+"""An environment with stock SGLang and built wheels of this repository: no editable install, extras or test tools.
 
 A fresh installation takes minutes and gigabytes. Here the distributions that ``make setup`` installs for SGLang on a
 CPU are linked from the environment of the tests; what only our extras need is not there.
@@ -20,26 +20,36 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 
 
-def bare_environment(folder: Path, wheel: Path) -> Path:
-    """Make the environment in ``folder`` and install the wheel with pip; the folder of its commands."""
+def bare_environment(folder: Path, wheel: Path, *later: Path) -> Path:
+    """Make the environment in ``folder`` and install the wheel with pip; the folder of its commands.
+
+    Args:
+        later: wheels that :func:`install` may add; what they need is there.
+    """
     venv.create(folder, symlinks=True)
     stock = folder / "stock"
     stock.mkdir()
-    for each in stock_distributions(requirements(wheel)):
+    for each in stock_distributions(line for built in (wheel, *later) for line in requirements(built)):
         for name in {file.parts[0] for file in each.files or () if file.parts[0] not in ("..", "__pycache__")}:
             if not (link := stock / name).exists() and not name.endswith(".pth"):
                 link.symlink_to(Path(str(each.locate_file(name))).resolve())
     [packages] = folder.glob("lib/*/site-packages")
     (packages / "stock.pth").write_text(f"{stock}\n")
-    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "--quiet", "--no-index", str(wheel)], check=True, env={"PATH": "/usr/bin:/bin"})
+    install(folder, wheel)
     return folder / "bin"
 
 
+def install(folder: Path, *wheels: Path) -> None:
+    """Install wheels in the environment in ``folder``, without a package index."""
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "--disable-pip-version-check"]
+    names = map(str, wheels)
+    subprocess.run([*pip, "install", "--quiet", "--no-index", *names], check=True, env={"PATH": "/usr/bin:/bin"})
+
+
 def requirements(wheel: Path) -> list[str]:
-    """What the wheel asks for without extras."""
+    """What the wheel needs without extras, other wheels of this repository left out."""
     [built] = distributions(path=[str(wheel)])
-    return [line for line in built.requires or () if "extra ==" not in line]
+    return [line for line in built.requires or () if "extra ==" not in line and not line.startswith("sglang-dflash")]
 
 
 def stock_distributions(asked: Iterable[str]) -> list[Distribution]:

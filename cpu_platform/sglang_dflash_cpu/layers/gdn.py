@@ -1,49 +1,28 @@
-"""Gated delta rule on a pool of states: decode (one token per request) and verify (a block per request).
+"""Gated delta rule on a pool of states: decode (one token per request), verify (a block per request), projections.
 
 There are H key heads and HV value heads; value head j reads key head ``j // (HV / H)``. The pool is
 ``[slots, HV, V, K]``, and states are advanced in fp32 whatever its dtype. A slot < 0 is padding: see
 :mod:`mamba_state`.
 
-Beta is rounded to the dtype of its input, as in SGLang's Triton kernels of decoding and prefill.
-
-A prefill is :mod:`gdn_chunk`. The closed form that it shares with the verify is :mod:`gdn_block`.
+The mathematics is in :mod:`sglang_dflash.states.reference`, the prefill in :mod:`gdn_chunk`. Beta is rounded to the dtype of
+its input, as in SGLang's Triton kernels of decoding and prefill.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sglang_dflash_cpu.layers import gdn_block
+from sglang_dflash.states.reference import THRESHOLD, Records, gdn_verify
+from sglang_dflash.states.reference import _normalized as normalized
 from sglang_dflash_cpu.layers.mamba_state import live_slots
 
 
-def l2_normalize(x: Tensor) -> Tensor:
-    """``x / sqrt(sum(x^2) + 1e-6)`` over the last dimension, the norm of queries and keys."""
-    return x * x.square().sum(-1, keepdim=True).add_(1e-6).rsqrt_()
-
-
-def per_value_head(q: Tensor, k: Tensor, heads: int, *, scale: float | None, normalize: bool) -> tuple[Tensor, Tensor]:
-    """Queries, scaled, and keys as each of ``heads`` value heads reads them.
-
-    Args:
-        q, k: fp32, heads in dimension 1, elements of a head in the last.
-        heads: HV.
-        scale: factor of the queries, ``K ** -0.5`` by default.
-        normalize: whether to divide both by their norm first.
-    """
-    if normalize:
-        q, k = l2_normalize(q), l2_normalize(k)
-    q = q * (scale or k.shape[-1] ** -0.5)
-    if k.shape[1] != heads:
-        q, k = (x.repeat_interleave(heads // x.shape[1], 1) for x in (q, k))
-    return q, k
-
-
-def _log_decay(A_log: Tensor, a: Tensor, dt_bias: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+def _log_decay(A_log: Tensor, a: Tensor, dt_bias: Tensor, beta: float = 1.0, threshold: float = THRESHOLD) -> Tensor:
     """``g = -exp(A_log) * softplus(a + dt_bias)`` in fp32, the shape of ``a``."""
     step = F.softplus(a.float() + dt_bias.float(), beta, threshold)
     return step.mul_(A_log.float().exp()).neg_()
@@ -55,7 +34,7 @@ def _beta(b: Tensor) -> Tensor:
 
 
 def decay_and_strength(
-    A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor, beta: float = 1.0, threshold: float = 20.0
+    A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor, beta: float = 1.0, threshold: float = THRESHOLD
 ) -> tuple[Tensor, Tensor]:
     """Log-decay and write strength for a prefill.
 
@@ -99,7 +78,7 @@ def decode(
     v_start = mixed_qkv.shape[1] - HV * V
     qk = mixed_qkv[:, :v_start].view(bs, 2, -1, K).float()
     if use_qk_l2norm_in_kernel:
-        qk = l2_normalize(qk)
+        qk = normalized(qk)
     heads = bs * qk.shape[2]
     q, k = (part.reshape(heads, 1, K) for part in qk.unbind(1))
     v = mixed_qkv[:, v_start:].float().view(bs, HV, V)
@@ -140,7 +119,7 @@ def verify(
     cache_ring: bool = False,
     **unused: Any,
 ) -> Tensor:
-    """Run a block of T tokens per request; keep what the commit needs of every token, and leave the pool as it is.
+    """Run a block of T tokens per request and store the state after every one; leave the pool as it is.
 
     Args:
         A_log, dt_bias: ``[HV]``; a, b: ``[bs * T, HV]``; softplus_beta, softplus_threshold: of the decay.
@@ -148,7 +127,7 @@ def verify(
         initial_state_source: the pool; initial_state_indices: slot of each request, ``[bs]``.
         scale: factor of the queries, ``K ** -0.5`` by default.
         cu_seqlens: ``[bs + 1]``; only its length is read.
-        intermediate_states_buffer: ``[rows, block, HV, V, K]``, block >= T; written by :func:`.gdn_block.keep`.
+        intermediate_states_buffer: ``[rows, block, HV, V, K]``, block >= T; receives the state after each token.
         intermediate_state_indices: row of each request in it, at least ``[bs]``.
         retrieve_parent_token: given for draft trees, which are refused.
         unused: parameters of the upstream kernel for other models.
@@ -156,24 +135,65 @@ def verify(
     Returns:
         Outputs in the shape of ``v`` and the dtype of ``q``.
     """
-    unsupported = is_kda or cache_ring or not disable_state_update or retrieve_parent_token is not None
-    if unsupported or intermediate_states_buffer is None:
+    tree = retrieve_parent_token is not None
+    other = is_kda or cache_ring or not use_qk_l2norm_in_kernel or (softplus_beta, softplus_threshold) != (1, THRESHOLD)
+    if tree or other or not disable_state_update or intermediate_states_buffer is None:
         raise NotImplementedError("on a CPU, fused_sigmoid_gating_delta_rule_update runs the verify of GDN chains only")
     assert cu_seqlens is not None and intermediate_state_indices is not None
-    bs = cu_seqlens.shape[0] - 1
-    HV, V, K = initial_state_source.shape[1:]
+    bs, H, (HV, V, K) = cu_seqlens.shape[0] - 1, q.shape[2], initial_state_source.shape[1:]
+    width, slots = q.shape[1] // bs, live_slots(initial_state_indices)
+    records = Records(
+        torch.empty(bs, HV, width, V), torch.empty(bs, H, width, K), torch.empty(bs, HV, width), None, None
+    )
+    inputs = (q[0], k[0], v[0], a, b.clone(), A_log, dt_bias, initial_state_source, slots, records, torch.arange(bs))
+    out = gdn_verify(*inputs, width=width, scale=scale or K**-0.5, round_beta=True)
 
-    def by_head(x: Tensor, *widths: int) -> Tensor:
-        """``[bs * T, heads, ...]`` to fp32 ``[bs, heads, T, ...]``."""
-        return x.reshape(bs, -1, *widths).transpose(1, 2).float()
+    state = initial_state_source.index_select(0, slots).float()
+    decays, keys = records.decays.exp()[..., None, None], records.keys.repeat_interleave(HV // H, 1)
+    rows = intermediate_state_indices[:bs].long()
+    for t in range(width):
+        write = records.updates[:, :, t].unsqueeze(-1) * keys[:, :, t].unsqueeze(-2)
+        state = torch.addcmul(write, state, decays[:, :, t])
+        intermediate_states_buffer[:, t].index_copy_(0, rows, state.to(intermediate_states_buffer.dtype))
+    return out.view(v.shape)
 
-    q, k = (by_head(x, *x.shape[2:]) for x in (q, k))
-    q, k = per_value_head(q, k, HV, scale=scale, normalize=use_qk_l2norm_in_kernel)
-    g = by_head(_log_decay(A_log, a, dt_bias, softplus_beta, softplus_threshold), HV)
-    beta = by_head(_beta(b), HV)
-    state = initial_state_source.index_select(0, live_slots(initial_state_indices)).float()
-    block = gdn_block.prepare(q, k, by_head(v, HV, V), g, beta)
-    outputs, writes = gdn_block.apply(block, state)
-    gdn_block.keep(intermediate_states_buffer, intermediate_state_indices[:bs].long(), block, writes)
-    # [bs, HV, T, V] -> [bs, T, HV, V]
-    return outputs.transpose(1, 2).reshape(v.shape).to(v.dtype)
+
+@lru_cache
+def _ungrouped_columns(heads_qk: int, heads_v: int, head_qk: int, head_v: int) -> tuple[Tensor, Tensor]:
+    """Orders of columns that bring projections grouped by key head to ``q|k|v|z`` and ``b|a``."""
+    ratio = heads_v // heads_qk
+
+    def ungroup(*widths: int) -> Tensor:
+        columns = torch.arange(heads_qk * sum(widths)).view(heads_qk, -1)
+        return torch.cat([part.flatten() for part in columns.split(widths, dim=1)])
+
+    return ungroup(head_qk, head_qk, ratio * head_v, ratio * head_v), ungroup(ratio, ratio)
+
+
+def split_grouped(
+    mixed_qkvz: Tensor, mixed_ba: Tensor, num_heads_qk: int, num_heads_v: int, head_qk: int, head_v: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Split Qwen3-Next's projections, whose columns are grouped by key head.
+
+    Args:
+        mixed_qkvz: ``[tokens, H * (K + K + r * V + r * V)]`` with ``r = HV / H``; a group is ``q|k|v|z``.
+        mixed_ba: ``[tokens, H * 2 * r]``; a group is ``b|a``.
+
+    Returns:
+        ``mixed_qkv [tokens, q|k|v]``, ``z [tokens, HV, V]``, ``b [tokens, HV]``, ``a [tokens, HV]``.
+    """
+    heads = (num_heads_qk, num_heads_v, head_qk, head_v)
+    qkvz_order, ba_order = _ungrouped_columns(*heads)
+    return split(mixed_qkvz.index_select(1, qkvz_order), mixed_ba.index_select(1, ba_order), *heads)
+
+
+def split(
+    mixed_qkvz: Tensor, mixed_ba: Tensor, num_heads_qk: int, num_heads_v: int, head_qk: int, head_v: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Split Qwen3.5's projections, whose columns are ``q|k|v|z`` and ``b|a`` already, into views.
+
+    Args and returns are those of :func:`split_grouped`, up to the order of columns.
+    """
+    qkv_width = 2 * num_heads_qk * head_qk + num_heads_v * head_v
+    z = mixed_qkvz[:, qkv_width:].view(-1, num_heads_v, head_v)
+    return mixed_qkvz[:, :qkv_width], z, mixed_ba[:, :num_heads_v], mixed_ba[:, num_heads_v:]

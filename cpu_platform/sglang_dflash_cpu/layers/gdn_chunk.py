@@ -1,4 +1,7 @@
-"""Gated delta rule over whole prompts (prefill), which are cut into chunks of 64 tokens: see :mod:`gdn_block`.
+"""Gated delta rule over whole prompts (prefill), which are cut into chunks of 64 tokens.
+
+A chunk is a block in the closed form of :mod:`sglang_dflash.states.reference`. Shapes: q, k ``[..., T, K]``; v
+``[..., T, V]``; g, beta ``[..., T]``; states ``[..., V, K]``. All are fp32, and the queries are scaled already.
 
 What a chunk needs of its own tokens is computed for all chunks of all sequences at once. Only the state goes
 from chunk to chunk: step c of the loop runs the c-th chunk of every sequence that has one. The sequences are
@@ -8,18 +11,64 @@ sequence is padded to the length of another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from sglang_dflash_cpu.layers import gdn_block
-from sglang_dflash_cpu.layers.gdn import per_value_head
+from sglang_dflash.states.reference import _decay_between as decay_between
+from sglang_dflash.states.reference import _normalized as normalized
 from sglang_dflash_cpu.layers.mamba_state import live_slots
 
 CHUNK_SIZE = 64
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Terms of a block that do not depend on the state before it; every field may have leading dimensions."""
+
+    queries_keys: Tensor  # [2T, K]  e_t q_t, then beta_t e_t k_t
+    system: Tensor  # [T, T]  beta_t D[t, i] (k_t . k_i); only i < t is read
+    scores: Tensor  # [T, T]  D[t, i] (q_t . k_i)
+    values: Tensor  # [T, V]  beta_t v_t
+    keys: Tensor  # [T, K]
+    decay: Tensor  # [T, T]  D
+    decay_in: Tensor  # [T, 1]  e
+
+    def rows(self, rows: slice) -> _Block:
+        """The blocks ``rows`` of the first leading dimension."""
+        return _Block(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+def prepare(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> _Block:
+    """Terms of the closed form, for any number of blocks at once (leading dimensions)."""
+    decay = decay_between(g)
+    decay_in = g.cumsum(-1).exp_().unsqueeze(-1)
+    beta = beta.unsqueeze(-1)
+    return _Block(
+        queries_keys=torch.cat([q * decay_in, k * (beta * decay_in)], -2),
+        system=(k @ k.mT).mul_(decay).mul_(beta),
+        scores=(q @ k.mT).mul_(decay),
+        values=v * beta,
+        keys=k,
+        decay=decay,
+        decay_in=decay_in,
+    )
+
+
+def apply(block: _Block, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Run a block from ``state [..., V, K]``: the outputs o and the writes u, both ``[..., T, V]``."""
+    from_state, erased = (block.queries_keys @ state.mT).chunk(2, -2)
+    writes = torch.linalg.solve_triangular(block.system, block.values - erased, upper=False, unitriangular=True)
+    return from_state + block.scores @ writes, writes
+
+
+def last_state(block: _Block, state: Tensor, writes: Tensor) -> Tensor:
+    """State after the block, ``[..., V, K]``."""
+    decay_out = block.decay[..., -1, :].unsqueeze(-1)
+    return block.decay_in[..., -1:, :] * state + writes.mT @ (block.keys * decay_out)
 
 
 @dataclass(frozen=True)
@@ -62,6 +111,23 @@ def _layout(starts: tuple[int, ...]) -> _Layout:
     )
 
 
+def per_value_head(q: Tensor, k: Tensor, heads: int, *, scale: float | None, normalize: bool) -> tuple[Tensor, Tensor]:
+    """Queries, scaled, and keys as each of ``heads`` value heads reads them.
+
+    Args:
+        q, k: fp32, heads in dimension 1, elements of a head in the last.
+        heads: HV.
+        scale: factor of the queries, ``K ** -0.5`` by default.
+        normalize: whether to divide both by their norm first.
+    """
+    if normalize:
+        q, k = normalized(q), normalized(k)
+    q = q * (scale or k.shape[-1] ** -0.5)
+    if k.shape[1] != heads:
+        q, k = (x.repeat_interleave(heads // x.shape[1], 1) for x in (q, k))
+    return q, k
+
+
 def prefill(
     q: Tensor,
     k: Tensor,
@@ -102,7 +168,7 @@ def prefill(
     q32, k32 = per_value_head(q[0].float(), k[0].float(), v.shape[2], scale=scale, normalize=use_qk_l2norm_in_kernel)
     # A repeated token neither decays the state nor writes to it.
     gates = (torch.where(layout.valid, x[0].float()[layout.tokens], 0).transpose(1, 2) for x in (g, beta))
-    blocks = gdn_block.prepare(by_chunk(q32), by_chunk(k32), by_chunk(v[0].float()), *gates)
+    blocks = prepare(by_chunk(q32), by_chunk(k32), by_chunk(v[0].float()), *gates)
 
     slots = live_slots(initial_state_indices)[layout.sequences]
     state = initial_state.index_select(0, slots).float()
@@ -112,8 +178,8 @@ def prefill(
         active = state[: step.stop - step.start]
         starts[step] = active
         block = blocks.rows(step)
-        outputs[step], writes = gdn_block.apply(block, active)
-        active.copy_(gdn_block.last_state(block, active, writes))
+        outputs[step], writes = apply(block, active)
+        active.copy_(last_state(block, active, writes))
     if inplace_update:
         initial_state.index_copy_(0, slots, state.to(initial_state.dtype))
     out = outputs.transpose(1, 2).flatten(0, 1).index_select(0, layout.positions)

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dflash_cpu.layers.gdn_block import Records
-
 
 def live_slots(indices: Tensor) -> Tensor:
     """Slot numbers as an int64 index ``[bs]``, with padding (negative) sent to the reserved slot 0."""
@@ -49,18 +47,18 @@ def track(
         pool.index_copy_(1, target, pool.index_select(1, source))
 
 
-def scatter_windows(
+def scatter_steps(
     dst: Tensor,
     src: Tensor,
     dst_indices_raw: Tensor,
     step_indices_raw: Tensor,
     src_indices_raw: Tensor | None = None,
 ) -> None:
-    """Copy each request's convolution window after one block position to a slot, in all layers.
+    """Copy each request's state after one block position to a slot, in all layers.
 
     Args:
-        dst: ``[layers, slots, dim, width - 1]``, updated in place.
-        src: ``[layers, rows, block, dim, width - 1]``.
+        dst: ``[layers, slots, ...]``, updated in place.
+        src: ``[layers, rows, block, ...]``.
         dst_indices_raw: slot of each request, ``[bs]``.
         step_indices_raw: block position, ``[bs]``; -1: nothing is copied.
         src_indices_raw: row of each request in ``src``, ``[bs]``; its batch row by default.
@@ -85,8 +83,8 @@ def commit(
     Args:
         mamba_caches: the pools, ``temporal [layers, slots, HV, V, K]`` and a list ``conv`` of
             ``[layers, slots, dim, width - 1]``; and what the verify wrote for every position of the block,
-            ``intermediate_ssm [layers, rows, block, HV, V, K]`` (see :mod:`~sglang_dflash_cpu.layers.gdn_block`)
-            and, in a list like ``conv``, ``intermediate_conv_window [layers, rows, block, dim, width - 1]``.
+            ``intermediate_ssm [layers, rows, block, HV, V, K]`` and, in a list like ``conv``,
+            ``intermediate_conv_window [layers, rows, block, dim, width - 1]``.
         state_indices_tensor: slot of each request, ``[bs]``.
         last_correct_step_indices: block position of the last accepted token, ``[bs]``; -1: commit nothing.
         mamba_track_indices: track slot of each request, ``[bs]``; None if prefix states are not tracked.
@@ -98,13 +96,8 @@ def commit(
     commits = [(state_indices_tensor, last_correct_step_indices)]
     if mamba_track_indices is not None and mamba_steps_to_track is not None:
         commits.append((mamba_track_indices, mamba_steps_to_track))
-    windows = list(zip(mamba_caches.conv, mamba_caches.intermediate_conv_window, strict=True))
-    temporal = mamba_caches.temporal
-    before = temporal.index_select(1, live_slots(state_indices_tensor)).float()
-    records = Records(mamba_caches.intermediate_ssm, rows, before)
+    pools = [mamba_caches.temporal, *mamba_caches.conv]
+    written = [mamba_caches.intermediate_ssm, *mamba_caches.intermediate_conv_window]
     for slots, steps in commits:
-        target = live_slots(torch.where(steps >= 0, slots, 0))
-        step = steps.clamp(min=0)
-        temporal.index_copy_(1, target, records.state_after(step).to(temporal.dtype))
-        for pool, per_step in windows:
-            scatter_windows(pool, per_step, slots, steps, rows)
+        for pool, per_step in zip(pools, written, strict=True):
+            scatter_steps(pool, per_step, slots, steps, rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sglang_dflash.ops import argmax
+from sglang_dflash_cpu.layers.step_ops import argmax
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,8 +1,9 @@
-"""Operations of copied blocks on a CPU, in numpy: a small model pays for calls, and torch's take longer."""
+"""Operations of a decode step in numpy: small models on a CPU are bound by dispatch, and torch's calls take longer."""
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
 
@@ -57,3 +58,11 @@ def offer_copies(
     taken = differs[each, first] & (margins.numpy()[matched, first] < unsure)
     state[places[taken], 1] = first[taken] + 1
     tokens.numpy()[matched[taken], 1:] = copies[taken]
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """Index of the largest value of each row, the first of equals: [rows, V] to int64 [rows]."""
+    if logits.dtype == torch.float32:
+        # Torch compares one value at a time, numpy a vector of them.
+        return torch.from_numpy(logits.numpy().argmax(-1))
+    return logits.argmax(-1)

@@ -1,0 +1,87 @@
+"""The core alone: it declares what it imports, leaves a CPU machine to SGLang and names the other distributions."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from sglang_dflash import __version__
+from sglang_dflash.errors import DFlashError
+from tests.house.test_imports import imports
+from tests.support.broken_pairs import Broken, write_pair
+
+ROOT = Path(__file__).parents[2]
+# Distributions that an installed SGLang has, whatever build of it: the core names no version of them.
+WITH_SGLANG = {
+    *("sglang", "torch", "triton", "transformers", "safetensors", "huggingface_hub", "compressed_tensors"),
+    *("numpy", "prometheus_client"),
+}
+RESOLVE = """
+import sys
+from sglang.srt.plugins import load_plugins
+from sglang.srt.server_args import prepare_server_args
+load_plugins()
+prepare_server_args(sys.argv[1:]).resolve_once()
+"""
+
+
+def test_the_core_declares_what_it_imports() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {re.match(r"[\w-]+", line)[0] for line in project["dependencies"]}  # type: ignore[index]
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "sglang_dflash").rglob("*.py")]
+    used = {name.partition(".")[0] for tree in trees for _, name in imports(tree)}
+    assert used - sys.stdlib_module_names - {"sglang_dflash"} - WITH_SGLANG == declared
+
+
+@pytest.fixture
+def core_alone(tmp_path: Path) -> dict[str, str]:
+    """An environment in which the other two distributions have no entry points."""
+    for name in ("sglang_dflash_cpu", "sglang_dflash_lab"):
+        info = tmp_path / f"path/{name}-{__version__}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {__version__}\n")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")}
+    path = map(str, (tmp_path / "path", ROOT))
+    return {**kept, "PYTHONPATH": os.pathsep.join(path), "CUDA_VISIBLE_DEVICES": ""}
+
+
+def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+@pytest.mark.parametrize("command", ["bench", "report", "pairs"])
+def test_a_command_of_the_absent_lab_says_how_to_install_it(core_alone: dict[str, str], command: str) -> None:
+    ended = run(core_alone, "-m", "sglang_dflash.cli", command, "--anything", "here")
+    assert ended.returncode == 2
+    assert f"Fix: pip install sglang-dflash-lab=={__version__}" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.sglang
+def test_without_an_accelerator_the_core_refuses_dflash_and_names_the_cpu_platform(
+    core_alone: dict[str, str], tmp_path: Path
+) -> None:
+    write_pair(tmp_path, Broken("fits", ""))
+    draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(tmp_path / "drafter"))
+    refused = run(core_alone, "-c", RESOLVE, "--model-path", str(tmp_path / "target"), *draft)
+    assert refused.returncode == 1
+    assert DFlashError.__name__ in refused.stderr.splitlines()[-1], refused.stderr
+    assert f"pip install sglang-dflash-cpu=={__version__}" in refused.stderr
+
+
+@pytest.mark.sglang
+def test_the_core_does_not_take_over_sglang_on_a_machine_without_an_accelerator(core_alone: dict[str, str]) -> None:
+    program = (
+        "from sglang.srt.plugins import load_plugins; load_plugins()\n"
+        "from sglang.srt.platforms import current_platform; print(type(current_platform).__name__)"
+    )
+    assert run(core_alone, "-c", program).stdout.split()[-1] == "SRTPlatform"
