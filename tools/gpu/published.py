@@ -41,7 +41,7 @@ def serve(run: Run, pair: str, arm: str, *flags: str) -> Iterator[Server]:
         folder = Path(name)
         write_configs(pair, folder, shrunk=not run.real)
         models = ("--model-path", str(folder / "target"), "--speculative-draft-model-path", str(folder / "drafter"))
-        with running(folder, *models, *DUMMY, *flags, *run.flags(speculative=True), **environment) as server:
+        with running(run.out, *models, *DUMMY, *flags, *run.flags(speculative=True), **environment) as server:
             yield server
 
 

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import shutil
 import subprocess
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -62,7 +61,7 @@ class Run:
         """Serve a tiny pair in bfloat16, with or without its drafter."""
         models = (*target_arguments(pair, BFLOAT16), *(draft_arguments(pair) if speculative else ()))
         command = (*models, *self.flags(speculative=speculative, backend=backend), *flags)
-        with tempfile.TemporaryDirectory() as folder, running(Path(folder), *command, **environment) as server:
+        with running(self.out, *command, **environment) as server:
             yield server
 
     def write(self, **row: Any) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 import tarfile
-import threading
-import time
 import tomllib
 from pathlib import Path
 
@@ -33,10 +30,7 @@ def unpack(target: Path) -> None:
         with tarfile.open(ARCHIVE) as archive:
             archive.extractall(target, filter="data")
         stamp.write_text(size)
-    (target / "sitecustomize.py").write_text("from tools.gpu import site
-
-site.start_process()
-")
+    (target / "sitecustomize.py").write_text("from tools.gpu import site\n\nsite.start_process()\n")
     for folder in PACKAGES:
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         _install(target, project["name"], __version__, project["entry-points"])
@@ -73,16 +67,3 @@ def start_process() -> None:
     from sglang_dflash_cpu import torchvision_import
 
     torchvision_import.install()
-    if folder := os.environ.get("GPU_KIT_RECORD"):
-        threading.Thread(target=_record_imports, args=(Path(folder),), daemon=True).start()
-
-
-def _record_imports(folder: Path) -> None:
-    """Write this process's modules every second, since SGLang ends its processes with SIGKILL."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{os.getpid()}.txt"
-    while True:
-        names = [name for name, module in list(sys.modules.items()) if getattr(module, "__file__", None)]
-        path.with_suffix(".tmp").write_text("".join(f"{name}\n" for name in sorted(names)))
-        path.with_suffix(".tmp").replace(path)
-        time.sleep(1)
