@@ -82,7 +82,7 @@ wheelhouse: setup
 
 # Not in the environment of `make setup`: with the machine's own Python and torch.
 gpu:
-	$(PYTHON) -m tools.gpu run $(if $(STEPS),--steps $(STEPS)) $(if $(OUT),--out $(OUT)) $(if $(DEVICE),--device $(DEVICE)) $(if $(PAIRS),--pairs $(PAIRS))
+	$(PYTHON) -m tools.gpu $(if $(STEPS),--steps $(STEPS)) $(if $(OUT),--out $(OUT)) $(if $(DEVICE),--device $(DEVICE)) $(if $(PAIRS),--pairs $(PAIRS))
 
 quality: setup
 	$(BIN)/ruff check .

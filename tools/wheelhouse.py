@@ -1,7 +1,7 @@
 """Build the wheelhouse for ``make gpu``: SGLang's dependencies except torch, without files that a run never reads.
 
 ``python tools/wheelhouse.py`` downloads the wheels in ``tools/wheels.txt`` and packs one archive, which
-``tools/gpu/unpack.py`` unpacks on a machine without a network.
+``tools/gpu/site.py`` unpacks on a machine without a network.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+
 ROOT = Path(__file__).parents[1]
 LIST, IMPORTED = ROOT / "tools/wheels.txt", ROOT / "tools/imported.txt"
 ARCHIVE, DOWNLOADS = ROOT / ".wheelhouse/site.tar.xz", ROOT / ".cache/wheels"
-# Room beside the repository itself (24 MiB of tracked files).
+# What the machine's transfer limit leaves next to the repository (24 MiB of tracked files).
 LIMIT = 40 << 20
 DATA = re.compile(r"[^/]+\.data/(\w+)/")
 PYTHON, PLATFORMS = "3.12", [f"manylinux_2_{minor}_x86_64" for minor in (39, 34, 28, 27, 26, 24, 17, 12, 5)]
@@ -32,10 +35,6 @@ class Wheel:
 
     requirement: str
     dropped: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.requirement.partition("==")[0]
 
     def keeps(self, file: str, imported: frozenset[str]) -> bool:
         """Whether to pack a file: it matches no dropped pattern, or a recorded run imported it."""
@@ -68,18 +67,9 @@ def download(wheels: list[Wheel]) -> list[Path]:
     names = [wheel.requirement for wheel in wheels]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     subprocess.run([*pip, "download", "--no-deps", "--dest", str(DOWNLOADS), *target, *platforms, *names], check=True)
-    return [_file_of(wheel) for wheel in wheels]
-
-
-def _file_of(wheel: Wheel) -> Path:
-    name, _, version = wheel.requirement.partition("==")
-    stem = f"{name.replace('-', '_')}-{version}-".lower()
-    (found,) = (
-        path
-        for path in DOWNLOADS.glob("*.whl")
-        if path.name.lower().replace(".", "_").startswith(stem.replace(".", "_"))
-    )
-    return found
+    found = {parse_wheel_filename(path.name)[:2]: path for path in DOWNLOADS.glob("*.whl")}
+    pinned = (wheel.requirement.split("==") for wheel in wheels)
+    return [found[canonicalize_name(name), Version(version)] for name, version in pinned]
 
 
 def kept(source: Path, wheel: Wheel, imported: frozenset[str]) -> Iterator[tuple[str, bytes]]:

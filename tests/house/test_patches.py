@@ -1,102 +1,63 @@
-"""The patch series does what the hooks do, applies to the installed SGLang, and comes out again."""
+"""The patch applies to the installed SGLang, serves DFLASH without the entry point, and can be reversed."""
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import os
 import re
+import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.broken_pairs import BROKEN, write_pair
-from tests.support.patched import apply, copy_of_sglang, series, touched, without_plugins
-
-pytestmark = pytest.mark.sglang
+from tests.support.generation import generate
+from tests.support.pair_servers import dflash_server
+from tests.support.prompts import corpus
 
 pytest.importorskip("sglang")
+pytestmark = pytest.mark.sglang
 
-HOOKS = """
-import sglang.srt.managers.scheduler
-from sglang_dflash.plugin import register
-register()
-from sglang.srt.plugins.hook_registry import HookRegistry
-from sglang.srt.arg_groups import resolution_hooks
-print(*HookRegistry._hooks, sep="\\n")
-# The patched tree is for machines with an accelerator: the CPU platform stays a plugin.
-platform = "sglang_dflash_cpu.platform"
-others = [name for name, hooks in resolution_hooks._HOOKS.items() if any(h.__module__ != platform for h in hooks)]
-print(*(f"resolution step {name}" for name in others), sep="\\n")
-"""
+ROOT = Path(__file__).parents[2]
+PATCH = ROOT / "patches" / "register-plugin.patch"
+(FILE,) = re.findall(r"^\+\+\+ b/(\S+)", PATCH.read_text(), flags=re.MULTILINE)
 
 
 @pytest.fixture()
 def tree(tmp_path: Path) -> Path:
-    return copy_of_sglang(tmp_path)
+    """``tree/sglang``: links to the installed files, and a real copy of the patched one."""
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None and spec.submodule_search_locations
+    (installed,) = map(Path, spec.submodule_search_locations)
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    subprocess.run(["cp", "--recursive", "--symbolic-link", str(installed), str(folder)], check=True)
+    (folder / FILE).unlink()
+    shutil.copy(installed.parent / FILE, folder / FILE)
+    return folder
 
 
-def contents(tree: Path) -> dict[str, str]:
-    return {touched(patch): (tree / touched(patch)).read_text() for patch in series()}
+def patch(tree: Path, *options: str) -> None:
+    command = ["patch", "-p1", "-d", str(tree), "-i", str(PATCH), *options]
+    subprocess.run(command, check=True, capture_output=True)
 
 
-def test_every_patch_says_why_and_changes_one_file_of_its_own() -> None:
-    files = [touched(patch) for patch in series()]
-    assert len(set(files)) == len(files) > 0
-    for patch in series():
-        header = patch.read_text().partition("\n--- ")[0]
-        for word in ("Why: ", "Replaces hook: ", "Upstreamable: "):
-            assert f"\n{word}" in header, patch.name
+def test_the_patch_can_be_reversed(tree: Path) -> None:
+    before = (tree / FILE).read_text()
+    patch(tree, "--dry-run")
+    assert (tree / FILE).read_text() == before
+    patch(tree)
+    assert "sglang_dflash" in (tree / FILE).read_text()
+    patch(tree, "--reverse")
+    assert (tree / FILE).read_text() == before
 
 
-def test_every_hook_has_its_patch() -> None:
-    done = subprocess.run([sys.executable, "-c", HOOKS], capture_output=True, text=True, check=True)
-    hooks = set(done.stdout.split("\n")) - {""}
-    assert len(hooks) > 5
-    texts = "".join(patch.read_text() for patch in series())
-    assert hooks <= set(re.findall(r"^Replaces hook: (.*)$", texts, flags=re.MULTILINE))
-
-
-def test_the_series_applies_and_comes_out_again(tree: Path) -> None:
-    before = contents(tree)
-    assert apply("--check", str(tree)).returncode == 0
-    assert contents(tree) == before
-    assert apply(str(tree)).returncode == 0
-    assert all("sglang_dflash" in text for text in contents(tree).values())
-    again = apply(str(tree))
-    assert again.returncode == 1
-    assert "does not fit" in again.stderr
-    assert apply("--reverse", str(tree)).returncode == 0
-    assert contents(tree) == before
-
-
-def test_none_applies_where_one_does_not(tree: Path) -> None:
-    (tree / touched(series()[-1])).write_text("# another version\n")
-    before = contents(tree)
-    assert apply(str(tree)).returncode == 1
-    assert contents(tree) == before
-
-
-@pytest.mark.parametrize("arguments", [(), ("/nowhere",), ("--force", "/nowhere")])
-def test_a_wrong_call_is_refused(arguments: tuple[str, ...]) -> None:
-    assert apply(*arguments).returncode == 2
-
-
-@pytest.mark.slow
-def test_patched_and_without_plugins_it_reads_old_flags_and_refuses_a_broken_pair(tree: Path, tmp_path: Path) -> None:
-    broken = next(broken for broken in BROKEN if broken.name == "old window under the block")
-    write_pair(tmp_path / "pair", broken)
-    pair = ("--model-path", str(tmp_path / "pair" / "target"), "--speculative-draft-model-path")
-    command = [*pair, str(tmp_path / "pair" / "drafter"), "--speculative-algorithm", "DFLASH", *broken.flags]
-    assert apply(str(tree)).returncode == 0
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).parents[1] / "check" / "refuse_pairs.py")],
-        input=json.dumps([command]),
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **without_plugins(tree)},
-    )
-    assert done.returncode == 0, done.stderr
-    assert broken.names in json.loads(done.stdout)[0]
+@pytest.mark.engine
+def test_a_patched_tree_serves_dflash_without_the_entry_point(tree: Path, tmp_path: Path) -> None:
+    patch(tree)
+    path = os.pathsep.join([str(tree), str(ROOT), str(ROOT / "cpu_platform"), os.environ.get("PYTHONPATH", "")])
+    environment = {"PYTHONPATH": path, "SGLANG_PLUGINS": "none", "SGLANG_PLATFORM": "dflash_cpu"}
+    with dflash_server("tiny-dense", tmp_path, **environment) as server:
+        answer = generate(server, corpus("tiny-dense", 1)[0])
+        assert answer.meta["spec_verify_ct"] < len(answer.tokens)
+        assert "Executed general plugin" not in server.log

@@ -43,7 +43,7 @@ def test_the_three_distributions_have_one_version_and_need_it() -> None:
         ("README.md", "**stock, released SGLang {sglang}**"),
         ("docs/compatibility.md", "\n| {ours} | {sglang}; "),
         ("docs/results/drift.md", "\n| {sglang} | 0 |"),
-        ("patches/apply.sh", "SGLang {sglang} source tree"),
+        ("patches/register-plugin.patch", "SGLang {sglang}\n"),
         ("CHANGELOG.md", "\n## [{ours}]"),
     ],
 )

@@ -1,53 +1,85 @@
-"""``make gpu``'s runner: a step that fails, hangs or is killed is recorded, and the next one still runs."""
+"""``make gpu``: a step that fails, hangs or is killed is recorded, the next one runs, and the next call resumes."""
 
 from __future__ import annotations
 
-import os
+import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tools.gpu import records, runner
+from tools.gpu import __main__ as runner
+from tools.gpu import records
+from tools.gpu.run import Run
 
-# Like a server, the child of "hang" has a session of its own and outlives a killed parent.
-STEPS = {
-    "hang": "import subprocess, sys, time; from pathlib import Path\n"
-    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
-    "Path(sys.argv[2], 'child').write_text(str(child.pid)); time.sleep(600)",
-    "bad": "raise SystemExit(1)",
-    "crash": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
-    "skipped": "raise SystemExit(3)",
-    "good": "print('done')",
+# Like a server, the child of the first step has its own session and would outlive a killed parent.
+HANG = """
+import signal, subprocess, sys, time
+from pathlib import Path
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+Path(sys.argv[1]).write_text(str(child.pid))
+try:
+    time.sleep(600)
+finally:
+    child.kill()
+"""
+PROGRAMS = {
+    "machine": HANG,
+    "kernels": "raise SystemExit(1)",
+    "replay": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+    "card": "raise SystemExit(3)",
+    "nosync": "print('done')",
 }
 
 
 def run(folder: Path, *steps: str, minutes: float = 1) -> tuple[bool, list[str]]:
-    """Whether all went well, and each step's status."""
-    package = folder / "path/fake_steps"
-    package.mkdir(parents=True)
-    for name, text in STEPS.items():
-        (package / f"{name}.py").write_text(text)
-    environment = {**os.environ, "PYTHONPATH": str(package.parent)}
-    good = runner.run(runner.Plan(steps, minutes), folder, environment, "fake_steps")
-    return good, [row["status"] for row in records.read(folder, runner.LOG)]
+    """Return whether all steps went well, and each step's status."""
+    command = [sys.executable, "-c"]
+    good = runner.run_steps(steps, folder, lambda step: [*command, PROGRAMS[step], str(folder / "child")], minutes)
+    return good, [row["status"] for row in records.read(folder, records.STATUS)]
 
 
 def test_every_step_runs_and_ends_with_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(runner.BUDGETS, "hang", 3)
-    assert run(tmp_path, *STEPS) == (False, ["out of time", "failed", "failed", "skipped", "passed"])
-    assert (tmp_path / "good.log").read_text() == "done\n"
+    monkeypatch.setitem(runner.STEPS, "machine", ("", 3))
+    assert run(tmp_path, *PROGRAMS) == (False, ["out of time", "failed", "failed", "skipped", "passed"])
+    assert (tmp_path / "nosync.log").read_text() == "done\n"
     child, deadline = int((tmp_path / "child").read_text()), time.monotonic() + 30
     while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "the step's child lives on"
+        assert time.monotonic() < deadline, "the step's child is still running"
         time.sleep(0.1)
+    assert runner.left(tmp_path) == [step for step in runner.STEPS if step not in ("card", "nosync")]
 
 
 def test_a_step_without_time_left_is_not_started(tmp_path: Path) -> None:
-    assert run(tmp_path, "good", minutes=0) == (False, ["not started"])
+    assert run(tmp_path, "nosync", minutes=0) == (False, ["not started"])
 
 
-def test_what_has_passed_is_not_left(tmp_path: Path) -> None:
-    run(tmp_path, "good", "bad", "skipped")
-    assert runner.left(tmp_path, ("good", "bad", "skipped", "hang")) == ("bad", "hang")
+def test_a_failed_measurement_is_recorded_and_repeated_by_the_next_call(tmp_path: Path) -> None:
+    step = Run("cuda", tmp_path, "nosync")
+
+    def broken() -> dict[str, object]:
+        raise RuntimeError("no server")
+
+    assert not step.measure_each([({"pair": "a"}, broken), ({"pair": "b"}, lambda: {"sum": 1})])
+    failed, passed = records.read(tmp_path, "nosync")
+    assert failed["error"].startswith(__file__) and failed["error"].endswith("RuntimeError: no server")
+    assert "error" not in passed
+    assert step.measure({"pair": "a"}, lambda: {"sum": 1})
+    assert step.measure({"pair": "a"}, broken)  # finished: not measured again
+    assert len(records.read(tmp_path, "nosync")) == 3
+
+
+def test_the_page_has_the_newest_rows_of_a_real_device_and_the_ratio_of_step_times(tmp_path: Path) -> None:
+    rows = [("ours", [9.0, 9.0]), ("builtin", [4.0, 5.0]), ("ours", [3.0, 4.0])]
+    for arm, times in rows:
+        row = {"device": "cuda", "pair": "P", "batch": 8, "arm": arm, "step_ms": times}
+        records.append(tmp_path, "steptimes", row)
+    records.append(tmp_path, "machine", {"device": "cpu", "packages": {"torch": "1"}})
+    page = records.page(tmp_path, list(runner.STEPS))
+    assert page is not None and page.count("\n## ") == 1
+    assert "| P | 8 | ours | 3.50 [3.00, 4.00] |\n| P | 8 | builtin | 4.50 [4.00, 5.00] |\n" in page
+    assert "- P, batch 8: ours / builtin = 0.78\n" in page
+    assert "torch 1" in str(records.page(tmp_path, ["machine"], "cpu"))
+    assert records.page(tmp_path, ["kernels"]) is None

@@ -1,4 +1,4 @@
-"""The kit's stand-ins against what the kernels they stand for are documented to do, on small tensors."""
+"""The kit's stand-ins compute what the documented kernels compute, on small tensors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.ops import reference
-from tools.gpu import unpack
-from tools.gpu.standins import jit, simulate
+from tools.gpu import site
+from tools.gpu.standins import jit, plugin
 
 
 @pytest.fixture(autouse=True)
@@ -49,10 +49,10 @@ def test_rope_turns_the_first_part_of_a_head_and_stores_it(neox: bool) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 4])
-def test_simulated_accept_lengths_are_those_asked_for(length: int) -> None:
+def test_simulated_accept_lengths_are_the_requested_ones(length: int) -> None:
     draft, target = torch.randint(0, 50, (5, 4)), torch.randint(0, 50, (5, 4))
     lens = torch.arange(5) + 7
-    accepted = simulate.simulated(reference.accept_block, lambda width: length)(draft, target, lens)
+    accepted = plugin.simulated(reference.accept_block, lambda width: length)(draft, target, lens)
     assert accepted.accept_lens.tolist() == [length] * 5
     assert torch.equal(accepted.out_tokens[:, : length - 1], draft[:, 1:length])
 
@@ -61,7 +61,7 @@ def test_experts_are_aligned_to_blocks() -> None:
     """The example of SGLang's own function, whose experts are numbered from 1, and a filtered one in front."""
     topk_ids = torch.tensor([[2, 3, 4], [1, 2, 4], [1, 3, 4], [1, 2, -1]], dtype=torch.int32)
     places, experts, padded = torch.zeros(40, dtype=torch.int32), torch.zeros(10, dtype=torch.int32), torch.zeros(1)
-    sgl_kernel = SourceFileLoader("stand_in", str(unpack.STAND_INS / "sgl_kernel/__init__.py")).load_module()
+    sgl_kernel = SourceFileLoader("stand_in", str(site.STAND_INS / "sgl_kernel/__init__.py")).load_module()
     sgl_kernel.moe_align_block_size(topk_ids, 6, 4, places, experts, padded, None, True, False)
     assert padded.tolist() == [20]
     assert places.tolist()[:20] == [11, 12, 12, 12, 3, 6, 9, 12, 0, 4, 10, 12, 1, 7, 12, 12, 2, 5, 8, 12]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tools import wheelhouse
-from tools.gpu import unpack
+from tools.gpu import site
 from tools.wheelhouse import Wheel
 
 ROOT = wheelhouse.ROOT
@@ -28,7 +28,7 @@ def test_versions_are_those_that_make_setup_installs() -> None:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small wheel, packed and unpacked."""
     source = tmp_path / "a-1-py3-none-any.whl"
     names = (
@@ -44,28 +44,25 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             wheel.writestr(name, "answer = 42\n")
     files = dict(wheelhouse.kept(source, Wheel("a==1", ("*.md", "a/models/*")), frozenset({"a.models.used"})))
     assert files.keys() == {"a/x.py", "a/models/used.py", "b.py"}
-    monkeypatch.setattr(unpack, "ARCHIVE", tmp_path / "site.tar.xz")
-    wheelhouse.pack(files, unpack.ARCHIVE)
-    unpack.unpack(tmp_path / "site")
+    monkeypatch.setattr(site, "ARCHIVE", tmp_path / "site.tar.xz")
+    wheelhouse.pack(files, site.ARCHIVE)
+    site.unpack(tmp_path / "site")
     return tmp_path / "site"
 
 
-@pytest.mark.parametrize("device", [unpack.CUDA, unpack.CPU])
+@pytest.mark.parametrize("device", [site.CUDA, site.CPU])
 def test_a_process_finds_the_wheels_the_checkout_and_stand_ins_where_kernels_are_called(
-    site: Path, device: str
+    folder: Path, device: str
 ) -> None:
-    found = {each.name: {entry.name for entry in each.entry_points} for each in distributions(path=[str(site)])}
-    assert found == {
-        "sglang-dflash": {"dflash"},
-        "sglang-dflash-cpu": {"dflash_cpu"},
-        "sglang-dflash-lab": {"bench", "report", "pairs"},
-        "gpu-kit": {"gpu_kit"},
-    }
+    found = {each.name: {entry.name for entry in each.entry_points} for each in distributions(path=[str(folder)])}
+    lab = {"sglang-dflash-lab": {"bench", "report", "pairs"}}
+    kit = {"sglang-dflash": {"dflash"}, "sglang-dflash-cpu": {"dflash_cpu"}, "gpu-kit": {"gpu_kit"}}
+    assert found == kit | lab
     program = """
-import importlib.util, sys, b, tools.gpu.startup
+import importlib.util, sys, b
 hooked = any(type(finder).__name__ == "_BeforeTorchvision" for finder in sys.meta_path)
 print(b.answer, hooked, importlib.util.find_spec("sgl_kernel") is not None)
 """
-    environment = unpack.environment(site, device)
+    environment = site.environment(folder, device)
     run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["42", "True", str(device == unpack.CUDA)]
+    assert run.stdout.split() == ["42", "True", str(device == site.CUDA)]

@@ -18,7 +18,6 @@ from tests.support.cards import NAMES, card
 from tests.support.checkpoints import assert_greedy
 from tests.support.memory import allocated, assert_as_estimated, estimated
 from tests.support.pair_servers import with_plugin
-from tests.support.patched import apply, copy_of_sglang, without_plugins
 from tests.support.servers import LAUNCH_SERVER, SGLANG_SERVE, Server, running, started
 from tests.support.shrunk_cards import FLOAT32, RICHEST, assert_served_here, build, generate, prompts, request
 
@@ -110,17 +109,3 @@ def test_the_demo_script(tmp_path: Path) -> None:
         assert "serves DFLASH" in server.log
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["choices"][0]["message"]["content"]
-
-
-def test_a_patched_tree_serves_with_plugins_switched_off(tmp_path: Path) -> None:
-    (tmp_path / "tree").mkdir()
-    tree = copy_of_sglang(tmp_path / "tree")
-    assert apply(str(tree)).returncode == 0
-    target = build(RICHEST, tmp_path)
-    arguments = [*card(RICHEST).arguments_for(tmp_path / "target", tmp_path / "drafter"), *FLOAT32]
-    with running(tmp_path, *arguments, **without_plugins(tree)) as server:
-        answers = generate(server)
-        assert SERVER_INFO_KEY in server.get("/server_info").json()["internal_states"][0]
-        assert "Executed general plugin" not in server.log
-    for prompt, answer in zip(prompts(), answers, strict=True):
-        assert_greedy(target, prompt, answer["output_ids"])

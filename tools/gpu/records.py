@@ -1,12 +1,26 @@
-"""Results as JSON lines, a file per step, written as they come so that a killed run keeps them."""
+"""Measured rows as JSON lines, a file per step, and the page of results. Needs the standard library only.
+
+Rows are written as they are measured, so a killed run keeps them.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 Row = dict[str, Any]
+STATUS = "steps"
+# A newer row replaces an older one with the same values of these.
+KEYS = ("pair", "arm", "backend", "batch", "kernel", "tool", "step")
+HIDDEN = ("device", "log", "error")
+HEADER = """# On a GPU
+
+Measured with [the kit](../development.md#a-gpu-without-sglang). Pairs with published names have random weights and a
+simulated accept length. Times are milliseconds, median [range]. Both workers run on the kit's stand-ins for SGLang's
+compiled kernels: their ratio is fair, their times are not SGLang's best.
+"""
 
 
 def append(folder: Path, step: str, row: Row) -> None:
@@ -16,9 +30,8 @@ def append(folder: Path, step: str, row: Row) -> None:
 
 
 def read(folder: Path, step: str) -> list[Row]:
-    """Rows of a step, oldest first, without a line that a killed run cut off."""
-    path = folder / f"{step}.jsonl"
-    rows = []
+    """Rows of a step, oldest first. A line that a killed run cut off is left out."""
+    path, rows = folder / f"{step}.jsonl", []
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             rows.append(json.loads(line))
@@ -27,9 +40,49 @@ def read(folder: Path, step: str) -> list[Row]:
     return rows
 
 
-def latest(rows: list[Row], *keys: str) -> list[Row]:
-    """The newest row for each combination of ``keys``, in order of first appearance."""
-    newest: dict[tuple[Any, ...], Row] = {}
-    for row in rows:
-        newest[tuple(row.get(key) for key in keys)] = row
-    return list(newest.values())
+def latest(rows: list[Row]) -> list[Row]:
+    """The newest row for each combination of :data:`KEYS`, in order of first appearance."""
+    return list({tuple(row.get(key) for key in KEYS): row for row in rows}.values())
+
+
+def page(out: Path, steps: list[str], device: str = "cuda") -> str | None:
+    """Results in Markdown, a section per step; None without rows of this device."""
+    sections = []
+    for step in steps:
+        rows = latest([row for row in read(out, step) if row["device"] == device and "error" not in row])
+        if rows:
+            sections += [f"## {step}\n", f"<!-- measure: make gpu STEPS={step} -->\n", table(rows), *ratios(rows)]
+    return "\n".join([HEADER, *sections]) if sections else None
+
+
+def table(rows: list[Row]) -> str:
+    columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in HIDDEN]
+    lines = [columns, ["---"] * len(columns), *[[_cell(row.get(name, "-")) for name in columns] for row in rows]]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], float):
+        return f"{median(value):.2f} [{min(value):.2f}, {max(value):.2f}]"
+    if isinstance(value, dict):
+        value = ", ".join(f"{name} {_cell(each)}" for name, each in value.items())
+    text = f"{value:.2f}" if isinstance(value, float) else str(value)
+    return text.replace("|", "/").replace("\n", " ")[:400]
+
+
+def ratios(rows: list[Row]) -> list[str]:
+    """Step times of our worker relative to SGLang's, a line per pair and batch size with both."""
+    times = {(row["pair"], row["batch"], row["arm"]): median(row["step_ms"]) for row in rows if "batch" in row}
+    both = [cell for cell in times if cell[2] == "ours" and (*cell[:2], "builtin") in times]
+    return [
+        f"- {pair}, batch {batch}: ours / builtin = {times[pair, batch, 'ours'] / times[pair, batch, 'builtin']:.2f}\n"
+        for pair, batch, _ in both
+    ]
+
+
+def summary(out: Path) -> str:
+    """Status of each step, then the errors of steps that failed."""
+    last = latest(read(out, STATUS))
+    failed = [row["step"] for row in last if row["status"] == "failed"]
+    errors = [(step, row["error"]) for step in failed for row in read(out, step)[-20:] if row.get("error")]
+    return "\n".join([table(last), *(f"{step}: {error.strip().splitlines()[-1][:300]}" for step, error in errors)])

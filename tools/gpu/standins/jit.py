@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,44 +11,38 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+Template = list[str]  # C++ template arguments, as text
+
 
 def load_jit(*args: str, cuda_wrappers: Any = (), **options: Any) -> SimpleNamespace:
     """Replace SGLang's ``load_jit``: return a module's stand-ins by their exported names.
 
     Args:
-        args: module name, then its C++ template arguments as text.
+        args: module name, then its C++ template arguments.
         cuda_wrappers: (exported name, C++ expression) pairs.
     """
     name, *template = args
-    exported = [wrapper[0] for wrapper in cuda_wrappers]
-    return SimpleNamespace(**{export: _find(name, export, template) for export in exported})
+    names = [wrapper[0] for wrapper in cuda_wrappers]
+    return SimpleNamespace(**{each: partial(STAND_INS.get(each, _missing(name, each)), template) for each in names})
 
 
-def _find(module: str, export: str, template: list[str]) -> Callable[..., Any]:
-    function = STAND_INS.get((module, export))
-
-    def call(*args: Any) -> Any:
-        if function is None:
-            raise NotImplementedError(f"{module}.{export}{tuple(template)} has no stand-in: add one to {__file__}")
-        return function(template, *args)
+def _missing(module: str, export: str) -> Callable[..., Any]:
+    def call(template: Template, *args: Any) -> Any:
+        raise NotImplementedError(f"{module}.{export}{tuple(template)} has no stand-in. Fix: add one to {__file__}")
 
     return call
 
 
-def run_activation(template: list[str], rows: Tensor, out: Tensor, op: str) -> None:
+def run_activation(template: Template, rows: Tensor, out: Tensor, op: str) -> None:
     """Write the activated first half of each row times its second half to ``out``."""
-    gate, up = rows.chunk(2, dim=-1)
-    activated = {
-        "silu": functional.silu,
-        "gelu": functional.gelu,
-        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    }[op](gate.float())
-    out.copy_(activated * up.float())
+    gate, up = rows.float().chunk(2, dim=-1)
+    approximate = "tanh" if op == "gelu_tanh" else "none"
+    out.copy_((functional.silu(gate) if op == "silu" else functional.gelu(gate, approximate=approximate)) * up)
 
 
-def run_rope(template: list[str], q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> None:
+def run_rope(template: Template, q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> None:
     """Rotate the first ``template[1]`` elements of each head of ``q`` and ``k`` [tokens, heads, head_dim] in place."""
-    neox, width = _flag(template[0]), int(template[1])
+    neox, width = template[0].lower() in ("true", "1"), int(template[1])
     cos, sin = cos_sin[positions].float().unsqueeze(1).chunk(2, dim=-1)
     for heads in (q, k):
         turned = heads[..., :width].float()
@@ -56,75 +51,49 @@ def run_rope(template: list[str], q: Tensor, k: Tensor, cos_sin: Tensor, positio
         heads[..., :width] = torch.cat(rotated, -1) if neox else torch.stack(rotated, -1).flatten(-2)
 
 
-def run_rope_store(
-    template: list[str],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    cos_sin: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-) -> None:
+def run_rope_store(template: Template, q: Tensor, k: Tensor, v: Tensor, *args: Tensor) -> None:
     """Apply :func:`run_rope`, then store the rotated ``k`` and ``v`` in the caches' rows ``slots``."""
+    k_cache, v_cache, cos_sin, positions, slots = args
     run_rope(template, q, k, cos_sin, positions)
-    for rows, cache in ((k, k_cache), (v, v_cache)):
-        cache.view(len(cache), -1)[slots.long()] = rows.reshape(len(rows), -1).to(cache.dtype)
+    store_cache(template, k, v, k_cache, v_cache, slots)
 
 
 def store_cache(
-    template: list[str],
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slots: Tensor,
-    limit: int,
-    skipped: int,
+    template: Template, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, *_: int
 ) -> None:
-    """Store ``k`` and ``v`` in the caches' rows ``slots``; the padding slot ``skipped`` may take garbage."""
+    """Store ``k`` and ``v`` in the caches' rows ``slots``; the padding slot may receive any value."""
     for rows, cache in ((k, k_cache), (v, v_cache)):
         cache.view(len(cache), -1)[slots.long()] = rows.reshape(len(rows), -1).to(cache.dtype)
 
 
-def rmsnorm(template: list[str], rows: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
-    out.copy_(_norm(rows, weight, eps))
-
-
-def fused_add_rmsnorm(template: list[str], rows: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
-    """Overwrite ``residual`` with the sum and ``rows`` with the sum's norm."""
-    residual.add_(rows)
-    rows.copy_(_norm(residual, weight, eps))
-
-
-def qknorm(template: list[str], q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
-    """Normalise each head of ``q`` and ``k`` [tokens, heads, head_dim] in place."""
-    q.copy_(_norm(q, q_weight, eps))
-    k.copy_(_norm(k, k_weight, eps))
-
-
-def _norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+def norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm of rows of ``weight.numel()`` elements, with sums in float32 as in the kernels."""
     return functional.rms_norm(rows.float(), weight.shape, weight.float(), eps).to(rows.dtype)
 
 
-def clamp_position(template: list[str], positions: Tensor, lengths: Tensor) -> None:
+def rmsnorm(template: Template, rows: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
+    out.copy_(norm(rows, weight, eps))
+
+
+def fused_add_rmsnorm(template: Template, rows: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
+    """Overwrite ``residual`` with the sum and ``rows`` with the sum's norm."""
+    residual.add_(rows)
+    rows.copy_(norm(residual, weight, eps))
+
+
+def qknorm(template: Template, q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
+    """Normalise each head of ``q`` and ``k`` [tokens, heads, head_dim] in place."""
+    q.copy_(norm(q, q_weight, eps))
+    k.copy_(norm(k, k_weight, eps))
+
+
+def clamp_position(template: Template, positions: Tensor, lengths: Tensor) -> None:
     """Write each length's last position, at least 0, to ``positions``."""
     positions.copy_((lengths - 1).clamp(min=0))
 
 
-def _flag(text: str) -> bool:
-    return str(text).lower() in ("true", "1")
-
-
-# (module, exported name) -> stand-in, which takes the template arguments first.
-STAND_INS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("activation", "run_activation"): run_activation,
-    ("clamp_position", "clamp_position"): clamp_position,
-    ("fused_add_rmsnorm", "fused_add_rmsnorm"): fused_add_rmsnorm,
-    ("fused_rope", "run_rope"): run_rope,
-    ("fused_rope", "run_rope_store"): run_rope_store,
-    ("kvcache", "store_cache"): store_cache,
-    ("qknorm", "qknorm"): qknorm,
-    ("rmsnorm", "rmsnorm"): rmsnorm,
-}
+# Exported name -> stand-in.
+STAND_INS: dict[str, Callable[..., None]] = {
+    function.__name__: function
+    for function in (run_activation, clamp_position, fused_add_rmsnorm, run_rope, run_rope_store, store_cache, qknorm)
+} | {"rmsnorm": rmsnorm}

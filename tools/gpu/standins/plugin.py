@@ -1,26 +1,48 @@
-"""SGLang plugin of the kit: stand-ins for what SGLang compiles at run time, and simulated accept lengths."""
+"""SGLang plugin of the kit: stand-ins for what SGLang compiles at run time, and simulated accept lengths.
+
+Our worker reads the variable that SGLang's own reads for simulated accept lengths (SGLANG_SIMULATE_ACC_LEN).
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
-from tools.gpu.standins import jit, simulate
+from torch import Tensor
+
+from tools.gpu.standins.jit import load_jit
 
 
 def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    simulate.install()
-    if os.environ.get("GPU_KIT_DEVICE") == "cpu":
-        return  # the CPU platform calls none of them
-    HookRegistry.register("sglang.kernels.jit.utils.compile.loader.load_jit", jit.load_jit, HookType.REPLACE)
-    if os.environ.get("GPU_KIT_DEVICE") == "fake":
-        from tests.rehearsal import graphs
+    if float(os.environ.get("SGLANG_SIMULATE_ACC_LEN") or 0) > 0:
+        from sglang_dflash import ops
 
-        graphs.install()
-    # Needs NVIDIA's CuTe DSL; without it the gate and up projections run separately.
-    HookRegistry.register("sglang.srt.layers.dual_gemm.DualGemm._select_mode", _no_mode, HookType.REPLACE)
+        ops.accept_block = simulated(ops.accept_block, _draw)  # before our worker is imported
+    if os.environ.get("GPU_KIT_DEVICE") == "cuda":
+        HookRegistry.register("sglang.kernels.jit.utils.compile.loader.load_jit", load_jit, HookType.REPLACE)
+        # Needs NVIDIA's CuTe DSL; without a mode the gate and up projections run separately.
+        no_mode: Callable[..., None] = lambda self, gate_up_proj, hidden_size: None  # noqa: E731
+        HookRegistry.register("sglang.srt.layers.dual_gemm.DualGemm._select_mode", no_mode, HookType.REPLACE)
 
 
-def _no_mode(self: Any, gate_up_proj: Any, hidden_size: int) -> None: ...
+def simulated(accept_block: Callable[..., Any], draw: Callable[[int], int]) -> Callable[..., Any]:
+    """Wrap ``accept_block`` so that every row accepts ``draw(width)`` tokens, the bonus token included."""
+
+    def run(draft: Tensor, target: Tensor, lens: Tensor) -> Any:
+        length = draw(draft.shape[1])
+        agreed = target.clone()
+        agreed[:, : length - 1] = draft[:, 1:length]
+        if length < draft.shape[1]:
+            agreed[:, length - 1] = draft[:, length] ^ 1  # a token of the vocabulary that is not the draft
+        return accept_block(draft, agreed, lens)
+
+    return run
+
+
+def _draw(width: int) -> int:
+    from sglang.srt.speculative import spec_utils
+
+    return int(spec_utils.sample_simulated_acc_len(spec_utils.SIMULATE_ACC_LEN, spec_utils.SIMULATE_ACC_METHOD, width))

@@ -17,12 +17,11 @@ from torch.nn import functional
 
 from tests.support.renorm import top_k_renorm_prob as top_k_renorm_prob
 from tests.support.renorm import top_p_renorm_prob as top_p_renorm_prob
-
-# Norms: rows of ``weight.numel()`` elements; sums in float32, as the kernels do.
+from tools.gpu.standins.jit import norm
 
 
 def rmsnorm(input: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None, **_: Any) -> Tensor:
-    normed = functional.rms_norm(input.float(), weight.shape, weight.float(), eps).to(input.dtype)
+    normed = norm(input, weight, eps)
     return normed if out is None else out.copy_(normed)
 
 
@@ -47,26 +46,18 @@ def silu_and_mul(input: Tensor, out: Tensor | None = None, **_: Any) -> Tensor:
     return product if out is None else out.copy_(product)
 
 
-def moe_align_block_size(
-    topk_ids: Tensor,
-    buckets: int,
-    block: int,
-    sorted_ids: Tensor,
-    expert_ids: Tensor,
-    padded_tokens: Tensor,
-    *_: Any,
-) -> None:
+def moe_align_block_size(topk_ids: Tensor, buckets: int, block: int, *outputs: Any) -> None:
     """Sort the tokens' experts into buckets, each padded to whole blocks; bucket 0 is of expert -1.
 
-    The first rows of a capture hold garbage: what is no expert is counted with the last one.
+    The first rows of a capture are uninitialised: an invalid id is counted with the last expert.
 
     Args:
         topk_ids: ``[tokens, k]``, experts of each token.
         buckets: experts and one more.
-        sorted_ids: gets the index into ``topk_ids`` at each place, its number of elements where there is padding.
-        expert_ids: gets the expert of each block.
-        padded_tokens: gets the number of places.
+        outputs: the index into ``topk_ids`` at each place, its number of elements in padding; the expert of each block;
+            the number of places; further arguments are unused.
     """
+    sorted_ids, expert_ids, padded_tokens, *_ = outputs
     bucket = (topk_ids.flatten().long() + 1).clamp(0, buckets - 1)
     counts = bucket.new_zeros(buckets).scatter_add_(0, bucket, torch.ones_like(bucket))
     ends = ((counts + block - 1) // block * block).cumsum(0)
@@ -86,7 +77,7 @@ def weak_ref_tensor(tensor: Tensor) -> Tensor:
 
 
 class Missing:
-    """A kernel without a stand-in: harmless to import, an error to call."""
+    """A kernel without a stand-in. It can be imported; calling it raises."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -97,7 +88,7 @@ class Missing:
         return Missing(f"{self._name}.{attribute}")
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        raise NotImplementedError(f"{self._name} has no stand-in: add one to {__file__}")
+        raise NotImplementedError(f"{self._name} has no stand-in. Fix: add one to {__file__}")
 
 
 class _Submodules(importlib.abc.MetaPathFinder, importlib.abc.Loader):

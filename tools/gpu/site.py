@@ -1,4 +1,4 @@
-"""Unpack the wheelhouse and make this checkout importable beside it. Needs the standard library only."""
+"""Unpack the wheelhouse and make it and this checkout importable. Needs the standard library only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ ROOT = Path(__file__).parents[2]
 ARCHIVE = ROOT / ".wheelhouse/site.tar.xz"
 PACKAGES = (ROOT, ROOT / "cpu_platform", ROOT / "lab")
 STAND_INS = ROOT / "tools/gpu/standins/path"
-CUDA, FAKE, CPU = "cuda", "fake", "cpu"  # a real device, one that is faked on the host, this package's CPU platform
-FAKED = {
-    **{"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1", "SGLANG_ENABLE_TORCH_COMPILE": "0"},
-    # An interpreted start takes minutes.
-    **{"SERVER_START_SECONDS": "1800", "SGLANG_HEALTH_CHECK_TIMEOUT": "300"},
-}
+CUDA, CPU = "cuda", "cpu"
 
 
 def unpack(target: Path) -> None:
@@ -28,15 +23,14 @@ def unpack(target: Path) -> None:
         SystemExit: there is no wheelhouse.
     """
     if not ARCHIVE.exists():
-        raise SystemExit(f"{ARCHIVE} is missing: run `make wheelhouse` on a machine with a package index")
-    stamp = target / ".unpacked"
-    size = str(ARCHIVE.stat().st_size)
+        raise SystemExit(f"{ARCHIVE} is missing. Fix: run `make wheelhouse` on a machine with a package index")
+    stamp, size = target / ".unpacked", str(ARCHIVE.stat().st_size)
     if not stamp.exists() or stamp.read_text() != size:
         target.mkdir(parents=True, exist_ok=True)
         with tarfile.open(ARCHIVE) as archive:
             archive.extractall(target, filter="data")
         stamp.write_text(size)
-    (target / "sitecustomize.py").write_text("from tools.gpu import startup\n\nstartup.install()\n")
+    (target / "sitecustomize.py").write_text("from tools.gpu import site\n\nsite.start_process()\n")
     for folder in PACKAGES:
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         _install(target, project["name"], __version__, project["entry-points"])
@@ -55,15 +49,21 @@ def _install(target: Path, name: str, version: str, groups: dict[str, dict[str, 
 
 def environment(target: Path, device: str) -> dict[str, str]:
     """Environment of a process that runs on ``device`` with the packages in ``target``."""
-    stand_ins = [] if device == CPU else [str(STAND_INS)]
+    stand_ins = [str(STAND_INS)] if device == CUDA else []
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*stand_ins, str(target), *map(str, PACKAGES)]),
         "PYTHONUNBUFFERED": "1",
         "GPU_KIT_DEVICE": device,
-        # The compiled prefix tree misreads tensor types under any torch but SGLang's own.
+        # The compiled prefix tree requires the torch release that SGLang was built with.
         "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",
         "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
         "HF_HUB_OFFLINE": "1",
-        **(FAKED if device == FAKE else {}),
     }
+
+
+def start_process() -> None:
+    """Prepare a process of the kit; its ``sitecustomize`` calls this first."""
+    from sglang_dflash_cpu import torchvision_import
+
+    torchvision_import.install()
