@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from measure import width_traffic
 
 from sglang_dflash.diagnose.client import Sampling
+from sglang_dflash_lab.measure import width_traffic
 from sglang_dflash_lab.measure.width_traffic import Phase, by_phase, draw, report, run, schedule
 from tests.support.hurry import Hurry
 
