@@ -9,7 +9,7 @@ from sglang_dflash.check.findings import Finding, judge
 from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.errors import DFlashError, Doubt
 from sglang_dflash.plan.pair import asked_block, copies_fill_blocks
-from sglang_dflash.window.size import context_window
+from sglang_dflash.plan.window import context_window
 
 _ITS_DRAFTER = "use the drafter that was trained for this target"
 

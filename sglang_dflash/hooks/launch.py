@@ -26,8 +26,8 @@ from sglang_dflash.hooks.takeover import (
 from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine, find_gpu, size
 from sglang_dflash.plan.decide import builtin_requested, decide, reason_for_builtin
 from sglang_dflash.plan.pair import PLAIN_LAYERS, drafter_files, needs_bfloat16_states
+from sglang_dflash.plan.replay import SWITCH
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.states.choice import SWITCH
 from sglang_dflash.upstream import (
     declare_resolution,
     declared_resolutions,

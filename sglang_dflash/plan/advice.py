@@ -11,7 +11,7 @@ from sglang_dflash.memory.fit import Demand, Pools, best, share
 from sglang_dflash.memory.outside import FLOOR, Outside
 from sglang_dflash.memory.sizes import SLOTS
 from sglang_dflash.memory.table import Advice
-from sglang_dflash.states.choice import FLAG as REPLAY_FLAG
+from sglang_dflash.plan.replay import FLAG as REPLAY_FLAG
 
 WINDOW = 2048  # draft window, tokens
 HIGHEST_FRACTION = 0.9  # of the device; activations and graphs take the rest

@@ -9,20 +9,20 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from sglang_dflash.copies.choice import copies_asked_for
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.kinds import kind_left_to_builtin
 from sglang_dflash.drafter.quantisation import is_set_aside
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.machine import Machine
+from sglang_dflash.plan.copies import copies_asked_for
 from sglang_dflash.plan.memory import expected_memory
 from sglang_dflash.plan.pair import Pair, block_size, drafter_files, page_size, read_pair
+from sglang_dflash.plan.replay import asked_for as replay_asked_for
+from sglang_dflash.plan.replay import is_replayed, record_length
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.states.choice import asked_for as replay_asked_for
-from sglang_dflash.states.choice import is_replayed, record_length
+from sglang_dflash.plan.window import DraftWindow, context_window
 from sglang_dflash.width.config import FLAG, WidthConfig
 from sglang_dflash.width.config import asked_for as widths_asked_for
-from sglang_dflash.window.size import DraftWindow, context_window
 
 SWITCH = "SGLANG_DFLASH"
 

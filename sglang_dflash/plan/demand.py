@@ -27,8 +27,8 @@ from sglang_dflash.memory.sizes import (
     target_kv_per_token,
 )
 from sglang_dflash.plan.pair import Pair, block_size, needs_bfloat16_states, page_size, served_dtype
-from sglang_dflash.states.choice import ring_length
-from sglang_dflash.window.size import context_window, ring_slots
+from sglang_dflash.plan.replay import ring_length
+from sglang_dflash.plan.window import context_window, ring_slots
 
 STATE_SHARE = 0.9  # SGLang's --mamba-full-memory-ratio
 _FLOATS = {"F64", "F32", "F16", "BF16"}

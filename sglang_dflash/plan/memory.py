@@ -16,7 +16,7 @@ from sglang_dflash.memory.table import Advice
 from sglang_dflash.plan.advice import With, advice, highest_fraction, more_prefixes
 from sglang_dflash.plan.demand import demand
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.states.choice import is_replayed
+from sglang_dflash.plan.replay import is_replayed
 
 MEM_FRACTION = 0.85  # assumed; SGLang computes one from the device and its graphs
 _RATIO_UNSET = (None, 0.9)  # SGLang's default, indistinguishable from a user's own 0.9

@@ -14,8 +14,8 @@ from sglang_dflash.plan.advice import WINDOW_FLAG, With, highest_fraction, singl
 from sglang_dflash.plan.demand import demand
 from sglang_dflash.plan.memory import MemoryTable, divide
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.states.choice import FLAG as REPLAY_FLAG
-from sglang_dflash.states.choice import asked_for, reason_against
+from sglang_dflash.plan.replay import FLAG as REPLAY_FLAG
+from sglang_dflash.plan.replay import asked_for, reason_against
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from sglang_dflash.drafter.files import ModelFiles
     from sglang_dflash.errors import DFlashError
     from sglang_dflash.plan.memory import MemoryTable
+    from sglang_dflash.plan.window import DraftWindow
     from sglang_dflash.width.config import WidthConfig
-    from sglang_dflash.window.size import DraftWindow
 
 Role = Literal["null", "prefill", "decode"]  # SGLang's --disaggregation-mode
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from sglang_dflash.ops.dispatch import by_device
 from sglang_dflash.plan import serving
+from sglang_dflash.plan.replay import decode_backend
 from sglang_dflash.states import reference
-from sglang_dflash.states.choice import decode_backend
 from sglang_dflash.states.reference import Records
 from sglang_dflash.upstream import get_exec
 

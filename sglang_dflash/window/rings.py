@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sglang_dflash.plan.window import DraftWindow
 from sglang_dflash.upstream import ReqToTokenPool, async_h2d
-from sglang_dflash.window.size import DraftWindow
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ScheduleBatch

@@ -7,7 +7,7 @@ import pytest
 from sglang_dflash.check.flags import parse
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU
-from sglang_dflash.states.choice import asked_for, is_replayed, record_length, ring_length
+from sglang_dflash.plan.replay import asked_for, is_replayed, record_length, ring_length
 
 SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 FLAG = "--enable-linear-replayssm-spec"

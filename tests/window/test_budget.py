@@ -11,11 +11,11 @@ pytest.importorskip("sglang")
 
 from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import SpecAuxHiddenStateConfig
 
+from sglang_dflash.plan.window import DraftWindow
 from sglang_dflash.upstream import ReqToTokenPool
 from sglang_dflash.window import hooks
 from sglang_dflash.window.hooks import cap_prefix, charge_rings
 from sglang_dflash.window.rings import DraftRings
-from sglang_dflash.window.size import DraftWindow
 from tests.support.plan import serve
 
 pytestmark = pytest.mark.sglang

@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.window.size import context_window, ring_slots
+from sglang_dflash.plan.window import context_window, ring_slots
 from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all

@@ -12,9 +12,9 @@ import torch
 
 pytest.importorskip("sglang")
 
+from sglang_dflash.plan.window import DraftWindow
 from sglang_dflash.upstream import ReqToTokenPool
 from sglang_dflash.window.rings import DraftRings
-from sglang_dflash.window.size import DraftWindow
 from sglang_dflash.worker.step import BlockKV
 
 pytestmark = pytest.mark.sglang

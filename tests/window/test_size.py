@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.window.size import context_window, ring_slots
+from sglang_dflash.plan.window import context_window, ring_slots
 from tests.support.configs import drafter
 
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.replay import SWITCH
 from sglang_dflash.states import reference, replay
-from sglang_dflash.states.choice import SWITCH
 from sglang_dflash.worker.start import replay_check
 from sglang_dflash.worker.start.replay_check import check_replay
 from tests.support.gdn_replay import server_pool

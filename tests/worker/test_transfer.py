@@ -14,9 +14,9 @@ from torch import Tensor
 pytest.importorskip("sglang")
 
 from sglang_dflash.hooks import corrections
+from sglang_dflash.plan.window import DraftWindow
 from sglang_dflash.upstream import ReqToTokenPool, StateType
 from sglang_dflash.window.rings import DraftRings
-from sglang_dflash.window.size import DraftWindow
 from sglang_dflash.worker.start import transfer
 from sglang_dflash.worker.start.transfer import KeptOnHost, announce, describe_rings
 from sglang_dflash_cpu.layers.kv import CpuKVPool

@@ -4,8 +4,8 @@ There are H key heads and HV value heads; value head j reads key head ``j // (HV
 ``[slots, HV, V, K]``, and states are advanced in fp32 whatever its dtype. A slot < 0 is padding: see
 :mod:`mamba_state`.
 
-The mathematics is in :mod:`sglang_dflash.states.reference`, the prefill in :mod:`gdn_chunk`. Beta is rounded to the dtype
-of its input, as in SGLang's Triton kernels of decoding and prefill.
+The mathematics is in :mod:`sglang_dflash.states.reference`, the prefill in :mod:`gdn_chunk`. Beta is rounded to the
+dtype of its input, as in SGLang's Triton kernels of decoding and prefill.
 """
 
 from __future__ import annotations

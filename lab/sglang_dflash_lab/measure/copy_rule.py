@@ -12,8 +12,8 @@ from pathlib import Path
 
 import typer
 
-from sglang_dflash.copies.choice import SWITCH
 from sglang_dflash.diagnose.tables import Table
+from sglang_dflash.plan.copies import SWITCH
 from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.bench.tasks.repeats import TUNING
 from tests.support.generation import flush, generate_all

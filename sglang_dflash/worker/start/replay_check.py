@@ -18,8 +18,8 @@ from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.ops.dispatch import runs_kernels
+from sglang_dflash.plan.replay import SWITCH
 from sglang_dflash.states import reference, replay
-from sglang_dflash.states.choice import SWITCH
 from sglang_dflash.states.reference import Records
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_dflash.copies.choice import SWITCH, copies_asked_for
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.copies import SWITCH, copies_asked_for
 from sglang_dflash.width.config import WidthConfig
 
 
