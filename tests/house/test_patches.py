@@ -28,8 +28,8 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.arg_groups import resolution_hooks
 print(*HookRegistry._hooks, sep="\\n")
 # The patched tree is for machines with an accelerator: the CPU platform stays a plugin.
-platform = "sglang_dflash.cpu.platform"
-others = [name for name, hooks in resolution_hooks._HOOKS.items() if any(h.__module__ != platform for h in hooks)]
+steps = resolution_hooks._HOOKS.items()
+others = [name for name, hooks in steps if not all(h.__module__.endswith("cpu.platform") for h in hooks)]
 print(*(f"resolution step {name}" for name in others), sep="\\n")
 """
 
