@@ -55,9 +55,8 @@ def page(out: Path, steps: list[str], device: str = "cuda") -> str | None:
 
 
 def table(rows: list[Row]) -> str:
-    columns = [
-        name for name in dict.fromkeys(name for row in rows for name in row) if name not in ("device", "log", "error")
-    ]
+    hidden = ("device", "log", "error")
+    columns = list(dict.fromkeys(name for row in rows for name in row if name not in hidden))
     lines = [columns, ["---"] * len(columns), *[[_cell(row.get(name, "-")) for name in columns] for row in rows]]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

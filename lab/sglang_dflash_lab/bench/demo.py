@@ -1,0 +1,98 @@
+"""``make demo``: stock SGLang answers with three small models, then DFLASH is compared with plain decoding on one.
+
+Everything goes through ``python -m sglang.launch_server`` and its HTTP interface.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from openai import OpenAI
+from rich.console import Console
+from rich.markup import escape
+
+from sglang_dflash.diagnose.tables import wide_console
+from sglang_dflash.user_errors import user_errors
+from sglang_dflash_lab.bench import session, tasks
+from sglang_dflash_lab.bench.arms import AR, find_pair, parse_arms
+from sglang_dflash_lab.bench.figures import print_results
+from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
+from sglang_dflash_lab.bench.server import running
+from sglang_dflash_lab.bench.session import Servers, Settings
+from sglang_dflash_lab.pairs import NAMES
+from sglang_dflash_lab.pairs.corpus import TASKS, prompts
+
+DFLASH = "dflash:16"
+
+
+def demo(console: Console, settings: Settings) -> None:
+    """Run the whole demonstration; the results of the comparison are left in ``settings.out``."""
+    for name in NAMES:
+        if name != settings.pair.name:
+            launch = replace(settings, pair=find_pair(name, None, None)).launch(settings.arms[0])
+            console.print(f"\n[bold]$[/bold] {escape(launch.describe())}")
+            with running(launch, settings.out / "logs" / f"{name}.log") as url:
+                question = prompts("chat", "heldout", 1, shape="single")[0].messages
+                _print_turn(console, question[-1]["content"], ask(url, question))
+    # Stage times cost a clock reading per stage on a CPU.
+    os.environ.setdefault("SGLANG_DFLASH_STAGE_TIMES", "1")
+    with Servers(settings, lambda line: console.print(f"\n{escape(line)}")) as servers:
+        urls = {label: servers.url(label) for label in (AR, DFLASH)}
+        for task in TASKS:
+            show_answer(console, task, urls[AR], urls[DFLASH])
+        runs = f"{settings.repeats} alternating runs of {settings.num_prompts} single questions"
+        console.print(f"\n{runs}, {describe_hardware(hardware())}")
+        session.run(replace(settings, base_urls=urls), console.print)
+    print_results(settings.out, console)
+
+
+def show_answer(console: Console, task: str, plain: str, dflash: str) -> None:
+    """Ask both servers the same question, and print whether their answers are the same."""
+    prompt = prompts(task, "heldout", 1, shape="single")[0]
+    answer, reference = ask(dflash, prompt.messages), ask(plain, prompt.messages)
+    _print_turn(console, prompt.messages[-1]["content"], answer)
+    same = "the same without speculation" if answer == reference else f"[red]without speculation: {escape(reference)}"
+    console.print(f"[dim]{task}: {'right' if prompt.check(answer) else 'wrong'}; {same}[/dim]")
+
+
+def ask(url: str, messages: Sequence[dict[str, str]]) -> str:
+    """Return the answer to a conversation, requested with the OpenAI client."""
+    with OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        reply = client.chat.completions.create(
+            model="default",
+            messages=list(messages),  # type: ignore[arg-type]  # plain dictionaries are what the client sends
+            temperature=0,
+            max_tokens=256,
+            extra_body={"chat_template_kwargs": {"enable_thinking": False}},
+        )
+    return reply.choices[0].message.content or ""
+
+
+def _print_turn(console: Console, question: str, answer: str) -> None:
+    console.print(f"\n[bold]user[/bold]  {escape(question)}")
+    console.print(f"[bold]model[/bold] {escape(answer)}")
+
+
+def main(
+    pair: Annotated[str, typer.Option(help=f"The pair to compare on: {', '.join(NAMES)}.")] = "tiny-hybrid",
+    num_prompts: Annotated[int, typer.Option(help="Prompts per run.")] = 32,
+    repeats: Annotated[int, typer.Option(help="Runs of each arm, alternating.")] = 5,
+) -> None:
+    """Show answers of three small models through stock SGLang, then compare DFLASH with plain decoding."""
+    with user_errors(), tempfile.TemporaryDirectory(prefix="sglang-dflash-demo-") as folder:
+        settings = Settings(
+            *(find_pair(pair, None, None), parse_arms(f"{AR},{DFLASH}"), [tasks.QUESTIONS], [1, 8]),
+            *(num_prompts, repeats, Path(folder)),
+            thinking=False,
+        )
+        demo(wide_console(), settings)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,53 @@
+"""``results.jsonl``: what a benchmark writes line by line, and reads to resume and to report.
+
+Three kinds of lines: ``provenance`` (one per invocation, with its settings), ``server`` (one per start) and ``run``
+(the figures and texts of SGLang's load generator, with the cell and our worker's counters).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sglang_dflash.errors import DFlashError
+
+Row = dict[str, Any]
+FILE_NAME = "results.jsonl"
+
+
+def append(folder: Path, kind: str, row: Row) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE_NAME
+    cut_off = path.exists() and not path.read_bytes().endswith(b"\n")  # a killed process wrote half a line
+    with path.open("a") as file:
+        file.write(("\n" if cut_off else "") + json.dumps({"kind": kind, **row}) + "\n")
+
+
+def read(folder: Path, kind: str) -> list[Row]:
+    """Return the lines of one kind, without those that a killed process cut off."""
+    path, rows = folder / FILE_NAME, []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if row.pop("kind") == kind:
+            rows.append(row)
+    return rows
+
+
+def finished_runs(folder: Path) -> list[Row]:
+    """Return the runs.
+
+    Raises:
+        DFlashError: there is none.
+    """
+    runs = read(folder, "run")
+    if not runs:
+        raise DFlashError(
+            f"no finished run in {folder / FILE_NAME}",
+            expected="a folder written by `sglang-dflash bench --out`",
+            remedy="run the benchmark, or give its --out folder",
+        )
+    return runs

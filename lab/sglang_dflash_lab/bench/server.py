@@ -1,0 +1,113 @@
+"""Start and stop the SGLang servers that a benchmark measures."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from sglang_dflash.errors import DFlashError
+
+# Below the kernel's range for outgoing connections (32768 and up on Linux): a port of that range can be free now and
+# taken when an SGLang server binds it 20 s later. SGLang itself picks from 22000 to 29999.
+_PORTS = range(10000, 22000)
+_choice = random.SystemRandom()
+START_TIMEOUT_S = 1800.0
+_STOP_TIMEOUT_S = 20.0
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 without a listener, outside the ephemeral range."""
+    while True:
+        port = _choice.choice(_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Arguments of ``sglang.launch_server`` without host and port, and additional environment."""
+
+    args: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+
+    def command(self, port: int) -> list[str]:
+        address = ["--host", "127.0.0.1", "--port", str(port)]
+        return [sys.executable, "-m", "sglang.launch_server", *self.args, *address]
+
+    def describe(self) -> str:
+        """Return the shell command, without the port, which differs in every start."""
+        return shlex.join([*(f"{k}={v}" for k, v in self.env), "python", "-m", "sglang.launch_server", *self.args])
+
+
+@contextlib.contextmanager
+def running(launch: Launch, log: Path, timeout_s: float = START_TIMEOUT_S) -> Iterator[str]:
+    """Start a server, yield its base URL once it answers, and stop it with all its children.
+
+    Raises:
+        DFlashError: it stopped or did not answer in time; the error ends with the last lines of its log.
+    """
+    port = free_port()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    # A server leads its own session, so it would outlive a terminated benchmark.
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    with log.open("w") as output:
+        print(launch.describe(), file=output, flush=True)
+        environment = {**os.environ, **dict(launch.env)}
+        process = subprocess.Popen(
+            launch.command(port), stdout=output, stderr=output, env=environment, start_new_session=True
+        )
+    try:
+        base_url = f"http://127.0.0.1:{port}"
+        _wait(process, base_url, log, timeout_s)
+        yield base_url
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        stop(process)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Send SIGTERM to the server's session, and SIGKILL to what is left after 20 s."""
+    with contextlib.suppress(ProcessLookupError):  # raised once nothing of the session is left
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            os.killpg(process.pid, number)
+            deadline = time.monotonic() + _STOP_TIMEOUT_S
+            while time.monotonic() < deadline:
+                process.poll()
+                os.killpg(process.pid, 0)
+                time.sleep(0.1)
+
+
+def _wait(process: subprocess.Popen[bytes], base_url: str, log: Path, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    with httpx.Client(base_url=base_url, timeout=10, trust_env=False) as http:
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise _failed(f"the server stopped with exit status {process.returncode}", log)
+            with contextlib.suppress(httpx.TransportError):
+                # 200 only after the scheduler has served a request of the server itself
+                if http.get("/health").status_code == 200:
+                    return
+            time.sleep(0.5)
+    raise _failed(f"the server did not answer within {timeout_s:.0f} s", log)
+
+
+def _failed(what: str, log: Path) -> DFlashError:
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
+    return DFlashError(what, expected="a server that answers /health", remedy=f"see {log}, which ends with:\n{tail}\n")

@@ -1,0 +1,49 @@
+"""The commands from end to end on real servers: SGLang's load generator, equal answers, the report."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sglang_dflash.cli import app
+from sglang_dflash.errors import DFlashError
+from sglang_dflash_lab.bench import load, results
+from sglang_dflash_lab.bench.load import Cell
+from sglang_dflash_lab.pairs import target_path
+from tests.support.servers import Server
+
+pytestmark = pytest.mark.engine
+
+MODEL = str(target_path("tiny-hybrid"))
+
+
+def test_bench_measures_two_servers_and_finds_their_answers_equal(
+    plain_hybrid: Server, dflash_hybrid: Server, tmp_path: Path
+) -> None:
+    servers = [f"--base-url=ar={plain_hybrid.url}", f"--base-url=dflash:16={dflash_hybrid.url}"]
+    size = ["--tasks=json,chat", "--concurrency=2", "--num-prompts=3", "--repeats=1", "--max-tokens=48"]
+    command = ["bench", "--pair=tiny-hybrid", "--modes=ar,dflash:16", *servers, *size, f"--out={tmp_path}"]
+    outcome = CliRunner().invoke(app, command)
+    assert outcome.exit_code == 0, outcome.output
+    assert len(re.findall("3 / 3", outcome.output)) == 2
+    plain, dflash = (
+        [run for run in results.finished_runs(tmp_path) if run["mode"] == mode] for mode in ("ar", "dflash:16")
+    )
+    for ours, theirs in zip(dflash, plain, strict=True):
+        assert ours["generated_texts"] == theirs["generated_texts"] and all(ours["generated_texts"])
+        assert ours["total_output_tokens"] == theirs["total_output_tokens"]
+        assert (ours["concurrency"], ours["repeat"]) == (theirs["concurrency"], 0) == (2, 0)
+        assert 1 < ours["accept_length"] <= 16 and theirs["accept_length"] is None
+        assert set(ours["worker"]["steps_by_width"]) == {"16"} and ours["worker"]["steps_by_width"]["16"] > 0
+    assert CliRunner().invoke(app, ["report", str(tmp_path)]).exit_code == 0
+    assert (tmp_path / "report.html").exists()
+
+
+def test_a_refused_request_stops_the_benchmark(dflash_hybrid: Server, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    load.write_prompts(prompts, [({"role": "user", "content": "Hello"},)], MODEL, False)
+    with pytest.raises(DFlashError, match="load generator stopped.*temperature"):
+        load.measure(dflash_hybrid.url, Cell("dflash:16", "t", 1, 0), prompts, MODEL, 8, -1.0, tmp_path / "log")
