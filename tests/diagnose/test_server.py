@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from sglang_dflash.cli import app
 from sglang_dflash.diagnose.server import parse
 from sglang_dflash_lab.bench.server import free_port
-from tests.bench.fake_server import FakeServer, serve
+from tests.diagnose.fake_server import FakeServer, serve
 
 INFO: dict[str, Any] = {
     "speculative_algorithm": "DFLASH",
