@@ -283,7 +283,7 @@ def report(folder: Path) -> Iterator[str]:
     """How many texts differ in float32; then both tables."""
     rows: list[list[str]] = []
     changes: list[list[str]] = []
-    for pair, (arm, arguments) in product(NAMES, ARMS.items()):
+    for pair, (arm, arguments) in product(NAMES, COMPARED.items()):
         texts, name = Lines(file_of(folder, pair, *arguments)).texts, SPECULATING.get(arm, "")
         plain, exact = (Lines(file_of(folder, pair, "bfloat16", each)).texts for each in ("ar", "reference"))
         full, plain_full = (Lines(file_of(folder, pair, "float32", each)).texts for each in (name, "ar"))
