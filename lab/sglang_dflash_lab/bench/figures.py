@@ -91,9 +91,9 @@ class Summary:
         self._runs: dict[tuple[str, str, int], dict[int, Row]] = defaultdict(dict)
         for run in results.finished_runs(folder):
             self._runs[run["mode"], run["task"], run["concurrency"]][run["repeat"]] = run
-        modes, tasks, concurrencies = (list(dict.fromkeys(cell[i] for cell in self._runs)) for i in range(3))
-        self.modes = sorted(modes, key=lambda mode: mode != AR)
-        self.tasks, self.concurrencies = tasks, sorted(concurrencies)
+        self.modes = sorted(dict.fromkeys(mode for mode, _, _ in self._runs), key=lambda mode: mode != AR)
+        self.tasks = list(dict.fromkeys(task for _, task, _ in self._runs))
+        self.concurrencies = sorted({concurrency for _, _, concurrency in self._runs})
         cells = [(m, t, c) for t in self.tasks for c in self.concurrencies for m in self.modes]
         self.rows = {cell: self._figures(*cell) for cell in cells if cell in self._runs}
 
@@ -130,8 +130,11 @@ class Summary:
         latencies = [float(np.median([run[name] for run in runs.values()])) for name in names]
         accept, load = float(np.mean(lengths)) if lengths else NAN, max(run["load_average"] for run in runs.values())
         middle, spread = float(np.median(speeds)), float(np.ptp(speeds) / np.median(speeds))
-        measured = (mode, task, concurrency, len(speeds), middle, spread, *speed_up(ours, plain), *latencies)
-        return Figures(*measured, accept, width, equal, compared, load)
+        gain = speed_up(ours, plain)
+        return Figures(
+            *(mode, task, concurrency, len(speeds), middle, spread, gain[0], gain[1], gain[2]),
+            *(latencies[0], latencies[1], latencies[2], latencies[3], accept, width, equal, compared, load),
+        )
 
 
 def warnings(summary: Summary) -> Iterator[str]:

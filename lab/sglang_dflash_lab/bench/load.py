@@ -95,11 +95,13 @@ def measure(
         raise DFlashError(f"the load generator stopped ({stopped})", expected="a finished run", remedy=f"read {log}")
     result = json.loads(details.read_text())
     details.unlink()
-    if failed := [error for error in result["errors"] if error]:
+    # A refused stream has status 200 and no text; the load generator would count it with all the tokens of the limit.
+    answers = zip(result["errors"], result["generated_texts"], strict=True)
+    if failed := [error or "no text" for error, text in answers if error or not text]:
         raise DFlashError(
             f"{len(failed)} of {count} requests failed, the first with {failed[0]}",
             expected="an answer to every request",
-            remedy="read the server's log",
+            remedy="read the server's log, or remove prompts that the model answers with nothing",
         )
     kept = {name: value for name, value in result.items() if name not in ("itls", "errors", "server_info")}
     worker = _growth(before, _internal_state(url))

@@ -18,8 +18,8 @@ _PACKAGES = ("sglang-dflash", "sglang", "torch", "transformers", "triton", "flas
 _VARIABLES = ("SGLANG_", "OMP_", "MKL_", "CUDA_VISIBLE", "NCCL_", "PYTORCH_", "HF_HUB_OFFLINE")
 
 
-def collect() -> dict[str, Any]:
-    """Return the provenance of this process."""
+def collect(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the provenance of this process; ``settings`` are the program's own, seeds included."""
     versions = {each.name: each.version for each in distributions() if each.name in _PACKAGES}
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -29,6 +29,7 @@ def collect() -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **versions},
         "hardware": hardware(),
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_VARIABLES)},
+        "settings": settings,
     }
 
 

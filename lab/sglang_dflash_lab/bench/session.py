@@ -95,7 +95,7 @@ def run(settings: Settings, say: Callable[[str], None]) -> None:
     missing = [cell for cell in plan(settings) if cell not in done]
     if not missing:
         return
-    results.append(settings.out, "provenance", {**provenance.collect(), "settings": settings.describe()})
+    results.append(settings.out, "provenance", provenance.collect(settings.describe()))
     with Servers(settings, say) as servers:
         for cell in missing:
             measured = servers.measure(cell)

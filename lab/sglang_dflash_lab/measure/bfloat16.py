@@ -33,7 +33,7 @@ from sglang_dflash_lab.bench.server import Launch, running
 from sglang_dflash_lab.bench.session import Settings
 from sglang_dflash_lab.pairs import NAMES, target_path
 
-ARMS = "ar,dflash:16,dflash:8,dflash:4,builtin:16"
+MODES = "ar,dflash:16,dflash:8,dflash:4,builtin:16"
 TOP = 8  # most likely tokens recorded at every position
 CONCURRENCY, OTHER_CONCURRENCY = 8, 5
 PEERS = Path(__file__).resolve().with_name("peers")
@@ -302,7 +302,7 @@ def report(folder: Path) -> Iterator[str]:
 
 def main(
     pairs: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(NAMES),
-    arms: Annotated[str, typer.Option(help="As for sglang-dflash bench; ar comes first.")] = ARMS,
+    arms: Annotated[str, typer.Option(help="As for sglang-dflash bench; ar comes first.")] = MODES,
     dtypes: Annotated[str, typer.Option(help="Comma-separated.")] = "bfloat16,float32",
     prompts: Annotated[int, typer.Option(help="Held-out conversations.")] = 200,
     random: Annotated[int, typer.Option(help="Prompts of random tokens.")] = 48,

@@ -42,7 +42,8 @@ def report(folders: list[Path], pairs: list[str]) -> Iterator[str]:
                 figures = [summary.rows.get((mode, task, concurrency)) for mode in summary.modes]
                 cells = [f"{row.throughput:.0f} ({number(row.accept)})" if row else MISSING for row in figures]
                 for pair in pairs:
-                    each = ratios(summary, *pair.split("/"), task, concurrency)
+                    over, _, under = pair.partition("/")
+                    each = ratios(summary, over, under, task, concurrency)
                     cells.append(f"{median(each):.2f}x [{min(each):.2f}, {max(each):.2f}]" if each else MISSING)
                     found.setdefault((task.partition("-")[0], pair), []).extend(each)
                 rows.append([folder.name, task, str(concurrency), *cells])
