@@ -26,7 +26,7 @@ def microseconds(batch_size: int, block_size: int, matching: float = 0.0) -> flo
     """
     widths, random = default_widths(block_size), Random(0)
     points = {(size, width): 5 + 0.1 * size * width for size in _BATCH_SIZES for width in widths}
-    policy = AdaptiveWidth(widths, CostTable.calibrated(points))
+    policy = AdaptiveWidth(CostTable(points))
     accepted = {
         width: [[min(width, 1 + int(random.expovariate(0.2))) for _ in range(batch_size)] for _ in range(64)]
         for width in widths
