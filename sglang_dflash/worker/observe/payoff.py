@@ -90,7 +90,7 @@ class Payoff:
         }
 
     def _judged(self, policy: WidthPolicy) -> bool | None:
-        if isinstance(policy, AdaptiveWidth) and policy.may_rest:
+        if isinstance(policy, AdaptiveWidth) and policy.can_pause:
             return policy.paused is None
         length = self._recent.all.accept_length
         if length is None or self._recent.all.number < ENOUGH:
