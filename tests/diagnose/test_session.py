@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from sglang_dflash.diagnose.answers import RequestRecord, RunKey
 from sglang_dflash.diagnose.probes import Probe
 from sglang_dflash.diagnose.reference import Reference
 from sglang_dflash.diagnose.session import judge
-from sglang_dflash_lab.bench.results import RequestRecord, RunKey
 from tests.diagnose.test_verdict import SERVER
 
 KNOWN = Reference("its card", False, 16, {"math": 11.2})
