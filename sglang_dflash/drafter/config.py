@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_dflash.drafter.keys import (
+from sglang_dflash.drafter.checkpoint import load_config
+from sglang_dflash.drafter.dequantise import STORED, Quantised, parse, quantization
+from sglang_dflash.drafter.formats import (
+    ARCHITECTURES,
     INPUT_SCALE,
     MOST_POSITIONS,
     OUTPUT_SCALES,
     SLIDING,
     ConfigKeys,
+    kind_left_to_builtin,
+    plain_form,
     text_config,
     unusable,
 )
-from sglang_dflash.drafter.kinds import ARCHITECTURES, kind_left_to_builtin
-from sglang_dflash.drafter.quantisation import STORED, parse, quantization
-from sglang_dflash.drafter.quantised import Quantised
-from sglang_dflash.drafter.reading import inside, read_object
-from sglang_dflash.drafter.trainers import plain_form
 from sglang_dflash.errors import DFlashError
 
 __all__ = ["DrafterConfig", "load_config", "quantization", "text_config"]
@@ -146,19 +146,3 @@ class DrafterConfig:
             stored=None if stored is None else parse(stored),
             quantization=quantization(config),
         )
-
-
-def load_config(path: str | Path) -> dict[str, Any]:
-    """Read ``config.json`` of a local model directory.
-
-    Raises:
-        DFlashError: the file is missing, leads out of the directory, or is not a JSON object.
-    """
-    file = inside(Path(path), "config.json")
-    if file is None:
-        raise DFlashError(
-            f"{Path(path) / 'config.json'} does not exist",
-            expected="a model directory",
-            remedy="check the model's path",
-        )
-    return read_object(file)
