@@ -15,9 +15,6 @@ from sglang_dflash.errors import DFlashError, Doubt
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sglang_dflash.drafter.checkpoint import StoredTensors
-
-
 SAMPLE = 64  # rows of each table that are compared
 # Parts of added tokens that chats do contain.
 _IN_TEXTS = ("im_start", "im_end", "endoftext", "think", "tool")

@@ -1,4 +1,8 @@
-"""A model's files: small ones, safetensors headers, single tensors, and the folder that SGLang loads from."""
+"""A model's files, from a folder or the Hugging Face hub: configuration, safetensors headers and single tensors.
+
+A model is a download. Each file is checked before it is read: it lies in the model's folder, is a regular file and has
+a plausible size.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ import math
 import os
 import re
 import shutil
-import struct
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +20,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub as hub
 import torch
+from httpx import TransportError
+from huggingface_hub.errors import (
+    CachedRepoTreeNotFoundError,
+    EntryNotFoundError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    NotASafetensorsRepoError,
+)
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -25,111 +37,24 @@ from sglang_dflash.drafter.dequantise import MODELOPT, set_aside
 from sglang_dflash.drafter.formats import plain_form
 from sglang_dflash.errors import DFlashError
 
-MASK_EMBEDDING = "mask_embedding.pt"
-LARGEST = 64 << 20  # bytes; the largest tokenizers have half of that
-
-
-def inside(folder: Path, name: str) -> Path | None:
-    """The path of a model's file; None if there is no such file.
-
-    A link may lead to the blobs of the Hugging Face hub's cache, whose snapshots are made of links, and anywhere from a
-    folder that this package made (:func:`views`).
-
-    Raises:
-        DFlashError: it lies, or a link leads, outside the folder.
-    """
-    try:
-        path = folder / name
-        if not path.is_file():
-            return None
-        real = path.resolve()
-        own = folder.resolve()
-        is_inside = real.is_relative_to(own) or own.is_relative_to(views().resolve())
-    except (OSError, RuntimeError, ValueError) as error:  # a name that no file can have, a loop of links
-        raise _unreadable(folder / name, str(error)) from None
-    if is_inside or (real.parent.name == "blobs" and real.parent.parent.name.startswith("models--")):
-        return path
-    raise DFlashError(
-        f"{path} leads out of the model's folder, to {real}",
-        expected="a model whose files lie in its folder",
-        remedy="copy the file there, or name the folder that the link leads to",
-    )
-
-
-def views() -> Path:
-    """The folder of the plain forms that SGLang loads drafters from, with links to their weights."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-dflash" / "drafters"
-
-
-def read_text(file: Path) -> str:
-    """A text file's content.
-
-    Raises:
-        DFlashError: it cannot be read, is too large, or is not UTF-8.
-    """
-    try:
-        is_small, is_regular = file.stat().st_size <= LARGEST, file.is_file()
-        # Reading a pipe would wait for its writer.
-        text = file.read_text(encoding="utf-8") if is_small and is_regular else ""
-    except (OSError, ValueError) as error:  # not UTF-8, or a name that no file can have
-        raise _unreadable(file, getattr(error, "strerror", None) or str(error)) from None
-    if not is_small:
-        raise _unreadable(file, f"more than {LARGEST >> 20} MiB")
-    if not is_regular:
-        raise _unreadable(file, "not a regular file")
-    return text
-
-
-def read_object(file: Path) -> dict[str, Any]:
-    """A JSON file's content.
-
-    Raises:
-        DFlashError: as :func:`read_text`, or it holds something else than a JSON object.
-    """
-    return parse_object(read_text(file), str(file))
-
-
-def parse_object(text: str | bytes, about: str) -> dict[str, Any]:
-    """A JSON object.
-
-    Args:
-        about: what holds the text, for the error.
-
-    Raises:
-        DFlashError: it is none.
-    """
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError too
-        raise _broken(f"{about} is not JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise _broken(f"{about} holds a {type(found).__name__}")
-    return found
-
-
-def _unreadable(file: Path, reason: str) -> DFlashError:
-    return DFlashError(
-        f"{file} cannot be read ({reason})",
-        expected=f"a text file of up to {LARGEST >> 20} MiB",
-        remedy="check the path and its permissions, or download the model again",
-    )
-
-
-def _broken(found: str) -> DFlashError:
-    return DFlashError(found, expected="a JSON object", remedy="correct it, or download the model again")
-
-
+CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
-# A dtype's name holds the bits of an element (``BF16``, ``F8_E4M3``), but for ``BOOL``.
-_DTYPE = re.compile(r"BOOL|[A-Z]{1,2}([0-9]{1,2})(?:_[A-Z0-9]+)?")
-_NAMES = ("BF16", "F16", "F32", "F64", "F8_E4M3", "F8_E5M2", "I8", "I32", "I64", "BOOL")
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
-_TORCH = dict(zip(_NAMES, (*_FLOATS, torch.int8, torch.int32, torch.int64, torch.bool), strict=True))
+MASK_EMBEDDING = "mask_embedding.pt"
+LARGEST = 64 << 20  # bytes of a text file; the largest tokenizers have half of that
+
+_WEIGHTS = ".safetensors"
+_COPIED = (".json", ".jinja", ".txt", ".model", MASK_EMBEDDING)
+_BITS = re.compile(r"[A-Z]+([0-9]+)")  # in a dtype's name: BF16, F8_E4M3; BOOL has none
+_TORCH_DTYPES = {
+    "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I8": torch.int8, "I32": torch.int32, "I64": torch.int64,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """One tensor as a safetensors header describes it."""
+    """Dtype and shape of one tensor in a safetensors header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -140,80 +65,13 @@ class TensorHeader:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes as stored."""
-        found = _DTYPE.fullmatch(self.dtype)
-        return self.numel * (int(found[1]) if found and found[1] else 8) // 8
+        """Bytes in the file."""
+        bits = _BITS.match(self.dtype)
+        return self.numel * (int(bits[1]) if bits else 8) // 8
 
     def empty(self) -> Tensor:
-        """The tensor on the meta device: uint8, if its dtype is one that no served weight has."""
-        return torch.empty(self.shape, dtype=_TORCH.get(self.dtype, torch.uint8), device="meta")
-
-
-def read_folder(folder: Path) -> dict[str, TensorHeader]:
-    """Every tensor of a folder's safetensors files: those that its index names, or all.
-
-    Raises:
-        DFlashError: a header is not one, claims what its file does not hold, or the index names a file that is missing.
-    """
-    merged: dict[str, TensorHeader] = {}
-    for file in _shards(folder):
-        merged.update(read_header(file))
-    return merged
-
-
-def _shards(folder: Path) -> list[Path]:
-    index = inside(folder, INDEX)
-    names = {path.name for path in folder.glob("*.safetensors")}
-    if index is not None:
-        places = read_object(index).get("weight_map")
-        if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
-            raise _unusable(index, "has no weight_map of file names")
-        # SGLang joins these to the folder: a name with a path in it could be any file of the machine.
-        if strange := sorted(set(places.values()) - names):
-            raise _unusable(index, f"names {strange[0]!r}, which is no safetensors file of the model's folder")
-        names = set(places.values())
-    return [path for name in sorted(names) if (path := inside(folder, name)) is not None]
-
-
-def read_header(file: Path) -> dict[str, TensorHeader]:
-    """8 bytes of length, little-endian, then JSON, then the data that its offsets point into.
-
-    Raises:
-        DFlashError: it is something else.
-    """
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            if length > min(size - 8, LARGEST):  # a length is believed only as far as the file goes
-                raise _unusable(file, f"claims a header of {length} bytes in a file of {size}")
-            header = parse_object(stream.read(length), f"the header of {file}")
-    except (OSError, struct.error) as error:
-        raise _unusable(file, f"has no header ({error})") from None
-    data = size - 8 - length
-    tensors = {name: _tensor(file, name, entry, data) for name, entry in header.items() if name != "__metadata__"}
-    if (stored := sum(tensor.num_bytes for tensor in tensors.values())) != data:
-        raise _unusable(file, f"holds {data} bytes of tensors where its header describes {stored}")
-    return tensors
-
-
-def _tensor(file: Path, name: str, entry: Any, data: int) -> TensorHeader:
-    match entry:
-        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]}:
-            sizes = all(isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 1 << 48 for each in shape)
-            if sizes and len(shape) <= 8 and _DTYPE.fullmatch(dtype) and 0 <= begin <= end <= data:
-                tensor = TensorHeader(dtype, tuple(shape))
-                if tensor.num_bytes == end - begin:
-                    return tensor
-    raise _unusable(file, f"describes {name!r} as {str(entry)[:200]}, which it does not hold")
-
-
-def _unusable(file: Path, problem: str) -> DFlashError:
-    return DFlashError(
-        f"{file} {problem}",
-        expected="a complete safetensors checkpoint",
-        remedy="download the model again: the file is damaged, cut short or of another format",
-    )
+        """The tensor on the meta device, uint8 for a dtype that no served weight has."""
+        return torch.empty(self.shape, dtype=_TORCH_DTYPES.get(self.dtype, torch.uint8), device="meta")
 
 
 @dataclass(frozen=True)
@@ -221,9 +79,9 @@ class ModelFiles:
     """A model by local path or hub id.
 
     Attributes:
-        name: directory, or ``organisation/model`` on the hub (read through its local cache first).
+        name: folder, or ``organisation/model`` on the hub. The hub's local cache is read first.
         revision: branch, tag or commit on the hub.
-        dequantise: whether :attr:`config` is one of plain layers, whose quantised weights are dequantised.
+        dequantise: whether :attr:`config` describes plain layers although the weights are stored quantised.
     """
 
     name: str
@@ -234,15 +92,15 @@ class ModelFiles:
     def is_local(self) -> bool:
         try:
             return Path(self.name).is_dir()
-        except OSError:  # longer than a path can be
+        except OSError:  # the name is longer than a path can be
             return False
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """``config.json``, in the plain form if another trainer or a quantising tool wrote it.
+        """``config.json`` in the plain form, also if another trainer or a quantising tool wrote it.
 
         Raises:
-            DFlashError: there is none, the hub cannot be reached, or the trainer's form cannot be served.
+            DFlashError: as :attr:`published`, or the trainer's form cannot be served.
         """
         config = dict(plain_form(self.published))
         return set_aside(config, self.json(MODELOPT)) if self.dequantise else config
@@ -252,28 +110,25 @@ class ModelFiles:
         """``config.json`` as its trainer wrote it.
 
         Raises:
-            DFlashError: there is none, or the hub cannot be reached.
+            DFlashError: there is none, the hub cannot be reached, or it is not a JSON object.
         """
-        path = self.path("config.json")
-        if path is None:
-            raise self._not_found("config.json")
-        return load_config(path.parent)
+        config = self.json(CONFIG)
+        if config is None:
+            raise self._not_found(CONFIG)
+        return config
 
     def path(self, file: str) -> Path | None:
-        """Local path of one small file, downloaded if need be; None if the model does not have it.
+        """Return the local path of one small file, downloaded if necessary; None if the model has no such file.
 
         Raises:
-            DFlashError: the hub refuses the model; the hub cannot be reached, and its cache neither holds the file nor
-                records that the model lacks it; or the file leads out of the model's folder.
+            DFlashError: the hub rejects the model; the hub cannot be reached, and its cache neither holds the file nor
+                records that the model lacks it; or the file lies outside the model's folder.
         """
         if self.is_local:
             return inside(Path(self.name), file)
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
-
         try:
-            return Path(hf_hub_download(self.name, file, revision=self.revision))
-        except LocalEntryNotFoundError as error:  # an EntryNotFoundError too
+            return Path(hub.hf_hub_download(self.name, file, revision=self.revision))
+        except LocalEntryNotFoundError as error:  # offline; a subclass of EntryNotFoundError
             if self._cache_records_absence(file):
                 return None
             raise self._unreachable(file) from error
@@ -283,58 +138,45 @@ class ModelFiles:
             raise self._not_found(file) from error
 
     def json(self, file: str) -> dict[str, Any] | None:
-        """A JSON file's content; None if the model does not have it.
+        """Return a JSON file's content; None if the model has no such file.
 
         Raises:
-            DFlashError: as :meth:`path`, or it is no JSON object.
+            DFlashError: as :meth:`path`, or it is not a JSON object.
         """
         path = self.path(file)
         return None if path is None else read_object(path)
 
     @cached_property
     def tensors(self) -> dict[str, TensorHeader] | None:
-        """Every tensor's dtype and shape; None if there is no safetensors file, or the hub cannot be reached.
+        """Header of every tensor; None if there is no safetensors file, or the hub cannot be reached.
 
         Raises:
             DFlashError: a local file does not hold what its header describes.
         """
         if self.is_local:
-            return read_folder(Path(self.name)) or None
-        if config := self.path("config.json"):
-            with suppress(DFlashError):  # of some files the cache has only the names; the hub has their headers
-                if cached := read_folder(config.parent):
-                    return cached
-        from httpx import TransportError
-        from huggingface_hub import get_safetensors_metadata
-        from huggingface_hub.errors import HFValidationError, NotASafetensorsRepoError
-
+            return _headers(Path(self.name)) or None
+        with suppress(DFlashError):  # the cache may lack some shards; the hub has their headers
+            if (config := self.path(CONFIG)) and (cached := _headers(config.parent)):
+                return cached
         try:
-            metadata = get_safetensors_metadata(self.name, revision=self.revision)
+            files = hub.get_safetensors_metadata(self.name, revision=self.revision).files_metadata.values()
         except (HFValidationError, NotASafetensorsRepoError, TransportError, OSError):
             return None
-        return {
-            name: TensorHeader(str(info.dtype), tuple(info.shape))
-            for file in metadata.files_metadata.values()
-            for name, info in file.tensors.items()
-        }
+        found = (tensor for file in files for tensor in file.tensors.items())
+        return {name: TensorHeader(str(info.dtype), tuple(info.shape)) for name, info in found}
 
     def _cache_records_absence(self, file: str) -> bool:
-        """The hub's cache marks a file that a download did not find; a snapshot's download stores the full listing."""
-        from huggingface_hub import _CACHED_NO_EXIST, get_cached_repo_tree, try_to_load_from_cache
-        from huggingface_hub.errors import CachedRepoTreeNotFoundError
-
-        if try_to_load_from_cache(self.name, file, revision=self.revision) is _CACHED_NO_EXIST:
+        # Looking for a file in vain leaves a marker; downloading a snapshot leaves the model's full listing.
+        if hub.try_to_load_from_cache(self.name, file, revision=self.revision) is hub._CACHED_NO_EXIST:
             return True
         try:
-            listing = get_cached_repo_tree(self.name, revision=self.revision)
+            listing = hub.get_cached_repo_tree(self.name, revision=self.revision)
         except CachedRepoTreeNotFoundError:
             return False
         return all(entry.path != file for entry in listing)
 
     def _unreachable(self, file: str) -> DFlashError:
-        from huggingface_hub import try_to_load_from_cache
-
-        config = try_to_load_from_cache(self.name, "config.json", revision=self.revision)
+        config = hub.try_to_load_from_cache(self.name, CONFIG, revision=self.revision)
         if not isinstance(config, str):
             return self._not_found(file)
         revision = f" --revision {self.revision}" if self.revision else ""
@@ -354,78 +196,69 @@ class ModelFiles:
 
 
 class StoredTensors:
-    """The tensors of a model whose safetensors files are on this machine.
+    """Single tensors, or rows of them, from a model's safetensors files on this machine.
 
     Args:
-        files: a local model, or one of the hub's in the local cache.
+        files: a local model, or one in the hub's local cache.
 
     Raises:
-        DFlashError: a file leads out of the model's folder.
+        DFlashError: a file lies outside the model's folder.
     """
 
     def __init__(self, files: ModelFiles) -> None:
-        config = files.path("config.json")
-        found = sorted(config.parent.glob("*.safetensors")) if config else []
+        config = files.path(CONFIG)
+        found = sorted(config.parent.glob(f"*{_WEIGHTS}")) if config else []
         self._files = [path for file in found if (path := inside(file.parent, file.name))]
 
     def read(self, name: str, rows: Sequence[int] | None = None) -> Tensor | None:
-        """A tensor, or some of its rows.
+        """Return a tensor or some of its rows; None if no file holds it.
 
         Args:
-            name: the end of its name, from a dot on: multimodal models nest their language model.
-            rows: numbers of rows within the tensor; None for all of it.
-
-        Returns:
-            None if no file here has it.
+            name: end of the tensor's name, from a dot on: multimodal models nest their language model.
+            rows: row numbers within the tensor; None for all of it.
         """
         for file in self._files:
-            found = _read(file, name, rows)
-            if found is not None:
-                return found
+            with suppress(SafetensorError, OSError), safe_open(file, framework="pt") as stored:  # the loader reports it
+                key = next((key for key in stored.keys() if f".{key}".endswith(f".{name}")), None)  # noqa: SIM118
+                if key is None:
+                    continue
+                if rows is None:
+                    return stored.get_tensor(key)
+                part = stored.get_slice(key)
+                if rows and max(rows) < part.get_shape()[0]:
+                    return torch.cat([part[row : row + 1] for row in rows])
         return None
 
 
-def _read(file: Path, name: str, rows: Sequence[int] | None) -> Tensor | None:
-    try:
-        with safe_open(file, framework="pt") as stored:
-            key = next((key for key in stored.keys() if f".{key}".endswith(f".{name}")), None)  # noqa: SIM118
-            if key is None:
-                return None
-            if rows is None:
-                return stored.get_tensor(key)
-            part = stored.get_slice(key)
-            if not rows or max(rows) >= part.get_shape()[0]:
-                return None
-            return torch.cat([part[row : row + 1] for row in rows])
-    except (SafetensorError, OSError):
-        return None  # the loader says what is wrong with it
-
-
-_WEIGHTS = ".safetensors"
-_COPIED = (".json", ".jinja", ".txt", ".model", MASK_EMBEDDING)
-
-
 def plain_view(files: ModelFiles) -> Path | None:
-    """The folder to load a drafter from; None if the drafter's own is plain.
+    """Write the folder from which SGLang loads a drafter in another trainer's or a quantising tool's form.
 
-    A drafter on the hub is downloaded first, as SGLang would do later.
+    SGLang reads a drafter's configuration in many places, through transformers, which supports neither the classes nor
+    the nesting of other trainers. The folder holds the plain ``config.json``, copies of the small files and links to
+    the weights. A drafter on the hub is downloaded first, as SGLang would do later.
+
+    Returns:
+        The folder, in this user's cache; None if the drafter's own folder is plain.
 
     Raises:
-        DFlashError: the trainer's form cannot be served, a file leads out of the drafter's folder, or the view cannot
+        DFlashError: the trainer's form cannot be served, a file lies outside the drafter's folder, or the folder cannot
             be written.
     """
     if files.config == files.published:
         return None
-    source = _snapshot(files)
+    source = Path(files.name)
+    if not files.is_local:
+        patterns = [f"*{suffix}" for suffix in (_WEIGHTS, *_COPIED)]
+        source = Path(hub.snapshot_download(files.name, revision=files.revision, allow_patterns=patterns))
     names = sorted(file.name for file in source.iterdir() if file.name.endswith((_WEIGHTS, *_COPIED)))
-    # SGLang would build quantised layers from Model Optimizer's file.
+    # From Model Optimizer's file SGLang would build quantised layers.
     names = [name for name in names if inside(source, name) and not (files.dequantise and name == MODELOPT)]
-    # Another content is another folder: one that a server loads from never changes.
+    # A folder never changes while a server loads from it: other content gets another folder.
     content = [str(source.resolve()), files.config, [(name, (source / name).stat().st_mtime_ns) for name in names]]
-    view = views() / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
+    view = _views() / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
     if not view.is_dir():
         try:
-            _write(view, source, names, files)
+            _write_view(view, source, names, files.config)
         except OSError as error:
             raise DFlashError(
                 f"{view} cannot be written ({error.strerror or error})",
@@ -435,7 +268,7 @@ def plain_view(files: ModelFiles) -> Path | None:
     return view
 
 
-def _write(view: Path, source: Path, names: list[str], files: ModelFiles) -> None:
+def _write_view(view: Path, source: Path, names: list[str], config: dict[str, Any]) -> None:
     view.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=view.parent) as folder:
         draft = Path(folder) / "view"
@@ -445,34 +278,145 @@ def _write(view: Path, source: Path, names: list[str], files: ModelFiles) -> Non
                 (draft / name).symlink_to((source / name).resolve())
             else:
                 shutil.copyfile(source / name, draft / name)
-        (draft / "config.json").write_text(json.dumps(files.config, indent=2), encoding="utf-8")
+        (draft / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
         try:
             draft.rename(view)
         except OSError:
-            if not view.is_dir():  # else another server has just written the same
+            if not view.is_dir():  # otherwise another server has just written the same folder
                 raise
 
 
-def _snapshot(files: ModelFiles) -> Path:
-    if files.is_local:
-        return Path(files.name)
-    from huggingface_hub import snapshot_download
-
-    patterns = [f"*{suffix}" for suffix in (_WEIGHTS, *_COPIED)]
-    return Path(snapshot_download(files.name, revision=files.revision, allow_patterns=patterns))
+def _views() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-dflash" / "drafters"
 
 
 def load_config(path: str | Path) -> dict[str, Any]:
     """Read ``config.json`` of a local model directory.
 
     Raises:
-        DFlashError: the file is missing, leads out of the directory, or is not a JSON object.
+        DFlashError: the file is missing, lies outside the directory, or is not a JSON object.
     """
-    file = inside(Path(path), "config.json")
+    file = inside(Path(path), CONFIG)
     if file is None:
         raise DFlashError(
-            f"{Path(path) / 'config.json'} does not exist",
+            f"{Path(path) / CONFIG} does not exist",
             expected="a model directory",
             remedy="check the model's path",
         )
     return read_object(file)
+
+
+def inside(folder: Path, name: str) -> Path | None:
+    """Return the path of a model's file; None if there is no such regular file.
+
+    A link may lead to a blob of the Hugging Face hub's cache, whose snapshots consist of links. Links in the folders of
+    :func:`plain_view` may lead anywhere.
+
+    Raises:
+        DFlashError: the file lies, or a link leads, outside the folder.
+    """
+    try:
+        path = folder / name
+        if not path.is_file():
+            return None
+        real, own = path.resolve(), folder.resolve()
+        allowed = real.is_relative_to(own) or own.is_relative_to(_views().resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # a name that no file can have, a loop of links
+        raise _unreadable(folder / name, str(error)) from None
+    if allowed or (real.parent.name == "blobs" and real.parent.parent.name.startswith("models--")):
+        return path
+    raise DFlashError(
+        f"{path} leads out of the model's folder, to {real}",
+        expected="a model whose files lie in its folder",
+        remedy="copy the file there, or name the folder that the link leads to",
+    )
+
+
+def read_text(file: Path) -> str:
+    """Read a text file.
+
+    Raises:
+        DFlashError: the file cannot be read, is not a regular file, is larger than :data:`LARGEST` or is not UTF-8.
+    """
+    try:
+        size, is_regular = file.stat().st_size, file.is_file()
+        if is_regular and size <= LARGEST:  # reading a pipe would wait for its writer
+            return file.read_text(encoding="utf-8")
+        problem = f"more than {LARGEST >> 20} MiB" if is_regular else "not a regular file"
+    except (OSError, ValueError) as error:  # not UTF-8, or a name that no file can have
+        problem = getattr(error, "strerror", None) or str(error)
+    raise _unreadable(file, problem)
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Read a JSON file.
+
+    Raises:
+        DFlashError: as :func:`read_text`, or the file does not hold a JSON object.
+    """
+    return parse_object(read_text(file), str(file))
+
+
+def parse_object(text: str | bytes, source: str) -> dict[str, Any]:
+    """Parse a JSON object.
+
+    Args:
+        source: where the text comes from, for the error.
+
+    Raises:
+        DFlashError: the text is not a JSON object.
+    """
+    try:
+        found = json.loads(text)
+        problem = f"holds a {type(found).__name__}"
+    except (ValueError, RecursionError) as error:  # ValueError also for a number of thousands of digits
+        found, problem = None, f"is not JSON ({error})"
+    if not isinstance(found, dict):
+        remedy = "correct it, or download the model again"
+        raise DFlashError(f"{source} {problem}", expected="a JSON object", remedy=remedy)
+    return found
+
+
+def _headers(folder: Path) -> dict[str, TensorHeader]:
+    """Headers of the safetensors files that the folder's index names, or of all."""
+    index, names = inside(folder, INDEX), {path.name for path in folder.glob(f"*{_WEIGHTS}")}
+    if index is not None:
+        shards = read_object(index).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+            raise _damaged(index, "has no weight_map of file names")
+        # SGLang joins the names to the folder: a name that contains a path could be any file of the machine.
+        if strange := sorted(set(shards.values()) - names):
+            raise _damaged(index, f"names {strange[0]!r}, which is no safetensors file of the model's folder")
+        names = set(shards.values())
+    paths = (inside(folder, name) for name in sorted(names))
+    return {name: header for path in paths if path for name, header in _read_header(path).items()}
+
+
+def _read_header(file: Path) -> dict[str, TensorHeader]:
+    try:
+        with safe_open(file, framework="np") as stored:  # compares the header with the file's size
+            slices = {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118
+            tensors = {name: TensorHeader(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
+    except (SafetensorError, OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise _damaged(file, f"has no valid header ({str(error)[:200]})") from None
+    for name, tensor in tensors.items():
+        # No bytes stand behind the other sizes of an empty tensor.
+        if len(tensor.shape) > 8 or math.prod(max(size, 1) for size in tensor.shape) >> 48:
+            raise _damaged(file, f"describes {name!r} with the shape {list(tensor.shape)[:9]}")
+    return tensors
+
+
+def _damaged(file: Path, problem: str) -> DFlashError:
+    return DFlashError(
+        f"{file} {problem}",
+        expected="a complete safetensors checkpoint",
+        remedy="download the model again: the file is damaged, cut short or of another format",
+    )
+
+
+def _unreadable(file: Path, problem: str) -> DFlashError:
+    return DFlashError(
+        f"{file} cannot be read ({problem})",
+        expected=f"a text file of up to {LARGEST >> 20} MiB",
+        remedy="check the path and its permissions, or download the model again",
+    )
