@@ -119,7 +119,7 @@ class DrafterConfig:
             raise unusable("num_attention_heads", num_heads, multiple)
         return cls(
             block_size=keys.optional_integer("block_size", minimum=2),
-            mask_token_id=keys.mask_token_id(),
+            mask_token_id=keys.integer("mask_token_id", minimum=0),  # a token's name would need a tokenizer
             target_layer_ids=keys.target_layer_ids(),
             num_target_layers=keys.optional_integer("num_target_layers"),
             num_layers=len(layer_types),
@@ -134,14 +134,14 @@ class DrafterConfig:
             vocab_size=keys.integer("vocab_size"),
             max_position_embeddings=keys.integer("max_position_embeddings", maximum=MOST_POSITIONS),
             rms_norm_eps=keys.number("rms_norm_eps"),
-            attention_bias=bool(keys.optional("attention_bias", bool, "true or false")),
+            attention_bias=bool(keys.boolean("attention_bias")),
             rope_theta=rope_theta,
             rotary_dim=rotary_dim,
             rope_scaling=rope_scaling,
             input_scale=keys.factor(INPUT_SCALE),
             output_scale=math.prod(map(keys.factor, OUTPUT_SCALES)),
             draft_vocab_size=keys.draft_vocab_size(),
-            copies_vocabulary=bool(keys.optional("copies_vocabulary", bool, "true or false")),
+            copies_vocabulary=bool(keys.boolean("copies_vocabulary")),
             dtype=keys.optional("dtype", str, "a name") or keys.optional("torch_dtype", str, "a name"),
             stored=None if stored is None else parse(stored),
             quantization=quantization(config),
