@@ -1,9 +1,8 @@
-"""Quantised drafters: what their checkpoints store, and the plain weights that are served.
+"""Quantised drafters: the quantisations that a ``config.json`` declares, and their plain weights.
 
-Every weight is dequantised when it is loaded, in float32 and by compressed-tensors, which knows its own formats and
-reads AutoAWQ's; FP8 and GPTQ are put into its terms. Activations are never quantised. A layer is quantised if its
-tensors say so, whatever the configuration's lists of exceptions hold; shapes are checked on headers, before any weight
-is read.
+Weights are dequantised to float32 when they are loaded, by compressed-tensors. It reads its own formats and AutoAWQ's;
+FP8 and GPTQ are expressed in its terms. Activations are never quantised. A layer is quantised if its tensors
+are; the configuration's lists of exceptions are not read. Shapes are checked on headers, before any weight is read.
 """
 
 from __future__ import annotations
@@ -24,14 +23,27 @@ if TYPE_CHECKING:
     from compressed_tensors.quantization import QuantizationArgs
 
 Shape = tuple[int, ...]
-# FP8's two names of one factor. transformers calls it an inverse for a whole tensor too.
+
+STORED = "stored_quantization"  # in dflash_config, which SGLang does not read: it would build quantised layers
+MODELOPT = "hf_quant_config.json"  # Model Optimizer's file next to config.json
+_KEYS = ("quantization_config", "compression_config")
+_NAIVE = ("int-quantized", "float-quantized", "naive-quantized")
+_LAYOUTS = {"pack-quantized": "packed", **dict.fromkeys(_NAIVE, "naive")}
+_DEFAULT_FORMATS = {"awq": "gemm", "gptq": "gptq"}
+_STRATEGIES = ("tensor", "channel", "group", "block")
+_SERVED = (
+    "fp8 (e4m3, a factor per tensor or per block), modelopt FP8, compressed-tensors (int-quantized, float-quantized, "
+    "pack-quantized), awq (gemm), gptq (2, 3, 4 or 8 bits)"
+)
+
+# The scale has two names in FP8 checkpoints; both are factors of the stored numbers.
 _ALIASES = {"weight_scale_inv": "weight_scale"}
-_OF_ACTIVATIONS = {"input_scale", "activation_scale", "input_zero_point"}
+_ACTIVATION_SCALES = {"input_scale", "activation_scale", "input_zero_point"}
 _PARTS = {
     *("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
     *("qweight", "qzeros", "scales", "g_idx"),
 }
-_WORDS = {"weight_packed", "qweight", "qzeros"}
+_INT32 = {"weight_packed", "qweight", "qzeros"}
 _QUANTISED_DTYPES = {torch.float8_e4m3fn, torch.float8_e5m2, torch.int8}
 
 
@@ -40,18 +52,18 @@ class Scheme:
     """How a linear layer's weight [O, I] is stored.
 
     Attributes:
-        layout: ``naive`` (a tensor of small numbers), ``packed`` (compressed-tensors' words along I), ``awq`` or
+        layout: ``naive`` (one number per weight), ``packed`` (compressed-tensors' words along I), ``awq`` or
             ``gptq``.
         args: bits, groups and zero points.
-        raised: what is added to a stored zero point: 1 in GPTQ's first format.
+        zero_offset: added to stored zero points; 1 in GPTQ's first format.
     """
 
     layout: str
     args: QuantizationArgs
-    raised: int = 0
+    zero_offset: int = 0
 
     def shapes(self, rows: int, columns: int) -> dict[str, Shape]:
-        """Shape of every stored tensor of a weight [rows, columns], by the end of its name.
+        """Return the shape of every stored tensor of a weight [rows, columns], by the last part of its name.
 
         Raises:
             DFlashError: a row does not divide into groups.
@@ -59,7 +71,7 @@ class Scheme:
         args = self.args
         size = columns if args.group_size in (None, -1) else args.group_size
         if columns % size:
-            raise _broken(f"groups of {size} columns in a weight of {columns}", "a multiple of them")
+            raise _misfit(f"groups of {size} columns in a weight of {columns}", "a multiple of them")
         groups = columns // size
         if self.layout in ("awq", "gptq"):
             shapes: dict[str, Shape] = {"qzeros": (groups, self._words(rows)), "scales": (groups, rows)}
@@ -81,7 +93,7 @@ class Scheme:
         return shapes | ({"weight_g_idx": (columns,)} if args.actorder == "group" else {})
 
     def dequantise(self, stored: Mapping[str, Tensor], rows: int, columns: int) -> Tensor:
-        """The weight, float32 [rows, columns], from tensors of :meth:`shapes`.
+        """Return the weight, float32 [rows, columns], from tensors of :meth:`shapes`.
 
         Raises:
             DFlashError: a column's group does not exist, or groups are of different sizes.
@@ -90,8 +102,7 @@ class Scheme:
         from compressed_tensors.entrypoints.convert.converters import AutoAWQConverter
         from compressed_tensors.quantization.lifecycle.forward import dequantize
 
-        args, bits = self.args, self.args.num_bits
-        layout = self.layout
+        args, bits, layout = self.args, self.args.num_bits, self.layout
         if layout == "awq":
             converter = AutoAWQConverter(bits)
             named = converter.process({f"layer.{part}": tensor for part, tensor in stored.items()})
@@ -102,7 +113,7 @@ class Scheme:
             quantised = unpack(stored["qweight"], bits, torch.Size((columns, rows)), 0).T
             half = 1 << (bits - 1)  # unpacked numbers are signed
             zero = unpack(stored["qzeros"], bits, torch.Size((len(stored["scales"]), rows)), 1).T.int()
-            zero = (zero + half + self.raised) % (1 << bits) - half
+            zero = (zero + half + self.zero_offset) % (1 << bits) - half
         elif layout == "packed":
             quantised = unpack(stored["weight_packed"], bits, torch.Size((rows, columns)), 1)
             if zero is not None:
@@ -110,10 +121,10 @@ class Scheme:
         else:
             quantised = stored["weight"]
         if order is not None:
-            # The library does not look: columns may be grouped in any order, but all groups have one size.
+            # The library does not check this: columns may be grouped in any order, but all groups have one size.
             size = columns // scale.shape[1]
             if not torch.equal(order.sort().values.long(), torch.arange(columns, device=order.device) // size):
-                raise _broken(f"a g_idx whose groups are not of {size} columns each", "the group of every column")
+                raise _misfit(f"a g_idx whose groups are not of {size} columns each", "the group of every column")
         return dequantize(quantised, scale.float(), zero, args=args, g_idx=order)
 
     def _words(self, numbers: int) -> int:
@@ -128,30 +139,28 @@ class Quantised:
     """The quantisation of one checkpoint.
 
     Attributes:
-        declared: as ``config.json`` says it.
-        method: its name there.
-        groups: layers and how they are stored; a layer's name goes before the class of all linear layers.
+        method: its name in ``config.json``.
+        groups: layers, by name, and how they are stored; names take precedence over the class of all linear layers.
     """
 
-    declared: Mapping[str, Any]
     method: str
     groups: Groups
 
     def plain(
         self, weights: Iterable[tuple[str, Tensor]], expected: Mapping[str, Shape], problems: list[str]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Put the plain weight, float32, in the place of a layer's stored tensors; pass on what is none.
+        """Replace the stored tensors of each layer with its plain float32 weight; yield other tensors unchanged.
 
         Args:
-            weights: names without ``model.``, and tensors; on the meta device shapes are checked and nothing computed.
+            weights: names without ``model.``, and tensors. On the meta device only shapes are checked.
             expected: shapes of the plain checkpoint.
-            problems: takes a text for each tensor that does not fit.
+            problems: receives a text for each tensor that does not fit.
         """
         waiting: dict[str, dict[str, Tensor]] = {}
         for name, tensor in weights:
             module, _, part = name.rpartition(".")
             part, shape = _ALIASES.get(part, part), expected.get(f"{module}.weight", ())
-            if len(shape) == 2 and part in _OF_ACTIVATIONS:
+            if len(shape) == 2 and part in _ACTIVATION_SCALES:
                 continue
             if len(shape) != 2 or not (part in _PARTS or (part == "weight" and tensor.dtype in _QUANTISED_DTYPES)):
                 yield name, tensor
@@ -164,7 +173,8 @@ class Quantised:
                 wrong = [
                     f"{module}.{part} is {list(each.shape)} of {each.dtype}, not {list(shapes[part])}"
                     for part, each in waiting.pop(module).items()
-                    if (tuple(each.shape) or (1,)) != shapes[part] or (part in _WORDS and each.dtype != torch.int32)
+                    if (tuple(each.shape) or (1,)) != shapes[part]
+                    or (part in _INT32 and each.dtype != torch.int32)
                 ]
                 problems += wrong
                 if tensor.is_meta:
@@ -184,73 +194,55 @@ class Quantised:
         return next((scheme for targets, scheme in self.groups if "Linear" in targets), self.groups[0][1])
 
 
-def _broken(found: str, expected: str) -> DFlashError:
+def _misfit(found: str, expected: str) -> DFlashError:
     remedy = "use the drafter's plain weights, or quantise it again"
     return DFlashError(f"{found}, in the drafter's tensors", expected=expected, remedy=remedy)
 
 
-STORED = "stored_quantization"  # in dflash_config: where SGLang, which would build quantised layers, does not look
-MODELOPT = "hf_quant_config.json"  # Model Optimizer's file beside config.json
-_PLACES = ("quantization_config", "compression_config")
-_NAIVE = ("int-quantized", "float-quantized", "naive-quantized")
-_LAYOUTS = {"pack-quantized": "packed", **dict.fromkeys(_NAIVE, "naive")}
-_USUAL = {"awq": "gemm", "gptq": "gptq"}
-_STRATEGIES = ("tensor", "channel", "group", "block")
-_SERVED = (
-    "fp8 (e4m3, a factor a tensor or a block), modelopt FP8, compressed-tensors (int-quantized, float-quantized, "
-    "pack-quantized), awq (gemm), gptq (2, 3, 4 or 8 bits)"
-)
-
-
 def declared(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The quantisation that a configuration declares."""
+    """Return the quantisation that a configuration declares; None for plain weights."""
     for place in (config, text_config(config)):
-        for key in _PLACES:
+        for key in _KEYS:
             if isinstance(found := place.get(key), Mapping) and found:
                 return found
     return None
 
 
 def quantization(config: Mapping[str, Any]) -> str | None:
-    """Quantisation method that a checkpoint declares (``"fp8"``, ``"modelopt"``), None for plain weights."""
+    """Return the declared quantisation method (``"fp8"``, ``"modelopt"``); None for plain weights."""
     found = declared(config)
     return None if found is None else _method(found)
 
 
-def set_aside(config: Mapping[str, Any], beside: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A drafter's configuration of which SGLang builds plain layers; ours reads :data:`STORED` in ``dflash_config``.
+def set_aside(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Move a drafter's quantisation to :data:`STORED` in ``dflash_config``, so that SGLang builds plain layers.
 
     Args:
-        beside: Model Optimizer's ``hf_quant_config.json``, if there is one.
+        modelopt: content of Model Optimizer's ``hf_quant_config.json``; None without it.
     """
-    found = declared(config)
-    if (
-        found is None
-        and beside
-        and isinstance(inner := beside.get("quantization"), Mapping)
-        and inner.get("quant_algo")
-    ):
+    found, inner = declared(config), (modelopt or {}).get("quantization")
+    if found is None and isinstance(inner, Mapping) and inner.get("quant_algo"):
         found = {"quant_method": "modelopt", **inner}
     if found is None or is_set_aside(config):
         return dict(config)
-    plain = {key: value for key, value in config.items() if key not in _PLACES}
+    plain = {key: value for key, value in config.items() if key not in _KEYS}
     if isinstance(nested := plain.get("text_config"), Mapping):
-        plain["text_config"] = {key: value for key, value in nested.items() if key not in _PLACES}
+        plain["text_config"] = {key: value for key, value in nested.items() if key not in _KEYS}
     dflash = plain.get("dflash_config")
     return {**plain, "dflash_config": {**(dflash if isinstance(dflash, Mapping) else {}), STORED: found}}
 
 
 def is_set_aside(config: Mapping[str, Any]) -> bool:
-    """Whether :func:`set_aside` has moved the quantisation of ``config``."""
+    """Return whether :func:`set_aside` has moved the quantisation of ``config``."""
     dflash = config.get("dflash_config")
     return isinstance(dflash, Mapping) and STORED in dflash
 
 
 def parse(config: Mapping[str, Any]) -> Quantised:
-    """Read a declared quantisation.
+    """Parse a declared quantisation.
 
     Raises:
-        DFlashError: its weights are not dequantised here.
+        DFlashError: weights of this kind are not dequantised here.
     """
     method = _method(config)
     for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
@@ -260,10 +252,10 @@ def parse(config: Mapping[str, Any]) -> Quantised:
     if method not in read:
         raise _unserved(method)
     try:
-        return Quantised(config, method, read[method](config))
+        return Quantised(method, read[method](config))
     except DFlashError:
         raise
-    except (ValueError, TypeError, AttributeError, NotImplementedError, re.error) as error:  # what the library refuses
+    except (ValueError, TypeError, AttributeError, NotImplementedError, re.error) as error:  # from the library
         raise _unserved(f"{method} ({' '.join(str(error).split())})") from None
 
 
@@ -307,17 +299,17 @@ def _packed(config: Mapping[str, Any]) -> Groups:
 
     method, bits = _method(config), config.get("bits")
     stored_as = config.get("version") or config.get("checkpoint_format") or config.get("format")
-    stored_as = "marlin" if config.get("is_marlin_format") else str(stored_as or _USUAL[method]).lower()
+    stored_as = "marlin" if config.get("is_marlin_format") else str(stored_as or _DEFAULT_FORMATS[method]).lower()
     served = {"gemm": (4,)} if method == "awq" else dict.fromkeys(("gptq", "gptq_v2"), (2, 3, 4, 8))
     if bits not in served.get(stored_as, ()) or (method == "awq" and not config.get("zero_point", True)):
         raise _unserved(f"{method} of {bits} bits in the format {stored_as}, zero_point {config.get('zero_point')}")
     args = QuantizationArgs(num_bits=bits, symmetric=False, group_size=config.get("group_size", 128))
-    return [(["Linear"], Scheme(method, args, raised=int(stored_as == "gptq")))]
+    return [(["Linear"], Scheme(method, args, zero_offset=int(stored_as == "gptq")))]
 
 
 def _unserved(found: str) -> DFlashError:
     return DFlashError(
         f"the drafter is quantised by {found}",
         expected=f"plain weights, or {_SERVED}",
-        remedy="use the drafter's plain weights: it is small beside its target",
+        remedy="use the drafter's plain weights: it is small compared with its target",
     )
