@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sglang_dflash.check.findings import Finding, judge
+from sglang_dflash.drafter.checkpoint import TensorHeader
 from sglang_dflash.drafter.config import DrafterConfig, quantization
-from sglang_dflash.drafter.files import TensorHeader
 from sglang_dflash.drafter.tensors import LoadReport
 from sglang_dflash.errors import DFlashError, Doubt
 from sglang_dflash.plan.pair import PLAIN_LAYERS, served_dtype

@@ -17,7 +17,7 @@ from sglang_dflash.check.findings import Finding, judge, of_error
 from sglang_dflash.check.pair import check_pair
 from sglang_dflash.check.tokens import check_tokens, check_vocabulary
 from sglang_dflash.drafter.config import text_config
-from sglang_dflash.drafter.kinds import kind_left_to_builtin
+from sglang_dflash.drafter.formats import kind_left_to_builtin
 from sglang_dflash.errors import DFlashError, Doubt
 from sglang_dflash.memory.machine import Machine, size
 from sglang_dflash.memory.outside import FLOOR, Outside

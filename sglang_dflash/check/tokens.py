@@ -6,17 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.check.findings import Finding, judge, of_error
+from sglang_dflash.drafter.checkpoint import ModelFiles, StoredTensors
 from sglang_dflash.drafter.config import DrafterConfig, text_config
-from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.drafter.template import added_tokens, chat_template
 from sglang_dflash.drafter.tensors import DRAFT_TO_TARGET, EMBEDDING, HEAD, TARGET_TO_DRAFT
 from sglang_dflash.errors import DFlashError, Doubt
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from sglang_dflash.drafter.stored import StoredTensors
-
 
 SAMPLE = 64  # rows of each table that are compared
 # Parts of added tokens that chats do contain.
@@ -107,8 +104,6 @@ def _own_vocabulary(drafter: DrafterConfig, drafter_files: ModelFiles, target_fi
     headers = drafter_files.tensors
     if headers and not any(name.endswith((EMBEDDING, HEAD)) for name in headers):
         return "the target's: the drafter holds no copy"
-    from sglang_dflash.drafter.stored import StoredTensors  # takes torch, which most checks do without
-
     own, target = StoredTensors(drafter_files), StoredTensors(target_files)
     ids = _drafted_ids(drafter, own)
     text = text_config(target_files.config)

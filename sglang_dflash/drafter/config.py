@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_dflash.drafter.keys import (
+from sglang_dflash.drafter.checkpoint import load_config
+from sglang_dflash.drafter.dequantise import STORED, Quantised, parse, quantization
+from sglang_dflash.drafter.formats import (
+    ARCHITECTURES,
     INPUT_SCALE,
     MOST_POSITIONS,
     OUTPUT_SCALES,
     SLIDING,
     ConfigKeys,
+    kind_left_to_builtin,
+    plain_form,
     text_config,
     unusable,
 )
-from sglang_dflash.drafter.kinds import ARCHITECTURES, kind_left_to_builtin
-from sglang_dflash.drafter.quantisation import STORED, parse, quantization
-from sglang_dflash.drafter.quantised import Quantised
-from sglang_dflash.drafter.reading import inside, read_object
-from sglang_dflash.drafter.trainers import plain_form
 from sglang_dflash.errors import DFlashError
 
 __all__ = ["DrafterConfig", "load_config", "quantization", "text_config"]
@@ -119,7 +119,7 @@ class DrafterConfig:
             raise unusable("num_attention_heads", num_heads, multiple)
         return cls(
             block_size=keys.optional_integer("block_size", minimum=2),
-            mask_token_id=keys.mask_token_id(),
+            mask_token_id=keys.integer("mask_token_id", minimum=0),  # a token's name would need a tokenizer
             target_layer_ids=keys.target_layer_ids(),
             num_target_layers=keys.optional_integer("num_target_layers"),
             num_layers=len(layer_types),
@@ -134,31 +134,15 @@ class DrafterConfig:
             vocab_size=keys.integer("vocab_size"),
             max_position_embeddings=keys.integer("max_position_embeddings", maximum=MOST_POSITIONS),
             rms_norm_eps=keys.number("rms_norm_eps"),
-            attention_bias=bool(keys.optional("attention_bias", bool, "true or false")),
+            attention_bias=bool(keys.boolean("attention_bias")),
             rope_theta=rope_theta,
             rotary_dim=rotary_dim,
             rope_scaling=rope_scaling,
             input_scale=keys.factor(INPUT_SCALE),
             output_scale=math.prod(map(keys.factor, OUTPUT_SCALES)),
             draft_vocab_size=keys.draft_vocab_size(),
-            copies_vocabulary=bool(keys.optional("copies_vocabulary", bool, "true or false")),
+            copies_vocabulary=bool(keys.boolean("copies_vocabulary")),
             dtype=keys.optional("dtype", str, "a name") or keys.optional("torch_dtype", str, "a name"),
             stored=None if stored is None else parse(stored),
             quantization=quantization(config),
         )
-
-
-def load_config(path: str | Path) -> dict[str, Any]:
-    """Read ``config.json`` of a local model directory.
-
-    Raises:
-        DFlashError: the file is missing, leads out of the directory, or is not a JSON object.
-    """
-    file = inside(Path(path), "config.json")
-    if file is None:
-        raise DFlashError(
-            f"{Path(path) / 'config.json'} does not exist",
-            expected="a model directory",
-            remedy="check the model's path",
-        )
-    return read_object(file)

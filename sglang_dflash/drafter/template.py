@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_dflash.drafter.files import ModelFiles
-from sglang_dflash.drafter.reading import read_text
+from sglang_dflash.drafter.checkpoint import ModelFiles, read_text
 from sglang_dflash.errors import DFlashError
 
 _THINK = "<think>", "</think>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang_dflash.drafter.kinds import ARCHITECTURES
+from sglang_dflash.drafter.formats import ARCHITECTURES
 from sglang_dflash.hooks.takeover import on_our_cpu_platform
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.decide import reason_for_builtin

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.check.findings import Finding, raise_first_error
 from sglang_dflash.check.preflight import check_memory, check_rules
-from sglang_dflash.drafter.kinds import kind_left_to_builtin
-from sglang_dflash.drafter.view import plain_view
+from sglang_dflash.drafter.checkpoint import plain_view
+from sglang_dflash.drafter.formats import kind_left_to_builtin
 from sglang_dflash.hooks.flags import explain_environment
 from sglang_dflash.hooks.takeover import (
     check_sglang,

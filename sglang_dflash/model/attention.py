@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.drafter.keys import SLIDING
+from sglang_dflash.drafter.formats import SLIDING
 from sglang_dflash.ops import norm_rope
 from sglang_dflash.upstream import (
     AttentionType,

@@ -10,8 +10,8 @@ import os
 from typing import Any
 
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.drafter.kinds import kind_left_to_builtin
-from sglang_dflash.drafter.quantisation import is_set_aside
+from sglang_dflash.drafter.dequantise import is_set_aside
+from sglang_dflash.drafter.formats import kind_left_to_builtin
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.machine import Machine
 from sglang_dflash.plan.copies import copies_asked_for

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from sglang_dflash.drafter.checkpoint import TensorHeader, parse_object
 from sglang_dflash.drafter.config import quantization, text_config
-from sglang_dflash.drafter.files import TensorHeader
-from sglang_dflash.drafter.reading import parse_object
 from sglang_dflash.drafter.tensors import copied_shapes, expected_shapes, sharing_ranks
 from sglang_dflash.memory.fit import Demand
 from sglang_dflash.memory.machine import Machine

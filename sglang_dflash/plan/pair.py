@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_dflash.drafter.checkpoint import ModelFiles, parse_object
 from sglang_dflash.drafter.config import DrafterConfig, text_config
-from sglang_dflash.drafter.files import ModelFiles
-from sglang_dflash.drafter.reading import parse_object
 from sglang_dflash.memory.machine import Machine
 from sglang_dflash.plan.copies import copies_asked_for
 from sglang_dflash.width.config import asked_for

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from sglang_dflash.drafter.checkpoint import ModelFiles
     from sglang_dflash.drafter.config import DrafterConfig
-    from sglang_dflash.drafter.files import ModelFiles
     from sglang_dflash.errors import DFlashError
     from sglang_dflash.plan.memory import MemoryTable
     from sglang_dflash.plan.window import DraftWindow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.drafter.keys import FULL
+from sglang_dflash.drafter.formats import FULL
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from sglang_dflash.drafter.reading import read_object
+from sglang_dflash.drafter.checkpoint import read_object
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.width.adaptive import AdaptiveWidth
 from sglang_dflash.width.costs import CostTable

@@ -15,9 +15,9 @@ from sglang_dflash.check.drafter_files import check_weights, served_dtype
 from sglang_dflash.check.findings import Finding
 from sglang_dflash.check.flags import parse as parse_options
 from sglang_dflash.check.tokens import check_tokens
+from sglang_dflash.drafter.checkpoint import ModelFiles, TensorHeader
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.drafter.files import ModelFiles, TensorHeader
-from sglang_dflash.drafter.quantisation import set_aside
+from sglang_dflash.drafter.dequantise import set_aside
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine
 from sglang_dflash.plan.pair import needs_bfloat16_states

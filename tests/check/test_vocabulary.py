@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sglang_dflash.check.findings import Finding
 from sglang_dflash.check.tokens import check_vocabulary
+from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.drafter.files import ModelFiles
 from tests.support.trainers import config, tensors_of, write, write_target
 
 FORMS = ["speculators", "speculators-reduced"]

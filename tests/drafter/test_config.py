@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sglang_dflash.drafter.config import DrafterConfig, load_config
-from sglang_dflash.drafter.kinds import kind_left_to_builtin
+from sglang_dflash.drafter.formats import kind_left_to_builtin
 from sglang_dflash.errors import DFlashError
 from tests.support.configs import MISSING, drafter
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.drafter.mask_embedding import FILE, LARGEST, load_mask_embedding
+from sglang_dflash.drafter.tensors import LARGEST_EMBEDDING, load_mask_embedding
 from sglang_dflash.errors import DFlashError
 from tests.support.configs import drafter
 
@@ -19,8 +20,8 @@ CONFIG = DrafterConfig.from_dict(drafter())
 
 def saved(folder: Path, **changes: Any) -> Path:
     content = {"embedding": torch.arange(64.0), "mask_token_id": 900, **changes}
-    torch.save(content, folder / FILE)
-    return folder / FILE
+    torch.save(content, folder / MASK_EMBEDDING)
+    return folder / MASK_EMBEDDING
 
 
 def test_none_without_the_file() -> None:
@@ -48,9 +49,9 @@ def test_refuses_another_drafters(tmp_path: Path, changes: dict[str, Any], named
 
 
 def test_refuses_what_is_no_such_file(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes(b"not a checkpoint")
+    (tmp_path / MASK_EMBEDDING).write_bytes(b"not a checkpoint")
     with pytest.raises(DFlashError, match="cannot be read"):
-        load_mask_embedding(tmp_path / FILE, CONFIG)
+        load_mask_embedding(tmp_path / MASK_EMBEDDING, CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +68,9 @@ def test_refuses_entries_of_other_types(tmp_path: Path) -> None:
     for changes in ({"mask_token_id": "900"}, {"mask_token_id": None}, {"per_position": torch.ones(3)}):
         with pytest.raises(DFlashError):
             load_mask_embedding(saved(tmp_path, **changes), CONFIG)
-    torch.save([1, 2], tmp_path / FILE)
+    torch.save([1, 2], tmp_path / MASK_EMBEDDING)
     with pytest.raises(DFlashError, match="holds a list"):
-        load_mask_embedding(tmp_path / FILE, CONFIG)
+        load_mask_embedding(tmp_path / MASK_EMBEDDING, CONFIG)
 
 
 def test_a_small_file_cannot_ask_for_much_memory(tmp_path: Path) -> None:
@@ -85,6 +86,6 @@ def test_a_small_file_cannot_ask_for_much_memory(tmp_path: Path) -> None:
     torch.save({"embedding": torch.zeros(64), "mask_token_id": 900}, file, _use_new_zipfile_serialization=False)
     with pytest.raises(DFlashError, match="cannot be read"):
         load_mask_embedding(file, CONFIG)
-    torch.save({"embedding": torch.zeros(64), "mask_token_id": 900, "more": torch.zeros(LARGEST // 4)}, file)
+    torch.save({"embedding": torch.zeros(64), "mask_token_id": 900, "more": torch.zeros(LARGEST_EMBEDDING // 4)}, file)
     with pytest.raises(DFlashError, match="is compressed or too large"):
         load_mask_embedding(file, CONFIG)

@@ -15,11 +15,10 @@ pytest.importorskip("compressed_tensors")
 
 from sglang_dflash.check.drafter_files import check_weights
 from sglang_dflash.check.flags import parse as parse_flags
+from sglang_dflash.drafter.checkpoint import ModelFiles, plain_view
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.drafter.files import ModelFiles
-from sglang_dflash.drafter.quantisation import parse
+from sglang_dflash.drafter.dequantise import parse
 from sglang_dflash.drafter.tensors import LoadReport
-from sglang_dflash.drafter.view import plain_view
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.machine import GPUS
 from sglang_dflash.plan.decide import decide

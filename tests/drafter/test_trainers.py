@@ -16,11 +16,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.drafter.files import ModelFiles
-from sglang_dflash.drafter.kinds import kind_left_to_builtin
+from sglang_dflash.drafter.formats import kind_left_to_builtin, plain_form
 from sglang_dflash.drafter.tensors import LoadReport, expected_shapes
-from sglang_dflash.drafter.trainers import plain_form
 from sglang_dflash.errors import DFlashError
 from tests.support.configs import drafter
 from tests.support.trainers import FOLDER, SERVED, config, plain_config, tensors_of, write, write_target

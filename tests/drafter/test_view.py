@@ -9,9 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sglang_dflash.drafter.checkpoint import ModelFiles, plain_view
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.drafter.files import ModelFiles
-from sglang_dflash.drafter.view import plain_view
 from sglang_dflash.errors import DFlashError
 from tests.support.trainers import config, plain_config, tensors_of, write, write_target
 

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 
 from sglang_dflash.check import drafter_files, findings, flags, pair, tokens
 from sglang_dflash.check.preflight import preflight
-from sglang_dflash.drafter import reading, tensors
+from sglang_dflash.drafter import tensors
+from sglang_dflash.drafter.checkpoint import INDEX, LARGEST, MASK_EMBEDDING, ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig, load_config
-from sglang_dflash.drafter.files import ModelFiles
-from sglang_dflash.drafter.headers import INDEX
-from sglang_dflash.drafter.mask_embedding import FILE, load_mask_embedding
+from sglang_dflash.drafter.tensors import load_mask_embedding
 from sglang_dflash.memory.machine import CPU, GPUS
 from sglang_dflash.width import CostTable, build_policy, read_config
 from tests.fuzz.judge import judged
@@ -90,7 +89,7 @@ def read_tokenizer(model: Path) -> None:
 
 
 def read_embedding(model: Path) -> None:
-    embedding = load_mask_embedding(ModelFiles(str(model)).path(FILE), CONFIG)
+    embedding = load_mask_embedding(ModelFiles(str(model)).path(MASK_EMBEDDING), CONFIG)
     assert embedding is None or embedding.float().isfinite().all()
 
 
@@ -111,7 +110,7 @@ FILES: dict[str, tuple[Callable[[Path], None], st.SearchStrategy[bytes]]] = {
     INDEX: (read_tensors, json_files([MAP], VALUES | st.sampled_from(NAMES))),
     **dict.fromkeys(("tokenizer.json", "tokenizer_config.json"), (read_tokenizer, json_files([TOKENIZER]))),
     "chat_template.jinja": (read_tokenizer, json_files([TOKENIZER])),
-    FILE: (read_embedding, SAVED | SAVED.flatmap(damaged)),
+    MASK_EMBEDDING: (read_embedding, SAVED | SAVED.flatmap(damaged)),
     "width.json": (read_widths, json_files(WIDTHS)),  # the operator's, in the same folder here
 }
 
@@ -175,7 +174,7 @@ PLANTS: dict[str, Callable[[Path], object]] = {
     "loop": lambda path: path.symlink_to(path),
     "endless": lambda path: path.symlink_to("/dev/zero"),
     "elsewhere": lambda path: path.symlink_to(f"../../secret/{path.name}"),
-    "large": lambda path: (path.touch(), os.truncate(path, reading.LARGEST + 1)),
+    "large": lambda path: (path.touch(), os.truncate(path, LARGEST + 1)),
 }
 
 

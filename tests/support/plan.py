@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.serving import ServingPlan
 from tests.support.configs import drafter

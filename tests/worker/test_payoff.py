@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_dflash.drafter.files import ModelFiles
+from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.published import published_pairs
 from sglang_dflash.drafter.template import TemplateTokens, template_tokens
 from sglang_dflash.width import AdaptiveWidth, CostTable, FixedWidth, WidthPolicy

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sglang_dflash.drafter.keys import FULL
+from sglang_dflash.drafter.formats import FULL
 from sglang_dflash.worker.observe.traits import BEYOND, GRAMMAR, LORA, NO_TEMPLATE, SAMPLING, THINKING, Traits
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from sglang_dflash.drafter.files import ModelFiles
+from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.published import accept_lengths, card_of_drafter, cheapest_step
 from sglang_dflash.drafter.template import template_tokens
 from sglang_dflash.upstream import get_server_args

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sglang_dflash.drafter.mask_embedding import FILE, load_mask_embedding
+from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING
+from sglang_dflash.drafter.tensors import load_mask_embedding
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import build_draft_tp_worker, draft_pp_context, draft_tp_context
@@ -36,7 +37,7 @@ def load_drafter(
     vocabulary = TargetVocabulary.of(
         target.model,
         mask_token_id=plan.drafter.mask_token_id,
-        mask_embedding=load_mask_embedding(plan.files.path(FILE), plan.drafter),
+        mask_embedding=load_mask_embedding(plan.files.path(MASK_EMBEDDING), plan.drafter),
         input_scale=plan.drafter.input_scale,
         logit_scale=plan.drafter.output_scale,
     )

@@ -1,0 +1,315 @@
+"""Quantised drafters: the quantisations that a ``config.json`` declares, and their plain weights.
+
+Weights are dequantised to float32 when they are loaded, by compressed-tensors. It reads its own formats and AutoAWQ's;
+FP8 and GPTQ are expressed in its terms. Activations are never quantised. A layer is quantised if its tensors
+are; the configuration's lists of exceptions are not read. Shapes are checked on headers, before any weight is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sglang_dflash.drafter.formats import text_config
+from sglang_dflash.errors import DFlashError
+
+if TYPE_CHECKING:
+    from compressed_tensors.quantization import QuantizationArgs
+
+Shape = tuple[int, ...]
+
+STORED = "stored_quantization"  # in dflash_config, which SGLang does not read: it would build quantised layers
+MODELOPT = "hf_quant_config.json"  # Model Optimizer's file next to config.json
+_KEYS = ("quantization_config", "compression_config")
+_NAIVE = ("int-quantized", "float-quantized", "naive-quantized")
+_LAYOUTS = {"pack-quantized": "packed", **dict.fromkeys(_NAIVE, "naive")}
+_DEFAULT_FORMATS = {"awq": "gemm", "gptq": "gptq"}
+_STRATEGIES = ("tensor", "channel", "group", "block")
+_SERVED = (
+    "fp8 (e4m3, a factor per tensor or per block), modelopt FP8, compressed-tensors (int-quantized, float-quantized, "
+    "pack-quantized), awq (gemm), gptq (2, 3, 4 or 8 bits)"
+)
+
+# The scale has two names in FP8 checkpoints; both are factors of the stored numbers.
+_ALIASES = {"weight_scale_inv": "weight_scale"}
+_ACTIVATION_SCALES = {"input_scale", "activation_scale", "input_zero_point"}
+_PARTS = {
+    *("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
+    *("qweight", "qzeros", "scales", "g_idx"),
+}
+_INT32 = {"weight_packed", "qweight", "qzeros"}
+_QUANTISED_DTYPES = {torch.float8_e4m3fn, torch.float8_e5m2, torch.int8}
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a linear layer's weight [O, I] is stored.
+
+    Attributes:
+        layout: ``naive`` (one number per weight), ``packed`` (compressed-tensors' words along I), ``awq`` or
+            ``gptq``.
+        args: bits, groups and zero points.
+        zero_offset: added to stored zero points; 1 in GPTQ's first format.
+    """
+
+    layout: str
+    args: QuantizationArgs
+    zero_offset: int = 0
+
+    def shapes(self, rows: int, columns: int) -> dict[str, Shape]:
+        """Return the shape of every stored tensor of a weight [rows, columns], by the last part of its name.
+
+        Raises:
+            DFlashError: a row does not divide into groups.
+        """
+        args = self.args
+        size = columns if args.group_size in (None, -1) else args.group_size
+        if columns % size:
+            raise _misfit(f"groups of {size} columns in a weight of {columns}", "a multiple of them")
+        groups = columns // size
+        if self.layout in ("awq", "gptq"):
+            shapes: dict[str, Shape] = {"qzeros": (groups, self._words(rows)), "scales": (groups, rows)}
+            if self.layout == "awq":
+                return shapes | {"qweight": (columns, self._words(rows))}
+            return shapes | {"qweight": (self._words(columns), rows), "g_idx": (columns,)}
+        if args.strategy == "block":
+            high, wide = args.block_structure
+            scale: Shape = (ceil(rows / high), ceil(columns / wide))
+        else:
+            scale = (1,) if args.strategy == "tensor" else (rows, groups)
+        if self.layout == "naive":
+            shapes = {"weight": (rows, columns), "weight_scale": scale, "weight_zero_point": scale}
+        else:
+            shapes = {"weight_packed": (rows, self._words(columns)), "weight_shape": (2,), "weight_scale": scale}
+            shapes["weight_zero_point"] = (self._words(rows), groups)
+        if args.symmetric:
+            del shapes["weight_zero_point"]
+        return shapes | ({"weight_g_idx": (columns,)} if args.actorder == "group" else {})
+
+    def dequantise(self, stored: Mapping[str, Tensor], rows: int, columns: int) -> Tensor:
+        """Return the weight, float32 [rows, columns], from tensors of :meth:`shapes`.
+
+        Raises:
+            DFlashError: a column's group does not exist, or groups are of different sizes.
+        """
+        from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32 as unpack
+        from compressed_tensors.entrypoints.convert.converters import AutoAWQConverter
+        from compressed_tensors.quantization.lifecycle.forward import dequantize
+
+        args, bits, layout = self.args, self.args.num_bits, self.layout
+        if layout == "awq":
+            converter = AutoAWQConverter(bits)
+            named = converter.process({f"layer.{part}": tensor for part, tensor in stored.items()})
+            stored, layout = {name.removeprefix("layer."): tensor for name, tensor in named.items()}, "packed"
+        scale = stored["scales"].T if layout == "gptq" else stored["weight_scale"]
+        zero, order = stored.get("weight_zero_point"), stored.get("weight_g_idx", stored.get("g_idx"))
+        if layout == "gptq":
+            quantised = unpack(stored["qweight"], bits, torch.Size((columns, rows)), 0).T
+            half = 1 << (bits - 1)  # unpacked numbers are signed
+            zero = unpack(stored["qzeros"], bits, torch.Size((len(stored["scales"]), rows)), 1).T.int()
+            zero = (zero + half + self.zero_offset) % (1 << bits) - half
+        elif layout == "packed":
+            quantised = unpack(stored["weight_packed"], bits, torch.Size((rows, columns)), 1)
+            if zero is not None:
+                zero = unpack(zero, bits, torch.Size((rows, scale.shape[1])), 0)
+        else:
+            quantised = stored["weight"]
+        if order is not None:
+            # The library does not check this: columns may be grouped in any order, but all groups have one size.
+            size = columns // scale.shape[1]
+            if not torch.equal(order.sort().values.long(), torch.arange(columns, device=order.device) // size):
+                raise _misfit(f"a g_idx whose groups are not of {size} columns each", "the group of every column")
+        return dequantize(quantised, scale.float(), zero, args=args, g_idx=order)
+
+    def _words(self, numbers: int) -> int:
+        return ceil(numbers * self.args.num_bits / 32)
+
+
+Groups = list[tuple[list[str], Scheme]]
+
+
+@dataclass
+class Quantised:
+    """The quantisation of one checkpoint.
+
+    Attributes:
+        method: its name in ``config.json``.
+        groups: layers, by name, and how they are stored; names take precedence over the class of all linear layers.
+    """
+
+    method: str
+    groups: Groups
+
+    def plain(
+        self, weights: Iterable[tuple[str, Tensor]], expected: Mapping[str, Shape], problems: list[str]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Replace the stored tensors of each layer with its plain float32 weight; yield other tensors unchanged.
+
+        Args:
+            weights: names without ``model.``, and tensors. On the meta device only shapes are checked.
+            expected: shapes of the plain checkpoint.
+            problems: receives a text for each tensor that does not fit.
+        """
+        waiting: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in weights:
+            module, _, part = name.rpartition(".")
+            part, shape = _ALIASES.get(part, part), expected.get(f"{module}.weight", ())
+            if len(shape) == 2 and part in _ACTIVATION_SCALES:
+                continue
+            if len(shape) != 2 or not (part in _PARTS or (part == "weight" and tensor.dtype in _QUANTISED_DTYPES)):
+                yield name, tensor
+                continue
+            stored = waiting.setdefault(module, {})
+            stored[part] = tensor
+            scheme = self._scheme(module)
+            shapes = scheme.shapes(*shape)
+            if stored.keys() == shapes.keys():
+                wrong = [
+                    f"{module}.{part} is {list(each.shape)} of {each.dtype}, not {list(shapes[part])}"
+                    for part, each in waiting.pop(module).items()
+                    if (tuple(each.shape) or (1,)) != shapes[part]
+                    or (part in _INT32 and each.dtype != torch.int32)
+                ]
+                problems += wrong
+                if tensor.is_meta:
+                    yield f"{module}.weight", torch.empty(shape, device="meta")
+                elif not wrong:
+                    yield f"{module}.weight", scheme.dequantise(stored, *shape)
+        for module, stored in waiting.items():
+            wanted = self._scheme(module).shapes(*expected[f"{module}.weight"])
+            problems.append(f"{module} has {', '.join(sorted(stored))}, not {', '.join(sorted(wanted))}")
+
+    def _scheme(self, module: str) -> Scheme:
+        from compressed_tensors.utils.match import match_name
+
+        for targets, scheme in self.groups:
+            if any(match_name(name, target) for name in (module, f"model.{module}") for target in targets):
+                return scheme
+        return next((scheme for targets, scheme in self.groups if "Linear" in targets), self.groups[0][1])
+
+
+def _misfit(found: str, expected: str) -> DFlashError:
+    remedy = "use the drafter's plain weights, or quantise it again"
+    return DFlashError(f"{found}, in the drafter's tensors", expected=expected, remedy=remedy)
+
+
+def declared(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the quantisation that a configuration declares; None for plain weights."""
+    for place in (config, text_config(config)):
+        for key in _KEYS:
+            if isinstance(found := place.get(key), Mapping) and found:
+                return found
+    return None
+
+
+def quantization(config: Mapping[str, Any]) -> str | None:
+    """Return the declared quantisation method (``"fp8"``, ``"modelopt"``); None for plain weights."""
+    found = declared(config)
+    return None if found is None else _method(found)
+
+
+def set_aside(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Move a drafter's quantisation to :data:`STORED` in ``dflash_config``, so that SGLang builds plain layers.
+
+    Args:
+        modelopt: content of Model Optimizer's ``hf_quant_config.json``; None without it.
+    """
+    found, inner = declared(config), (modelopt or {}).get("quantization")
+    if found is None and isinstance(inner, Mapping) and inner.get("quant_algo"):
+        found = {"quant_method": "modelopt", **inner}
+    if found is None or is_set_aside(config):
+        return dict(config)
+    plain = {key: value for key, value in config.items() if key not in _KEYS}
+    if isinstance(nested := plain.get("text_config"), Mapping):
+        plain["text_config"] = {key: value for key, value in nested.items() if key not in _KEYS}
+    dflash = plain.get("dflash_config")
+    return {**plain, "dflash_config": {**(dflash if isinstance(dflash, Mapping) else {}), STORED: found}}
+
+
+def is_set_aside(config: Mapping[str, Any]) -> bool:
+    """Return whether :func:`set_aside` has moved the quantisation of ``config``."""
+    dflash = config.get("dflash_config")
+    return isinstance(dflash, Mapping) and STORED in dflash
+
+
+def parse(config: Mapping[str, Any]) -> Quantised:
+    """Parse a declared quantisation.
+
+    Raises:
+        DFlashError: weights of this kind are not dequantised here.
+    """
+    method = _method(config)
+    for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
+        if config.get(key):
+            raise _unserved(f"{method} with factors for the K/V cache ({key})")
+    read = {"fp8": _fp8, "modelopt": _fp8, "compressed-tensors": _compressed, "awq": _packed, "gptq": _packed}
+    if method not in read:
+        raise _unserved(method)
+    try:
+        return Quantised(method, read[method](config))
+    except DFlashError:
+        raise
+    except (ValueError, TypeError, AttributeError, NotImplementedError, re.error) as error:  # from the library
+        raise _unserved(f"{method} ({' '.join(str(error).split())})") from None
+
+
+def _method(config: Mapping[str, Any]) -> str:
+    method = str(config.get("quant_method") or config.get("quant_algo") or "unnamed")
+    return "compressed-tensors" if method == "compressed_tensors" else method
+
+
+def _fp8(config: Mapping[str, Any]) -> Groups:
+    from compressed_tensors.quantization import QuantizationArgs
+
+    kind, block = config.get("quant_algo") or config.get("fmt") or "e4m3", config.get("weight_block_size")
+    if kind not in ("e4m3", "FP8"):
+        raise _unserved(f"{_method(config)} in the format {kind}")
+    args = QuantizationArgs(type="float", strategy="block" if block else "tensor", block_structure=block or None)
+    return [(["Linear"], Scheme("naive", args))]
+
+
+def _compressed(config: Mapping[str, Any]) -> Groups:
+    from compressed_tensors.quantization import QuantizationConfig
+
+    read = QuantizationConfig.model_validate(config)
+    if config.get("quantization_status", "compressed") != "compressed":
+        raise _unserved(f"compressed-tensors with the status {config['quantization_status']}")
+    for key in ("transform_config", "sparsity_config"):
+        if (config.get(key) or {}).get("format", config.get(key)) not in (None, {}, "dense"):
+            raise _unserved(f"compressed-tensors with a {key}")
+    groups = []
+    for scheme in read.config_groups.values():
+        stored_as, args = str(scheme.format or read.format), scheme.weights
+        if args is None or stored_as not in _LAYOUTS or args.num_bits > 8 or args.strategy not in _STRATEGIES:
+            raise _unserved(f"compressed-tensors in the format {stored_as}")
+        for target in scheme.targets:
+            re.compile(target.removeprefix("re:"))
+        groups.append((scheme.targets, Scheme(_LAYOUTS[stored_as], args)))
+    return groups
+
+
+def _packed(config: Mapping[str, Any]) -> Groups:
+    from compressed_tensors.quantization import QuantizationArgs
+
+    method, bits = _method(config), config.get("bits")
+    stored_as = config.get("version") or config.get("checkpoint_format") or config.get("format")
+    stored_as = "marlin" if config.get("is_marlin_format") else str(stored_as or _DEFAULT_FORMATS[method]).lower()
+    served = {"gemm": (4,)} if method == "awq" else dict.fromkeys(("gptq", "gptq_v2"), (2, 3, 4, 8))
+    if bits not in served.get(stored_as, ()) or (method == "awq" and not config.get("zero_point", True)):
+        raise _unserved(f"{method} of {bits} bits in the format {stored_as}, zero_point {config.get('zero_point')}")
+    args = QuantizationArgs(num_bits=bits, symmetric=False, group_size=config.get("group_size", 128))
+    return [(["Linear"], Scheme(method, args, zero_offset=int(stored_as == "gptq")))]
+
+
+def _unserved(found: str) -> DFlashError:
+    return DFlashError(
+        f"the drafter is quantised by {found}",
+        expected=f"plain weights, or {_SERVED}",
+        remedy="use the drafter's plain weights: it is small compared with its target",
+    )

@@ -1,0 +1,303 @@
+"""Drafter configurations: the keys of ``config.json``, other trainers' forms of it, and drafters of other kinds.
+
+DFLASH keys (``block_size``, ``mask_token_id``, ``target_layer_ids``, ``num_target_layers``, ``is_causal``) are in
+``dflash_config`` or at the top level. The transformer's keys are in ``text_config`` or at the top level. Published
+checkpoints use both places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_dflash.errors import DFlashError
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+ARCHITECTURES = ("DFlashDraftModel",)
+INPUT_SCALE, OUTPUT_SCALES = "input_embedding_scale", ("output_multiplier", "logit_scale")
+# Limits: sizes in a file are multiplied and allocated.
+LARGEST = 1 << 31  # of a count
+MOST_LAYERS = 1024
+MOST_POSITIONS = 1 << 24  # rows of a RoPE table
+_LARGEST_FLOAT = 3e38  # of float32
+
+_DFLASH2 = "DFlash2 (candidate selector)"
+_XPRESS = "XPress (refinement head)"
+_DSPARK = "DSpark (Markov head)"
+_KINDS_BY_ARCHITECTURE = {
+    "DFlash2DraftModel": _DFLASH2,
+    "DFlash2BeamDraftModel": _DFLASH2,
+    "MiniMaxDFlash2DraftModel": _DFLASH2,
+    "LiLiCorrDraftModel": "LiLiCorr (transition reranker)",
+    "DFlashLagunaForCausalLM": "Laguna (gated attention)",
+    "MuseGlimmerAssistantModel": "Muse-Glimmer (scaled target embedding)",
+    "Qwen3DSparkModel": _DSPARK,
+}
+_KINDS_BY_KEY = {
+    "selector_rank": _DFLASH2,
+    "conv_kernel_size": "DFlash2 (grouped convolution)",
+    "lilicorr_hidden_size": "LiLiCorr (transition reranker)",
+    "has_embed_tokens": "Nemotron (its own embedding)",
+    "use_gemma_norm": "DFlash with Gemma's norm",
+    "attention_sink_bias": "MiMo (attention sinks)",
+    "attention_value_scale": "MiMo (attention value scale)",
+    "final_logit_softcapping": "DFlash with softcapped logits",
+}
+_KINDS_BY_HEAD = {"domino": "Domino (GRU correction)", "dspark": _DSPARK}
+_SPECULATORS = "speculators_model_type"
+_KINDS_OF_SPECULATORS = {"dflash2": f", of the kind {_DFLASH2},", "xpress": f", of the kind {_XPRESS},"}
+_AUTOMODEL_CLASSES = {"Qwen3DFlashDraftModel": "DFlashDraftModel", "Qwen3DFlash2DraftModel": "DFlash2DraftModel"}
+_CLASSES = {**_AUTOMODEL_CLASSES, "DominoDraftModel": "DFlashDraftModel"}  # the last is SpecForge's
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the language model's part: ``text_config`` of a multimodal model, otherwise ``config``."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, Mapping) else config
+
+
+def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
+    """Name the kind of a drafter that SGLang serves as DFLASH and this package does not; None for plain DFlash.
+
+    Only ``config.json`` is read; the loader finds undeclared extra tensors.
+    """
+    name, keys = _architecture(config), ConfigKeys(config)
+    if kind := _KINDS_BY_ARCHITECTURE.get(str(name)):
+        return kind
+    if kind := next((kind for key, kind in _KINDS_BY_KEY.items() if keys.get(key)), None):
+        return kind
+    head, activation = keys.get("projector_type"), keys.get("hidden_act")
+    if head not in (None, "dflash"):
+        return _KINDS_BY_HEAD.get(str(head), f"DFlash with the head {head}")
+    if keys.get("sample_from_anchor") is False:
+        return "Nemotron (block without its anchor)"
+    if activation not in (None, "silu"):
+        return f"DFlash with the activation {activation}"
+    return None if name in ARCHITECTURES else f"unknown (architecture {name})"
+
+
+def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the configuration that z-lab would have written for the same drafter; an equal one if it is plain.
+
+    Raises:
+        DFlashError: the trainer's form cannot be served.
+    """
+    if _SPECULATORS in config:
+        return _from_speculators(config)
+    keys, name, dflash = ConfigKeys(config), _architecture(config), config.get("dflash_config")
+    is_adaflash = keys.get("thresh_head_direct_len")
+    if is_adaflash or name == "Qwen3XPressModel":
+        kind = "AdaFlash (head for the length of a block)" if is_adaflash else _XPRESS
+        raise DFlashError(
+            f"the drafter is of the kind {kind}, which SGLang does not serve",
+            expected="a plain DFlash drafter",
+            remedy="use the target's plain DFlash drafter, or serve this one with its authors' engine",
+        )
+    if name == "DSparkDraftModel":  # SGLang serves it by another algorithm, which reads other keys
+        raise DFlashError(
+            f"the drafter is of the kind {_DSPARK}, as SpecForge writes it",
+            expected="a plain DFlash drafter",
+            remedy="convert it with SpecForge's scripts/gates/normalize_dflash_export.py and serve it with "
+            "--speculative-algorithm DSPARK",
+        )
+    changes: dict[str, Any] = {"architectures": [_CLASSES[name]]} if name in _CLASSES else {}
+    if name in _AUTOMODEL_CLASSES and isinstance(dflash, Mapping) and dflash.get("causal") is True:
+        # AutoModel's JetSpec recipe: is_causal false is left over from the DFlash recipe that it extends.
+        changes["is_causal"] = True
+    window, types = keys.get("swa_window_size"), keys.get("layer_types")
+    if keys.get("use_swa") and window is not None and isinstance(types, list) and set(map(str, types)) == {FULL}:
+        # Model Optimizer's window holds for every layer and counts the current token, as ours does.
+        changes |= {"layer_types": [SLIDING] * len(types), "sliding_window": window}
+    return {**config, **changes}
+
+
+def _from_speculators(config: Mapping[str, Any]) -> dict[str, Any]:
+    if (algorithm := config[_SPECULATORS]) != "dflash":
+        kind = _KINDS_OF_SPECULATORS.get(str(algorithm), "")
+        raise _unserved_by_speculators(f"{_SPECULATORS} {algorithm!r}{kind}", "dflash")
+    layers = config.get("transformer_layer_config")
+    if not isinstance(layers, Mapping):
+        raise unusable("transformer_layer_config", layers, "an object: the drafter's transformer")
+    if config.get("sample_from_anchor"):
+        found = "sample_from_anchor true: its anchor drafts a token too"
+        raise _unserved_by_speculators(found, "false: only mask tokens draft")
+    keys = ConfigKeys({**layers, **config})
+    target_size, size = keys.get("target_hidden_size"), keys.get("hidden_size")
+    if target_size not in (None, size):
+        found = f"target_hidden_size {target_size!r}, hidden_size {size!r}"
+        raise _unserved_by_speculators(found, "the same for both")
+    kept = ("block_size", "mask_token_id", "draft_vocab_size", INPUT_SCALE, *OUTPUT_SCALES)
+    dflash = {
+        **{key: config[key] for key in kept if key in config},
+        "target_layer_ids": _layers_before(config.get("aux_hidden_state_layer_ids")),
+        "copies_vocabulary": True,
+    }
+    if config.get("sliding_window_non_causal"):
+        dflash["causal"] = False
+    quantization = config.get("quantization_config")
+    return {
+        **layers,
+        "architectures": list(ARCHITECTURES),
+        "model_type": "qwen3",  # for every target: the drafter's layers are Qwen3's
+        "dtype": config.get("dtype") or config.get("torch_dtype"),
+        **_rope_of_speculators(layers),
+        **({"quantization_config": quantization} if quantization else {}),
+        "dflash_config": dflash,
+    }
+
+
+def _layers_before(ids: Any) -> list[int]:
+    key = "aux_hidden_state_layer_ids"  # hidden state 2 is the output of layer 1
+    if not isinstance(ids, list) or not all(map(_is_int, ids)):
+        raise unusable(key, ids, "a list of hidden states' numbers")
+    if any(i < 1 for i in ids):
+        raise unusable(key, ids, "numbers from 1 on: 0 is the embedding's output, which SGLang does not capture")
+    return [i - 1 for i in ids]
+
+
+def _rope_of_speculators(layers: Mapping[str, Any]) -> dict[str, Any]:
+    # The trainer runs one RoPE for all layers, over the whole head, with positions in one dimension. Other keys may be
+    # copies of a multimodal target's.
+    parameters = layers.get("rope_parameters")
+    if not isinstance(parameters, Mapping):
+        return {}
+    nested = parameters.get(SLIDING)
+    used = nested if isinstance(nested, Mapping) else parameters
+    foreign = ("mrope_section", "mrope_interleaved", "partial_rotary_factor")
+    return {"rope_parameters": {key: value for key, value in used.items() if key not in foreign}}
+
+
+def _unserved_by_speculators(found: str, expected: str) -> DFlashError:
+    return DFlashError(
+        f"{found} in the drafter's config.json, which speculators wrote",
+        expected=expected,
+        remedy="serve it with vLLM, or train a DFlash drafter without this",
+    )
+
+
+class ConfigKeys:
+    """Typed look-ups in one drafter configuration; every method raises :func:`unusable`."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        nested = config.get("dflash_config")
+        self._places = (nested if isinstance(nested, Mapping) else {}, text_config(config), config)
+
+    def get(self, key: str) -> Any:
+        return next((place[key] for place in self._places if place.get(key) is not None), None)
+
+    def optional(self, key: str, kind: type, wanted: str) -> Any:
+        value = self.get(key)
+        if value is not None and not isinstance(value, kind):
+            raise unusable(key, value, wanted)
+        return value
+
+    def boolean(self, key: str) -> bool | None:
+        stated: bool | None = self.optional(key, bool, "true or false")
+        return stated
+
+    def integer(self, key: str, minimum: int = 1, maximum: int = LARGEST) -> int:
+        value = self.get(key)
+        if not _is_int(value) or not minimum <= value <= maximum:
+            raise unusable(key, value, f"an integer from {minimum} to {maximum}")
+        return int(value)
+
+    def optional_integer(self, key: str, minimum: int = 1) -> int | None:
+        return None if self.get(key) is None else self.integer(key, minimum)
+
+    def number(self, key: str) -> float:
+        return _positive(key, self.get(key))
+
+    def factor(self, key: str) -> float:
+        """A positive factor; 1 without the key."""
+        return 1.0 if self.get(key) is None else self.number(key)
+
+    def target_layer_ids(self) -> tuple[int, ...]:
+        value = self.get("target_layer_ids")
+        is_list = isinstance(value, list | tuple) and 0 < len(value) <= MOST_LAYERS
+        if not is_list or not all(_is_int(i) and 0 <= i <= LARGEST for i in value):
+            raise unusable("target_layer_ids", value, "a list of layer numbers >= 0")
+        if len(set(value)) != len(value):
+            raise unusable("target_layer_ids", list(value), "distinct layer numbers")
+        return tuple(value)
+
+    def is_causal(self) -> bool | None:
+        """Causality of all layers; vLLM also reads it from ``dflash_config.causal``."""
+        stated, other = self.boolean("is_causal"), self.boolean("causal")
+        if stated is not None and other is not None and stated != other:
+            raise unusable("is_causal", stated, f"the same as dflash_config.causal, which is {other}")
+        return other if stated is None else stated
+
+    def draft_vocab_size(self) -> int | None:
+        """Size of a reduced vocabulary; None if the drafter drafts from the target's whole vocabulary."""
+        size, whole = self.optional_integer("draft_vocab_size"), self.integer("vocab_size")
+        if size is not None and size > whole:
+            raise unusable("draft_vocab_size", size, f"up to vocab_size {whole}")
+        return None if size == whole else size
+
+    def layer_types(self) -> tuple[str, ...]:
+        num_layers = self.integer("num_hidden_layers", maximum=MOST_LAYERS)
+        value = self.get("layer_types")
+        if value is None:
+            if self.get("use_sliding_window"):
+                raise unusable("layer_types", None, "one type per layer, as use_sliding_window is true")
+            return (FULL,) * num_layers
+        if not isinstance(value, list | tuple) or len(value) != num_layers:
+            raise unusable("layer_types", value, f"a list of {num_layers} entries (num_hidden_layers)")
+        if self.get("use_swa") and SLIDING not in value:
+            # A ModelOpt export: its window applies to layers that it calls full.
+            raise unusable("layer_types", list(value), f"{SLIDING} for the layers that use_swa windows")
+        if unknown := [kind for kind in value if kind not in (FULL, SLIDING)]:
+            raise unusable("layer_types", unknown[0], f"{FULL} or {SLIDING}")
+        return tuple(value)
+
+    def rope(self, head_dim: int) -> tuple[float, int, dict[str, Any] | None]:
+        """Base, rotated dimensions and scaling, from ``rope_parameters`` or the older ``rope_scaling``."""
+        parameters = self.optional("rope_parameters", Mapping, "an object")
+        if parameters is None:
+            parameters = self.optional("rope_scaling", Mapping, "an object") or {}
+        theta = _positive("rope_theta", parameters.get("rope_theta", self.get("rope_theta")))
+        factor = parameters.get("partial_rotary_factor", self.get("partial_rotary_factor"))
+        share = 1.0 if factor is None else _positive("partial_rotary_factor", factor)
+        # rope_dim, if stated, is the trained width; partial_rotary_factor is then a copy of the target's.
+        rotary_dim = parameters.get("rope_dim", int(head_dim * share))
+        if not _is_int(rotary_dim) or not 0 < rotary_dim <= head_dim or rotary_dim % 2:
+            raise unusable("rope_dim", rotary_dim, f"an even number up to head_dim {head_dim}")
+        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        if not isinstance(kind, str):
+            raise unusable("rope_type", kind, "a name")
+        if kind == "default":
+            return theta, rotary_dim, None
+        if kind == "yarn":
+            trained, factor = (
+                _positive(f"rope_parameters.{key}", parameters.get(key))
+                for key in ("original_max_position_embeddings", "factor")
+            )
+            if factor * trained > MOST_POSITIONS:
+                raise unusable("rope_parameters.factor", factor, f"at most {MOST_POSITIONS} positions in all")
+        return theta, rotary_dim, {"rope_type": kind, **parameters}
+
+
+def unusable(key: str, value: object, expected: str) -> DFlashError:
+    """Return the error for a key that is missing (``value`` None) or has another value than ``expected``."""
+    found = "is missing" if value is None else f"is {value!r}"
+    return DFlashError(
+        f"{key} {found} in the drafter's config.json",
+        expected=expected,
+        remedy=f"use a drafter whose config.json states {key}, or add the value it was trained with",
+    )
+
+
+def _architecture(config: Mapping[str, Any]) -> str | None:
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else None
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _positive(key: str, value: object) -> float:
+    # Kernels treat numbers beyond float32 as infinite; every comparison with NaN is false.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LARGEST_FLOAT:
+        raise unusable(key, value, "a positive number")
+    return float(value)
