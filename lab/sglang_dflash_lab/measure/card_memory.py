@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sglang_dflash.check.flags import parse
-from sglang_dflash.check.preflight import preflight
-from sglang_dflash.memory.fit import fit
-from sglang_dflash.memory.machine import GIB, GPUS
 from sglang_dflash.plan.demand import STATE_SHARE
+from sglang_dflash.plan.flags import parse
+from sglang_dflash.plan.machine import GIB, GPUS
+from sglang_dflash.plan.pools import fit
+from sglang_dflash.plan.rules import preflight
 from sglang_dflash_lab.bench.tables import MISSING, Table
 from tests.support.cards import FOLDER, NAMES, card
 
