@@ -1,14 +1,24 @@
-"""``sglang-dflash``: the command line, one sub-command group per module, and the commands of other distributions."""
+"""``sglang-dflash``: the command line, with the commands of other installed distributions."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from enum import Enum
 from importlib.metadata import entry_points
+from typing import Annotated
 
 import typer
 
 from sglang_dflash import __version__
-from sglang_dflash.check.cli import CONTEXT, check
 from sglang_dflash.diagnose.cli import diagnose
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.findings import Finding, of_error
+from sglang_dflash.plan.flags import check_unread, parse
+from sglang_dflash.plan.machine import GPUS, asked_about
+from sglang_dflash.plan.mix import Mix
+from sglang_dflash.plan.report import plan_lines
+from sglang_dflash.plan.rules import Report, preflight
 
 OTHERS = "sglang_dflash.commands"
 # Commands of the distribution sglang-dflash-lab, and their help where it is not installed.
@@ -17,7 +27,10 @@ LAB = {
     "report": "Write a page from a benchmark's results (sglang-dflash-lab).",
     "pairs": "List tiny trained pairs (sglang-dflash-lab).",
 }
-ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+OTHER_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
+ANY_ARGUMENTS = {**OTHER_ARGUMENTS, "help_option_names": []}
+Gpu = Enum("Gpu", {name: name for name in GPUS})  # type: ignore[misc]  # typer lists its values in --help
+_COLOUR = {"ok": "green", "warn": "yellow", "error": "red"}
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,20 +38,84 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="DFLASH speculative decoding for stock SGLang.",
 )
-app.command("check", context_settings=CONTEXT)(check)
 app.command("diagnose")(diagnose)
+
+
+@app.command(context_settings=OTHER_ARGUMENTS)
+def check(
+    flags: typer.Context,
+    target: Annotated[str, typer.Argument(help="Target: directory or hub id.")],
+    drafter: Annotated[str, typer.Argument(help="Drafter: directory or hub id.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    memory_gib: Annotated[
+        float | None,
+        typer.Option(help="Check against a GPU with this much memory, or a CPU with --device cpu."),
+    ] = None,
+    gpu: Annotated[Gpu | None, typer.Option(help="Check against this GPU instead of the local one.")] = None,
+    users: Annotated[int | None, typer.Option(min=1, help="Concurrent requests: find flags that serve them.")] = None,
+    context: Annotated[int | None, typer.Option(min=1, help="Tokens per request, prompt plus answer.")] = None,
+    conversations: Annotated[
+        int, typer.Option(min=0, help="Contexts to keep in the prefix cache, including running requests.")
+    ] = 0,
+) -> None:
+    """Check a pair and server flags before starting a server: compatibility, memory and flags.
+
+    Put the server's flags after the two models. Only configurations and safetensors headers are read.
+    Exit status: 0 no problem, 1 warnings, 2 errors.
+    """
+    if gpu and memory_gib is not None:
+        raise typer.BadParameter("--gpu and --memory-gib are mutually exclusive")
+    if (users is None) != (context is None):
+        raise typer.BadParameter("--users and --context must be given together")
+    mix = Mix(users, context, conversations) if users and context else None
+    found = _report(target, drafter, flags.args, memory_gib, gpu, mix)
+    levels = {finding.level for finding in found.findings}
+    exit_code = 2 if "error" in levels else 1 if "warn" in levels else 0
+    if as_json:
+        plan, memory = found.plan, found.memory
+        shown = {
+            "findings": [asdict(finding) for finding in found.findings],
+            "plan": plan and plan.describe(),
+            "memory": memory
+            and asdict(memory) | {"ways": [asdict(pools) | {"bytes": pools.bytes} for pools in memory.ways]},
+            "exit_code": exit_code,
+        }
+        typer.echo(json.dumps(shown, indent=2))
+    else:
+        # Plain lines: paths and flags stay whole at any terminal width.
+        for finding in found.findings:
+            level = typer.style(f"{finding.level:<6}", fg=_COLOUR[finding.level])
+            typer.echo(f"{level}{finding.about}: {finding.value}")
+            if finding.level != "ok":
+                typer.echo(f"      expected: {finding.expected}\n      remedy: {finding.remedy}")
+        if found.plan is not None:
+            typer.echo("\n".join(plan_lines(found.plan)))
+    raise typer.Exit(exit_code)
+
+
+def _report(
+    target: str, drafter: str, flags: list[str], memory_gib: float | None, gpu: Gpu | None, mix: Mix | None
+) -> Report:
+    try:
+        args, notes, unread = parse(flags, target=target, drafter=drafter)
+        machine = asked_about(args.device, memory_gib, gpu and gpu.value, base_gpu_id=args.base_gpu_id)
+    except DFlashError as raised:
+        return Report([of_error("flags", raised)])
+    found = preflight(args, machine, mix)
+    read = [Finding("ok", "old flag", note) for note in notes]
+    return Report([*read, *check_unread(unread), *found.findings], found.plan)
 
 
 @app.command()
 def version() -> None:
-    """Print the package's version, the SGLang release that it is for, and the one that is installed."""
+    """Print the package version, the SGLang version it targets and the one installed."""
     from sglang_dflash.upstream import TESTED_SGLANG, installed_version
 
     typer.echo(f"sglang-dflash {__version__} for SGLang {TESTED_SGLANG}; installed: {installed_version()}")
 
 
 def add_others(app: typer.Typer) -> None:
-    """Add the commands that other distributions declare, and for those of an absent lab one that names it."""
+    """Add the commands that other distributions declare. A command of an absent lab names the lab."""
     found = {point.name: point for point in entry_points(group=OTHERS)}
     for name, point in found.items():
         command = point.load()

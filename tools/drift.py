@@ -2,7 +2,7 @@
 
 The release is installed beside the environment's own (``.cache/sglang``, about 120 MB, without its dependencies) and
 checked in a process of its own. Exits with 1 if anything is missing. For the tested release, the list of its server
-flags is written to ``sglang_dflash/check/sglang_flags.json``. For another release, the differences are printed.
+flags is written to ``sglang_dflash/plan/sglang_flags.json``. For another release, the differences are printed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from sglang_dflash.check.known_flags import LIST, Flag, known_flags
+from sglang_dflash.plan.flags import LIST, Flag, known_flags
 from sglang_dflash.upstream import SYMBOLS, TESTED_SGLANG, Symbol
 
 ROOT = Path(__file__).parents[1]

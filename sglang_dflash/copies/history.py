@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.copies.matches import LEAST, LONGEST, Copied, Matches
-from sglang_dflash.memory.sizes import history_columns
 from sglang_dflash.ops import find_copies, note_tokens, offer_copies
+from sglang_dflash.plan.sizes import history_columns
 from sglang_dflash.upstream import async_d2h
 
 if TYPE_CHECKING:

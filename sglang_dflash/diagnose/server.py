@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_dflash.diagnose.client import WORKER_KEY, Client
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.memory.fit import RAISED_BY
+from sglang_dflash.plan.pools import RAISED_BY
 
 _EVIDENCE = 64  # verified blocks before their accept length says something of the traffic
 QUANTISED = {"target": "quantization", "drafter": "speculative_draft_model_quantization"}

@@ -9,8 +9,8 @@ from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sglang_dflash.check.flags import modernise_argv, modernise_kwargs
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.flags import modernise_argv, modernise_kwargs
 
 _ON = {"1", "true", "yes", "on", "y", "t"}
 _OVERLAP = (

@@ -12,8 +12,6 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sglang_dflash.check.findings import Finding, raise_first_error
-from sglang_dflash.check.preflight import check_memory, check_rules
 from sglang_dflash.drafter.checkpoint import plain_view
 from sglang_dflash.drafter.formats import kind_left_to_builtin
 from sglang_dflash.hooks.flags import explain_environment
@@ -23,10 +21,12 @@ from sglang_dflash.hooks.takeover import (
     refuse_unapplied_hooks,
     refuse_without_accelerator,
 )
-from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine, find_gpu, size
 from sglang_dflash.plan.decide import builtin_requested, decide, reason_for_builtin
+from sglang_dflash.plan.findings import Finding, raise_first_error
+from sglang_dflash.plan.machine import CPU, UNKNOWN_GPU, Machine, find_gpu, size
 from sglang_dflash.plan.pair import PLAIN_LAYERS, drafter_files, needs_bfloat16_states
 from sglang_dflash.plan.replay import SWITCH
+from sglang_dflash.plan.rules import check_memory, check_rules
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import (
     declare_resolution,

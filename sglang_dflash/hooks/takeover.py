@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from sglang_dflash import __version__, upstream
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.memory.machine import Machine
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.decide import reason_for_builtin, resolved
+from sglang_dflash.plan.machine import Machine
 from sglang_dflash.upstream import CUDA_SYMBOLS, HookRegistry, check_symbols, check_version
 
 if TYPE_CHECKING:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from sglang_dflash.memory.fit import Demand, Pools, best, share
-from sglang_dflash.memory.outside import FLOOR, Outside
-from sglang_dflash.memory.sizes import SLOTS
-from sglang_dflash.memory.table import Advice
+from sglang_dflash.plan.pools import FLOOR, Demand, Outside, Pools, best, share
 from sglang_dflash.plan.replay import FLAG as REPLAY_FLAG
+from sglang_dflash.plan.sizes import SLOTS
 
 WINDOW = 2048  # draft window, tokens
 HIGHEST_FRACTION = 0.9  # of the device; activations and graphs take the rest
@@ -19,6 +17,21 @@ _WORTH_A_WORD = 1.1  # times as many requests or prefixes
 _HIGHEST_RATIO = 10
 _MOST_TRIES = 64  # values of one flag
 WINDOW_FLAG = "--speculative-draft-window-size"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A flag, and the requests, tokens of K/V and prefixes beside the requests that fit with it."""
+
+    flag: str
+    running: int
+    tokens: int
+    prefixes: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.flag} ({self.running} requests, {self.tokens} tokens of K/V)"
+
+
 # A flag with a value, and what it makes of demand and static bytes.
 _Try = tuple[str, Demand, float]
 

@@ -13,8 +13,8 @@ from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.dequantise import is_set_aside
 from sglang_dflash.drafter.formats import kind_left_to_builtin
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.memory.machine import Machine
 from sglang_dflash.plan.copies import copies_asked_for
+from sglang_dflash.plan.machine import Machine
 from sglang_dflash.plan.memory import expected_memory
 from sglang_dflash.plan.pair import Pair, block_size, drafter_files, page_size, read_pair
 from sglang_dflash.plan.replay import asked_for as replay_asked_for

@@ -11,10 +11,11 @@ from typing import Any
 from sglang_dflash.drafter.checkpoint import TensorHeader, parse_object
 from sglang_dflash.drafter.config import quantization, text_config
 from sglang_dflash.drafter.tensors import copied_shapes, expected_shapes, sharing_ranks
-from sglang_dflash.memory.fit import Demand
-from sglang_dflash.memory.machine import Machine
-from sglang_dflash.memory.parameters import target_parameters
-from sglang_dflash.memory.sizes import (
+from sglang_dflash.plan.machine import Machine
+from sglang_dflash.plan.pair import Pair, block_size, needs_bfloat16_states, page_size, served_dtype
+from sglang_dflash.plan.pools import Demand
+from sglang_dflash.plan.replay import ring_length
+from sglang_dflash.plan.sizes import (
     DTYPE_BYTES,
     MAX_RUNNING,
     count,
@@ -24,9 +25,8 @@ from sglang_dflash.memory.sizes import (
     slots_per_request,
     state_bytes,
     target_kv_per_token,
+    target_parameters,
 )
-from sglang_dflash.plan.pair import Pair, block_size, needs_bfloat16_states, page_size, served_dtype
-from sglang_dflash.plan.replay import ring_length
 from sglang_dflash.plan.window import context_window, ring_slots
 
 STATE_SHARE = 0.9  # SGLang's --mamba-full-memory-ratio

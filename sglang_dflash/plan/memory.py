@@ -7,16 +7,24 @@ from typing import Any
 
 from sglang_dflash.drafter.config import text_config
 from sglang_dflash.errors import Doubt
-from sglang_dflash.memory.fit import Demand, Pools, fit, share
-from sglang_dflash.memory.machine import Machine
-from sglang_dflash.memory.outside import Graphs, Outside, Reader, buffers, default_backend, sampling
-from sglang_dflash.memory.parameters import FAMILIES, is_known
-from sglang_dflash.memory.sizes import count, head_size
-from sglang_dflash.memory.table import Advice
-from sglang_dflash.plan.advice import With, advice, highest_fraction, more_prefixes
+from sglang_dflash.plan.advice import Advice, With, advice, highest_fraction, more_prefixes
 from sglang_dflash.plan.demand import demand
+from sglang_dflash.plan.machine import Machine
 from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.pools import (
+    Demand,
+    Graphs,
+    Outside,
+    Pools,
+    Reader,
+    buffers,
+    default_backend,
+    fit,
+    sampling,
+    share,
+)
 from sglang_dflash.plan.replay import is_replayed
+from sglang_dflash.plan.sizes import FAMILIES, count, head_size, is_known
 
 MEM_FRACTION = 0.85  # assumed; SGLang computes one from the device and its graphs
 _RATIO_UNSET = (None, 0.9)  # SGLang's default, indistinguishable from a user's own 0.9
@@ -53,7 +61,7 @@ def expected_memory(
     """Divide the machine's memory as SGLang will.
 
     A server that replays states gets the lowest ``--mamba-full-memory-ratio`` that lets all requests run and leaves
-    K/V for a whole context (:func:`~sglang_dflash.memory.fit.share`), unless the user chose one.
+    K/V for a whole context (:func:`~sglang_dflash.plan.pools.share`), unless the user chose one.
 
     Args:
         args: server arguments by SGLang's names.

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from sglang_dflash.memory.fit import Demand, Pools
-from sglang_dflash.memory.machine import Machine
 from sglang_dflash.plan.advice import WINDOW_FLAG, With, highest_fraction, single_values
 from sglang_dflash.plan.demand import demand
+from sglang_dflash.plan.machine import Machine
 from sglang_dflash.plan.memory import MemoryTable, divide
 from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.pools import Demand, Pools
 from sglang_dflash.plan.replay import FLAG as REPLAY_FLAG
 from sglang_dflash.plan.replay import asked_for, reason_against
 

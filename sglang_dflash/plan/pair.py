@@ -11,8 +11,8 @@ from typing import Any
 
 from sglang_dflash.drafter.checkpoint import ModelFiles, parse_object
 from sglang_dflash.drafter.config import DrafterConfig, text_config
-from sglang_dflash.memory.machine import Machine
 from sglang_dflash.plan.copies import copies_asked_for
+from sglang_dflash.plan.machine import Machine
 from sglang_dflash.width.config import asked_for
 
 PLAIN_LAYERS = "unquant"  # of --speculative-draft-model-quantization

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.memory.machine import Machine
+from sglang_dflash.plan.machine import Machine
 
 SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 FLAG, LENGTH_FLAG = "--enable-linear-replayssm-spec", "--linear-replayssm-cache-len"

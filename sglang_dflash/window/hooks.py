@@ -6,9 +6,9 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from sglang_dflash.memory.fit import rings
-from sglang_dflash.memory.sizes import in_transfer
 from sglang_dflash.plan import serving
+from sglang_dflash.plan.pools import rings
+from sglang_dflash.plan.sizes import in_transfer
 from sglang_dflash.upstream import get_disagg, get_schedule
 
 

@@ -13,15 +13,15 @@ from torch import Tensor
 
 pytest.importorskip("compressed_tensors")
 
-from sglang_dflash.check.drafter_files import check_weights
-from sglang_dflash.check.flags import parse as parse_flags
 from sglang_dflash.drafter.checkpoint import ModelFiles, plain_view
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.dequantise import parse
 from sglang_dflash.drafter.tensors import LoadReport
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.memory.machine import GPUS
 from sglang_dflash.plan.decide import decide
+from sglang_dflash.plan.flags import parse as parse_flags
+from sglang_dflash.plan.machine import GPUS
+from sglang_dflash.plan.pair_rules import check_weights
 from sglang_dflash_lab.pairs import target_path
 from tests.support.configs import target
 from tests.support.quantised import FORMATS, write

@@ -15,13 +15,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dflash.check import drafter_files, findings, flags, pair, tokens
-from sglang_dflash.check.preflight import preflight
 from sglang_dflash.drafter import tensors
 from sglang_dflash.drafter.checkpoint import INDEX, LARGEST, MASK_EMBEDDING, ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig, load_config
 from sglang_dflash.drafter.tensors import load_mask_embedding
-from sglang_dflash.memory.machine import CPU, GPUS
+from sglang_dflash.plan import findings, flags, pair_rules
+from sglang_dflash.plan.machine import CPU, GPUS
+from sglang_dflash.plan.rules import preflight
 from sglang_dflash.width import CostTable, build_policy, read_config
 from tests.fuzz.judge import judged
 from tests.fuzz.values import (
@@ -74,18 +74,18 @@ def saved(content: Any, zipped: bool) -> bytes:
 def read_drafter(model: Path) -> None:
     config = DrafterConfig.from_dict(load_config(model))
     tensors.expected_shapes(config)
-    list(pair.check_pair(config, TARGET, flags.parse([], target="", drafter="")[0]))
+    list(pair_rules.check_pair(config, TARGET, flags.parse([], target="", drafter="")[0]))
 
 
 def read_tensors(model: Path) -> None:
     found = ModelFiles(str(model)).tensors or {}
     assert "secret" not in found and all(0 <= each.num_bytes < 1 << 20 for each in found.values())
-    list(drafter_files.check_weights(CONFIG, found, TARGET, "bfloat16"))
+    list(pair_rules.check_weights(CONFIG, found, TARGET, "bfloat16"))
 
 
 def read_tokenizer(model: Path) -> None:
     files = ModelFiles(str(model))
-    findings.raise_first_error(list(tokens.check_tokens(CONFIG, files, files, None)))
+    findings.raise_first_error(list(pair_rules.check_tokens(CONFIG, files, files, None)))
 
 
 def read_embedding(model: Path) -> None:

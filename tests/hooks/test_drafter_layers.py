@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.check.flags import parse
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.hooks import launch
-from sglang_dflash.memory.machine import GPUS
 from sglang_dflash.plan.decide import decide, reason_for_builtin
+from sglang_dflash.plan.flags import parse
+from sglang_dflash.plan.machine import GPUS
 from tests.support.cards import FOLDER
 
 pytestmark = pytest.mark.sglang

@@ -13,7 +13,7 @@ NAME = PACKAGE.name
 OUTSIDE = {"sglang_dflash_cpu", "sglang_dflash_lab", "tests", "tools"}
 
 BASE = {"errors", "upstream"}
-GROUND = BASE | {"ops", "drafter", "memory"}
+GROUND = BASE | {"ops", "drafter"}
 SERVED = GROUND | {"plan"}
 STEP = SERVED | {"window", "width", "model", "states", "copies"}
 COMMAND = GROUND | {"user_errors"}  # what has a command line
@@ -25,7 +25,6 @@ ALLOWED: dict[str, set[str]] = {
     "user_errors": {"errors"},
     "ops": BASE,
     "drafter": BASE,
-    "memory": BASE | {"drafter"},
     "model": SERVED,
     "width": GROUND,
     "window": SERVED,
@@ -33,11 +32,10 @@ ALLOWED: dict[str, set[str]] = {
     "states": SERVED,
     "plan": GROUND | {"width.config"},
     "worker": STEP,
-    "hooks": STEP | {"plan", "worker", "check"},
-    "plugin": STEP | {"plan", "worker", "check", "hooks"},
-    "check": COMMAND | {"plan"},
-    "diagnose": COMMAND,
-    "cli": COMMAND | {"check", "diagnose"},
+    "hooks": STEP | {"plan", "worker"},
+    "plugin": STEP | {"plan", "worker", "hooks"},
+    "diagnose": COMMAND | {"plan"},
+    "cli": COMMAND | {"plan", "diagnose"},
 }
 
 

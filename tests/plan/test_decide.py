@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.check.flags import parse
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.memory.machine import GPUS
 from sglang_dflash.plan.decide import decide, resolved
+from sglang_dflash.plan.flags import parse
+from sglang_dflash.plan.machine import GPUS
 from tests.support.cards import FOLDER
 
 PAIR = {"target": str(FOLDER / "Qwen3.5-27B" / "target"), "drafter": str(FOLDER / "Qwen3.5-27B" / "drafter")}

@@ -1,6 +1,6 @@
 """A launch that cannot work ends the process before it loads weights, with one error that says why.
 
-The same errors, and all others, without a process: tests/check, tests/cpu, tests/plan, tests/states.
+The same errors, and all others, without a process: tests/cpu, tests/plan, tests/states.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_dflash.check.flags import parse
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU
+from sglang_dflash.plan.flags import parse
+from sglang_dflash.plan.machine import CPU, UNKNOWN_GPU
 from sglang_dflash.plan.replay import asked_for, is_replayed, record_length, ring_length
 
 SWITCH = "SGLANG_DFLASH_STATE_REPLAY"

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from sglang_dflash.memory.sizes import state_bytes, target_kv_per_token
+from sglang_dflash.plan.sizes import state_bytes, target_kv_per_token
 from sglang_dflash_cpu.arguments.gpu_flags import cpu_values
 from sglang_dflash_cpu.arguments.refusals import check_before_model, check_drafter, check_target
 from sglang_dflash_cpu.arguments.threads import environment_defaults

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sglang_dflash.memory.outside import SAMPLED_AT_ONCE
 from sglang_dflash.ops import argmax, filter_probs, seeded_draw
+from sglang_dflash.plan.pools import SAMPLED_AT_ONCE
 from sglang_dflash.upstream import Sampler, async_h2d
 
 

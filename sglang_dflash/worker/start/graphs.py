@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sglang_dflash.memory.outside import FLOOR
+from sglang_dflash.plan.pools import FLOOR
 from sglang_dflash.states.pool import packed
 from sglang_dflash.upstream import (
     CaptureHiddenMode,

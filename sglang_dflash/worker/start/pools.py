@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from sglang_dflash.memory.fit import Pools, draft_slots, history_bytes
-from sglang_dflash.memory.sizes import in_transfer, slots_per_request
-from sglang_dflash.memory.table import lines
+from sglang_dflash.plan.pools import Pools, draft_slots, history_bytes
+from sglang_dflash.plan.report import lines
 from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.plan.sizes import in_transfer, slots_per_request
 from sglang_dflash.upstream import get_disagg, get_schedule, get_server_args
 from sglang_dflash.worker.observe.identity import allocated_bytes
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.memory.machine import size
-from sglang_dflash.memory.outside import sampling
+from sglang_dflash.plan.machine import size
+from sglang_dflash.plan.pools import sampling
 from sglang_dflash.upstream import LogitsProcessorOutput, SamplingBatchInfo, SamplingPrewarmResult
 from sglang_dflash.worker.sampling.seeded import SeededRows
 

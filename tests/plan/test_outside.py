@@ -10,11 +10,11 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from sglang_dflash.check.flags import parse
-from sglang_dflash.check.preflight import preflight
-from sglang_dflash.memory.machine import GPUS
-from sglang_dflash.memory.outside import Graphs, Reader, buffers, buffers_of, sampling
-from sglang_dflash.memory.table import lines
+from sglang_dflash.plan.flags import parse
+from sglang_dflash.plan.machine import GPUS
+from sglang_dflash.plan.pools import Graphs, Reader, buffers, buffers_of, sampling
+from sglang_dflash.plan.report import lines
+from sglang_dflash.plan.rules import preflight
 from tests.support.cards import FOLDER
 
 BATCH, BLOCK, CONTEXT = 48, 16, 262_144

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
-from sglang_dflash.memory.fit import Pools
-from sglang_dflash.memory.machine import size
-from sglang_dflash.memory.outside import Outside
-from sglang_dflash.memory.sizes import SLOTS
+from sglang_dflash.plan.advice import Advice
+from sglang_dflash.plan.machine import size
+from sglang_dflash.plan.pools import Outside, Pools
+from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.plan.sizes import SLOTS
 
 _ABOUT, _EACH, _WHOLE = 32, 22, 13  # columns of text
 
 
-@dataclass(frozen=True)
-class Advice:
-    """A flag, and the requests, tokens of K/V and prefixes beside the requests that fit with it."""
-
-    flag: str
-    running: int
-    tokens: int
-    prefixes: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.flag} ({self.running} requests, {self.tokens} tokens of K/V)"
+def plan_lines(plan: ServingPlan) -> Iterator[str]:
+    """The plan, then the memory table."""
+    yield "\nPlan"
+    for name, value in plan.describe().items():
+        yield f"{name:<{_ABOUT}}{', '.join(map(str, value)) if isinstance(value, list) else value}"
+    if (memory := plan.memory) is not None:
+        static = f", {size(memory.static_bytes)} static" if memory.static_bytes else ""
+        yield f"\nMemory of one rank ({memory.device}{static})"
+        yield from lines(memory.ways, memory.advice, memory.outside, memory.prefixes)
 
 
 def lines(

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_dflash.memory.fit import TOKENS_PER_REQUEST, Demand, fit, share
-from sglang_dflash.memory.sizes import StateBytes
+from sglang_dflash.plan.pools import TOKENS_PER_REQUEST, Demand, fit, share
+from sglang_dflash.plan.sizes import StateBytes
 
 DEMAND = Demand(
     target_weights=0,

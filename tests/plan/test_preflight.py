@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sglang_dflash.check.flags import parse
-from sglang_dflash.check.preflight import Report, preflight
 from sglang_dflash.cli import app
-from sglang_dflash.memory import machine
-from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine, asked_about
+from sglang_dflash.plan import machine
+from sglang_dflash.plan.flags import parse
+from sglang_dflash.plan.machine import CPU, UNKNOWN_GPU, Machine, asked_about
+from sglang_dflash.plan.rules import Report, preflight
 from tests.support.broken_pairs import Broken, write_pair
 
 HERE = Machine("gpu", "NVIDIA H200", 141 << 30, (9, 0))

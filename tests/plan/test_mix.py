@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from sglang_dflash.check.findings import Finding
-from sglang_dflash.check.flags import parse
-from sglang_dflash.check.preflight import preflight
 from sglang_dflash.cli import app
-from sglang_dflash.memory.fit import Pools
-from sglang_dflash.memory.machine import GPUS
+from sglang_dflash.plan.findings import Finding
+from sglang_dflash.plan.flags import parse
+from sglang_dflash.plan.machine import GPUS
 from sglang_dflash.plan.mix import Mix
+from sglang_dflash.plan.pools import Pools
+from sglang_dflash.plan.rules import preflight
 from tests.support.cards import FOLDER
 
 BLOCK = ("--speculative-num-draft-tokens", "16")
@@ -90,6 +90,6 @@ def test_contexts_that_nothing_keeps_are_counted_as_far_as_they_go() -> None:
 def test_users_and_context_belong_together() -> None:
     pair = [str(FOLDER / "Qwen3.5-4B" / model) for model in ("target", "drafter")]
     told = CliRunner().invoke(app, ["check", *pair, "--users", "4"])
-    assert told.exit_code == 2 and "belong together" in told.output
+    assert told.exit_code == 2 and "must be given together" in told.output
     shown = CliRunner().invoke(app, ["check", *pair, "--gpu", "h200", "--users", "4", "--context", "1000"])
     assert "4 users of 1000 tokens: served" in shown.stdout

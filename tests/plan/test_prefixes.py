@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from sglang_dflash.check.flags import parse
-from sglang_dflash.check.preflight import preflight
-from sglang_dflash.memory.fit import Pools
-from sglang_dflash.memory.machine import asked_about
+from sglang_dflash.plan.flags import parse
+from sglang_dflash.plan.machine import asked_about
+from sglang_dflash.plan.pools import Pools
+from sglang_dflash.plan.rules import preflight
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.generation import generate
 from tests.support.pair_servers import dflash_server

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.memory import machine
-from sglang_dflash.memory.machine import GPUS, MIB, Machine, find_gpu
+from sglang_dflash.plan import machine
+from sglang_dflash.plan.machine import GPUS, MIB, Machine, find_gpu
 
 H200 = "NVIDIA H200, {}, 9.0, GPU-4b1, Disabled"
 A10 = "NVIDIA A10, 23028, 8.6, GPU-07c, Disabled"

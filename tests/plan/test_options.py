@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.check import flags
-from sglang_dflash.check.known_flags import HARMFUL, HARMLESS, LIST, check_unread, known_flags
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan import flags
+from sglang_dflash.plan.flags import HARMFUL, HARMLESS, LIST, check_unread, known_flags
 from tools import drift
 
 pytestmark = pytest.mark.sglang

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_dflash.memory.fit import Demand, Pools, fit
-from sglang_dflash.memory.sizes import StateBytes
-from sglang_dflash.memory.table import Advice, lines
+from sglang_dflash.plan.advice import Advice
+from sglang_dflash.plan.pools import Demand, Pools, fit
+from sglang_dflash.plan.report import lines
+from sglang_dflash.plan.sizes import StateBytes
 
 KIB, MIB = 1 << 10, 1 << 20
 DEMAND = Demand(

@@ -7,15 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_dflash.check.flags import parse
-from sglang_dflash.check.preflight import MemoryTable, preflight
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.drafter.tensors import expected_shapes
-from sglang_dflash.memory.fit import Demand, fit
-from sglang_dflash.memory.machine import GPUS, asked_about
-from sglang_dflash.memory.outside import FLOOR
-from sglang_dflash.memory.parameters import target_parameters
-from sglang_dflash.memory.sizes import StateBytes, draft_kv_per_token, state_bytes, target_kv_per_token
+from sglang_dflash.plan.flags import parse
+from sglang_dflash.plan.machine import GPUS, asked_about
+from sglang_dflash.plan.pools import FLOOR, Demand, fit
+from sglang_dflash.plan.rules import MemoryTable, preflight
+from sglang_dflash.plan.sizes import StateBytes, draft_kv_per_token, state_bytes, target_kv_per_token, target_parameters
 from tests.support.cards import FOLDER, NAMES, card
 from tests.support.configs import drafter
 

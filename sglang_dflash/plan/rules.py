@@ -1,33 +1,223 @@
-"""Every rule, in one order, for one pair on one machine.
+"""Every rule of the preflight, in one order, for one pair on one machine.
 
 A server that starts and ``sglang-dflash check`` run the same ones.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from sglang_dflash.check.arguments import check_arguments
-from sglang_dflash.check.backends import check_backends, torch_cuda
-from sglang_dflash.check.drafter_files import check_code, check_weights
-from sglang_dflash.check.findings import Finding, judge, of_error
-from sglang_dflash.check.pair import check_pair
-from sglang_dflash.check.tokens import check_tokens, check_vocabulary
 from sglang_dflash.drafter.config import text_config
 from sglang_dflash.drafter.formats import kind_left_to_builtin
 from sglang_dflash.errors import DFlashError, Doubt
-from sglang_dflash.memory.machine import Machine, size
-from sglang_dflash.memory.outside import FLOOR, Outside
-from sglang_dflash.memory.sizes import is_hybrid
 from sglang_dflash.plan.advice import HIGHEST_FRACTION, With
 from sglang_dflash.plan.decide import SWITCH, builtin_requested, decide, reason_for_builtin
+from sglang_dflash.plan.findings import Finding, judge, of_error
+from sglang_dflash.plan.machine import Machine, size
 from sglang_dflash.plan.memory import MemoryTable
 from sglang_dflash.plan.mix import Mix, Split, Splits
-from sglang_dflash.plan.pair import drafter_files, read_pair
+from sglang_dflash.plan.pair import asked_block, drafter_files, flashinfer_states, read_pair
+from sglang_dflash.plan.pair_rules import check_code, check_pair, check_tokens, check_vocabulary, check_weights
+from sglang_dflash.plan.pools import FLOOR, Outside, default_backend
 from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.plan.sizes import is_hybrid
+
+# Argument -> the least and the most that it may be: what is multiplied, divided by and allocated.
+_LIMITS: dict[str, tuple[float, float]] = {
+    "context_length": (1, 1 << 31),
+    "linear_replayssm_cache_len": (1, 1 << 16),
+    "mamba_full_memory_ratio": (1e-6, 1e6),
+    "mamba_track_interval": (1, 1 << 31),
+    "max_mamba_cache_size": (1, 1 << 31),
+    "max_running_requests": (1, 1 << 20),
+    "max_total_tokens": (1, 1 << 40),
+    "mem_fraction_static": (1e-6, 1),
+    "page_size": (1, 1 << 20),
+    "pp_size": (1, 1 << 16),
+    "speculative_dflash_block_size": (1, 1 << 12),
+    "speculative_draft_window_size": (1, 1 << 31),
+    "speculative_num_draft_tokens": (1, 1 << 12),
+    "tp_size": (1, 1 << 16),
+}
+_NEEDED = ("linear_replayssm_cache_len", "pp_size", "tp_size")
+
+
+def check_arguments(args: Any) -> Iterator[Finding]:
+    """Findings on the arguments themselves; only the first, an error, if one is no number to compute with."""
+    numbers = judge("numbers", _numbers, args)
+    yield numbers
+    if numbers.level == "error":
+        return
+    yield judge("drafter", _drafter_path, args)
+    yield judge("block flags", _block_flags, args)
+    yield judge("pipeline parallelism", _pipeline, args)
+    yield judge("recurrent snapshots", _track_interval, args)
+
+
+def _numbers(args: Any) -> str:
+    for name, (least, most) in _LIMITS.items():
+        value = getattr(args, name)
+        if value is None and name not in _NEEDED:
+            continue
+        if not isinstance(value, int | float) or not least <= value <= most:
+            flag = "--" + name.replace("_", "-")
+            raise DFlashError(
+                f"{flag} {value}",
+                expected=f"a number from {least} to {most}",
+                remedy=f"correct it, or leave {flag} out",
+            )
+    return "each within its limits"
+
+
+def _drafter_path(args: Any) -> str:
+    if args.speculative_draft_model_path:
+        return str(args.speculative_draft_model_path)
+    raise DFlashError(
+        "--speculative-algorithm DFLASH without --speculative-draft-model-path",
+        expected="the drafter's path or hub id",
+        remedy="set --speculative-draft-model-path; the drafter's card names its target",
+    )
+
+
+def _block_flags(args: Any) -> str:
+    tokens, block = args.speculative_num_draft_tokens, args.speculative_dflash_block_size
+    if tokens is None or block is None or tokens == block:
+        return str(tokens or block or "from the drafter")
+    raise DFlashError(
+        f"--speculative-num-draft-tokens {tokens} and --speculative-dflash-block-size {block}",
+        expected="one value: both are the block size",
+        remedy="keep one of the two flags",
+    )
+
+
+def _pipeline(args: Any) -> str:
+    if args.pp_size == 1:
+        return "1"
+    raise DFlashError(
+        f"--pp-size {args.pp_size}",
+        expected="1: a draft needs hidden states of the whole target",
+        remedy="use --tp-size instead",
+    )
+
+
+def _track_interval(args: Any) -> str:
+    block, interval = asked_block(args), args.mamba_track_interval
+    if block is None or interval is None or interval >= block:
+        return f"every {interval} tokens"
+    raise DFlashError(
+        f"--mamba-track-interval {interval}, block size {block}",
+        expected="at most one snapshot a block",
+        remedy=f"set --mamba-track-interval to {block} or more; 256 is SGLang's default",
+    )
+
+
+# Backend -> major compute capabilities that can run it; the others run everywhere.
+_MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}}
+_HYBRID_ON_BLACKWELL = {"triton", "trtllm_mha", "flashinfer", "fa4"}
+_TARGET_FLAGS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+
+
+def check_backends(
+    args: Any, machine: Machine, *, hybrid: bool, slides: bool = False, cuda: str | None = None
+) -> Iterator[Finding]:
+    """Findings on the backends of a command line.
+
+    Args:
+        args: server arguments by SGLang's names.
+        machine: what serves; without a known compute capability there is nothing to check against.
+        hybrid: whether the target has recurrent layers.
+        slides: whether the drafter has sliding layers.
+        cuda: the CUDA version of the torch that serves, if ``machine`` is this one; None if unknown.
+    """
+    if slides and _drafters(args) == "flashinfer":
+        yield _waits(machine)
+    flags = [*_TARGET_FLAGS, "speculative_draft_attention_backend"]
+    asked = {flag: name for flag in flags if (name := getattr(args, flag))}
+    if machine.capability is None:
+        names = ", ".join(asked.values()) or "chosen by SGLang"
+        known = f"{names}; not checked against {machine.name}: no compute capability is known"
+        yield Finding("ok", "backends", known)
+        return
+    for flag, name in asked.items():
+        option = "--" + flag.replace("_", "-")
+        limited = hybrid and machine.is_blackwell and flag in _TARGET_FLAGS
+        yield judge(option, _backend, option, name, machine.name, machine.capability, limited)
+    if (fixed := flashinfer_states(args, machine)) is not None and args.mamba_ssm_dtype != "bfloat16":
+        yield judge("recurrent state's dtype", _bfloat16_states, fixed, args.mamba_ssm_dtype, machine)
+    prefill = args.linear_attn_prefill_backend or args.linear_attn_backend
+    if machine.is_blackwell and prefill == "flashinfer":
+        yield judge("torch's CUDA", _cuda_13, cuda if machine.told_by else None)
+
+
+def torch_cuda() -> str | None:
+    """The CUDA version that the installed torch was built with, without importing torch; None if unknown."""
+    found = importlib.util.find_spec("torch")
+    places = found.submodule_search_locations if found else None
+    if not places or not (source := Path(places[0], "version.py")).exists():
+        return None
+    version = re.search(r"^cuda\b[^=]*= '([\d.]+)'", source.read_text(encoding="utf-8"), re.MULTILINE)
+    return version and version[1]
+
+
+def _bfloat16_states(flag: str, dtype: str | None, machine: Machine) -> str:
+    value = f"{flag} flashinfer on {machine.name} needs recurrent states in bfloat16"
+    if dtype is not None:
+        raise DFlashError(
+            f"{value}, and --mamba-ssm-dtype is {dtype}",
+            expected="--mamba-ssm-dtype bfloat16",
+            remedy=f"set --mamba-ssm-dtype bfloat16, or {flag} triton",
+        )
+    raise Doubt(
+        value,
+        expected="--mamba-ssm-dtype bfloat16",
+        remedy="none: the server sets it. Pass it explicitly to silence this warning",
+    )
+
+
+def _cuda_13(cuda: str | None) -> str:
+    value, expected = "FlashInfer's linear prefill on this GPU", "a torch that is built for CUDA 13 or later"
+    remedy = "install such a torch, or set --linear-attn-prefill-backend triton"
+    if cuda is None:
+        raise Doubt(f"{value} needs CUDA 13, and the server's torch is unknown", expected=expected, remedy=remedy)
+    if int(cuda.partition(".")[0]) < 13:
+        raise DFlashError(f"{value} needs CUDA 13, and torch has CUDA {cuda}", expected=expected, remedy=remedy)
+    return cuda
+
+
+def _drafters(args: Any) -> str | None:
+    """The drafter's attention backend; None if SGLang chooses it."""
+    asked = (args.speculative_draft_attention_backend, args.prefill_attention_backend, args.attention_backend)
+    return next(filter(None, asked), None)
+
+
+def _waits(machine: Machine) -> Finding:
+    """FlashInfer's plan without waits is for one kind of layer (``flashinfer_backend.py``, ``dispatch_reason``)."""
+    other = "fa3" if machine.capability is not None and machine.capability[0] in _MAJORS["fa3"] else "triton"
+    return Finding(
+        "warn",
+        "drafter's attention backend",
+        "flashinfer, for a drafter with sliding layers: the host waits for the device three times a step",
+        expected="a backend that plans without waits",
+        remedy=f"set --speculative-draft-attention-backend {other}",
+    )
+
+
+def _backend(option: str, name: str, gpu: str, capability: tuple[int, int], limited: bool) -> str:
+    major, minor = capability
+    if major in _MAJORS.get(name, {major}) and not (limited and name not in _HYBRID_ON_BLACKWELL):
+        return f"{name} on {gpu}"
+    best = default_backend(major)
+    raise DFlashError(
+        f"{option} {name} on {gpu} (compute capability {major}.{minor})",
+        expected=f"a backend that this GPU can run: {best}, flashinfer or triton",
+        remedy=f"set {option} {best}",
+    )
 
 
 def check_rules(args: Any, machine: Machine) -> list[Finding]:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dflash.check.findings import Finding
-from sglang_dflash.check.tokens import check_vocabulary
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.plan.findings import Finding
+from sglang_dflash.plan.pair_rules import check_vocabulary
 from tests.support.trainers import config, tensors_of, write, write_target
 
 FORMS = ["speculators", "speculators-reduced"]

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sglang_dflash.check.findings import raise_first_error
-from sglang_dflash.check.flags import parse
-from sglang_dflash.check.preflight import preflight
 from sglang_dflash.cli import app
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.memory.fit import Demand, fit
-from sglang_dflash.memory.machine import GPUS
+from sglang_dflash.plan.findings import raise_first_error
+from sglang_dflash.plan.flags import parse
+from sglang_dflash.plan.machine import GPUS
+from sglang_dflash.plan.pools import Demand, fit
+from sglang_dflash.plan.rules import preflight
 from tests.support.cards import FOLDER
 
 PAIR = {"target": str(FOLDER / "Qwen3.5-27B" / "target"), "drafter": str(FOLDER / "Qwen3.5-27B" / "drafter")}

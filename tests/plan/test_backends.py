@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.check.backends import check_backends, torch_cuda
-from sglang_dflash.check.drafter_files import check_weights, served_dtype
-from sglang_dflash.check.findings import Finding
-from sglang_dflash.check.flags import parse as parse_options
-from sglang_dflash.check.tokens import check_tokens
 from sglang_dflash.drafter.checkpoint import ModelFiles, TensorHeader
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.dequantise import set_aside
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine
+from sglang_dflash.plan.findings import Finding
+from sglang_dflash.plan.flags import parse
+from sglang_dflash.plan.machine import CPU, UNKNOWN_GPU, Machine
 from sglang_dflash.plan.pair import needs_bfloat16_states
+from sglang_dflash.plan.pair_rules import check_tokens, check_weights, served_dtype
+from sglang_dflash.plan.rules import check_backends, torch_cuda
 from tests.support.broken_pairs import write_tensors
 from tests.support.configs import drafter, target
 
@@ -31,7 +30,7 @@ AMPERE = Machine("gpu", "NVIDIA A100", 80 << 30, (8, 0))
 
 
 def options(*flags: str) -> Namespace:
-    return parse_options(flags, target="t", drafter="d")[0]
+    return parse(flags, target="t", drafter="d")[0]
 
 
 def backends(machine: Machine, *flags: str, hybrid: bool = True) -> list[Finding]:
@@ -308,7 +307,7 @@ class TestOptions:
             "2",
             "--mamba-scheduler-strategy",
         ]
-        args, notes, unread = parse_options([*pasted, "extra_buffer", "--host", "0.0.0.0"], target="t", drafter="d")
+        args, notes, unread = parse([*pasted, "extra_buffer", "--host", "0.0.0.0"], target="t", drafter="d")
         assert (args.model_path, args.speculative_draft_model_path, args.tp_size) == ("t", "d", 2)
         assert args.mamba_radix_cache_strategy == "extra_buffer"
         assert len(notes) == 1

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.check.findings import Finding, of_error, raise_first_error
-from sglang_dflash.check.flags import parse
-from sglang_dflash.check.pair import check_pair
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.findings import Finding, of_error, raise_first_error
+from sglang_dflash.plan.flags import parse
+from sglang_dflash.plan.pair_rules import check_pair
 from tests.support.configs import MISSING, drafter, target
 
 FLAGS = {"block_size": "--speculative-num-draft-tokens", "draft_window": "--speculative-draft-window-size"}

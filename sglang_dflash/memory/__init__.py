@@ -1,1 +1,0 @@
-"""The memory that a pair takes, from configurations and headers alone."""
