@@ -21,6 +21,7 @@ COMMAND = GROUND | {"user_errors"}  # what has a command line
 ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
     "errors": set(),
+    "causes": set(),
     "upstream": {"errors"},
     "user_errors": {"errors"},
     "ops": BASE,
@@ -32,11 +33,11 @@ ALLOWED: dict[str, set[str]] = {
     "copies": SERVED,
     "states": SERVED,
     "plan": GROUND | {"width.config"},
-    "worker": STEP,
+    "worker": STEP | {"causes"},
     "hooks": STEP | {"plan", "worker", "check"},
     "plugin": STEP | {"plan", "worker", "check", "hooks"},
     "check": COMMAND | {"plan"},
-    "diagnose": COMMAND,
+    "diagnose": COMMAND | {"causes"},
     "cli": COMMAND | {"check", "diagnose"},
 }
 
