@@ -54,11 +54,6 @@ def read_list(text: str) -> list[Wheel]:
     return [Wheel(words[0], tuple(words[1:])) for words in lines if words]
 
 
-def read_imported() -> frozenset[str]:
-    lines = IMPORTED.read_text().splitlines()
-    return frozenset(line for line in lines if line and not line.startswith("#"))
-
-
 def download(wheels: list[Wheel]) -> list[Path]:
     """Download the listed wheels for the Python and platform of ``make gpu``; cached."""
     DOWNLOADS.mkdir(parents=True, exist_ok=True)
@@ -98,7 +93,7 @@ def build() -> None:
     Raises:
         SystemExit: it is larger than :data:`LIMIT`.
     """
-    wheels, imported = read_list(LIST.read_text()), read_imported()
+    wheels, imported = read_list(LIST.read_text()), frozenset(IMPORTED.read_text().splitlines())
     files: dict[str, bytes] = {}
     for wheel, source in zip(wheels, download(wheels), strict=True):
         mine = dict(kept(source, wheel, imported))

@@ -5,15 +5,106 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_dflash.width.cost import CostTable
-from sglang_dflash.width.explore import Explorer
-from sglang_dflash.width.mixture import Mixture
+from sglang_dflash.width.costs import CostTable
 from sglang_dflash.width.policy import Prospect
+from sglang_dflash.width.survival import SurvivalByMatch
 
 SWITCH_NOW, SWITCH_AFTER = 0.1, 0.3
-"""Take another width at once if it gains this share, or once the gains passed up add to this many steps."""
+"""Switch to another width at once if it gains this share, or once the gains forgone add up to this many steps."""
 PATIENCE = 32
-"""Decisions in a row for plain decoding that make a pause."""
+"""Consecutive decisions for plain decoding that make a pause."""
+SCHEDULED, PROMPTED = 0.006, 0.003
+"""Shares of the time that probes may lose: on a schedule, and for a reason."""
+SAVED = 3.0
+"""Largest budget, in steps' time: also the most that a probe may be expected to lose."""
+MORE = 0.1
+"""Extra loss, in steps' time, accepted for probing a wider width than the next one."""
+EVERY, EVERY_IF_BETTER, DOUBT_EVERY = 8, 2, 4
+"""Steps between probes of a wider width, on a schedule and while drafts may have improved (the outcome of the last
+probe has arrived by then), and between probes of a doubtful cost."""
+FEW = 4.0
+"""Blocks with a match that have not faded, below which their survival is uncertain."""
+
+
+class Budget:
+    """Milliseconds that probes may lose: a share of each step's time, saved up."""
+
+    def __init__(self, share: float, milliseconds: float = 0.0) -> None:
+        self._share, self.milliseconds = share, milliseconds
+
+    def earn(self, step: float) -> None:
+        self.milliseconds = min(self.milliseconds + self._share * step, SAVED * step)
+
+    def spend(self, loss: float, credit: float = 0.0) -> bool:
+        """Spend if the budget allows it; with credit, unless it is overdrawn already."""
+        if loss > self.milliseconds + (credit if self.milliseconds >= 0 else 0.0):
+            return False
+        self.milliseconds -= max(loss, 0.0)
+        return True
+
+
+class Explorer:
+    """Chooses the steps that probe another width than the best one, within a budget of lost time.
+
+    A probe loses the time in which the best width would commit the same tokens. There are two reasons for one:
+
+    - A wider width shows whether drafts survive further than expected. It is the next one, or the widest that loses
+      hardly more. It is due every ``EVERY`` steps, on credit when the batch has changed. While drafts may have improved
+      it is due every ``EVERY_IF_BETTER`` steps, from a separate budget.
+    - A width would be the best if its step took as little time as its few measured steps allow.
+    """
+
+    def __init__(self) -> None:
+        self._scheduled, self._prompted = Budget(SCHEDULED), Budget(PROMPTED)
+        self._steps = self._since_wider = 0
+        self.probes = 0
+        self.lost = 0.0  # milliseconds
+
+    def column(
+        self,
+        best: int,
+        row: Sequence[float],
+        tokens: Sequence[float],
+        lower_bounds: Sequence[float],
+        *,
+        improved: bool = False,
+        changed: bool = False,
+    ) -> int:
+        """Choose the column for this step: ``best``, or a probe.
+
+        Args:
+            best: column of the best width.
+            row: milliseconds of a step by column.
+            tokens: expected tokens per request of a step by column.
+            lower_bounds: of ``row``.
+            improved: whether drafts may survive better than ``tokens`` says.
+            changed: whether the batch is not that of the last step, or its copies are of uncertain worth.
+        """
+        step, rate = row[best], tokens[best] / row[best]
+        losses = [ms - count / rate for ms, count in zip(row, tokens, strict=True)]
+        if not self._steps:
+            self._prompted.milliseconds = SAVED * step
+        self._scheduled.earn(step)
+        self._prompted.earn(step)
+        self._steps += 1
+        self._since_wider += 1
+        probe = best
+        if best + 1 < len(row) and self._since_wider >= (EVERY_IF_BETTER if improved else EVERY):
+            most = max(losses[best + 1], 0.0) + MORE * step
+            wider = max(column for column in range(best + 1, len(row)) if losses[column] <= most)
+            budget = self._prompted if improved else self._scheduled
+            if budget.spend(losses[wider], SAVED * step if changed else 0.0):
+                self._since_wider, probe = 0, wider
+        if probe == best and self._steps % DOUBT_EVERY == 0:
+            rates = [count / ms for count, ms in zip(tokens, lower_bounds, strict=True)]
+            rates[best] = rate
+            doubtful = rates.index(max(rates))
+            if rates[doubtful] > rate and self._prompted.spend(losses[doubtful]):
+                probe = doubtful
+        if probe != best:
+            self.probes += 1
+            self.lost += losses[probe]
+        return probe
 
 
 class AdaptiveWidth:
@@ -22,26 +113,21 @@ class AdaptiveWidth:
     Survival is a property of the traffic, shared by all batch sizes; a step's cost depends on the batch size.
 
     Args:
-        widths: ascending; plain decoding is a choice if 1 is among them.
-        costs: a table over these widths; None starts without calibration and learns from the first steps.
+        costs: a table over the widths; plain decoding is a choice if 1 is among them.
         drafted: positions that the drafter drafts, if some widths exceed them: those are for copies. None is all.
-
-    Raises:
-        ValueError: the table has other widths.
     """
 
-    def __init__(self, widths: Sequence[int], costs: CostTable | None = None, drafted: int | None = None) -> None:
-        self.widths = tuple(widths)
+    def __init__(self, costs: CostTable, drafted: int | None = None) -> None:
+        self.costs, self.widths = costs, costs.widths
         self.max_width = self.widths[-1]
-        self.costs = costs or CostTable(self.widths)
-        if self.costs.widths != self.widths:
-            raise ValueError(f"a cost table of widths {self.costs.widths} for a policy of widths {self.widths}")
         drafted = min(drafted or self.max_width, self.max_width)
-        self.rows = Mixture(self.widths, drafted)
-        self.survival = self.rows.unmatched
+        self.by_match = SurvivalByMatch(self.widths, drafted)
+        self.survival = self.by_match.unmatched
+        self.can_pause = self.widths[0] == 1 and len(self.widths) > 1
         self.paused: Prospect | None = None
         self.tokens_per_ms = 0.0
         self._explorer = Explorer()
+        # Without a match, widths beyond the drafter's block cannot help. One block is always a choice.
         self._drafted_columns = max(2, sum(width <= drafted for width in self.widths))
         self._best = 0
         self._missed_gains = 0.0
@@ -51,58 +137,52 @@ class AdaptiveWidth:
         self._chosen: dict[int, tuple[int, float]] = {}  # by batch size: width, tokens per millisecond
 
     def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
-        row, tokens = self.costs.row(batch_size, context), self.rows.tokens(matching)
+        row, tokens = self.costs.row(batch_size), self.by_match.tokens(matching)
         rates = [count / ms for count, ms in zip(tokens, row, strict=True)]
         self._decide(rates)
-        news = batch_size != self._batch_size or context < self._context
+        matched = self.by_match.matched
+        changed = batch_size != self._batch_size or context < self._context
         self._batch_size, self._context = batch_size, context
-        self._watch(matching)
-        # Without a match, a width beyond what the drafter drafts has nothing to show.
+        self._count_pauses(matching)
         end = len(row) if matching else max(self._drafted_columns, self._best + 1)
         column = self._explorer.column(
             self._best,
             row[:end],
             tokens[:end],
-            lambda: self.costs.shortest(batch_size, context)[:end],
-            suspicious=self.survival.seems_better or (matching > 0 and self.rows.matched.seems_better),
-            news=news or (matching > 0 and self.rows.is_old),
+            self.costs.lower_bounds(batch_size)[:end],
+            improved=self.survival.may_have_improved or (matching > 0 and matched.may_have_improved),
+            changed=changed or (matching > 0 and matched.evidence()[0] < FEW),
         )
         self._steps[column] += 1
         self.tokens_per_ms = rates[column] * batch_size
         self._chosen[batch_size] = (self.widths[self._best], rates[self._best] * batch_size)
         return self.widths[column]
 
-    @property
-    def may_rest(self) -> bool:
-        """Whether plain decoding is a choice beside blocks."""
-        return self.widths[0] == 1 and len(self.widths) > 1
-
     def prospect(self, *, alone: bool = False) -> Prospect | None:
-        """What the best block with a draft brings in a step like the last, where nothing is copied.
+        """Return what the best block with a draft yields in a step like the last, where nothing is copied.
 
-        None unless it may rest.
+        None if plain decoding is no choice.
 
         Args:
             alone: with one request of its batch.
         """
-        if not self.may_rest:
+        if not self.can_pause:
             return None
-        size = 1 if alone else self._batch_size
-        tokens, row = self.rows.of_unmatched, self.costs.row(size, self._context * size // max(self._batch_size, 1))
+        tokens, row = self.by_match.tokens(0.0), self.costs.row(1 if alone else self._batch_size)
         best = max(range(1, self._drafted_columns), key=lambda column: tokens[column] / row[column])
         return Prospect(self.widths[best], self.survival.hazards[1], tokens[best], row[best] / row[0])
 
     def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
-        self.rows.observe(width, accept_lens, matched)
+        self.by_match.observe(width, accept_lens, matched)
 
     def observe_time(
         self, batch_size: int, width: int, context: int, milliseconds: float, at_most: bool = False
     ) -> None:
-        self.costs.observe(batch_size, width, context, milliseconds, at_most)
+        self.costs.observe(batch_size, width, milliseconds, at_most)
 
     def fingerprint(self) -> int:
-        # Of numbers, which Python hashes alike in every process.
-        return hash((*self.rows.tokens(0.0), *self.rows.tokens(1.0), *self.costs.row(1)))
+        # Hashes of numbers are the same in every process.
+        return hash((*self.by_match.tokens(0.0), *self.by_match.tokens(1.0), *self.costs.row(1)))
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -118,7 +198,7 @@ class AdaptiveWidth:
             "paused": None if self.paused is None else str(self.paused),
             "pauses": self._pauses,
             "survival": self.survival.as_dict(),
-            "survival_of_matched": self.rows.matched.as_dict(),
+            "survival_of_matched": self.by_match.matched.as_dict(),
             "costs": self.costs.as_dict(),
         }
 
@@ -130,16 +210,16 @@ class AdaptiveWidth:
         if gain > SWITCH_NOW or self._missed_gains > SWITCH_AFTER:
             self._best, self._missed_gains = rates.index(most), 0.0
 
-    def _watch(self, matching: float) -> None:
+    def _count_pauses(self, matching: float) -> None:
         """Begin a pause after ``PATIENCE`` decisions for plain decoding in a row; any other decision ends it.
 
-        A block for the sake of copies says nothing about the drafter.
+        A block that is chosen for its copies is no evidence for the drafter.
         """
         if self.widths[self._best] > 1:
             if not matching:
                 self._plain_in_a_row, self.paused = 0, None
             return
         self._plain_in_a_row += 1
-        if self._plain_in_a_row == PATIENCE and len(self.widths) > 1:
+        if self._plain_in_a_row == PATIENCE and self.can_pause:
             self.paused = self.prospect()
             self._pauses += 1

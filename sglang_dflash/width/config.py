@@ -10,7 +10,7 @@ from typing import Any
 from sglang_dflash.drafter.reading import read_object
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.width.adaptive import AdaptiveWidth
-from sglang_dflash.width.cost import CostTable
+from sglang_dflash.width.costs import CostTable
 from sglang_dflash.width.policy import FixedWidth, RandomWidth, WidthPolicy
 
 FLAG = "--speculative-adaptive-config"
@@ -129,7 +129,7 @@ def build_policy(
 
     Args:
         block_size: positions of the widest block, ``--speculative-num-draft-tokens``.
-        costs: for ``adaptive``, a table over ``config.widths_for(...)``; None learns from the first steps.
+        costs: for ``adaptive``, a table over ``config.widths_for(...)``.
         drafted: positions that the drafter drafts, if fewer.
 
     Raises:
@@ -140,7 +140,8 @@ def build_policy(
         return FixedWidth(widths[-1])
     if config.policy == "random":
         return RandomWidth(widths, config.seed)
-    return AdaptiveWidth(widths, costs, drafted)
+    assert costs is not None and costs.widths == widths, "adaptive widths need the costs of all of them"
+    return AdaptiveWidth(costs, drafted)
 
 
 def _problem(key: str, value: Any) -> str | None:

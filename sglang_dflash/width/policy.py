@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Prospect:
-    """What drafting brings beside plain decoding.
+    """What drafting yields compared with plain decoding.
 
     Args:
         width: of the best block with a draft.
@@ -40,22 +40,22 @@ class WidthPolicy(Protocol):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """All widths it may choose, ascending; 1 is plain decoding, without the drafter."""
+        """All widths that it may choose, ascending; 1 is plain decoding, without the drafter."""
 
     @property
     def max_width(self) -> int:
-        """The last of ``widths``; KV slots and graphs are provided for it."""
+        """The last of ``widths``; KV slots and graphs are sized for it."""
 
     @property
     def paused(self) -> Prospect | None:
-        """What drafting would bring, while it rests: plain decoding is the fastest if nothing is copied; else None."""
+        """Expected gain of the best block while plain decoding is preferred; otherwise None."""
 
     def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         """Choose the positions of the next block, anchor included, out of ``widths``.
 
         Args:
             context: committed tokens, summed over the batch.
-            matching: share of the batch's requests that had something to copy when the host last heard of them.
+            matching: share of the batch's requests with a match, by the host's last read.
         """
 
     def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
@@ -63,8 +63,7 @@ class WidthPolicy(Protocol):
 
         Args:
             accept_lens: accepted drafts plus bonus token of each request, 1 to ``width``.
-            matched: for each request, whether it was among the ``matching`` ones when the width was chosen; empty for
-                none.
+            matched: for each request, whether it had a match when the width was chosen; empty for none.
         """
 
     def observe_time(
@@ -77,7 +76,7 @@ class WidthPolicy(Protocol):
         """
 
     def fingerprint(self) -> int:
-        """A number that all ranks have in common as long as they were told the same."""
+        """Return a number that is equal on all ranks that received the same calls."""
 
     def describe(self) -> dict[str, Any]:
         """Return the policy's part of ``/server_info``, ready for JSON."""

@@ -1,24 +1,23 @@
-"""Survival curve of the drafts in a block: a hazard for each position, learned from blocks of any width.
+"""Expected tokens of a block: how far its drafts survive, learned from blocks of any width.
 
 The hazard ``h_j``, j = 1 ... max_width - 1, is P(draft j is committed | drafts 1 ... j-1 are). A step of width w
-observes a request up to its first rejection, or up to draft w - 1, and says nothing about later drafts. The estimate is
-therefore commits over tries, counted among the requests that reached draft j (Kaplan and Meier, 1958), with counts that
-fade.
+observes a request up to its first rejection, or up to draft w - 1, and no later draft. The estimate is therefore
+commits over tries, counted among the requests that reached draft j (Kaplan and Meier, 1958), with counts that fade.
+Where evidence runs out, the hazard falls back to that of the position before, and the first one to a prior.
 
-Evidence at every position fades with each step. Where it runs out, the hazard falls back to that of the position
-before, and the first one to a prior. Plain steps bring no evidence and age it little. A CUSUM test (`width/cusum.py`)
-detects a change of traffic and drops the evidence from before it.
+A CUSUM test (Page, 1954) detects a change of traffic and drops the evidence from before it. Copies and drafts are
+accepted at different rates, so requests with a match and requests without one have separate survival curves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
+from operator import not_
 from typing import Any
 
-from sglang_dflash.width.cusum import Cusum
-
-PRIOR = 0.8
-"""Hazard before any observation: published drafters accept about 4 to 6 tokens of 16."""
+PRIOR, MATCHED_PRIOR = 0.8, 0.9
+"""Hazards before any observation: published drafters accept about 4 to 6 tokens of 16."""
 FIRST_PRIOR_TRIES, NEIGHBOUR_TRIES = 1.0, 4.0
 """Weight, in tries, of the prior and of the previous position's hazard."""
 START_TRIES = 10.0
@@ -27,10 +26,44 @@ MEMORY, PLAIN_MEMORY = 64.0, 1024.0
 """Drafting steps, and plain steps, after which evidence has faded to 1/e."""
 KEPT_TRIES = 2.0
 """Tries per position that the evidence from before a change still counts for."""
+TILT = 1.5
+"""Size of the change to detect, in log odds of a draft's acceptance: from 0.5 to 0.8, say."""
+CERTAIN = 7.0
+"""Log-likelihood ratio at which a change is certain: about one false alarm in several thousand steps."""
 SUSPICION = 0.75
-"""Log-likelihood ratio at which a change for the better is worth a closer look: one success where few are usual."""
+"""Log-likelihood ratio at which a change for the better is worth a probe: one success where few are usual."""
 _LEAST_SPREAD = 0.02  # at a hazard of 1 the variance would be 0, and the first rejection would count as a change
 _RESCALE = 1e9
+
+Counts = tuple[list[float], list[float]]
+
+
+class Cusum:
+    """One-sided test for a change: a log-likelihood ratio of change over none that restarts at 0.
+
+    A step in which s more drafts are committed than expected adds, to second order, ``TILT * s - TILT**2 / 2 * v``,
+    where v is the variance of s. The last restart is the likeliest moment of the change.
+
+    Attributes:
+        score: the log-likelihood ratio, at least 0.
+        rose: whether the last step raised it.
+        before: the caller's counts at the last restart; the caller replaces them while ``score`` is 0.
+    """
+
+    def __init__(self, before: Counts) -> None:
+        self.score, self.rose, self.before = 0.0, False, before
+
+    def is_certain(self, surplus: float, variance: float) -> bool:
+        """Add a step and return whether a change is certain.
+
+        Args:
+            surplus: commits beyond the expected ones, in the direction to detect.
+            variance: of the surplus, if nothing has changed.
+        """
+        step = TILT * surplus - TILT * TILT / 2 * variance
+        self.rose = step > 0
+        self.score = max(self.score + step, 0.0)
+        return self.score > CERTAIN
 
 
 class Survival:
@@ -67,12 +100,8 @@ class Survival:
         return [tries / self._unit for tries in self._tries[1:]]
 
     @property
-    def evidence_of_first(self) -> float:
-        return self._tries[1] / self._unit
-
-    @property
-    def seems_better(self) -> bool:
-        """Whether recent steps suggest, without being certain, that drafts survive better than the hazards say."""
+    def may_have_improved(self) -> bool:
+        """Whether recent steps suggest, without being certain, that drafts survive better than the hazards."""
         return self._better.rose and self._better.score > SUSPICION
 
     def observe(self, width: int, accept_lens: Sequence[int]) -> None:
@@ -135,7 +164,7 @@ class Survival:
                 self._tries[j] -= dropped * tried
                 self._commits[j] -= dropped * committed
 
-    def _counts(self) -> tuple[list[float], list[float]]:
+    def _counts(self) -> Counts:
         return self._tries[:], self._commits[:]
 
     def _refresh(self) -> None:
@@ -165,3 +194,41 @@ class Survival:
         return {name: [round(value, 4) for value in values] for name, values in by_position.items()} | {
             "changes": self.changes
         }
+
+
+class SurvivalByMatch:
+    """Survival of requests without and with a match: text to copy.
+
+    A request has a match if it had one when the host chose the width. So the survival of matched requests includes
+    matches that have ended since, and copies that the drafter overrules.
+
+    Args:
+        widths: ascending.
+        drafted: positions that the drafter drafts at most. Beyond them an unmatched request has nothing to verify.
+    """
+
+    def __init__(self, widths: Sequence[int], drafted: int) -> None:
+        self._widths, self._drafted = widths, drafted
+        self.unmatched, self.matched = Survival(drafted), Survival(widths[-1], MATCHED_PRIOR)
+
+    def tokens(self, matching: float) -> list[float]:
+        """Return a request's expected tokens by width, if this share of the requests has a match."""
+        without = self._by_width(self.unmatched)
+        if not matching:
+            return without
+        rest, matched = 1 - matching, self._by_width(self.matched)
+        return [rest * a + matching * b for a, b in zip(without, matched, strict=True)]
+
+    def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool]) -> None:
+        """Count a finished step; arguments as in :meth:`WidthPolicy.observe`."""
+        if True in matched:
+            self.matched.observe(width, list(compress(accept_lens, matched)))
+            accept_lens = list(compress(accept_lens, map(not_, matched)))
+        else:
+            self.matched.observe(1, ())  # its evidence ages
+        if width > self._drafted:  # accepted beyond it by chance, or from a match that the host had not read yet
+            width, accept_lens = self._drafted, [min(length, self._drafted) for length in accept_lens]
+        self.unmatched.observe(width if accept_lens else 1, accept_lens)
+
+    def _by_width(self, survival: Survival) -> list[float]:
+        return [survival.tokens[min(width, survival.max_width)] for width in self._widths]

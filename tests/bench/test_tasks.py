@@ -1,129 +1,69 @@
-"""Prompts are asked as the cards' authors ask them; a dataset that cannot be reached is one clear error."""
+"""Prompts: the same for the same seed, what a repeating task repeats, and files."""
 
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import pytest
+import transformers
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash_lab.bench import tasks
-from sglang_dflash_lab.bench.tasks import offline
-from sglang_dflash_lab.pairs.corpus import prompts
+from sglang_dflash_lab.bench.tasks import TUNING
+from sglang_dflash_lab.pairs import target_path
 
-STEP_BY_STEP = "\nPlease reason step by step, and put your final answer within \\boxed{}."
-ROWS = {
-    "gsm8k": {"question": "2+2?", "answer": "It is 4.\n#### 4"},
-    "math500": {"problem": "2+2?", "answer": "4", "unique_id": "a/1"},
-    "humaneval": {
-        "task_id": "HumanEval/0",
-        "prompt": 'import math\n\n\ndef area(r):\n    """Area of a circle."""\n',
-        "entry_point": "area",
-        "test": "def check(candidate):\n    assert candidate(1) == math.pi\n",
-    },
-    "mbpp": {
-        "task_id": 2,
-        "prompt": "Write a function to double a number.",
-        "test_imports": ["import math"],
-        "test_list": ["assert double(2) == math.trunc(4.0)"],
-    },
-    "mt-bench": {"prompt_id": 81, "prompt": ["First.", "Second."]},
-    "alpaca": {"instruction": "Sum up.", "input": "A text."},
-    "livecodebench": {
-        "question_id": "q1",
-        "question_content": "Add two numbers.",
-        "starter_code": "",
-        "public_test_cases": json.dumps([{"input": "1 2", "output": "3", "testtype": "stdin"}]),
-        "metadata": "{}",
-    },
-}
+EDITS = ("edit-json", "edit-code", "edit-chat")
 
 
-@pytest.fixture
-def data_dir(tmp_path: Path) -> Path:
-    for name, row in ROWS.items():
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
-    return tmp_path
+def asked(task: str) -> list[list[str]]:
+    return [[message["content"] for message in messages] for messages in tasks.load(task, 24)]
 
 
-def question(name: str, data_dir: Path):
-    (found,) = tasks.load(name, 1, data_dir=data_dir)
-    return found
+@pytest.mark.parametrize("task", [*EDITS, "repeat", "quote"])
+def test_prompts_are_their_seeds_and_no_question_is_in_both_sets(task: str) -> None:
+    assert tasks.load(task, 8) == tasks.load(task, 24)[:8] != tasks.load(task, 8, seed=1)
+    table, tuning = (set(chain.from_iterable(asked(name))) for name in (task, task + TUNING))
+    assert not {text for text in table if text.endswith((".", "?", '"""\n'))} & tuning
 
 
-@pytest.mark.parametrize(
-    ("name", "prompt"),
-    [
-        ("gsm8k", "2+2?" + STEP_BY_STEP),
-        ("math500", "2+2?" + STEP_BY_STEP),
-        (
-            "humaneval",
-            "Write a solution to the following problem and make sure that it passes the tests:\n"
-            f"```python\n{ROWS['humaneval']['prompt']}\n```",
-        ),
-        ("mbpp", "Write a function to double a number."),
-        ("mt-bench", "First."),
-        ("alpaca", "Sum up.\n\nInput:\nA text."),
-    ],
-)
-def test_prompt_as_published(name: str, prompt: str, data_dir: Path):
-    asked = question(name, data_dir)
-    assert asked.messages == ({"role": "user", "content": prompt},)
-    assert asked.follow_ups == (("Second.",) if name == "mt-bench" else ())
+@pytest.mark.parametrize("task", EDITS)
+def test_an_edit_changes_one_word_or_number_of_the_question(task: str) -> None:
+    for before, _, after in asked(task):
+        olds, news = before.replace("`", " ").split(), after.replace("`", " ").split()
+        changed = {(old, new) for old, new in zip(olds, news, strict=True) if old != new}
+        assert 1 <= len(changed) <= 4
 
 
-@pytest.mark.parametrize(
-    ("name", "right", "wrong"),
-    [
-        ("gsm8k", r"\boxed{4}", r"\boxed{5}"),
-        ("math500", r"\boxed{4}", "5"),
-        (
-            "humaneval",
-            "```python\ndef area(r):\n    return math.pi * r * r\n```",
-            "```python\ndef area(r): return 3\n```",
-        ),
-        ("mbpp", "```python\ndef double(n): return 2 * n\n```", "I cannot."),
-        ("livecodebench", "```python\nprint(sum(map(int, input().split())))\n```", "```python\nprint(4)\n```"),
-    ],
-)
-def test_grader(name: str, right: str, wrong: str, data_dir: Path):
-    grader = question(name, data_dir).grader
-    assert grader is not None
-    assert grader(right)
-    assert not grader(wrong)
+def test_a_repeat_asks_the_same_again_and_a_quote_from_2000_to_7000_tokens_back() -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(target_path("tiny-hybrid"))
+    for question, answer, again in asked("repeat"):
+        assert question == again != answer
+    lengths = []
+    for question, _, *others, again in asked("quote"):
+        assert question == again and question not in others
+        lengths.append(len(tokenizer("".join(others))["input_ids"]))
+    assert min(lengths) >= 1500 and max(lengths) <= 7200
+    assert max(lengths) > 2 * min(lengths)
 
 
-@pytest.mark.parametrize("name", offline.TASKS)
-def test_the_tiny_pairs_own_answers_are_right(name: str):
-    asked = tasks.load(name, 4, seed=3)
-    for item, prompt in zip(asked, prompts(name, "heldout", 4, 3), strict=True):
-        assert item.messages == prompt.messages
-        assert item.grader is not None
-        assert item.grader(prompt.answer)
-        assert not item.grader("I do not know")
-
-
-def test_questions_are_drawn_by_seed_and_never_twice(tmp_path: Path):
-    rows = [{"question": f"{i}?", "answer": f"#### {i}"} for i in range(20)]
-    (tmp_path / "gsm8k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    first, again, other = ([q.id for q in tasks.load("gsm8k", 8, seed=s, data_dir=tmp_path)] for s in (1, 1, 2))
+def test_a_file_of_conversations_is_a_task(tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "user", "content": f"{i}?"}]} for i in range(20)]
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first, again, other = (tasks.load(str(file), 8, seed) for seed in (1, 1, 2))
     assert first == again != other
-    assert len(set(first)) == 8
-    assert len(tasks.load("gsm8k", 100, data_dir=tmp_path)) == 20
+    assert len({messages[0]["content"] for messages in first}) == 8
+    assert len(tasks.load(str(file), 100)) == 20
+    assert len(tasks.load("wild", 1000)) == 83
+    assert len(tasks.load("questions", 7)) == 7
 
 
-def test_data_out_of_reach_names_the_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    with pytest.raises(DFlashError, match="math500"):
-        tasks.load("gsm9k", 1)
-    with pytest.raises(DFlashError, match=r"gsm8k.jsonl does not exist.*openai/gsm8k"):
-        tasks.load("gsm8k", 1, data_dir=tmp_path)
-    pytest.importorskip("datasets")
-    import datasets.config
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    with pytest.raises(DFlashError, match=r"openai/gsm8k.*--data-dir"):
-        tasks.load("gsm8k", 1)
+@pytest.mark.parametrize("text", [None, "{", '{"prompt": "x"}'])
+def test_what_is_no_task_is_refused_with_the_known_ones(text: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(DFlashError, match="one of math, code"):
+        tasks.load(str(file), 1)

@@ -19,7 +19,7 @@ from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.files import ModelFiles, TensorHeader
 from sglang_dflash.drafter.quantisation import set_aside
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine, parse
+from sglang_dflash.memory.machine import CPU, UNKNOWN_GPU, Machine
 from sglang_dflash.plan.pair import needs_bfloat16_states
 from tests.support.broken_pairs import write_tensors
 from tests.support.configs import drafter, target
@@ -36,17 +36,6 @@ def options(*flags: str) -> Namespace:
 
 def backends(machine: Machine, *flags: str, hybrid: bool = True) -> list[Finding]:
     return list(check_backends(options(*flags), machine, hybrid=hybrid))
-
-
-class TestMachine:
-    def test_reads_the_drivers_answer(self) -> None:
-        assert parse("NVIDIA H200, 143771, 9.0\nNVIDIA H200, 143771, 9.0\n") == Machine(
-            "gpu", "NVIDIA H200", 143771 << 20, (9, 0)
-        )
-
-    @pytest.mark.parametrize("answer", ["", "No devices were found\n"])
-    def test_no_device_is_none(self, answer: str) -> None:
-        assert parse(answer) is None
 
 
 class TestBackends:

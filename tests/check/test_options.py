@@ -84,7 +84,7 @@ def test_flags_that_the_preflight_does_not_read_are_warned_of_unless_they_cannot
     [finding] = check_unread(parse(*harmless)[2])
     assert (finding.level, finding.about) == ("ok", "flags not looked at")
     assert set(finding.value.split()) == {"--host", "--bucket-e2e-request-latency", "--enable-metrics"}
-    for flag in ("--enable-lora", "--enable-hierarchical-cache", "--enable-mixed-chunk", "--enable-unified-memory"):
+    for flag in ("--enable-lora", "--enable-hierarchical-cache", "--enable-mixed-chunk"):
         [finding] = check_unread(parse(flag)[2])
         assert finding.level == "warn" and flag in finding.value
 

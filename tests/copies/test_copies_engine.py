@@ -34,7 +34,7 @@ TASKS = ("edit-json", "edit-code", "edit-chat", "repeat")
 
 def repeats(each: int, seed: int = 0, tasks: tuple[str, ...] = TASKS) -> list[list[int]]:
     """Prompts whose answers repeat what they hold, as token ids."""
-    return message_ids(PAIR, [question.messages for task in tasks for question in load(task, each, seed=seed)])
+    return message_ids(PAIR, [messages for task in tasks for messages in load(task, each, seed=seed)])
 
 
 def texts(found: list[Answer]) -> list[list[int]]:

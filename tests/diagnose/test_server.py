@@ -11,7 +11,7 @@ from sglang_dflash.causes import QUANTISED_DRAFTER
 from sglang_dflash.cli import app
 from sglang_dflash.diagnose.probe import parse_server as parse
 from sglang_dflash_lab.bench.server import free_port
-from tests.bench.fake_server import FakeServer, serve
+from tests.diagnose.fake_server import FakeServer, serve
 
 INFO: dict[str, Any] = {
     "speculative_algorithm": "DFLASH",

@@ -23,7 +23,7 @@ from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.drafter.headers import INDEX
 from sglang_dflash.drafter.mask_embedding import FILE, load_mask_embedding
 from sglang_dflash.memory.machine import CPU, GPUS
-from sglang_dflash.width import build_policy, read_config
+from sglang_dflash.width import CostTable, build_policy, read_config
 from tests.fuzz.judge import judged
 from tests.fuzz.values import (
     DEEP,
@@ -95,7 +95,9 @@ def read_embedding(model: Path) -> None:
 
 
 def read_widths(model: Path) -> None:
-    assert 1 <= build_policy(read_config(str(model / "width.json")), 16).width(3) <= 16
+    config = read_config(str(model / "width.json"))
+    costs = CostTable({(1, width): 10.0 + width for width in config.widths_for(16)})
+    assert 1 <= build_policy(config, 16, costs).width(3) <= 16
 
 
 HEADERS = json_files([{"a": TENSOR, "__metadata__": {}}, {"fc.weight": TENSOR}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -80,8 +81,6 @@ def test_every_hook_target_is_a_row_of_the_table(monkeypatch: pytest.MonkeyPatch
 WITHOUT_A_SCHEDULER = """
 import sys
 import sglang.srt.managers.detokenizer_manager
-from sglang_dflash import cpu
-cpu.install = lambda: None
 from sglang.srt.plugins import load_plugins
 before = set(sys.modules)
 load_plugins()
@@ -91,6 +90,8 @@ print(*(name for name in sys.modules.keys() - before if name.startswith("sglang.
 
 def test_a_detokenizer_imports_no_scheduler_and_no_kernel() -> None:
     """As on an accelerator, without the CPU platform's own hooks: a kernel's module initialises the GPU on import."""
-    done = subprocess.run([sys.executable, "-c", WITHOUT_A_SCHEDULER], capture_output=True, text=True, check=True)
+    program = [sys.executable, "-c", WITHOUT_A_SCHEDULER]
+    environ = {**os.environ, "SGLANG_PLUGINS": "dflash"}
+    done = subprocess.run(program, capture_output=True, text=True, check=True, env=environ)
     imported = done.stdout.splitlines()[-1].split() if done.stdout.strip() else []
     assert not [name for name in imported if "kernels" in name or "scheduler" in name or "mem_cache" in name]

@@ -163,7 +163,7 @@ def test_the_published_pairs_have_their_published_sizes(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_published_pairs_are_measured_against_a_device(name: str) -> None:
     pair = {"target": str(FOLDER / name / "target"), "drafter": str(FOLDER / name / "drafter")}
-    args = parse(card(name).arguments, **pair)[0]
+    args = parse(card(name).arguments_for(*pair.values()), **pair)[0]
     report = preflight(args, asked_about(None, memory_gib=268))  # a B300: the coder needs 149 for weights
     assert [finding for finding in report.findings if finding.level == "error"] == []
     assert report.memory is not None
@@ -215,7 +215,12 @@ def test_the_default_split_holds_a_whole_context_and_one_fraction_serves_every_r
         return memory
 
     backends = ("--attention-backend", "trtllm_mha" if gpu == "b200" else "fa3")
-    own_backends = [*card(name).arguments, *backends, "--speculative-draft-attention-backend", backends[1]]
+    own_backends = [
+        *card(name).arguments_for(*pair.values()),
+        *backends,
+        "--speculative-draft-attention-backend",
+        backends[1],
+    ]
     memory = divided()
     served = memory.ways[0]
     sglangs = fit(replace(memory.demand, state_share=0.9), memory.static_bytes, replay=served.replay)

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
-import click
-import typer
 from typer.testing import CliRunner
 
-from sglang_dflash.cli import app as sglang_dflash_app
 from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
 from sglang_dflash_lab.pairs.cli import app
-from sglang_dflash_lab.pairs.corpus import check
+from sglang_dflash_lab.pairs.corpus import TASKS, check
 
 run = CliRunner().invoke
 
@@ -42,15 +38,10 @@ def test_prompts_prints_checkable_prompts_as_json() -> None:
 
 
 def test_list_prints_every_pair_and_drafter() -> None:
-    figures = json.loads(run(app, ["list", "--json"]).output)
-    assert [(f["name"], tuple(f["drafters"])) for f in figures] == [(n, drafter_kinds(n)) for n in NAMES]
-    assert all(Path(f["target"]["path"]) == target_path(f["name"]) for f in figures)
-    assert "tiny-hybrid" in run(app, ["list"]).output
-
-
-def options_of(command: str) -> list[click.Parameter]:
-    group = typer.main.get_command(sglang_dflash_app).commands["pairs"]
-    return [parameter for parameter in group.commands[command].params if parameter.param_type_name == "option"]
+    header, *rows = (line.split() for line in run(app, ["list"]).output.splitlines())
+    assert header == ["pair", "model", "MB", *TASKS]
+    assert [tuple(row[:2]) for row in rows] == [(n, m) for n in NAMES for m in ("target", *drafter_kinds(n))]
+    assert all(float(row[2]) > 0.5 and len(row) == len(header) for row in rows)
 
 
 def test_finding_a_pair_imports_no_torch() -> None:

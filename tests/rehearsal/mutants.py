@@ -133,11 +133,12 @@ def _one_width_for_all() -> None:
 
 def by_the_calls_width(target_verify: Callable[..., Any]) -> Callable[..., Any]:
     """SGLang's Triton verify with FlashInfer's addresses: the state of request i after position t is entry i * T + t,
-    where T is the call's width."""
+    where T is the call's width. What a call does not write is no state of any request."""
 
     def verify(self: Any, *, query_start_loc: Any, intermediate_states_buffer: Any, **call: Any) -> Any:
         requests = len(query_start_loc) - 1
         width = call["q"].shape[1] // requests
+        intermediate_states_buffer.fill_(100.0)
         entries = intermediate_states_buffer.flatten(0, 1)[: requests * width].unflatten(0, (requests, width))
         return target_verify(self, query_start_loc=query_start_loc, intermediate_states_buffer=entries, **call)
 

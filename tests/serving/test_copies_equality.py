@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash_lab.bench.tasks import repeats
+from sglang_dflash_lab.bench.tasks import load
 from tests.support.generation import assert_nothing_leaked, flush, generate_all
 from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server, plain_server, worker_info
 from tests.support.prompts import corpus, message_ids, random_prompts
@@ -23,7 +23,7 @@ POLICIES = {"fixed": ((), 16), "adaptive": (("--speculative-adaptive",), 32), "r
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
     """What repeats itself, and what need not: known conversations, and noise, after which a model loops."""
-    asked = [question.messages for task, count in ASKED.items() for question in repeats.load(task, count, seed=1)]
+    asked = [messages for task, count in ASKED.items() for messages in load(task, count, seed=1)]
     return [*message_ids(PAIR, asked), *corpus(PAIR, 24, seed=1), *random_prompts(PAIR, 18)]
 
 

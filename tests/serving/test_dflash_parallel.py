@@ -58,7 +58,7 @@ def test_ranks_choose_the_same_widths(widths: tuple[str, ...], tmp_path: Path) -
 
 def test_a_rank_that_computes_something_else_drafts_and_commits_what_rank_0_does(tmp_path: Path) -> None:
     """Users of other workers measured ranks that drafted differently. Hidden states, logits and times are skewed."""
-    repeated = [question.messages for question in load("edit-json", 4)]
+    repeated = load("edit-json", 4)
     inputs = [*corpus("tiny-hybrid", 8, seed=4), *message_ids("tiny-hybrid", repeated)]
     with plain_server("tiny-hybrid", tmp_path, "--tp-size", "2") as server:
         expected = [answer.tokens for answer in generate_all(server, inputs, 4, NEW_TOKENS)]

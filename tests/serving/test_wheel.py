@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 # As `launch/serve.sh demo --help` asks it.
 QUESTION = "Dan has 30 cards. Dan loses 6 of them. Dan loses 18 of them. How many cards does Dan have now?"
-# Importing SGLang with this torchvision takes the CPU platform (sglang_dflash_cpu/torchvision_import.py).
+# Without the CPU platform, SGLang cannot be imported with this environment's torchvision.
 ORIGIN = (
     "import importlib.util as u; print(*(u.find_spec(name).origin for name in ('sglang', 'sglang_dflash')), sep='\\n')"
 )

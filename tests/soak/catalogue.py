@@ -57,7 +57,7 @@ class _Sources:
     def __init__(self, random: Random, size: int) -> None:
         self.random = random
         self.known = itertools.cycle(corpus(PAIR, size))
-        asked = [question.messages for task in REPEATED for question in load(task, -(-size // len(REPEATED)))]
+        asked = [messages for task in REPEATED for messages in load(task, -(-size // len(REPEATED)))]
         self.repeats = itertools.cycle(message_ids(PAIR, random.sample(asked, len(asked))))
         self.questions: Iterator[Prompt] = itertools.cycle(prompts("json", n=size))
         generator = torch.Generator().manual_seed(random.getrandbits(32))

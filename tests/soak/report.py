@@ -14,8 +14,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from sglang_dflash.diagnose.tables import Table
-from sglang_dflash_lab.bench.plots import STYLE
 from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
+from sglang_dflash_lab.bench.report import STYLE
 from tests.soak.catalogue import Entry
 from tests.soak.load import Load
 from tests.soak.verdict import Promise

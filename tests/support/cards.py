@@ -24,7 +24,7 @@ class Card:
     environment: dict[str, str]
     arguments: list[str]
 
-    def arguments_for(self, target: Path, drafter: Path) -> list[str]:
+    def arguments_for(self, target: Path | str, drafter: Path | str) -> list[str]:
         """The card's arguments with local models in place of the two hub ids."""
         places = {"--model-path": str(target), "--speculative-draft-model-path": str(drafter)}
         arguments = list(self.arguments)

@@ -10,8 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from sglang_dflash.width import AdaptiveWidth, CostTable
-from sglang_dflash.width.adaptive import PATIENCE
-from sglang_dflash.width.explore import Explorer
+from sglang_dflash.width.adaptive import PATIENCE, Explorer
 from tests.width.traffic import WIDTHS, Machine, best_width, drive, rate, switches
 
 RATIOS = (1.05, 1.5, 3.0, 8.0)
@@ -19,7 +18,7 @@ WARM_UP = 150
 
 
 def policy(machine: Machine) -> AdaptiveWidth:
-    return AdaptiveWidth(WIDTHS, CostTable.calibrated(machine.points()))
+    return AdaptiveWidth(CostTable(machine.points()))
 
 
 @pytest.mark.parametrize("batch_size, steps", [(1, 1500), (4, 1000), (32, 400)])
@@ -84,12 +83,10 @@ def test_noise_alone_seldom_changes_the_width_between_two_equally_good_ones():
     assert switches(run.widths[WARM_UP:]) <= 30
 
 
-@pytest.mark.parametrize("calibrated", [True, False])
-def test_a_wrong_or_missing_calibration_is_made_up_for(calibrated):
+def test_a_wrong_calibration_is_corrected():
     machine, random = Machine(3), Random(3)
     points = {cell: ms * random.lognormvariate(0.3, 0.2) for cell, ms in machine.points().items()}
-    costs = CostTable.calibrated(points) if calibrated else None
-    run = drive(AdaptiveWidth(WIDTHS, costs), machine, lambda _: 0.8, 1200, lambda _: 8)
+    run = drive(AdaptiveWidth(CostTable(points)), machine, lambda _: 0.8, 1200, lambda _: 8)
     assert run.rate(400) >= 0.96 * rate(machine, 0.8, 8, best_width(machine, 0.8, 8))
 
 
@@ -118,8 +115,3 @@ def test_it_describes_itself_for_json():
     assert described["chosen"]["8"]["tokens_per_ms"] > described["chosen"]["2"]["tokens_per_ms"] > 0
     assert len(described["survival"]["curve"]) == 15
     assert described["costs"]["measured"] == 200 and described["paused"] is None
-
-
-def test_a_table_of_other_widths_is_refused():
-    with pytest.raises(ValueError, match="widths"):
-        AdaptiveWidth((1, 4), CostTable(WIDTHS))

@@ -77,6 +77,6 @@ def test_the_requested_policy_is_built():
     assert build_policy(parse_config({"policy": "fixed", "widths": [1, 4]}), 16) == FixedWidth(4)
     drawn = build_policy(parse_config({"policy": "random", "widths": [4]}), 16)
     assert isinstance(drawn, RandomWidth) and drawn.width(1) == 4
-    costs = CostTable(default_widths(16))
+    costs = CostTable({(1, width): 10.0 + width for width in default_widths(16)})
     adaptive = build_policy(WidthConfig(), 16, costs)
     assert isinstance(adaptive, AdaptiveWidth) and adaptive.costs is costs

@@ -8,14 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dflash.width.explore import DOUBT_EVERY, EVERY, OUTCOME, PROMPTED, SAVED, SCHEDULED, Explorer
+from sglang_dflash.width.adaptive import (
+    DOUBT_EVERY,
+    EVERY,
+    EVERY_IF_BETTER,
+    PROMPTED,
+    SAVED,
+    SCHEDULED,
+    Explorer,
+)
 
 ROW = [10.0, 15.0, 30.0]
 TOKENS = [1.0, 1.2, 1.3]
 
 
-def columns(explorer: Explorer, steps: int, row=ROW, tokens=TOKENS, shortest=None, **what: bool) -> list[int]:
-    return [explorer.column(0, row, tokens, lambda: shortest or row, **what) for _ in range(steps)]
+def columns(explorer: Explorer, steps: int, row=ROW, tokens=TOKENS, lower_bounds=None, **what: bool) -> list[int]:
+    return [explorer.column(0, row, tokens, lower_bounds or row, **what) for _ in range(steps)]
 
 
 def loss(probe: int, best: int, row=ROW, tokens=TOKENS) -> float:
@@ -38,8 +46,8 @@ def test_a_wider_one_that_hardly_loses_more_is_probed_in_its_place():
 def test_news_of_the_batch_is_probed_ahead_of_what_was_saved():
     explorer, row = Explorer(), [10.0, 25.0, 60.0]
     columns(explorer, EVERY, row=row)
-    assert columns(explorer, 1, row=row, news=True) == [1]
-    assert 1 not in columns(explorer, EVERY, row=row, news=True), "the purse is in debt"
+    assert columns(explorer, 1, row=row, changed=True) == [1]
+    assert 1 not in columns(explorer, EVERY, row=row, changed=True), "the purse is in debt"
 
 
 def test_a_probe_that_loses_nothing_still_leaves_steps_between():
@@ -50,11 +58,11 @@ def test_a_probe_that_loses_nothing_still_leaves_steps_between():
 def test_on_a_suspicion_probes_follow_each_other_as_soon_as_an_outcome_is_known():
     explorer = Explorer()
     columns(explorer, EVERY * 10, row=[10.0, 60.0, 90.0])  # nothing was affordable so far
-    assert columns(explorer, 2 * OUTCOME, suspicious=True) == [1, *[0] * (OUTCOME - 1)] * 2
+    assert columns(explorer, 2 * EVERY_IF_BETTER, improved=True) == [1, *[0] * (EVERY_IF_BETTER - 1)] * 2
 
 
 def test_a_width_whose_time_is_in_doubt_is_probed_if_it_might_be_the_best():
-    chosen = columns(Explorer(), DOUBT_EVERY, row=[10.0, 15.0, 14.0], shortest=[10.0, 15.0, 12.0])
+    chosen = columns(Explorer(), DOUBT_EVERY, row=[10.0, 15.0, 14.0], lower_bounds=[10.0, 15.0, 12.0])
     assert chosen == [0] * (DOUBT_EVERY - 1) + [2]
 
 
@@ -64,14 +72,14 @@ def test_a_width_whose_time_is_in_doubt_is_probed_if_it_might_be_the_best():
     st.booleans(),
     st.integers(0, 1000),
 )
-def test_expected_losses_stay_within_the_budget(row, gains, suspicious, seed):
+def test_expected_losses_stay_within_the_budget(row, gains, improved, seed):
     """Whatever the costs: a share of the time, and what the purses held at first or may overdraw by once."""
     tokens = [1.0, 1.0 + gains[0], 1.0 + gains[0] + gains[1]]
     best = max(range(3), key=lambda column: tokens[column] / row[column])
     explorer, steps, lost, random = Explorer(), 600, 0.0, Random(seed)
     for _ in range(steps):
-        shortest = [ms * random.uniform(0.5, 1) for ms in row]
+        bounds = [ms * random.uniform(0.5, 1) for ms in row]
         other = random.random() < 0.1
-        column = explorer.column(best, row, tokens, lambda s=shortest: s, suspicious=suspicious, news=other)
+        column = explorer.column(best, row, tokens, bounds, improved=improved, changed=other)
         lost += loss(column, best, row, tokens)
     assert lost <= (SCHEDULED + PROMPTED) * steps * row[best] + 3 * SAVED * row[best]

@@ -12,11 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dflash.width import Survival
-from sglang_dflash.width.cusum import CERTAIN, TILT, Cusum
-from sglang_dflash.width.survival import FIRST_PRIOR_TRIES, MEMORY, NEIGHBOUR_TRIES, PRIOR
+from sglang_dflash.width.survival import (
+    CERTAIN,
+    FIRST_PRIOR_TRIES,
+    MEMORY,
+    NEIGHBOUR_TRIES,
+    PRIOR,
+    TILT,
+    Cusum,
+)
 from tests.width.traffic import accept_lens
 
-without_cusum = patch("sglang_dflash.width.cusum.CERTAIN", inf)
 without_start = patch("sglang_dflash.width.survival.START_TRIES", 0.0)
 
 blocks = st.integers(1, 8).flatmap(
@@ -78,11 +84,11 @@ def test_one_step_may_raise_a_suspicion_and_the_next_one_dispel_it():
     survival = Survival(8)
     for _ in range(50):
         survival.observe(2, [1, 1, 1, 1])
-        assert not survival.seems_better
+        assert not survival.may_have_improved
     survival.observe(2, [2, 2, 1, 1])
-    assert survival.seems_better and survival.changes == 0
+    assert survival.may_have_improved and survival.changes == 0
     survival.observe(2, [1, 1, 1, 1])
-    assert not survival.seems_better
+    assert not survival.may_have_improved
 
 
 def test_steady_traffic_is_seldom_taken_for_a_change_and_counts_survive_their_own_growth():
@@ -107,11 +113,12 @@ def test_a_rescale_of_the_counts_during_a_test_for_a_change_does_not_affect_the_
 
 
 def test_the_score_adds_log_likelihood_ratios_restarts_at_zero_and_ends_in_certainty():
-    test = Cusum("before")
+    before: tuple[list[float], list[float]] = ([1.0], [0.5])
+    test = Cusum(before)
     assert not test.is_certain(2.0, 1.0)
     assert test.score == pytest.approx(TILT * 2 - TILT**2 / 2) and test.rose
     test.is_certain(-5.0, 1.0)
-    assert test.score == 0 and not test.rose and test.before == "before"
+    assert test.score == 0 and not test.rose and test.before is before
     steps = 1
     while not test.is_certain(1.0, 0.2):
         steps += 1

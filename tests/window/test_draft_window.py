@@ -158,7 +158,7 @@ def assert_blocks_are_the_references_at_their_places(
 def test_a_block_wider_than_the_drafters_begins_with_its_drafts(arguments: tuple[str, ...], tmp_path: Path) -> None:
     """Copies fill the rest. They move the blocks that follow, so each is held to the reference's at its own place."""
     case = Case(64, PAGED) if arguments else Case(4096)
-    prompts = message_ids(PAIR, [question.messages for question in load("repeat", 4)])
+    prompts = message_ids(PAIR, load("repeat", 4))
     with dflash_server(PAIR, tmp_path, *arguments, *WIDE_WIDTHS, block=32, **with_plugin(tmp_path, "drafts")) as server:
         answers = generate_all(server, prompts, len(prompts), NEW_TOKENS)
         # All drafts, and the copy that they agree with, to its end.

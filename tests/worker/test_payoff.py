@@ -209,7 +209,7 @@ def test_old_traffic_fades_and_finished_requests_are_not_counted() -> None:
 
 def rested(first_accepted: float, cost: Callable[[int, int], float]) -> AdaptiveWidth:
     """A policy that has chosen plain decoding for eight requests; its drafts are accepted that often."""
-    policy = AdaptiveWidth(WIDTHS, CostTable(WIDTHS, {(size, w): cost(size, w) for size in (1, 8) for w in WIDTHS}))
+    policy = AdaptiveWidth(CostTable({(size, w): cost(size, w) for size in (1, 8) for w in WIDTHS}))
     for step in range(600):
         width = policy.width(8, 800)
         policy.observe(width, [1 + (width > 1 and (step + row) % 100 < 100 * first_accepted) for row in range(8)])

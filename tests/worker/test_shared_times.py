@@ -10,18 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.width import AdaptiveWidth, FixedWidth
+from sglang_dflash.width import AdaptiveWidth, CostTable, FixedWidth
 from sglang_dflash.worker.observe.metrics import StepRecord
 from sglang_dflash.worker.shared_times import SharedTimes, StepTimes
 
 WIDTHS = (1, 2, 4, 8, 16)
+POINTS = {(size, width): 10.0 + size * width for size in (1, 8) for width in WIDTHS}
 
 
 class Ranks:
     """Two ranks in lockstep: what an event loop does, with rank 0's list handed to both."""
 
     def __init__(self) -> None:
-        self.policies = [AdaptiveWidth(WIDTHS) for _ in range(2)]
+        self.policies = [AdaptiveWidth(CostTable(POINTS)) for _ in range(2)]
         self.times = [SharedTimes(lambda policy=policy: policy, 2) for policy in self.policies]  # type: ignore[misc]
 
     def turn(self, requests: list[Any]) -> list[list[Any]]:

@@ -13,8 +13,7 @@ from typing import Any
 Row = dict[str, Any]
 STATUS = "steps"
 # A newer row replaces an older one with the same values of these.
-KEYS = ("pair", "arm", "backend", "batch", "kernel", "tool", "step")
-HIDDEN = ("device", "log", "error")
+KEYS = ("pair", "arm", "backend", "batch", "tool", "step")
 HEADER = """# On a GPU
 
 Measured with [the kit](../development.md#a-gpu-without-sglang). Pairs with published names have random weights and a
@@ -56,7 +55,8 @@ def page(out: Path, steps: list[str], device: str = "cuda") -> str | None:
 
 
 def table(rows: list[Row]) -> str:
-    columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in HIDDEN]
+    hidden = ("device", "log", "error")
+    columns = list(dict.fromkeys(name for row in rows for name in row if name not in hidden))
     lines = [columns, ["---"] * len(columns), *[[_cell(row.get(name, "-")) for name in columns] for row in rows]]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

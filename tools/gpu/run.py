@@ -47,7 +47,7 @@ class Run:
     def backends(self) -> tuple[str, ...]:
         """Attention backends that can run: SGLang's Triton kernels, and those that are installed."""
         installed = (name for name, package in PACKAGES.items() if self.real and _is_installed(package))
-        return ("triton", *installed)
+        return ("triton", *installed) if self.real else ("default",)
 
     def flags(self, *, speculative: bool, backend: str = "triton") -> tuple[str, ...]:
         """Server flags that the device needs."""

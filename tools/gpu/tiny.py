@@ -37,11 +37,6 @@ class Arm:
     environment: tuple[tuple[str, str], ...] = ()
     ours: bool = True
 
-    @property
-    def cached(self) -> bool:
-        """Whether the second round of prompts must find the first round's prefixes in the cache."""
-        return set(CACHED) <= set(self.flags)
-
 
 # States replayed, as a 27B is served by default: a tiny pair has memory for every state.
 REPLAYED = {
@@ -86,11 +81,11 @@ def compare(run: Run, pair: str, arms: Mapping[str, Arm]) -> bool:
 
     def speculate(arm: Arm, backend: str) -> dict[str, Any]:
         """Compare an arm's texts with plain decoding's, at concurrency 8 and 1."""
-        found = list[Answer]()
+        found, cached = list[Answer](), set(CACHED) <= set(arm.flags)
         with run.serve(pair, *arm.flags, backend=backend, **dict(arm.environment)) as server:
             start = time.perf_counter()
             for concurrency in (8, 1):
-                if not arm.cached:
+                if not cached:  # otherwise the second round must find the first round's prefixes
                     flush(server)
                 found += generate_all(server, inputs, concurrency, tokens)
             row = _speed(found, start)
@@ -109,7 +104,7 @@ def compare(run: Run, pair: str, arms: Mapping[str, Arm]) -> bool:
             except AssertionError as error:
                 wrong.append(str(error))
         row |= {"texts": len(found), "near_ties": near_ties, "wrong": len(wrong)}
-        if arm.cached and not any(answer.meta["cached_tokens"] for answer in found):
+        if cached and not any(answer.meta["cached_tokens"] for answer in found):
             wrong.append("no prefix was hit")
         return row | ({"error": wrong[0]} if wrong else {})
 

@@ -1,1 +1,0 @@
-"""Benchmarks against a running SGLang server, over HTTP only: neither SGLang nor the worker is imported here."""

@@ -1,4 +1,4 @@
-"""Provenance of a figure: command, commit, versions, hardware, settings. One line in every results file."""
+"""Provenance of a figure: command, commit, versions, hardware, environment. One line in every results file."""
 
 from __future__ import annotations
 
@@ -8,82 +8,53 @@ import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-_PACKAGES = ("sglang-dflash", "sglang", "torch", "transformers", "triton", "flashinfer-python", "httpx", "numpy")
+_PACKAGES = ("sglang-dflash", "sglang", "torch", "transformers", "triton", "flashinfer-python", "numpy")
 _VARIABLES = ("SGLANG_", "OMP_", "MKL_", "CUDA_VISIBLE", "NCCL_", "PYTORCH_", "HF_HUB_OFFLINE")
 
 
 def collect(settings: dict[str, Any]) -> dict[str, Any]:
-    """The provenance of this invocation; ``settings`` are the benchmark's own, seeds included."""
+    """Return the provenance of this process; ``settings`` are the program's own, seeds included."""
+    versions = {each.name: each.version for each in distributions() if each.name in _PACKAGES}
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "time": now(),
-        "commit": _commit(),
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        # "-dirty" if the source tree has uncommitted changes; empty outside a repository.
+        "commit": _output("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"),
+        "versions": {"python": platform.python_version(), **versions},
         "hardware": hardware(),
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_VARIABLES)},
         "settings": settings,
     }
 
 
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 def hardware() -> dict[str, Any]:
-    """CPU, cores this process may use, memory in GiB, GPUs; what the client's machine has."""
+    """Return CPU, cores that this process may use, memory in GiB, and GPUs of this machine."""
+    info = Path("/proc/cpuinfo")
+    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    gpus = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     return {
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu": names[0] if names else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpus": _gpus(),
-        "system": platform.platform(),
+        "gpus": gpus.splitlines(),
     }
 
 
 def describe_hardware(row: dict[str, Any]) -> str:
-    """One phrase for a table's caption."""
-    gpus = row["gpus"]
-    if gpus:
+    """Return one phrase for a table's caption."""
+    if gpus := row["gpus"]:
         return f"{len(gpus)}x {gpus[0]}"
     cores = "1 core" if row["cores"] == 1 else f"{row['cores']} cores"
     return f"{cores} of {row['cpu']}, {row['memory_gib']} GiB, no GPU"
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """Commit of the source tree this package runs from, ``-dirty`` if it has uncommitted changes; None installed."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    tracked = _output([*git, "ls-files", Path(__file__).name])
-    return _output([*git, "describe", "--always", "--dirty", "--abbrev=12"]) if tracked else None
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _gpus() -> list[str]:
-    listing = _output(["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"])
-    return [line.strip() for line in listing.splitlines() if line.strip()]
-
-
-def _output(command: list[str]) -> str:
+def _output(*command: str) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):

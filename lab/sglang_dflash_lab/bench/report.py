@@ -1,71 +1,106 @@
-"""One self-contained HTML page of a results folder; its figures also as PNG, its tables as Markdown and CSV."""
+"""One self-contained HTML page of a results folder, and its tables as Markdown and CSV."""
 
 from __future__ import annotations
 
 import base64
+import csv
+import io
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from matplotlib.figure import Figure
 
-from sglang_dflash_lab.bench import results
-from sglang_dflash_lab.bench.plots import all_plots
+from sglang_dflash_lab.bench.arms import AR
+from sglang_dflash_lab.bench.figures import Figures, Summary, tables, warnings
 from sglang_dflash_lab.bench.provenance import describe_hardware
-from sglang_dflash_lab.bench.published import card_of, published_tables
-from sglang_dflash_lab.bench.summary import Summary
-from sglang_dflash_lab.bench.tables import all_tables
-from sglang_dflash_lab.bench.warnings import findings
 
-PAGE, TABLES, ROWS = "report.html", "tables.md", "summary.csv"
+STYLE: Any = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25}
 
 
 def write_report(folder: Path) -> Path:
-    """Write ``report.html``, ``tables.md``, ``summary.csv`` and the PNG files into the results folder; -> the page.
+    """Write ``report.html``, ``tables.md`` and ``summary.csv`` into the results folder, and return the page.
 
     Raises:
         DFlashError: the folder has no finished run.
     """
-    summary = Summary(results.read_finished(folder))
-    pictures = []
-    for name, caption, figure in all_plots(summary):
-        png = folder / f"{name}.png"
-        figure.savefig(png, dpi=130)
-        data = base64.b64encode(png.read_bytes()).decode()
-        pictures.append({"name": name, "caption": caption, "base64": data})
-    summary.write_csv(folder / ROWS)
-    (folder / TABLES).write_text(markdown(summary))
-    page = folder / PAGE
-    page.write_text(render(summary, pictures))
-    return page
-
-
-def render(summary: Summary, pictures: list[dict[str, str]]) -> str:
-    """The page as text: no script, no link to anything it needs."""
-    card = card_of(summary)
-    last = summary.results.provenance[-1]
+    summary = Summary(folder)
+    last = summary.provenance[-1]
+    with (folder / "summary.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(Figures.__annotations__))
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in summary.rows.values())
+    versions, hardware = last["versions"], describe_hardware(last["hardware"])
+    measured = f"{hardware}; SGLang {versions['sglang']}, commit {last['commit']}, {last['time']}"
+    head = f"```bash\n{last['command']}\n```\n\n{measured}.\n"
+    found = [f"* {warning}\n" for warning in warnings(summary)]
+    shown = [f"### {table.title}\n\n{table.markdown()}\n\n{table.caption}\n" for table in tables(summary)]
+    (folder / "tables.md").write_text("\n".join([head, *found, *shown]))
     environment = Environment(
         loader=PackageLoader("sglang_dflash_lab.bench"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    return environment.get_template("report.html").render(
-        settings=last["settings"],
-        hardware=describe_hardware(last["hardware"]),
-        versions=last["versions"],
-        findings=findings(summary),
-        tables=all_tables(summary),
-        published=published_tables(summary, card) if card else [],
-        pictures=pictures,
-        provenance=summary.results.provenance,
-        servers=summary.results.servers,
+    page = folder / "report.html"
+    page.write_text(
+        environment.get_template("report.html").render(
+            settings=last["settings"],
+            hardware=hardware,
+            versions=versions,
+            warnings=list(warnings(summary)),
+            compared=sum(row.compared for row in summary.rows.values()),
+            tables=list(tables(summary)),
+            pictures=[{"caption": caption, "base64": _png(figure)} for caption, figure in plots(summary)],
+            provenance=summary.provenance,
+            servers=summary.servers,
+        )
     )
+    return page
 
 
-def markdown(summary: Summary) -> str:
-    """The tables under the command that measured them, for a repository's documentation."""
-    last = summary.results.provenance[-1]
-    versions = last["versions"]
-    head = (
-        f"```bash\n{last['command']}\n```\n\n{describe_hardware(last['hardware'])}; SGLang {versions['sglang']}, "
-        f"sglang-dflash {versions['sglang-dflash']} at {last['commit']}, {last['time']}.\n"
-    )
-    found = "".join(f"* {finding.text}\n" for finding in findings(summary))
-    tables = [f"### {table.title}\n\n{table.markdown()}\n\n{table.caption}\n" for table in all_tables(summary)]
-    return "\n".join([head, *([found] if found else []), *tables])
+def plots(summary: Summary) -> Iterator[tuple[str, Figure]]:
+    """Yield a caption and a figure each; none without speculation."""
+    modes = [mode for mode in summary.modes if mode != AR]
+    if modes and AR in summary.modes:
+        caption = "Speed-up over plain decoding; bars: 95 % interval"
+        yield caption, _bars(summary, modes, lambda row: (row.speed_up, row.low, row.high), "speed-up")
+    if modes:
+        yield "Accept length", _bars(summary, modes, lambda row: (row.accept, math.nan, math.nan), "tokens per step")
+
+
+def _bars(
+    summary: Summary, modes: list[str], bar: Callable[[Figures], tuple[float, float, float]], label: str
+) -> Figure:
+    """One panel per task, one group per concurrency, one bar per arm; ``bar`` returns a height and its interval."""
+    count, missing = len(summary.tasks), (math.nan,) * 3
+    with plt.rc_context(STYLE):
+        figure, grid = plt.subplots(
+            1, count, figsize=(max(4.5, 2.6 * count), 3), sharey=True, squeeze=False, layout="constrained"
+        )
+    for axes, task in zip(grid[0], summary.tasks, strict=True):
+        for index, mode in enumerate(modes):
+            rows = [summary.rows.get((mode, task, concurrency)) for concurrency in summary.concurrencies]
+            heights, low, high = np.array([bar(row) if row else missing for row in rows]).T
+            x = np.arange(len(rows)) + (index - (len(modes) - 1) / 2) * 0.8 / len(modes)
+            interval = np.clip([heights - low, high - heights], 0, None)
+            axes.bar(x, heights, 0.8 / len(modes), yerr=interval, capsize=2, label=mode)
+        axes.set_title(task)
+        axes.set_xticks(range(len(summary.concurrencies)), [f"c={c}" for c in summary.concurrencies])
+    grid[0, 0].set_ylabel(label)
+    grid[0, -1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def _png(figure: Figure) -> str:
+    """Return the figure as base64 text, and close it."""
+    data = io.BytesIO()
+    figure.savefig(data, dpi=130, format="png")
+    plt.close(figure)
+    return base64.b64encode(data.getvalue()).decode()

@@ -1,140 +1,162 @@
-"""A whole benchmark: every run of the plan that the results file does not have yet."""
+"""A whole benchmark: every run of the plan that the results file lacks."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
+from pathlib import Path
+from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+import httpx
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash_lab.bench import provenance, results
-from sglang_dflash_lab.bench.metrics import output_throughput
-from sglang_dflash_lab.bench.results import RequestRecord, RunKey
-from sglang_dflash_lab.bench.runner import measure
-from sglang_dflash_lab.bench.servers import Servers
-from sglang_dflash_lab.bench.settings import Settings
-from sglang_dflash_lab.bench.tasks.question import Question
+from sglang_dflash_lab.bench import load, provenance, results, tasks
+from sglang_dflash_lab.bench.arms import Arm, Pair, check_arm
+from sglang_dflash_lab.bench.load import Cell
+from sglang_dflash_lab.bench.server import Launch, running
+
+# Runs with other values do not belong in the same results file; more arms, tasks or repeats do.
+_FIXED = ("target", "drafter", "num_prompts", "max_tokens", "temperature", "thinking", "seed")
 
 
-class Session:
-    """Runs ``settings`` and appends to ``settings.out/results.jsonl``.
+@dataclass(frozen=True)
+class Settings:
+    """One invocation of ``sglang-dflash bench``.
 
-    Interrupt it at any time: finished runs are on the disk, the interrupted one is made again by the next session with
-    the same ``--out``.
+    Attributes:
+        num_prompts: prompts of a run.
+        max_tokens: limit of an answer.
+        thinking: the chat template's switch; None uses the template's default.
+        together: all servers run at the same time, and arms alternate within a cell; otherwise one server at a time.
+        seed: of the choice of prompts.
+        server_args: additional arguments of every server.
+        base_urls: running servers by arm; empty starts them.
     """
 
-    def __init__(self, settings: Settings, console: Console) -> None:
-        self._settings, self._console = settings, console
-        before = results.read(settings.out)
-        _refuse_other_settings(settings, before)
-        self._number = len(before.provenance)
-        self._todo = [key for key in self._plan() if key not in before.finished]
-        self._questions = {name: settings.questions(name) for name in settings.tasks}
-        self._grades: dict[tuple[str, str, str], bool] = {}
+    pair: Pair
+    arms: Sequence[Arm]
+    tasks: Sequence[str]
+    concurrencies: Sequence[int]
+    num_prompts: int
+    repeats: int
+    out: Path
+    max_tokens: int = 512
+    temperature: float = 0.0
+    thinking: bool | None = None
+    seed: int = 0
+    together: bool = True
+    server_args: tuple[str, ...] = ()
+    base_urls: Mapping[str, str] = field(default_factory=dict)
 
-    def run(self) -> None:
-        """Measure what is missing.
+    def launch(self, arm: Arm) -> Launch:
+        """Return the launch of an arm's server."""
+        # An idle server polls its queue otherwise, and takes a core from the arm that is measured.
+        idle = ("--sleep-on-idle",) if self.together else ()
+        most = ("--max-running-requests", str(max(self.concurrencies)))
+        fixed = ("--model-path", self.pair.target, *arm.server_args(self.pair), *self.pair.server_args, *most, *idle)
+        return Launch((*fixed, *self.server_args), arm.env)
 
-        Raises:
-            KeyboardInterrupt: after the servers were stopped.
-        """
-        asyncio.run(self.measure())
-
-    async def measure(self) -> None:
-        """:meth:`run`, for a caller that is in an event loop already."""
-        if not self._todo:
-            return
-        out = self._settings.out
-        results.append(out, "provenance", [provenance.collect(self._settings.describe())])
-        async with Servers(self._settings, self._console.print) as servers:
-            with _progress(self._console) as progress:
-                runs = progress.add_task("runs", total=len(self._todo))
-                for key in self._todo:
-                    client = await servers.client(key.mode)
-                    questions = self._questions[key.task]
-                    answers = progress.add_task(_name(key), total=sum(1 + len(q.follow_ups) for q in questions))
-                    on_answer = partial(progress.advance, answers)
-                    run, requests = await measure(
-                        client, key, questions, servers.book, self._settings.sampling, self._number, on_answer
-                    )
-                    results.append_run(out, run, self._graded(requests))
-                    progress.remove_task(answers)
-                    progress.advance(runs)
-                    speed = output_throughput(requests, run.wall_s)
-                    self._console.print(f"{_name(key)}: {speed:.1f} tok/s, {run.wall_s:.1f} s")
-
-    def _plan(self) -> Iterator[RunKey]:
-        s = self._settings
-        order = interleaved if s.together or s.base_urls else one_server_at_a_time
-        return order([mode.label for mode in s.modes], s.tasks, s.concurrencies, s.repeats)
-
-    def _graded(self, requests: list[RequestRecord]) -> list[RequestRecord]:
-        questions = {(name, q.id): q for name, members in self._questions.items() for q in members}
-        return [replace(r, correct=self._correct(questions[r.run.task, r.question], r)) for r in requests]
-
-    def _correct(self, question: Question, request: RequestRecord) -> bool | None:
-        """The last turn's grade; equal answers of other arms and repeats are graded once."""
-        if question.grader is None or request.turn < len(question.follow_ups):
-            return None
-        key = request.run.task, question.id, request.text
-        if key not in self._grades:
-            self._grades[key] = question.grader(request.text)
-        return self._grades[key]
+    def describe(self) -> dict[str, Any]:
+        pair = {"pair": self.pair.name, "target": self.pair.target, "drafter": self.pair.drafter}
+        names = ("tasks", "concurrencies", "repeats", "together", *_FIXED[2:])
+        values = {name: getattr(self, name) for name in names}
+        return {**pair, "modes": [arm.label for arm in self.arms], **values}
 
 
-def _refuse_other_settings(settings: Settings, before: results.Results) -> None:
-    """Runs of other settings do not belong into the same file; more modes, tasks or repeats do."""
+def plan(settings: Settings) -> Iterator[Cell]:
+    """Yield the cells in the order of measurement. The order of arms is reversed in every second repeat.
+
+    With all servers up, the arms of a cell follow each other, so a linear drift of the machine cancels. With one server
+    at a time, all cells of an arm come together, and the last arm of a repeat is the first of the next one.
+    """
+    labels = [arm.label for arm in settings.arms]
+    for repeat in range(settings.repeats):
+        order = labels[::-1] if repeat % 2 else labels
+        if settings.together or settings.base_urls:
+            for concurrency, task, mode in product(settings.concurrencies, settings.tasks, order):
+                yield Cell(mode, task, concurrency, repeat)
+        else:
+            for mode, concurrency, task in product(order, settings.concurrencies, settings.tasks):
+                yield Cell(mode, task, concurrency, repeat)
+
+
+def run(settings: Settings, say: Callable[[str], None]) -> None:
+    """Measure the missing cells, and append each run to ``settings.out/results.jsonl``.
+
+    An interruption keeps the finished runs; the same settings continue after it.
+
+    Raises:
+        DFlashError: the folder was measured with other settings, a server is not what its arm says, or a run failed.
+    """
+    _refuse_other_settings(settings)
+    done = {Cell(**{name: row[name] for name in Cell.__annotations__}) for row in results.read(settings.out, "run")}
+    missing = [cell for cell in plan(settings) if cell not in done]
+    if not missing:
+        return
+    results.append(settings.out, "provenance", provenance.collect(settings.describe()))
+    with Servers(settings, say) as servers:
+        for cell in missing:
+            measured = servers.measure(cell)
+            results.append(settings.out, "run", measured)
+            say(
+                f"{cell.mode}  {cell.task}  c={cell.concurrency}  repeat {cell.repeat + 1}: "
+                f"{measured['output_throughput']:.1f} tok/s, {measured['duration']:.1f} s"
+            )
+
+
+class Servers(contextlib.ExitStack):
+    """The arms' servers, started when first needed; leaving the context stops them."""
+
+    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self._settings, self._say = settings, say
+        self._arms = {arm.label: arm for arm in settings.arms}
+        self._urls: dict[str, str] = {}
+        self._prompts: dict[str, Path] = {}
+
+    def url(self, label: str) -> str:
+        """Return the base URL of an arm. With one server at a time, this stops the other arm's server first."""
+        if label not in self._urls:
+            settings, arm = self._settings, self._arms[label]
+            if not (settings.together or settings.base_urls):
+                self._urls.clear()
+                self.close()
+            url = command = settings.base_urls.get(label)
+            if url is None:
+                launch = settings.launch(arm)
+                command = launch.describe()
+                self._say(f"starting {label}: {command}")
+                name = "".join(each if each.isalnum() else "_" for each in label)
+                url = self.enter_context(running(launch, settings.out / "logs" / f"{name}.log"))
+            info = httpx.get(f"{url}/server_info", timeout=60, trust_env=False).raise_for_status().json()
+            check_arm(arm, info)
+            results.append(settings.out, "server", {"mode": label, "command": command, "version": info["version"]})
+            self._urls[label] = url
+        return self._urls[label]
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        """Measure one cell on its arm's server."""
+        url, settings = self.url(cell.mode), self._settings
+        # A benchmark of running servers may have no pair.
+        tokenizer = settings.pair.target or httpx.get(f"{url}/model_info", trust_env=False).json()["tokenizer_path"]
+        if cell.task not in self._prompts:
+            self._prompts[cell.task] = settings.out / f"prompts-{Path(cell.task).stem}.jsonl"
+            asked = tasks.load(cell.task, settings.num_prompts, settings.seed)
+            load.write_prompts(self._prompts[cell.task], asked, tokenizer, settings.thinking)
+        log = settings.out / "load.log"
+        prompts = self._prompts[cell.task]
+        return load.measure(url, cell, prompts, tokenizer, settings.max_tokens, settings.temperature, log)
+
+
+def _refuse_other_settings(settings: Settings) -> None:
     new = settings.describe()
-    for row in before.provenance[-1:]:
-        old = row["settings"]
-        for name in ("target", "drafter", "num_prompts", "sampling", "seed"):
+    for old in [row["settings"] for row in results.read(settings.out, "provenance")[-1:]]:
+        for name in _FIXED:
             if old[name] != new[name]:
                 raise DFlashError(
                     f"{settings.out} was measured with {name} {old[name]}, not {new[name]}",
                     expected="the same settings when a benchmark is resumed",
                     remedy="give another --out",
                 )
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TimeRemainingColumn(), console=console, transient=True, refresh_per_second=2,
-    )  # fmt: skip
-
-
-def _name(key: RunKey) -> str:
-    return f"{key.mode}  {key.task}  c={key.concurrency}  repeat {key.repeat + 1}"
-
-
-def interleaved(
-    modes: Sequence[str], tasks: Sequence[str], concurrencies: Sequence[int], repeats: int
-) -> Iterator[RunKey]:
-    """Arms of a cell directly after each other: for servers that are all up at the same time.
-
-    The order of the arms is turned around in every second repeat (A B, B A, …), so a linear drift cancels.
-    """
-    for repeat in range(repeats):
-        for concurrency, task, mode in product(concurrencies, tasks, _turned(modes, repeat)):
-            yield RunKey(mode, task, concurrency, repeat)
-
-
-def one_server_at_a_time(
-    modes: Sequence[str], tasks: Sequence[str], concurrencies: Sequence[int], repeats: int
-) -> Iterator[RunKey]:
-    """All cells of an arm, then the next arm: for servers that need the whole machine.
-
-    The arm that ends a repeat begins the next one, so it is started once for both.
-    """
-    for repeat in range(repeats):
-        for mode, concurrency, task in product(_turned(modes, repeat), concurrencies, tasks):
-            yield RunKey(mode, task, concurrency, repeat)
-
-
-def _turned(modes: Sequence[str], repeat: int) -> Sequence[str]:
-    return modes[::-1] if repeat % 2 else modes

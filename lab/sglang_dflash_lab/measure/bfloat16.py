@@ -25,17 +25,18 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from sglang_dflash_lab.bench.options import Options
+from sglang_dflash.diagnose.tables import MISSING, Table
+from sglang_dflash_lab.bench.arms import find_pair, parse_arms
+from sglang_dflash_lab.bench.figures import number
 from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
 from sglang_dflash_lab.bench.server import Launch, running
-from sglang_dflash_lab.bench.settings import configure
-from sglang_dflash_lab.bench.tables import MISSING, Table, number
+from sglang_dflash_lab.bench.session import Settings
 from sglang_dflash_lab.pairs import NAMES, target_path
 
-ARMS = "ar,dflash:16,dflash:8,dflash:4,builtin:16"
+MODES = "ar,dflash:16,dflash:8,dflash:4,builtin:16"
 TOP = 8  # most likely tokens recorded at every position
 CONCURRENCY, OTHER_CONCURRENCY = 8, 5
-PEERS = Path(__file__).with_name("peers")
+PEERS = Path(__file__).resolve().with_name("peers")
 
 
 HELD_OUT, RANDOM = "held-out", "random"  # names of prompts begin with these
@@ -109,13 +110,11 @@ def named_prompts(pair: str, number: int, random: int) -> Prompts:
 
 def launch(pair: str, arm: str, dtype: str) -> Launch:
     # A tiny pair asks for float32; of two --dtype, the last one counts.
-    arguments = f"--skip-tokenizer-init --dtype {dtype}"
-    settings = configure(
-        Options(
-            pair=pair, modes=arm, concurrency=str(CONCURRENCY), builtin_shims=PEERS.resolve(), server_args=arguments
-        )
-    )
-    return settings.launch(settings.modes[0])
+    arguments = ("--skip-tokenizer-init", "--dtype", dtype)
+    mode = f"{arm}+PYTHONPATH={PEERS}" if arm.startswith("builtin") else arm
+    arms, found = parse_arms(mode), find_pair(pair, None, None)
+    settings = Settings(found, arms, [], [CONCURRENCY], 0, 1, Path(), server_args=arguments)
+    return settings.launch(arms[0])
 
 
 async def write(url: str, asked: Prompts, lines: Lines, concurrency: int, new_tokens: int) -> None:
@@ -157,7 +156,7 @@ def reference(pair: str, asked: Prompts, written: Lines, lines: Lines) -> None:
         lines.add(Text(name, tokens, [list(zip(*each, strict=True)) for each in zip(indices, values, strict=True)]))
 
 
-async def measure(pair: str, arm: str, dtype: str, folder: Path, asked: Prompts, new_tokens: int) -> None:
+def measure(pair: str, arm: str, dtype: str, folder: Path, asked: Prompts, new_tokens: int) -> None:
     """Write what is missing of one arm; nothing is started if nothing is."""
 
     def lines(name: str) -> Lines:
@@ -166,10 +165,10 @@ async def measure(pair: str, arm: str, dtype: str, folder: Path, asked: Prompts,
     written, again, is_plain = lines(arm), lines("ar again"), (arm, dtype) == ("ar", "bfloat16")
     if missing(written, asked) or is_plain and missing(again, asked):
         log = folder / f"{pair} {dtype} {arm}.log"
-        async with running(launch(pair, arm, dtype), log) as url:
-            await write(url, asked, written, CONCURRENCY, new_tokens)
+        with running(launch(pair, arm, dtype), log) as url:
+            asyncio.run(write(url, asked, written, CONCURRENCY, new_tokens))
             if is_plain:
-                await write(url, asked, again, OTHER_CONCURRENCY, new_tokens)
+                asyncio.run(write(url, asked, again, OTHER_CONCURRENCY, new_tokens))
     if is_plain:
         reference(pair, asked, written, lines("reference"))
 
@@ -303,7 +302,7 @@ def report(folder: Path) -> Iterator[str]:
 
 def main(
     pairs: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(NAMES),
-    arms: Annotated[str, typer.Option(help="As for sglang-dflash bench; ar comes first.")] = ARMS,
+    arms: Annotated[str, typer.Option(help="As for sglang-dflash bench; ar comes first.")] = MODES,
     dtypes: Annotated[str, typer.Option(help="Comma-separated.")] = "bfloat16,float32",
     prompts: Annotated[int, typer.Option(help="Held-out conversations.")] = 200,
     random: Annotated[int, typer.Option(help="Prompts of random tokens.")] = 48,
@@ -316,7 +315,7 @@ def main(
         asked = named_prompts(pair, prompts, random)
         for dtype in dtypes.split(","):
             for arm in arms.split(","):
-                asyncio.run(measure(pair, arm, dtype, out, asked, new_tokens))
+                measure(pair, arm, dtype, out, asked, new_tokens)
     typer.echo(describe_hardware(hardware()))
     typer.echo("\n\n".join(report(out)))
 

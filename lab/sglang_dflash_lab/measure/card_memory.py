@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.preflight import preflight
+from sglang_dflash.diagnose.tables import MISSING, Table
 from sglang_dflash.memory.fit import fit
 from sglang_dflash.memory.machine import GIB, GPUS
 from sglang_dflash.plan.demand import STATE_SHARE
-from sglang_dflash_lab.bench.tables import MISSING, Table
 from tests.support.cards import FOLDER, NAMES, card
 
 _BLACKWELL = ("--attention-backend", "trtllm_mha")  # as launch/serve.sh advises for the cards that are for Hopper
@@ -23,7 +23,7 @@ def row(name: str, gpu: str, *flags: str) -> list[str]:
     """One card on one GPU, with flags added to the card's."""
     pair = {"target": str(FOLDER / name / "target"), "drafter": str(FOLDER / name / "drafter")}
     backends = _BLACKWELL if gpu == "b200" else _HOPPER
-    args = parse([*card(name).arguments, *backends, *flags], **pair)[0]
+    args = parse([*card(name).arguments_for(*pair.values()), *backends, *flags], **pair)[0]
     memory = preflight(args, GPUS[gpu]).memory
     if memory is None or not memory.ways[0].running:
         return [name, gpu, *[MISSING] * 6]

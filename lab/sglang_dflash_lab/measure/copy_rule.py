@@ -1,6 +1,6 @@
 """Compare rules for taking a copy in place of a draft: ``python -m sglang_dflash_lab.measure.copy_rule``.
 
-Accept lengths, which are counts: they do not depend on the machine. The prompts are those for choosing thresholds.
+Accept lengths are counts, so they do not depend on the machine. The prompts are those for choosing thresholds.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import typer
 
 from sglang_dflash.diagnose.tables import Table
 from sglang_dflash.plan.copies import SWITCH
-from sglang_dflash_lab.bench.tasks import load
-from sglang_dflash_lab.bench.tasks.repeats import TUNING
+from sglang_dflash_lab.bench.tasks import TUNING, load
 from tests.support.generation import flush, generate_all
 from tests.support.pair_servers import dflash_server, with_plugin
 from tests.support.prompts import message_ids
@@ -55,9 +54,7 @@ def accept_lengths(drafter: str, rule: str, prompts: dict[str, list[list[int]]])
 def main(drafter: str = "noisy", number: int = 16, rules: str = ",".join(RULES)) -> None:
     """Print the accept length of each rule, of ``number`` prompts a task."""
     tasks = {task: task + TUNING for task in TASKS} | {"questions": "questions"}
-    prompts = {
-        task: message_ids(PAIR, [question.messages for question in load(name, number)]) for task, name in tasks.items()
-    }
+    prompts = {task: message_ids(PAIR, load(name, number)) for task, name in tasks.items()}
     rows = [
         [rule, *(f"{length:.2f}" for length in accept_lengths(drafter, rule, prompts))] for rule in rules.split(",")
     ]

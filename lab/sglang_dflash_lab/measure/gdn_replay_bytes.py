@@ -1,6 +1,4 @@
-"""Bytes moved and flops of a gated delta net's verify and commit, three ways.
-
-``python -m sglang_dflash_lab.measure.gdn_replay_bytes``.
+"""Count bytes and flops of a gated delta net's verify and commit, three ways: ``… measure.gdn_replay_bytes``.
 
 Arithmetic, nothing is run. Bytes are those of device memory, each tensor once a launch: what programs of one launch
 read again comes from the cache. A product of two parts counts as two, one of TF32 in three parts as three.

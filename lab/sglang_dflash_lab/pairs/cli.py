@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from sglang_dflash.user_errors import user_errors
-from sglang_dflash_lab.pairs import NAMES, drafter_path, target_path
+from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
 from sglang_dflash_lab.pairs.corpus import TASKS, prompts
-from sglang_dflash_lab.pairs.table import pair_figures, table_lines
 
-app = typer.Typer(no_args_is_help=True, help="Tiny trained target + drafter pairs: list, find, prompts.")
+app = typer.Typer(no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help=", ".join(NAMES))]
 
 
 @app.command()
 def path(
     name: Name,
-    drafter: Annotated[str | None, typer.Option(help="Print this drafter's folder instead; noisy is made now.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="Print this drafter's folder (noisy: generated once).")] = None,
 ) -> None:
     """Print the folder of a pair's target, or of one of its drafters."""
     with user_errors():
@@ -28,13 +28,23 @@ def path(
 
 
 @app.command("list")
-def list_pairs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Print every pair's size, accuracy and accept lengths, as measured when it was trained."""
-    figures = [pair_figures(name) for name in NAMES]
-    if as_json:
-        typer.echo(json.dumps(figures, indent=1))
-    else:
-        typer.echo("\n".join(table_lines(figures)))
+def list_pairs() -> None:
+    """Print sizes, correct answers of targets, and accept lengths of drafters at block 16, as measured in training."""
+    typer.echo("\n".join(_lines()))
+
+
+def _lines() -> Iterator[str]:
+    yield f"{'pair':13}{'model':14}{'MB':>5}{''.join(f'{task:>8}' for task in TASKS)}"
+    for name in NAMES:
+        folders = {"target": target_path(name)} | {kind: drafter_path(name, kind) for kind in drafter_kinds(name)}
+        for model, folder in folders.items():
+            provenance = json.loads((folder / "provenance.json").read_text())
+            size = (folder / "model.safetensors").stat().st_size / 1e6
+            if model == "target":
+                cells = [f"{provenance['accuracy'][task].get('correct', 0):.0%}" for task in TASKS]
+            else:
+                cells = [f"{provenance['accept_lengths'][task]['accept_length']['16']:.1f}" for task in TASKS]
+            yield f"{name:13}{model:14}{size:5.1f}{''.join(f'{cell:>8}' for cell in cells)}"
 
 
 @app.command("prompts")
@@ -42,12 +52,12 @@ def print_prompts(
     name: Name,
     task: Annotated[str, typer.Option(help=", ".join(TASKS))] = TASKS[0],
     split: Annotated[str, typer.Option(help="train or heldout")] = "heldout",
-    n: Annotated[int, typer.Option("-n", help="How many.")] = 8,
+    n: Annotated[int, typer.Option("-n", help="Number of prompts.")] = 8,
     seed: int = 0,
     shape: Annotated[str | None, typer.Option(help="single, turns or document; default: a mixture")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """Print prompts with their checkable answers. All pairs are trained for the same ones."""
+    """Print prompts with their checkable answers. All pairs are trained on the same tasks."""
     with user_errors():
         target_path(name)
         asked = prompts(task, split, n, seed, shape)
@@ -55,6 +65,5 @@ def print_prompts(
         typer.echo(json.dumps([asdict(prompt) for prompt in asked], indent=1))
         return
     for prompt in asked:
-        for message in prompt.messages:
-            typer.echo(f"[{message['role']}] {message['content']}")
-        typer.echo(f"[expected] {prompt.answer}\n")
+        turns = "".join(f"[{message['role']}] {message['content']}\n" for message in prompt.messages)
+        typer.echo(f"{turns}[expected] {prompt.answer}\n")

@@ -31,7 +31,8 @@ def noisy_path(good: Path) -> Path:
         DFlashError: the cache folder cannot be written.
     """
     weights = hashlib.sha256((good / "model.safetensors").read_bytes()).hexdigest()[:12]
-    folder = _cache() / good.parent.name / f"drafter-noisy-{SIGMA}-{SEED}-{weights}"
+    cache = Path(os.environ.get(_CACHE) or Path.home() / ".cache") / "sglang-dflash" / "pairs"
+    folder = cache / good.parent.name / f"drafter-noisy-{SIGMA}-{SEED}-{weights}"
     if not folder.exists():
         try:
             _make(good, folder)
@@ -42,10 +43,6 @@ def noisy_path(good: Path) -> Path:
                 remedy=f"set {_CACHE} to one",
             ) from error
     return folder
-
-
-def _cache() -> Path:
-    return Path(os.environ.get(_CACHE) or Path.home() / ".cache") / "sglang-dflash" / "pairs"
 
 
 def _make(good: Path, folder: Path) -> None:

@@ -256,7 +256,7 @@ class Payoff:
         }
 
     def _judge(self, policy: WidthPolicy) -> bool | None:
-        if isinstance(policy, AdaptiveWidth) and 1 in policy.widths[:-1]:
+        if isinstance(policy, AdaptiveWidth) and policy.can_pause:
             return policy.paused is None
         length = self._recent.all.accept_length
         if length is None or self._recent.all.number < ENOUGH:

@@ -149,7 +149,7 @@ def prepare_widths(
     if config.policy == "adaptive":
         calibration = Calibration(target, drafter, layout, plan.drafter.mask_token_id, graphs)
         points = calibration.points(config.widths, target.max_running_requests)
-        costs = CostTable.calibrated(get_parallel().tp_group.broadcast_object(points), config.widths)
+        costs = CostTable(get_parallel().tp_group.broadcast_object(points), config.widths)
     if get_parallel().tp_rank == 0:
         logger.info("DFLASH: policy %s, widths %s; %s", config.policy, config.widths, costs or "no cost table")
     return build_policy(config, plan.block, costs, plan.drafted), graphs

@@ -39,8 +39,6 @@ def register() -> None:
         probe,
         skew,
         step_files,
-        width_switch,
-        width_turns,
         widths,
         wrong_rule,
     )
@@ -72,13 +70,6 @@ def register() -> None:
         ],
         "skew_policy": [(LEARN, skew.accept_lens, When.BEFORE)],
         "draw_twice": [(CHOOSE, wrong_rule.draw_twice, When.AROUND)],
-        "width_switch": [(PREFILL, width_switch.follow_file, When.BEFORE)],
-        "width_turns": [
-            (PREFILL, width_turns.take_turns, When.BEFORE),
-            (f"{STEPS}.started", width_turns.step_started, When.AFTER),
-            (f"{STEPS}.interrupted", width_turns.step_interrupted, When.BEFORE),
-            (f"{STEPS}.timed", width_turns.write_steps, When.AFTER),
-        ],
         "widths": [(WIDTH, widths.in_turn, When.AFTER)],
         "keep_likely": [(CHOOSE, wrong_rule.keep_likely, When.AROUND)],
     }

@@ -102,6 +102,8 @@ class _Submodules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: Any) -> None:
         module.__getattr__ = lambda name: _missing(module.__name__, name)
+        # sgl_kernel.utils: whether a kernel may start before the previous one has ended (Hopper and later).
+        module.is_arch_support_pdl = lambda: torch.cuda.get_device_capability()[0] >= 9
 
 
 def _missing(module: str, name: str) -> Missing:

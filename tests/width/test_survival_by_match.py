@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dflash.width import AdaptiveWidth, CostTable
-from sglang_dflash.width.mixture import MATCHED_PRIOR, Mixture
+from sglang_dflash.width.survival import MATCHED_PRIOR, SurvivalByMatch
 from tests.width.traffic import WIDTHS, Copying, Machine, Run, drive, drive_copying, yields
 
 WARM_UP = 150
@@ -25,17 +25,17 @@ ROWS = st.integers(1, 16).flatmap(
 
 
 def policy(machine: Machine, widths: tuple[int, ...] = WIDTHS, block: int | None = None) -> AdaptiveWidth:
-    return AdaptiveWidth(widths, CostTable.calibrated(machine.points(widths=widths)), block)
+    return AdaptiveWidth(CostTable(machine.points(widths=widths)), block)
 
 
 @given(st.lists(ROWS, max_size=20))
 def test_each_kind_of_row_is_counted_apart_as_if_the_other_were_not_there(steps):
-    both, unmatched, matched = Mixture(WIDTHS, 16), Mixture(WIDTHS, 16), Mixture(WIDTHS, 16)
+    both, unmatched, matched = (SurvivalByMatch(WIDTHS, 16) for _ in range(3))
     for width, rows in steps:
         both.observe(width, [length for length, _ in rows], [match for _, match in rows])
-        for mixture, kind in ((unmatched, False), (matched, True)):
+        for survival, kind in ((unmatched, False), (matched, True)):
             lengths = [length for length, match in rows if match is kind]
-            mixture.observe(width if lengths else 1, lengths, [kind] * len(lengths))
+            survival.observe(width if lengths else 1, lengths, [kind] * len(lengths))
     assert both.tokens(0.0) == pytest.approx(unmatched.tokens(0.0))
     assert both.tokens(1.0) == pytest.approx(matched.tokens(1.0))
     mixed = [(3 * ours + theirs) / 4 for ours, theirs in zip(both.tokens(0.0), both.tokens(1.0), strict=True)]
@@ -50,9 +50,10 @@ def test_the_rate_is_near_that_of_one_who_knows_all_matches_and_no_worse_than_wi
     for share in (0.1, 0.5, 0.9):
         traffic = Copying(*hazards, share)
         run, ideal = drive_copying(policy(machine), machine, lambda _, t=traffic: t, 1200, batch_size)
-        deaf, _ = drive_copying(policy(machine), machine, lambda _, t=traffic: t, 1200, batch_size, told=False)
+        deaf, best = drive_copying(policy(machine), machine, lambda _, t=traffic: t, 1200, batch_size, told=False)
         reached.append(sum(run.tokens[WARM_UP:]) / sum(ideal[WARM_UP:]))
-        gained.append(run.rate(WARM_UP) / deaf.rate(WARM_UP))
+        # Shares of the best, as the two runs draw different matches.
+        gained.append(reached[-1] * sum(best[WARM_UP:]) / sum(deaf.tokens[WARM_UP:]))
     assert min(reached) >= 0.92 and mean(reached) >= 0.94, reached
     assert min(gained) >= 0.97 and mean(gained) >= 0.99, gained
 
@@ -69,7 +70,7 @@ def test_where_drafts_do_not_pay_and_copies_do_the_gain_is_large():
 def test_traffic_without_matches_is_served_as_if_there_were_no_copies(hazard, batch_size):
     machine = Machine(1.5)
     run = drive(policy(machine), machine, lambda _: hazard, 400, lambda _: batch_size)
-    with patch("sglang_dflash.width.mixture.MATCHED_PRIOR", 0.1):
+    with patch("sglang_dflash.width.survival.MATCHED_PRIOR", 0.1):
         other = drive(policy(machine, WIDE, 16), machine, lambda _: hazard, 400, lambda _: batch_size)
     assert run.widths == other.widths, "widths beyond the block, or what is thought of copies, made a difference"
 
@@ -110,7 +111,7 @@ def test_blocks_beyond_the_drafters_are_for_batches_that_match_and_only_if_they_
         run, ideal = drive_copying(chosen, machine, lambda _, t=traffic: t, 1500, 1)
         assert (run.widths.count(32) > 300) is pays
         assert sum(run.tokens[WARM_UP:]) >= 0.92 * sum(ideal[WARM_UP:])
-        assert chosen.survival.max_width == 16 and chosen.rows.matched.max_width == 32
+        assert chosen.survival.max_width == 16 and chosen.by_match.matched.max_width == 32
 
 
 def test_plain_decoding_and_blocks_wider_than_the_drafters_are_enough_widths():
@@ -121,7 +122,7 @@ def test_plain_decoding_and_blocks_wider_than_the_drafters_are_enough_widths():
 
 
 def test_what_passes_beyond_the_block_in_an_unmatched_row_is_luck():
-    rows = Mixture(WIDE, 16)
+    rows = SurvivalByMatch(WIDE, 16)
     for _ in range(100):
         rows.observe(32, [32, 32], [False, False])
     assert rows.tokens(0.0)[-1] == rows.tokens(0.0)[-2] <= 16

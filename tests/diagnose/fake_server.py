@@ -1,4 +1,4 @@
-"""A server that answers SGLang's endpoints with canned tokens, for the benchmark's own logic."""
+"""A server that answers SGLang's endpoints with canned tokens, for the logic of `diagnose`."""
 
 from __future__ import annotations
 

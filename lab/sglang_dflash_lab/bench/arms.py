@@ -1,0 +1,150 @@
+"""The pair that a benchmark measures, and the arms of the comparison: ways to serve it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sglang_dflash.diagnose.client import WORKER_KEY
+from sglang_dflash.drafter.published import published_pairs
+from sglang_dflash.errors import DFlashError
+from sglang_dflash_lab.pairs import NAMES, drafter_path, target_path
+
+AR = "ar"
+OURS = ("dflash", "adaptive")
+_ARM = re.compile(r"(?:(?P<ar>ar)|(?P<kind>dflash|adaptive|builtin|mtp):(?P<size>\d+))(?P<env>(?:\+\w+=[^+]*)*)")
+_FORMS = "ar, dflash:BLOCK, adaptive:BLOCK, builtin:BLOCK or mtp:STEPS, each with optional +NAME=VALUE variables"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target with its drafter, and a benchmark's defaults for it.
+
+    Attributes:
+        name: ``tiny-hybrid``, ``Qwen3.5-4B``, …; None for a pair given by its paths.
+        thinking: the chat template's thinking switch; None uses the template's default.
+        max_tokens: limit of an answer.
+        server_args: arguments of every arm's server.
+    """
+
+    target: str
+    drafter: str | None
+    name: str | None = None
+    thinking: bool | None = None
+    max_tokens: int = 4096
+    server_args: tuple[str, ...] = ()
+
+    @property
+    def tiny(self) -> bool:
+        return self.name in NAMES
+
+
+def find_pair(name: str | None, target: str | None, drafter: str | None, kind: str = "good") -> Pair:
+    """Return the pair called ``name``, or the one given by its paths; a path replaces that part of a named pair.
+
+    Raises:
+        DFlashError: no such pair, or neither a name nor a target.
+    """
+    if name in NAMES:
+        # Answers are equal in float32 only (docs/benchmarking.md).
+        dtype = ("--dtype", "float32")
+        found = Pair(str(target_path(name)), str(drafter_path(name, kind)), name, False, 512, dtype)
+    elif name in published_pairs():
+        card = published_pairs()[name]
+        found = Pair(card["target"], card["drafter"], name, True)
+    elif name is None and target is not None:
+        return Pair(target, drafter)
+    else:
+        known = ", ".join((*NAMES, *published_pairs()))
+        raise DFlashError(f"pair {name!r}", expected=f"one of {known}", remedy="give --pair NAME, or --target PATH")
+    return replace(found, target=target or found.target, drafter=drafter or found.drafter)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to serve the pair.
+
+    Attributes:
+        label: as the user wrote it; the arm's name in every result.
+        kind: ``ar`` (no speculation), ``dflash`` (our worker, fixed block), ``adaptive`` (our worker, a width per
+            step), ``builtin`` (SGLang's own DFLASH worker) or ``mtp``.
+        size: block size, number of draft steps of ``mtp``, 0 for ``ar``.
+        env: environment of the arm's server.
+    """
+
+    label: str
+    kind: str
+    size: int = 0
+    env: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Arm:
+        """Read ``dflash:16`` or ``dflash:16+NAME=VALUE``.
+
+        Raises:
+            DFlashError: not an arm.
+        """
+        match = _ARM.fullmatch(text.strip())
+        if match is None:
+            raise DFlashError(f"mode {text!r}", expected=_FORMS, remedy="for example --modes ar,dflash:8,dflash:16")
+        pairs = [pair.partition("=") for pair in match["env"].split("+") if pair]
+        kind = match["ar"] or match["kind"]
+        builtin = [("SGLANG_DFLASH", "builtin")] if kind == "builtin" else []
+        env = (*builtin, *((name, value) for name, _, value in pairs))
+        return cls(text.strip(), kind, int(match["size"] or 0), env)
+
+    def server_args(self, pair: Pair) -> list[str]:
+        """Return the arguments that this arm adds to ``--model-path TARGET``.
+
+        Raises:
+            DFlashError: the arm needs a drafter and the pair has none.
+        """
+        if self.kind == AR:
+            return []
+        if self.kind == "mtp":
+            steps = ["--speculative-num-steps", str(self.size), "--speculative-num-draft-tokens", str(self.size + 1)]
+            return ["--speculative-algorithm", "NEXTN", "--speculative-eagle-topk", "1", *steps]
+        if pair.drafter is None:
+            raise DFlashError(f"mode {self.label} without a drafter", expected="--pair or --draft", remedy="add one")
+        adaptive = ["--speculative-adaptive"] if self.kind == "adaptive" else []
+        drafter = ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", pair.drafter]
+        return [*drafter, "--speculative-num-draft-tokens", str(self.size), *adaptive]
+
+
+def parse_arms(text: str) -> list[Arm]:
+    """Read the comma-separated list of ``--modes``.
+
+    Raises:
+        DFlashError: not an arm, or one named twice.
+    """
+    arms = [Arm.parse(part) for part in text.split(",")]
+    if len({arm.label for arm in arms}) < len(arms):
+        raise DFlashError(f"--modes {text} names an arm twice", expected="each arm once", remedy="remove one")
+    return arms
+
+
+def check_arm(arm: Arm, info: dict[str, Any]) -> None:
+    """Refuse to measure a server that is not what its arm says.
+
+    If a plugin fails to load, SGLang only logs it; a run of ``dflash`` could then measure the builtin worker.
+
+    Args:
+        info: the server's ``/server_info``.
+
+    Raises:
+        DFlashError: other speculation, another block size, or another worker.
+    """
+    algorithm, block = info.get("speculative_algorithm"), info.get("speculative_num_draft_tokens")
+    ours = WORKER_KEY in info["internal_states"][0]
+    checks = [(f"speculative_algorithm {algorithm}", (algorithm is None) == (arm.kind == AR))]
+    if arm.kind in (*OURS, "builtin"):
+        checks.append((f"{'our' if ours else 'not our'} worker", ours == (arm.kind in OURS)))
+        checks.append((f"block size {block}", block == arm.size))
+    for found, right in checks:
+        if not right:
+            raise DFlashError(
+                f"the server of arm {arm.label} has {found} in /server_info",
+                expected="the arm's speculation, worker and block size",
+                remedy="read the beginning of its log for a plugin that failed to load, or correct --modes",
+            )

@@ -1,0 +1,206 @@
+"""From runs to figures: one row per (arm, task, concurrency), the tables made of them, and sentences that warn.
+
+Throughputs, latencies and accept lengths of a run are those of SGLang's load generator; this file compares arms.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from sglang_dflash.diagnose.tables import MISSING, Table
+from sglang_dflash_lab.bench import results
+from sglang_dflash_lab.bench.arms import AR
+from sglang_dflash_lab.bench.results import Row
+
+NAN = math.nan
+RESAMPLES = 10_000
+BUSY = 1.5  # load per core from which a run measures other work too
+
+
+def speed_up(speeds: dict[int, float], baseline: dict[int, float], seed: int = 0) -> tuple[float, float, float]:
+    """Return the ratio of median throughputs and its interval of 95 %; NaN for an interval of fewer than three repeats.
+
+    The interval is the percentile bootstrap (Efron & Tibshirani 1993, chapter 13) over repeats, resampled in pairs:
+    runs of one repeat are neighbours in time, so a slow minute of the machine is in both.
+
+    Args:
+        speeds, baseline: tokens/s by repeat.
+    """
+    repeats = sorted(speeds.keys() & baseline.keys())
+    if not repeats:
+        return NAN, NAN, NAN
+    ours, theirs = (np.array([each[repeat] for repeat in repeats]) for each in (speeds, baseline))
+    ratio = float(np.median(ours) / np.median(theirs))
+    if len(repeats) < 3:
+        return ratio, NAN, NAN
+    picks = np.random.default_rng(seed).integers(len(repeats), size=(RESAMPLES, len(repeats)))
+    ratios = np.median(ours[picks], axis=1) / np.median(theirs[picks], axis=1)
+    low, high = np.percentile(ratios, [2.5, 97.5])
+    return ratio, float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One cell of the cards' tables.
+
+    Attributes:
+        throughput: output tokens/s, prefill included, median over repeats; ``spread``: (max - min) / median.
+        speed_up, low, high: over the ``ar`` arm of the same cell, NaN without one.
+        ttft_*, tpot_*: milliseconds, median over repeats of each run's percentile.
+        accept: tokens per verify step, mean over repeats; NaN without speculation.
+        width: mean width of a block, from our worker's counters; NaN for another worker.
+        equal, compared: answers whose text is the ``ar`` arm's in the same repeat, and how many were compared.
+        load: highest 1-minute load average before a run.
+    """
+
+    mode: str
+    task: str
+    concurrency: int
+    repeats: int
+    throughput: float
+    spread: float
+    speed_up: float
+    low: float
+    high: float
+    ttft_p50: float
+    ttft_p99: float
+    tpot_p50: float
+    tpot_p99: float
+    accept: float
+    width: float
+    equal: int
+    compared: int
+    load: float
+
+
+class Summary:
+    """The figures of a results folder, in the order in which arms, tasks and concurrencies were first measured."""
+
+    def __init__(self, folder: Path) -> None:
+        self.provenance, self.servers = results.read(folder, "provenance"), results.read(folder, "server")
+        # Sampled answers of two arms differ.
+        self._greedy = all(row["settings"]["temperature"] == 0 for row in self.provenance)
+        self._runs: dict[tuple[str, str, int], dict[int, Row]] = defaultdict(dict)
+        for run in results.finished_runs(folder):
+            self._runs[run["mode"], run["task"], run["concurrency"]][run["repeat"]] = run
+        self.modes = sorted(dict.fromkeys(mode for mode, _, _ in self._runs), key=lambda mode: mode != AR)
+        self.tasks = list(dict.fromkeys(task for _, task, _ in self._runs))
+        self.concurrencies = sorted({concurrency for _, _, concurrency in self._runs})
+        cells = [(m, t, c) for t in self.tasks for c in self.concurrencies for m in self.modes]
+        self.rows = {cell: self._figures(*cell) for cell in cells if cell in self._runs}
+
+    def speeds(self, mode: str, task: str, concurrency: int) -> dict[int, float]:
+        """Return output tokens/s by repeat."""
+        runs = self._runs.get((mode, task, concurrency), {})
+        return {repeat: run["output_throughput"] for repeat, run in runs.items()}
+
+    def stage_milliseconds(self, mode: str) -> dict[str, float]:
+        """Return milliseconds per step in each stage of our worker at concurrency 1; empty without stage times."""
+        seconds, steps = Counter[str](), 0
+        for (arm, _, concurrency), runs in self._runs.items():
+            for run in runs.values() if (arm, concurrency) == (mode, 1) else ():
+                seconds.update(run["worker"].get("stage_seconds", {}))
+                steps += sum(run["worker"].get("steps_by_width", {}).values())
+        return {stage: 1000 * total / steps for stage, total in seconds.items() if steps}
+
+    def _figures(self, mode: str, task: str, concurrency: int) -> Figures:
+        runs, (ours, plain) = (
+            self._runs[mode, task, concurrency],
+            (self.speeds(a, task, concurrency) for a in (mode, AR)),
+        )
+        speeds = np.array(list(ours.values()))
+        widths, equal, compared = Counter[str](), 0, 0
+        for repeat, run in runs.items():
+            widths.update(run["worker"].get("steps_by_width", {}))
+            if mode != AR and repeat in plain and self._greedy:
+                texts = self._runs[AR, task, concurrency][repeat]["generated_texts"]
+                equal += sum(map(operator.eq, run["generated_texts"], texts))
+                compared += len(texts)
+        width = sum(int(width) * steps for width, steps in widths.items()) / widths.total() if widths else NAN
+        lengths = [run["accept_length"] for run in runs.values() if run["accept_length"]]
+        names = ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms")
+        latencies = [float(np.median([run[name] for run in runs.values()])) for name in names]
+        accept, load = float(np.mean(lengths)) if lengths else NAN, max(run["load_average"] for run in runs.values())
+        middle, spread = float(np.median(speeds)), float(np.ptp(speeds) / np.median(speeds))
+        gain = speed_up(ours, plain)
+        return Figures(
+            *(mode, task, concurrency, len(speeds), middle, spread, gain[0], gain[1], gain[2]),
+            *(latencies[0], latencies[1], latencies[2], latencies[3], accept, width, equal, compared, load),
+        )
+
+
+def warnings(summary: Summary) -> Iterator[str]:
+    """Yield what a reader must not overlook: answers that differ, arms slower than plain decoding, a busy machine."""
+    for mode in summary.modes:
+        rows = [row for row in summary.rows.values() if row.mode == mode != AR]
+        if different := sum(row.compared - row.equal for row in rows):
+            yield f"{mode}: {different} of {sum(row.compared for row in rows)} answers differ from plain decoding's"
+        for row in rows:
+            # The upper end of the interval, or the ratio itself with too few repeats for an interval.
+            if (row.speed_up if math.isnan(row.high) else row.high) < 1:
+                yield f"{mode} is slower than plain decoding: {row.task} at c={row.concurrency} ({row.speed_up:.2f}x)"
+    cores, load = summary.provenance[-1]["hardware"]["cores"], max(row.load for row in summary.rows.values())
+    if load > BUSY * cores:
+        yield f"the machine was busy: load average up to {load:.1f} before a run, on {cores} CPU core(s)"
+
+
+def number(value: float, digits: int = 2) -> str:
+    return MISSING if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def tables(summary: Summary) -> Iterator[Table]:
+    """Yield throughput by cell, then the details of every row, then our worker's stages if a server measured them."""
+    by_cell = []
+    for task in summary.tasks:
+        for concurrency in summary.concurrencies:
+            rows = [summary.rows.get((mode, task, concurrency)) for mode in summary.modes]
+            by_cell.append([task, str(concurrency), *(_speed(row) if row else MISSING for row in rows)])
+    yield Table(
+        "Throughput and speed-up",
+        "output tokens/s, prefill included, median over repeats (speed-up over ar [95 % bootstrap interval])",
+        ["task", "c", *summary.modes],
+        by_cell,
+    )
+    yield Table(
+        "Details",
+        "milliseconds; accept: tokens per verify step; width: mean block of our worker; spread: (max - min) / median "
+        "of the throughput; equal: answers whose text is the ar arm's in the same repeat; load: before a run",
+        ["mode", "task", "c", "TTFT p50", "p99", "TPOT p50", "p99", "accept", "width", "spread", "load", "equal to ar"],
+        [
+            [row.mode, row.task, str(row.concurrency)]
+            + [number(value) for value in (row.ttft_p50, row.ttft_p99, row.tpot_p50, row.tpot_p99, row.accept)]
+            + [number(row.width, 1), f"{100 * row.spread:.0f} %", number(row.load, 1)]
+            + [f"{row.equal} / {row.compared}" if row.compared else MISSING]
+            for row in summary.rows.values()
+        ],
+    )
+    stages = [
+        [mode, stage, number(ms)] for mode in summary.modes for stage, ms in summary.stage_milliseconds(mode).items()
+    ]
+    if stages:
+        caption = "milliseconds per step at concurrency 1; draft and verify are the drafter's and the target's forward"
+        yield Table("Where a step's time goes", caption, ["mode", "stage", "ms"], stages)
+
+
+def print_results(folder: Path, console: Console) -> None:
+    """Print the tables and the warnings of a results folder."""
+    summary = Summary(folder)
+    for table in tables(summary):
+        table.print(console)
+    for warning in warnings(summary):
+        console.print(f"warning: {warning}")
+
+
+def _speed(row: Figures) -> str:
+    if math.isnan(row.speed_up) or row.mode == AR:
+        return f"{row.throughput:.1f}"
+    interval = "" if math.isnan(row.low) else f" [{row.low:.2f}, {row.high:.2f}]"
+    return f"{row.throughput:.1f} ({row.speed_up:.2f}x{interval})"

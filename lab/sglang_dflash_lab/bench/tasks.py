@@ -1,0 +1,138 @@
+"""Prompts of a benchmark: the tiny pairs' held-out questions, prompts that they were not trained on, or a file.
+
+Prompts that repeat earlier text are made of the tiny pairs' corpus. They come in two sets without a common question:
+thresholds are chosen on the tasks whose name ends with :data:`TUNING`, tables are made with the others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from random import Random
+from zlib import crc32
+
+from sglang_dflash.diagnose.client import Message
+from sglang_dflash.errors import DFlashError
+from sglang_dflash_lab.pairs.corpus import TASKS, Example, draw, prompts, words
+
+Messages = tuple[Message, ...]
+MIXED, QUESTIONS, WILD = "mixed", "questions", "wild"
+TUNING = ":tuning"
+# Characters between an answer and its quote; the tiny pairs' tokens have 2.8 on average.
+SHORTEST_QUOTE, LONGEST_QUOTE = 5_000, 18_000
+
+
+def load(name: str, count: int, seed: int = 0) -> list[Messages]:
+    """Return ``count`` different prompts of a task, or all that it has; the same for the same arguments.
+
+    Earlier turns contain the corpus's answers, so every prompt is the same in all arms.
+
+    Args:
+        name: one of :data:`NAMES`, or the path of a JSON-lines file with ``messages`` in each row.
+
+    Raises:
+        DFlashError: an unknown task, or a file that is not of this form.
+    """
+    if name in TASKS:
+        return _held_out(name, count, seed, None)
+    if name in (MIXED, QUESTIONS):
+        shape = "single" if name == QUESTIONS else None
+        by_task = [_held_out(task, -(-count // len(TASKS)), seed, shape) for task in TASKS]
+        return list(chain.from_iterable(zip(*by_task, strict=True)))[:count]
+    if name in NAMES and name != WILD:
+        return _repeating(name, count, seed)
+    found = _wild() if name == WILD else _read(Path(name))
+    return found if count >= len(found) else Random(seed).sample(found, count)
+
+
+def _held_out(task: str, count: int, seed: int, shape: str | None) -> list[Messages]:
+    return [prompt.messages for prompt in prompts(task, "heldout", count, seed, shape)]
+
+
+def _wild() -> list[Messages]:
+    """All prompts of ``wild.txt``; a line that begins with the mark comes before each."""
+    blocks = f"\n{Path(__file__).with_name('wild.txt').read_text(encoding='utf-8')}".split("\n%% ")[1:]
+    return [(_user(block.partition("\n")[2].strip("\n")),) for block in blocks]
+
+
+def _read(path: Path) -> list[Messages]:
+    try:
+        lines = path.read_text().splitlines()
+        return [tuple(json.loads(line)["messages"]) for line in lines if line.strip()]
+    except (OSError, ValueError, KeyError) as error:
+        raise DFlashError(
+            f"task {str(path)!r} ({type(error).__name__}: {error})",
+            expected=f"one of {', '.join(NAMES)}, or a JSON-lines file with `messages` in each row",
+            remedy="choose a task, or correct the file",
+        ) from error
+
+
+# What an edit replaces in a question, and by what.
+_EDITED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "json": (r"(?<!\d)\d+(?!\d)", tuple(map(str, range(11, 99)))),
+    "code": (r"\d", tuple("23456789")),
+    "chat": (rf"\b(?:{'|'.join((*words.NAMES, *words.DAYS))})\b", (*words.NAMES, *words.DAYS)),
+}
+Draw = Callable[[str], Example]  # task -> a question of it
+
+
+def _edit(task: str, example: Draw, rng: Random) -> Messages:
+    """A question with its answer, then the same question with another number, name or day."""
+    pattern, values = _EDITED[task]
+    while True:
+        first = example(task)
+        if found := re.findall(pattern, first.question):
+            break
+    old = rng.choice(found)
+    kind = next((names for names in (words.NAMES, words.DAYS) if old in names), values)
+    new = rng.choice([value for value in kind if value not in first.question])
+    return (*_turn(first), _user(re.sub(rf"(?<!\d){old}(?!\d)", new, first.question)))
+
+
+def _repeat(example: Draw, rng: Random) -> Messages:
+    """A question with its answer, then the same question."""
+    first = example(rng.choice(TASKS))
+    return (*_turn(first), _user(first.question))
+
+
+def _quote(example: Draw, rng: Random) -> Messages:
+    """A question with its answer, many others, then the first question again."""
+    first = example("chat")
+    messages, left = list(_turn(first)), rng.randint(SHORTEST_QUOTE, LONGEST_QUOTE)
+    while left > 0:
+        turn = _turn(example(rng.choice(("math", "json", "chat"))))  # code is slow to draw
+        messages += turn
+        left -= sum(len(message["content"]) for message in turn)
+    return (*messages, _user(first.question))
+
+
+_MAKERS: dict[str, Callable[[Draw, Random], Messages]] = {
+    "edit-json": lambda example, rng: _edit("json", example, rng),
+    "edit-code": lambda example, rng: _edit("code", example, rng),
+    "edit-chat": lambda example, rng: _edit("chat", example, rng),
+    "repeat": _repeat,
+    "quote": _quote,
+}
+NAMES = (*TASKS, MIXED, QUESTIONS, WILD, *_MAKERS, *(name + TUNING for name in _MAKERS))
+
+
+def _repeating(name: str, count: int, seed: int) -> list[Messages]:
+    maker, tuning, rng = _MAKERS[name.removesuffix(TUNING)], name.endswith(TUNING), Random(f"{name}/{seed}")
+
+    def example(task: str) -> Example:
+        while crc32((drawn := draw(task, "heldout", rng)).key.encode()) % 2 != tuning:
+            continue
+        return drawn
+
+    return [maker(example, rng) for _ in range(count)]
+
+
+def _turn(example: Example) -> tuple[Message, Message]:
+    return _user(example.question), {"role": "assistant", "content": example.answer}
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}

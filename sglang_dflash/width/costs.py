@@ -1,0 +1,102 @@
+"""Milliseconds of a decode step by batch size and width: calibrated at start-up, corrected by measured steps.
+
+A prediction is the calibrated time, linear between batch sizes, times a correction per cell of the table and a drift
+that all cells share. Both are geometric means of measured over predicted times: of all steps at first, then with
+weights that fade. So a slower machine corrects widths that are never measured, and a cell that was calibrated wrong is
+corrected by its own steps. Predictions never fall with width.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from math import exp, inf, log, sqrt
+from typing import Any
+
+FADING = 0.05
+"""Weight of the newest step in a mean of many."""
+OUTLIER = 0.5
+"""Largest logarithm of measured over predicted time that counts: an outlier moves a settled cell by 5 %."""
+DOUBT = 0.3
+"""Logarithm by which a cell that was never measured may be too high; n steps divide it by the root of 1 + n."""
+
+
+class CostTable:
+    """Predicted step times.
+
+    Args:
+        points: measured milliseconds by (batch size, width), at next to no context: all widths, at some batch sizes. A
+            batch size beyond them costs what the nearest does.
+        widths: ascending; all that were measured if None.
+
+    Raises:
+        KeyError: a width was not measured at each of the batch sizes.
+    """
+
+    def __init__(self, points: Mapping[tuple[int, int], float], widths: Sequence[int] | None = None) -> None:
+        self.widths = tuple(widths or sorted({width for _, width in points}))
+        self.batch_sizes = tuple(sorted({batch_size for batch_size, _ in points}))
+        self._cells = [[points[batch_size, width] for width in self.widths] for batch_size in self.batch_sizes]
+        self._steps = [[0.0] * len(self.widths) for _ in self.batch_sizes]
+        self._drift = 1.0
+        self.measured = 0
+
+    def row(self, batch_size: int) -> list[float]:
+        """Predict a step -> milliseconds, in the order of ``widths``."""
+        return list(accumulate(self._interpolated(self._cells, batch_size, self._drift), max))
+
+    def lower_bounds(self, batch_size: int) -> list[float]:
+        """Return how short a step might be, as cells with few measured steps may be wrong -> as :meth:`row`."""
+        cells = self._interpolated(self._cells, batch_size, self._drift)
+        steps = self._interpolated(self._steps, batch_size)
+        return list(accumulate((ms * exp(-DOUBT / sqrt(1 + n)) for ms, n in zip(cells, steps, strict=True)), max))
+
+    def observe(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
+        """Learn from a measured step; ignore a width that the table does not have.
+
+        Args:
+            at_most: the step did extra work, so it can only show that the prediction is too high.
+        """
+        if width not in self.widths or not 0 < milliseconds < inf:
+            return
+        column = self.widths.index(width)
+        predicted = list(self._interpolated(self._cells, batch_size, self._drift))[column]
+        error = max(-OUTLIER, min(OUTLIER, log(milliseconds / predicted)))
+        if at_most and error >= 0:
+            return
+        to_drift = max(FADING, 1 / (1 + self.measured))
+        self._drift *= exp(to_drift * error)
+        low, high, share = self._between(batch_size)
+        for row, part in ((low, 1 - share), (high, share)):
+            self._steps[row][column] += part
+            weight = part * max(FADING, 1 / (1 + self._steps[row][column]))
+            self._cells[row][column] *= exp(weight * (1 - to_drift) * error)
+        self.measured += 1
+
+    def _interpolated(self, rows: Sequence[Sequence[float]], batch_size: int, factor: float = 1.0) -> Iterable[float]:
+        low, high, share = self._between(batch_size)
+        return (factor * (a + share * (b - a)) for a, b in zip(rows[low], rows[high], strict=True))
+
+    def _between(self, batch_size: int) -> tuple[int, int, float]:
+        """Find the table's rows around a batch size -> lower, higher, share of the higher one."""
+        sizes = self.batch_sizes
+        high = bisect_right(sizes, batch_size)
+        if not 0 < high < len(sizes):
+            edge = min(high, len(sizes) - 1)
+            return edge, edge, 0.0
+        return high - 1, high, (batch_size - sizes[high - 1]) / (sizes[high] - sizes[high - 1])
+
+    def __str__(self) -> str:
+        rows = ((size, " ".join(f"{ms:.1f}" for ms in self.row(size))) for size in self.batch_sizes)
+        return "ms a step by width, " + ", ".join(f"batch size {size}: {row}" for size, row in rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The part of ``/server_info``, ready for JSON."""
+        return {
+            "widths": list(self.widths),
+            "batch_sizes": list(self.batch_sizes),
+            "milliseconds": [[round(ms, 4) for ms in self.row(batch_size)] for batch_size in self.batch_sizes],
+            "drift": round(self._drift, 4),
+            "measured": self.measured,
+        }

@@ -1,0 +1,71 @@
+"""Figures, warnings and the report from the rows of a results file."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+
+from sglang_dflash.errors import DFlashError
+from sglang_dflash_lab.bench.figures import Summary, speed_up, tables, warnings
+from sglang_dflash_lab.bench.report import write_report
+from tests.bench.runs import write
+
+SPEEDS = {"ar": [100.0, 110.0, 90.0], "dflash:16": [200.0, 240.0, 190.0]}
+SAME = {"ar": ["one", "two"], "dflash:16": ["one", "two"]}
+
+
+def test_a_speed_up_is_the_ratio_of_medians_over_shared_repeats_with_its_interval() -> None:
+    ratio, low, high = speed_up({0: 20, 1: 22, 2: 18, 7: 1}, {0: 10, 1: 11, 2: 9})
+    assert ratio == low == high == 2  # every repeat has the same ratio, so resampling in pairs moves nothing
+    ratio, low, high = speed_up({0: 20, 1: 20, 2: 30}, {0: 10, 1: 10, 2: 10})
+    assert (ratio, low, high) == (2, 2, 3) == speed_up({0: 20, 1: 20, 2: 30}, {0: 10, 1: 10, 2: 10})
+    ratio, low, high = speed_up({0: 20, 1: 22}, {0: 10, 1: 11})
+    assert ratio == 2 and math.isnan(low) and math.isnan(high)
+    assert all(map(math.isnan, speed_up({0: 20}, {1: 10})))
+
+
+def test_the_figures_of_a_cell(tmp_path: Path) -> None:
+    write(tmp_path, SPEEDS, SAME)
+    row = Summary(tmp_path).rows["dflash:16", "math", 1]
+    assert (row.throughput, row.speed_up, row.repeats, row.spread) == (200, 2, 3, 0.25)
+    assert (row.accept, row.width, row.equal, row.compared) == (4, 14, 6, 6)
+    throughput, details, stages = tables(Summary(tmp_path))
+    assert throughput.rows[0][:3] == ["math", "1", "100.0"]
+    assert throughput.rows[0][3].startswith("200.0 (2.00x [")
+    assert details.rows[1][-1] == "6 / 6"
+    assert stages.rows == [["dflash:16", "draft", "1.00"]]
+    assert list(warnings(Summary(tmp_path))) == []
+
+
+def test_answers_that_differ_and_slower_arms_are_reported_first(tmp_path: Path) -> None:
+    slower = {**SPEEDS, "dflash:16": [80.0, 85.0, 75.0]}
+    write(tmp_path, slower, {**SAME, "dflash:16": ["one", "2"]})
+    differ, slow = warnings(Summary(tmp_path))
+    assert differ == "dflash:16: 3 of 6 answers differ from plain decoding's"
+    assert slow.startswith("dflash:16 is slower than plain decoding: math at c=1 (0.8")
+    page = write_report(tmp_path).read_text()
+    assert page.index(differ.replace("'", "&#39;")) < page.index(slow) < page.index("<table>")
+
+
+def test_sampled_answers_are_not_compared(tmp_path: Path) -> None:
+    write(tmp_path, SPEEDS, {**SAME, "dflash:16": ["three", "four"]}, temperature=0.8)
+    assert Summary(tmp_path).rows["dflash:16", "math", 1].compared == 0
+
+
+def test_a_report_is_one_page_with_plots_and_its_tables_as_files(tmp_path: Path) -> None:
+    write(tmp_path, SPEEDS, SAME)
+    page = write_report(tmp_path).read_text()
+    assert "All 6 compared answers equal plain decoding's" in page
+    assert page.count("data:image/png;base64,") == 2
+    assert "<script" not in page and 'src="http' not in page
+    with (tmp_path / "summary.csv").open() as file:
+        assert [row["mode"] for row in csv.DictReader(file)] == ["ar", "dflash:16"]
+    assert "### Throughput and speed-up" in (tmp_path / "tables.md").read_text()
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DFlashError, match="no finished run"):
+        write_report(tmp_path)
