@@ -5,7 +5,7 @@ The worker (its log, ``drafting`` in ``/server_info``) and ``sglang-dflash diagn
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 NOT_FINITE, LOAD, FLOAT16, QUANTISED_DRAFTER = "drafts not finite", "load", "float16", "quantised drafter"
 NO_SERVER_TEMPLATE, NO_TEMPLATE = "no chat template on the server", "no chat template"
@@ -63,10 +63,10 @@ class Cause:
     cause: str
     evidence: str | None = None
     share: float | None = None
-    remedy: str = field(init=False)
+    remedy: str = ""
 
     def __post_init__(self) -> None:
-        self.remedy = FIXES[self.cause]
+        self.remedy = self.remedy or FIXES[self.cause]
 
     def __str__(self) -> str:
         return f"{self.cause}{f' ({self.evidence})' if self.evidence else ''}. Fix: {self.remedy}"

@@ -3,47 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
-from sglang_dflash.causes import CONTEXT, NO_TEMPLATE, QUANTISED_DRAFTER, QUANTISED_TARGET, SAMPLING, THINKING
-from sglang_dflash.diagnose.client import WORKER_KEY, Client, Message, Sampling
+from sglang_dflash.causes import CONTEXT, NO_TEMPLATE, QUANTISED_DRAFTER, QUANTISED_TARGET, SAMPLING, THINKING, Cause
+from sglang_dflash.diagnose.client import WORKER_KEY, Client, Generation, Message
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.memory.fit import RAISED_BY
 
-PROMPTS = {
-    "math": (
-        "There are 10 cards in Quinn's bag. Quinn loses 5 of them. Then Quinn finds 22 cards at home. "
-        "How many cards does Quinn have now?",
-        "Ben starts the day with 52 shells. Ben sells half of the shells. Then Ben finds 39 shells at home. "
-        "How many shells does Ben have now?",
-        "There are 13 shells in Ben's bag. Ben gives 7 shells to Rosa. Ben buys 38 more. "
-        "How many shells does Ben have now?",
-    ),
-    "code": (
-        "Write a Python function `count_positive` that returns the number of the positive numbers. Use a loop.",
-        "Write a Python function `sum_odd` that returns the sum of the odd numbers. Use a loop.",
-        "Write a Python function `count_even` that returns the number of the even numbers. Use a loop.",
-    ),
-    "json": (
-        "Dan ordered 17 white pens to be sent to Athens. "
-        "Write a JSON record with the keys color, city, item, quantity.",
-        "Noah ordered 68 red shells to be sent to Paris before Friday. "
-        "Write a JSON record with the keys color, city, item, name, day, quantity.",
-        "Cleo ordered 69 red shells before Saturday for 29 dollars to be sent to Athens. "
-        "Write a JSON record with the keys city, quantity, color, name, item, price.",
-    ),
-    "chat": (
-        "What should Grace see in Cairo in February?",
-        "Tell Cleo about Dublin in December.",
-        "I am going to Tokyo in March with Ava. Any advice?",
-    ),
-}
+PROMPTS: dict[str, list[str]] = json.loads(Path(__file__).with_name("questions.json").read_text())
 QUESTIONS = tuple((task, prompts[number]) for number in range(3) for task, prompts in PROMPTS.items())
 _NAMES = ("Ava", "Ben", "Cleo", "Dan", "Grace", "Kira", "Noah", "Quinn", "Rosa", "Zoe")
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -62,38 +37,38 @@ class Server:
     """A DFLASH server.
 
     Attributes:
-        ours: whether this package's worker serves; otherwise SGLang's.
+        worker: ``sglang-dflash`` or ``SGLang``.
         dtype: ``auto`` if the server does not state the one that it chose.
         quantised: quantisation methods by cause.
         block: positions of a drafted block; the largest one if ``adaptive``.
-        requested, running: concurrent requests of one replica.
-        capped_by, raised_by: what limits ``running``, and the flags that raise it.
-        copies: effect of copied blocks since the start; None if they are off.
-        not_finite: drafted positions at which the drafter's output was not finite.
-        expected: tokens per full block by the server's survival curve; None with a fixed width.
-        recent: accept length of recent requests; None if too few were verified, or if widths differ.
-        causes: causes found by our worker, if drafting does not pay for recent requests.
-        others: requests that were running before the probes.
+        max_running_requests, concurrent_requests: requested, and possible at once, per replica.
+        limited_by, raised_by: what limits them, and the flags that raise the limit.
+        copied_blocks: their effect since the start; None if they are off.
+        not_finite_drafts: drafted positions at which the drafter's output was not finite.
+        expected_per_block: tokens per full block by the server's survival curve; None with a fixed width.
+        recent_accept_length: None if too few blocks were verified, or if widths differ.
+        recent_cause: most likely cause according to our worker, if drafting does not pay for recent requests.
+        other_running_requests: before the probes.
         longest_prompt: tokens.
     """
 
-    ours: bool
+    worker: str
     target: str
     drafter: str
     dtype: str
     quantised: Mapping[str, str]
     block: int
     adaptive: bool
-    requested: int
-    running: int
-    capped_by: str
+    max_running_requests: int
+    concurrent_requests: int
+    limited_by: str
     raised_by: str
-    copies: str | None
-    not_finite: int
-    expected: float | None
-    recent: float | None
-    causes: tuple[Mapping[str, Any], ...]
-    others: int
+    copied_blocks: str | None
+    not_finite_drafts: int
+    expected_per_block: float | None
+    recent_accept_length: float | None
+    recent_cause: str | None
+    other_running_requests: int
     longest_prompt: int
 
 
@@ -118,27 +93,29 @@ def parse_server(info: Mapping[str, Any], metrics: str = "") -> Server:
     worker: Mapping[str, Any] = state.get(WORKER_KEY) or {}
     drafting, adaptive = worker.get("drafting") or {}, worker.get("adaptive", False)
     requests = worker.get("requests") or _requests(info, state)
-    fixed_sizes = [f"a larger {flag}" for flag in _POOL_SIZES if flag in info["launch_command"]]
+    raised_by = [f"a larger {flag}" for flag in _POOL_SIZES if flag in info["launch_command"]]
+    raised_by += filter(None, [requests.get("raised_by")])
     curve = worker.get("width", {}).get("survival", {}).get("curve")
     recent = None if adaptive or drafting.get("pays") is None else drafting["accept_length"]
+    running = re.findall(r"^sglang:num_running_reqs(?:\{.*\})? (\S+)", metrics, re.MULTILINE)
     return Server(
-        ours=bool(worker),
+        worker="sglang-dflash" if worker else "SGLang",
         target=info["model_path"],
         drafter=info["speculative_draft_model_path"],
         dtype=worker.get("dtype", info["dtype"]),
         quantised={cause: info[key] for cause, key in _QUANTISED.items() if info.get(key)},
         block=worker.get("drafted", info["speculative_num_draft_tokens"]),
         adaptive=adaptive,
-        requested=requests["asked"],
-        running=requests["running"],
-        capped_by=requests["capped_by"],
-        raised_by=", ".join([*fixed_sizes, *filter(None, [requests.get("raised_by")])]),
-        copies=_copies(worker) if worker.get("copied_blocks") else None,
-        not_finite=worker.get("broken_drafts", 0),
-        expected=None if curve is None else 1 + sum(curve),
-        recent=recent if worker else state.get("avg_spec_accept_length"),
-        causes=tuple(drafting["causes"]) if drafting.get("pays") is False else (),
-        others=int(sum(map(float, re.findall(r"^sglang:num_running_reqs(?:\{.*\})? (\S+)", metrics, re.MULTILINE)))),
+        max_running_requests=requests["asked"],
+        concurrent_requests=requests["running"],
+        limited_by=requests["capped_by"],
+        raised_by=", ".join(raised_by),
+        copied_blocks=_copies(worker) if worker.get("copied_blocks") else None,
+        not_finite_drafts=worker.get("broken_drafts", 0),
+        expected_per_block=None if curve is None else 1 + sum(curve),
+        recent_accept_length=recent if worker else state.get("avg_spec_accept_length"),
+        recent_cause=str(Cause(**drafting["causes"][0])) if drafting.get("causes") else None,
+        other_running_requests=int(sum(map(float, running))),
         longest_prompt=info["max_req_input_len"],
     )
 
@@ -172,27 +149,30 @@ def _requests(info: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, An
 
 
 def _copies(worker: Mapping[str, Any]) -> str:
-    by_length = {int(length): count for length, count in worker["copied_blocks_by_match_length"].items()}
-    copied, blocks = sum(by_length.values()), sum(worker["blocks_by_accept_length"].values())
-    if not copied:
-        return f"none of {blocks} blocks"
-    length = sum(length * count for length, count in by_length.items()) / copied
-    gained = worker["tokens_brought_by_copies"]
-    return f"{copied} of {blocks} blocks, mean match {length:.1f} tokens, {gained} tokens gained over drafts"
+    copied, blocks = (worker[f"{name}_length"].values() for name in ("copied_blocks_by_match", "blocks_by_accept"))
+    return f"{sum(copied)} of {sum(blocks)} blocks, {worker['tokens_brought_by_copies']} tokens gained over drafts"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer. ``accepted[k]`` counts steps that accepted ``k`` drafts; times are seconds since the probe began."""
+    """One answer of a probe, sent ``start`` seconds after the probe began."""
 
     task: str
-    tokens: int
-    steps: int
-    accepted: tuple[int, ...]
-    width: float
     start: float
-    first: float
-    end: float
+    generation: Generation
+
+    @property
+    def steps(self) -> int:
+        """Verify steps."""
+        return int(self.generation.meta.get("spec_verify_ct", 0))
+
+
+class Load(NamedTuple):
+    """Mean running requests of a probe (by Little's law), mean block width, and median decode milliseconds per step."""
+
+    at_once: float
+    width: float
+    step_ms: float
 
 
 @dataclass(frozen=True)
@@ -215,32 +195,26 @@ class Probe:
     cause: str = ""
     answers: tuple[Answer, ...] = ()
 
-    def count(self, *tasks: str) -> int:
-        return len(self._of(tasks))
+    def of(self, *tasks: str) -> list[Answer]:
+        """Return the answers that took a verify step, of these tasks only if there are any."""
+        return [answer for answer in self.answers if answer.steps and (not tasks or answer.task in tasks)]
 
     def accept_length(self, *tasks: str) -> float | None:
         """Return the tokens per verify step, averaged over answers as on the cards; None without a verify step."""
-        lengths = [answer.tokens / answer.steps for answer in self._of(tasks) if answer.steps]
+        lengths = [answer.generation.meta["completion_tokens"] / answer.steps for answer in self.of(*tasks)]
         return fmean(lengths) if lengths else None
 
-    def _of(self, tasks: tuple[str, ...]) -> list[Answer]:
-        return [answer for answer in self.answers if not tasks or answer.task in tasks]
-
-    @property
-    def width(self) -> float | None:
-        """Mean positions of a verified block."""
-        steps = sum(answer.steps for answer in self.answers)
-        return sum(answer.width * answer.steps for answer in self.answers) / steps if steps else None
-
-    @property
-    def at_once(self) -> float:
-        """Mean number of running requests, by Little's law."""
-        return sum(answer.end - answer.start for answer in self.answers) / max(answer.end for answer in self.answers)
-
-    @property
-    def step_ms(self) -> float:
-        """Median over answers of the decode time per verify step, milliseconds."""
-        return 1000 * median((answer.end - answer.first) / answer.steps for answer in self.answers if answer.steps)
+    def load(self, block: int) -> Load:
+        """Return the load of a probe with a verify step; blocks without a stated width have ``block`` positions."""
+        done = [(answer.start, answer.steps, answer.generation) for answer in self.of()]
+        seconds = sum(generation.last_s for _, _, generation in done)
+        widths = sum((generation.meta.get("spec_cap_length") or block) * steps for _, steps, generation in done)
+        times = [(generation.last_s - generation.first_s) / steps for _, steps, generation in done]
+        return Load(
+            seconds / max(start + generation.last_s for start, _, generation in done),
+            widths / sum(steps for _, steps, _ in done),
+            1000 * median(times),
+        )
 
 
 async def plan_probes(client: Client, thinking: bool | None, long_tokens: int) -> list[Probe]:
@@ -271,31 +245,17 @@ async def plan_probes(client: Client, thinking: bool | None, long_tokens: int) -
     return [first, *(replace(other, questions=other.questions[:_FEW]) for other in others), together]
 
 
-async def run_probe(client: Client, probe: Probe, block: int, max_tokens: int, report: Callable[[str], None]) -> Probe:
+async def run_probe(client: Client, probe: Probe, max_tokens: int, report: Callable[[str], None]) -> Probe:
     """Send a probe's questions, after a short warm-up, and return the probe with its answers."""
     report(f"{probe.name}: {len(probe.questions)} prompts")
     prompts = [(task, await _render(client, probe, messages)) for task, messages in probe.questions]
-    sampling, brief = Sampling(max_tokens, probe.temperature), Sampling(_WARM_UP, probe.temperature)
-    await asyncio.gather(*(client.generate(ids, brief) for _, ids in prompts[: probe.users]))
+    await asyncio.gather(*(client.generate(ids, _WARM_UP, probe.temperature) for _, ids in prompts[: probe.users]))
     waiting, answers, began = iter(prompts), list[Answer](), time.perf_counter()
 
     async def user() -> None:
         for task, ids in waiting:
             start = time.perf_counter() - began
-            done = await client.generate(ids, sampling)
-            meta = done.event["meta_info"]
-            answers.append(
-                Answer(
-                    task,
-                    meta["completion_tokens"],
-                    meta.get("spec_verify_ct", 0),
-                    tuple(meta.get("spec_correct_drafts_histogram", ())),
-                    meta.get("spec_cap_length") or block,
-                    start,
-                    start + done.ttft_s,
-                    start + done.latency_s,
-                )
-            )
+            answers.append(Answer(task, start, await client.generate(ids, max_tokens, probe.temperature)))
 
     await asyncio.gather(*(user() for _ in range(probe.users)))
     return replace(probe, answers=tuple(answers))

@@ -5,26 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import zip_longest
 from math import log, sqrt
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
-from sglang_dflash.causes import (
-    DRAFTER,
-    FASTER,
-    FIXES,
-    FLOAT16,
-    GUESSING,
-    LOW,
-    NO_SERVER_TEMPLATE,
-    NOT_FINITE,
-    OTHER_TARGET,
-    Cause,
-)
+from sglang_dflash import causes
+from sglang_dflash.causes import Cause
 from sglang_dflash.diagnose.client import Client
-from sglang_dflash.diagnose.probe import PROMPTS, Probe, Server, plan_probes, read_server, run_probe
+from sglang_dflash.diagnose.probe import PROMPTS, Load, Probe, Server, plan_probes, read_server, run_probe
 from sglang_dflash.diagnose.tables import MISSING, Table
 from sglang_dflash.drafter.published import accept_lengths, card_of_drafter, published_pairs
 from sglang_dflash.errors import DFlashError
@@ -35,11 +24,8 @@ _ROOM = 256  # tokens of a prompt outside its notes
 _WIDTHS = (2, 3, 4, 6, 8, 12)
 # Public benchmarks whose prompts resemble a task of the probes.
 _LIKE = {"math": ("gsm8k", "math500"), "code": ("humaneval", "mbpp"), "chat": ("mt-bench", "alpaca")}
-_CAPTIONS = {
-    "accept length": "tokens per verify step, mean over answers; width: mean positions of a block",
-    "survival": "share of steps that committed the draft at a position",
-    "load": "at once: mean running requests; step ms: median decode time of a verify step",
-}
+_PROBES = "accept length: tokens per verify step, mean over answers; at once: mean running requests"
+_SURVIVAL = "share of steps that committed the draft at a position"
 
 
 @dataclass(frozen=True)
@@ -82,24 +68,7 @@ def other_target(drafter: str, target: str) -> str | None:
     return str(card["target"]) if card and served in others else None
 
 
-@dataclass(frozen=True)
-class Load:
-    """Verify steps of a probe: ``users`` sent requests, and ``at_once`` of them were running in the mean."""
-
-    users: int
-    at_once: float
-    width: float
-    accept_length: float
-    step_ms: float
-
-    @classmethod
-    def of(cls, probe: Probe) -> Load:
-        assert probe.width is not None and probe.accept_length() is not None
-        return cls(probe.users, probe.at_once, probe.width, probe.accept_length() or 0.0, probe.step_ms)
-
-
-@dataclass(frozen=True)
-class Smaller:
+class Smaller(NamedTuple):
     """The block size with the highest estimated throughput, and its throughput over that of the served size."""
 
     block: int
@@ -108,9 +77,9 @@ class Smaller:
 
 def survival(probes: Sequence[Probe], block: int) -> list[float]:
     """Return the share of steps that committed draft j, for j = 1 ... block - 1."""
-    histograms = zip_longest(*(answer.accepted for probe in probes for answer in probe.answers), fillvalue=0)
-    counts = [sum(column) for column in histograms]
-    return [sum(counts[j:]) / sum(counts) if counts else 0.0 for j in range(1, block)]
+    histograms = [a.generation.meta["spec_correct_drafts_histogram"] for probe in probes for a in probe.of()]
+    steps = sum(map(sum, histograms))
+    return [sum(sum(histogram[j:]) for histogram in histograms) / steps for j in range(1, block)]
 
 
 def smaller_block(one: Load, many: Load, curve: Sequence[float], block: int) -> Smaller:
@@ -122,6 +91,8 @@ def smaller_block(one: Load, many: Load, curve: Sequence[float], block: int) -> 
     Args:
         curve: see :func:`survival`.
     """
+    if not one.step_ms:  # answers in one event have no measurable steps (a large --stream-interval)
+        return Smaller(block, 1.0)
     positions = many.at_once * many.width - one.at_once * one.width
     per_position = max(0.0, (many.step_ms - one.step_ms) / max(1.0, positions))
     fixed = max(0.0, one.step_ms - per_position * one.at_once * one.width)
@@ -133,8 +104,7 @@ def smaller_block(one: Load, many: Load, curve: Sequence[float], block: int) -> 
     return Smaller(best, rate(best) / rate(block))
 
 
-@dataclass(frozen=True)
-class Variation:
+class Variation(NamedTuple):
     """A probe that plants one cause."""
 
     name: str
@@ -165,8 +135,8 @@ class Findings:
 
     @property
     def is_low(self) -> bool:
-        guesses = self.measured < min(GUESSING, (1 + self.server.block) / 2)
-        return guesses or (self.stated is not None and self.measured < LOW * self.stated[0])
+        guesses = self.measured < min(causes.GUESSING, (1 + self.server.block) / 2)
+        return guesses or (self.stated is not None and self.measured < causes.LOW * self.stated[0])
 
 
 def verdict(findings: Findings) -> list[str]:
@@ -184,28 +154,26 @@ def _causes(f: Findings) -> Iterator[Cause]:
     """Causes that the server states come first, then those that only the accept length shows."""
     s = f.server
     if not f.has_template:
-        yield Cause(NO_SERVER_TEMPLATE)
+        yield Cause(causes.NO_SERVER_TEMPLATE)
     if s.dtype == "float16":
-        yield Cause(FLOAT16)
-    elif s.not_finite:
-        yield Cause(NOT_FINITE, f"{s.not_finite} positions")
+        yield Cause(causes.FLOAT16)
+    elif s.not_finite_drafts:
+        yield Cause(causes.NOT_FINITE, f"{s.not_finite_drafts} positions")
     if f.other_target:
-        yield Cause(OTHER_TARGET, f"its target is {f.other_target}")
+        yield Cause(causes.OTHER_TARGET, f"its target is {f.other_target}")
     yield from (Cause(cause, method) for cause, method in s.quantised.items())
     if f.has_template:  # raw prompts do not show whether the drafter matches
-        yield Cause(OTHER_TARGET if f.measured < GUESSING and not f.other_target else DRAFTER)
+        yield Cause(causes.OTHER_TARGET if f.measured < causes.GUESSING and not f.other_target else causes.DRAFTER)
 
 
 def _traffic(f: Findings) -> Iterator[str]:
     s = f.server
     if not f.has_template:
-        yield f"The server has no chat template, so /v1/chat/completions fails. Fix: {FIXES[NO_SERVER_TEMPLATE]}."
-    if s.causes:
-        cause, evidence = s.causes[0], s.causes[0].get("evidence")
-        name = cause["cause"] + (f" ({evidence})" if evidence else "")
-        yield f"Drafting does not pay for recent requests. Likely cause: {name}. Fix: {cause['remedy']}."
-    elif (length := s.recent) is not None:
-        bad = [v for v in f.variations if v.accept_length <= LOW * f.measured]
+        yield f"Requests to /v1/chat/completions fail. Cause: {Cause(causes.NO_SERVER_TEMPLATE)}."
+    if s.recent_cause:
+        yield f"Drafting does not pay for recent requests. Likely cause: {s.recent_cause}."
+    elif (length := s.recent_accept_length) is not None:
+        bad = [v for v in f.variations if v.accept_length <= causes.LOW * f.measured]
         nearest = min(bad, key=lambda v: abs(log(length / v.accept_length)), default=None)
         if nearest and length < sqrt(nearest.accept_length * f.measured):
             likely = Cause(nearest.cause, f"the probe '{nearest.name}' gets {nearest.accept_length:.1f}")
@@ -215,87 +183,72 @@ def _traffic(f: Findings) -> Iterator[str]:
 
 def _load(f: Findings) -> Iterator[str]:
     s = f.server
-    if s.running < s.requested:
-        limited = f"{s.running} of {s.requested} requests (--max-running-requests) run at once"
-        yield f"Only {limited}, limited by {s.capped_by}. Fix: {s.raised_by}, or a higher --mem-fraction-static."
-    if f.smaller is not None and f.smaller.gain >= FASTER and not f.is_low:  # a wrong drafter gains from no blocks
+    if s.concurrent_requests < s.max_running_requests:
+        limited = f"{s.concurrent_requests} of {s.max_running_requests} requests (--max-running-requests) run at once"
+        yield f"Only {limited}, limited by {s.limited_by}. Fix: use {s.raised_by}, or a higher --mem-fraction-static."
+    if (
+        f.smaller is not None and f.smaller.gain >= causes.FASTER and not f.is_low
+    ):  # a wrong drafter gains from no blocks
         better = f"{f.smaller.block} would give about {f.smaller.gain:.1f}x the throughput"
         flags = f"--speculative-adaptive, or --speculative-num-draft-tokens {f.smaller.block}"
         yield f"Block size {s.block} is too large for {f.users} concurrent users; {better}. Fix: use {flags}."
     if s.dtype == "float16" and not f.is_low:
-        harmless = f"these probes were not affected ({f.measured:.1f} tokens per step)"
-        yield f"The pair runs in float16; {harmless}. Fix: {FIXES[FLOAT16]}."
+        yield f"The pair runs in float16, though these probes are not affected. Fix: {causes.FIXES[causes.FLOAT16]}."
 
 
 @dataclass(frozen=True)
 class Report:
-    """All measurements and findings.
-
-    Attributes:
-        probes: the baseline first.
-        survival: see :func:`survival`.
-        loads: of one user and of several.
-    """
+    """All measurements and findings; the baseline is the first probe. ``survival`` as :func:`survival`."""
 
     findings: Findings
     probes: Sequence[Probe]
     reference: Reference | None
     survival: Sequence[float]
-    loads: Sequence[Load]
 
     @property
     def verdict(self) -> list[str]:
         return verdict(self.findings)
 
     def as_json(self) -> dict[str, Any]:
-        reference = self.reference and asdict(self.reference)
-        return {"findings": asdict(self.findings), "reference": reference, **self._measured(), "verdict": self.verdict}
+        found, reference = asdict(self.findings), self.reference and asdict(self.reference)
+        measured = {"probes": self._rows(), "survival": list(self.survival)}
+        return {"findings": found, "reference": reference, **measured, "verdict": self.verdict}
 
     def tables(self) -> list[Table]:
-        s, card = self.findings.server, self.reference
-        server = {
-            "worker": "sglang-dflash" if s.ours else "SGLang",
-            "target": "/".join(Path(s.target).parts[-2:]),
-            "drafter": "/".join(Path(s.drafter).parts[-2:]),
-            "card": f"{card.source}, block {card.block}" if card else MISSING,
-            "dtype": s.dtype,
-            "block": f"{s.block}{' at most' if s.adaptive else ''}",
-            "concurrent requests": f"{s.running} of {s.requested} requested, limited by {s.capped_by}",
-            "copied blocks": s.copies or "off",
-            "other running requests": str(s.others),
-            "recent accept length": _cell(s.recent),
-        }
-        measured = [
-            Table(
-                title,
-                _CAPTIONS[title],
-                [name.replace("_", " ") for name in rows[0]],
-                [list(map(_cell, row.values())) for row in rows],
-            )
-            for title, rows in self._measured().items()
+        card, rows = self.reference, self._rows()
+        server = asdict(self.findings.server) | {"card": f"{card.source}, block {card.block}" if card else None}
+        shares = {str(draft): share for draft, share in enumerate(self.survival, 1)}
+        return [
+            _table("server", "", [{"property": key.replace("_", " "), "value": server[key]} for key in server]),
+            _table("probes", _PROBES, rows),
+            _table("survival", _SURVIVAL, [shares]),
         ]
-        return [Table("server", "", ["property", "value"], [list(row) for row in server.items()]), *measured]
 
-    def _measured(self) -> dict[str, list[dict[str, Any]]]:
+    def _rows(self) -> list[dict[str, Any]]:
         first, stated = self.probes[0], self.reference.lengths if self.reference else {}
         rows: list[tuple[str, Probe, list[str]]] = [(f"{first.name}: {task}", first, [task]) for task in PROMPTS]
         rows += [(probe.name, probe, []) for probe in self.probes[1:]]
-        lengths = [
+        return [
             {
                 "probe": name,
-                "prompts": probe.count(*tasks),
+                "prompts": sum(not tasks or task in tasks for task, _ in probe.questions),
                 "accept length": probe.accept_length(*tasks),
                 "card": stated.get(*tasks) if tasks else None,
-                "width": probe.width,
+                **(probe.load(self.findings.server.block)._asdict() if probe.of() else dict.fromkeys(Load._fields)),
             }
             for name, probe, tasks in rows
         ]
-        by_position = {str(draft): share for draft, share in enumerate(self.survival, 1)}
-        return {"accept length": lengths, "survival": [by_position], "load": [asdict(load) for load in self.loads]}
+
+
+def _table(title: str, caption: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    columns = [name.replace("_", " ") for name in rows[0]]
+    return Table(title, caption, columns, [[_cell(value) for value in row.values()] for row in rows])
 
 
 def _cell(value: Any) -> str:
-    return MISSING if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+    if value in (None, "", {}):
+        return MISSING
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 async def diagnose(client: Client, max_tokens: int, long_tokens: int, report: Callable[[str], None]) -> Report:
@@ -313,7 +266,7 @@ async def diagnose(client: Client, max_tokens: int, long_tokens: int, report: Ca
     reference = find_reference(before.drafter, before.block)
     long_tokens = min(long_tokens, before.longest_prompt - _ROOM)
     first, *more = await plan_probes(client, reference.thinking if reference else None, long_tokens)
-    first = await run_probe(client, first, before.block, max_tokens, report)
+    first = await run_probe(client, first, max_tokens, report)
     if first.accept_length() is None:
         raise DFlashError(
             f"no answer of the probe {first.name!r} took a verify step",
@@ -321,19 +274,21 @@ async def diagnose(client: Client, max_tokens: int, long_tokens: int, report: Ca
             remedy="send the server a prompt by hand; with no output there is nothing to draft",
         )
     after = await read_server(client)  # with the counts of the baseline, without those of the other probes
-    done = [await run_probe(client, probe, before.block, max_tokens, report) for probe in more]
-    server = replace(after, recent=before.recent, causes=before.causes, others=before.others)
+    done = [await run_probe(client, probe, max_tokens, report) for probe in more]
+    kept = ("recent_accept_length", "recent_cause", "other_running_requests")
+    server = replace(after, **{name: getattr(before, name) for name in kept})
     return judge(server, [first, *done], reference)
 
 
 def judge(server: Server, probes: Sequence[Probe], reference: Reference | None) -> Report:
     """Return the report; the baseline is the first probe, the one of several users the last."""
     first, *others, together = probes
-    one, many, curve = Load.of(first), Load.of(together), survival((first, together), server.block)
+    curve = survival((first, together), server.block)
+    one, many = first.load(server.block), together.load(server.block)
     lengths = reference.lengths if reference else {}
     findings = Findings(
         server,
-        _full_block(server, first, tuple(lengths)),
+        _full_block(server, first.accept_length(*lengths) or 0.0, one.width),
         (mean(lengths.values()), reference.source) if reference and lengths else None,
         has_template=first.template,
         other_target=other_target(server.drafter, server.target),
@@ -341,11 +296,10 @@ def judge(server: Server, probes: Sequence[Probe], reference: Reference | None) 
         smaller=None if server.adaptive else smaller_block(one, many, curve, server.block),
         users=together.users,
     )
-    return Report(findings, probes, reference, curve, [one, many])
+    return Report(findings, probes, reference, curve)
 
 
-def _full_block(server: Server, probe: Probe, tasks: Sequence[str]) -> float:
+def _full_block(server: Server, measured: float, width: float) -> float:
     """Use the server's survival curve for narrow blocks only: it leaves out copied blocks and contains a prior."""
-    measured = probe.accept_length(*tasks) or 0.0
-    is_narrow = server.expected is not None and (probe.width or 0) < FULL * server.block
-    return max(measured, server.expected or 0.0) if is_narrow else measured
+    is_narrow = width < FULL * server.block
+    return max(measured, server.expected_per_block or 0.0) if is_narrow else measured

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from sglang_dflash.diagnose.probe import Answer, Probe
-from sglang_dflash.diagnose.verdict import Load, smaller_block, survival
+from sglang_dflash.diagnose.client import Generation
+from sglang_dflash.diagnose.probe import Answer, Load, Probe
+from sglang_dflash.diagnose.verdict import smaller_block, survival
 
 BLOCK = 16
 
 
 def load(users: int, fixed_ms: float, position_ms: float) -> Load:
-    return Load(users, float(users), BLOCK, 3.0, fixed_ms + position_ms * users * BLOCK)
+    return Load(users, BLOCK, fixed_ms + position_ms * users * BLOCK)
 
 
 def geometric(hazard: float) -> list[float]:
@@ -38,17 +37,17 @@ def test_a_perfect_drafter_keeps_the_block() -> None:
 
 
 def test_a_slower_single_user_is_noise_not_a_gain() -> None:
-    assert smaller_block(load(8, 20, 0.0), replace(load(8, 10, 0.0), users=8), geometric(0.9), BLOCK).gain == 1.0
+    assert smaller_block(load(8, 20, 0.0), load(8, 10, 0.0), geometric(0.9), BLOCK).gain == 1.0
 
 
-def answer(seconds: float, accepted: tuple[int, ...], width: float) -> Answer:
-    tokens = sum((k + 1) * n for k, n in enumerate(accepted))
-    return Answer("math", tokens, sum(accepted), accepted, width, 0.0, 0.0, seconds)
+def answer(seconds: float, accepted: tuple[int, ...], width: float | None) -> Answer:
+    meta = {"spec_verify_ct": sum(accepted), "spec_correct_drafts_histogram": accepted, "spec_cap_length": width}
+    return Answer("math", 0.0, Generation(meta, 0.0, seconds))
 
 
-def test_a_probe_counts_widths_requests_at_once_and_survival() -> None:
-    probe = Probe("", (), users=2, answers=(answer(2.0, (1, 0, 1), 8), answer(1.0, (2, 1, 3), 4)))
-    measured = Load.of(probe)
+def test_a_probe_measures_load_and_survival() -> None:
+    probe = Probe("", (), users=2, answers=(answer(2.0, (1, 0, 1), None), answer(1.0, (2, 1, 3), 4)))
+    measured = probe.load(8)
     assert measured.width == pytest.approx((8 * 2 + 4 * 6) / 8)
     assert measured.at_once == pytest.approx(1.5)
     assert measured.step_ms == pytest.approx((1000 + 1000 / 6) / 2)

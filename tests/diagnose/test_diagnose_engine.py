@@ -58,8 +58,8 @@ def serving(
 
 def test_a_good_pair_reaches_its_figures(dflash_hybrid: Server) -> None:
     found = report(dflash_hybrid)
-    judged, rows = found.findings, {row["probe"]: row for row in found.as_json()["accept length"]}
-    assert judged.has_template and judged.server.ours and judged.server.dtype == "float32"
+    judged, rows = found.findings, {row["probe"]: row for row in found.as_json()["probes"]}
+    assert judged.has_template and judged.server.worker == "sglang-dflash" and judged.server.dtype == "float32"
     assert (judged.server.requested, judged.server.running, judged.server.capped_by) == (
         16,
         16,
@@ -73,7 +73,11 @@ def test_a_good_pair_reaches_its_figures(dflash_hybrid: Server) -> None:
     assert all(1 < row["accept length"] <= 16 and row["width"] == 16 for row in rows.values()), rows
     # Greedy in float32: eight users get the blocks of one user.
     one, *_, eight = found.probes
-    assert sorted(answer.accepted for answer in eight.answers) == sorted(answer.accepted for answer in one.answers[:8])
+    accepted = [
+        sorted(answer.generation.meta["spec_correct_drafts_histogram"] for answer in answers)
+        for answers in (one.answers[:8], eight.answers)
+    ]
+    assert accepted[0] == accepted[1]
     # Low enough for the verdict to blame a missing template.
     assert rows["raw prompts"]["accept length"] < 0.7 * judged.measured
     assert (

@@ -12,23 +12,23 @@ from sglang_dflash.diagnose.probe import Server
 from sglang_dflash.diagnose.verdict import SENTENCES, Findings, Smaller, Variation, verdict
 
 SERVER = Server(
-    ours=True,
+    worker="sglang-dflash",
     target="Qwen/Qwen3.5-4B",
     drafter="z-lab/Qwen3.5-4B-DFlash",
     dtype="bfloat16",
     quantised={},
     block=16,
     adaptive=False,
-    requested=48,
-    running=48,
-    capped_by="--max-running-requests",
+    max_running_requests=48,
+    concurrent_requests=48,
+    limited_by="--max-running-requests",
     raised_by="",
-    copies=None,
-    not_finite=0,
-    expected=None,
-    recent=6.5,
-    causes=(),
-    others=0,
+    copied_blocks=None,
+    not_finite_drafts=0,
+    expected_per_block=None,
+    recent_accept_length=6.5,
+    recent_cause=None,
+    other_running_requests=0,
     longest_prompt=8000,
 )
 VARIATIONS = (
@@ -47,7 +47,7 @@ def on(findings: Findings, **server: Any) -> Findings:
 def test_a_healthy_server_gets_no_sentence() -> None:
     assert verdict(WELL) == []
     assert verdict(replace(WELL, stated=None)) == []
-    assert verdict(on(WELL, recent=None)) == []
+    assert verdict(on(WELL, recent_accept_length=None)) == []
 
 
 @pytest.mark.parametrize(
@@ -59,16 +59,16 @@ def test_a_healthy_server_gets_no_sentence() -> None:
         (replace(LOW, other_target="Qwen/Qwen3.5-27B"), ("Qwen/Qwen3.5-27B", "--speculative-draft-model-path")),
         (on(LOW, dtype="float16"), ("float16", "--dtype bfloat16")),
         (on(WELL, dtype="float16"), ("float16", "--dtype bfloat16")),
-        (on(LOW, not_finite=3), ("drafts not finite (3 positions)", "card")),
+        (on(LOW, not_finite_drafts=3), ("drafts not finite (3 positions)", "card")),
         (on(LOW, quantised={QUANTISED_DRAFTER: "fp8"}), ("fp8", "--speculative-draft-model-quantization")),
         (on(LOW, quantised={QUANTISED_TARGET: "awq"}), ("awq", "--quantization")),
         (replace(LOW, has_template=False), ("no chat template", "--chat-template")),
         (replace(WELL, has_template=False), ("no chat template", "--chat-template")),
-        (on(WELL, recent=2.1), ("'raw prompts'", "/v1/chat/completions")),
-        (on(WELL, recent=4.4), ("'thinking off'", '"enable_thinking": true')),
-        (on(WELL, causes=({"cause": "grammar", "remedy": "relax it"},)), ("grammar", "relax it")),
+        (on(WELL, recent_accept_length=2.1), ("'raw prompts'", "/v1/chat/completions")),
+        (on(WELL, recent_accept_length=4.4), ("'thinking off'", '"enable_thinking": true')),
+        (on(WELL, recent_cause="grammar. Fix: relax it"), ("grammar", "relax it")),
         (
-            on(WELL, running=12, capped_by="recurrent states", raised_by="--mamba-ssm-dtype bfloat16"),
+            on(WELL, concurrent_requests=12, limited_by="recurrent states", raised_by="--mamba-ssm-dtype bfloat16"),
             ("12 of 48", "recurrent states", "--mamba-ssm-dtype", "--mem-fraction-static"),
         ),
         (replace(WELL, smaller=Smaller(4, 1.6)), ("8 concurrent users", "--speculative-num-draft-tokens 4")),
@@ -80,13 +80,13 @@ def test_the_planted_cause_comes_first_with_its_fix(findings: Findings, named: t
 
 
 def test_traffic_between_the_probes_is_not_blamed() -> None:
-    assert verdict(on(WELL, recent=5.5)) == []
-    assert verdict(on(WELL, causes=(), recent=None)) == []
+    assert verdict(on(WELL, recent_accept_length=5.5)) == []
+    assert verdict(on(WELL, recent_accept_length=None)) == []
 
 
 def test_at_most_three_sentences_likeliest_cause_first() -> None:
     everything = replace(
-        on(LOW, dtype="float16", quantised={QUANTISED_TARGET: "fp8"}, running=12),
+        on(LOW, dtype="float16", quantised={QUANTISED_TARGET: "fp8"}, concurrent_requests=12),
         smaller=Smaller(4, 2.0),
         other_target="other",
     )

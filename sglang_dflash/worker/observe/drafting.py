@@ -10,28 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sglang_dflash.causes import (
-    COMPARED,
-    CONTEXT,
-    DIFFERENCE,
-    DRAFTER,
-    ENOUGH,
-    FIXES,
-    FLOAT16,
-    GOOD,
-    GRAMMAR,
-    LOAD,
-    LORA,
-    NEARLY_ALL,
-    NO_TEMPLATE,
-    NOT_FINITE,
-    QUANTISED_DRAFTER,
-    QUANTISED_TARGET,
-    RECOVERED,
-    SAMPLING,
-    THINKING,
-    Cause,
-)
+from sglang_dflash import causes
+from sglang_dflash.causes import Cause
 from sglang_dflash.drafter.files import ModelFiles
 from sglang_dflash.drafter.keys import FULL
 from sglang_dflash.drafter.published import accept_lengths, card_of_drafter, cheapest_step
@@ -72,17 +52,17 @@ class Traits:
         head, tail = req.origin_input_ids[:_HEAD], list(req.origin_input_ids[-_TAIL:])
         is_raw = bool(self.template.markers) and self.template.markers.isdisjoint((*head, *tail))
         shows = {
-            NO_TEMPLATE: is_raw,
-            CONTEXT: beyond,
-            LORA: req.lora_id is not None,
-            GRAMMAR: req.grammar is not None,
-            SAMPLING: req.sampling_params.top_k != 1,  # SGLang serves temperature 0 as top_k 1
+            causes.NO_TEMPLATE: is_raw,
+            causes.CONTEXT: beyond,
+            causes.LORA: req.lora_id is not None,
+            causes.GRAMMAR: req.grammar is not None,
+            causes.SAMPLING: req.sampling_params.top_k != 1,  # SGLang serves temperature 0 as top_k 1
         }
         if self.template.think is not None and not is_raw:
             begin, end = self.template.think
             tokens = [*tail, *req.output_ids[:_FIRST]]
             is_open = next((token == begin for token in reversed(tokens) if token in (begin, end)), False)
-            shows[THINKING[is_open]] = True
+            shows[causes.THINKING[is_open]] = True
         return frozenset(trait for trait, shown in shows.items() if shown)
 
     def is_beyond(self, req: Req) -> bool:
@@ -162,7 +142,7 @@ class RecentBlocks:
                 sum((blocks for traits, blocks in groups if name in traits), Blocks()),
                 sum((blocks for traits, blocks in groups if name not in traits), Blocks()),
             )
-            for name in FIXES
+            for name in causes.FIXES
             if name in names
         }
 
@@ -177,21 +157,21 @@ def likely(compared: Mapping[str, tuple[Blocks, Blocks]], known: Iterable[str], 
         known: causes that hold for the whole server.
         thinking: whether the drafter's card was measured with thinking; None if it does not state it.
     """
-    unstated = set(THINKING.values()) if thinking is None else set()
-    found, suspected, shares = [], {*known, DRAFTER}, {}
+    unstated = set(causes.THINKING.values()) if thinking is None else set()
+    found, suspected, shares = [], {*known, causes.DRAFTER}, {}
     for name, (theirs, others) in compared.items():
         share = shares[name] = theirs.number / (theirs.number + others.number)
-        if thinking is not None and name == THINKING[thinking]:  # as on the card
+        if thinking is not None and name == causes.THINKING[thinking]:  # as on the card
             continue
-        if min(theirs.number, others.number) >= COMPARED:
+        if min(theirs.number, others.number) >= causes.COMPARED:
             low, high = theirs.firsts / theirs.number, others.firsts / others.number
-            if high >= max(low + DIFFERENCE, GOOD):
+            if high >= max(low + causes.DIFFERENCE, causes.GOOD):
                 evidence = f"{share:.0%} of recent blocks; first drafts accepted: {low:.0%}, without it {high:.0%}"
                 found.append((share * (1 - share) * (high - low) ** 2, Cause(name, evidence, share)))
-        elif share >= NEARLY_ALL and name not in unstated:
+        elif share >= causes.NEARLY_ALL and name not in unstated:
             suspected.add(name)
     by_effect = [cause for _, cause in sorted(found, key=lambda pair: -pair[0])]
-    return by_effect + [Cause(name, None, shares.get(name)) for name in FIXES if name in suspected]
+    return by_effect + [Cause(name, None, shares.get(name)) for name in causes.FIXES if name in suspected]
 
 
 class Payoff:
@@ -259,15 +239,15 @@ class Payoff:
         if isinstance(policy, AdaptiveWidth) and policy.can_pause:
             return policy.paused is None
         length = self._recent.all.accept_length
-        if length is None or self._recent.all.number < ENOUGH:
+        if length is None or self._recent.all.number < causes.ENOUGH:
             return None
-        return length >= self._break_even * (RECOVERED if self.pays is False else 1)
+        return length >= self._break_even * (causes.RECOVERED if self.pays is False else 1)
 
     def _causes(self, policy: WidthPolicy) -> list[Cause]:
-        known = set(self._known) | ({NOT_FINITE} if self._not_finite else set())
+        known = set(self._known) | ({causes.NOT_FINITE} if self._not_finite else set())
         alone = _prospect(policy, alone=True)
         if alone and alone.tokens > (1 + SWITCH_NOW) * alone.cost:
-            known.add(LOAD)
+            known.add(causes.LOAD)
         return likely(self._recent.compare(), known, self._card["thinking"] if self._card else None)
 
     def _warn(self, policy: WidthPolicy) -> None:
@@ -302,9 +282,9 @@ def known_causes(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -
     """Return the causes that the two models' configurations show at the start."""
     configs = target.model_config, drafter.model_config
     holds = {
-        FLOAT16: any(config.dtype == torch.float16 for config in configs),
-        QUANTISED_TARGET: configs[0].quantization is not None,
-        QUANTISED_DRAFTER: bool(plan.drafter.stored or plan.drafter.quantization or configs[1].quantization),
+        causes.FLOAT16: any(config.dtype == torch.float16 for config in configs),
+        causes.QUANTISED_TARGET: configs[0].quantization is not None,
+        causes.QUANTISED_DRAFTER: bool(plan.drafter.stored or plan.drafter.quantization or configs[1].quantization),
     }
     return frozenset(name for name, does in holds.items() if does)
 
