@@ -1,1 +1,1 @@
-"""``sglang-dflash diagnose URL``: what drafting brings on a running server, and why it brings too little."""
+"""``sglang-dflash diagnose URL``: how much drafting helps on a running server, and what limits it."""

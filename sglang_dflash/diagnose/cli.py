@@ -1,7 +1,4 @@
-"""``sglang-dflash diagnose``: read the options, diagnose, print.
-
-Import what the command needs when it runs: ``sglang-dflash --help`` stays fast.
-"""
+"""The command ``sglang-dflash diagnose``. It imports inside functions, so that ``sglang-dflash --help`` is fast."""
 
 from __future__ import annotations
 
@@ -15,23 +12,23 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.user_errors import user_errors
 
 if TYPE_CHECKING:
-    from sglang_dflash.diagnose.report import Report
+    from sglang_dflash.diagnose.verdict import Report
 
 
 def diagnose(
     url: Annotated[str, typer.Argument(help="The server, for example http://127.0.0.1:30000.")],
-    api_key: Annotated[str | None, typer.Option(help="What its --api-key is.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=16, help="Longest answer.")] = 128,
-    context: Annotated[int, typer.Option(min=1, help="Tokens of the long prompts, about.")] = 1000,
+    api_key: Annotated[str | None, typer.Option(help="API key of the server.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=16, help="Maximum tokens per answer.")] = 128,
+    context: Annotated[int, typer.Option(min=1, help="Approximate length of the long prompts, in tokens.")] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """What does drafting bring on a running server, and why does it bring too little?
+    """Diagnose a running DFLASH server: how much does drafting help, and what limits it?
 
-    Asks the server what it is, and 36 short questions. Exit status: 0 all well, 1 something is wrong (the verdict says
-    what to change), 2 nothing there that can be diagnosed.
+    Reads the server's state and sends it 36 short prompts. Exit status: 0 nothing found, 1 something is wrong (the
+    verdict says what to change), 2 no DFLASH server at this address.
     """
     with user_errors():
-        report = asyncio.run(_ask(url if "://" in url else f"http://{url}", api_key, max_tokens, context))
+        report = asyncio.run(_measure(url if "://" in url else f"http://{url}", api_key, max_tokens, context))
         if as_json:
             typer.echo(json.dumps(report.as_json(), indent=2))
         else:
@@ -39,22 +36,22 @@ def diagnose(
 
             for table in report.tables():
                 table.print(wide_console())
-            typer.echo("\n".join(report.verdict or ["Nothing wrong was found."]))
+            typer.echo("\n".join(report.verdict or ["No problem was found."]))
     raise typer.Exit(1 if report.verdict else 0)
 
 
-async def _ask(url: str, api_key: str | None, max_tokens: int, context: int) -> Report:
+async def _measure(url: str, api_key: str | None, max_tokens: int, context: int) -> Report:
     import httpx
 
-    from sglang_dflash.diagnose import session
+    from sglang_dflash.diagnose import verdict
     from sglang_dflash.diagnose.client import Client
 
     async with Client(url, api_key=api_key) as client:
         try:
-            return await session.diagnose(client, max_tokens, context, lambda line: typer.echo(line, err=True))
+            return await verdict.diagnose(client, max_tokens, context, lambda line: typer.echo(line, err=True))
         except (httpx.TransportError, json.JSONDecodeError) as error:
             raise DFlashError(
                 f"no SGLang server answers at {url} ({str(error) or type(error).__name__})",
                 expected="a running SGLang server",
-                remedy="check host and port, and that its log says that it is ready",
+                remedy="check host and port, and that the server has finished starting",
             ) from error

@@ -12,10 +12,10 @@ MISSING = "–"
 
 @dataclass(frozen=True)
 class Table:
-    """A title, a caption that defines the cells, column headings and rows of text.
+    """A table with a title and a caption that defines its columns.
 
     Raises:
-        ValueError: a row has not one cell under every heading.
+        ValueError: a row and ``columns`` have different lengths.
     """
 
     title: str
@@ -42,6 +42,6 @@ class Table:
 
 
 def wide_console() -> Console:
-    """The terminal; a file or pipe gets lines long enough for every table."""
+    """Return the terminal, or for a file or pipe a console wide enough for every table."""
     console = Console(soft_wrap=True)
     return console if console.is_terminal else Console(soft_wrap=True, width=180)

@@ -15,7 +15,7 @@ from typing import Any
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.width import WidthPolicy
-from sglang_dflash.worker.observe.observer import StepRecord
+from sglang_dflash.worker.observe.metrics import StepRecord
 
 News = tuple[int, int, int, float, bool]
 

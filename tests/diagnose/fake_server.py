@@ -1,96 +1,61 @@
-"""A server that answers SGLang's endpoints with canned tokens, for the logic of `diagnose`."""
+"""A server with canned answers, for the logic of ``diagnose``."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import threading
-import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
-@dataclass
 class FakeServer:
-    """Notes every call in ``calls``; ``answer`` maps a prompt's token ids to the generated ones.
+    """Answers SGLang's endpoints.
 
-    Attributes:
-        block: block size it reports, None for a server without speculation.
-        ours: whether it shows our worker's entry.
-        on_generate: called before each answer, to break things at a chosen moment.
-        finish: type of every answer's finish reason.
+    Args:
+        info: ``/server_info``.
+        status: of every reply.
+        accepted: drafts per verify step of every answer.
     """
 
-    block: int | None = None
-    ours: bool = True
-    answer: Callable[[list[int]], list[int]] = lambda prompt: [prompt[0], 7, 8]
-    on_generate: Callable[[], None] = lambda: None
-    finish: str = "stop"
-    calls: list[tuple[str, Any]] = field(default_factory=list)
-    url: str = ""
+    def __init__(self, info: dict[str, Any] | None = None, status: int = 200, accepted: int = 3) -> None:
+        self.info, self.status, self.accepted = info or {}, status, accepted
 
-    def generations(self) -> list[list[int]]:
-        """Prompts asked with the full token budget, so without the warm-up's."""
-        return [b["input_ids"] for p, b in self.calls if p == "/generate" and not b["sampling_params"]["ignore_eos"]]
-
-    def reply(self, path: str, body: Any) -> tuple[int, list[dict[str, Any]]]:
-        """-> status and events; one event is sent as plain JSON, except for /generate."""
-        self.calls.append((path, body))
-        if path == "/v1/tokenize":
-            text = json.dumps(body["messages"])
-            return 200, [{"tokens": [sum(text.encode()) % 1000, len(text)]}]
+    def reply(self, path: str, body: Any) -> Any:
         if path == "/server_info":
-            return 200, [self._info()]
-        if path == "/generate":
-            self.on_generate()
-            return 200, self._events(body)
-        return 200, [{}]
-
-    def _info(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"avg_spec_accept_length": 1.5} if self.block else {}
-        if self.block and self.ours:
-            state["sglang_dflash"] = {"version": "0", "steps_by_width": {str(self.block): len(self.generations())}}
-        return {
-            "speculative_algorithm": "DFLASH" if self.block else None,
-            "speculative_num_draft_tokens": self.block,
-            "internal_states": [state],
+            return self.info
+        if path == "/v1/tokenize":
+            return {"tokens": [*json.dumps(body).encode()]}
+        tokens = body["sampling_params"]["max_new_tokens"]
+        steps = max(1, tokens // (self.accepted + 1))
+        meta = {
+            "completion_tokens": tokens,
+            "finish_reason": {"type": "length"},
+            "spec_verify_ct": steps,
+            "spec_correct_drafts_histogram": [0] * self.accepted + [steps],
         }
-
-    def _events(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        ids = self.answer(body["input_ids"])[: body["sampling_params"]["max_new_tokens"]]
-        meta = {"id": uuid.uuid4().hex, "prompt_tokens": len(body["input_ids"]), "cached_tokens": 0}
-        if self.block:
-            meta |= {"spec_verify_ct": 1, "spec_correct_drafts_histogram": [0] * (len(ids) - 1) + [1]}
-        return [
-            {
-                "text": " ".join(map(str, ids[:n])),
-                "output_ids": ids[:n],
-                "meta_info": {**meta, "completion_tokens": n, "finish_reason": {"type": self.finish}},
-            }
-            for n in range(1, len(ids) + 1)
-        ]
+        return {"text": "", "meta_info": meta}
 
 
 @contextlib.contextmanager
-def serve(fake: FakeServer) -> Iterator[FakeServer]:
+def serve(fake: FakeServer) -> Iterator[str]:
+    """Serve on a free port; yields the URL."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self._reply(None)
 
         def do_POST(self) -> None:
-            content = self.rfile.read(int(self.headers.get("content-length", 0)))
-            self._reply(json.loads(content) if content else None)
+            self._reply(json.loads(self.rfile.read(int(self.headers["content-length"]))))
 
         def _reply(self, body: Any) -> None:
             path = self.path.partition("?")[0]
-            status, events = fake.reply(path, body)
+            known = path in ("/server_info", "/v1/tokenize", "/generate")
+            content = json.dumps(fake.reply(path, body) if known else {})
             if path == "/generate":
-                content = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
-            else:
-                content = json.dumps(events[0])
-            self.send_response(status)
+                content = f"data: {content}\n\ndata: [DONE]\n\n"
+            self.send_response(fake.status if known else 404)
             self.end_headers()
             self.wfile.write(content.encode())
 
@@ -100,9 +65,8 @@ def serve(fake: FakeServer) -> Iterator[FakeServer]:
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
-    fake.url = f"http://127.0.0.1:{http.server_address[1]}"
     try:
-        yield fake
+        yield f"http://127.0.0.1:{http.server_address[1]}"
     finally:
         http.shutdown()
         http.server_close()

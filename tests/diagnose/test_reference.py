@@ -1,14 +1,15 @@
-"""Which figures a drafter is held to."""
+"""The published figures of a drafter."""
 
 from __future__ import annotations
 
 import pytest
 
-from sglang_dflash.diagnose.reference import find, other_target
+from sglang_dflash.diagnose.verdict import find_reference as find
+from sglang_dflash.diagnose.verdict import other_target
 from sglang_dflash_lab.pairs import drafter_path
 
 
-def test_a_published_drafter_has_its_cards_figures_wherever_it_lies() -> None:
+def test_a_published_drafter_is_recognised_by_the_end_of_its_path() -> None:
     found = find("/models/Qwen3.5-4B-DFlash", 15)
     assert found is not None and found == find("z-lab/Qwen3.5-4B-DFlash", 16)
     assert found.thinking and found.block == 16 and "huggingface.co" in found.source
@@ -21,13 +22,13 @@ def test_a_card_without_figures_and_an_unknown_drafter_have_none() -> None:
     assert find("someone/drafter", 16) is None
 
 
-def test_a_tiny_pairs_drafter_has_those_stored_beside_it() -> None:
+def test_a_tiny_pairs_drafter_has_its_stored_figures() -> None:
     found = find(str(drafter_path("tiny-hybrid", "weak")), 8)
     assert found is not None and found.block == 8 and not found.thinking
     assert found.lengths == {"math": 2.72, "code": 2.83, "json": 2.98, "chat": 2.4}
 
 
-def test_a_drafter_of_another_published_target_is_known_by_name() -> None:
+def test_a_drafter_of_another_published_target_is_recognised_by_name() -> None:
     assert other_target("z-lab/Qwen3.5-4B-DFlash", "/models/Qwen3.5-27B") == "Qwen/Qwen3.5-4B"
     assert other_target("z-lab/Qwen3.5-4B-DFlash", "Qwen/Qwen3.5-4B") is None
     assert other_target("z-lab/Qwen3.5-4B-DFlash", "/models/mine") is None

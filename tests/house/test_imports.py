@@ -21,6 +21,7 @@ COMMAND = GROUND | {"user_errors"}  # what has a command line
 ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
     "errors": set(),
+    "causes": set(),
     "upstream": {"errors"},
     "user_errors": {"errors"},
     "ops": BASE,
@@ -31,10 +32,10 @@ ALLOWED: dict[str, set[str]] = {
     "copies": SERVED,
     "states": SERVED,
     "plan": GROUND | {"width.config"},
-    "worker": STEP,
+    "worker": STEP | {"causes"},
     "hooks": STEP | {"plan", "worker"},
     "plugin": STEP | {"plan", "worker", "hooks"},
-    "diagnose": COMMAND | {"plan"},
+    "diagnose": COMMAND | {"plan", "causes"},
     "cli": COMMAND | {"plan", "diagnose"},
 }
 

@@ -1,4 +1,4 @@
-"""The memory of the pools in ``/server_info``, whatever verification keeps there."""
+"""The pools' memory in ``/server_info``, with each way to keep a block's states."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.sglang
     ("kept", "numbers"),
     [
         ({"intermediate_ssm": torch.zeros(11)}, (10, 5 + 11)),
-        # Under ``--enable-linear-replayssm-spec`` inputs are kept, and no states.
+        # ``--enable-linear-replayssm-spec`` keeps inputs instead of states.
         ({"intermediate_ssm": None, "replayssm_d": torch.zeros(2), "replayssm_g": torch.zeros(1)}, (10, 5 + 3)),
         (None, (0, 0)),
     ],
     ids=["a state per position", "replay", "dense"],
 )
-def test_states_and_scratch_are_told_apart(kept: dict[str, Any] | None, numbers: tuple[int, int]) -> None:
+def test_states_and_scratch_are_counted_separately(kept: dict[str, Any] | None, numbers: tuple[int, int]) -> None:
     def runner(request_pool: Any = None) -> Any:
         kv = SimpleNamespace(get_kv_size_bytes=lambda: (8, 8))
         model = torch.nn.Linear(2, 2, bias=False)

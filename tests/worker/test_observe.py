@@ -1,4 +1,4 @@
-"""Telemetry: counts and times find their step, stages are timed on demand, warnings come once."""
+"""Telemetry: counts and times are matched with their steps, and stages are timed on demand."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import torch
 
 from sglang_dflash.width import FixedWidth
 from sglang_dflash.worker.observe import observer as observer_module
-from sglang_dflash.worker.observe import stats
-from sglang_dflash.worker.observe import stats as clock_module
-from sglang_dflash.worker.observe.observer import Observer, StepRecord, Steps
-from sglang_dflash.worker.observe.stats import STAGE_TIMES, Stages
+from sglang_dflash.worker.observe.metrics import StepRecord
+from sglang_dflash.worker.observe.observer import STAGE_TIMES, Observer, Stages, Steps
 
 
 class Clock:
@@ -23,7 +21,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(clock_module, "time", clock)
+    monkeypatch.setattr(observer_module, "time", clock)
     return clock
 
 
@@ -33,7 +31,7 @@ def started(flight: Steps, clock: Clock, at: float, width: int) -> StepRecord:
     return record
 
 
-def test_counts_come_in_launch_order_with_overlap(clock: Clock) -> None:
+def test_counts_arrive_in_launch_order_with_overlap(clock: Clock) -> None:
     flight = Steps("cpu")
     first, second = started(flight, clock, 0.0, 16), started(flight, clock, 0.01, 4)
     assert flight.counted([3, 16]) is first
@@ -67,20 +65,20 @@ def observer(monkeypatch: pytest.MonkeyPatch) -> Observer:
     return Observer("cpu", 16, torch.zeros((), dtype=torch.int64))
 
 
-def test_a_profiler_sees_stages_and_nobody_pays_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_are_profiler_ranges_and_cost_nothing_without_a_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(STAGE_TIMES, raising=False)
     watched = observer(monkeypatch)
     with torch.profiler.profile() as profile, watched.stage("doubling"):
         torch.ones(2).mul_(2)
     assert [event.name for event in profile.events() if event.name.startswith("dflash.")] == ["dflash.doubling"]
-    monkeypatch.setattr(stats, "record_function", None)
+    monkeypatch.setattr(observer_module, "record_function", None)
     with watched.stage("draft"):
         pass
     assert watched.info(FixedWidth(16))["stage_seconds"] == {}
 
 
 class FakeEvents:
-    """A device's events: each is a millisecond after the last, and done when the test says so."""
+    """A device's events, one millisecond apart; the device has finished the first ``done``."""
 
     def __init__(self) -> None:
         self.done, self.recorded = 0, 0
@@ -104,9 +102,9 @@ class FakeEvents:
             return float(end.at - self.at)
 
 
-def test_a_devices_times_come_once_it_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_devices_times_are_read_after_it_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     events = FakeEvents()
-    monkeypatch.setattr(clock_module.torch, "get_device_module", lambda device: events)
+    monkeypatch.setattr(observer_module.torch, "get_device_module", lambda device: events)
     stages = Stages("meta", timed=True)
     for stage in ("draft", "verify"):
         with stages(stage):

@@ -1,4 +1,4 @@
-"""Whether drafting pays: who is to blame is found by comparison, and said once an hour for each cause."""
+"""Whether drafting pays: causes are found by comparison, and logged once per cause and hour."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_dflash.causes import ENOUGH, FIXES
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.published import published_pairs
 from sglang_dflash.drafter.template import TemplateTokens, template_tokens
 from sglang_dflash.width import AdaptiveWidth, CostTable, FixedWidth, WidthPolicy
-from sglang_dflash.worker.observe.causes import RECENT, REMEDIES, RecentBlocks, known_causes
-from sglang_dflash.worker.observe.observer import StepRecord
-from sglang_dflash.worker.observe.payoff import ENOUGH, LOOK_SECONDS, QUIET_SECONDS, Payoff
-from sglang_dflash.worker.observe.traits import Traits
+from sglang_dflash.worker.observe.drafting import (
+    CHECK_SECONDS,
+    QUIET_SECONDS,
+    RECENT,
+    Payoff,
+    RecentBlocks,
+    Traits,
+    known_causes,
+)
+from sglang_dflash.worker.observe.metrics import StepRecord
 from sglang_dflash_lab.pairs import target_path
 from tests.support.prompts import corpus
 
@@ -34,7 +41,7 @@ _numbers = itertools.count()
 
 
 def request(prompt: Iterable[int] = PLAIN, output: Iterable[int] = (9,), **shown: Any) -> Any:
-    """A greedy request in the template, without thoughts, unless ``shown`` says otherwise."""
+    """A greedy request in the template, without thoughts; ``shown`` overrides."""
     shown = {"lora_id": None, "grammar": None, "top_k": 1, "finished_reason": None, **shown}
     params = SimpleNamespace(top_k=shown.pop("top_k"))
     ids = {"origin_input_ids": array("q", prompt), "output_ids": array("q", output)}
@@ -42,7 +49,7 @@ def request(prompt: Iterable[int] = PLAIN, output: Iterable[int] = (9,), **shown
 
 
 class Server:
-    """A judgement, told of steps."""
+    """A judgement, and steps for it to count."""
 
     def __init__(
         self,
@@ -99,8 +106,8 @@ def test_the_trait_of_badly_drafted_requests_is_named(cause: str, warnings: Call
     server.serve(BLAMED[cause], 1, 1000)
     (line,) = warnings()
     assert line.startswith("WARNING DFLASH: drafting does not pay: accept length 1.")
-    assert f"Most likely cause: {cause} (" in line and "0% of their first drafts accepted, else 100%" in line
-    assert REMEDIES[cause] in line
+    assert f"Most likely cause: {cause} (" in line and "first drafts accepted: 0%, without it 100%" in line
+    assert FIXES[cause] in line
     server.serve(request, 6)
     (line,) = warnings()
     assert line.startswith("INFO DFLASH: drafting pays again: accept length ")
@@ -115,11 +122,11 @@ def test_a_trait_of_good_requests_too_is_blamed_less(warnings: Callable[[], list
     server.serve(BLAMED["sampling"], 1, 10)
     server.serve(lambda: request([9] * 100, top_k=1 << 30), 1, 1000)
     (line,) = warnings()
-    assert "cause: no chat template (" in line and line.endswith("Possible too: sampling, drafter")
+    assert "cause: no chat template (" in line and line.endswith("Other possible causes: sampling, drafter")
 
 
-def test_a_request_that_was_not_seen_to_differ_is_not_blamed() -> None:
-    """Half of them are sampled, all are drafted badly: it is the drafter."""
+def test_a_trait_that_makes_no_difference_is_not_blamed() -> None:
+    """Half of the requests are sampled, and all are drafted badly."""
     server = Server()
     for _ in range(5):
         server.serve(request, 1)
@@ -134,7 +141,7 @@ def test_a_request_that_was_not_seen_to_differ_is_not_blamed() -> None:
         (request, ("float16", "quantised target"), ["float16", "drafter", "quantised target"]),
         (BLAMED["no chat template"], ("quantised drafter",), ["quantised drafter", "no chat template", "drafter"]),
         (BLAMED["sampling"], (), ["drafter", "sampling"]),
-        (BLAMED["thinking on"], (), ["drafter"]),  # no card says otherwise
+        (BLAMED["thinking on"], (), ["drafter"]),  # no card to compare with
     ],
 )
 def test_without_a_comparison_suspicions_have_an_order(make: Callable[[], Any], known: Any, expected: Any) -> None:
@@ -143,19 +150,19 @@ def test_without_a_comparison_suspicions_have_an_order(make: Callable[[], Any], 
     assert server.causes() == expected
 
 
-def test_drafts_that_are_not_finite_come_first() -> None:
+def test_drafts_that_are_not_finite_are_the_first_cause() -> None:
     server = Server(known=("float16",))
     server.serve(request, 1, broken=1)
     assert server.causes()[:2] == ["drafts not finite", "float16"]
 
 
-def test_a_card_says_what_was_measured(warnings: Callable[[], list[str]]) -> None:
+def test_the_log_quotes_the_drafters_card(warnings: Callable[[], list[str]]) -> None:
     server = Server(drafter="/models/Qwen3.5-4B-DFlash")
     server.serve(request, 1)
     (line,) = warnings()
-    assert "accept length 1.00 where published cards need 1.57 for one user" in line
-    assert "; 5.933 to 7.719 on the card of z-lab/Qwen3.5-4B-DFlash (greedy, thinking enabled" in line
-    assert 'Most likely cause: thinking off: chat_template_kwargs: {"enable_thinking": true}' in line
+    assert "accept length 1.00, one user gains from 1.57" in line
+    assert "; the card of z-lab/Qwen3.5-4B-DFlash states 5.933 to 7.719 (greedy, thinking enabled" in line
+    assert 'Most likely cause: thinking off. Fix: send chat_template_kwargs: {"enable_thinking": true}' in line
     section = server.section()
     assert section["card"]["block"] == 16 and section["card"]["accept_length"]["math500"] == 7.478
     assert section["break_even"] == pytest.approx(1.57, abs=0.01), "by its own card"
@@ -169,7 +176,7 @@ def test_a_card_says_what_was_measured(warnings: Callable[[], list[str]]) -> Non
         assert published["thinking"] is ("thinking enabled" in published["setup"] or None)
 
 
-def test_it_speaks_once_an_hour_for_each_cause(warnings: Callable[[], list[str]]) -> None:
+def test_one_warning_per_cause_and_hour(warnings: Callable[[], list[str]]) -> None:
     server = Server()
     server.serve(BLAMED["no chat template"], 1, ENOUGH // 8 - 1)
     assert server.section()["pays"] is None and warnings() == []
@@ -182,7 +189,7 @@ def test_it_speaks_once_an_hour_for_each_cause(warnings: Callable[[], list[str]]
     assert len(warnings()) == 1
     server.serve(BLAMED["no chat template"], 1, 1000)
     assert warnings() == [], "the same cause within the hour"
-    server.now += LOOK_SECONDS
+    server.now += CHECK_SECONDS
     server.serve(BLAMED["no chat template"], 1)
     assert len(warnings()) == 1
     server.serve(request, 2, 1000)
@@ -191,7 +198,7 @@ def test_it_speaks_once_an_hour_for_each_cause(warnings: Callable[[], list[str]]
     assert ["grammar" in line for line in warnings()] == [True], "another cause"
 
 
-def test_old_traffic_fades_and_finished_requests_count_no_more() -> None:
+def test_old_traffic_fades_and_finished_requests_are_not_counted() -> None:
     server = Server()
     server.serve(lambda: request(finished_reason=object()), 1)
     assert server.section()["accept_length"] is None
@@ -223,14 +230,14 @@ def test_an_adaptive_width_is_judged_by_its_costs(warnings: Callable[[], list[st
     assert section["break_even"] == pytest.approx(1.4 / 1.2, rel=0.05)
 
 
-def test_a_load_that_is_too_high_for_drafts_is_no_fault_of_theirs() -> None:
+def test_a_high_load_is_named_before_the_drafter() -> None:
     policy = rested(0.6, lambda size, width: 1.0 + 0.01 * width if size == 1 else 1.0 * width)
     server = Server(policy)
     server.serve(request, 2, width=2)
     assert server.causes() == ["load", "drafter"]
 
 
-def test_plain_steps_and_copies_show_nothing_of_drafts() -> None:
+def test_plain_steps_and_copies_are_not_counted() -> None:
     server = Server()
     server.serve(request, 1, width=1)
     copied = StepRecord(16, 2, 800, accept_lens=[9, 9], requests=[request(), request()], matched=[True, True])
@@ -241,26 +248,26 @@ def test_plain_steps_and_copies_show_nothing_of_drafts() -> None:
 PAIR = "tiny-hybrid"
 
 
-def test_a_target_s_template_is_known_by_its_tokens(tmp_path: Path) -> None:
+def test_the_tokens_of_a_targets_template(tmp_path: Path) -> None:
     found = template_tokens(ModelFiles(str(target_path(PAIR))), None)
     assert found == TEMPLATE
     assert template_tokens(ModelFiles(str(tmp_path)), None) == TemplateTokens()
     assert template_tokens(ModelFiles(str(target_path(PAIR))), "chatml") == TemplateTokens(), "SGLang's own"
 
 
-def test_a_template_is_seen_in_any_conversation() -> None:
+def test_a_template_is_recognised_in_any_conversation() -> None:
     traits = Traits(template_tokens(ModelFiles(str(target_path(PAIR))), None), None)
     for prompt in corpus(PAIR, 24):
         assert traits.of(request(prompt), beyond=False) == {"thinking off"}
-        # A reply that was begun for the target, as `continue_final_message` does, is longer than the tail.
+        # `continue_final_message` can make the prompt longer than the part that is read.
         assert "no chat template" not in traits.of(request([*prompt, *[9] * 500]), beyond=False)
     assert traits.of(request([9] * 500), beyond=False) == {"no chat template"}
-    # Some templates leave it to the target to begin the thought.
+    # With some templates the target itself begins the thought.
     assert "thinking on" in traits.of(request([START, 9, END, START, 9], [THINK, 9]), beyond=False)
 
 
 @pytest.mark.parametrize("quantised", ["stored", "quantization"], ids=["dequantised at load", "in SGLang's layers"])
-def test_a_quantised_drafter_is_known(quantised: str) -> None:
+def test_a_quantised_drafter_is_a_known_cause(quantised: str) -> None:
     def known(**drafter: Any) -> frozenset[str]:
         plan: Any = SimpleNamespace(drafter=SimpleNamespace(**{"stored": None, "quantization": None, **drafter}))
         plain: Any = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.float32, quantization=None))

@@ -1,4 +1,4 @@
-"""Real servers see what keeps drafts from being accepted, and say so once."""
+"""Real servers find why drafts are rejected, and log it once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.worker.observe.causes import REMEDIES
+from sglang_dflash.causes import FIXES
 from sglang_dflash_lab.pairs.corpus.prompts import prompts
 from tests.support.generation import generate_all
 from tests.support.pair_servers import BASE, dflash_server, worker_info
@@ -32,11 +32,11 @@ def gauge(server: Server) -> float:
 
 
 def lines(server: Server) -> list[str]:
-    """What was said of drafting, in order."""
+    """Log lines about drafting, in order."""
     return re.findall(r"DFLASH: (drafting .*)", server.log)
 
 
-def test_every_trait_of_a_request_is_seen(dflash_hybrid: Server) -> None:
+def test_every_trait_of_a_request_is_counted(dflash_hybrid: Server) -> None:
     asked = prompts("json", n=4, seed=11)
     thinking = chat_ids(PAIR, asked, enable_thinking=True)
     plain = chat_ids(PAIR, asked)
@@ -55,8 +55,8 @@ def test_every_trait_of_a_request_is_seen(dflash_hybrid: Server) -> None:
 
 
 @pytest.mark.slow
-def test_raw_prompts_are_named_and_a_recovery_is_told(tmp_path: Path) -> None:
-    """A width that is fixed: the accept length alone decides."""
+def test_raw_prompts_are_named_and_a_recovery_is_logged(tmp_path: Path) -> None:
+    """With a fixed width, the accept length alone decides."""
     with dflash_server(PAIR, tmp_path, drafter="noisy") as good:
         raw_prompts_are_named(good)
 
@@ -71,7 +71,7 @@ def raw_prompts_are_named(good: Server) -> None:
         generate_all(good, random_prompts(PAIR, 48), USERS, 96, sampling_params=hot)
     (said,) = lines(good)
     assert re.match(r"drafting does not pay: accept length 1\.\d\d .*cause: no chat template \(\d\d% of", said)
-    assert REMEDIES["no chat template"] in said
+    assert FIXES["no chat template"] in said
     found = drafting(good)
     assert found["pays"] is False and gauge(good) == 0 and found["causes"][0]["cause"] == "no chat template"
     generate_all(good, corpus(PAIR, 48, 2), USERS, 96)
@@ -89,7 +89,7 @@ def test_a_drafter_of_another_target_is_named_once(tmp_path: Path, dtype: str, c
         for seed in range(2):
             generate_all(server, corpus(PAIR, 24, seed), USERS, 64)
         (said,) = lines(server)
-        assert f"Most likely cause: {causes[0]}: {REMEDIES[causes[0]]}" in said
+        assert f"Most likely cause: {causes[0]}. Fix: {FIXES[causes[0]]}" in said
         found = drafting(server)
         assert [cause["cause"] for cause in found["causes"]] == causes
         assert found["pays"] is False and gauge(server) == 0 and found["accept_length"] < 1.5

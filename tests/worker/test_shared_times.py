@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.width import AdaptiveWidth, CostTable, FixedWidth
-from sglang_dflash.worker.observe.observer import StepRecord
+from sglang_dflash.worker.observe.metrics import StepRecord
 from sglang_dflash.worker.shared_times import SharedTimes, StepTimes
 
 WIDTHS = (1, 2, 4, 8, 16)

@@ -1,1 +1,1 @@
-"""Telemetry: counters, step times, metrics and the memory a rank allocated. Nothing here decides anything."""
+"""Telemetry of the worker: step counters and times, Prometheus series, and the judgement whether drafting pays."""

@@ -1,37 +1,108 @@
-"""Step counters on SGLang's Prometheus endpoint."""
+"""Counters of decode steps, for ``/server_info`` and for SGLang's Prometheus endpoint."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from sglang_dflash.copies.matches import LONGEST
+from sglang_dflash.copies.matches import LONGEST, Copied
 from sglang_dflash.upstream import get_observability, get_parallel, get_serving
 from sglang_dflash.width import AdaptiveWidth, WidthPolicy
 
 if TYPE_CHECKING:
     from prometheus_client import Gauge, Histogram
 
-    from sglang_dflash.worker.observe.observer import StepRecord
+    from sglang_dflash.upstream import Req
+
+
+@dataclass
+class StepRecord:
+    """One decode step.
+
+    Attributes:
+        width: positions of the block, anchor included.
+        batch_size: requests.
+        context: committed tokens, summed over the batch, as last seen by the host.
+        milliseconds: time from the step's start to the next step's; None until it is measured, and if another forward
+            ran in between.
+        accept_lens: per request, accepted drafts plus the bonus token; empty until the host has them.
+        matched: per request, whether it had a match to copy when the step was launched; empty without copied blocks.
+        copied: matches and copied tokens; None without copied blocks.
+        requests: SGLang's requests, until the step is counted.
+        caught_up: whether the step also injected the tokens of earlier plain steps; its time is then an upper bound.
+    """
+
+    width: int
+    batch_size: int
+    context: int
+    milliseconds: float | None = None
+    accept_lens: Sequence[int] = ()
+    matched: Sequence[bool] = ()
+    copied: Copied | None = None
+    requests: Sequence[Req] = ()
+    caught_up: bool = False
+
+
+@dataclass
+class StepStats:
+    """Counters of one worker since it started.
+
+    Attributes:
+        widths: steps by block width.
+        accept_lens: verified blocks by accept length (accepted drafts plus the bonus token).
+        match_lens: copied blocks by the length of their match.
+        copied_tokens: accepted tokens that copies added to those of the drafts that they replaced.
+    """
+
+    widths: Counter[int] = field(default_factory=Counter)
+    accept_lens: Counter[int] = field(default_factory=Counter)
+    match_lens: Counter[int] = field(default_factory=Counter)
+    copied_tokens: int = 0
+
+    def count(self, record: StepRecord) -> None:
+        """Count a finished step."""
+        self.widths[record.width] += 1
+        self.accept_lens.update(record.accept_lens)
+        if record.copied is not None:
+            self.match_lens.update(record.copied.lengths)
+            self.copied_tokens += record.copied.tokens
+
+    @property
+    def mean_accept_length(self) -> float | None:
+        """New tokens per verified block; None before the first."""
+        blocks = sum(self.accept_lens.values())
+        return sum(n * count for n, count in self.accept_lens.items()) / blocks if blocks else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counters for ``/server_info``, with the string keys that JSON needs."""
+        return {
+            "steps_by_width": {str(width): n for width, n in sorted(self.widths.items())},
+            "blocks_by_accept_length": {str(length): n for length, n in sorted(self.accept_lens.items())},
+            "mean_accept_length": self.mean_accept_length,
+            "copied_blocks_by_match_length": {str(length): n for length, n in sorted(self.match_lens.items())},
+            "tokens_brought_by_copies": self.copied_tokens,
+        }
 
 
 class StepMetrics:
-    """The series of one scheduler process, which SGLang's ``/metrics`` collects from all of them.
+    """The series of one scheduler process. SGLang's ``/metrics`` merges all processes.
 
     ``sglang_dflash:accept_length`` (histogram): accepted drafts plus the bonus token, per verified block.
     ``sglang_dflash:width`` (histogram): positions of a step's block; 1 is plain decoding.
     ``sglang_dflash:steps_total`` (counter, by ``width``): decode steps.
-    ``sglang_dflash:tokens_per_ms`` (gauge, by ``kind``): ``measured`` in the last step whose time is known, and, of an
-    adaptive width, ``predicted`` for the last step launched.
-    ``sglang_dflash:survival`` (gauge, by ``position``), of an adaptive width: the chance that a draft is committed.
-    ``sglang_dflash:drafting_pays`` (gauge): 0 while drafting is seen not to pay (:mod:`.payoff`), else 1.
+    ``sglang_dflash:tokens_per_ms`` (gauge, by ``kind``): ``measured`` of the last timed step; with an adaptive width
+    also ``predicted`` of the last launched step.
+    ``sglang_dflash:survival`` (gauge, by ``position``): with an adaptive width, the chance that a draft is committed.
+    ``sglang_dflash:drafting_pays`` (gauge): 0 while drafting does not pay (:mod:`.drafting`), else 1.
     ``sglang_dflash:broken_drafts`` (gauge): drafted positions at which the drafter's output was not finite.
     ``sglang_dflash:match_length`` (histogram) and ``sglang_dflash:copied_tokens_total`` (counter): matches of copied
-    blocks, and tokens that copies brought and drafts would not have.
+    blocks, and accepted tokens that copies added.
     """
 
     def __init__(self, max_width: int) -> None:
-        # Not before: the client decides at its import whether processes share series, by a variable that SGLang sets.
+        # Imported late: the client reads the variable that SGLang sets for shared series at its import.
         from prometheus_client import Counter, Gauge, Histogram
 
         labels = {"model_name": get_serving().served_model_name, "dp_rank": str(get_parallel().dp_rank or 0)}
@@ -50,24 +121,24 @@ class StepMetrics:
         self._steps = Counter("sglang_dflash:steps", "Decode steps.", (*labels, "width"))
         self._rate = gauge("tokens_per_ms", "Tokens of a decode step over its milliseconds.", "kind")
         self._survival = gauge("survival", "Chance that the draft at a position is committed.", "position")
-        self._pays = gauge("drafting_pays", "0 while drafting is seen not to pay, else 1.")
-        self._broken = gauge("broken_drafts", "Drafted positions at which the drafter's output was not finite.")
+        self._pays = gauge("drafting_pays", "0 while drafting does not pay, else 1.")
+        self._not_finite = gauge("broken_drafts", "Drafted positions at which the drafter's output was not finite.")
         self._match_length = histogram("match_length", "Tokens of a copied block's match.", LONGEST)
-        self._copied = Counter("sglang_dflash:copied_tokens", "Tokens that copies brought.", tuple(labels))
+        self._copied = Counter("sglang_dflash:copied_tokens", "Accepted tokens that copies added.", tuple(labels))
         self._labels = labels
 
     def observe(
-        self, record: StepRecord, timed: Sequence[StepRecord], policy: WidthPolicy, broken: int, pays: bool | None
+        self, record: StepRecord, timed: Sequence[StepRecord], policy: WidthPolicy, not_finite: int, pays: bool | None
     ) -> None:
-        """Count a finished step, and the steps whose time became known.
+        """Count a finished step and newly timed steps.
 
         Args:
-            broken: drafts so far.
-            pays: whether drafting does; None if nobody knows yet.
+            not_finite: such drafts since the start.
+            pays: whether drafting pays; None before it is judged.
         """
         self._width.observe(record.width)
         self._steps.labels(**self._labels, width=record.width).inc()
-        self._broken.labels(**self._labels).set(broken)
+        self._not_finite.labels(**self._labels).set(not_finite)
         self._pays.labels(**self._labels).set(pays is not False)
         for length in record.accept_lens:
             self._accept_length.observe(length)
@@ -88,6 +159,6 @@ class StepMetrics:
 
 
 def step_metrics(max_width: int) -> StepMetrics | None:
-    """The series if this process exports metrics (``--enable-metrics``, one rank per replica), else None."""
+    """Return the series if this process exports metrics (``--enable-metrics``, one rank per replica), else None."""
     enabled = get_observability().enable_metrics and get_parallel().attn_tp_rank == 0
     return StepMetrics(max_width) if enabled else None

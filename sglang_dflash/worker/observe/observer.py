@@ -1,66 +1,96 @@
-"""The one object that a worker tells about its steps; counters, times, metrics and log lines are behind it."""
+"""Telemetry facade of the worker: matches counts and times with their steps, and feeds counters, metrics and log."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
-from collections import deque
-from collections.abc import Sequence
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
-from sglang_dflash.copies.matches import Copied
+from sglang_dflash.causes import FIXES, NOT_FINITE
 from sglang_dflash.width import WidthPolicy
-from sglang_dflash.worker.observe.broken_drafts import BrokenDrafts
-from sglang_dflash.worker.observe.metrics import step_metrics
-from sglang_dflash.worker.observe.payoff import Payoff
-from sglang_dflash.worker.observe.stats import STAGE_TIMES, Clock, Stages, StepStats
+from sglang_dflash.worker.observe.drafting import Payoff
+from sglang_dflash.worker.observe.metrics import StepRecord, StepStats, step_metrics
 
-if TYPE_CHECKING:
-    from sglang_dflash.upstream import Req
+logger = logging.getLogger(__name__)
 
-READ_EVERY = 32  # steps between two looks at the count of broken drafts
+STAGE_TIMES = "SGLANG_DFLASH_STAGE_TIMES"
+READ_EVERY = 32  # steps between two reads of the drafter's count of non-finite drafts
 
 
-@dataclass
-class StepRecord:
-    """One decode step.
+class Clock:
+    """Non-blocking timestamps: events on the current stream of an accelerator, or ``perf_counter`` on a CPU.
 
     Attributes:
-        width: positions of the block, anchor included.
-        batch_size: requests.
-        context: committed tokens of all of them, as far as the host knew.
-        milliseconds: from the step's start to the next one's; None if something else ran between, or not known yet.
-        accept_lens: accepted drafts plus bonus token of each request; empty before the host knows.
-        matched: whether each request had a match to copy, as far as the host knew at the start; empty where no block is
-            copied.
-        copied: what it copied; None where no block is copied.
-        requests: SGLang's, until the step is counted.
-        caught_up: whether it injected what plain steps had left waiting, which is not part of its width's time.
+        now: returns a timestamp.
     """
 
-    width: int
-    batch_size: int
-    context: int
-    milliseconds: float | None = None
-    accept_lens: Sequence[int] = ()
-    matched: Sequence[bool] = ()
-    copied: Copied | None = None
-    requests: Sequence[Req] = ()
-    caught_up: bool = False
+    now: Callable[[], Any]
+
+    def __init__(self, device: torch.device | str) -> None:
+        device = torch.device(device)
+        self._events: Any = None if device.type == "cpu" else torch.get_device_module(device)
+        self.now = time.perf_counter if self._events is None else self._event
+
+    def _event(self) -> Any:
+        event = self._events.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def has_passed(self, timestamp: Any) -> bool:
+        return self._events is None or bool(timestamp.query())
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Return the time between two timestamps that have passed."""
+        return float(end - start if self._events is None else start.elapsed_time(end) / 1000)
+
+
+class Stages:
+    """Profiler ranges ``dflash.<stage>``, and the stages' times with ``SGLANG_DFLASH_STAGE_TIMES=1``.
+
+    Args:
+        device: the device that runs the steps; its times are measured between events on the stream.
+        timed: whether to measure times.
+    """
+
+    def __init__(self, device: torch.device | str, timed: bool) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._measured: deque[tuple[str, Any, Any]] = deque()
+        self._timed, self._clock = timed, Clock(device)
+
+    @contextlib.contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        with record_function(f"dflash.{stage}"):
+            if not self._timed:
+                yield
+                return
+            start = self._clock.now()
+            yield
+            self._measured.append((stage, start, self._clock.now()))
+
+    def collect(self) -> dict[str, float]:
+        """Return the seconds per stage since the server started, as far as the device has finished them."""
+        while self._measured and self._clock.has_passed(self._measured[0][2]):
+            stage, start, end = self._measured.popleft()
+            self._seconds[stage] += self._clock.seconds(start, end)
+        return dict(self._seconds)
 
 
 class Steps:
-    """The steps in flight; each is handed out when its counts are known, and again when its time is.
+    """The steps in flight. Each is returned once when its counts arrive, and once when its time does.
 
-    A step's time runs from its start to the start of the next decode step, so it includes what the scheduler adds
-    between two steps.
+    A step's time ends at the start of the next decode step, so it includes the scheduler's work between the two.
 
     Args:
-        device: that runs the steps.
+        device: the device that runs the steps.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -70,7 +100,7 @@ class Steps:
         self._last: tuple[StepRecord, Any] | None = None
 
     def started(self, record: StepRecord) -> None:
-        """A decode step is about to be launched."""
+        """Start a step's time, and end that of the step before it."""
         now = self._clock.now()
         if self._last is not None:
             self._untimed.append((*self._last, now))
@@ -78,11 +108,11 @@ class Steps:
         self._uncounted.append(record)
 
     def interrupted(self) -> None:
-        """Something other than a decode step is about to be launched: the last step's time stays unknown."""
+        """Leave the last step untimed, because another forward follows it."""
         self._last = None
 
     def counted(self, accept_lens: Sequence[int]) -> StepRecord:
-        """The oldest step without counts has these; steps come in launch order."""
+        """Assign accept lengths to the oldest step without them, and return it: counts arrive in launch order."""
         record = self._uncounted.popleft()
         record.accept_lens = accept_lens
         if record.copied is not None:
@@ -90,7 +120,7 @@ class Steps:
         return record
 
     def timed(self) -> list[StepRecord]:
-        """Steps whose time has become known."""
+        """Return the steps whose time has become available."""
         done = []
         while self._untimed and self._clock.has_passed(self._untimed[0][2]):
             record, start, end = self._untimed.popleft()
@@ -99,63 +129,100 @@ class Steps:
         return done
 
 
-class Observer:
-    """Started, interrupted, finished, info.
+class NotFinite:
+    """Copies the drafter's count of non-finite positions to the host without blocking, and warns of the first.
+
+    The target rejects such drafts, so no other figure shows that the drafter is broken.
 
     Args:
-        device: that runs the steps.
-        max_width: of any step.
-        broken: the drafter's count of broken drafts, int64 [].
+        count: int64 [], on the device.
+        warns: whether this rank logs the warning.
+    """
+
+    def __init__(self, count: Tensor, warns: bool) -> None:
+        self._count, self._warns, self._clock = count, warns, Clock(count.device)
+        self._on_host = torch.zeros((), dtype=torch.int64, pin_memory=count.device.type != "cpu")
+        self._reading: Any = None
+        self.total = 0
+
+    def read(self) -> None:
+        """Start a copy to the host, on the stream that counts."""
+        if self._reading is None:
+            self._on_host.copy_(self._count, non_blocking=True)
+            self._reading = self._clock.now()
+
+    def collect(self) -> int:
+        """Return the latest count on the host."""
+        if self._reading is not None and self._clock.has_passed(self._reading):
+            self._reading, before, self.total = None, self.total, int(self._on_host)
+            if self.total and not before and self._warns:
+                logger.warning(
+                    "DFLASH: the drafter's output is not finite at %d drafted positions. Output is unaffected; these "
+                    "drafts are rejected. Fix: %s",
+                    self.total,
+                    FIXES[NOT_FINITE],
+                )
+        return self.total
+
+
+class Observer:
+    """Call ``started``, ``interrupted`` and ``finished``; read ``info``.
+
+    Args:
+        device: the device that runs the steps.
+        max_width: positions of the widest block.
+        not_finite: int64 [], the drafter's count of non-finite positions.
         payoff: judges whether drafting pays; None on a rank that does not log.
     """
 
     def __init__(
-        self, device: torch.device | str, max_width: int, broken: Tensor, payoff: Payoff | None = None
+        self, device: torch.device | str, max_width: int, not_finite: Tensor, payoff: Payoff | None = None
     ) -> None:
         self._steps = Steps(device)
-        self._stats, self._broken = StepStats(), BrokenDrafts(broken, speaks=payoff is not None)
+        self._stats, self._not_finite = StepStats(), NotFinite(not_finite, warns=payoff is not None)
         self._times_stages = os.environ.get(STAGE_TIMES) == "1"
         self._stages, self._metrics = Stages(device, self._times_stages), step_metrics(max_width)
         self._payoff, self._launched = payoff, 0
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """Mark a stage of the step, on demand only: a range costs as much as several small operators."""
+        """Mark a stage of the step if a profiler records or stages are timed: a range costs several small ops."""
         return self._stages(name) if self._times_stages or torch.autograd._profiler_enabled() else nullcontext()
 
     def started(self, record: StepRecord) -> None:
-        """A decode step is about to be launched; on its stream."""
+        """Register a decode step before it is launched, on its stream."""
         self._steps.started(record)
         self._launched += 1
         if self._launched % READ_EVERY == 0:
-            self._broken.read()
+            self._not_finite.read()
 
     def interrupted(self) -> None:
-        """Something other than a decode step is about to be launched."""
+        """Register that another forward is about to be launched."""
         self._steps.interrupted()
 
     def finished(self, accept_lens: Sequence[int], policy: WidthPolicy) -> tuple[StepRecord, list[StepRecord]]:
-        """The oldest step in flight brought ``accept_lens``.
+        """Count the oldest step in flight.
 
         Args:
-            policy: has not learned of this step yet.
+            accept_lens: per request, accepted drafts plus the bonus token.
+            policy: the width policy, before it observes this step.
 
         Returns:
-            The step, and all steps whose time has become known.
+            The step, and all steps whose time has become available.
         """
         record, timed = self._steps.counted(accept_lens), self._steps.timed()
         self._stats.count(record)
         self._stages.collect()
-        broken, pays = self._broken.collect(), None
+        not_finite, pays = self._not_finite.collect(), None
         if self._payoff is not None:
-            self._payoff.count(record, policy, broken)
+            self._payoff.count(record, policy, not_finite)
             pays = self._payoff.pays
         record.requests = ()
         if self._metrics is not None:
-            self._metrics.observe(record, timed, policy, broken, pays)
+            self._metrics.observe(record, timed, policy, not_finite, pays)
         return record, timed
 
     def info(self, policy: WidthPolicy) -> dict[str, Any]:
-        """Counters and judgement for ``/server_info``."""
-        broken, seconds = self._broken.collect(), self._stages.collect()
+        """Return counters and judgement for ``/server_info``."""
+        not_finite, seconds = self._not_finite.collect(), self._stages.collect()
         drafting = None if self._payoff is None else self._payoff.section(policy)
-        return {**self._stats.as_dict(), "broken_drafts": broken, "drafting": drafting, "stage_seconds": seconds}
+        return {**self._stats.as_dict(), "broken_drafts": not_finite, "drafting": drafting, "stage_seconds": seconds}

@@ -1,0 +1,72 @@
+"""Causes of rejected drafts, with their fixes, and the thresholds of a judgement.
+
+The worker (its log, ``drafting`` in ``/server_info``) and ``sglang-dflash diagnose`` read this table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NOT_FINITE, LOAD, FLOAT16, QUANTISED_DRAFTER = "drafts not finite", "load", "float16", "quantised drafter"
+NO_SERVER_TEMPLATE, NO_TEMPLATE = "no chat template on the server", "no chat template"
+THINKING = {True: "thinking on", False: "thinking off"}
+CONTEXT, LORA, OTHER_TARGET = "context beyond the drafter's", "LoRA adapter", "drafter of another target"
+DRAFTER, QUANTISED_TARGET, GRAMMAR, SAMPLING = "drafter", "quantised target", "grammar", "sampling"
+
+FIXES = {
+    NOT_FINITE: "compare the drafter's dtype and files with its card",
+    LOAD: "none needed, drafting resumes with fewer requests at once (--max-running-requests, or more replicas)",
+    FLOAT16: "use --dtype bfloat16, because hidden states of many targets overflow float16",
+    QUANTISED_DRAFTER: "serve the unquantised drafter, without --speculative-draft-model-quantization",
+    OTHER_TARGET: "set --speculative-draft-model-path to the drafter of this target",
+    NO_SERVER_TEMPLATE: "add --chat-template FILE",
+    NO_TEMPLATE: "send POST /v1/chat/completions, or render prompts with the target's chat template",
+    THINKING[True]: 'send chat_template_kwargs: {"enable_thinking": false}',
+    THINKING[False]: 'send chat_template_kwargs: {"enable_thinking": true}',
+    CONTEXT: "shorten prompts (--context-length), or widen --speculative-draft-window-size",
+    LORA: "send requests without lora_path, or use a drafter trained on the adapter's output",
+    DRAFTER: "compare --speculative-draft-model-path, --speculative-draft-model-revision and --revision with the "
+    "drafter's card",
+    QUANTISED_TARGET: "serve the unquantised target, without --quantization",
+    GRAMMAR: "describe the format in the prompt, so that the target prefers what response_format allows",
+    SAMPLING: "lower the temperature",
+}
+"""The fix of each cause, in the order of suspicion. Causes after ``drafter`` rarely cost this much alone."""
+
+ENOUGH = 256
+"""Verified blocks needed to judge an accept length."""
+RECOVERED = 1.2
+"""Drafting pays again from this multiple of the accept length below which it does not."""
+COMPARED, DIFFERENCE, GOOD = 32, 0.15, 0.5
+"""A trait is blamed if the share of accepted first drafts is lower with it by DIFFERENCE, and at least GOOD without it.
+Both groups need COMPARED blocks."""
+NEARLY_ALL = 0.9
+"""Share of recent blocks from which no comparison group is left: the trait is a suspicion."""
+LOW = 0.7
+"""Share of the expected accept length below which ``diagnose`` looks for a cause."""
+GUESSING = 2.0
+"""Tokens per step below which a drafter does not match its target."""
+FASTER = 1.15
+"""Throughput gain from which ``diagnose`` recommends a smaller block."""
+
+
+@dataclass
+class Cause:
+    """A likely cause.
+
+    Attributes:
+        cause: a key of :data:`FIXES`.
+        evidence: None for a suspicion.
+        share: share of recent blocks; None for a cause that holds for the whole server.
+    """
+
+    cause: str
+    evidence: str | None = None
+    share: float | None = None
+    remedy: str = ""
+
+    def __post_init__(self) -> None:
+        self.remedy = self.remedy or FIXES[self.cause]
+
+    def __str__(self) -> str:
+        return f"{self.cause}{f' ({self.evidence})' if self.evidence else ''}. Fix: {self.remedy}"
