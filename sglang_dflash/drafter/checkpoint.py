@@ -23,13 +23,7 @@ from typing import Any
 import huggingface_hub as hub
 import torch
 from httpx import TransportError
-from huggingface_hub.errors import (
-    CachedRepoTreeNotFoundError,
-    EntryNotFoundError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    NotASafetensorsRepoError,
-)
+from huggingface_hub import errors
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -128,13 +122,13 @@ class ModelFiles:
             return inside(Path(self.name), file)
         try:
             return Path(hub.hf_hub_download(self.name, file, revision=self.revision))
-        except LocalEntryNotFoundError as error:  # offline; a subclass of EntryNotFoundError
+        except errors.LocalEntryNotFoundError as error:  # offline; a subclass of EntryNotFoundError
             if self._cache_records_absence(file):
                 return None
             raise self._unreachable(file) from error
-        except EntryNotFoundError:
+        except errors.EntryNotFoundError:
             return None
-        except (HFValidationError, OSError, ValueError) as error:
+        except (errors.HFValidationError, OSError, ValueError) as error:
             raise self._not_found(file) from error
 
     def json(self, file: str) -> dict[str, Any] | None:
@@ -160,7 +154,7 @@ class ModelFiles:
                 return cached
         try:
             files = hub.get_safetensors_metadata(self.name, revision=self.revision).files_metadata.values()
-        except (HFValidationError, NotASafetensorsRepoError, TransportError, OSError):
+        except (errors.HFValidationError, errors.NotASafetensorsRepoError, TransportError, OSError):
             return None
         found = (tensor for file in files for tensor in file.tensors.items())
         return {name: TensorHeader(str(info.dtype), tuple(info.shape)) for name, info in found}
@@ -171,7 +165,7 @@ class ModelFiles:
             return True
         try:
             listing = hub.get_cached_repo_tree(self.name, revision=self.revision)
-        except CachedRepoTreeNotFoundError:
+        except errors.CachedRepoTreeNotFoundError:
             return False
         return all(entry.path != file for entry in listing)
 
@@ -288,22 +282,6 @@ def _write_view(view: Path, source: Path, names: list[str], config: dict[str, An
 
 def _views() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-dflash" / "drafters"
-
-
-def load_config(path: str | Path) -> dict[str, Any]:
-    """Read ``config.json`` of a local model directory.
-
-    Raises:
-        DFlashError: the file is missing, lies outside the directory, or is not a JSON object.
-    """
-    file = inside(Path(path), CONFIG)
-    if file is None:
-        raise DFlashError(
-            f"{Path(path) / CONFIG} does not exist",
-            expected="a model directory",
-            remedy="check the model's path",
-        )
-    return read_object(file)
 
 
 def inside(folder: Path, name: str) -> Path | None:

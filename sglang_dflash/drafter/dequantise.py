@@ -173,8 +173,7 @@ class Quantised:
                 wrong = [
                     f"{module}.{part} is {list(each.shape)} of {each.dtype}, not {list(shapes[part])}"
                     for part, each in waiting.pop(module).items()
-                    if (tuple(each.shape) or (1,)) != shapes[part]
-                    or (part in _INT32 and each.dtype != torch.int32)
+                    if (tuple(each.shape) or (1,)) != shapes[part] or (part in _INT32 and each.dtype != torch.int32)
                 ]
                 problems += wrong
                 if tensor.is_meta:

@@ -196,7 +196,7 @@ def test_a_plain_drafter_is_of_no_other_kind() -> None:
     assert kind_left_to_builtin(drafter(dflash_config={"conv_kernel_size": 0, "sample_from_anchor": True})) is None
 
 
-@pytest.mark.parametrize(("text", "found"), [(None, "does not exist"), ("{", "not JSON"), ("[]", "holds a list")])
+@pytest.mark.parametrize(("text", "found"), [(None, "no config.json found"), ("{", "not JSON"), ("[]", "holds a list")])
 def test_an_unreadable_file_is_reported(tmp_path: Path, text: str | None, found: str) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)

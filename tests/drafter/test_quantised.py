@@ -143,7 +143,7 @@ def test_bare_fp8_is_no_weight(tmp_path: Path) -> None:
     tensors["fc.weight"] = tensors["fc.weight"].to(torch.float8_e4m3fn)
     save_file(tensors, folder / "model.safetensors")
     (found,) = errors(folder)
-    assert "fc.weight is of torch.float8_e4m3fn, without a quantisation" in found
+    assert "fc.weight is of torch.float8_e4m3fn, and config.json declares no quantisation" in found
     with pytest.raises(DFlashError, match=r"fc\.weight is of torch\.float8_e4m3fn"):
         load(folder)
 
