@@ -86,11 +86,7 @@ class DrafterConfig:
 
     @classmethod
     def load(cls, path: str | Path) -> DrafterConfig:
-        """Read a drafter's ``config.json``.
-
-        Raises:
-            DFlashError: as :func:`load_config` and :meth:`from_dict`.
-        """
+        """Read a drafter's ``config.json``; errors as of :func:`load_config` and :meth:`from_dict`."""
         return cls.from_dict(load_config(path))
 
     @classmethod
@@ -150,9 +146,5 @@ class DrafterConfig:
 
 
 def load_config(path: str | Path) -> dict[str, Any]:
-    """Read a model's ``config.json`` as its trainer wrote it.
-
-    Raises:
-        DFlashError: as :attr:`ModelFiles.published`.
-    """
+    """Read a model's ``config.json`` as its trainer wrote it; errors as of :attr:`ModelFiles.published`."""
     return ModelFiles(str(path)).published

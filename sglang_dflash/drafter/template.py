@@ -27,22 +27,14 @@ class TemplateTokens:
 
 
 def chat_template(files: ModelFiles) -> str | None:
-    """Return the chat template in a model's files; None without one.
-
-    Raises:
-        DFlashError: as :meth:`ModelFiles.json`.
-    """
+    """Return the chat template in a model's files, None without one; errors as of :meth:`ModelFiles.json`."""
     path = files.path("chat_template.jinja")
     template = read_text(path) if path else (files.json("tokenizer_config.json") or {}).get("chat_template")
     return str(template) if template else None
 
 
 def added_tokens(tokenizer: Mapping[str, Any]) -> dict[int, str]:
-    """Return the added tokens of a ``tokenizer.json`` by id.
-
-    Raises:
-        DFlashError: an entry lacks an id or a content.
-    """
+    """Return the added tokens of a ``tokenizer.json`` by id; an entry without id or content is a DFlashError."""
     added: dict[int, str] = {}
     entries = tokenizer.get("added_tokens", [])
     for entry in entries if isinstance(entries, list) else [entries]:

@@ -161,11 +161,7 @@ class LoadReport:
             yield *destination(name), tensor
 
     def check(self, *, complete: bool) -> None:
-        """Raise if a tensor was wrong, or if ``complete`` is required and a tensor is missing.
-
-        Raises:
-            DFlashError: naming every missing, unexpected and mis-shaped tensor.
-        """
+        """Raise a DFlashError that names every unexpected, mis-shaped and, if ``complete``, missing tensor."""
         missing = sorted(self._keys - self.loaded) if complete else []
         found = {"missing": missing, "unexpected": self.unexpected, "mis-shaped": self.misshaped}
         problems = [f"{what}: {', '.join(sorted(names))}" for what, names in found.items() if names]

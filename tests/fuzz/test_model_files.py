@@ -119,6 +119,7 @@ CHANGES: list[dict[str, Any]] = [
     {"rope_theta": NAN}, {"partial_rotary_factor": "half"}, {"partial_rotary_factor": INF}, {"rope_parameters": YARN},
     {"rope_parameters": {"rope_theta": 1e4, "rope_type": ["yarn"]}}, {"torch_dtype": ["float32"]},
 ]  # fmt: skip
+EMPTY = {"data_offsets": [0, 0], "shape": [0, 1 << 62]}  # no bytes stand behind the large size
 ENTRIES: list[dict[str, Any]] = [
     {"shape": [HUGE]}, {"shape": [HUGE, HUGE, 0]}, {"shape": [-2]}, {"shape": [2.0]}, {"shape": 2}, {"dtype": 32},
     {"dtype": "F" + "9" * 5000}, {"data_offsets": [0, HUGE]}, {"data_offsets": [8, 0]}, {"data_offsets": None},
@@ -131,6 +132,7 @@ FOUND: list[tuple[str, bytes]] = [
     *(("config.json", dumped(drafter(**changes))) for changes in CHANGES),
     *(("model.safetensors", packed(dumped({"a": TENSOR | changes}))) for changes in ENTRIES),
     *(("model.safetensors", packed(dumped({"a": TENSOR}), data=size)) for size in (7, 9)),
+    ("model.safetensors", packed(dumped({"a": TENSOR | EMPTY}), data=0)),
     *(("model.safetensors", content) for content in (b"", b"1234567", packed(b"{}", HUGE), packed(DEEP.encode()))),
     *((INDEX, dumped(index)) for index in MAPS),
     *(("tokenizer.json", dumped({"added_tokens": added})) for added in ([5], [{"id": "a", "content": []}])),
