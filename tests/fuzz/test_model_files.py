@@ -1,4 +1,4 @@
-"""A model's folder is a download: nothing in it runs, leads out of it, or is believed before it is checked."""
+"""A model's folder is a download: no code in it runs, no link leads out, and every size is checked before use."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ FOUND: list[tuple[str, bytes]] = [
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A drafter beside its target; elsewhere, what is none of their business."""
+    """A drafter next to its target, and files elsewhere that must not be read."""
     write_pair(tmp_path / "model", Broken("", ""))
     (tmp_path / "secret").mkdir()
     write_tensors(tmp_path / "secret", {"secret": (1,)})
@@ -180,8 +180,8 @@ PLANTS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("plant", PLANTS)
 @pytest.mark.parametrize("file", sorted(FILES.keys() - {"width.json"}))
-def test_what_is_no_file_of_the_model(file: str, plant: str, model: Path) -> None:
-    """Nothing waits for it; an optional file may count as missing."""
+def test_a_file_that_is_not_the_models(file: str, plant: str, model: Path) -> None:
+    """Reading does not block; an optional file may count as missing."""
     (model / file).unlink(missing_ok=True)
     PLANTS[plant](model / file)
     with judged(model, refuse=plant in ("elsewhere", "large") or file == "config.json"):
