@@ -23,13 +23,7 @@ from typing import Any
 import huggingface_hub as hub
 import torch
 from httpx import TransportError
-from huggingface_hub.errors import (
-    CachedRepoTreeNotFoundError,
-    EntryNotFoundError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    NotASafetensorsRepoError,
-)
+from huggingface_hub import errors
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -100,7 +94,7 @@ class ModelFiles:
         """``config.json`` in the plain form, also if another trainer or a quantising tool wrote it.
 
         Raises:
-            DFlashError: as :attr:`published`, or the trainer's form cannot be served.
+            DFlashError: as :attr:`published` and :func:`plain_form`.
         """
         config = dict(plain_form(self.published))
         return set_aside(config, self.json(MODELOPT)) if self.dequantise else config
@@ -128,21 +122,17 @@ class ModelFiles:
             return inside(Path(self.name), file)
         try:
             return Path(hub.hf_hub_download(self.name, file, revision=self.revision))
-        except LocalEntryNotFoundError as error:  # offline; a subclass of EntryNotFoundError
+        except errors.LocalEntryNotFoundError as error:  # offline; a subclass of EntryNotFoundError
             if self._cache_records_absence(file):
                 return None
             raise self._unreachable(file) from error
-        except EntryNotFoundError:
+        except errors.EntryNotFoundError:
             return None
-        except (HFValidationError, OSError, ValueError) as error:
+        except (errors.HFValidationError, OSError, ValueError) as error:
             raise self._not_found(file) from error
 
     def json(self, file: str) -> dict[str, Any] | None:
-        """Return a JSON file's content; None if the model has no such file.
-
-        Raises:
-            DFlashError: as :meth:`path`, or it is not a JSON object.
-        """
+        """Return the object in a JSON file at :meth:`path`; None if the model has no such file."""
         path = self.path(file)
         return None if path is None else read_object(path)
 
@@ -160,7 +150,8 @@ class ModelFiles:
                 return cached
         try:
             files = hub.get_safetensors_metadata(self.name, revision=self.revision).files_metadata.values()
-        except (HFValidationError, NotASafetensorsRepoError, TransportError, OSError):
+        except (errors.HFValidationError, errors.SafetensorsParsingError, errors.NotASafetensorsRepoError,
+                TransportError, OSError):  # fmt: skip
             return None
         found = (tensor for file in files for tensor in file.tensors.items())
         return {name: TensorHeader(str(info.dtype), tuple(info.shape)) for name, info in found}
@@ -171,7 +162,7 @@ class ModelFiles:
             return True
         try:
             listing = hub.get_cached_repo_tree(self.name, revision=self.revision)
-        except CachedRepoTreeNotFoundError:
+        except errors.CachedRepoTreeNotFoundError:
             return False
         return all(entry.path != file for entry in listing)
 
@@ -196,14 +187,7 @@ class ModelFiles:
 
 
 class StoredTensors:
-    """Single tensors, or rows of them, from a model's safetensors files on this machine.
-
-    Args:
-        files: a local model, or one in the hub's local cache.
-
-    Raises:
-        DFlashError: a file lies outside the model's folder.
-    """
+    """Single tensors, or rows of them, of a model in a local folder or in the hub's local cache."""
 
     def __init__(self, files: ModelFiles) -> None:
         config = files.path(CONFIG)
@@ -290,22 +274,6 @@ def _views() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-dflash" / "drafters"
 
 
-def load_config(path: str | Path) -> dict[str, Any]:
-    """Read ``config.json`` of a local model directory.
-
-    Raises:
-        DFlashError: the file is missing, lies outside the directory, or is not a JSON object.
-    """
-    file = inside(Path(path), CONFIG)
-    if file is None:
-        raise DFlashError(
-            f"{Path(path) / CONFIG} does not exist",
-            expected="a model directory",
-            remedy="check the model's path",
-        )
-    return read_object(file)
-
-
 def inside(folder: Path, name: str) -> Path | None:
     """Return the path of a model's file; None if there is no such regular file.
 
@@ -333,11 +301,7 @@ def inside(folder: Path, name: str) -> Path | None:
 
 
 def read_text(file: Path) -> str:
-    """Read a text file.
-
-    Raises:
-        DFlashError: the file cannot be read, is not a regular file, is larger than :data:`LARGEST` or is not UTF-8.
-    """
+    """Read a regular UTF-8 file of up to :data:`LARGEST` bytes; anything else is a DFlashError."""
     try:
         size, is_regular = file.stat().st_size, file.is_file()
         if is_regular and size <= LARGEST:  # reading a pipe would wait for its writer
@@ -349,23 +313,12 @@ def read_text(file: Path) -> str:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Read a JSON file.
-
-    Raises:
-        DFlashError: as :func:`read_text`, or the file does not hold a JSON object.
-    """
+    """Read a JSON object as :func:`read_text` reads text; anything else is a DFlashError."""
     return parse_object(read_text(file), str(file))
 
 
 def parse_object(text: str | bytes, source: str) -> dict[str, Any]:
-    """Parse a JSON object.
-
-    Args:
-        source: where the text comes from, for the error.
-
-    Raises:
-        DFlashError: the text is not a JSON object.
-    """
+    """Parse a JSON object; anything else is a DFlashError that names ``source``."""
     try:
         found = json.loads(text)
         problem = f"holds a {type(found).__name__}"

@@ -1,7 +1,7 @@
-"""The drafter's ``config.json``, read once and strictly: what it does not say is an error, never a guess.
+"""The drafter's ``config.json``, parsed strictly: a missing value is an error, never a guess.
 
-The file is read as published, not through transformers, whose Qwen3 configuration drops ``sliding_window``
-if ``use_sliding_window`` is false, although ``layer_types`` may name sliding layers.
+The file is not read through transformers: its Qwen3 configuration drops ``sliding_window`` if ``use_sliding_window`` is
+false, although ``layer_types`` may name sliding layers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_dflash.drafter.checkpoint import load_config
+from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.dequantise import STORED, Quantised, parse, quantization
 from sglang_dflash.drafter.formats import (
     ARCHITECTURES,
@@ -33,25 +33,26 @@ __all__ = ["DrafterConfig", "load_config", "quantization", "text_config"]
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """A drafter's configuration; every field is checked on its own.
+    """A drafter's configuration; every field has been checked.
 
     Attributes:
-        block_size: tokens of one draft block, the anchor included; None if the checkpoint does not say.
+        block_size: tokens of one draft block, the anchor included; None if not stated.
         mask_token_id: token id of the block's positions after the anchor.
-        target_layer_ids: target layers whose *output* feeds the drafter, 0-based, in ``fc``'s order.
-        num_target_layers: layers of the target it was trained with; None if the checkpoint does not say.
+        target_layer_ids: target layers whose *output* is the drafter's input, 0-based, in ``fc``'s order.
+        num_target_layers: layers of the target it was trained with; None if not stated.
         layer_types: ``full_attention`` or ``sliding_attention`` per drafter layer.
-        sliding_window: tokens that a sliding layer sees, the current one included; None without sliding layers.
-        causal: per layer, whether a position of the block sees only positions up to itself. Sliding layers
-            are causal and full layers bidirectional unless ``is_causal`` says otherwise for all.
-        rotary_dim: dimensions of a head that RoPE turns.
+        sliding_window: tokens that a sliding layer attends to, the current one included; None without sliding layers.
+        causal: per layer, whether a position of the block attends only to positions up to itself. By default
+            sliding layers are causal and full layers bidirectional; ``is_causal`` sets all of them.
+        rotary_dim: dimensions of a head that RoPE rotates.
         rope_scaling: parameters of a scaled RoPE (YaRN), ``rope_type`` included; None for plain RoPE.
         input_scale: factor of the block's input embeddings.
-        output_scale: factor of the logits. It changes no draft, but a draft's margin, which copies are compared with.
-        draft_vocab_size: token ids that it drafts from, marked in its tensor ``t2d``; None for the whole vocabulary.
+        output_scale: factor of the logits. It changes the margins of drafts, which copies are compared with, not the
+            drafts.
+        draft_vocab_size: number of token ids that it drafts from, marked in its tensor ``t2d``; None for all.
         copies_vocabulary: whether its tensors hold copies of the target's embedding and LM head, which are not loaded.
-        dtype: the checkpoint's dtype as it names it; None if it does not say.
-        stored: quantisation of the checkpoint, whose weights are dequantised; None for plain ones.
+        dtype: name of the checkpoint's dtype; None if not stated.
+        stored: quantisation of a checkpoint whose weights are dequantised; None for plain weights.
         quantization: method of a checkpoint that SGLang's quantised layers load; None for plain layers.
     """
 
@@ -85,20 +86,16 @@ class DrafterConfig:
 
     @classmethod
     def load(cls, path: str | Path) -> DrafterConfig:
-        """Read ``config.json`` of a local drafter directory.
-
-        Raises:
-            DFlashError: the file is missing or not JSON, or as :meth:`from_dict`.
-        """
+        """Read a drafter's ``config.json``; errors as of :func:`load_config` and :meth:`from_dict`."""
         return cls.from_dict(load_config(path))
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> DrafterConfig:
-        """Parse a drafter's configuration, in any trainer's form.
+        """Parse a drafter's configuration in any trainer's form.
 
         Raises:
-            DFlashError: the drafter is of another kind (:func:`kind_left_to_builtin`), its trainer's form cannot be
-                served (:func:`plain_form`), or a key is unusable.
+            DFlashError: as :func:`plain_form`; the drafter is of another kind (:func:`kind_left_to_builtin`); or a key
+                is unusable.
         """
         config = plain_form(config)
         if kind := kind_left_to_builtin(config):
@@ -146,3 +143,8 @@ class DrafterConfig:
             stored=None if stored is None else parse(stored),
             quantization=quantization(config),
         )
+
+
+def load_config(path: str | Path) -> dict[str, Any]:
+    """Read a model's ``config.json`` as its trainer wrote it; errors as of :attr:`ModelFiles.published`."""
+    return ModelFiles(str(path)).published

@@ -63,11 +63,7 @@ class Scheme:
     zero_offset: int = 0
 
     def shapes(self, rows: int, columns: int) -> dict[str, Shape]:
-        """Return the shape of every stored tensor of a weight [rows, columns], by the last part of its name.
-
-        Raises:
-            DFlashError: a row does not divide into groups.
-        """
+        """Return the shape of every stored tensor of a weight [rows, columns], by the last part of its name."""
         args = self.args
         size = columns if args.group_size in (None, -1) else args.group_size
         if columns % size:
@@ -93,11 +89,7 @@ class Scheme:
         return shapes | ({"weight_g_idx": (columns,)} if args.actorder == "group" else {})
 
     def dequantise(self, stored: Mapping[str, Tensor], rows: int, columns: int) -> Tensor:
-        """Return the weight, float32 [rows, columns], from tensors of :meth:`shapes`.
-
-        Raises:
-            DFlashError: a column's group does not exist, or groups are of different sizes.
-        """
+        """Return the weight, float32 [rows, columns], from tensors of :meth:`shapes`."""
         from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32 as unpack
         from compressed_tensors.entrypoints.convert.converters import AutoAWQConverter
         from compressed_tensors.quantization.lifecycle.forward import dequantize
@@ -232,17 +224,12 @@ def set_aside(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None) -> 
 
 
 def is_set_aside(config: Mapping[str, Any]) -> bool:
-    """Return whether :func:`set_aside` has moved the quantisation of ``config``."""
     dflash = config.get("dflash_config")
     return isinstance(dflash, Mapping) and STORED in dflash
 
 
 def parse(config: Mapping[str, Any]) -> Quantised:
-    """Parse a declared quantisation.
-
-    Raises:
-        DFlashError: weights of this kind are not dequantised here.
-    """
+    """Parse a declared quantisation; one that is not dequantised here is a DFlashError."""
     method = _method(config)
     for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
         if config.get(key):

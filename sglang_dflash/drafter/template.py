@@ -1,4 +1,4 @@
-"""A target's chat template, and the token ids by which a prompt shows it."""
+"""A target's chat template, and the token ids that identify it in a prompt."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _THINK = "<think>", "</think>"
 
 @dataclass(frozen=True)
 class TemplateTokens:
-    """Ids of added tokens that a chat template writes.
+    """Ids of added tokens in a chat template.
 
     Attributes:
-        markers: a rendered prompt has one of these near its beginning or end; empty if the template has none.
-        think: the tokens around a model's thoughts; None if the template does not write both.
+        markers: a rendered prompt contains one of these near its beginning or end; empty if the template has none.
+        think: tokens that open and close a model's thinking; None unless the template has both.
     """
 
     markers: frozenset[int] = frozenset()
@@ -27,22 +27,14 @@ class TemplateTokens:
 
 
 def chat_template(files: ModelFiles) -> str | None:
-    """The template that a model's files bring.
-
-    Raises:
-        DFlashError: a file is unusable.
-    """
+    """Return the chat template in a model's files, None without one; errors as of :meth:`ModelFiles.json`."""
     path = files.path("chat_template.jinja")
     template = read_text(path) if path else (files.json("tokenizer_config.json") or {}).get("chat_template")
     return str(template) if template else None
 
 
 def added_tokens(tokenizer: Mapping[str, Any]) -> dict[int, str]:
-    """Added tokens of a ``tokenizer.json`` by id.
-
-    Raises:
-        DFlashError: an entry is not one.
-    """
+    """Return the added tokens of a ``tokenizer.json`` by id; an entry without id or content is a DFlashError."""
     added: dict[int, str] = {}
     entries = tokenizer.get("added_tokens", [])
     for entry in entries if isinstance(entries, list) else [entries]:
@@ -59,11 +51,11 @@ def added_tokens(tokenizer: Mapping[str, Any]) -> dict[int, str]:
 
 
 def template_tokens(files: ModelFiles, given: str | None) -> TemplateTokens:
-    """Read the tokens of a target's template; none where a file lacks or the template is one of SGLang's own.
+    """Read the tokens of a target's template; empty if a file is missing or the template is one of SGLang's.
 
     Args:
-        files: of the tokenizer.
-        given: ``--chat-template``, a file or a name.
+        files: the tokenizer's.
+        given: ``--chat-template``, a file or a name; None for the tokenizer's template.
     """
     try:
         template = read_text(Path(given)) if given else chat_template(files)
@@ -73,6 +65,6 @@ def template_tokens(files: ModelFiles, given: str | None) -> TemplateTokens:
         return TemplateTokens()
     ids = {content: index for index, content in added.items() if content in (template or "")}
     think = (ids[_THINK[0]], ids[_THINK[1]]) if ids.keys() >= set(_THINK) else None
-    # Raw prompts begin with the first token too.
+    # Raw prompts also begin with the first token.
     others = {*_THINK, first.get("content") if isinstance(first, dict) else first}
     return TemplateTokens(frozenset(index for content, index in ids.items() if content not in others), think)

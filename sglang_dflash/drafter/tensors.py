@@ -1,7 +1,7 @@
-"""The tensors of a drafter checkpoint: their shapes, and the parameter that each loads into.
+"""The tensors of a drafter checkpoint: their shapes, the parameters that they load into, and the mask embedding.
 
-Only the names of plain DFlash are known: what a checkpoint has beyond them is another kind of drafter, and
-serving it without its extra weights would draft badly without a word.
+Only the tensors of plain DFlash are accepted. A checkpoint with others is another kind of drafter, which would silently
+draft badly without its extra weights.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import pickle
 import struct
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,15 +29,19 @@ _FUSED: dict[str, tuple[str, str | int]] = {
     "gate_proj": ("gate_up_proj", 0),
     "up_proj": ("gate_up_proj", 1),
 }
-
-
 _FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 TARGET_TO_DRAFT, DRAFT_TO_TARGET = "t2d", "d2t"
 
+LARGEST_EMBEDDING = 16 << 20  # bytes
+_SAVED = "a dict of embedding and mask_token_id"
+# Raised by the readers of archives and of PyTorch's format for damaged files.
+_DAMAGED = (ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, OSError, RuntimeError,
+            TypeError, ValueError, struct.error, zipfile.BadZipFile, pickle.UnpicklingError)  # fmt: skip
+
 
 def destination(name: str) -> tuple[str, str | int | None]:
-    """Parameter and shard of a checkpoint tensor: ``layers.0.mlp.up_proj.weight`` is shard 1 of gate_up."""
+    """Return parameter and shard of a checkpoint tensor: ``layers.0.mlp.up_proj.weight`` is shard 1 of gate_up."""
     parts = name.split(".")
     for i, part in enumerate(parts):
         if part in _FUSED:
@@ -48,7 +51,7 @@ def destination(name: str) -> tuple[str, str | int | None]:
 
 
 def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor that an unquantised checkpoint must have, by its name there."""
+    """Return the shape of every tensor that an unquantised checkpoint must have, by its name there."""
     hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
     queries, keys = config.num_heads * head, config.num_kv_heads * head
     layer: dict[str, tuple[int, ...]] = {
@@ -56,19 +59,17 @@ def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
         "post_attention_layernorm.weight": (hidden,),
         "self_attn.q_norm.weight": (head,),
         "self_attn.k_norm.weight": (head,),
+        "self_attn.q_proj.weight": (queries, hidden),
+        "self_attn.k_proj.weight": (keys, hidden),
+        "self_attn.v_proj.weight": (keys, hidden),
+        "self_attn.o_proj.weight": (hidden, queries),
         "mlp.gate_proj.weight": (inner, hidden),
         "mlp.up_proj.weight": (inner, hidden),
         "mlp.down_proj.weight": (hidden, inner),
     }
-    for name, rows, columns in (
-        ("q_proj", queries, hidden),
-        ("k_proj", keys, hidden),
-        ("v_proj", keys, hidden),
-        ("o_proj", hidden, queries),
-    ):
-        layer[f"self_attn.{name}.weight"] = (rows, columns)
-        if config.attention_bias:
-            layer[f"self_attn.{name}.bias"] = (rows,)
+    if config.attention_bias:
+        biased = (f"self_attn.{name}_proj" for name in "qkvo")
+        layer |= {f"{module}.bias": layer[f"{module}.weight"][:1] for module in biased}
     shapes = {f"layers.{i}.{name}": shape for i in range(config.num_layers) for name, shape in layer.items()}
     shapes["fc.weight"] = (hidden, len(config.target_layer_ids) * hidden)
     shapes["hidden_norm.weight"] = shapes["norm.weight"] = (hidden,)
@@ -91,7 +92,7 @@ def sharing_ranks(name: str, config: DrafterConfig, tp_size: int) -> int:
 
 
 def copied_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of tensors that a checkpoint may have and that are not loaded: the target has them, or ``t2d`` says it."""
+    """Return the shapes of tensors that may exist and are not loaded: copies of the target's, and ``t2d``'s inverse."""
     if not config.copies_vocabulary:
         return {}
     drafted = config.draft_vocab_size or config.vocab_size
@@ -108,11 +109,9 @@ def copied_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
 class LoadReport:
     """Compare a checkpoint's tensors with the ``expected`` shapes by name.
 
-    What SGLang's quantised layers load is their business: there only the modules are compared.
-
     Attributes:
-        quantized: whether such layers load it.
-        copied: shapes of tensors that are known and not loaded.
+        quantized: whether SGLang's quantised layers load it; then only module names are compared.
+        copied: shapes of tensors that may exist and are not loaded.
         stored: quantisation of a checkpoint whose weights are dequantised.
     """
 
@@ -132,7 +131,7 @@ class LoadReport:
         self._keys = set(map(self._key, self.expected))
 
     def accepts(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Note a checkpoint tensor; False if it must not be loaded."""
+        """Record a checkpoint tensor; return False if it must not be loaded."""
         key = self._key(name)
         if name in self.copied:
             if self.copied[name] != shape:
@@ -148,7 +147,7 @@ class LoadReport:
         return False
 
     def place(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, str | int | None, Tensor]]:
-        """Yield the tensors to load: parameter, shard of it, plain tensor; note the rest for :meth:`check`."""
+        """Yield the tensors to load: parameter, its shard, plain tensor. Record the others for :meth:`check`."""
         weights = ((name.removeprefix("model."), tensor) for name, tensor in weights)
         if self.stored is not None:
             weights = self.stored.plain(weights, self.expected, self.misshaped)
@@ -156,27 +155,16 @@ class LoadReport:
             if name.endswith("rotary_emb.inv_freq") or not self.accepts(name, tuple(tensor.shape)):
                 continue
             if not self.quantized and name != TARGET_TO_DRAFT and tensor.dtype not in _FLOATS:
-                # As a weight its numbers lack the factor that makes them one.
-                self.misshaped.append(f"{name} is of {tensor.dtype}, without a quantisation that says what it means")
+                # Its numbers lack the factor that makes them weights.
+                self.misshaped.append(f"{name} is of {tensor.dtype}, and config.json declares no quantisation")
                 continue
             yield *destination(name), tensor
 
     def check(self, *, complete: bool) -> None:
-        """Raise if anything was wrong, or if the checkpoint was to be complete and is not.
-
-        Raises:
-            DFlashError: naming every missing, unexpected and mis-shaped tensor.
-        """
+        """Raise a DFlashError that names every unexpected, mis-shaped and, if ``complete``, missing tensor."""
         missing = sorted(self._keys - self.loaded) if complete else []
-        problems = [
-            f"{what}: {', '.join(sorted(names))}"
-            for what, names in (
-                ("missing", missing),
-                ("unexpected", self.unexpected),
-                ("mis-shaped", self.misshaped),
-            )
-            if names
-        ]
+        found = {"missing": missing, "unexpected": self.unexpected, "mis-shaped": self.misshaped}
+        problems = [f"{what}: {', '.join(sorted(names))}" for what, names in found.items() if names]
         if problems:
             raise DFlashError(
                 f"the drafter's tensors do not fit its config.json ({'; '.join(problems)})",
@@ -188,71 +176,56 @@ class LoadReport:
         return (name.rpartition(".")[0] or name) if self.quantized else name
 
 
-LARGEST_EMBEDDING = 16 << 20  # bytes
-# What the readers of archives and of PyTorch's format raise on damaged ones.
-_DAMAGED = (ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, NotImplementedError,
-            OSError, RuntimeError, struct.error, TypeError, ValueError, zlib.error)  # fmt: skip
-
-
 def load_mask_embedding(file: Path | None, config: DrafterConfig) -> Tensor | None:
-    """Read ``mask_embedding.pt``, which some trainers of DFlash drafters write beside the weights.
+    """Read ``mask_embedding.pt``, the trained embedding of the mask token, which replaces the target's row.
 
-    The target's own row is often an unused one, which nothing ever trained.
+    Some trainers write it next to the weights, since the target's row for the mask token is often untrained.
 
     Args:
-        file: where it is; None if the checkpoint has none.
-        config: the drafter's.
+        file: its path; None if the checkpoint has no such file.
 
     Returns:
-        [H], in the dtype of the file; None if the checkpoint has none.
+        [H], in the dtype of the file; None without a file.
 
     Raises:
-        DFlashError: the file cannot be read, or was made for something else than ``config``.
+        DFlashError: the file cannot be read, or does not fit ``config``.
     """
     if file is None:
         return None
-    saved = _read(file)
+    saved = _read_saved(file)
     embedding, token_id, per_position = (saved.get(key) for key in ("embedding", "mask_token_id", "per_position"))
     if not isinstance(embedding, Tensor) or not isinstance(token_id, int):
-        raise _unusable(file, "cannot be read (an entry is missing)", "a dict of embedding and mask_token_id")
-    shape = tuple(embedding.shape)
+        raise _unusable(file, "cannot be read (an entry is missing)", _SAVED)
     if per_position is not None and per_position is not False:
         raise _unusable(file, "has one embedding per position of the block", "one for all mask tokens")
     if token_id != config.mask_token_id:
         expected = f"mask_token_id {config.mask_token_id}, as in config.json"
         raise _unusable(file, f"was trained with mask_token_id {token_id}", expected)
-    if shape != (config.hidden_size,):
-        raise _unusable(file, f"holds a tensor of shape {list(shape)}", f"[{config.hidden_size}], the hidden size")
-    plain = embedding.layout == torch.strided and embedding.device.type == "cpu" and embedding.is_floating_point()
-    if not plain or not embedding.float().isfinite().all():
+    if embedding.shape != (config.hidden_size,):
+        found = f"holds a tensor of shape {list(embedding.shape)}"
+        raise _unusable(file, found, f"[{config.hidden_size}], the hidden size")
+    is_plain = embedding.layout == torch.strided and embedding.device.type == "cpu" and embedding.is_floating_point()
+    if not is_plain or not embedding.float().isfinite().all():
         raise _unusable(file, f"holds {embedding.dtype} numbers", "finite floating-point numbers")
     return embedding
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """The file's content, in PyTorch's restricted reading, which makes tensors and plain values only.
-
-    PyTorch believes what the file says of its sizes. So only the archives that ``torch.save`` writes are read, and no
-    more than they hold: in its older format, and in a compressed archive, a small file can ask for any memory.
-    """
-    expected = f"what torch.save writes of an embedding, up to {LARGEST_EMBEDDING >> 20} MiB"
+def _read_saved(file: Path) -> dict[str, Any]:
+    # weights_only makes tensors and plain values only, but allocates what the file claims. In torch.save's older format
+    # and in a compressed archive a small file can claim any size, so only stored archives are read.
+    saved, problem = None, "is compressed or too large"
     try:
-        is_plain = _is_plain(file)
-        saved = torch.load(file, map_location="cpu", weights_only=True) if is_plain else None
-    except (*_DAMAGED, zipfile.BadZipFile, pickle.UnpicklingError) as error:
-        raise _unusable(file, f"cannot be read ({str(error)[:200]})", expected) from None
-    if not is_plain:
-        raise _unusable(file, "is compressed or too large", expected)
-    if not isinstance(saved, dict):
-        raise _unusable(file, f"holds a {type(saved).__name__}", "a dict of embedding and mask_token_id")
-    return saved
-
-
-def _is_plain(file: Path) -> bool:
-    with zipfile.ZipFile(file) as archive:
-        entries = archive.infolist()
-    stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
-    return stored and sum(entry.file_size for entry in entries) <= LARGEST_EMBEDDING
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+        is_stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+        if is_stored and sum(entry.file_size for entry in entries) <= LARGEST_EMBEDDING:
+            saved = torch.load(file, map_location="cpu", weights_only=True)
+            problem = f"holds a {type(saved).__name__}"
+    except _DAMAGED as error:
+        problem = f"cannot be read ({str(error)[:200]})"
+    if isinstance(saved, dict):
+        return saved
+    raise _unusable(file, problem, f"{_SAVED}, as torch.save writes it, up to {LARGEST_EMBEDDING >> 20} MiB")
 
 
 def _unusable(file: Path, problem: str, expected: str) -> DFlashError:

@@ -1,7 +1,8 @@
 """The drafter's attention: queries of the block over context K/V and the block itself.
 
 The target's hidden states of the captured layers, concatenated per token, are fused to one vector (``fc`` and its
-norm); each drafter layer projects that vector to its own K and V. The drafter itself never runs over the context."""
+norm). Each drafter layer projects that vector to its own K and V. The drafter's layers never run over the context.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +26,17 @@ from sglang_dflash.upstream import (
 
 
 class QKNormRope(nn.Module):
-    """The Q and K norms of all layers and the rotation that follows them.
+    """Q and K norms of all layers, and RoPE.
 
-    The layers' norm weights are rows of one tensor, of which each layer's parameters are views: one lookup then serves
-    a whole forward, and an update of the weights misses no copy.
+    The norm weights are stored in one tensor, and each layer's parameters are views of its rows. One lookup then serves
+    a whole forward, and updates of the weights reach it.
 
     Args:
         norms: (Q norm, K norm) of each layer; their weights may still be empty.
         num_heads, num_kv_heads: heads of this rank.
-        eps: of every norm.
+        eps: epsilon of every norm.
         rotary: SGLang's RoPE module, shared by all layers.
-        positions: the rotation's table is grown to that many. It must not move later: CUDA graphs hold its address.
+        positions: number of rows of the RoPE table, allocated here because CUDA graphs hold its address.
     """
 
     def __init__(
@@ -59,23 +60,22 @@ class QKNormRope(nn.Module):
         self.register_buffer("_row_of_head", row_of_head, persistent=False)
 
     def block(self, positions: Tensor) -> BlockNormRope:
-        """Inputs that every layer shares in a forward over a block at ``positions`` int64 [T]."""
+        """Return what all layers share in a forward over a block at ``positions`` int64 [T]."""
         self._assert_in_table(positions)
         return BlockNormRope(self, positions, self._weights.index_select(1, self._row_of_head))
 
     def context_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
-        """All layers' keys [L, T, num_kv_heads, head_dim], normalised and rotated."""
+        """Normalise and rotate all layers' keys [L, T, num_kv_heads, head_dim]."""
         self._assert_in_table(positions)
         return self.rotate(keys, self._weights[:, 1:].expand(-1, keys.shape[2], -1), positions)
 
     def rotate(self, heads: Tensor, weights: Tensor, positions: Tensor) -> Tensor:
-        """:func:`~sglang_dflash.ops.reference.norm_rope` of [L, T, heads, head_dim]."""
+        """Apply :func:`~sglang_dflash.ops.reference.norm_rope` to [L, T, heads, head_dim]."""
         rotary = self.rotary
         return norm_rope(heads, weights, self._eps, positions, rotary.cos_sin_cache, neox=rotary.is_neox_style)
 
     def _assert_in_table(self, positions: Tensor) -> None:
-        """On a GPU the kernel would read past the table, and to look at the positions would make the host wait."""
-        if positions.is_cpu:
+        if positions.is_cpu:  # on a GPU the check would synchronise
             rows = self.rotary.cos_sin_cache.shape[0]
             last = positions.numpy().max(initial=0)
             assert last < rows, f"position {last} in a RoPE table of {rows} rows"
@@ -83,14 +83,14 @@ class QKNormRope(nn.Module):
 
 @dataclass(frozen=True)
 class BlockNormRope:
-    """One forward's positions, int64 [T], and norm weight of every head, [L, num_heads + num_kv_heads, head_dim]."""
+    """Positions of one forward, int64 [T], and each head's norm weights, [L, num_heads + num_kv_heads, head_dim]."""
 
     layers: QKNormRope
     positions: Tensor
     weights: Tensor
 
     def __call__(self, layer_id: int, qkv: Tensor, query_size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Q, K and V as attention takes them, each [T, heads * head_dim], from a layer's projection ``qkv``."""
+        """Split a layer's projection ``qkv`` into normalised, rotated Q and K and V, each [T, heads * head_dim]."""
         weights = self.weights[layer_id, None]
         heads, head_dim = weights.shape[1:]
         rotated = self.layers.rotate(qkv.unflatten(1, (-1, head_dim))[None, :, :heads], weights, self.positions)
@@ -139,12 +139,12 @@ class DrafterAttention(nn.Module):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Widths of this rank's Q, K and V in ``qkv_proj``'s output."""
+        """Columns of this rank's Q, K and V in ``qkv_proj``'s output."""
         key_size = self.num_kv_heads * self.head_dim
         return self.num_heads * self.head_dim, key_size, key_size
 
     def forward(self, norm_rope: BlockNormRope, hidden: Tensor, forward_batch: Any) -> Tensor:
-        """Attend from the block (``hidden`` [bs * w, H]); its K/V go to its slots."""
+        """Attend from the block (``hidden`` [bs * w, H]) and write its K/V to its KV slots."""
         qkv, _ = self.qkv_proj(hidden)
         q, k, v = norm_rope(self.attn.layer_id, qkv, self.sizes[0])
         out, _ = self.o_proj(self.attn(q, k, v, forward_batch))
@@ -152,17 +152,17 @@ class DrafterAttention(nn.Module):
 
 
 def window_left(config: DrafterConfig) -> int:
-    """Tokens that a sliding layer sees *before* the current one, as SGLang's backends count a window."""
+    """Return the window in SGLang's count: tokens *before* the current one."""
     assert config.sliding_window is not None
     return config.sliding_window - 1
 
 
 class ContextProjection:
-    """Fused context vectors to K/V of all layers at once.
+    """Project fused context vectors to K/V of all layers at once.
 
-    The layers' plain ``qkv_proj`` weights are laid out back to back in one tensor, of which each layer's parameter is a
-    view: the K/V rows of all layers are then one batched matrix product, without a second copy that an update of the
-    weights would miss. Quantised layers keep their own storage and run one by one.
+    The plain ``qkv_proj`` weights of all layers are stored in one tensor, and each layer's parameter is a view of it.
+    One batched matrix product then computes all K/V, and updates of the weights reach it. Quantised layers keep their
+    own storage and run one by one.
 
     Args:
         attentions: the drafter's attention modules, in layer order; their weights may still be empty.
@@ -181,7 +181,7 @@ class ContextProjection:
                 attention.qkv_proj.weight.data = weight
 
     def __call__(self, context: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """K and V of the context tokens.
+        """Compute K and V of context tokens.
 
         Args:
             context: [T, H], fused context vectors.
@@ -194,7 +194,6 @@ class ContextProjection:
         return self._norm_rope.context_keys(kv[:, :, 0], positions), kv[:, :, 1]
 
     def _project(self, context: Tensor) -> Tensor:
-        """[L, T, 2 * kv_size]."""
         if self._weight is None:
             return torch.stack([a.qkv_proj(context)[0][:, self._query_size :] for a in self.attentions])
         kv = context @ self._weight[:, self._query_size :].transpose(1, 2)
@@ -205,6 +204,6 @@ class ContextProjection:
 
 
 def _stack(weights: list[Tensor]) -> Tensor:
-    """Weights [O, I] as [L, O, I], each stored as it was: output by output or input by input."""
+    """Stack weights [O, I] to [L, O, I], in the memory order of the first: by outputs or by inputs."""
     by_input = weights[0].t().is_contiguous()
     return torch.stack([w.t() for w in weights]).transpose(1, 2) if by_input else torch.stack(weights)

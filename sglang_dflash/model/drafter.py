@@ -29,14 +29,14 @@ from sglang_dflash.upstream import (
 
 @dataclass
 class DraftOutput(LogitsProcessorOutput):
-    """Result of a draft forward, as SGLang's runners hand it back.
+    """Result of a draft forward, in the type that SGLang's runners return.
 
     Attributes:
-        drafts: int64 [bs, w - 1], one token per mask position. After a CUDA graph's replay it has the rows of
-            the captured batch and lives in the graph's memory: slice it and copy it before the next replay.
-        broken: int64 [bs], positions whose hidden state is not finite.
-        margins: float32 [bs, w - 1], each draft's logit over the second largest, where blocks are copied; else None.
-            In a graph's memory too.
+        drafts: int64 [bs, w - 1], one token per mask position. A CUDA graph's replay returns the rows of the captured
+            batch in the graph's memory: slice and copy them before the next replay.
+        margins: float32 [bs, w - 1], each draft's logit minus the second largest; None unless blocks are copied.
+            Also in the graph's memory.
+        broken: int64 [bs], number of positions whose hidden state is not finite.
     """
 
     drafts: Tensor | None = None
@@ -45,7 +45,7 @@ class DraftOutput(LogitsProcessorOutput):
 
 
 class DrafterLayer(nn.Module):
-    """Pre-norm transformer layer; the residual is passed beside the hidden states, so norms fuse with it."""
+    """Pre-norm transformer layer; the residual is a separate argument, so that norms fuse with its addition."""
 
     def __init__(self, config: DrafterConfig, layer_id: int, quant_config: Any, prefix: str) -> None:
         super().__init__()
@@ -73,17 +73,17 @@ class DrafterLayer(nn.Module):
 
 
 class DFlashDraftModel(nn.Module):
-    """Drafts a block of tokens in one forward pass.
+    """Draft a block of tokens in one forward pass.
 
-    ``forward`` is the whole draft step, from token ids through the target's embedding, the layers and the
-    target's LM head to tokens, so one CUDA graph holds all of it and the eager path is the same code.
+    ``forward`` is the whole draft step: the target's embedding, the drafter's layers, the target's LM head and the
+    argmax. One CUDA graph captures all of it, and the eager path runs the same code.
     """
 
-    # The drafter shards over the ranks that share one batch, whatever layout the target uses.
+    # The drafter is sharded over the ranks that share one batch, in every layout of the target.
     draft_parallel_spec = DraftParallelSpec(tp_execution=DraftTPExecution.SINGLE_GROUP)
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
-        """Build with empty weights, as SGLang's loader does; ``config`` is transformers' reading."""
+        """Build the model with empty weights; ``config`` is the transformers configuration from SGLang's loader."""
         super().__init__()
         self.config = config
         self.drafter_config = parsed = the_plan().drafter
@@ -113,27 +113,27 @@ class DFlashDraftModel(nn.Module):
             attentions[0].num_kv_heads,
             parsed.rms_norm_eps,
             rotary,
-            # The target's context, a block that starts at its end, and with overlap scheduling another one after that.
+            # The target's context, a block after its end and, with overlap scheduling, a second block.
             positions=config.context_len + 2 * get_spec().speculative_num_draft_tokens,
         )
         self._context_projection = ContextProjection(attentions, self.qk_norm_rope)
         if parsed.draft_vocab_size is not None:
             self.register_buffer(TARGET_TO_DRAFT, torch.zeros(parsed.vocab_size, dtype=torch.bool))
         self._vocabulary: TargetVocabulary | None = None
-        self._tells_margins = the_plan().copies
+        self._returns_margins = the_plan().copies
         self._complete = False
 
     def set_vocabulary(self, vocabulary: TargetVocabulary) -> None:
-        """Use the target's embedding and LM head; before the first forward."""
+        """Set the target's embedding and LM head; required before the first forward."""
         drafted = getattr(self, TARGET_TO_DRAFT, None)
         self._vocabulary = vocabulary if drafted is None else vocabulary.reduced(drafted)
 
     @torch.no_grad()
     def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any) -> DraftOutput:
-        """Fill the block.
+        """Draft one block per request.
 
         Args:
-            input_ids: int64 [bs * w], anchor and mask tokens of every request's block.
+            input_ids: int64 [bs * w], anchor and mask tokens of every block.
             positions: int64 [bs * w], absolute positions.
             forward_batch: SGLang's batch in TARGET_VERIFY mode; its ``spec_info`` holds the width.
         """
@@ -144,24 +144,23 @@ class DFlashDraftModel(nn.Module):
             hidden, residual = layer(norm_rope, hidden, residual, forward_batch)
         hidden, _ = self.norm(hidden, residual)
         width = forward_batch.spec_info.draft_token_num
-        # The anchor's position has nothing to predict: only mask positions go through the head.
+        # Only mask positions predict a token.
         masks = hidden.unflatten(0, (-1, width))[:, 1:]
-        drafts, margins = self._vocabulary.argmax_token(masks.flatten(0, 1), margins=self._tells_margins)
+        drafts, margins = self._vocabulary.argmax_token(masks.flatten(0, 1), margins=self._returns_margins)
         return DraftOutput(
             next_token_logits=None,
             drafts=drafts.view(-1, width - 1),
             margins=None if margins is None else margins.view(-1, width - 1),
-            # A sum with a NaN or an infinity in it is not finite either.
+            # The sum over a NaN or an infinity is not finite.
             broken=(~masks.sum(-1).isfinite()).sum(-1),
         )
 
     @torch.no_grad()
     def context_kv(self, target_hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """K and V that the drafter attends to for context tokens.
+        """Compute the K and V that represent context tokens in the drafter's attention.
 
         Args:
-            target_hidden: [T, K * H], the captured layers' hidden states of each token, in
-                ``target_layer_ids``' order.
+            target_hidden: [T, K * H], hidden states of the captured layers, in the order of ``target_layer_ids``.
             positions: int64 [T], absolute positions.
 
         Returns:
@@ -171,15 +170,15 @@ class DFlashDraftModel(nn.Module):
         return self._context_projection(self.hidden_norm(context), positions)
 
     def attention_layers(self) -> list[nn.Module]:
-        """SGLang's attention module of each layer, which names the layer to the KV pool."""
+        """Return SGLang's attention module of each layer, which identifies the layer in the KV pool."""
         return [layer.attn for layer in self._context_projection.attentions]
 
     def get_attention_sliding_window_size(self) -> int | None:
-        """Window that SGLang's attention backends prepare for; None if no layer slides."""
+        """Return the window for SGLang's attention backends; None without sliding layers."""
         return None if self.drafter_config.sliding_window is None else window_left(self.drafter_config)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Load a checkpoint; later calls (SGLang's weight updates) may bring only part of it.
+        """Load a checkpoint; later calls (SGLang's weight updates) may contain only some of its tensors.
 
         Raises:
             DFlashError: a tensor is missing, unexpected or mis-shaped.

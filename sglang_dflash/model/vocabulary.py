@@ -1,4 +1,4 @@
-"""The target's embedding and LM head, which the drafter uses too."""
+"""The target's embedding and LM head, which the drafter shares."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from sglang_dflash.upstream import get_parallel, unwrap_lora_layer
 
 @dataclass(frozen=True)
 class TargetVocabulary:
-    """Token ids to embeddings, hidden states to the token of the largest logit.
+    """Map token ids to embeddings, and hidden states to the token of the largest logit.
 
-    Not a module, so the target's weights do not become the drafter's parameters.
+    This is no module, so that the target's weights do not become parameters of the drafter.
 
     Attributes:
         embedding: the target's (vocabulary-parallel) embedding; maps int64 [n] to [n, H].
         lm_head: the target's (vocabulary-parallel) LM head.
-        scale: factor of the embeddings: the drafter's, times the one that the target has for its drafters.
+        scale: factor of the embeddings: the drafter's factor times the target's factor for drafters.
         first_id: first token id of this rank's shard of the head.
         num_ids: token ids of this rank's shard, padding and added vocabulary excluded.
         mask_token_id: token id of the block's positions after the anchor.
-        mask_embedding: what the drafter sees there, [H], in the dtype of the embedding; None for the target's own row.
-        logit_scale: factor of the drafter's logits. Positive, so that only margins depend on it.
-        drafted: bool [num_ids], the ids that may be drafted; None for all of them.
+        mask_embedding: embedding of the mask token, [H], in the embedding's dtype; None for the target's row.
+        logit_scale: positive factor of the drafter's logits. Only margins depend on it.
+        drafted: bool [num_ids], the ids that may be drafted; None for all.
     """
 
     embedding: Any
@@ -51,7 +51,7 @@ class TargetVocabulary:
         input_scale: float = 1.0,
         logit_scale: float = 1.0,
     ) -> TargetVocabulary:
-        """The vocabulary of a loaded target model.
+        """Return the vocabulary of a loaded target model.
 
         Args:
             input_scale: the drafter's factor of the embeddings.
@@ -90,33 +90,33 @@ class TargetVocabulary:
         )
 
     def reduced(self, drafted: Tensor) -> TargetVocabulary:
-        """The same, with fewer tokens to draft from.
+        """Return the same vocabulary with fewer tokens to draft from.
 
         Args:
-            drafted: bool [vocabulary]; this rank's part of it is kept as a view, which follows updates of the weights.
+            drafted: bool [vocabulary]. This rank's part is kept as a view, so that updates of the weights reach it.
         """
         return replace(self, drafted=drafted[self.first_id : self.first_id + self.num_ids])
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """Embeddings [n, H] of int64 [n]."""
+        """Return embeddings [n, H] of token ids int64 [n]."""
         embeds = self.embedding(token_ids)
         if self.mask_embedding is not None:
-            # Never written into the target's table: a tied LM head would change the target's answers.
+            # Writing it into the target's table would change the output of a tied LM head.
             embeds = torch.where((token_ids == self.mask_token_id)[:, None], self.mask_embedding, embeds)
         return embeds if self.scale == 1.0 else embeds * self.scale
 
     def argmax_token(self, hidden: Tensor, *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Argmax token of every row, equal on all tensor-parallel ranks.
+        """Return the argmax token of every row, equal on all tensor-parallel ranks.
 
-        Each rank sends its best logit and token id of each row, with margins also its second-best logit. They travel as
-        float32: token ids are exact up to 2**24.
+        Each rank sends its largest logit and that token id per row; with margins also its second largest logit. All are
+        sent as float32, which holds token ids exactly up to 2**24.
 
         Args:
             hidden: [n, H].
-            margins: whether the largest logit's lead over the second largest is wanted.
+            margins: whether to return the largest logit minus the second largest.
 
         Returns:
-            int64 [n], and float32 [n] or None.
+            Tokens, int64 [n], and margins, float32 [n] or None.
         """
         logits = self._shard_logits(hidden)
         group = get_parallel().tp_group
@@ -144,11 +144,9 @@ class TargetVocabulary:
         return margins if self.logit_scale == 1.0 else margins * self.logit_scale
 
     def _shard_logits(self, hidden: Tensor) -> Tensor:
-        logits = self._whole_shard_logits(hidden)
-        return logits if self.drafted is None else logits.masked_fill(~self.drafted, float("-inf"))
-
-    def _whole_shard_logits(self, hidden: Tensor) -> Tensor:
         weight = self.lm_head.weight
         if weight.is_floating_point() and weight.itemsize > 1:
-            return linear(hidden.to(weight.dtype), weight[: self.num_ids])
-        return self.lm_head.quant_method.apply(self.lm_head, hidden, None)[:, : self.num_ids]
+            logits = linear(hidden.to(weight.dtype), weight[: self.num_ids])
+        else:
+            logits = self.lm_head.quant_method.apply(self.lm_head, hidden, None)[:, : self.num_ids]
+        return logits if self.drafted is None else logits.masked_fill(~self.drafted, float("-inf"))

@@ -32,7 +32,7 @@ def test_reads_a_plain_drafter() -> None:
     assert (config.sliding_window, config.rope_scaling, config.rotary_dim) == (None, None, 16)
 
 
-def test_a_key_in_dflash_config_wins_over_the_top_level() -> None:
+def test_dflash_config_takes_precedence_over_the_top_level() -> None:
     config = drafter(mask_token_id=7)
     config["mask_token_id"] = 8
     assert DrafterConfig.from_dict(config).mask_token_id == 7
@@ -75,9 +75,7 @@ class TestLayers:
     @pytest.mark.parametrize(
         ("is_causal", "causal"), [(None, (True, False)), (True, (True, True)), (False, (False, False))]
     )
-    def test_causality_follows_the_layer_type_unless_is_causal_says_otherwise(
-        self, is_causal: bool | None, causal: tuple[bool, bool]
-    ) -> None:
+    def test_is_causal_overrides_the_layer_types(self, is_causal: bool | None, causal: tuple[bool, bool]) -> None:
         assert parse(**self.MIXED, is_causal=is_causal).causal == causal
         assert parse(**self.MIXED, causal=is_causal).causal == causal
 
@@ -85,7 +83,7 @@ class TestLayers:
         # Transformers' Qwen3Config would drop it here, as use_sliding_window is false.
         assert parse(**self.MIXED, use_sliding_window=False).sliding_window == 2048
 
-    def test_a_window_without_sliding_layers_means_nothing(self) -> None:
+    def test_a_window_without_sliding_layers_is_ignored(self) -> None:
         assert parse(sliding_window=4096).sliding_window is None
 
 
@@ -156,12 +154,12 @@ def test_sliding_layers_need_a_window() -> None:
         parse(layer_types=["sliding_attention"] * 2)
 
 
-def test_a_window_that_no_layer_is_named_for_is_not_guessed() -> None:
+def test_use_swa_without_sliding_layers_is_refused() -> None:
     with pytest.raises(DFlashError, match="use_swa"):
         parse(layer_types=["full_attention"] * 2, use_swa=True)
 
 
-def test_use_sliding_window_without_layer_types_is_not_guessed() -> None:
+def test_use_sliding_window_without_layer_types_is_refused() -> None:
     with pytest.raises(DFlashError, match="layer_types is missing"):
         parse(use_sliding_window=True)
 
@@ -192,11 +190,11 @@ def test_drafters_of_other_kinds_are_named(changes: dict[str, Any], kind: str) -
         DrafterConfig.from_dict(config)
 
 
-def test_a_plain_drafter_is_of_no_other_kind() -> None:
+def test_a_plain_drafter_is_accepted() -> None:
     assert kind_left_to_builtin(drafter(dflash_config={"conv_kernel_size": 0, "sample_from_anchor": True})) is None
 
 
-@pytest.mark.parametrize(("text", "found"), [(None, "does not exist"), ("{", "not JSON"), ("[]", "holds a list")])
+@pytest.mark.parametrize(("text", "found"), [(None, "no config.json found"), ("{", "not JSON"), ("[]", "holds a list")])
 def test_an_unreadable_file_is_reported(tmp_path: Path, text: str | None, found: str) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)

@@ -1,4 +1,4 @@
-"""A drafter's own mask embedding: read where it fits the drafter, refused by name where it does not."""
+"""A drafter's mask embedding is read if it fits the drafter and refused by name otherwise."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def test_reads_the_embedding(tmp_path: Path) -> None:
         ({"embedding": [0.0] * 64}, "cannot be read"),
     ],
 )
-def test_refuses_another_drafters(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+def test_refuses_the_embedding_of_another_drafter(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(DFlashError, match=named):
         load_mask_embedding(saved(tmp_path, **changes), CONFIG)
 
 
-def test_refuses_what_is_no_such_file(tmp_path: Path) -> None:
+def test_refuses_a_file_of_another_format(tmp_path: Path) -> None:
     (tmp_path / MASK_EMBEDDING).write_bytes(b"not a checkpoint")
     with pytest.raises(DFlashError, match="cannot be read"):
         load_mask_embedding(tmp_path / MASK_EMBEDDING, CONFIG)
@@ -59,7 +59,7 @@ def test_refuses_what_is_no_such_file(tmp_path: Path) -> None:
     [torch.full((64,), float("nan")), torch.zeros(64, dtype=torch.int32), torch.zeros(64).to_sparse()],
     ids=["NaN", "integers", "sparse"],
 )
-def test_refuses_numbers_that_nothing_was_trained_to_see(tmp_path: Path, embedding: torch.Tensor) -> None:
+def test_refuses_unusable_numbers(tmp_path: Path, embedding: torch.Tensor) -> None:
     with pytest.raises(DFlashError, match="finite floating-point numbers"):
         load_mask_embedding(saved(tmp_path, embedding=embedding), CONFIG)
 
@@ -73,7 +73,7 @@ def test_refuses_entries_of_other_types(tmp_path: Path) -> None:
         load_mask_embedding(tmp_path / MASK_EMBEDDING, CONFIG)
 
 
-def test_a_small_file_cannot_ask_for_much_memory(tmp_path: Path) -> None:
+def test_a_small_file_cannot_allocate_much_memory(tmp_path: Path) -> None:
     """A compressed archive unpacks to any size, and PyTorch's older format allocates what it claims."""
     file = saved(tmp_path)
     with zipfile.ZipFile(file) as old:

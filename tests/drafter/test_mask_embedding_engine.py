@@ -1,4 +1,4 @@
-"""A drafter's own mask embedding is what it drafts with, and nothing that the target answers with."""
+"""A drafter's mask embedding changes its drafts and never the target's output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAIR = "tiny-dense"
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
-def test_a_foreign_mask_embedding_spoils_the_drafts_and_no_answer(tmp_path: Path) -> None:
+def test_another_mask_embedding_changes_drafts_and_no_output(tmp_path: Path) -> None:
     drafter = tmp_path / "drafter"
     shutil.copytree(drafter_path(PAIR), drafter)
     config = json.loads((drafter / "config.json").read_text())

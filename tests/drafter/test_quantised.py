@@ -1,4 +1,4 @@
-"""A quantised drafter's weights are those that its format's own library reads; the rest is refused by name."""
+"""A quantised drafter's weights equal those that its format's library reads; other formats are refused by name."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def load(folder: Path) -> dict[str, Tensor]:
 
 
 def errors(folder: Path) -> list[str]:
-    """What ``check`` says of a drafter's headers."""
+    """Errors of ``check`` about a drafter's headers."""
     files = ModelFiles(str(folder), dequantise=True)
     findings = check_weights(DrafterConfig.from_dict(files.config), files.tensors, target(), "float32")
     return [str(finding) for finding in findings if finding.level == "error"]
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_its_weights_are_those_of_the_library(name: str, tmp_path: Path) -> None:
+def test_weights_equal_the_librarys(name: str, tmp_path: Path) -> None:
     write(name, tmp_path)
     assert not errors(tmp_path / "quantised")
     quantised, plain = (load(tmp_path / kind) for kind in KINDS)
@@ -64,8 +64,8 @@ def test_its_weights_are_those_of_the_library(name: str, tmp_path: Path) -> None
     assert [key for key in plain if not torch.equal(quantised[key], plain[key])] == []
 
 
-def test_it_is_counted_as_what_is_loaded(tmp_path: Path) -> None:
-    """Twice what FP8 takes in the file."""
+def test_memory_counts_the_dequantised_weights(tmp_path: Path) -> None:
+    """They take twice the memory of FP8."""
     write("fp8, a factor a block", tmp_path)
     weights = []
     for kind in KINDS:
@@ -78,8 +78,8 @@ def test_it_is_counted_as_what_is_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["awq", "gptq-2", "gptq-3", "gptq-4", "gptq-8", "gptq_v2-4"])
-def test_layers_that_the_tools_wrote_are_read_as_they_read_them(file: str) -> None:
-    """AutoAWQ and GPTQModel, which compressed-tensors is not, quantised and dequantised these; one has ``desc_act``."""
+def test_layers_from_autoawq_and_gptqmodel_dequantise_as_there(file: str) -> None:
+    """These tools, independent of compressed-tensors, quantised and dequantised the fixtures; one has ``desc_act``."""
     tensors = load_file(FIXTURES / f"{file}.safetensors")
     plain = tensors.pop("plain")
     form, _, bits = file.partition("-")
@@ -91,7 +91,7 @@ def test_layers_that_the_tools_wrote_are_read_as_they_read_them(file: str) -> No
     assert torch.equal(read["layer.weight"].half(), plain)
 
 
-def test_a_checkpoint_may_come_as_model_optimizer_writes_it(tmp_path: Path) -> None:
+def test_reads_model_optimizers_quantisation_file(tmp_path: Path) -> None:
     write("fp8, a factor a tensor", tmp_path)
     folder = tmp_path / "quantised"
     config = json.loads((folder / "config.json").read_text())
@@ -121,7 +121,7 @@ BREAKS: dict[str, tuple[str, Any, str]] = {
 
 
 @pytest.mark.parametrize("case", BREAKS)
-def test_tensors_that_do_not_fit_are_one_error_before_and_while_loading(case: str, tmp_path: Path) -> None:
+def test_a_misfit_is_one_error_in_check_and_in_the_loader(case: str, tmp_path: Path) -> None:
     name, tensor, words = BREAKS[case]
     write("fp8, a factor a block", tmp_path)
     folder = tmp_path / "quantised"
@@ -135,15 +135,15 @@ def test_tensors_that_do_not_fit_are_one_error_before_and_while_loading(case: st
     assert words in str(raised.value)
 
 
-def test_bare_fp8_is_no_weight(tmp_path: Path) -> None:
-    """A checkpoint that does not declare its quantisation: its bytes would be taken for weights."""
+def test_fp8_without_declared_quantisation_is_refused(tmp_path: Path) -> None:
+    """Its bytes would be loaded as weights."""
     write("fp8, a factor a block", tmp_path)
     folder = tmp_path / "plain"
     tensors = {**load_file(folder / "model.safetensors")}
     tensors["fc.weight"] = tensors["fc.weight"].to(torch.float8_e4m3fn)
     save_file(tensors, folder / "model.safetensors")
     (found,) = errors(folder)
-    assert "fc.weight is of torch.float8_e4m3fn, without a quantisation" in found
+    assert "fc.weight is of torch.float8_e4m3fn, and config.json declares no quantisation" in found
     with pytest.raises(DFlashError, match=r"fc\.weight is of torch\.float8_e4m3fn"):
         load(folder)
 
@@ -157,7 +157,7 @@ def test_a_group_may_be_a_whole_row(method: str) -> None:
     assert torch.equal(read["layer.weight"], plain)
 
 
-def test_groups_of_other_sizes_are_no_gptq() -> None:
+def test_gptq_groups_of_unequal_size_are_refused() -> None:
     tensors = load_file(FIXTURES / "gptq-4.safetensors")
     del tensors["plain"]
     tensors["layer.g_idx"] = torch.zeros_like(tensors["layer.g_idx"])
@@ -172,7 +172,7 @@ def test_groups_that_do_not_divide_a_row_are_refused() -> None:
         list(checkpoint.plain([("layer.qweight", torch.empty(96, 8))], {"layer.weight": (64, 96)}, []))
 
 
-def test_a_layers_own_group_goes_before_that_of_all_linear_layers() -> None:
+def test_a_named_layers_scheme_takes_precedence() -> None:
     four = {"weights": {"num_bits": 4, "group_size": 32}, "format": "pack-quantized"}
     eight = {"weights": {"num_bits": 8, "strategy": "channel"}, "format": "int-quantized"}
     groups = {"a": {**four, "targets": ["Linear"]}, "b": {**eight, "targets": ["re:.*down_proj"]}}
@@ -216,7 +216,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_served_is_refused_by_name(case: str) -> None:
+def test_an_unserved_quantisation_is_refused_by_name(case: str) -> None:
     declared, words = REFUSED[case]
     with pytest.raises(DFlashError) as raised:
         parse(declared)

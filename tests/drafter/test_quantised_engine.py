@@ -1,4 +1,4 @@
-"""A quantised drafter drafts in a real server what the plain drafter drafts that its numbers stand for."""
+"""In a real server a quantised drafter drafts what the plain drafter with its dequantised weights drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A drafter checkpoint's tensors against its configuration: complete, nothing else, right shapes."""
+"""A drafter checkpoint has exactly the tensors and shapes of its configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_expects_every_layer_and_the_context_projection() -> None:
     assert len(SHAPES) == 2 * 11 + 3
 
 
-def test_biases_only_where_the_configuration_has_them() -> None:
+def test_biases_are_expected_only_if_configured() -> None:
     with_bias = expected_shapes(DrafterConfig.from_dict(drafter(attention_bias=True)))
     assert {name.split(".")[3] for name in with_bias if name.endswith("bias")} == {
         "q_proj",
@@ -46,7 +46,7 @@ def test_biases_only_where_the_configuration_has_them() -> None:
         ("fc.weight", ("fc.weight", None)),
     ],
 )
-def test_fused_modules_take_their_parts(name: str, expected: tuple[str, object]) -> None:
+def test_parts_load_into_fused_modules(name: str, expected: tuple[str, object]) -> None:
     assert destination(name) == expected
 
 
@@ -65,7 +65,7 @@ def test_every_problem_is_named() -> None:
     assert "norm.weight is [65], not [64]" in text
 
 
-def test_a_partial_update_may_leave_tensors_out_but_brings_no_others() -> None:
+def test_a_partial_update_may_omit_tensors_and_adds_none() -> None:
     report({"fc.weight": SHAPES["fc.weight"]}).check(complete=False)
     with pytest.raises(DFlashError, match="unexpected: fd.weight"):
         report({"fd.weight": (1,)}).check(complete=False)

@@ -29,7 +29,7 @@ Placed = dict[tuple[str, str | int | None], Tensor]
 
 
 def loaded(folder: Path) -> Placed:
-    """What the drafter model loads: tensor by parameter and shard."""
+    """Tensors that the drafter model loads, by parameter and shard."""
     report = LoadReport.of(DrafterConfig.load(folder))
     placed: Placed = {
         (name, shard): tensor for name, shard, tensor in report.place(load_file(folder / "model.safetensors").items())
@@ -73,20 +73,20 @@ def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
         loaded(write(tmp_path / "trainer", config(name), tensors))
 
 
-def test_a_copied_vocabulary_has_the_shape_that_the_configuration_says(tmp_path: Path) -> None:
+def test_a_copied_vocabulary_of_another_shape_is_refused(tmp_path: Path) -> None:
     tensors = tensors_of("speculators-reduced", write_target(tmp_path / "target"))
     tensors["lm_head.weight"] = tensors["lm_head.weight"][:100].clone()
     with pytest.raises(DFlashError, match=r"lm_head.weight is \[100, 64\], not \[512, 64\]"):
         loaded(write(tmp_path / "trainer", config("speculators-reduced"), tensors))
 
 
-def test_a_plain_drafter_with_a_vocabulary_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_a_plain_drafter_with_its_own_vocabulary_is_refused(tmp_path: Path) -> None:
     tensors = tensors_of("speculators", write_target(tmp_path / "target"))
     with pytest.raises(DFlashError, match=r"unexpected: embed_tokens.weight, lm_head.weight"):
         loaded(write(tmp_path / "plain", plain_config("speculators"), tensors))
 
 
-def test_files_hand_out_the_plain_form(tmp_path: Path) -> None:
+def test_model_files_return_the_plain_form(tmp_path: Path) -> None:
     folder = write(tmp_path / "d", config("automodel"), {"a": torch.zeros(1)})
     files = ModelFiles(str(folder))
     assert files.published["architectures"] == ["Qwen3DFlashDraftModel"]
@@ -94,7 +94,7 @@ def test_files_hand_out_the_plain_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["specforge", "modelopt", "zlab-later"])
-def test_a_plain_configuration_is_left_alone(name: str) -> None:
+def test_a_plain_configuration_is_unchanged(name: str) -> None:
     assert plain_form(config(name)) == config(name)
 
 
@@ -104,7 +104,7 @@ def test_scales_of_a_speculators_drafter_are_kept() -> None:
     assert (found.input_scale, found.output_scale) == (2.5, 0.5)
 
 
-def test_the_plain_form_is_its_own() -> None:
+def test_the_plain_form_of_a_plain_form_is_equal() -> None:
     for name in SERVED:
         plain = plain_form(config(name))
         assert plain_form(plain) == plain
@@ -135,7 +135,7 @@ class TestRefused:
         with pytest.raises(DFlashError, match=f"of the kind {kind}.*, which SGLang does not serve"):
             plain_form(drafter(**changes))
 
-    def test_what_sglang_serves_has_the_class_that_sglang_knows(self) -> None:
+    def test_kinds_that_sglang_serves_get_sglangs_class_name(self) -> None:
         for name in ("specforge-domino", "automodel-domino"):
             plain = plain_form(config(name))
             assert plain["architectures"] == ["DFlashDraftModel"]
@@ -143,7 +143,7 @@ class TestRefused:
         dflash2 = plain_form({**config("automodel"), "architectures": ["Qwen3DFlash2DraftModel"]})
         assert kind_left_to_builtin(dflash2) == "DFlash2 (candidate selector)"
 
-    def test_a_head_of_modelopts_is_named(self) -> None:
+    def test_a_modelopt_head_is_named(self) -> None:
         dspark = config("modelopt")
         dspark["dflash_config"]["projector_type"] = "dspark"
         with pytest.raises(DFlashError, match="DSpark"):
@@ -170,8 +170,8 @@ class TestRefused:
         with pytest.raises(DFlashError, match=named):
             DrafterConfig.from_dict({**config("speculators"), **changes})
 
-    def test_two_statements_about_causality_that_differ(self) -> None:
-        """What AutoModel's JetSpec writes, once somebody has renamed its class for a server."""
+    def test_contradictory_causality_is_refused(self) -> None:
+        """AutoModel's JetSpec writes this; its class was renamed for a server."""
         renamed = {**config("automodel-jetspec"), "architectures": ["DFlashDraftModel"]}
         with pytest.raises(DFlashError, match="is_causal is False") as error:
             DrafterConfig.from_dict(renamed)
@@ -188,12 +188,12 @@ class TestSpeculatorsRope:
             {"mrope_section": [3, 3, 2], "mrope_interleaved": True, "partial_rotary_factor": 1.0},
         ],
     )
-    def test_the_whole_head_turns(self, copied: dict[str, Any]) -> None:
+    def test_the_whole_head_is_rotated(self, copied: dict[str, Any]) -> None:
         written = config("speculators")
         written["transformer_layer_config"]["rope_parameters"] |= copied
         assert DrafterConfig.from_dict(written) == DrafterConfig.from_dict(config("speculators"))
 
-    def test_of_two_layer_types_the_sliding_ones_is_taken(self) -> None:
+    def test_the_sliding_layers_rope_is_used(self) -> None:
         written = config("speculators")
         both = {"sliding_attention": {"rope_theta": 5.0}, "full_attention": {"rope_theta": 7.0}}
         written["transformer_layer_config"]["rope_parameters"] = both
@@ -203,7 +203,7 @@ class TestSpeculatorsRope:
 class TestLaterRevision:
     """A published drafter that was replaced in place by one of another shape."""
 
-    def test_its_layers_taps_and_window_are_its_own(self) -> None:
+    def test_layers_captured_layers_and_window_are_read(self) -> None:
         later = DrafterConfig.from_dict(config("zlab-later"))
         assert (later.num_layers, later.block_size, later.sliding_window) == (6, 16, 4096)
         assert later.target_layer_ids == (1, 6, 11, 16, 22, 27, 32, 37)
@@ -211,7 +211,7 @@ class TestLaterRevision:
         shapes = expected_shapes(later)
         assert (len(shapes), sum(map(math.prod, shapes.values()))) == (69, 385_906_176)
 
-    def test_the_earlier_ones_weights_do_not_pass_for_it(self) -> None:
+    def test_weights_of_the_earlier_version_are_refused(self) -> None:
         earlier = json.loads((FOLDER.parent / "cards" / "Qwen3.6-35B-A3B" / "drafter" / "config.json").read_text())
         report = LoadReport.of(DrafterConfig.from_dict(config("zlab-later")))
         for name, shape in expected_shapes(DrafterConfig.from_dict(earlier)).items():

@@ -1,4 +1,4 @@
-"""A shipped drafter, written as speculators and AutoModel write theirs, drafts in a real server what it always did."""
+"""In a real server a shipped drafter drafts the same tokens in the forms of speculators and AutoModel."""
 
 from __future__ import annotations
 

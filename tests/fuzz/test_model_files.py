@@ -1,4 +1,4 @@
-"""A model's folder is a download: nothing in it runs, leads out of it, or is believed before it is checked."""
+"""A model's folder is a download: no code in it runs, no link leads out, and every size is checked before use."""
 
 from __future__ import annotations
 
@@ -121,6 +121,7 @@ CHANGES: list[dict[str, Any]] = [
     {"rope_theta": NAN}, {"partial_rotary_factor": "half"}, {"partial_rotary_factor": INF}, {"rope_parameters": YARN},
     {"rope_parameters": {"rope_theta": 1e4, "rope_type": ["yarn"]}}, {"torch_dtype": ["float32"]},
 ]  # fmt: skip
+EMPTY = {"data_offsets": [0, 0], "shape": [0, 1 << 62]}  # no bytes stand behind the large size
 ENTRIES: list[dict[str, Any]] = [
     {"shape": [HUGE]}, {"shape": [HUGE, HUGE, 0]}, {"shape": [-2]}, {"shape": [2.0]}, {"shape": 2}, {"dtype": 32},
     {"dtype": "F" + "9" * 5000}, {"data_offsets": [0, HUGE]}, {"data_offsets": [8, 0]}, {"data_offsets": None},
@@ -133,6 +134,7 @@ FOUND: list[tuple[str, bytes]] = [
     *(("config.json", dumped(drafter(**changes))) for changes in CHANGES),
     *(("model.safetensors", packed(dumped({"a": TENSOR | changes}))) for changes in ENTRIES),
     *(("model.safetensors", packed(dumped({"a": TENSOR}), data=size)) for size in (7, 9)),
+    ("model.safetensors", packed(dumped({"a": TENSOR | EMPTY}), data=0)),
     *(("model.safetensors", content) for content in (b"", b"1234567", packed(b"{}", HUGE), packed(DEEP.encode()))),
     *((INDEX, dumped(index)) for index in MAPS),
     *(("tokenizer.json", dumped({"added_tokens": added})) for added in ([5], [{"id": "a", "content": []}])),
@@ -142,7 +144,7 @@ FOUND: list[tuple[str, bytes]] = [
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A drafter beside its target; elsewhere, what is none of their business."""
+    """A drafter next to its target, and files elsewhere that must not be read."""
     write_pair(tmp_path / "model", Broken("", ""))
     (tmp_path / "secret").mkdir()
     write_tensors(tmp_path / "secret", {"secret": (1,)})
@@ -180,8 +182,8 @@ PLANTS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("plant", PLANTS)
 @pytest.mark.parametrize("file", sorted(FILES.keys() - {"width.json"}))
-def test_what_is_no_file_of_the_model(file: str, plant: str, model: Path) -> None:
-    """Nothing waits for it; an optional file may count as missing."""
+def test_a_file_that_is_not_the_models(file: str, plant: str, model: Path) -> None:
+    """Reading does not block; an optional file may count as missing."""
     (model / file).unlink(missing_ok=True)
     PLANTS[plant](model / file)
     with judged(model, refuse=plant in ("elsewhere", "large") or file == "config.json"):

@@ -1,4 +1,4 @@
-"""The drafter's rotation beside SGLang's: its table is ours to grow, and no position may lie past it."""
+"""The drafter's RoPE table: it covers every served position."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def qk_norm_rope(own: Any) -> QKNormRope:
 
 
 @pytest.mark.parametrize("kind", [PLAIN, YARN], ids=lambda kind: kind[0])
-def test_the_table_reaches_the_positions_served_whatever_the_drafters_own_context(kind: Any) -> None:
+def test_the_table_covers_served_positions_beyond_the_drafters_context(kind: Any) -> None:
     table = qk_norm_rope(kind[1](OWN)).rotary.cos_sin_cache
     assert table.shape[0] >= SERVED
     if kind is PLAIN:
@@ -45,7 +45,7 @@ def test_the_table_reaches_the_positions_served_whatever_the_drafters_own_contex
 
 
 def test_sglang_finds_the_rotation_among_the_drafters_modules() -> None:
-    """It grows tables, and keeps buffers through a sleep of the server, of modules alone."""
+    """It grows tables of modules only, and only their buffers survive a sleep of the server."""
     drafter = nn.Module()
     drafter.qk_norm_rope = found = qk_norm_rope(PLAIN[1](OWN))
     assert found.rotary in set(drafter.modules())

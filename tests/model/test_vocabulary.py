@@ -1,4 +1,4 @@
-"""What the drafter sees at the masked positions of a block, and what the target keeps of its table."""
+"""The drafter's embeddings at masked positions and its argmax; the target's table stays unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MASK, IDS = 5, torch.tensor([1, 5, 5, 0])
 
 
 class Target(SimpleNamespace):
-    """As much of a target as its vocabulary needs: a table that the LM head is tied to."""
+    """A minimal target: an embedding table tied to the LM head."""
 
     def get_input_embeddings(self) -> nn.Embedding:
         table: nn.Embedding = self.table
@@ -33,13 +33,13 @@ def target(**attributes: Any) -> Target:
     return Target(table=table, lm_head=table, **attributes)
 
 
-def test_masked_positions_take_the_targets_row() -> None:
+def test_masked_positions_use_the_targets_row() -> None:
     model = target()
     seen = TargetVocabulary.of(model, mask_token_id=MASK, mask_embedding=None).embed(IDS)
     assert torch.equal(seen, model.table.weight[IDS])
 
 
-def test_masked_positions_take_the_drafters_own_embedding_and_the_targets_table_stays() -> None:
+def test_masked_positions_use_the_drafters_embedding_and_the_table_is_unchanged() -> None:
     model = target()
     before, own = model.table.weight.clone(), torch.arange(4.0)
     seen = TargetVocabulary.of(model, mask_token_id=MASK, mask_embedding=own).embed(IDS)
@@ -57,7 +57,7 @@ def test_the_scales_are_applied_to_both(targets: float, drafters: float) -> None
     assert torch.equal(seen[0], targets * drafters * model.table.weight[1])
 
 
-def test_a_logit_scale_scales_margins_and_leaves_tokens_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logit_scale_changes_margins_and_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = SimpleNamespace(tp_group=SimpleNamespace(world_size=1))
     monkeypatch.setattr("sglang_dflash.model.vocabulary.get_parallel", lambda: alone)
     hidden = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
@@ -92,8 +92,8 @@ def test_only_a_reduced_vocabularys_tokens_are_drafted(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("margins", [False, True])
-def test_ranks_agree_on_tokens_and_on_how_sure_they_are(margins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks of four tokens each; both best tokens of a row may belong to one of them, or one to each."""
+def test_ranks_agree_on_tokens_and_margins(margins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks of four tokens each. The two best tokens of a row are on one rank or on both."""
     hidden = torch.randn(40, 4, generator=torch.Generator().manual_seed(2))
     whole = TargetVocabulary.of(target(), mask_token_id=MASK, mask_embedding=None)
     logits = hidden @ whole.lm_head.weight.T
