@@ -186,9 +186,8 @@ def _load(f: Findings) -> Iterator[str]:
     if s.concurrent_requests < s.max_running_requests:
         limited = f"{s.concurrent_requests} of {s.max_running_requests} requests (--max-running-requests) run at once"
         yield f"Only {limited}, limited by {s.limited_by}. Fix: use {s.raised_by}, or a higher --mem-fraction-static."
-    if (
-        f.smaller is not None and f.smaller.gain >= causes.FASTER and not f.is_low
-    ):  # a wrong drafter gains from no blocks
+    # A drafter that does not match its target gains from no block size.
+    if f.smaller and f.smaller.gain >= causes.FASTER and not f.is_low:
         better = f"{f.smaller.block} would give about {f.smaller.gain:.1f}x the throughput"
         flags = f"--speculative-adaptive, or --speculative-num-draft-tokens {f.smaller.block}"
         yield f"Block size {s.block} is too large for {f.users} concurrent users; {better}. Fix: use {flags}."

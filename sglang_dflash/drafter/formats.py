@@ -268,9 +268,9 @@ class ConfigKeys:
         if kind == "default":
             return theta, rotary_dim, None
         if kind == "yarn":
-            trained, factor = (
+            factor, trained = (
                 _positive(f"rope_parameters.{key}", parameters.get(key))
-                for key in ("original_max_position_embeddings", "factor")
+                for key in ("factor", "original_max_position_embeddings")
             )
             if factor * trained > MOST_POSITIONS:
                 raise unusable("rope_parameters.factor", factor, f"at most {MOST_POSITIONS} positions in all")

@@ -26,8 +26,8 @@ class Prospect:
 
     def __str__(self) -> str:
         return (
-            f"a block of {self.width} brings {self.tokens:.2f} tokens in {self.cost:.2f} times the "
-            f"time of plain decoding ({self.first_accepted:.0%} of first drafts accepted)"
+            f"a block of {self.width} yields {self.tokens:.2f} tokens but takes {self.cost:.2f} times as long as a "
+            f"plain step ({self.first_accepted:.0%} of first drafts accepted)"
         )
 
 

@@ -100,7 +100,7 @@ def test_the_drafter_rests_with_a_reason_and_comes_back():
     assert pause is not None and pause.width == 2 and pause.first_accepted < 0.2
     assert pause.cost == pytest.approx(machine.milliseconds(8, 2) / machine.milliseconds(8, 1), rel=0.1)
     assert pause.tokens < pause.cost
-    assert str(pause).startswith("a block of 2 brings")
+    assert str(pause).startswith("a block of 2 yields")
     drive(chosen, machine, lambda _: 0.9, 100, lambda _: 8)
     assert chosen.paused is None
 

@@ -78,7 +78,7 @@ def test_it_rests_where_drafts_are_refused_and_comes_back(server: Server, plain_
     refused = first_round(babble, lambda width: width < 1.5)
     assert refused is not None, width_info(server)
     assert width_info(server)["pauses"] > 0
-    said = re.findall(r"DFLASH: drafting does not pay: a block of \d+ brings .* cause: ([\w ]+)", server.log)
+    said = re.findall(r"DFLASH: drafting does not pay: a block of \d+ yields .* cause: ([\w ]+)", server.log)
     assert said.count("no chat template ") == 1, said
     drafting = worker_info(server)["drafting"]
     assert drafting["judged_by"] == "costs" and drafting["break_even"] > 1

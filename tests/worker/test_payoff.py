@@ -160,7 +160,7 @@ def test_the_log_quotes_the_drafters_card(warnings: Callable[[], list[str]]) -> 
     server = Server(drafter="/models/Qwen3.5-4B-DFlash")
     server.serve(request, 1)
     (line,) = warnings()
-    assert "accept length 1.00, one user gains from 1.57" in line
+    assert "accept length 1.00 (one user gains from 1.57)" in line
     assert "; the card of z-lab/Qwen3.5-4B-DFlash states 5.933 to 7.719 (greedy, thinking enabled" in line
     assert 'Most likely cause: thinking off. Fix: send chat_template_kwargs: {"enable_thinking": true}' in line
     section = server.section()
@@ -223,7 +223,7 @@ def test_an_adaptive_width_is_judged_by_its_costs(warnings: Callable[[], list[st
     server = Server(policy)
     server.serve(request, 1, width=2)
     (line,) = warnings()
-    assert "drafting does not pay: a block of 2 brings 1." in line and "in 1.17 times the time of plain" in line
+    assert "drafting does not pay: a block of 2 yields 1." in line and "takes 1.17 times as long as a plain" in line
     assert server.causes() == ["drafter"]
     section = server.section()
     assert section["pays"] is False and section["judged_by"] == "costs"

@@ -262,7 +262,7 @@ class Payoff:
 
     def _figures(self, policy: WidthPolicy) -> str:
         length, prospect = self._recent.all.accept_length or 0.0, policy.paused or _prospect(policy)
-        text = str(prospect or f"accept length {length:.2f}, one user gains from {self._break_even:.2f}")
+        text = str(prospect or f"accept length {length:.2f} (one user gains from {self._break_even:.2f})")
         if self._card and (lengths := self._card["accept_length"].values()):
             text += f"; the card of {self._card['drafter']} states {min(lengths)} to {max(lengths)}"
             text += f" ({self._card['setup']})"
