@@ -24,7 +24,7 @@ _SOMETIMES = {
     "sglang/srt/managers/schedule_batch.py set_mamba_track_indices_from_reqs: list as index",
 }
 # The CPU platform's stand-ins for kernels make tensors that a kernel does not need.
-_STAND_INS = "cpu_platform/sglang_dflash_cpu/"
+_STAND_INS = "sglang_dflash_cpu/"
 
 
 def copies(folder: Path) -> dict[str, int]:

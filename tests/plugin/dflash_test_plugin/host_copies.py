@@ -27,7 +27,8 @@ _FROM_LISTS = {torch.tensor, torch.as_tensor, torch.asarray}
 _INDEXING = {Tensor.__getitem__, Tensor.__setitem__}
 # With a device tensor, a host tensor of one element is an argument of the kernel; these copy it all the same.
 _COPIES_ONE = {Tensor.copy_, Tensor.__setitem__, torch.cat, torch.stack}
-_OURS, _SGLANG = "sglang_dflash/", "sglang/srt/"
+_OURS = ("sglang_dflash/", "sglang_dflash_cpu/")
+_SGLANG = "sglang/srt/"
 _found: defaultdict[str, set[str]] = defaultdict(set)
 
 
@@ -100,7 +101,7 @@ def _note(what: str) -> None:
 def _place(frame: FrameType) -> str | None:
     """The file, if it is the package's or SGLang's."""
     path = frame.f_code.co_filename
-    for part in (_OURS, _SGLANG):
+    for part in (*_OURS, _SGLANG):
         if f"/{part}" in path:
             return part + path.rpartition(f"/{part}")[2]
     return None
