@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sglang_dflash.copies.matches import LONGEST
 from sglang_dflash.upstream import get_observability, get_parallel, get_serving
 from sglang_dflash.width import AdaptiveWidth, WidthPolicy
+from sglang_dflash.worker.copies import LONGEST
 
 if TYPE_CHECKING:
     from prometheus_client import Gauge, Histogram

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sglang_dflash.copies.matches import Copied
 from sglang_dflash.width import WidthPolicy
+from sglang_dflash.worker.copies import Copied
 from sglang_dflash.worker.observe.broken_drafts import BrokenDrafts
 from sglang_dflash.worker.observe.metrics import step_metrics
 from sglang_dflash.worker.observe.payoff import Payoff
