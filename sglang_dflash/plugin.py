@@ -75,7 +75,8 @@ def _register_scheduler_hooks() -> None:
     from sglang_dflash.hooks import corrections, reports, requests
     from sglang_dflash.states import pool, replay
     from sglang_dflash.upstream import HookRegistry, HookType
-    from sglang_dflash.window import hooks as window
+    from sglang_dflash.worker import window
+    from sglang_dflash.worker.start import transfer
 
     for name, function, how in (
         ("validate_dflash_request", requests.refuse_request, HookType.AROUND),
@@ -86,15 +87,15 @@ def _register_scheduler_hooks() -> None:
         ("gdn_replayssm_spec_decode", replay.verify, HookType.AROUND),
         (
             "SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch",
-            corrections.take_up_transferred,
+            transfer.start_transferred,
             HookType.AFTER,
         ),
-        ("setup_state_kv_args", corrections.send_rings, HookType.AFTER),
+        ("setup_state_kv_args", transfer.describe_rings, HookType.AFTER),
         ("Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture", corrections.capture_layers, HookType.AROUND),
         ("Scheduler.get_internal_state", reports.report_worker, HookType.AFTER),
-        ("SchedulerWeightUpdaterManager._select_runners", corrections.spare_drafter, HookType.AFTER),
+        ("SchedulerWeightUpdaterManager._select_runners", corrections.update_target_only, HookType.AFTER),
         ("SchedulerMetricsReporter.report_decode_stats", reports.report_mean_width, HookType.AROUND),
-        ("SchedulerRequestReceiver._broadcast_reqs_across_ranks", reports.ride_on_requests, HookType.AROUND),
+        ("SchedulerRequestReceiver._broadcast_reqs_across_ranks", reports.broadcast_step_times, HookType.AROUND),
     ):
         HookRegistry.register(SYMBOLS[name].path, function, how)
 

@@ -1,18 +1,15 @@
-"""Corrections of SGLang itself: the models of a pair, weight updates, transferred requests."""
+"""Corrections of SGLang: the drafter's context, the captured layers, weight updates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang_dflash.drafter.formats import ARCHITECTURES
 from sglang_dflash.hooks.takeover import on_our_cpu_platform
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.decide import reason_for_builtin
 from sglang_dflash.upstream import get_server_args, resolving_view
-
-if TYPE_CHECKING:
-    from sglang_dflash.upstream import ScheduleBatch
 
 
 def extend_drafter_context(model_config: Any, context_length: int | None) -> None:
@@ -50,7 +47,7 @@ def capture_layers(original: Callable[..., None], model: Any, layer_ids: list[in
 EVERYONE, TARGET = "all", "target"
 
 
-def spare_drafter(result: list[tuple[str, Any]], _: Any, selector: str = EVERYONE) -> list[tuple[str, Any]]:
+def update_target_only(result: list[tuple[str, Any]], _: Any, selector: str = EVERYONE) -> list[tuple[str, Any]]:
     """Hook after ``SchedulerWeightUpdaterManager._select_runners``: whoever asks for all models means the target.
 
     SGLang would load the same tensors into both. A drafter as wide as its target has tensors of the same names and
@@ -62,17 +59,3 @@ def spare_drafter(result: list[tuple[str, Any]], _: Any, selector: str = EVERYON
     if selector != EVERYONE or serving.plan is None:
         return result
     return [(role, runner) for role, runner in result if role == TARGET]
-
-
-def take_up_transferred(batch: ScheduleBatch | None, scheduler: Any, *_: Any) -> None:
-    """Hook after ``SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch``: requests whose K/V have arrived."""
-    if batch is not None and serving.plan is not None:
-        scheduler.draft_worker.take_up(batch)
-
-
-def send_rings(_: None, kv_args: Any, *_args: Any, **_kwargs: Any) -> None:
-    """Hook after ``setup_state_kv_args``, which describes what lies beside the K/V pages."""
-    if serving.plan is not None:
-        from sglang_dflash.worker.start.transfer import describe_rings
-
-        describe_rings(kv_args)

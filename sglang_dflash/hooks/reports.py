@@ -89,7 +89,7 @@ def report_adaptive(resolved: dict[str, Any], server_args: Any) -> dict[str, Any
     return resolved
 
 
-def ride_on_requests(
+def broadcast_step_times(
     original: Callable[..., list[Any]], receiver: Any, recv_reqs: list[Any] | None, local_reqs: Any = None
 ) -> list[Any]:
     """Hook around ``SchedulerRequestReceiver._broadcast_reqs_across_ranks``."""
@@ -97,7 +97,7 @@ def ride_on_requests(
         return original(receiver, recv_reqs, local_reqs)
     from sglang_dflash.worker import shared_times
 
-    times = shared_times.serving()
+    times = shared_times.current()
     if times is None:  # the worker is not built yet
         return original(receiver, recv_reqs, local_reqs)
-    return times.ride(lambda requests: original(receiver, requests, local_reqs), recv_reqs)
+    return times.broadcast(lambda requests: original(receiver, requests, local_reqs), recv_reqs)

@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import pad
 
 from sglang_dflash.upstream import CaptureHiddenMode, draft_tp_context, prepare_mamba_track_for_verify
-from sglang_dflash.window.rings import DraftRings
 from sglang_dflash.worker.step import Step
+from sglang_dflash.worker.window import DraftRings
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner, TpModelWorker

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.upstream import KVWriteLoc, async_h2d, draft_tp_context
-from sglang_dflash.window.rings import DraftRings
 from sglang_dflash.worker.step import Step
+from sglang_dflash.worker.window import DraftRings
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner, ScheduleBatch

@@ -17,7 +17,7 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.width import WidthPolicy
 from sglang_dflash.worker.observe.metrics import StepRecord
 
-News = tuple[int, int, int, float, bool]
+StepTime = tuple[int, int, int, float, bool]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class StepTimes:
         fingerprint: of its policy before it takes note of them.
     """
 
-    steps: tuple[News, ...]
+    steps: tuple[StepTime, ...]
     fingerprint: int
 
 
@@ -43,9 +43,9 @@ class SharedTimes:
 
     def __init__(self, policy: Callable[[], WidthPolicy], ranks: int) -> None:
         self._policy, self._alone = policy, ranks == 1
-        self._outgoing: list[News] = []
+        self._outgoing: list[StepTime] = []
 
-    def measured(self, records: Sequence[StepRecord]) -> None:
+    def add(self, records: Sequence[StepRecord]) -> None:
         """Note that these steps' times are known on this rank."""
         for record in records:
             assert record.milliseconds is not None
@@ -55,28 +55,28 @@ class SharedTimes:
             else:
                 self._outgoing.append(news)
 
-    def ride(self, broadcast: Callable[[list[Any] | None], list[Any]], requests: list[Any] | None) -> list[Any]:
+    def broadcast(self, send: Callable[[list[Any] | None], list[Any]], requests: list[Any] | None) -> list[Any]:
         """Send what was measured along with the requests.
 
         Args:
-            broadcast: sends the source rank's list, and returns it on every rank.
+            send: broadcasts the source rank's list, and returns it on every rank.
             requests: on the source rank; None elsewhere.
 
         Raises:
             DFlashError: this rank's policy was told something else than rank 0's.
         """
         if self._alone:
-            return broadcast(requests)
+            return send(requests)
         if requests is not None and self._outgoing:
             requests = [*requests, StepTimes(tuple(self._outgoing), self._policy().fingerprint())]
         self._outgoing.clear()  # other ranks' measurements are of no use
-        received = broadcast(requests)
+        received = send(requests)
         for message in received:
             if isinstance(message, StepTimes):
-                self._take_note(message)
+                self._apply(message)
         return [message for message in received if not isinstance(message, StepTimes)]
 
-    def _take_note(self, message: StepTimes) -> None:
+    def _apply(self, message: StepTimes) -> None:
         policy = self._policy()
         if policy.fingerprint() != message.fingerprint:
             raise DFlashError(
@@ -88,15 +88,15 @@ class SharedTimes:
             policy.observe_time(*news)
 
 
-_serving: SharedTimes | None = None
+_current: SharedTimes | None = None
 
 
-def serving() -> SharedTimes | None:
+def current() -> SharedTimes | None:
     """The shared times of this process's worker; None before it is built."""
-    return _serving
+    return _current
 
 
-def serve_times(times: SharedTimes) -> None:
+def set_current(times: SharedTimes) -> None:
     """Note the shared times of this process's worker."""
-    global _serving
-    _serving = times
+    global _current
+    _current = times

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sglang_dflash.copies.history import Copies
 from sglang_dflash.plan.serving import the_plan
 from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.upstream import (
@@ -25,8 +24,8 @@ from sglang_dflash.upstream import (
     resolve_draft_parallel_layout,
 )
 from sglang_dflash.width import FixedWidth, WidthPolicy
-from sglang_dflash.window.rings import DraftRings
 from sglang_dflash.worker.accept import Accept
+from sglang_dflash.worker.copies import Copies
 from sglang_dflash.worker.forwards import Draft, Verify
 from sglang_dflash.worker.inject import Inject
 from sglang_dflash.worker.no_sync import sync_guard
@@ -34,17 +33,17 @@ from sglang_dflash.worker.observe.drafting import payoff
 from sglang_dflash.worker.observe.identity import allocated_bytes, identity
 from sglang_dflash.worker.observe.metrics import StepRecord
 from sglang_dflash.worker.observe.observer import Observer
-from sglang_dflash.worker.shared_times import SharedTimes, serve_times
-from sglang_dflash.worker.start.drafter import allocate_rings, load_drafter
+from sglang_dflash.worker.shared_times import SharedTimes, set_current
 from sglang_dflash.worker.start.first_calls import FirstCalls
 from sglang_dflash.worker.start.graphs import drafter_has_room
-from sglang_dflash.worker.start.pools import tell_pools
+from sglang_dflash.worker.start.models import allocate_rings, load_drafter, log_memory
 from sglang_dflash.worker.start.replay_check import check_replay
-from sglang_dflash.worker.start.sampling import rehearse_sampling
+from sglang_dflash.worker.start.sampling import prewarm_largest_step
 from sglang_dflash.worker.start.transfer import prepare_transfer
 from sglang_dflash.worker.start.widths import prepare_widths
 from sglang_dflash.worker.state import DraftState
 from sglang_dflash.worker.step import GrammarBarrier, Layout, Publish, idle_result
+from sglang_dflash.worker.window import DraftRings
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ScheduleBatch, ServerArgs, TpModelWorker
@@ -84,7 +83,7 @@ class DFlashWorker(BaseSpecWorker):
         drafter = self._draft_worker.model_runner
         self.identity = identity(self.plan, target, drafter)
         self._times = SharedTimes(lambda: self.width_policy, get_parallel().tp_size)
-        serve_times(self._times)
+        set_current(self._times)
         if self._is_first:
             told = "; ".join(f"{name} {value}" for name, value in self.identity.items() if name != "version")
             logger.info("sglang-dflash %s serves DFLASH: %s", self.identity["version"], told)
@@ -119,7 +118,7 @@ class DFlashWorker(BaseSpecWorker):
         """A step's accept counts reached the host, without anyone waiting for them; steps come in launch order."""
         record, timed = self._observer.finished([n + 1 for n in num_correct_drafts_per_req], self.width_policy)
         self.width_policy.observe(record.width, record.accept_lens, record.matched)
-        self._times.measured(timed)
+        self._times.add(timed)
 
     # --- start-up, in call order
 
@@ -174,7 +173,7 @@ class DFlashWorker(BaseSpecWorker):
             self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=captures)
         target, drafter = self._target_worker.model_runner, self._draft_worker.model_runner
         if self._is_first:
-            self.identity["requests"] = tell_pools(self.plan, target, drafter).requests
+            self.identity["requests"] = log_memory(self.plan, target, drafter).requests
         if self.plan.widths is not None and self.plan.role != "prefill":  # which decodes nothing
             self.width_policy, graphs = prepare_widths(self.plan, target, drafter, self.draft_parallel_layout)
             self._at_width = graphs.at
@@ -186,7 +185,7 @@ class DFlashWorker(BaseSpecWorker):
     def prewarm_sampling(self) -> Any:
         if torch.device(self.target_worker.device).type != "cuda":
             return super().prewarm_sampling()
-        return rehearse_sampling(self.target_worker.model_runner, self.plan.block)
+        return prewarm_largest_step(self.target_worker.model_runner, self.plan.block)
 
     # --- the step
 
@@ -240,14 +239,14 @@ class DFlashWorker(BaseSpecWorker):
         result.next_draft_input = DraftState(result.next_token_ids, batch.seq_lens)
         return result
 
-    def take_up(self, batch: ScheduleBatch) -> None:
+    def start_transferred(self, batch: ScheduleBatch) -> None:
         """Take up requests that another server prefilled: their K/V are here, the drafter's too."""
         self._accept.before_prefill(batch)
         if self._rings is not None:
-            self._rings.take_up(batch)
+            self._rings.start_transferred(batch)
         batch.spec_info = DraftState.transferred(batch.spec_info)
         if self._copies is not None:
-            self._copies.take_up(batch, batch.spec_info.bonus_tokens)
+            self._copies.start_transferred(batch, batch.spec_info.bonus_tokens)
 
     def _decode(
         self, batch: ScheduleBatch, publish: Publish, grammar_barrier: GrammarBarrier | None
@@ -278,7 +277,7 @@ class DFlashWorker(BaseSpecWorker):
                 publish(step.accepted.new_seq_lens)
             if self._copies is not None:
                 with self._observer.stage("copies"):
-                    record.copied = self._copies.note(step)
+                    record.copied = self._copies.append(step)
         with self._observer.stage("inject"):
             self._inject(step)
         return step.result(counted=self.plan.widths is not None)

@@ -164,7 +164,7 @@ class Reference:
             return self.decoder.decode(prompt, NEW_TOKENS, self.width)
 
 
-@pytest.mark.slow  # `make test` has the interleaved drafter: tests/window/test_draft_window.py
+@pytest.mark.slow  # `make test` has the interleaved drafter: tests/worker/test_draft_window.py
 @pytest.mark.parametrize(("name", "window"), list(itertools.product(SHAPES, WINDOWS)))
 def test_drafts_equal_the_reference(
     name: str, window: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

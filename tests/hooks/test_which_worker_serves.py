@@ -42,7 +42,7 @@ def answers() -> tuple[str | None, bool, list[str]]:
     )
     reporter = SimpleNamespace(**{f"spec_{name}": count for name, count in counts.items()})
     reports.report_worker(result, SimpleNamespace(draft_worker=worker, metrics_reporter=reporter))
-    updated = corrections.spare_drafter([("target", None), ("draft", None)], None)
+    updated = corrections.update_target_only([("target", None), ("draft", None)], None)
     return refusal, SERVER_INFO_KEY in result.internal_state, [role for role, _ in updated]
 
 
@@ -58,7 +58,7 @@ def test_every_hook_steps_aside_for_sglangs_worker(monkeypatch: pytest.MonkeyPat
     assert "return_hidden_states is not available" in str(refusal)
     assert shown
     assert updated == ["target"]
-    assert corrections.spare_drafter([("draft", None)], None, "draft") == [("draft", None)]
+    assert corrections.update_target_only([("draft", None)], None, "draft") == [("draft", None)]
 
 
 def arguments(**changed: Any) -> Any:

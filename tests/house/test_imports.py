@@ -15,7 +15,7 @@ OUTSIDE = {"sglang_dflash_cpu", "sglang_dflash_lab", "tests", "tools"}
 BASE = {"errors", "upstream"}
 GROUND = BASE | {"ops", "drafter"}
 SERVED = GROUND | {"plan"}
-STEP = SERVED | {"window", "width", "model", "states", "copies"}
+STEP = SERVED | {"width", "model", "states"}
 COMMAND = GROUND | {"user_errors"}  # what has a command line
 # A room is a folder of the package, or a module beside the folders. An entry with a dot allows that module alone.
 ALLOWED: dict[str, set[str]] = {
@@ -28,8 +28,6 @@ ALLOWED: dict[str, set[str]] = {
     "drafter": BASE,
     "model": SERVED,
     "width": GROUND,
-    "window": SERVED,
-    "copies": SERVED,
     "states": SERVED,
     "plan": GROUND | {"width.config"},
     "worker": STEP | {"causes"},

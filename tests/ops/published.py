@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from sglang_dflash import ops
-from sglang_dflash.copies.history import UNSURE
-from sglang_dflash.copies.matches import LEAST, LONGEST
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.model.attention import QKNormRope
 from sglang_dflash.states.reference import Records
 from sglang_dflash.states.replay import gdn_commit, gdn_verify
+from sglang_dflash.worker.copies import LEAST, LONGEST, UNSURE
 from tests.ops.launches import SHARED_MEMORY, Usage, compiled_for, tensor
 from tests.support.cards import FOLDER, NAMES
 

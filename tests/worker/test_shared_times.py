@@ -34,7 +34,7 @@ class Ranks:
                 sent[:] = mine
             return list(sent)
 
-        return [self.times[0].ride(broadcast, requests), self.times[1].ride(broadcast, None)]
+        return [self.times[0].broadcast(broadcast, requests), self.times[1].broadcast(broadcast, None)]
 
 
 @settings(max_examples=8, deadline=None)
@@ -57,7 +57,7 @@ def test_ranks_that_measure_differently_choose_the_same(seed: int) -> None:
                 ranks.policies[rank].observe(width, accepted)
                 if random.random() < 0.7:  # a rank may know a time before the other does, or never
                     record = StepRecord(width, size, 100 * size, milliseconds=random.uniform(1, 50) * (rank + 1))
-                    ranks.times[rank].measured([record])
+                    ranks.times[rank].add([record])
     assert all(first == second for first, second in chosen)
     assert len({first for first, _ in chosen}) > 1
     assert ranks.policies[0].costs.measured == ranks.policies[1].costs.measured > 0
@@ -68,7 +68,7 @@ def test_ranks_that_were_told_different_things_are_stopped() -> None:
     ranks = Ranks()
     for rank, accepted in enumerate((4, 3)):
         ranks.policies[rank].observe(4, [accepted])
-    ranks.times[0].measured([StepRecord(4, 1, 100, milliseconds=5.0)])
+    ranks.times[0].add([StepRecord(4, 1, 100, milliseconds=5.0)])
     with pytest.raises(DFlashError, match="ranks committed different tokens"):
         ranks.turn([])
 
@@ -76,8 +76,8 @@ def test_ranks_that_were_told_different_things_are_stopped() -> None:
 def test_news_ride_only_when_there_are_any() -> None:
     sent: list[Any] = []
     times = SharedTimes(lambda: FixedWidth(4), 2)
-    assert times.ride(lambda requests: sent.append(requests) or requests, ["a"]) == ["a"]  # type: ignore[func-returns-value, return-value]
-    times.measured([StepRecord(4, 1, 7, milliseconds=2.0)])
-    assert times.ride(lambda requests: sent.append(requests) or requests, ["b"]) == ["b"]  # type: ignore[func-returns-value, return-value]
-    assert times.ride(lambda requests: sent.append(requests) or requests, ["c"]) == ["c"]  # type: ignore[func-returns-value, return-value]
+    assert times.broadcast(lambda requests: sent.append(requests) or requests, ["a"]) == ["a"]  # type: ignore[func-returns-value, return-value]
+    times.add([StepRecord(4, 1, 7, milliseconds=2.0)])
+    assert times.broadcast(lambda requests: sent.append(requests) or requests, ["b"]) == ["b"]  # type: ignore[func-returns-value, return-value]
+    assert times.broadcast(lambda requests: sent.append(requests) or requests, ["c"]) == ["c"]  # type: ignore[func-returns-value, return-value]
     assert sent == [["a"], ["b", StepTimes(((1, 4, 7, 2.0, False),), 0)], ["c"]]

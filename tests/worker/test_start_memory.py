@@ -97,7 +97,7 @@ def test_a_server_starts_where_greedy_requests_fit_and_sampled_ones_do_not(
 ) -> None:
     runner = Device(monkeypatch, GB // 2).runner("holds its logits")
     with caplog.at_level(logging.WARNING):
-        result = sampling.rehearse_sampling(runner, BLOCK)
+        result = sampling.prewarm_largest_step(runner, BLOCK)
     assert result.sampling_headroom_bytes == sampling_bytes(REQUESTS * BLOCK, VOCAB)
     [record] = caplog.records
     assert "48 requests that all sample in blocks of 16" in record.message and "Fix: " in record.message
@@ -106,4 +106,4 @@ def test_a_server_starts_where_greedy_requests_fit_and_sampled_ones_do_not(
 def test_a_server_that_has_no_room_for_greedy_requests_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Device(monkeypatch, GB // 2).runner(None)
     with pytest.raises(DFlashError, match="48 greedy requests"):
-        sampling.rehearse_sampling(runner, BLOCK)
+        sampling.prewarm_largest_step(runner, BLOCK)

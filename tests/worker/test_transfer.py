@@ -13,12 +13,11 @@ from torch import Tensor
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.hooks import corrections
 from sglang_dflash.plan.window import DraftWindow
 from sglang_dflash.upstream import ReqToTokenPool, StateType
-from sglang_dflash.window.rings import DraftRings
 from sglang_dflash.worker.start import transfer
-from sglang_dflash.worker.start.transfer import KeptOnHost, announce, describe_rings
+from sglang_dflash.worker.start.transfer import HostBackup, describe_rings, register_rings
+from sglang_dflash.worker.window import DraftRings
 from sglang_dflash_cpu.layers.kv import CpuKVPool
 from tests.support.plan import serve, serve_builtin
 
@@ -51,7 +50,7 @@ def rings_of(page: int, *, by_row: bool = True) -> DraftRings:
 
 
 @pytest.fixture(autouse=True)
-def nothing_announced() -> Iterator[None]:
+def no_rings() -> Iterator[None]:
     yield
     transfer._rings = None
 
@@ -67,8 +66,8 @@ def test_an_item_of_a_row_is_its_ring(page: int) -> None:
     """Read as the transfer reads: item ``r`` of a buffer begins at ``r`` times its bytes."""
     rings, args = rings_of(page), new_args()
     pool = pool_of(rings.slots, page)
-    announce(rings, pool)
-    describe_rings(args)
+    register_rings(rings, pool)
+    describe_rings(None, args)
     assert args.state_types == [StateType.REQUEST_ROW]
     buffers = [*pool.k_buffer, *pool.v_buffer]
     assert args.state_layer_ids == [list(range(len(buffers)))]
@@ -92,7 +91,7 @@ class Allocator:
 
 def test_a_retracted_request_returns_with_the_drafters_context() -> None:
     pool, allocator = pool_of(64, 1), Allocator()
-    KeptOnHost(allocator, pool, None)
+    HostBackup(allocator, pool, None)
     left, back = torch.tensor([3, 4, 9]), torch.tensor([20, 30, 40])
     before = [buffer[left].clone() for buffer in (*pool.k_buffer, *pool.v_buffer)]
     kept: Any = allocator.get_cpu_copy(left, mamba_indices=None, req_pool_index=1)
@@ -116,13 +115,13 @@ def prebuilt(row: int, length: int, *, retracted: bool) -> Any:
 def test_a_retracted_request_returns_with_its_ring_under_another_row() -> None:
     rings, allocator = rings_of(1), Allocator()
     pool = pool_of(rings.slots, 1)
-    KeptOnHost(allocator, pool, rings)
+    HostBackup(allocator, pool, rings)
     before = [buffer[rings.slots_of(1)].clone() for buffer in (*pool.k_buffer, *pool.v_buffer)]
     kept: Any = allocator.get_cpu_copy(torch.arange(90), req_pool_index=1)
     allocator.load_cpu_copy(kept, torch.arange(90), req_pool_index=3)
     for buffer, expected in zip((*pool.k_buffer, *pool.v_buffer), before, strict=True):
         assert torch.equal(buffer[rings.slots_of(3)], expected)
-    rings.take_up(prebuilt(3, 90, retracted=True))
+    rings.start_transferred(prebuilt(3, 90, retracted=True))
     assert rings._oldest[3] == rings._oldest_cpu[3] == 90 - 24
 
 
@@ -132,7 +131,7 @@ def test_a_retracted_request_returns_with_its_ring_under_another_row() -> None:
 def test_how_far_back_a_transferred_ring_reaches(length: int, retracted: bool, oldest: int) -> None:
     """A request that was retracted and whose ring nobody kept begins an empty one."""
     rings = rings_of(1)
-    rings.take_up(prebuilt(2, length, retracted=retracted))
+    rings.start_transferred(prebuilt(2, length, retracted=retracted))
     assert rings._oldest[2] == rings._oldest_cpu[2] == oldest
 
 
@@ -140,8 +139,8 @@ def test_how_far_back_a_transferred_ring_reaches(length: int, retracted: bool, o
 def test_our_worker_takes_up_what_arrives(ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(monkeypatch) if ours else serve_builtin(monkeypatch)
     taken: list[Any] = []
-    scheduler = SimpleNamespace(draft_worker=SimpleNamespace(take_up=taken.append))
+    scheduler = SimpleNamespace(draft_worker=SimpleNamespace(start_transferred=taken.append))
     batch: Any = object()
-    corrections.take_up_transferred(None, scheduler, None)
-    corrections.take_up_transferred(batch, scheduler, None)
+    transfer.start_transferred(None, scheduler, None)
+    transfer.start_transferred(batch, scheduler, None)
     assert taken == [batch] * ours

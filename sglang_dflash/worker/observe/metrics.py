@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sglang_dflash.copies.matches import LONGEST, Copied
 from sglang_dflash.upstream import get_observability, get_parallel, get_serving
 from sglang_dflash.width import AdaptiveWidth, WidthPolicy
+from sglang_dflash.worker.copies import LONGEST, Copied
 
 if TYPE_CHECKING:
     from prometheus_client import Gauge, Histogram

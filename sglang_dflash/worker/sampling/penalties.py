@@ -52,7 +52,7 @@ class Penalties:
             counts = torch.zeros((slots, batch.sampling_info.vocab_size), dtype=torch.int32, device=device)
             self._slots = _Slots(counts, torch.tensor(_NEUTRAL, device=device).repeat(slots, 1))
         if self._slots is not None:
-            _take_up(batch, *self._slots)
+            _start_rows(batch, *self._slots)
         if batch.sampling_info.acc_additive_penalties is not None:
             self._replace_prefill_penalties(batch)
 
@@ -93,7 +93,7 @@ class Penalties:
         info.acc_additive_penalties = additive
 
 
-def _take_up(batch: ScheduleBatch, counts: Tensor, coefficients: Tensor) -> None:
+def _start_rows(batch: ScheduleBatch, counts: Tensor, coefficients: Tensor) -> None:
     """Write the rows of beginning requests, also of those without a penalty: a slot had another owner before."""
     decoding = {id(req) for req in batch.decoding_reqs or ()}  # they ride along in a mixed batch, counted already
     fresh = [i for i, req in enumerate(batch.reqs) if id(req) not in decoding]

@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sglang_dflash.copies.history import Copies
 from sglang_dflash.ops import Accepted, accept_block, penalize_block, prepare_block, seeded_draw
 from sglang_dflash.ops.dispatch import runs_kernels
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.upstream import ForwardMode, assign_req_to_token_pool_func, get_exec, get_schedule, mamba_track_grid
+from sglang_dflash.worker.copies import Copies
 from sglang_dflash.worker.inject import Inject
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class FirstCalls:
         if self._copies is not None:
             if step.width > 1:
                 self._copies.offer(step)
-            self._copies.note(step)
+            self._copies.append(step)
 
     def _commits(self, width: int) -> None:
         if width > 1 and not self._plan.replay and self._target.decode_cuda_graph_runner is None:

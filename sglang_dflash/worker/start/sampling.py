@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def rehearse_sampling(runner: ModelRunner, block: int) -> SamplingPrewarmResult:
+def prewarm_largest_step(runner: ModelRunner, block: int) -> SamplingPrewarmResult:
     """Sample a full batch of blocks with every filter, and tell SGLang the peak, which its K/V pool then leaves free.
 
     If the memory that is left cannot hold it, the server starts with a warning, as SGLang's own worker does: fewer

@@ -7,13 +7,17 @@ size`` on the other side too.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from sglang_dflash.plan import serving
 from sglang_dflash.upstream import StateType, append_state_component
-from sglang_dflash.window.rings import DraftRings
+from sglang_dflash.worker.window import DraftRings
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import ScheduleBatch
 
 _rings: tuple[DraftRings, Any] | None = None
 
@@ -27,19 +31,25 @@ def prepare_transfer(role: str, allocator: Any, pool: Any, rings: DraftRings | N
         rings: the drafter's slots under a draft window.
     """
     if role == "decode":
-        KeptOnHost(allocator, pool, rings)
+        HostBackup(allocator, pool, rings)
     if role != "null" and rings is not None:
-        announce(rings, pool)
+        register_rings(rings, pool)
 
 
-def announce(rings: DraftRings, pool: Any) -> None:
+def register_rings(rings: DraftRings, pool: Any) -> None:
     """Note this process's rings, in the drafter's ``pool``."""
     global _rings
     _rings = rings, pool
 
 
-def describe_rings(kv_args: Any) -> None:
-    """Add the rings, if any, to SGLang's description of the memory to transfer (``KVArgs``)."""
+def start_transferred(batch: ScheduleBatch | None, scheduler: Any, *_: Any) -> None:
+    """Hook after ``SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch``: requests whose K/V have arrived."""
+    if batch is not None and serving.plan is not None:
+        scheduler.draft_worker.start_transferred(batch)
+
+
+def describe_rings(_: None, kv_args: Any, *_args: Any, **_kwargs: Any) -> None:
+    """Hook after ``setup_state_kv_args``: add the rings, if any, to the description of the memory to transfer."""
     if _rings is None:
         return
     rings, pool = _rings
@@ -50,7 +60,7 @@ def describe_rings(kv_args: Any) -> None:
     append_state_component(kv_args, StateType.REQUEST_ROW, pointers, lengths, ring_bytes, layer_ids=numbers)
 
 
-class KeptOnHost:
+class HostBackup:
     """Keeps a retracted request's drafter K/V on the host, beside the target's.
 
     Where SGLang's decoding server copies tensors (hybrid targets), it keeps the target's alone: the request would come

@@ -14,10 +14,10 @@ _rule: dict[str, Any] = {}
 
 def change() -> None:
     """Shortest match, and the margin below which a copy is taken."""
-    from sglang_dflash.copies import history, matches
+    from sglang_dflash.worker import copies
 
     _rule.update(json.loads(FILE.read_text()))
-    history.UNSURE, history.LEAST, matches.LEAST = _rule["unsure"], _rule["least"], _rule["least"]
+    copies.UNSURE, copies.LEAST = _rule["unsure"], _rule["least"]
 
 
 def tell_probabilities(original: Callable[..., Any], vocabulary: Any, hidden: Any, **asked: Any) -> Any:

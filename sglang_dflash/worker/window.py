@@ -8,14 +8,19 @@ may see. Its attention counts lengths and distances from there; rotations stay a
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from sglang_dflash.plan import serving
+from sglang_dflash.plan.pools import rings
+from sglang_dflash.plan.sizes import in_transfer
 from sglang_dflash.plan.window import DraftWindow
-from sglang_dflash.upstream import ReqToTokenPool, async_h2d
+from sglang_dflash.upstream import ReqToTokenPool, async_h2d, get_disagg, get_schedule
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ScheduleBatch
@@ -53,7 +58,7 @@ class DraftRings:
 
     A ring holds what was injected since the request took its row, never the part of its prefix that another request
     computed: each row remembers its oldest position, and nothing older is read. How little of the prefix may be missing
-    is decided by :func:`~sglang_dflash.window.hooks.cap_prefix`.
+    is decided by :func:`~sglang_dflash.worker.window.cap_prefix`.
 
     Args:
         request_pool: the target's ``ReqToTokenPool``, whose rows are the requests.
@@ -103,7 +108,7 @@ class DraftRings:
             counts.append(min(extend, length - self._page_start(length - self._window.tokens)))
             end_of_last += extend
             ends.append(end_of_last)
-            if not self._holds(row, req.rid):
+            if not self._claim(row, req.rid):
                 self._oldest_cpu[row] = self._page_start(prefix)
         total = sum(counts)
         oldest = self._oldest_cpu[rows].tolist()
@@ -120,14 +125,14 @@ class DraftRings:
         positions = tokens + per_token(batch.seq_lens - end)
         return RingWrites(tokens, positions, self._slots(per_token(row_ids), positions))
 
-    def take_up(self, batch: ScheduleBatch) -> None:
+    def start_transferred(self, batch: ScheduleBatch) -> None:
         """Rings that another server filled, or that come back from the host: they reach back a whole window.
 
         A retracted request whose ring was not kept begins an empty one.
         """
         rows = batch.req_pool_indices_cpu.tolist()
         for row, req, length in zip(rows, batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
-            self._holds(row, req.rid)
+            self._claim(row, req.rid)
             kept = row in self._restored or not req.retracted_stain
             self._oldest_cpu[row] = self._page_start(max(0, length - self._window.tokens) if kept else length)
             self._restored.discard(row)
@@ -172,7 +177,7 @@ class DraftRings:
         )
         return ring.planned(translator, rows)
 
-    def _holds(self, row: int, rid: str) -> bool:
+    def _claim(self, row: int, rid: str) -> bool:
         """Whether the ring is the request's already; takes it over if not.
 
         A row counts how often it was handed out, so a retracted request that gets its row back is a new holder. The
@@ -194,3 +199,46 @@ class DraftRings:
     def _slots(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Slots of positions."""
         return self._first + (rows - 1) * self.size + positions % self.size
+
+
+def charge_rings(
+    original: Callable[..., Any], configurator: Any, budget_bytes: int, *, cap_tokens: int | None = None
+) -> Any:
+    """Hook around ``KVCacheConfigurator.config_from_budget``.
+
+    SGLang sizes the target's K/V pool so that a drafter's pool of as many slots fits beside it. Rings are a fixed
+    amount: they are taken off the budget once, and a token then costs only what the target stores of it.
+
+    Args:
+        configurator: SGLang's ``KVCacheConfigurator`` of the target.
+        budget_bytes: memory of this rank for the K/V of target and drafter.
+        cap_tokens: the pool's size so far. SGLang passes it when it sizes the pool again after graph capture
+            (``SGLANG_ENABLE_POST_CAPTURE_KV_SIZING``), from the memory that is free then: the rings exist already.
+    """
+    plan, per_token = serving.plan, configurator.dflash_draft_cell_size_per_token
+    if plan is None or plan.window is None or not per_token or configurator.is_draft_worker:
+        return original(configurator, budget_bytes, cap_tokens=cap_tokens)
+    if cap_tokens is None:
+        slots = plan.window.ring_slots(configurator.model_config.context_len)
+        held = rings(int(get_schedule().max_running_requests), in_transfer(get_disagg()))
+        budget_bytes -= held * slots * per_token
+    targets_only = copy.copy(configurator)
+    targets_only.spec_aux_config = copy.copy(configurator.spec_aux_config)
+    targets_only.spec_aux_config.dflash_draft_num_layers = None
+    targets_only.dflash_draft_cell_size_per_token = None
+    return original(targets_only, budget_bytes, cap_tokens=cap_tokens)
+
+
+def cap_prefix(longest: int, req: Any, input_len: int) -> int:
+    """Hook after ``Req._compute_max_prefix_len``: leave the window's last tokens to the prefill.
+
+    The prefix cache keeps the target's K/V. What the drafter reads of a prompt comes from the target's hidden states,
+    which nothing keeps, and lives in the ring of the request that computed it. So a hit ends one window before the
+    prompt does: the prefill recomputes at most that many tokens, and the first block already sees its whole window.
+
+    Args:
+        longest: SGLang's own bound, tokens.
+        input_len: tokens of the request so far.
+    """
+    plan = serving.plan
+    return longest if plan is None or plan.window is None else max(0, min(longest, input_len - plan.window.tokens))

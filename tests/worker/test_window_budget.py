@@ -13,9 +13,8 @@ from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state imp
 
 from sglang_dflash.plan.window import DraftWindow
 from sglang_dflash.upstream import ReqToTokenPool
-from sglang_dflash.window import hooks
-from sglang_dflash.window.hooks import cap_prefix, charge_rings
-from sglang_dflash.window.rings import DraftRings
+from sglang_dflash.worker import window as hooks
+from sglang_dflash.worker.window import DraftRings, cap_prefix, charge_rings
 from tests.support.plan import serve
 
 pytestmark = pytest.mark.sglang

@@ -1,19 +1,30 @@
-"""Log the memory table at the start: what this rank allocated, how many requests run at once, and what caps them."""
+"""Load the drafter beside its target, and give it a KV pool of its own under a draft window."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any
 
+from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING
+from sglang_dflash.drafter.tensors import load_mask_embedding
+from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.plan.pools import Pools, draft_slots, history_bytes
 from sglang_dflash.plan.report import lines
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.sizes import in_transfer, slots_per_request
-from sglang_dflash.upstream import get_disagg, get_schedule, get_server_args
+from sglang_dflash.upstream import (
+    build_draft_tp_worker,
+    draft_pp_context,
+    draft_tp_context,
+    get_disagg,
+    get_schedule,
+    get_server_args,
+)
 from sglang_dflash.worker.observe.identity import allocated_bytes
+from sglang_dflash.worker.window import DraftRings, RowAllocator
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ModelRunner
+    from sglang_dflash.upstream import ModelRunner, ServerArgs, TpModelWorker
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +34,56 @@ _MORE_PREFIXES = (
 )
 
 
-def tell_pools(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> Pools:
+def load_drafter(
+    plan: ServingPlan, target: ModelRunner, layout: Any, *, server_args: ServerArgs, gpu_id: int, nccl_port: int
+) -> TpModelWorker:
+    """SGLang's worker of the drafter, weights loaded; it embeds and predicts with the target's vocabulary.
+
+    Args:
+        layout: the parallel layout that the drafter is built for.
+
+    Raises:
+        DFlashError: the drafter's tensors are unusable, or it does not fit the target.
+    """
+    with draft_pp_context(), draft_tp_context(layout):
+        worker: TpModelWorker = build_draft_tp_worker(
+            server_args=server_args,
+            gpu_id=gpu_id,
+            nccl_port=nccl_port,
+            target_model_config=target.model_config,
+            algo_label="DFLASH",
+        ).draft_worker
+    vocabulary = TargetVocabulary.of(
+        target.model,
+        mask_token_id=plan.drafter.mask_token_id,
+        mask_embedding=load_mask_embedding(plan.files.path(MASK_EMBEDDING), plan.drafter),
+        input_scale=plan.drafter.input_scale,
+        logit_scale=plan.drafter.output_scale,
+    )
+    worker.model_runner.model.set_vocabulary(vocabulary)
+    return worker
+
+
+def allocate_rings(
+    plan: ServingPlan, target: ModelRunner, drafter: TpModelWorker, pool_config: Any, request_pool: Any
+) -> DraftRings:
+    """Allocate the drafter's pool under a draft window.
+
+    Args:
+        pool_config: SGLang's ``MemoryPoolConfig`` of the target's pool.
+        request_pool: the target's ``ReqToTokenPool``.
+    """
+    assert plan.window is not None
+    rings = DraftRings(request_pool, plan.window, target.model_config.context_len, by_row=plan.role != "null")
+    drafter.alloc_memory_pool(
+        memory_pool_config=rings.pool_config(pool_config),
+        req_to_token_pool=rings.request_pool,
+        token_to_kv_pool_allocator=RowAllocator(),
+    )
+    return rings
+
+
+def log_memory(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> Pools:
     """Log the table; a warning if fewer requests run at once than were asked for.
 
     Args:

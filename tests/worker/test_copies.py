@@ -11,8 +11,7 @@ import torch
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.copies.history import Copies
-from sglang_dflash.copies.matches import Copied, Matches
+from sglang_dflash.worker.copies import Copied, Copies, Matches
 
 pytestmark = pytest.mark.sglang
 
@@ -88,7 +87,7 @@ def test_a_request_that_another_server_prefilled_is_taken_up() -> None:
     batch: Any = SimpleNamespace(
         req_pool_indices=rows, req_pool_indices_cpu=rows, reqs=reqs, seq_lens=lens, seq_lens_cpu=lens
     )
-    held.take_up(batch, torch.tensor([9, 8]))
+    held.start_transferred(batch, torch.tensor([9, 8]))
     assert held.history[3, :4].tolist() == [4, 5, 6, 9] and held.history[1, :3].tolist() == [7, -1, 8]
 
 

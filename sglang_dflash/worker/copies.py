@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_dflash.copies.matches import LEAST, LONGEST, Copied, Matches
 from sglang_dflash.ops import find_copies, note_tokens, offer_copies
 from sglang_dflash.plan.sizes import history_columns
 from sglang_dflash.upstream import async_d2h
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sglang_dflash.upstream import ModelRunner, Req, ScheduleBatch
     from sglang_dflash.worker.step import Step
 
+LEAST = 4
+"""Shortest match that is copied."""
+LONGEST = 16
+"""Tokens of a match that are counted; a longer one is as good."""
 UNSURE = 4.0
 """Logit margin of the drafter's first choice over its second: below it a copy that differs is taken."""
 
@@ -70,7 +73,7 @@ class Copies:
         lens = [prefix + extend for prefix, extend in zip(batch.prefix_lens, batch.extend_lens, strict=True)]
         self._append(batch, batch.seq_lens - 1, next_token_ids[:, None], batch.seq_lens, lens)
 
-    def take_up(self, batch: ScheduleBatch, next_token_ids: Tensor) -> None:
+    def start_transferred(self, batch: ScheduleBatch, next_token_ids: Tensor) -> None:
         """Requests that another server prefilled, with the tokens that it sampled, int64 [bs]."""
         rows, lens = batch.req_pool_indices_cpu.tolist(), batch.seq_lens_cpu.tolist()
         for row, req, length in zip(rows, batch.reqs, lens, strict=True):
@@ -84,7 +87,7 @@ class Copies:
         rows, last = step.batch.req_pool_indices, step.batch.seq_lens
         offer_copies(step.tokens, step.margins, self.history, self._found, rows, last, least=LEAST, unsure=UNSURE)
 
-    def note(self, step: Step) -> Copied:
+    def append(self, step: Step) -> Copied:
         """Append what the step committed, and find what the next one may copy."""
         batch, accepted = step.batch, step.accepted
         self._append(batch, batch.seq_lens, accepted.out_tokens, accepted.new_seq_lens, step.state.committed_cpu)
@@ -113,3 +116,51 @@ class Copies:
         host = torch.from_numpy(np.where(known, tokens, -1).astype(np.int32))
         pin = self.history.device.type != "cpu"
         self.history[row, start : len(ids)].copy_(host.pin_memory() if pin else host, non_blocking=pin)
+
+
+class Matches:
+    """Length of each request's latest match that the host knows of."""
+
+    def __init__(self) -> None:
+        self._lengths: WeakKeyDictionary[Req, int] = WeakKeyDictionary()
+
+    def long_enough(self, reqs: Sequence[Req]) -> list[bool]:
+        """Whether each request's match can be copied."""
+        return [self._lengths.get(req, 0) >= LEAST for req in reqs]
+
+    def replace(self, req: Req, length: int) -> int:
+        """Note a request's new match; returns the length of the one before."""
+        before = self._lengths.get(req, 0)
+        self._lengths[req] = length
+        return before
+
+
+class Copied:
+    """What a step's blocks copied, on its way to the host.
+
+    Args:
+        matches: learns of the matches.
+        reqs: bs requests.
+        found: int64 [bs, 2], see :func:`sglang_dflash.ops.reference.find_copies`; on the host once the step's accept
+            lengths are.
+        drafted: whether the step had drafts that a copy could replace.
+
+    Attributes:
+        lengths: of the matches that were copied.
+        tokens: that copies brought and the drafts in their place would not have.
+    """
+
+    def __init__(self, matches: Matches, reqs: Sequence[Req], found: Tensor, *, drafted: bool) -> None:
+        self._matches, self._reqs, self._found, self._drafted = matches, tuple(reqs), found, drafted
+        self.lengths: list[int] = []
+        self.tokens = 0
+
+    def arrived(self, accept_lens: Sequence[int]) -> None:
+        """The step's results are on the host."""
+        for req, accepted, (key, first) in zip(self._reqs, accept_lens, self._found.tolist(), strict=True):
+            length = self._matches.replace(req, key >> 32)
+            if self._drafted and first:
+                self.lengths.append(length)
+                # Where the two differ at most one is right: what was accepted from there on is the copy's alone.
+                self.tokens += max(0, accepted - first)
+        self._reqs = ()

@@ -14,8 +14,8 @@ pytest.importorskip("sglang")
 
 from sglang_dflash.plan.window import DraftWindow
 from sglang_dflash.upstream import ReqToTokenPool
-from sglang_dflash.window.rings import DraftRings
 from sglang_dflash.worker.step import BlockKV
+from sglang_dflash.worker.window import DraftRings
 
 pytestmark = pytest.mark.sglang
 

@@ -1,1 +1,0 @@
-"""Copied blocks: what a request repeats of its own prompt and output is drafted by copying it."""
