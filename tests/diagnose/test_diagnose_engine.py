@@ -60,7 +60,7 @@ def test_a_good_pair_reaches_its_figures(dflash_hybrid: Server) -> None:
     found = report(dflash_hybrid)
     judged, rows = found.findings, {row["probe"]: row for row in found.as_json()["probes"]}
     assert judged.has_template and judged.server.worker == "sglang-dflash" and judged.server.dtype == "float32"
-    assert (judged.server.requested, judged.server.running, judged.server.capped_by) == (
+    assert (judged.server.max_running_requests, judged.server.concurrent_requests, judged.server.limited_by) == (
         16,
         16,
         "--max-running-requests",
