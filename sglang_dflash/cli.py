@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import replace
 from enum import Enum
 from importlib.metadata import entry_points
 from typing import Annotated
@@ -13,11 +13,11 @@ import typer
 from sglang_dflash import __version__
 from sglang_dflash.diagnose.cli import diagnose
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.advice import Mix
 from sglang_dflash.plan.findings import Finding, of_error
 from sglang_dflash.plan.flags import check_unread, parse
 from sglang_dflash.plan.machine import GPUS, asked_about
-from sglang_dflash.plan.mix import Mix
-from sglang_dflash.plan.report import plan_lines
+from sglang_dflash.plan.report import plan_lines, to_json
 from sglang_dflash.plan.rules import Report, preflight
 
 OTHERS = "sglang_dflash.commands"
@@ -72,15 +72,7 @@ def check(
     levels = {finding.level for finding in found.findings}
     exit_code = 2 if "error" in levels else 1 if "warn" in levels else 0
     if as_json:
-        plan, memory = found.plan, found.memory
-        shown = {
-            "findings": [asdict(finding) for finding in found.findings],
-            "plan": plan and plan.describe(),
-            "memory": memory
-            and asdict(memory) | {"ways": [asdict(pools) | {"bytes": pools.bytes} for pools in memory.ways]},
-            "exit_code": exit_code,
-        }
-        typer.echo(json.dumps(shown, indent=2))
+        typer.echo(json.dumps(to_json(found, exit_code), indent=2))
     else:
         # Plain lines: paths and flags stay whole at any terminal width.
         for finding in found.findings:
@@ -88,8 +80,8 @@ def check(
             typer.echo(f"{level}{finding.about}: {finding.value}")
             if finding.level != "ok":
                 typer.echo(f"      expected: {finding.expected}\n      remedy: {finding.remedy}")
-        if found.plan is not None:
-            typer.echo("\n".join(plan_lines(found.plan)))
+        for line in plan_lines(found):
+            typer.echo(line)
     raise typer.Exit(exit_code)
 
 
@@ -97,13 +89,13 @@ def _report(
     target: str, drafter: str, flags: list[str], memory_gib: float | None, gpu: Gpu | None, mix: Mix | None
 ) -> Report:
     try:
-        args, notes, unread = parse(flags, target=target, drafter=drafter)
-        machine = asked_about(args.device, memory_gib, gpu and gpu.value, base_gpu_id=args.base_gpu_id)
+        settings, notes, unread = parse(flags, target=target, drafter=drafter)
+        machine = asked_about(settings.device, memory_gib, gpu and gpu.value, base_gpu_id=settings.base_gpu_id)
     except DFlashError as raised:
         return Report([of_error("flags", raised)])
-    found = preflight(args, machine, mix)
+    found = preflight(settings, machine, mix)
     read = [Finding("ok", "old flag", note) for note in notes]
-    return Report([*read, *check_unread(unread), *found.findings], found.plan)
+    return replace(found, findings=[*read, *check_unread(unread), *found.findings])
 
 
 @app.command()

@@ -12,7 +12,7 @@ import importlib.util
 import inspect
 import os
 import pkgutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -306,9 +306,17 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def declared_resolutions(server_args: Any) -> Sequence[tuple[str, Mapping[str, Any]]]:
-    """Return the source and the fields of each declaration on server arguments; every process receives them."""
-    return getattr(server_args, "_resolved_overrides", None) or ()
+def write_record(server_args: Any, value: object) -> None:
+    """Attach a value to server arguments; every process of the server receives it with them.
+
+    ``ServerArgs`` accepts underscore attributes at any time, and pickles them.
+    """
+    server_args._sglang_dflash = value
+
+
+def read_record(server_args: Any) -> object:
+    """Return the attached value; None if there is none."""
+    return getattr(server_args, "_sglang_dflash", None)
 
 
 def installed_version() -> str | None:
@@ -340,7 +348,7 @@ def check_version() -> str | None:
     if found == TESTED_SGLANG or os.environ.get(ALLOW_ANY_VERSION) == "1":
         return None
     if found and is_build(found):
-        return f"SGLang {found} is taken for {TESTED_SGLANG}, the release that this package is tested with"
+        return f"treating SGLang {found} as {TESTED_SGLANG}, the release that this package is tested with"
     raise DFlashError(
         f"SGLang {found or 'not installed'}",
         expected=f"{TESTED_SGLANG}, which sglang-dflash {__version__} is for",

@@ -120,6 +120,15 @@ class ModelFiles:
         """
         if self.is_local:
             return inside(Path(self.name), file)
+        if file not in self._downloaded:
+            self._downloaded[file] = self._download(file)
+        return self._downloaded[file]
+
+    @cached_property
+    def _downloaded(self) -> dict[str, Path | None]:
+        return {}  # every file is requested from the hub once
+
+    def _download(self, file: str) -> Path | None:
         try:
             return Path(hub.hf_hub_download(self.name, file, revision=self.revision))
         except errors.LocalEntryNotFoundError as error:  # offline; a subclass of EntryNotFoundError

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_dflash.drafter.formats import ARCHITECTURES
-from sglang_dflash.hooks.takeover import on_our_cpu_platform
 from sglang_dflash.plan import serving
-from sglang_dflash.plan.decide import reason_for_builtin
-from sglang_dflash.upstream import get_server_args, resolving_view
+from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.upstream import get_server_args, read_record
 
 
 def extend_drafter_context(model_config: Any, context_length: int | None) -> None:
@@ -27,7 +26,7 @@ def extend_drafter_context(model_config: Any, context_length: int | None) -> Non
     ours = model_config.is_draft_model and set(architectures) & set(ARCHITECTURES)
     if not ours or context_length is None:
         return
-    if reason_for_builtin(resolving_view(get_server_args()), on_cpu=on_our_cpu_platform()) is None:
+    if isinstance(read_record(get_server_args()), ServingPlan):
         text = model_config.hf_text_config
         text.max_position_embeddings = max(text.max_position_embeddings, context_length)
 

@@ -1,4 +1,4 @@
-"""The published cards' old flags and environment variables, which servers go on taking."""
+"""The published cards' old flags and environment variables, which servers still accept."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang_dflash.hooks import launch
 from sglang_dflash.plan import serving
-from sglang_dflash.upstream import get_spec, load_plugins
+from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.upstream import get_spec, load_plugins, read_record
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import Scheduler
@@ -84,7 +84,8 @@ def report_adaptive(resolved: dict[str, Any], server_args: Any) -> dict[str, Any
 
     Before resolution it is what the user asked for.
     """
-    if not resolved["speculative_adaptive"] and launch.adapts(server_args):
+    plan = read_record(server_args)
+    if isinstance(plan, ServingPlan) and plan.widths is not None:
         resolved["speculative_adaptive"] = True
     return resolved
 

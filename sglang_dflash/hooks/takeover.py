@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from sglang_dflash import __version__, upstream
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import serving
-from sglang_dflash.plan.decide import reason_for_builtin, resolved
 from sglang_dflash.plan.machine import Machine
+from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import CUDA_SYMBOLS, HookRegistry, check_symbols, check_version
 
 if TYPE_CHECKING:
@@ -48,25 +48,30 @@ def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm
     On the CPU platform SGLang asks the platform instead, which calls :func:`worker_for`.
 
     Raises:
-        DFlashError: as :func:`~sglang_dflash.plan.decide.reason_for_builtin`.
+        DFlashError: as :func:`worker_for`.
     """
     ours = worker_for(server_args) if algorithm.is_dflash() and not on_our_cpu_platform() else None
     return ours or original(algorithm, server_args)
 
 
 def worker_for(server_args: ServerArgs) -> type | None:
-    """Our worker class, or None if SGLang's own serves these arguments; set the plan of this process.
+    """Return our worker class, or None if SGLang's own serves these arguments; set the plan of this process.
 
     Raises:
-        DFlashError: as :func:`~sglang_dflash.plan.decide.reason_for_builtin`.
+        DFlashError: the arguments come from a launch without this package.
     """
-    args = upstream.resolving_view(server_args)
-    reason = reason_for_builtin(args, on_cpu=on_our_cpu_platform())
-    if reason is None:
-        serving.plan = resolved(args, server_args)
+    decided = upstream.read_record(server_args)
+    if isinstance(decided, ServingPlan):
+        serving.plan = decided
         return our_worker()
+    if not isinstance(decided, str):
+        raise DFlashError(
+            "the server arguments hold no DFLASH plan",
+            expected="the plan that sglang-dflash makes in the launching process",
+            remedy="install sglang-dflash where the server is launched too, in the same version",
+        )
     serving.plan = None
-    logger.warning("DFLASH is served by SGLang's own worker, not by sglang-dflash: %s", reason)
+    logger.warning("DFLASH is served by SGLang's own worker, not by sglang-dflash: %s", decided)
     return None
 
 

@@ -1,5 +1,5 @@
-"""The serving plan: everything that is decided before a server runs, in one frozen object.
+"""Everything that is decided before a server runs, from arguments, configurations and machine that are read once.
 
-:mod:`.decide` makes it from the arguments, the two configurations and the machine; :mod:`.serving` is what the rest of
-the package reads. ``sglang-dflash check`` makes the same plan for a server that is not there yet.
+:mod:`.settings` and :mod:`.pair` read, :mod:`.rules` checks, :mod:`.plan` decides. :mod:`.serving` holds the plan that
+the rest of the package reads. ``sglang-dflash check`` makes the same plan for a server that does not run yet.
 """

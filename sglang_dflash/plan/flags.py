@@ -1,6 +1,8 @@
-"""Every flag of the tested SGLang by name, and those that the preflight may leave unread.
+"""Server flags: SGLang's list of them, a command line's settings, and the old flags of published cards.
 
-``sglang_flags.json`` is written by ``make drift`` from SGLang's own parser, which takes seconds to import.
+``sglang_flags.json`` is written by ``make drift`` from SGLang's own parser. Drafter cards and z-lab's README were
+written for SGLang up to 0.5.18: their flags are rewritten before they are parsed, so that a card's command line runs
+as printed.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field
 from decimal import Decimal
 from difflib import get_close_matches
 from functools import cache
@@ -18,6 +20,7 @@ from typing import Any, NoReturn
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.findings import Finding
+from sglang_dflash.plan.settings import Settings, argument_fields, flag_of
 from sglang_dflash.upstream import TESTED_SGLANG
 
 LIST = Path(__file__).with_name("sglang_flags.json")
@@ -95,7 +98,7 @@ def check_unread(unread: Iterable[str]) -> Iterator[Finding]:
             effect = _EFFECTS.get(flag.group, "they may change memory, kernels or parallelism")
             harmful.setdefault(effect, []).append(name)
     if harmless:
-        yield Finding("ok", "flags not looked at", " ".join(harmless))
+        yield Finding("ok", "flags ignored", " ".join(harmless))
     for effect, names in harmful.items():
         yield Finding(
             "warn",
@@ -122,74 +125,14 @@ def count(text: str) -> int:
 
 
 CPU_BACKEND = "torch_dflash"  # attention backend of our CPU platform, which registers it with SGLang
-# flag -> (type, default)
-VALUED: dict[str, tuple[Callable[[str], object], object]] = {
-    "--attention-backend": (str, None),
-    "--attn-cp-size": (int, 1),
-    "--attn-dp-size": (int, 1),
-    "--base-gpu-id": (int, 0),
-    "--chat-template": (str, None),
-    "--context-length": (count, None),
-    "--cpu-offload-gb": (int, 0),
-    "--cuda-graph-backend-decode": (str, None),
-    "--cuda-graph-max-bs-decode": (int, None),
-    "--decode-attention-backend": (str, None),
-    "--device": (str, None),
-    "--disaggregation-decode-extra-slots": (int, None),
-    "--disaggregation-decode-retraction-backup": (str, None),
-    "--disaggregation-mode": (str, "null"),
-    "--dp-size": (int, 1),
-    "--dtype": (str, "auto"),
-    "--json-model-override-args": (str, "{}"),
-    "--kv-cache-dtype": (str, "auto"),
-    "--linear-attn-backend": (str, "triton"),
-    "--linear-attn-decode-backend": (str, None),
-    "--linear-attn-prefill-backend": (str, None),
-    "--linear-attn-verify-backend": (str, None),
-    "--linear-replayssm-cache-len": (int, 16),
-    "--mamba-full-memory-ratio": (float, None),
-    "--mamba-radix-cache-strategy": (str, "auto"),
-    "--mamba-ssm-dtype": (str, None),
-    "--mamba-track-interval": (int, 256),
-    "--max-mamba-cache-size": (int, None),
-    "--max-running-requests": (int, None),
-    "--max-total-tokens": (count, None),
-    "--mem-fraction-static": (float, None),
-    "--offload-group-size": (int, -1),
-    "--page-size": (int, None),
-    "--pp-size": (int, 1),
-    "--prefill-attention-backend": (str, None),
-    "--quantization": (str, None),
-    "--revision": (str, None),
-    "--speculative-accept-threshold-acc": (float, 1.0),
-    "--speculative-accept-threshold-single": (float, 1.0),
-    "--speculative-adaptive-config": (str, None),
-    "--speculative-dflash-block-size": (int, None),
-    "--speculative-draft-attention-backend": (str, None),
-    "--speculative-draft-kv-cache-dtype": (str, None),
-    "--speculative-draft-model-quantization": (str, None),
-    "--speculative-draft-model-revision": (str, None),
-    "--speculative-draft-window-size": (int, None),
-    "--speculative-num-draft-tokens": (int, None),
-    "--tp-size": (int, 1),
-}
-SWITCHES = (
-    "--disable-decode-cuda-graph",
-    "--disable-overlap-schedule",
-    "--disable-radix-cache",
-    "--enable-dp-attention",
-    "--enable-linear-replayssm",
-    "--enable-linear-replayssm-spec",
-    "--enable-nvidia-megakernel",
-    "--enable-pd-role-switch",
-    "--enable-unified-memory",
-    "--enable-watermark",
-    "--speculative-adaptive",
-    "--trust-remote-code",
-)
 # Given by the preflight's own arguments; accepted so that a card's command line can be pasted after them.
 _GIVEN = ("--model-path", "--speculative-algorithm", "--speculative-draft-model-path")
 _TYPES: dict[str, Callable[[str], object]] = {"int": int, "float": float, "count": count, "str": str}
+
+
+def read_fields() -> dict[str, Field[Any]]:
+    """The settings that a command line sets, by flag."""
+    return {flag: each for each in argument_fields() if (flag := flag_of(each.name)) not in _GIVEN}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -206,11 +149,11 @@ class _Unread(argparse.Action):
         namespace.unread.append(self.option_strings[0])
 
 
-def parse(flags: Sequence[str], *, target: str, drafter: str) -> tuple[argparse.Namespace, list[str], list[str]]:
-    """Parse a server's flags.
+def parse(flags: Sequence[str], *, target: str, drafter: str) -> tuple[Settings, list[str], list[str]]:
+    """Parse a server's flags, without SGLang's parser, which takes seconds to import.
 
     Returns:
-        The arguments by SGLang's names; one line for each old flag that was translated; the flags that were not read.
+        The settings; one line for each old flag that was translated; the flags that were not read.
 
     Raises:
         DFlashError: SGLang has no such flag or does not accept its value; a word belongs to no flag; the flags name
@@ -222,35 +165,36 @@ def parse(flags: Sequence[str], *, target: str, drafter: str) -> tuple[argparse.
         _refuse_unknown(unknown[0])
     for name, value in vars(args).items():
         if value == [] and name != "unread":  # argparse's reading of "--flag=--"
-            _parser().error(f"--{name.replace('_', '-')}: expected one argument")
+            _parser().error(f"{flag_of(name)}: expected one argument")
     pair = {"model_path": target, "speculative_algorithm": "DFLASH", "speculative_draft_model_path": drafter}
     for name, value in pair.items():
         for given in getattr(args, name) or ():
-            _refuse_another(f"--{name.replace('_', '-')}", given, value)
+            _refuse_another(flag_of(name), given, value)
         setattr(args, name, value)
-    return args, notes, vars(args).pop("unread")
+    return Settings.of(args), notes, args.unread
 
 
 @cache
 def _parser() -> _Parser:
-    parser = _Parser(prog="sglang-dflash check", add_help=False)
+    parser, read = _Parser(prog="sglang-dflash check", add_help=False), read_fields()
     for flag in known_flags():
         name = flag.names[0]
         options: dict[str, Any] = {"choices": flag.choices} if flag.choices else {}
         if "attention-backend" in name and flag.choices:
             options["choices"] = [*flag.choices, CPU_BACKEND]
-        if name in SWITCHES:
-            parser.add_argument(*flag.names, action="store_true")
-        elif name in VALUED:
-            kind, default = VALUED[name]
-            parser.add_argument(*flag.names, type=kind, default=default, **options)
-        elif name in _GIVEN:
+        if name in _GIVEN:
             parser.add_argument(*flag.names, action="append")
-        else:
+        elif name not in read:
             kind, values = _TYPES[flag.type], None if flag.values == 1 else flag.values
             parser.add_argument(
                 *flag.names, action=_Unread, type=kind, nargs=values, default=argparse.SUPPRESS, **options
             )
+        elif read[name].type == "bool":
+            parser.add_argument(*flag.names, action="store_true")
+        else:
+            setting = read[name]
+            kind = count if setting.metadata.get("suffixed") else _TYPES[str(setting.type).split()[0]]
+            parser.add_argument(*flag.names, type=kind, default=setting.default, **options)
     return parser
 
 
@@ -272,7 +216,7 @@ def _refuse_unknown(word: str) -> None:
 def _refuse_another(flag: str, given: str, value: str) -> None:
     if given != value and (given.upper() != value or value != "DFLASH"):
         raise DFlashError(
-            f"{flag} {given} contradicts {value}, which is checked",
+            f"{flag} {given} contradicts {value}, the pair that is checked",
             expected=f"{flag} {value}",
             remedy=f"leave {flag} out",
         )

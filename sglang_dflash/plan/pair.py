@@ -1,107 +1,109 @@
-"""The two models of a pair, and server arguments as SGLang will resolve them, for readers that come before.
-
-``args`` is anything with SGLang's argument names as attributes; unset ones are None.
-"""
+"""The two models of a pair and the width file: each file is read once, at first use, and kept."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from sglang_dflash.drafter.checkpoint import ModelFiles, parse_object
+from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig, text_config
-from sglang_dflash.plan.copies import copies_asked_for
-from sglang_dflash.plan.machine import Machine
-from sglang_dflash.width.config import asked_for
+from sglang_dflash.drafter.formats import kind_left_to_builtin
+from sglang_dflash.plan.settings import Settings
+from sglang_dflash.plan.sizes import is_hybrid
+from sglang_dflash.plan.widths import WidthConfig, read_config
 
-PLAIN_LAYERS = "unquant"  # of --speculative-draft-model-quantization
+_BLOCK = 16  # SGLang's, where neither a flag nor the drafter states one
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Target and drafter.
+    """Target and drafter. Reading an attribute for the first time may raise DFlashError.
 
     Attributes:
-        target, drafter: the target's ``config.json`` and the drafter's parsed one, ``--json-model-override-args``
-            applied to both, as SGLang does.
-        target_files, drafter_files: where the other small files and the headers are read from.
+        target_files, drafter_files: where configurations, small files and headers are read from.
+        overrides: ``--json-model-override-args``, applied to both configurations, as SGLang does.
+        width_file: ``--speculative-adaptive-config``.
+        adaptive: ``--speculative-adaptive``.
     """
 
-    target: Mapping[str, Any]
-    drafter: DrafterConfig
     target_files: ModelFiles
     drafter_files: ModelFiles
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    width_file: str | None = None
+    adaptive: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings) -> Pair:
+        """The pair that server arguments name."""
+        drafter = settings.speculative_draft_model_path or ""
+        return cls(
+            ModelFiles(settings.model_path, settings.revision),
+            ModelFiles(drafter, settings.speculative_draft_model_revision, settings.dequantises),
+            settings.overrides,
+            settings.speculative_adaptive_config,
+            settings.speculative_adaptive,
+        )
+
+    @cached_property
+    def target(self) -> Mapping[str, Any]:
+        """The target's ``config.json``."""
+        return {**self.target_files.config, **self.overrides}
+
+    @cached_property
+    def drafter(self) -> DrafterConfig:
+        return DrafterConfig.from_dict({**self.drafter_files.config, **self.overrides})
+
+    @cached_property
+    def kind(self) -> str | None:
+        """The family of a drafter that only SGLang's own worker serves; None for a plain DFlash drafter."""
+        return kind_left_to_builtin(self.drafter_files.config)
+
+    @cached_property
+    def widths(self) -> WidthConfig | None:
+        """The adaptive widths; None for a fixed block."""
+        return read_config(self.width_file) if self.adaptive else None
+
+    @cached_property
+    def hybrid(self) -> bool:
+        """Whether the target has recurrent layers."""
+        return is_hybrid(self.target)
+
+    @cached_property
+    def loaded_files(self) -> ModelFiles:
+        """The drafter's files as they are loaded: SGLang's own worker dequantises nothing."""
+        return self.drafter_files if self.kind is None else _already_read(self.drafter_files, dequantise=False)
+
+    def block_size(self, settings: Settings) -> int:
+        """Positions of the widest block, anchor included."""
+        return settings.block or self.drafter.block_size or _BLOCK
+
+    def served_dtype(self, settings: Settings) -> str:
+        return served_dtype(self.target, settings.dtype)
+
+    def loaded_from(self, view: Path) -> Pair:
+        """The same pair, whose drafter is loaded from its plain form in ``view``; nothing is read again."""
+        files = _already_read(self.loaded_files, name=str(view), revision=None)
+        vars(files).update(config=self.loaded_files.config, published=self.loaded_files.config)
+        moved = replace(self, drafter_files=files)
+        own = {name: value for name, value in vars(self).items() if name in ("target", "drafter", "kind", "widths")}
+        vars(moved).update(own)
+        return moved
 
 
-def drafter_files(args: Any) -> ModelFiles:
-    """The drafter that server arguments name."""
-    dequantise = args.speculative_draft_model_quantization in (None, PLAIN_LAYERS)
-    return ModelFiles(args.speculative_draft_model_path, args.speculative_draft_model_revision, dequantise)
-
-
-def read_pair(args: Any) -> Pair:
-    """The pair that server arguments name.
-
-    Raises:
-        DFlashError: a configuration cannot be read, or is none of a plain DFlash drafter.
-    """
-    own, targets = drafter_files(args), ModelFiles(args.model_path, args.revision)
-    overrides = parse_object(args.json_model_override_args, "--json-model-override-args")
-    drafter = DrafterConfig.from_dict({**own.config, **overrides})
-    return Pair({**targets.config, **overrides}, drafter, targets, own)
-
-
-_BLOCK = 16  # SGLang's, where neither a flag nor the drafter says
-
-
-def asked_block(args: Any) -> int | None:
-    """Block size that the flags ask for, tokens; None if they do not."""
-    return args.speculative_num_draft_tokens or args.speculative_dflash_block_size
-
-
-def block_size(args: Any, drafter: DrafterConfig) -> int:
-    """Positions of the widest block, anchor included."""
-    return asked_block(args) or drafter.block_size or _BLOCK
-
-
-def copies_fill_blocks(args: Any) -> bool:
-    """Whether a block may be wider than the drafter's: widths are chosen for each step, and copies are offered.
-
-    Raises:
-        DFlashError: the width file or the switch of copies is unusable.
-    """
-    widths = asked_for(args)
-    return widths is not None and copies_asked_for(widths)
-
-
-def page_size(args: Any) -> int:
-    """Tokens of a KV page: ``--page-size``, or what the attention backend forces."""
-    backends = {args.attention_backend, args.prefill_attention_backend, args.decode_attention_backend}
-    if "trtllm_mha" in backends | {args.speculative_draft_attention_backend}:
-        return args.page_size if args.page_size in (16, 32, 64, 128) else 64
-    return args.page_size or (128 if "fa4" in backends else 1)
+def _already_read(files: ModelFiles, **changes: Any) -> ModelFiles:
+    """A copy with changed fields, and with the content that does not depend on them."""
+    changed = replace(files, **changes)
+    vars(changed).update({name: value for name, value in vars(files).items() if name in ("published", "tensors")})
+    return changed
 
 
 def served_dtype(target: Mapping[str, Any], dtype: str) -> str:
-    """The dtype SGLang computes in: its ``auto`` serves float32 checkpoints in float16."""
+    """The dtype that SGLang computes in: its ``auto`` serves float32 checkpoints in float16."""
     if dtype != "auto":
         return {"half": "float16", "float": "float32"}.get(dtype, dtype)
     text = text_config(target)
     stated = text.get("dtype") or text.get("torch_dtype") or target.get("dtype")
     return "float16" if stated in (None, "float32") else str(stated)
-
-
-def needs_bfloat16_states(args: Any, machine: Machine) -> bool:
-    """Whether SGLang would refuse these arguments for lack of ``--mamba-ssm-dtype bfloat16``."""
-    return args.mamba_ssm_dtype is None and flashinfer_states(args, machine) is not None
-
-
-def flashinfer_states(args: Any, machine: Machine) -> str | None:
-    """The flag that puts bfloat16-only FlashInfer kernels on the recurrent states; None if they are not used."""
-    decode = "--linear-attn-decode-backend" if args.linear_attn_decode_backend else "--linear-attn-backend"
-    backends = {
-        decode: args.linear_attn_decode_backend or args.linear_attn_backend,
-        "--linear-attn-verify-backend": args.linear_attn_verify_backend,
-    }
-    return next((flag for flag, name in backends.items() if machine.is_blackwell and name == "flashinfer"), None)

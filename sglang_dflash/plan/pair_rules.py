@@ -5,33 +5,52 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sglang_dflash.drafter.checkpoint import ModelFiles, TensorHeader
+from sglang_dflash.drafter.checkpoint import ModelFiles, StoredTensors, TensorHeader
 from sglang_dflash.drafter.config import DrafterConfig, quantization, text_config
+from sglang_dflash.drafter.formats import FULL
 from sglang_dflash.drafter.template import added_tokens, chat_template
 from sglang_dflash.drafter.tensors import DRAFT_TO_TARGET, EMBEDDING, HEAD, TARGET_TO_DRAFT, LoadReport
 from sglang_dflash.errors import DFlashError, Doubt
 from sglang_dflash.plan.findings import Finding, judge, of_error
-from sglang_dflash.plan.pair import PLAIN_LAYERS, asked_block, copies_fill_blocks, served_dtype
-from sglang_dflash.plan.window import context_window
+from sglang_dflash.plan.pair import Pair, served_dtype
+from sglang_dflash.plan.plan import chooses_copies
+from sglang_dflash.plan.serving import context_window
+from sglang_dflash.plan.settings import PLAIN_LAYERS, Settings
+from sglang_dflash.plan.widths import WidthConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sglang_dflash.drafter.checkpoint import StoredTensors
 
 _ITS_DRAFTER = "use the drafter that was trained for this target"
 
 
-def check_pair(drafter: DrafterConfig, target: Mapping[str, Any], args: Any) -> Iterator[Finding]:
-    """Compare a drafter with its target.
+def pair_findings(settings: Settings, pair: Pair) -> Iterator[Finding]:
+    """Findings on a pair that this package serves.
+
+    Raises:
+        DFlashError: a configuration or the width file cannot be read, or the drafter is no plain DFlash drafter.
+    """
+    drafter, target, files = pair.drafter, pair.target, (pair.drafter_files, pair.target_files)
+    pair.hybrid  # noqa: B018  # raises where the target's layers cannot be counted
+    tensors, names = pair.drafter_files.tensors, target.get("architectures")
+    architecture = names[0] if isinstance(names, list) and names else "?"
+    yield Finding("ok", "architecture", f"{architecture} + DFlashDraftModel")
+    yield judge("drafter's code", check_code, pair.drafter_files.config, bool(settings.trust_remote_code))
+    yield from check_pair(drafter, target, settings, pair.widths)
+    yield from check_weights(drafter, tensors, target, settings.dtype, settings.speculative_draft_model_quantization)
+    yield from check_vocabulary(drafter, *files)
+    yield from check_tokens(drafter, *files, settings.chat_template)
+
+
+def check_pair(
+    drafter: DrafterConfig, target: Mapping[str, Any], settings: Settings, widths: WidthConfig | None = None
+) -> Iterator[Finding]:
+    """Compare a drafter with its target: one finding per rule, errors included.
 
     Args:
-        drafter: the parsed drafter configuration.
         target: the target's ``config.json``.
-        args: the server arguments that both must fit, by SGLang's names.
-
-    Yields:
-        One finding a check, errors included; never raises for a pair that does not fit.
+        widths: the adaptive widths; None for a fixed block.
     """
     text = text_config(target)
     yield judge("hidden size", _same, "hidden_size", drafter.hidden_size, text)
@@ -39,11 +58,11 @@ def check_pair(drafter: DrafterConfig, target: Mapping[str, Any], args: Any) -> 
     yield judge("target's layers", _target_layers, drafter, text)
     yield judge("target_layer_ids", _layer_ids, drafter, text)
     yield judge("mask token", _mask_token, drafter, text)
-    yield judge("block size", _block, drafter.block_size, args)
-    yield judge("heads by tensor parallelism", _heads, drafter, args.tp_size)
+    yield judge("block size", _block, drafter.block_size, settings, widths)
+    yield judge("heads by tensor parallelism", _heads, drafter, settings.tp_size)
     yield judge("drafter's layers", _layers, drafter)
-    yield judge("draft window", _window, drafter, args)
-    yield judge("context length", _context, drafter, text, args)
+    yield judge("draft window", _window, drafter, settings)
+    yield judge("context length", _context, drafter, text, settings)
 
 
 def _same(key: str, drafter_value: int, text: Mapping[str, Any]) -> str:
@@ -105,14 +124,14 @@ def _mask_token(drafter: DrafterConfig, text: Mapping[str, Any]) -> str:
     if drafter.mask_token_id in special:
         raise Doubt(
             f"mask_token_id {drafter.mask_token_id} is also the target's eos, pad or bos token",
-            expected="an id of its own",
+            expected="an id that the tokenizer does not use",
             remedy="check it against the drafter's training: a wrong mask token ruins acceptance",
         )
     return str(drafter.mask_token_id)
 
 
-def _block(trained: int | None, args: Any) -> str:
-    asked = asked_block(args)
+def _block(trained: int | None, settings: Settings, widths: WidthConfig | None) -> str:
+    asked = settings.block
     if asked is not None and asked < 2:
         raise DFlashError(
             f"block size {asked} (--speculative-num-draft-tokens)",
@@ -126,7 +145,7 @@ def _block(trained: int | None, args: Any) -> str:
             remedy="set --speculative-num-draft-tokens to the block size that the drafter was trained with",
         )
     if trained is not None and asked is not None and asked > trained:
-        if copies_fill_blocks(args):
+        if widths is not None and chooses_copies(settings, widths):
             return f"{asked}: {trained} drafted, the rest copied"
         raise DFlashError(
             f"block size {asked} (--speculative-num-draft-tokens), the drafter was trained with {trained}",
@@ -160,11 +179,11 @@ def _layers(drafter: DrafterConfig) -> str:
     return counts + window
 
 
-def _window(drafter: DrafterConfig, args: Any) -> str:
-    window = args.speculative_draft_window_size
+def _window(drafter: DrafterConfig, settings: Settings) -> str:
+    window = settings.speculative_draft_window_size
     if window is None:
         return "none: full layers read the whole context"
-    block = asked_block(args) or drafter.block_size or 2
+    block = settings.block or drafter.block_size or 2
     if window < block:
         raise DFlashError(
             f"--speculative-draft-window-size {window}, block size {block}",
@@ -173,15 +192,15 @@ def _window(drafter: DrafterConfig, args: Any) -> str:
         )
     reads = context_window(window, drafter)
     assert reads is not None  # a window was asked for
-    if "full_attention" not in drafter.layer_types:
+    if FULL not in drafter.layer_types:
         return f"{reads} tokens, as every layer slides: the flag only bounds the drafter's K/V"
     if reads != window:
         return f"{reads} tokens: not {window}, because sliding layers keep their window of {reads + 1}"
     return f"{window} tokens for full-attention layers"
 
 
-def _context(drafter: DrafterConfig, text: Mapping[str, Any], args: Any) -> str:
-    context = args.context_length or text.get("max_position_embeddings")
+def _context(drafter: DrafterConfig, text: Mapping[str, Any], settings: Settings) -> str:
+    context = settings.context_length or text.get("max_position_embeddings")
     own = drafter.max_position_embeddings
     if not isinstance(context, int) or own >= context:
         return f"{context}, drafter {own}"
@@ -196,21 +215,21 @@ _KEY = "AutoConfig"  # the only entry of auto_map that SGLang asks transformers 
 
 
 def check_code(config: Mapping[str, Any], trusted: bool) -> str:
-    """Describe the code that a drafter brings.
+    """Describe the code in a drafter's folder.
 
     Args:
         config: its ``config.json``.
         trusted: ``--trust-remote-code``.
 
     Raises:
-        DFlashError: some would run.
+        DFlashError: SGLang would run it.
     """
     named = config.get("auto_map")
     if not trusted or not isinstance(named, Mapping) or _KEY not in named:
-        return "none of its own runs"
+        return "none is executed"
     raise DFlashError(
         f"--trust-remote-code would run the drafter's own code ({_KEY} {named[_KEY]!r} in its config.json)",
-        expected="a drafter without code: sglang-dflash has its model, and nothing of the drafter needs to run",
+        expected="a drafter without code: sglang-dflash has the drafter's model built in",
         remedy=f"take {_KEY} out of auto_map in the drafter's config.json, or leave --trust-remote-code out",
     )
 
@@ -243,7 +262,7 @@ def _tensors(drafter: DrafterConfig, tensors: Mapping[str, TensorHeader] | None)
         raise Doubt(
             "no safetensors header can be read",
             expected="a safetensors checkpoint",
-            remedy="none needed: the loader checks names and shapes again",
+            remedy="none needed: names and shapes are checked at load time",
         )
     report = LoadReport.of(drafter)
     for _ in report.place((name, header.empty()) for name, header in tensors.items()):
@@ -265,7 +284,7 @@ def _dtype(drafter: DrafterConfig, served: str) -> str:
 def _quantization(drafter: DrafterConfig, target: Mapping[str, Any], served: str, layers: str | None) -> str:
     if layers not in (None, PLAIN_LAYERS):
         raise Doubt(
-            f"--speculative-draft-model-quantization {layers}: SGLang's quantised layers, which have not run here",
+            f"--speculative-draft-model-quantization {layers}: SGLang's quantised layers, which are untested here",
             expected="plain layers, into which a quantised drafter is dequantised",
             remedy="leave the flag out, or compare the accept length with and without it",
         )
@@ -281,7 +300,7 @@ _IN_TEXTS = ("im_start", "im_end", "endoftext", "think", "tool")
 def check_tokens(
     drafter: DrafterConfig, drafter_files: ModelFiles, target_files: ModelFiles, given_template: str | None
 ) -> Iterator[Finding]:
-    """Findings from the small files beside the two configurations.
+    """Findings on tokenizer, mask token and chat template.
 
     Args:
         given_template: ``--chat-template``.
@@ -310,7 +329,7 @@ def _tokenizer(drafter_files: ModelFiles, targets: Mapping[str, Any] | None) -> 
     ):
         return "the target's"
     raise DFlashError(
-        "the drafter brings a tokenizer.json that differs from the target's",
+        "the drafter's tokenizer.json differs from the target's",
         expected="one tokenizer: drafted ids are the target's ids",
         remedy="use the drafter that was trained for this target",
     )
@@ -343,7 +362,7 @@ def _chat_template(target_files: ModelFiles, given: str | None) -> str:
         )
     if "enable_thinking" not in template:
         return "no thinking switch"
-    return "switches thinking; ask for it as the drafter's card measured it (chat_template_kwargs)"
+    return "has a thinking switch: set it as the drafter's card did (chat_template_kwargs)"
 
 
 def _vocabulary(tokenizer: Mapping[str, Any]) -> Any:
@@ -353,7 +372,7 @@ def _vocabulary(tokenizer: Mapping[str, Any]) -> Any:
 
 
 def check_vocabulary(drafter: DrafterConfig, drafter_files: ModelFiles, target_files: ModelFiles) -> Iterator[Finding]:
-    """Findings on a drafter's own vocabulary; none if it has none."""
+    """Findings on the embedding and LM head that a drafter's checkpoint may hold."""
     if drafter.copies_vocabulary:
         yield judge("drafter's vocabulary", _own_vocabulary, drafter, drafter_files, target_files)
 
@@ -361,8 +380,7 @@ def check_vocabulary(drafter: DrafterConfig, drafter_files: ModelFiles, target_f
 def _own_vocabulary(drafter: DrafterConfig, drafter_files: ModelFiles, target_files: ModelFiles) -> str:
     headers = drafter_files.tensors
     if headers and not any(name.endswith((EMBEDDING, HEAD)) for name in headers):
-        return "the target's: the drafter holds no copy"
-    from sglang_dflash.drafter.checkpoint import StoredTensors  # takes torch, which most checks do without
+        return "the target's: the checkpoint holds no copy"
 
     own, target = StoredTensors(drafter_files), StoredTensors(target_files)
     ids = _drafted_ids(drafter, own)
@@ -374,7 +392,7 @@ def _own_vocabulary(drafter: DrafterConfig, drafter_files: ModelFiles, target_fi
     ]
     if not any(compared):
         raise Doubt(
-            "the drafter may hold an embedding and an LM head of its own; the weights to compare are not here yet",
+            "the drafter may hold a separate embedding and LM head; the weights to compare are not downloaded yet",
             expected="copies of the target's, which are used in their place",
             remedy="none needed if its trainer froze them, as speculators does; `sglang-dflash check` compares later",
         )
@@ -391,7 +409,7 @@ def _drafted_ids(drafter: DrafterConfig, own: StoredTensors) -> list[int] | rang
         return range(drafter.vocab_size)
     marked, offsets = own.read(TARGET_TO_DRAFT), own.read(DRAFT_TO_TARGET)
     if marked is None:
-        return range(drafter.draft_vocab_size)  # not here yet; nothing is compared then
+        return range(drafter.draft_vocab_size)  # not downloaded yet: nothing is compared
     ids: list[int] = marked.nonzero().flatten().tolist()
     mapped = ids if offsets is None else [row + int(offset) for row, offset in enumerate(offsets.tolist())]
     if len(ids) != drafter.draft_vocab_size or mapped != ids:
@@ -404,7 +422,7 @@ def _drafted_ids(drafter: DrafterConfig, own: StoredTensors) -> list[int] | rang
 
 
 def _compare(name: str, own: StoredTensors, ids: list[int] | range, target: StoredTensors, source: str) -> str | None:
-    """``name`` if a sample of its rows, which are those of token ``ids``, is the target's; None if one is not here."""
+    """``name`` if a sample of its rows, which are those of token ``ids``, is the target's; None if one is absent."""
     rows = sorted({round(i * (len(ids) - 1) / (SAMPLE - 1)) for i in range(SAMPLE)})
     mine, theirs = own.read(name, rows), target.read(source, [ids[row] for row in rows])
     if mine is None or theirs is None or not theirs.is_floating_point() or theirs.itemsize == 1:

@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from sglang_dflash.plan.advice import Advice
 from sglang_dflash.plan.machine import size
 from sglang_dflash.plan.pools import Outside, Pools
-from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.plan.sizes import SLOTS
+from sglang_dflash.plan.rules import Report
+from sglang_dflash.plan.settings import SLOTS
 
 _ABOUT, _EACH, _WHOLE = 32, 22, 13  # columns of text
 
 
-def plan_lines(plan: ServingPlan) -> Iterator[str]:
-    """The plan, then the memory table."""
+def to_json(report: Report, exit_code: int) -> dict[str, Any]:
+    """What ``sglang-dflash check --json`` prints."""
+    plan, memory = report.plan, report.memory
+    return {
+        "findings": [asdict(finding) for finding in report.findings],
+        "plan": plan and plan.describe(),
+        "memory": memory
+        and asdict(memory)
+        | {
+            "ways": [asdict(pools) | {"bytes": pools.bytes} for pools in memory.ways],
+            "advice": [asdict(each) for each in report.advice],
+            "prefixes": [asdict(each) for each in report.prefixes],
+        },
+        "exit_code": exit_code,
+    }
+
+
+def plan_lines(report: Report) -> Iterator[str]:
+    """The plan, then the memory table; nothing without a plan."""
+    if (plan := report.plan) is None:
+        return
     yield "\nPlan"
     for name, value in plan.describe().items():
         yield f"{name:<{_ABOUT}}{', '.join(map(str, value)) if isinstance(value, list) else value}"
     if (memory := plan.memory) is not None:
         static = f", {size(memory.static_bytes)} static" if memory.static_bytes else ""
         yield f"\nMemory of one rank ({memory.device}{static})"
-        yield from lines(memory.ways, memory.advice, memory.outside, memory.prefixes)
+        yield from lines(memory.ways, report.advice, memory.outside, report.prefixes)
 
 
 def lines(
@@ -43,8 +64,8 @@ def lines(
     text = [(about.ljust(_ABOUT) + "".join(_cells(*cells) for cells in rows)).rstrip() for about, rows in table]
     if outside is not None:
         rows = {
-            "beside: sampling": outside.sampling,
-            f"beside: attention, {outside.sets} sets of graphs": outside.buffers,
+            "outside: sampling": outside.sampling,
+            f"outside: attention, {outside.sets} sets of graphs": outside.buffers,
             "left: activations, graphs": max(0, outside.left),
         }
         text += [about.ljust(_ABOUT) + _cells("", size(count)) for about, count in rows.items()]
@@ -63,30 +84,32 @@ def _column(pools: Pools) -> dict[str, tuple[str, str]]:
     if pools.state:
         heading = {"states of a block": ("", "replayed" if pools.replay else "kept")}
         slots = pools.slots_per_request
-        rows += [(f"recurrent states, {slots} slots", f"{size(slots * pools.state)} a request", whole["states"])]
+        rows += [(f"recurrent states, {slots} slots", f"{size(slots * pools.state)} per request", whole["states"])]
         if pools.scratch:
-            rows += [(f"verify scratch, block of {pools.block}", f"{size(pools.scratch)} a request", whole["scratch"])]
+            rows += [
+                (f"verify scratch, block of {pools.block}", f"{size(pools.scratch)} per request", whole["scratch"])
+            ]
         if slots > 1:
             fewer = {f"  with {name}": ("", str(pools.prefixes(each))) for name, each in SLOTS.items() if each < slots}
             prefixes = {
-                "prefixes kept beside them": ("", str(pools.prefixes())),
+                "additional prefixes kept": ("", str(pools.prefixes())),
                 **fewer,
                 "  one more costs": (f"{pools.state_price} tokens of K/V", size(pools.state)),
-                "  one that is gone costs": ("", "its prefill, whole"),
+                "  an evicted prefix costs": ("", "a full prefill"),
             }
-    rows += [("target's K/V", f"{size(pools.target_kv)} a token", whole["target_kv"])]
+    rows += [("target's K/V", f"{size(pools.target_kv)} per token", whole["target_kv"])]
     if pools.ring is None:
-        rows += [("drafter's K/V", f"{size(pools.draft_kv)} a token", whole["draft_kv"])]
+        rows += [("drafter's K/V", f"{size(pools.draft_kv)} per token", whole["draft_kv"])]
     else:
-        each = f"{size(pools.ring * pools.draft_kv)} a request"
+        each = f"{size(pools.ring * pools.draft_kv)} per request"
         rows += [(f"drafter's K/V, {pools.ring} slots", each, whole["draft_kv"])]
     if pools.history:
-        rows += [("history, for copied blocks", f"{size(pools.history)} a request", whole["history"])]
+        rows += [("history, for copied blocks", f"{size(pools.history)} per request", whole["history"])]
     if pools.tokens == 0:
         return heading | {about: (each, "" if each else size(all_of_it)) for about, each, all_of_it in rows}
     totals = {
         "together": ("", size(sum(whole.values()))),
-        "tokens of K/V": (f"{pools.tokens // max(1, pools.running)} a request", str(pools.tokens)),
+        "tokens of K/V": (f"{pools.tokens // max(1, pools.running)} per request", str(pools.tokens)),
         f"requests at once, of {pools.asked}": ("", str(pools.running)),
         "capped by": ("", pools.capped_by),
         **prefixes,

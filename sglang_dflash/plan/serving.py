@@ -1,19 +1,64 @@
-"""The plan of the server that this process belongs to; read everywhere, made in :mod:`.decide`."""
+"""The plan of the server that this process belongs to, as the rest of the package reads it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from sglang_dflash.drafter.formats import FULL
+
 if TYPE_CHECKING:
     from sglang_dflash.drafter.checkpoint import ModelFiles
     from sglang_dflash.drafter.config import DrafterConfig
     from sglang_dflash.errors import DFlashError
     from sglang_dflash.plan.memory import MemoryTable
-    from sglang_dflash.plan.window import DraftWindow
-    from sglang_dflash.width.config import WidthConfig
+    from sglang_dflash.plan.widths import WidthConfig
 
 Role = Literal["null", "prefill", "decode"]  # SGLang's --disaggregation-mode
+
+
+@dataclass(frozen=True)
+class DraftWindow:
+    """The span of context that the drafter reads.
+
+    Attributes:
+        tokens: context tokens before the block.
+        block: positions of the widest block.
+        page: slots of a KV page.
+    """
+
+    tokens: int
+    block: int
+    page: int
+
+    def ring_slots(self, context: int) -> int:
+        """KV slots per request, in whole pages.
+
+        Reading starts on a page boundary, up to ``page - 1`` tokens before the window, and ends with the block. A slot
+        must not be written again while it can still be read.
+
+        Args:
+            context: the longest sequence, tokens. The block that ends a request may commit tokens beyond it. The next
+                step reads them if it was launched before the host saw that end. A longer window reads no more.
+        """
+        tokens = min(self.tokens, context + self.block)
+        return -(-(tokens + self.page - 1 + self.block) // self.page) * self.page
+
+
+def context_window(requested: int | None, drafter: DrafterConfig) -> int | None:
+    """Return the context tokens that the drafter reads before the block; None for all of them.
+
+    A sliding layer keeps the window it was trained with, ``sliding_window - 1`` tokens before its query. All layers
+    share one slot table, so a shorter window than that would save no slot: full layers then read as far as the sliding
+    ones.
+
+    Args:
+        requested: ``--speculative-draft-window-size``, tokens; None where it is not given.
+    """
+    if requested is None:
+        return None
+    sliding = 0 if drafter.sliding_window is None else drafter.sliding_window - 1
+    return max(requested, sliding) if FULL in drafter.layer_types else sliding
 
 
 @dataclass(frozen=True)
@@ -21,17 +66,16 @@ class ServingPlan:
     """Every decision about how our worker serves a pair.
 
     Attributes:
-        files, drafter: where the drafter's files are, and its parsed configuration.
+        files, drafter: the drafter's files and its parsed configuration.
         block: positions of the widest block, anchor included.
         widths: the adaptive widths; None for a fixed block.
-        window: how far back the drafter reads; None for the whole context.
-        replay: whether recurrent states are replayed instead of kept for each draft token; False for a dense target.
+        window: the draft window; None for the whole context.
+        replay: whether recurrent states are replayed instead of stored per draft token; False for a dense target.
         records: positions of a request's replay records.
-        copies: whether blocks are copied from what a request repeats.
+        copies: whether blocks are copied from text that repeats earlier parts of the same request.
         overlap: whether the scheduler may overlap with the forward pass.
         role: in a disaggregated pair of servers.
-        memory: expected memory of one rank; None where it could not be computed, and in the processes that a server
-            starts, which know what was allocated.
+        memory: expected memory of one rank; None where it could not be computed.
         unsized: why it could not be computed.
     """
 
@@ -50,7 +94,7 @@ class ServingPlan:
 
     @property
     def drafted(self) -> int:
-        """Positions that the drafter drafts, anchor included; what a wider block has beyond them is copied."""
+        """Positions that the drafter drafts, anchor included. The rest of a wider block is copied."""
         return min(self.block, self.drafter.block_size or self.block)
 
     def describe(self) -> dict[str, object]:

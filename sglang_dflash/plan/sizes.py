@@ -162,40 +162,6 @@ def history_columns(context: int, tokens: int, block: int) -> int:
     return min(context, tokens) + 2 * block + 2
 
 
-MAX_RUNNING = 48  # SGLang's for DFLASH, without --max-running-requests
-# --mamba-radix-cache-strategy -> recurrent-state slots of a running request, with overlap scheduling.
-SLOTS = {"extra_buffer": 5, "extra_buffer_lazy": 4, "no_buffer": 3}
-
-
-def slots_per_request(args: Any) -> int:
-    """Its own, the prefix cache's share, and the snapshots of ``extra_buffer``: SGLang's ``_calculate_mamba_ratio``.
-
-    Args:
-        args: server arguments by SGLang's names.
-    """
-    if args.disable_radix_cache or args.disaggregation_mode == "decode":
-        return 1
-    slots = SLOTS.get(args.mamba_radix_cache_strategy, SLOTS["extra_buffer"])
-    return min(slots, SLOTS["extra_buffer_lazy"]) if args.disable_overlap_schedule else slots
-
-
-def in_transfer(args: Any) -> int | None:
-    """Requests that hold rows while another server sends their prompt: SGLang's ``handle_pd_disaggregation``.
-
-    Args:
-        args: server arguments by SGLang's names; or what a server resolved of them, its ``get_disagg()``.
-
-    Returns:
-        None for a server that prefills and decodes.
-    """
-    if args.disaggregation_mode == "null":
-        return None
-    if args.disaggregation_mode == "prefill" or args.disaggregation_decode_extra_slots is not None:
-        return args.disaggregation_decode_extra_slots or 0
-    running = args.max_running_requests or MAX_RUNNING
-    return 2 * running if running <= 32 else 0
-
-
 FAMILIES = {
     "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text",
 }  # fmt: skip

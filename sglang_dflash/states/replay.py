@@ -15,7 +15,6 @@ from typing import Any
 
 from sglang_dflash.ops.dispatch import by_device
 from sglang_dflash.plan import serving
-from sglang_dflash.plan.replay import decode_backend
 from sglang_dflash.states import reference
 from sglang_dflash.states.reference import Records
 from sglang_dflash.upstream import get_exec
@@ -30,6 +29,8 @@ def verify(original: Callable[..., Any], **call: Any) -> Any:
     """Hook around ``gdn_replayssm_spec_decode``: once per GDN layer, keywords only."""
     if serving.plan is None:
         return original(**call)
+    mamba = get_exec().mamba
+    backend = mamba.linear_attn_decode_backend or mamba.linear_attn_backend
     return gdn_verify(
         call["q"],
         call["k"],
@@ -44,7 +45,7 @@ def verify(original: Callable[..., Any], **call: Any) -> Any:
         call["replay_indices"],
         width=call["max_spec_len"],
         scale=call["scale"],
-        round_beta=decode_backend(get_exec().mamba) == "triton",
+        round_beta=backend == "triton",
         out=call["out"],
     )
 

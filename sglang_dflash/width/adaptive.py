@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sglang_dflash.plan.widths import WidthConfig
 from sglang_dflash.width.costs import CostTable
-from sglang_dflash.width.policy import Prospect
+from sglang_dflash.width.policy import FixedWidth, Prospect, RandomWidth, WidthPolicy
 from sglang_dflash.width.survival import SurvivalByMatch
 
 SWITCH_NOW, SWITCH_AFTER = 0.1, 0.3
@@ -223,3 +224,25 @@ class AdaptiveWidth:
         if self._plain_in_a_row == PATIENCE and self.can_pause:
             self.paused = self.prospect()
             self._pauses += 1
+
+
+def build_policy(
+    config: WidthConfig, block_size: int, costs: CostTable | None = None, drafted: int | None = None
+) -> WidthPolicy:
+    """Build the policy that the settings ask for.
+
+    Args:
+        block_size: positions of the widest block, ``--speculative-num-draft-tokens``.
+        costs: for ``adaptive``, a table over ``config.widths_for(...)``.
+        drafted: positions that the drafter drafts, if fewer.
+
+    Raises:
+        DFlashError: as :meth:`WidthConfig.widths_for`.
+    """
+    widths = config.widths_for(block_size, drafted)
+    if config.policy == "fixed":
+        return FixedWidth(widths[-1])
+    if config.policy == "random":
+        return RandomWidth(widths, config.seed)
+    assert costs is not None and costs.widths == widths, "adaptive widths need the costs of all of them"
+    return AdaptiveWidth(costs, drafted)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.pools import rings
-from sglang_dflash.plan.sizes import in_transfer
-from sglang_dflash.plan.window import DraftWindow
+from sglang_dflash.plan.serving import DraftWindow
+from sglang_dflash.plan.settings import in_transfer
 from sglang_dflash.upstream import ReqToTokenPool, async_h2d, get_disagg, get_schedule
 
 if TYPE_CHECKING:

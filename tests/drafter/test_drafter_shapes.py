@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.drafter import config
-from sglang_dflash.plan.window import context_window
+from sglang_dflash.plan.serving import context_window
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from sglang_dflash_lab.train import drafter
 from sglang_dflash_lab.train.drafter import FULL, SLIDING, Drafter, DrafterConfig

@@ -18,10 +18,11 @@ from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.dequantise import parse
 from sglang_dflash.drafter.tensors import LoadReport
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.decide import decide
 from sglang_dflash.plan.flags import parse as parse_flags
 from sglang_dflash.plan.machine import GPUS
+from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import check_weights
+from sglang_dflash.plan.plan import decide
 from sglang_dflash_lab.pairs import target_path
 from tests.support.configs import target
 from tests.support.quantised import FORMATS, write
@@ -71,7 +72,7 @@ def test_memory_counts_the_dequantised_weights(tmp_path: Path) -> None:
     for kind in KINDS:
         flags = ("--dtype", "bfloat16")
         args, *_ = parse_flags(flags, target=str(target_path("tiny-dense")), drafter=str(tmp_path / kind))
-        memory = decide(args, GPUS["h200"], hybrid=False).memory
+        memory = decide(args, Pair.of(args), GPUS["h200"], hybrid=False).memory
         assert memory is not None
         weights.append(memory.demand.drafter_weights)
     assert weights[0] == weights[1] > 0

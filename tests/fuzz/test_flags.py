@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sglang_dflash.hooks.flags import accept_old_flags, explain_environment
 from sglang_dflash.plan import machine
 from sglang_dflash.plan.findings import Finding, raise_first_error
-from sglang_dflash.plan.flags import RENAMED, SWITCHES, VALUED, check_unread, known_flags, modernise_kwargs, parse
+from sglang_dflash.plan.flags import RENAMED, check_unread, known_flags, modernise_kwargs, parse, read_fields
 from sglang_dflash.plan.rules import preflight
 from sglang_dflash_cpu.arguments.threads import BIND_VARIABLE, parse_cores, threads_of_a_rank
 from tests.fuzz.judge import judged
@@ -23,7 +23,7 @@ from tests.fuzz.values import FLOATS, INTEGERS, VALUES, fuzz
 from tests.support.broken_pairs import Broken, write_pair
 
 FLAGS = [*RENAMED, *(name for flag in known_flags() for name in flag.names), "--tp", "--"]
-FLAGS += [*VALUED, *SWITCHES] * 8  # about as often as flags that are only known by name
+FLAGS += [*read_fields()] * 8  # about as often as flags that are only known by name
 WORDS = ["--", "=", "auto", "extra_buffer", "fa3", "float16", "fp8_e4m3", "{}", "[]", "0-3,5", "0-99999999999", "4,2"]
 WORDS += ["", "9" * 5000, "[" * 5000, '{"num_hidden_layers": 1e9}', '{"a": NaN}', *map(str, [*INTEGERS, *FLOATS])]
 WORD = st.sampled_from(WORDS) | st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)

@@ -22,7 +22,8 @@ from sglang_dflash.drafter.tensors import load_mask_embedding
 from sglang_dflash.plan import findings, flags, pair_rules
 from sglang_dflash.plan.machine import CPU, GPUS
 from sglang_dflash.plan.rules import preflight
-from sglang_dflash.width import CostTable, build_policy, read_config
+from sglang_dflash.plan.widths import read_config
+from sglang_dflash.width import CostTable, build_policy
 from tests.fuzz.judge import judged
 from tests.fuzz.values import (
     DEEP,

@@ -82,7 +82,7 @@ def test_a_build_of_the_tested_release_serves_with_one_note(tmp_path: Path) -> N
     build = f"{TESTED_SGLANG}.post1"
     served = resolve(["-c", AS_IT_IS], tmp_path, *dflash(tmp_path), path=call_it(build, tmp_path))
     assert served.returncode == 0, served.stderr
-    assert served.stderr.count(f"SGLang {build} is taken for {TESTED_SGLANG}") == 1
+    assert served.stderr.count(f"treating SGLang {build} as {TESTED_SGLANG}") == 1
 
 
 def test_another_release_is_refused_for_dflash_alone(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +14,12 @@ pytest.importorskip("sglang")
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.hooks import launch
-from sglang_dflash.plan.decide import decide, reason_for_builtin
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import GPUS
+from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.plan import decide, reason_for_builtin
+from sglang_dflash.plan.settings import Settings
+from sglang_dflash.upstream import read_record
 from tests.support.cards import FOLDER
 
 pytestmark = pytest.mark.sglang
@@ -44,8 +49,8 @@ def folder(path: Path, card: str, **changes: Any) -> Path:
 def resolved(tmp_path: Path, *flags: str, drafter: dict[str, Any], **others: Any) -> Any:
     """The arguments after the hook, for an FP8 target."""
     target = folder(tmp_path / "target", "target", quantization_config=FP8)
-    args, *_ = parse(flags, target=str(target), drafter=str(folder(tmp_path / "drafter", "drafter", **drafter)))
-    vars(args).update(speculative_algorithm="DFLASH", **others)
+    settings, *_ = parse(flags, target=str(target), drafter=str(folder(tmp_path / "drafter", "drafter", **drafter)))
+    args = SimpleNamespace(**{**asdict(settings), "speculative_algorithm": "DFLASH", **others})
     launch.after_model_paths(args, lambda _: None)
     return args
 
@@ -64,7 +69,12 @@ def test_a_quantised_drafter_gets_plain_layers(flags: tuple[str, ...], tmp_path:
     assert args.speculative_draft_model_quantization == "unquant"
     config = json.loads((Path(args.speculative_draft_model_path) / "config.json").read_text())
     assert "quantization_config" not in config
-    plan = decide(args, GPUS["h200"], hybrid=True)
+    settings, pair = Settings.of(args), read_record(args)
+    assert isinstance(pair, Pair)
+    plan = decide(settings, pair, GPUS["h200"], hybrid=True)
+    again = decide(settings, Pair.of(settings), GPUS["h200"], hybrid=True)  # from the folder that SGLang loads
+    assert (plan.files, plan.drafter, plan.files.config) == (again.files, again.drafter, again.files.config)
+    assert plan.memory == again.memory
     assert plan.drafter.stored is not None and plan.drafter.quantization is None
 
 
@@ -72,7 +82,7 @@ def test_a_flag_asks_for_sglangs_quantised_layers(tmp_path: Path, caplog: pytest
     args = resolved(tmp_path, FLAG, "fp8", drafter={"quantization_config": FP8})
     assert args.speculative_draft_model_quantization == "fp8"
     assert args.speculative_draft_model_path == str(tmp_path / "drafter")
-    assert "SGLang's quantised layers, which have not run here" in caplog.text
+    assert "SGLang's quantised layers, which are untested here" in caplog.text
 
 
 def test_a_drafter_that_is_left_to_sglangs_worker_is_left_as_it_is(tmp_path: Path) -> None:
@@ -84,8 +94,8 @@ def test_a_drafter_that_is_left_to_sglangs_worker_is_left_as_it_is(tmp_path: Pat
 def test_sglangs_worker_never_gets_bytes_in_plain_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SGLANG_DFLASH", raising=False)
     args = resolved(tmp_path, drafter={"quantization_config": FP8})
-    others = {"attn_cp_size": 1, "speculative_accept_threshold_single": 1.0, "speculative_accept_threshold_acc": 1.0}
-    vars(args).update(others, device="cuda", enable_watermark=True)
+    settings, pair = replace(Settings.of(args), device="cuda", enable_watermark=True), read_record(args)
+    assert isinstance(pair, Pair)
     with pytest.raises(DFlashError, match="--enable-watermark is used, with a quantised drafter") as raised:
-        reason_for_builtin(args, on_cpu=False)
+        reason_for_builtin(settings, pair, on_cpu=False)
     assert "SGLANG_DFLASH=builtin" in raised.value.remedy

@@ -14,7 +14,10 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.hooks import corrections, reports, takeover
 from sglang_dflash.hooks.reports import SERVER_INFO_KEY
 from sglang_dflash.hooks.requests import refuse_request
-from sglang_dflash.plan import decide, serving
+from sglang_dflash.plan import serving
+from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.plan import reason_for_builtin
+from sglang_dflash.plan.settings import SWITCH, Settings
 from sglang_dflash.upstream import SpeculativeAlgorithm
 from sglang_dflash_lab.pairs import drafter_path
 from tests.support.plan import made, serve_builtin
@@ -24,11 +27,15 @@ pytestmark = pytest.mark.sglang
 
 def choose(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> type:
     serve_builtin(monkeypatch)
-    monkeypatch.setattr(takeover, "reason_for_builtin", lambda *_, **__: reason)
-    monkeypatch.setattr(takeover.upstream, "resolving_view", lambda args: args)
-    monkeypatch.setattr(takeover, "resolved", lambda *_: made())
     monkeypatch.setattr(takeover, "on_our_cpu_platform", lambda: False)
-    return takeover.choose_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, SimpleNamespace())
+    return takeover.choose_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, launched(reason))
+
+
+def launched(reason: str | None) -> Any:
+    """Arguments of a launch that decided so."""
+    args = SimpleNamespace()
+    takeover.upstream.write_record(args, reason or made())
+    return args
 
 
 def answers() -> tuple[str | None, bool, list[str]]:
@@ -61,40 +68,33 @@ def test_every_hook_steps_aside_for_sglangs_worker(monkeypatch: pytest.MonkeyPat
     assert corrections.update_target_only([("draft", None)], None, "draft") == [("draft", None)]
 
 
-def arguments(**changed: Any) -> Any:
-    usual = {
-        "speculative_draft_model_path": str(drafter_path("tiny-dense", "good")),
-        "speculative_draft_model_revision": None,
-        "speculative_draft_model_quantization": None,
-        "device": "cuda",
-        "attn_dp_size": 1,
-        "dp_size": 1,
-        "enable_dp_attention": False,
-        "enable_nvidia_megakernel": False,
-        "attn_cp_size": 1,
-        "disaggregation_mode": "null",
-        "enable_watermark": False,
-        "speculative_accept_threshold_single": 1.0,
-        "speculative_accept_threshold_acc": 1.0,
-    }
-    return SimpleNamespace(**{**usual, **changed})
+def reason(on_cpu: bool, **changed: Any) -> str | None:
+    drafter = str(drafter_path("tiny-dense", "good"))
+    settings = Settings.of(Settings(speculative_draft_model_path=drafter, device="cuda", **changed))
+    settings.validate()
+    return reason_for_builtin(settings, Pair.of(settings), on_cpu=on_cpu)
+
+
+def test_arguments_without_a_plan_are_refused() -> None:
+    with pytest.raises(DFlashError, match="hold no DFLASH plan"):
+        takeover.worker_for(SimpleNamespace())
 
 
 @pytest.fixture(params=[False, True], ids=["on a GPU", "on our CPU platform"])
 def on_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.delenv(decide.SWITCH, raising=False)
+    monkeypatch.delenv(SWITCH, raising=False)
     return bool(request.param)
 
 
 @pytest.mark.parametrize("role", ["null", "prefill", "decode"])
 def test_ours_serves_both_roles_of_a_disaggregated_pair(role: str, on_cpu: bool) -> None:
-    assert decide.reason_for_builtin(arguments(disaggregation_mode=role), on_cpu=on_cpu) is None
+    assert reason(on_cpu, disaggregation_mode=role) is None
 
 
 def test_dp_attention_is_refused_by_name(on_cpu: bool) -> None:
     """On a GPU too, where SGLang's worker would have served without a word from ours but a line in the log."""
     with pytest.raises(DFlashError, match="DP attention over 2 groups of ranks") as caught:
-        decide.reason_for_builtin(arguments(attn_dp_size=2), on_cpu=on_cpu)
+        reason(on_cpu, attn_dp_size=2)
     assert ("SGLANG_DFLASH=builtin" in caught.value.remedy) is not on_cpu
     assert "--enable-dp-attention" in caught.value.remedy
 
@@ -102,7 +102,7 @@ def test_dp_attention_is_refused_by_name(on_cpu: bool) -> None:
 def test_the_megakernel_is_refused_by_name(on_cpu: bool) -> None:
     """It replaces the target's forward in the decode and verify steps that its graphs would capture."""
     with pytest.raises(DFlashError, match="--enable-nvidia-megakernel") as caught:
-        decide.reason_for_builtin(arguments(enable_nvidia_megakernel=True), on_cpu=on_cpu)
+        reason(on_cpu, enable_nvidia_megakernel=True)
     assert "SGLANG_DFLASH=builtin" in caught.value.remedy
     pytest.importorskip("sglang")
     from sglang.srt.kernel_plugins.nvidia import binding
@@ -113,11 +113,11 @@ def test_the_megakernel_is_refused_by_name(on_cpu: bool) -> None:
 def test_the_switch_gives_sglangs_worker_what_ours_refuses_and_takes_no_other_word(
     on_cpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(decide.SWITCH, "builtin")
-    assert decide.reason_for_builtin(arguments(attn_dp_size=2), on_cpu=on_cpu) == "SGLANG_DFLASH=builtin"
-    monkeypatch.setenv(decide.SWITCH, "off")
+    monkeypatch.setenv(SWITCH, "builtin")
+    assert reason(on_cpu, attn_dp_size=2) == "SGLANG_DFLASH=builtin"
+    monkeypatch.setenv(SWITCH, "off")
     with pytest.raises(DFlashError, match="SGLANG_DFLASH='off'"):
-        decide.reason_for_builtin(arguments(), on_cpu=on_cpu)
+        reason(on_cpu)
 
 
 @pytest.mark.parametrize("reason", [None, "SGLANG_DFLASH=builtin"])
@@ -129,11 +129,8 @@ def test_the_cpu_platform_gives_sglang_our_worker_class(reason: str | None, monk
 
     monkeypatch.setattr(upstream, "current_platform", platform := DFlashCpuPlatform(), raising=False)
     monkeypatch.setattr("sglang.srt.platforms._current_platform", platform)
-    monkeypatch.setattr(upstream, "get_server_args", SimpleNamespace, raising=False)
-    monkeypatch.setattr(takeover, "reason_for_builtin", lambda *_, on_cpu: reason if on_cpu else "not on the platform")
-    monkeypatch.setattr(takeover.upstream, "resolving_view", lambda args: args)
-    monkeypatch.setattr(takeover, "resolved", lambda *_: made())
+    monkeypatch.setattr(upstream, "get_server_args", lambda: launched(reason), raising=False)
     create = inspect.unwrap(SpeculativeAlgorithm.create_worker)
-    chosen = takeover.choose_worker(create, SpeculativeAlgorithm.DFLASH, SimpleNamespace())
+    chosen = takeover.choose_worker(create, SpeculativeAlgorithm.DFLASH, launched(reason))
     assert (chosen is DFlashWorker) is (reason is None)
     assert platform.get_speculative_worker_cls("EAGLE") is None

@@ -17,7 +17,7 @@ GROUND = BASE | {"ops", "drafter"}
 SERVED = GROUND | {"plan"}
 STEP = SERVED | {"width", "model", "states"}
 COMMAND = GROUND | {"user_errors"}  # what has a command line
-# A room is a folder of the package, or a module beside the folders. An entry with a dot allows that module alone.
+# A room is a folder of the package, or a module beside the folders.
 ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
     "errors": set(),
@@ -27,9 +27,9 @@ ALLOWED: dict[str, set[str]] = {
     "ops": BASE,
     "drafter": BASE,
     "model": SERVED,
-    "width": GROUND,
+    "width": SERVED,
     "states": SERVED,
-    "plan": GROUND | {"width.config"},
+    "plan": GROUND,
     "worker": STEP | {"causes"},
     "hooks": STEP | {"plan", "worker"},
     "plugin": STEP | {"plan", "worker", "hooks"},

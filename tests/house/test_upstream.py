@@ -36,7 +36,7 @@ def test_a_build_of_a_tested_release_is_accepted_with_a_note(build: str, monkeyp
     monkeypatch.delenv(upstream.ALLOW_ANY_VERSION, raising=False)
     monkeypatch.setattr(upstream, "installed_version", lambda: tested + build)
     assert upstream.check_version() == (
-        f"SGLang {tested}{build} is taken for {tested}, the release that this package is tested with"
+        f"treating SGLang {tested}{build} as {tested}, the release that this package is tested with"
     )
 
 

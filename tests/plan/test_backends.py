@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import inspect
 import json
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +16,10 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.findings import Finding
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import CPU, UNKNOWN_GPU, Machine
-from sglang_dflash.plan.pair import needs_bfloat16_states
-from sglang_dflash.plan.pair_rules import check_tokens, check_weights, served_dtype
+from sglang_dflash.plan.pair import served_dtype
+from sglang_dflash.plan.pair_rules import check_tokens, check_weights
 from sglang_dflash.plan.rules import check_backends, torch_cuda
+from sglang_dflash.plan.settings import Settings
 from tests.support.broken_pairs import write_tensors
 from tests.support.configs import drafter, target
 
@@ -29,7 +29,7 @@ WORKSTATION = Machine("gpu", "NVIDIA RTX PRO 6000", 96 << 30, (12, 0))
 AMPERE = Machine("gpu", "NVIDIA A100", 80 << 30, (8, 0))
 
 
-def options(*flags: str) -> Namespace:
+def options(*flags: str) -> Settings:
     return parse(flags, target="t", drafter="d")[0]
 
 
@@ -84,10 +84,10 @@ class TestBackends:
 
     def test_flashinfers_linear_decode_on_blackwell_needs_bfloat16_states(self) -> None:
         flags = ("--linear-attn-decode-backend", "flashinfer")
-        assert needs_bfloat16_states(options(*flags), BLACKWELL)
-        assert not needs_bfloat16_states(options(*flags), HOPPER)
-        assert not needs_bfloat16_states(options(*flags), UNKNOWN_GPU)
-        assert not needs_bfloat16_states(options(*flags, "--mamba-ssm-dtype", "bfloat16"), BLACKWELL)
+        assert options(*flags).needs_bfloat16_states(BLACKWELL)
+        assert not options(*flags).needs_bfloat16_states(HOPPER)
+        assert not options(*flags).needs_bfloat16_states(UNKNOWN_GPU)
+        assert not options(*flags, "--mamba-ssm-dtype", "bfloat16").needs_bfloat16_states(BLACKWELL)
         assert [finding.level for finding in backends(BLACKWELL, *flags)] == ["warn"]
 
     @pytest.mark.parametrize("flag", ["--linear-attn-verify-backend", "--linear-attn-decode-backend"])
@@ -95,7 +95,7 @@ class TestBackends:
         """A verify in FlashInfer's kernel needs what a decode needs, with a Triton decode too."""
         flags = (flag, "flashinfer")
         assert [each.level for each in backends(BLACKWELL, *flags)] == ["warn"]
-        assert needs_bfloat16_states(options(*flags), BLACKWELL)  # the server sets it
+        assert options(*flags).needs_bfloat16_states(BLACKWELL)  # the server sets it
         assert backends(BLACKWELL, *flags, "--mamba-ssm-dtype", "bfloat16") == []
         [error] = backends(BLACKWELL, *flags, "--mamba-ssm-dtype", "float32")
         assert error.level == "error" and flag in error.value and "float32" in error.value

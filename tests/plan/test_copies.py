@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.copies import SWITCH, copies_asked_for
-from sglang_dflash.width.config import WidthConfig
+from sglang_dflash.plan.plan import chooses_copies
+from sglang_dflash.plan.settings import COPIES_SWITCH as SWITCH
+from sglang_dflash.plan.settings import Settings
+from sglang_dflash.plan.widths import WidthConfig
 
 
 @pytest.mark.parametrize(
@@ -24,18 +26,15 @@ from sglang_dflash.width.config import WidthConfig
     ],
 )
 def test_they_come_with_adaptive_widths_unless_somebody_says_otherwise(
-    switch: str | None, widths: WidthConfig | None, copied: bool, monkeypatch: pytest.MonkeyPatch
+    switch: str | None, widths: WidthConfig | None, copied: bool
 ) -> None:
-    monkeypatch.delenv(SWITCH, raising=False)
-    if switch is not None:
-        monkeypatch.setenv(SWITCH, switch)
-    assert copies_asked_for(widths) is copied
+    environ = {} if switch is None else {SWITCH: switch}
+    assert chooses_copies(Settings.of(Settings(), environ), widths) is copied
 
 
 @pytest.mark.parametrize(("switch", "widths"), [("yes", None), ("1", WidthConfig(copies=False))])
-def test_a_switch_that_cannot_be_followed_is_refused(
-    switch: str, widths: WidthConfig | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(SWITCH, switch)
+def test_a_switch_that_cannot_be_followed_is_refused(switch: str, widths: WidthConfig | None) -> None:
+    settings = Settings.of(Settings(), {SWITCH: switch})
     with pytest.raises(DFlashError, match=SWITCH):
-        copies_asked_for(widths)
+        settings.validate()
+        chooses_copies(settings, widths)

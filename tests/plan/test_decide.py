@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,18 +14,23 @@ from typing import Any
 import pytest
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.decide import decide, resolved
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import GPUS
+from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.plan import decide
+from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.plan.settings import Settings
 from tests.support.cards import FOLDER
 
 PAIR = {"target": str(FOLDER / "Qwen3.5-27B" / "target"), "drafter": str(FOLDER / "Qwen3.5-27B" / "drafter")}
 
 
-def arguments(*flags: str, **others: Any) -> Any:
-    args = parse(flags, **PAIR)[0]
-    vars(args).update(others)
-    return args
+def arguments(*flags: str, **others: Any) -> Settings:
+    return replace(parse(flags, **PAIR)[0], **others)
+
+
+def decided(settings: Settings, *, hybrid: bool) -> ServingPlan:
+    return decide(settings, Pair.of(settings), GPUS["h200"], hybrid=hybrid)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +48,7 @@ def test_a_state_never_runs_ahead_of_a_retracted_requests_tokens(
     role: str, backup: str | None, hybrid: bool, overlap: bool
 ) -> None:
     args = arguments(disaggregation_mode=role, disaggregation_decode_retraction_backup=backup)
-    assert decide(args, GPUS["h200"], hybrid=hybrid).overlap == overlap
+    assert decided(args, hybrid=hybrid).overlap == overlap
 
 
 def test_a_width_file_needs_its_flag_and_fits_the_block(tmp_path: Path) -> None:
@@ -49,17 +56,17 @@ def test_a_width_file_needs_its_flag_and_fits_the_block(tmp_path: Path) -> None:
     file.write_text(json.dumps({"widths": [1, 4, 16]}))
     flags = ("--speculative-adaptive-config", str(file))
     with pytest.raises(DFlashError, match="without --speculative-adaptive"):
-        decide(arguments(*flags), GPUS["h200"], hybrid=True)
+        decided(arguments(*flags), hybrid=True)
     adaptive = ("--speculative-adaptive", *flags)
-    plan = decide(arguments(*adaptive), GPUS["h200"], hybrid=True)
+    plan = decided(arguments(*adaptive), hybrid=True)
     assert plan.widths is not None and plan.widths.widths == (1, 4, 16)
     with pytest.raises(DFlashError, match="width 16"):
-        decide(arguments(*adaptive, "--speculative-num-draft-tokens", "8"), GPUS["h200"], hybrid=True)
+        decided(arguments(*adaptive, "--speculative-num-draft-tokens", "8"), hybrid=True)
 
 
 def test_a_target_of_unknown_size_is_planned_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sglang_dflash.plan.memory.is_known", lambda _: False)
-    plan = decide(arguments(), GPUS["h200"], hybrid=True)
+    plan = decided(arguments(), hybrid=True)
     assert plan.memory is None and "no sizes are known" in str(plan.unsized)
     assert not plan.replay
 
@@ -72,7 +79,7 @@ class TestLaunch:
     def calls(self, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         pytest.importorskip("sglang")
         from sglang_dflash.hooks import launch
-        from sglang_dflash.plan import decide as deciding
+        from sglang_dflash.plan import plan as deciding
 
         counted: Counter[str] = Counter()
 
@@ -97,21 +104,98 @@ class TestLaunch:
         yield counted
         launch.this_machine.cache_clear()
 
-    def test_everything_is_decided_once_and_read_back(
+    def test_everything_is_decided_once_from_files_that_are_opened_once(
         self, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from sglang_dflash.hooks import launch
+        """The processes that are started receive the plan with the pickled arguments and open no configuration."""
+        from sglang_dflash.drafter import checkpoint as reading
+        from sglang_dflash.hooks import launch, takeover
+        from sglang_dflash.upstream import read_record
 
+        opened: Counter[str] = Counter()
+        read_text = reading.read_text
+
+        def counting(file: Path) -> str:
+            opened.update([f"{file.parent.name}/{file.name}"])
+            return read_text(file)
+
+        monkeypatch.setattr(reading, "read_text", counting)
         monkeypatch.delenv("SGLANG_DFLASH_STATE_REPLAY", raising=False)
-        one = {"attn_dp_size": 1, "attn_cp_size": 1, "enable_watermark": False}
-        exact = {"speculative_accept_threshold_single": 1.0, "speculative_accept_threshold_acc": 1.0}
-        args = arguments("--mem-fraction-static", "0.75", "--speculative-adaptive", device="cuda", **one, **exact)
-        given = SimpleNamespace(**vars(args))
+        settings = arguments("--mem-fraction-static", "0.75", "--speculative-adaptive", device="cuda")
+        args = SimpleNamespace(**asdict(settings), speculative_algorithm="DFLASH")
         launch.after_model_paths(args, lambda _: None)
         launch.around_speculation(args, lambda _: None)
         assert calls == {"check_rules": 1, "decide": 1, "expected_memory": 1, "find_gpu": 1}
+        assert opened["target/config.json"] == opened["drafter/config.json"] == 1
+        assert set(opened.values()) == {1}
         assert args.enable_linear_replayssm_spec and args.linear_replayssm_cache_len == 16
         assert args.mamba_full_memory_ratio > 0.9 and not args.speculative_adaptive
-        plan = resolved(args, given)
-        assert calls["expected_memory"] == 1
+        plan = read_record(args)
+        assert isinstance(plan, ServingPlan)
         assert (plan.replay, plan.records, plan.block) == (True, 16, 16) and plan.widths is not None
+        assert not plan.memory or plan.memory.demand.state_share == args.mamba_full_memory_ratio
+
+        opened.clear()
+        received = pickle.loads(pickle.dumps(args))
+        monkeypatch.setattr(takeover, "our_worker", lambda: int)
+        monkeypatch.setattr(takeover.serving, "plan", None)
+        assert takeover.worker_for(received) is int and takeover.serving.plan == plan
+        assert plan.files.config and not opened
+
+    @pytest.mark.parametrize("name", ["plain", "of another trainer"])
+    def test_a_hub_id_is_requested_once_per_file(
+        self, name: str, calls: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """A download asks the hub even where its cache holds the file."""
+        import huggingface_hub
+
+        from sglang_dflash.hooks import launch
+
+        folders = {f"hub/{model}": FOLDER / "Qwen3.5-27B" / model for model in ("target", "drafter")}
+        if name != "plain":  # quantised: it is loaded from its plain form
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+            folders["hub/drafter"] = tmp_path / "drafter"
+            config = json.loads((FOLDER / "Qwen3.5-27B" / "drafter" / "config.json").read_text())
+            config["quantization_config"] = {
+                "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+            }  # fmt: skip
+            folders["hub/drafter"].mkdir()
+            (folders["hub/drafter"] / "config.json").write_text(json.dumps(config))
+        requested: Counter[str] = Counter()
+
+        def download(repo: str, file: str, **_: Any) -> str:
+            requested.update([f"{repo}/{file}"])
+            if not (folders[repo] / file).exists():
+                raise huggingface_hub.errors.EntryNotFoundError(file)
+            return str(folders[repo] / file)
+
+        def unreachable(*_: Any, **__: Any) -> None:
+            raise OSError
+
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **_: str(folders[repo]))
+        monkeypatch.setattr(
+            huggingface_hub, "get_safetensors_metadata", lambda *_, **__: (_ for _ in ()).throw(OSError)
+        )
+        pair = {"model_path": "hub/target", "speculative_draft_model_path": "hub/drafter"}
+        args = SimpleNamespace(**asdict(arguments(device="cuda", **pair)), speculative_algorithm="DFLASH")
+        launch.after_model_paths(args, lambda _: None)
+        launch.around_speculation(args, lambda _: None)
+        assert requested["hub/drafter/config.json"] == requested["hub/target/config.json"] == 1, requested
+        assert requested["hub/drafter/hf_quant_config.json"] <= 1
+
+
+@pytest.mark.sglang
+def test_sglangs_arguments_carry_the_plan_to_other_processes() -> None:
+    """Underscore attributes may be set during and after resolution, and survive pickling."""
+    pytest.importorskip("sglang")
+    from sglang.srt.server_args import ServerArgs
+
+    from sglang_dflash.upstream import read_record, write_record
+
+    args = ServerArgs(model_path="m")
+    args._input_frozen = True
+    write_record(args, "during")
+    args._resolution_finished = True
+    write_record(args, "after")
+    assert read_record(pickle.loads(pickle.dumps(args))) == "after"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.drafter.tensors import expected_shapes
+from sglang_dflash.plan.advice import Advice
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import GPUS, asked_about
 from sglang_dflash.plan.pools import FLOOR, Demand, fit
@@ -207,10 +209,10 @@ def test_the_default_split_holds_a_whole_context_and_one_fraction_serves_every_r
     """The K/V are no fewer than at SGLang's ratio; the fraction that is advised gives the numbers that it names."""
     pair = {"target": str(FOLDER / name / "target"), "drafter": str(FOLDER / name / "drafter")}
 
-    def divided(*flags: str) -> MemoryTable:
-        memory = preflight(parse([*own_backends, *flags], **pair)[0], GPUS[gpu]).memory
-        assert memory is not None
-        return memory
+    def checked(*flags: str) -> tuple[MemoryTable, Sequence[Advice]]:
+        report = preflight(parse([*own_backends, *flags], **pair)[0], GPUS[gpu])
+        assert report.memory is not None
+        return report.memory, report.advice
 
     backends = ("--attention-backend", "trtllm_mha" if gpu == "b200" else "fa3")
     own_backends = [
@@ -219,13 +221,13 @@ def test_the_default_split_holds_a_whole_context_and_one_fraction_serves_every_r
         "--speculative-draft-attention-backend",
         backends[1],
     ]
-    memory = divided()
+    memory, advised = checked()
     served = memory.ways[0]
     sglangs = fit(replace(memory.demand, state_share=0.9), memory.static_bytes, replay=served.replay)
     assert served.tokens >= min(CONTEXT, sglangs.tokens) and served.running >= sglangs.running
-    for advice in memory.advice:
+    for advice in advised:
         if advice.flag.startswith("--mem-fraction-static"):
-            wider = divided(*advice.flag.split())
+            wider, _ = checked(*advice.flag.split())
             assert (wider.ways[0].running, wider.ways[0].tokens) == (advice.running, advice.tokens)
             assert wider.outside is not None and wider.outside.left >= FLOOR
 

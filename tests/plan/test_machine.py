@@ -1,4 +1,4 @@
-"""This machine's GPU: by nvidia-smi, or by torch where that program is missing or does not know."""
+"""This machine's GPU: by nvidia-smi, or by torch where that program is missing or has no answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ cuda = SimpleNamespace(device_count=lambda: {count}, get_device_properties=lambd
         (H200.format("[N/A]"), False, None, "torch"),
         (None, False, None, None),
     ],
-    ids=["nvidia-smi", "no nvidia-smi", "it does not know", "it fails", "nobody knows", "no GPU"],
+    ids=["nvidia-smi", "no nvidia-smi", "it has no answer", "it fails", "nobody knows", "no GPU"],
 )
 def test_the_gpus_memory_is_told_by_one_of_two(
     program: str | None,
@@ -129,7 +129,7 @@ def test_a_hanging_nvidia_smi_is_left_to_torch(tmp_path: Path, monkeypatch: pyte
     ("told", "line"),
     [
         (Machine("gpu", "NVIDIA H200", 143771 * MIB, (9, 0), "nvidia-smi"), None),
-        (Machine("gpu", "NVIDIA H200", 143771 * MIB, (9, 0), "torch"), "by torch, NVIDIA H200 has 140.40 GiB"),
+        (Machine("gpu", "NVIDIA H200", 143771 * MIB, (9, 0), "torch"), "torch reports 140.40 GiB for NVIDIA H200"),
         (
             Machine("gpu", "NVIDIA GB10", None, (12, 1), "torch"),
             "could not read the memory of NVIDIA GB10 from nvidia-smi or torch",

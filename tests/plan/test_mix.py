@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from sglang_dflash.cli import app
+from sglang_dflash.plan.advice import Mix
 from sglang_dflash.plan.findings import Finding
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import GPUS
-from sglang_dflash.plan.mix import Mix
 from sglang_dflash.plan.pools import Pools
 from sglang_dflash.plan.rules import preflight
 from tests.support.cards import FOLDER

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import flags
 from sglang_dflash.plan.flags import HARMFUL, HARMLESS, LIST, check_unread, known_flags
+from sglang_dflash.plan.settings import Settings
 from tools import drift
 
 pytestmark = pytest.mark.sglang
@@ -27,12 +28,11 @@ def upstream() -> ArgumentParser:
     return parser
 
 
-@pytest.mark.parametrize("flag", [*flags.VALUED, *flags.SWITCHES])
+@pytest.mark.parametrize("flag", flags.read_fields())
 def test_a_flag_is_sglangs(flag: str, upstream: ArgumentParser) -> None:
     action = upstream._option_string_actions[flag]
     assert action.dest == flag.removeprefix("--").replace("-", "_")
-    default = flags.VALUED[flag][1] if flag in flags.VALUED else False
-    assert action.default == default
+    assert action.default == flags.read_fields()[flag].default
 
 
 def test_the_list_of_flags_is_sglangs() -> None:
@@ -50,7 +50,7 @@ def test_a_number_of_tokens_is_read_as_sglang_reads_it(text: str) -> None:
     assert parse("--context-length", text)[0].context_length == flags.count(text)
 
 
-def parse(*words: str) -> tuple[Namespace, list[str], list[str]]:
+def parse(*words: str) -> tuple[Settings, list[str], list[str]]:
     return flags.parse(words, target="t", drafter="d")
 
 
@@ -82,7 +82,7 @@ def test_a_word_that_a_server_does_not_take_is_an_error(words: tuple[str, ...], 
 def test_flags_that_the_preflight_does_not_read_are_warned_of_unless_they_cannot_matter() -> None:
     harmless = ("--host", "0.0.0.0", "--bucket-e2e-request-latency", "1", "2", "--enable-metrics")
     [finding] = check_unread(parse(*harmless)[2])
-    assert (finding.level, finding.about) == ("ok", "flags not looked at")
+    assert (finding.level, finding.about) == ("ok", "flags ignored")
     assert set(finding.value.split()) == {"--host", "--bucket-e2e-request-latency", "--enable-metrics"}
     for flag in ("--enable-lora", "--enable-hierarchical-cache", "--enable-mixed-chunk"):
         [finding] = check_unread(parse(flag)[2])

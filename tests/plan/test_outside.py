@@ -141,7 +141,7 @@ def test_too_little_beside_the_static_share_is_a_warning_that_names_a_fraction(
     """A 27B on one H200: with the fraction that it names, all is well."""
     found, finding = checked(*flags)
     assert finding.level == level
-    assert any("beside: sampling" in line for line in lines(found.memory.ways, (), found.memory.outside))
+    assert any("outside: sampling" in line for line in lines(found.memory.ways, (), found.memory.outside))
     if level == "warn" and (named := re.search(r"--mem-fraction-static ([0-9.]+)", finding.remedy)):
         assert checked(*flags, "--mem-fraction-static", named[1])[1].level == "ok"
 
@@ -150,5 +150,5 @@ def checked(*flags: str) -> tuple[Any, Any]:
     pair = FOLDER / "Qwen3.6-27B"
     args = parse(flags, target=str(pair / "target"), drafter=str(pair / "drafter"))[0]
     found = preflight(args, GPUS["h200"])
-    [finding] = [each for each in found.findings if each.about == "memory beside the static share"]
+    [finding] = [each for each in found.findings if each.about == "memory outside the static fraction"]
     return found, finding

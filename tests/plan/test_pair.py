@@ -9,6 +9,7 @@ from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.findings import Finding, of_error, raise_first_error
 from sglang_dflash.plan.flags import parse
+from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import check_pair
 from tests.support.configs import MISSING, drafter, target
 
@@ -96,10 +97,9 @@ def test_more_ranks_than_kv_heads_share_them() -> None:
 
 def test_a_block_wider_than_the_drafters_is_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(*flags: str) -> Finding:
-        args = parse(["--speculative-num-draft-tokens", "32", *flags], target="t", drafter="d")[0]
-        return {each.about: each for each in check_pair(DrafterConfig.from_dict(drafter()), target(), args)}[
-            "block size"
-        ]
+        settings = parse(["--speculative-num-draft-tokens", "32", *flags], target="t", drafter="d")[0]
+        found = check_pair(DrafterConfig.from_dict(drafter()), target(), settings, Pair.of(settings).widths)
+        return {each.about: each for each in found}["block size"]
 
     assert found("--speculative-adaptive").value == "32: 16 drafted, the rest copied"
     assert found().level == "error"

@@ -11,7 +11,7 @@ from sglang_dflash.cli import app
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import GPUS, asked_about
 from sglang_dflash.plan.memory import MemoryTable
-from sglang_dflash.plan.rules import preflight
+from sglang_dflash.plan.rules import Report, preflight
 from tests.support.cards import FOLDER
 
 PAIR = {"target": str(FOLDER / "Qwen3.5-27B" / "target"), "drafter": str(FOLDER / "Qwen3.5-27B" / "drafter")}
@@ -24,14 +24,18 @@ OWN_RATIO = ("--mamba-full-memory-ratio", "0.89")  # SGLang's 0.9 would be made 
 SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 
 
+def checked(*flags: str) -> Report:
+    return preflight(parse([*FLAGS, *OWN_RATIO, *flags], **PAIR)[0], asked_about(None, 141))
+
+
 def memory(*flags: str) -> MemoryTable:
-    table = preflight(parse([*FLAGS, *OWN_RATIO, *flags], **PAIR)[0], asked_about(None, 141)).memory
+    table = checked(*flags).memory
     assert table is not None
     return table
 
 
 def advised(*flags: str) -> dict[str, tuple[int, int]]:
-    return {advice.flag: (advice.running, advice.tokens) for advice in memory(*flags).advice}
+    return {advice.flag: (advice.running, advice.tokens) for advice in checked(*flags).advice}
 
 
 @pytest.mark.parametrize(
@@ -62,9 +66,8 @@ def test_a_flag_gives_what_it_is_said_to_give(switch: str, own: set[str], monkey
 def test_prefixes_kept_and_what_they_cost(strategy: str, users: str) -> None:
     """Each flag keeps as many as it is said to keep, and leaves as much K/V."""
     own = ("--mamba-radix-cache-strategy", strategy, "--max-running-requests", users)
-    table = memory(*own)
-    before = table.ways[0]
-    found = {each.flag: (each.running, each.tokens, each.prefixes) for each in table.prefixes}
+    before = memory(*own).ways[0]
+    found = {each.flag: (each.running, each.tokens, each.prefixes) for each in checked(*own).prefixes}
     assert {flag.split()[0] for flag in found} == {
         *("--max-mamba-cache-size", "--mamba-full-memory-ratio", "--mamba-ssm-dtype"),
         "--speculative-draft-window-size",
@@ -103,7 +106,7 @@ def test_the_user_is_told_of_both_numbers_and_the_flags() -> None:
     args = parse([*FLAGS, *OWN_RATIO, "--max-running-requests", "64"], **PAIR)[0]
     [finding] = [each for each in preflight(args, asked_about(None, 141)).findings if each.about == "running requests"]
     assert finding.level == "warn"
-    assert finding.value.startswith("64 asked for (--max-running-requests), 30 fit at once, 333")
+    assert finding.value.startswith("only 30 of 64 requests (--max-running-requests) fit at once, with 333")
     assert "recurrent states" in finding.expected
     assert "--mamba-full-memory-ratio" in finding.remedy and "(48 fit," not in finding.remedy
 

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from sglang_dflash.plan.flags import parse
-from sglang_dflash.plan.sizes import in_transfer, slots_per_request
+from sglang_dflash.plan.settings import in_transfer, slots_per_request
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,10 @@ def test_both_ways_stand_side_by_side() -> None:
     table = lines([pools(replay=True), pools()], [Advice("--flag 2", 8, 4096)])
     rows = {line[:32].strip(): line[32:].split() for line in table}
     assert rows["states of a block"] == ["replayed", "kept"]
-    assert rows["recurrent states, 5 slots"][:4] == ["45.0", "MiB", "a", "request"]
+    assert rows["recurrent states, 5 slots"][:4] == ["45.0", "MiB", "per", "request"]
     scratch = rows["verify scratch, block of 4"]
-    assert scratch[:4] == ["22.0", "KiB", "a", "request"]  # 16 records, and 3 + 3 inputs
-    assert scratch[6:10] == ["36.0", "MiB", "a", "request"]
+    assert scratch[:4] == ["22.0", "KiB", "per", "request"]  # 16 records, and 3 + 3 inputs
+    assert scratch[6:10] == ["36.0", "MiB", "per", "request"]
     assert rows["requests at once, of 8"] == ["8", "5"]
     assert table[-1] == "more would fit with --flag 2 (8 requests, 4096 tokens of K/V)"
 
@@ -48,7 +48,7 @@ def test_prefixes_by_strategy_and_what_one_costs() -> None:
     """Of 60 slots, 8 requests hold four each (state, two snapshots, their own prefix); a lazy buffer is one less."""
     table = lines([pools(replay=True, max_states=60)], prefixes=[Advice("--flag 2", 8, 4096, 40)])
     rows = {line[:32].strip(): line[32:].split() for line in table}
-    assert rows["prefixes kept beside them"] == ["28"]
+    assert rows["additional prefixes kept"] == ["28"]
     assert (rows["with extra_buffer_lazy"], rows["with no_buffer"]) == (["36"], ["44"])
     assert rows["one more costs"] == ["922", "tokens", "of", "K/V", "9.0", "MiB"]  # 9 MiB and 3 KiB in tokens of 10 KiB
     assert table[-1].startswith("prefixes with --flag 2: 40, tokens of K/V -")
@@ -68,7 +68,7 @@ def test_a_dense_target_has_no_states() -> None:
 def test_a_draft_window_counts_slots_by_request() -> None:
     [row] = [line for line in lines([pools(ring=64)]) if line.startswith("drafter's K/V")]
     # Five run: as many rings, and a padding slot.
-    assert row.split()[2:] == ["64", "slots", "128.0", "KiB", "a", "request", "642.0", "KiB"]
+    assert row.split()[2:] == ["64", "slots", "128.0", "KiB", "per", "request", "642.0", "KiB"]
 
 
 def test_a_decoding_server_holds_rows_for_what_is_in_transfer() -> None:
@@ -84,8 +84,8 @@ def test_a_decoding_server_holds_rows_for_what_is_in_transfer() -> None:
 
 def test_without_memory_to_divide_only_sizes_are_shown() -> None:
     table = lines([fit(DEMAND, 0)])
-    assert any(line.endswith("8.0 KiB a token") for line in table)
-    assert any(line.endswith("36.0 MiB a request") for line in table)
+    assert any(line.endswith("8.0 KiB per token") for line in table)
+    assert any(line.endswith("36.0 MiB per request") for line in table)
     assert not any(line.startswith(("together", "requests", "capped")) for line in table)
 
 

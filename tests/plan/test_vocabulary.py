@@ -90,7 +90,7 @@ def test_a_drafter_that_holds_no_copy_passes(tmp_path: Path) -> None:
         del tensors["embed_tokens.weight"], tensors["lm_head.weight"]
 
     found = finding(tmp_path, "speculators", drop)
-    assert found.level == "ok" and found.value == "the target's: the drafter holds no copy"
+    assert found.level == "ok" and found.value == "the target's: the checkpoint holds no copy"
 
 
 def test_a_drafter_without_a_vocabulary_is_not_asked(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.plan.window import context_window, ring_slots
+from sglang_dflash.plan.serving import DraftWindow, context_window
 from tests.support.configs import drafter
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -40,7 +40,7 @@ def test_context_window(layers: list[str], requested: int | None, expected: int 
 def test_a_ring_holds_whatever_one_step_may_touch(
     window: int, block: int, page: int, context: int, length: int
 ) -> None:
-    slots = ring_slots(window, block=block, page=page, context=context)
+    slots = DraftWindow(window, block, page).ring_slots(context)
     length = min(length, context + block)  # the last block may run past the end
     oldest = max(0, length - window) // page * page
     assert slots % page == 0

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang_dflash.plan.copies import SWITCH as COPIES
-from sglang_dflash.plan.replay import SWITCH
+from sglang_dflash.plan.settings import COPIES_SWITCH as COPIES
+from sglang_dflash.plan.settings import REPLAY_SWITCH as SWITCH
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.rehearsal.install import PREFILL_GRAPHS
 from tests.support.prompts import corpus

@@ -90,7 +90,12 @@ _NO_ALLOCATOR = "fragmentation, out of memory"
 
 STUBS: tuple[Stub, ...] = (
     Stub("sglang_dflash.hooks.takeover.on_our_cpu_platform", lambda: True, 'the device "cuda"', "nothing"),
-    Stub("sglang_dflash.hooks.launch.reason_for_builtin", lambda args, on_cpu: None, 'the device "cuda"', "nothing"),
+    Stub(
+        "sglang_dflash.hooks.launch.reason_for_builtin",
+        lambda *_, on_cpu: None,
+        'the device "cuda"',
+        "nothing",
+    ),
     Stub(
         "torch.Tensor.is_cuda",
         property(lambda tensor: _asked_from_the_gpu()),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.plan.replay import SWITCH
+from sglang_dflash.plan.settings import REPLAY_SWITCH as SWITCH
 from tests.rehearsal.run import FAILS_AT_ONCE, ROOT
 from tests.rehearsal.scenarios import HYBRID, RANDOM_WIDTHS, TURNS
 from tests.support.disaggregated import disaggregated, missing_backend

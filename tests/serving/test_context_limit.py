@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.plan.copies import SWITCH
+from sglang_dflash.plan.settings import COPIES_SWITCH as SWITCH
 from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.train.hf import load_model
 from tests.support.checkpoints import assert_greedy

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_dflash.plan.copies import SWITCH
+from sglang_dflash.plan.settings import COPIES_SWITCH as SWITCH
 from sglang_dflash_lab.train.drafter import FULL, Drafter, DrafterConfig
 from tests.support.checkpoints import build
 from tests.support.generation import Params

@@ -7,7 +7,8 @@ import pytest
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import CPU, UNKNOWN_GPU
-from sglang_dflash.plan.replay import asked_for, is_replayed, record_length, ring_length
+from sglang_dflash.plan.memory import is_replayed
+from sglang_dflash.plan.settings import ring_length
 
 SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 FLAG = "--enable-linear-replayssm-spec"
@@ -38,27 +39,27 @@ def test_a_gpu(
     if switch is not None:
         monkeypatch.setenv(SWITCH, switch)
     args = parse(flags, target="t", drafter="d")[0]
-    assert is_replayed(args, UNKNOWN_GPU, asked_for(args), lets_more_run=lets_more_run) == expected
+    assert is_replayed(args, UNKNOWN_GPU, args.replay_choice, lets_more_run=lets_more_run) == expected
 
 
 @pytest.mark.parametrize(("switch", "expected"), [("", True), ("0", False)])
 def test_the_cpu_platform_replays_whatever_fits(switch: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, switch)
     args = parse([], target="t", drafter="d")[0]
-    assert is_replayed(args, CPU, asked_for(args), lets_more_run=False) == expected
+    assert is_replayed(args, CPU, args.replay_choice, lets_more_run=False) == expected
 
 
 @pytest.mark.parametrize(("flags", "block", "expected"), [([], 16, 16), ([], 4, 16), ([], 17, 32), (["64"], 16, 64)])
 def test_a_block_fits_its_records(flags: list[str], block: int, expected: int) -> None:
     args = parse([part for value in flags for part in ("--linear-replayssm-cache-len", value)], target="t", drafter="d")
-    assert record_length(args[0], block) == expected
+    assert args[0].record_length(block) == expected
 
 
 @pytest.mark.parametrize("asked", ["8", "48"])
 def test_records_that_are_too_few_or_no_power_of_two_are_refused(asked: str) -> None:
     args = parse(["--linear-replayssm-cache-len", asked], target="t", drafter="d")[0]
     with pytest.raises(DFlashError, match="a power of two, at least 16 for blocks of 16"):
-        record_length(args, 16)
+        args.record_length(16)
 
 
 @pytest.mark.parametrize(
@@ -74,4 +75,6 @@ def test_a_contradiction_or_an_unknown_word_is_refused(
 ) -> None:
     monkeypatch.setenv(SWITCH, switch)
     with pytest.raises(DFlashError, match=said):
-        asked_for(parse(flags, target="t", drafter="d")[0])
+        settings = parse(flags, target="t", drafter="d")[0]
+        settings.validate()
+        settings.replay_choice  # noqa: B018

@@ -155,7 +155,7 @@ BROKEN: list[Broken] = [
     Broken("target of another vocabulary", "2048 of the target", target={"vocab_size": 2048}),
     Broken("target of another depth", "the target has 6 layers", target={"num_hidden_layers": 6}),
     # files
-    Broken("another tokenizer", "brings a tokenizer.json", edit=_other_tokenizers),
+    Broken("another tokenizer", "tokenizer.json differs", edit=_other_tokenizers),
     Broken("no drafter configuration", "no config.json found", edit=_remove("drafter/config.json")),
     Broken("drafter not JSON", "not JSON", edit=_write("drafter/config.json", "{")),
     Broken("drafter a list", "holds a list", edit=_write("drafter/config.json", "[]")),

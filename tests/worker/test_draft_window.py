@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.plan.window import context_window, ring_slots
+from sglang_dflash.plan.serving import DraftWindow, context_window
 from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
@@ -109,7 +109,7 @@ def assert_memory(case: Case, server: Server) -> None:
     info = worker_info(server)
     config = DrafterConfig.load(drafter_path(PAIR, case.drafter))
     per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4  # float32
-    slots = 8 * ring_slots(case.reads, block=BLOCK, page=case.page, context=8192)
+    slots = 8 * DraftWindow(case.reads, BLOCK, case.page).ring_slots(8192)
     assert info["window"] == case.reads
     assert info["memory_bytes"]["draft_kv"] == (slots + case.page) * per_token
 

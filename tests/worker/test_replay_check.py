@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.replay import SWITCH
+from sglang_dflash.plan.settings import REPLAY_SWITCH as SWITCH
 from sglang_dflash.states import reference, replay
 from sglang_dflash.worker.start import replay_check
 from sglang_dflash.worker.start.replay_check import check_replay

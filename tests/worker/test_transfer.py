@@ -13,7 +13,7 @@ from torch import Tensor
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.plan.window import DraftWindow
+from sglang_dflash.plan.serving import DraftWindow
 from sglang_dflash.upstream import ReqToTokenPool, StateType
 from sglang_dflash.worker.start import transfer
 from sglang_dflash.worker.start.transfer import HostBackup, describe_rings, register_rings

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sglang_dflash.plan.copies import SWITCH as COPIES
-from sglang_dflash.plan.replay import SWITCH as REPLAY
+from sglang_dflash.plan.settings import COPIES_SWITCH as COPIES
+from sglang_dflash.plan.settings import REPLAY_SWITCH as REPLAY
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
 from tests.support.near_tie import BF16_GAP, divergence, tops_of
 from tests.support.pair_servers import RANDOM_WIDTHS, STRICT, WIDE, worker_info

@@ -13,7 +13,7 @@ from pathlib import Path
 import typer
 
 from sglang_dflash.diagnose.tables import Table
-from sglang_dflash.plan.copies import SWITCH
+from sglang_dflash.plan.settings import COPIES_SWITCH as SWITCH
 from sglang_dflash_lab.bench.tasks import TUNING, load
 from tests.support.generation import flush, generate_all
 from tests.support.pair_servers import dflash_server, with_plugin

@@ -11,7 +11,7 @@ from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.plan.pools import Pools, draft_slots, history_bytes
 from sglang_dflash.plan.report import lines
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.plan.sizes import in_transfer, slots_per_request
+from sglang_dflash.plan.settings import in_transfer, slots_per_request
 from sglang_dflash.upstream import (
     build_draft_tp_worker,
     draft_pp_context,

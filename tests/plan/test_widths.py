@@ -7,17 +7,8 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.width import (
-    AdaptiveWidth,
-    CostTable,
-    FixedWidth,
-    RandomWidth,
-    WidthConfig,
-    build_policy,
-    default_widths,
-    parse_config,
-    read_config,
-)
+from sglang_dflash.plan.widths import WidthConfig, default_widths, parse_config, read_config
+from sglang_dflash.width import AdaptiveWidth, CostTable, FixedWidth, RandomWidth, build_policy
 
 
 @pytest.mark.parametrize(

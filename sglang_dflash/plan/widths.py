@@ -9,9 +9,6 @@ from typing import Any
 
 from sglang_dflash.drafter.checkpoint import read_object
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.width.adaptive import AdaptiveWidth
-from sglang_dflash.width.costs import CostTable
-from sglang_dflash.width.policy import FixedWidth, RandomWidth, WidthPolicy
 
 FLAG = "--speculative-adaptive-config"
 POLICIES = ("adaptive", "random", "fixed")
@@ -79,19 +76,6 @@ def read_config(path: str | None) -> WidthConfig:
     return parse_config(found)
 
 
-def asked_for(args: Any) -> WidthConfig | None:
-    """Return the settings that ``--speculative-adaptive`` and its file ask for; None for a fixed block.
-
-    Args:
-        args: SGLang's server arguments as the user gave them. Resolved arguments have the flag off, which keeps
-            SGLang's own adaptation off.
-
-    Raises:
-        DFlashError: as :func:`read_config`.
-    """
-    return read_config(args.speculative_adaptive_config) if args.speculative_adaptive else None
-
-
 def parse_config(found: dict[str, Any]) -> WidthConfig:
     """Check a JSON object and return its settings.
 
@@ -120,28 +104,6 @@ def parse_config(found: dict[str, Any]) -> WidthConfig:
             raise _refusal(f"{key}: {_short(value)}", problem, "correct it, or leave it out")
     widths = tuple(sorted(set(found.get("widths", ()))))
     return WidthConfig(**{**found, "widths": widths})
-
-
-def build_policy(
-    config: WidthConfig, block_size: int, costs: CostTable | None = None, drafted: int | None = None
-) -> WidthPolicy:
-    """Build the policy that the settings ask for.
-
-    Args:
-        block_size: positions of the widest block, ``--speculative-num-draft-tokens``.
-        costs: for ``adaptive``, a table over ``config.widths_for(...)``.
-        drafted: positions that the drafter drafts, if fewer.
-
-    Raises:
-        DFlashError: as :meth:`WidthConfig.widths_for`.
-    """
-    widths = config.widths_for(block_size, drafted)
-    if config.policy == "fixed":
-        return FixedWidth(widths[-1])
-    if config.policy == "random":
-        return RandomWidth(widths, config.seed)
-    assert costs is not None and costs.widths == widths, "adaptive widths need the costs of all of them"
-    return AdaptiveWidth(costs, drafted)
 
 
 def _problem(key: str, value: Any) -> str | None:

@@ -1,0 +1,165 @@
+"""Decide at launch who serves DFLASH, and make the serving plan that every process of the server receives."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from sglang_dflash.drafter.dequantise import is_set_aside
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.machine import Machine
+from sglang_dflash.plan.memory import expected_memory, is_replayed
+from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.serving import DraftWindow, Role, ServingPlan, context_window
+from sglang_dflash.plan.settings import COPIES_SWITCH, SWITCH, Settings
+from sglang_dflash.plan.widths import FLAG, WidthConfig
+
+
+def reason_for_builtin(settings: Settings, pair: Pair, *, on_cpu: bool) -> str | None:
+    """Return the reason, for the log, that leaves DFLASH to SGLang's own worker; None if ours serves it.
+
+    Args:
+        settings: with a resolved device.
+        on_cpu: whether our CPU platform serves.
+
+    Raises:
+        DFlashError: DP attention or the megakernel is requested, or SGLang's worker cannot serve the pair either.
+    """
+    if settings.wants_builtin:
+        return f"{SWITCH}=builtin"
+    reason = _not_ours(settings, pair, on_cpu)
+    if reason is None:
+        _refuse_dp_attention(settings, on_cpu)
+        _refuse_megakernel(settings)
+    elif is_set_aside(pair.drafter_files.published):
+        raise DFlashError(
+            f"{reason}, with a quantised drafter",
+            expected="this package's worker, which dequantises it",
+            remedy=f"use the drafter's plain weights, or {SWITCH}=builtin for SGLang's own worker and layers",
+        )
+    elif on_cpu:
+        raise DFlashError(
+            f"{reason}, on the CPU platform",
+            expected="a plain DFlash drafter without this option",
+            remedy="run this pair on a GPU, where SGLang's own worker supports it",
+        )
+    return reason
+
+
+def _not_ours(settings: Settings, pair: Pair, on_cpu: bool) -> str | None:
+    if pair.kind:
+        return f"the drafter is of the kind {pair.kind}"
+    if not (settings.device or "").startswith("cuda") and not on_cpu:
+        return f"the device is {settings.device}"
+    if settings.attn_cp_size > 1:
+        return "context parallelism is used"
+    if settings.enable_watermark:
+        return "--enable-watermark is used"
+    if settings.speculative_accept_threshold_single != 1.0:
+        return "--speculative-accept-threshold-single is not lossless"
+    if settings.speculative_accept_threshold_acc != 1.0:
+        return "--speculative-accept-threshold-acc is not lossless"
+    return None
+
+
+def _refuse_dp_attention(settings: Settings, on_cpu: bool) -> None:
+    """Refuse on a GPU too, where SGLang's worker would serve silently: its ranks serve different requests."""
+    groups = settings.attn_dp_size
+    if settings.enable_dp_attention and groups == 1:  # the old spelling, which SGLang resolves to the new one
+        groups = settings.dp_size
+    if groups <= 1:
+        return
+    builtin = "" if on_cpu else f"{SWITCH}=builtin for SGLang's own worker, or "
+    raise DFlashError(
+        f"DP attention over {groups} groups of ranks",
+        expected="ranks that serve one batch (--tp-size), or replicas (--dp-size without --enable-dp-attention)",
+        remedy=f"{builtin}leave --attn-dp-size and --enable-dp-attention out",
+    )
+
+
+def _refuse_megakernel(settings: Settings) -> None:
+    if settings.enable_nvidia_megakernel:
+        raise DFlashError(
+            "--enable-nvidia-megakernel replaces the forward pass of decode and verify steps",
+            expected="the target's own forward pass, which this package captures in CUDA graphs",
+            remedy=f"{SWITCH}=builtin for SGLang's own worker, or leave --enable-nvidia-megakernel out",
+        )
+
+
+def decide(settings: Settings, pair: Pair, machine: Machine, *, hybrid: bool) -> ServingPlan:
+    """Decide everything that is left open, for a pair that our worker serves.
+
+    Args:
+        settings: before SGLang has resolved speculation.
+        machine: what will serve.
+        hybrid: whether the target has gated-delta-net layers.
+
+    Raises:
+        DFlashError: the arguments set widths, copies or a state replay that cannot be served.
+    """
+    block, drafter, memory, unsized = pair.block_size(settings), pair.drafter, None, None
+    choice = settings.replay_choice if hybrid else None
+    _check_widths(settings, pair, block)
+    # A prefill server decodes nothing.
+    copies = chooses_copies(settings, pair.widths) and settings.disaggregation_mode != "prefill"
+    try:
+        widths = pair.widths.widths_for(block, drafter.block_size) if pair.widths else (block,)
+        memory = expected_memory(settings, machine, pair, widths, copies=copies)
+    except DFlashError as error:  # SGLang divides the memory, and may have better sizes
+        unsized = error
+    if memory is not None:
+        replay = memory.ways[0].replay
+    else:
+        replay = hybrid and is_replayed(settings, machine, choice, lets_more_run=False)
+    window = context_window(settings.speculative_draft_window_size, drafter)
+    return ServingPlan(
+        files=pair.drafter_files,
+        drafter=drafter,
+        block=block,
+        widths=pair.widths,
+        window=None if window is None else DraftWindow(window, block, settings.page),
+        replay=replay,
+        records=settings.record_length(block) if replay else 0,
+        copies=copies,
+        overlap=not settings.disable_overlap_schedule and not (hybrid and _resumes_retracted(settings)),
+        role=cast(Role, settings.disaggregation_mode),
+        memory=memory,
+        unsized=unsized,
+    )
+
+
+def _check_widths(settings: Settings, pair: Pair, block: int) -> None:
+    if pair.widths is None and settings.speculative_adaptive_config is not None:
+        raise DFlashError(
+            f"{FLAG} {settings.speculative_adaptive_config} without --speculative-adaptive",
+            expected="both, or neither",
+            remedy="add --speculative-adaptive, or leave the file out",
+        )
+    if pair.widths is not None:
+        pair.widths.widths_for(block)  # refuses a width wider than the block
+
+
+def chooses_copies(settings: Settings, widths: WidthConfig | None) -> bool:
+    """Return whether blocks are copied: by the switch or the width file, otherwise with adaptive widths.
+
+    Raises:
+        DFlashError: the switch contradicts the file.
+    """
+    switch, key = settings.copies_switch, None if widths is None else widths.copies
+    if switch and key not in (None, switch == "1"):
+        raise DFlashError(
+            f'{COPIES_SWITCH}={switch} and "copies": {str(key).lower()} in the file of {FLAG}',
+            expected="one of them",
+            remedy=f"unset {COPIES_SWITCH}",
+        )
+    if switch or key is not None:
+        return switch == "1" or bool(key)
+    return widths is not None and widths.policy == "adaptive"
+
+
+def _resumes_retracted(settings: Settings) -> bool:
+    """Whether a decoding server would resume a retracted hybrid request from a state ahead of its tokens.
+
+    At a retraction SGLang drops the step in flight but keeps the recurrent state that the step has advanced. K/V are
+    written again, a state is not. Without overlap no step is in flight.
+    """
+    return settings.disaggregation_mode == "decode" and settings.disaggregation_decode_retraction_backup != "none"

@@ -1,0 +1,315 @@
+"""Every server argument and environment variable that this package reads: typed, with SGLang's defaults.
+
+Variations are made with ``dataclasses.replace``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, cast
+
+from sglang_dflash.drafter.checkpoint import parse_object
+from sglang_dflash.errors import DFlashError
+
+if TYPE_CHECKING:
+    from sglang_dflash.plan.machine import Machine
+
+SWITCH = "SGLANG_DFLASH"
+COPIES_SWITCH = "SGLANG_DFLASH_COPIES"
+REPLAY_SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
+REPLAY_FLAG, RECORDS_FLAG = "--enable-linear-replayssm-spec", "--linear-replayssm-cache-len"
+WINDOW_FLAG = "--speculative-draft-window-size"
+PLAIN_LAYERS = "unquant"  # of --speculative-draft-model-quantization
+
+MAX_RUNNING = 48  # SGLang's for DFLASH, without --max-running-requests
+# --mamba-radix-cache-strategy -> recurrent-state slots of a running request, with overlap scheduling.
+SLOTS = {"extra_buffer": 5, "extra_buffer_lazy": 4, "no_buffer": 3}
+_REPLAYING_BACKENDS = ("triton", "flashinfer")  # linear-attention backends that can replay
+_SHORTEST_RING = 16  # positions: SGLang's kernels multiply tiles of at least 16
+
+
+def _number(default: Any, least: float, most: float, *, suffixed: bool = False) -> Any:
+    """A number in [least, most]. With ``suffixed``, the command line takes ``32k`` too."""
+    return field(default=default, metadata={"limits": (least, most), "suffixed": suffixed})
+
+
+def _variable(name: str, *words: str) -> Any:
+    """An environment variable, empty where unset. With ``words``, one of them or empty."""
+    return field(default="", metadata={"variable": name, "words": words})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Server arguments by SGLang's names, then environment variables; None is unset."""
+
+    model_path: str = ""
+    speculative_draft_model_path: str | None = None
+    attention_backend: str | None = None
+    attn_cp_size: int = 1
+    attn_dp_size: int = 1
+    base_gpu_id: int = 0
+    chat_template: str | None = None
+    context_length: int | None = _number(None, 1, 1 << 31, suffixed=True)
+    cpu_offload_gb: int = 0
+    cuda_graph_backend_decode: str | None = None
+    cuda_graph_max_bs_decode: int | None = None
+    decode_attention_backend: str | None = None
+    device: str | None = None
+    disable_decode_cuda_graph: bool = False
+    disable_overlap_schedule: bool = False
+    disable_radix_cache: bool = False
+    disaggregation_decode_extra_slots: int | None = None
+    disaggregation_decode_retraction_backup: str | None = None
+    disaggregation_mode: str = "null"
+    dp_size: int = 1
+    dtype: str = "auto"
+    enable_dp_attention: bool = False
+    enable_linear_replayssm: bool = False
+    enable_linear_replayssm_spec: bool = False
+    enable_nvidia_megakernel: bool = False
+    enable_pd_role_switch: bool = False
+    enable_unified_memory: bool = False
+    enable_watermark: bool = False
+    json_model_override_args: str = "{}"
+    kv_cache_dtype: str = "auto"
+    linear_attn_backend: str = "triton"
+    linear_attn_decode_backend: str | None = None
+    linear_attn_prefill_backend: str | None = None
+    linear_attn_verify_backend: str | None = None
+    linear_replayssm_cache_len: int = _number(16, 1, 1 << 16)
+    mamba_full_memory_ratio: float | None = _number(None, 1e-6, 1e6)
+    mamba_radix_cache_strategy: str = "auto"
+    mamba_ssm_dtype: str | None = None
+    mamba_track_interval: int | None = _number(256, 1, 1 << 31)
+    max_mamba_cache_size: int | None = _number(None, 1, 1 << 31)
+    max_running_requests: int | None = _number(None, 1, 1 << 20)
+    max_total_tokens: int | None = _number(None, 1, 1 << 40, suffixed=True)
+    mem_fraction_static: float | None = _number(None, 1e-6, 1)
+    offload_group_size: int = -1
+    page_size: int | None = _number(None, 1, 1 << 20)
+    pp_size: int = _number(1, 1, 1 << 16)
+    prefill_attention_backend: str | None = None
+    quantization: str | None = None
+    revision: str | None = None
+    speculative_accept_threshold_acc: float = 1.0
+    speculative_accept_threshold_single: float = 1.0
+    speculative_adaptive: bool = False
+    speculative_adaptive_config: str | None = None
+    speculative_dflash_block_size: int | None = _number(None, 1, 1 << 12)
+    speculative_draft_attention_backend: str | None = None
+    speculative_draft_kv_cache_dtype: str | None = None
+    speculative_draft_model_quantization: str | None = None
+    speculative_draft_model_revision: str | None = None
+    speculative_draft_window_size: int | None = _number(None, 1, 1 << 31)
+    speculative_num_draft_tokens: int | None = _number(None, 1, 1 << 12)
+    tp_size: int = _number(1, 1, 1 << 16)
+    trust_remote_code: bool = False
+
+    worker_switch: str = _variable(SWITCH, "builtin")
+    copies_switch: str = _variable(COPIES_SWITCH, "0", "1")
+    replay_switch: str = _variable(REPLAY_SWITCH, "0", "1")
+    conv_dtype_variable: str = _variable("SGLANG_MAMBA_CONV_DTYPE")
+    ssm_dtype_variable: str = _variable("SGLANG_MAMBA_SSM_DTYPE")
+
+    @classmethod
+    def of(cls, arguments: object, environ: Mapping[str, str] = os.environ) -> Settings:
+        """Read the attributes of ``arguments`` (SGLang's resolved view, or a parsed command line) and variables."""
+        given: dict[str, Any] = {each.name: getattr(arguments, each.name) for each in argument_fields()}
+        given |= {each.name: environ.get(each.metadata["variable"], "") for each in _variables()}
+        return cls(**given)
+
+    def validate(self) -> str:
+        """Check words and numbers; numbers only where this package's worker may serve.
+
+        Raises:
+            DFlashError: naming the first variable or argument with an invalid value.
+        """
+        for each in _variables():
+            value, words = getattr(self, each.name), each.metadata["words"]
+            if words and value not in ("", *words):
+                name, expected = each.metadata["variable"], ", ".join([*words, "or unset"])
+                raise DFlashError(f"{name}={value!r}", expected=expected, remedy=f"unset {name}")
+        if self.wants_builtin:
+            return f"{SWITCH}={self.worker_switch}"
+        for each in argument_fields():
+            value, limits = getattr(self, each.name), each.metadata.get("limits")
+            if limits is None or (value is None and each.default is None):
+                continue
+            if not isinstance(value, int | float) or not limits[0] <= value <= limits[1]:
+                flag = flag_of(each.name)
+                raise DFlashError(
+                    f"{flag} {value}",
+                    expected=f"a number from {limits[0]} to {limits[1]}",
+                    remedy=f"correct it, or leave {flag} out",
+                )
+        return "all within range"
+
+    @property
+    def wants_builtin(self) -> bool:
+        """Whether the user chose SGLang's own worker."""
+        return self.worker_switch == "builtin"
+
+    @property
+    def dequantises(self) -> bool:
+        """Whether the drafter gets plain layers, into which quantised weights are dequantised."""
+        return self.speculative_draft_model_quantization in (None, PLAIN_LAYERS)
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        return parse_object(self.json_model_override_args, "--json-model-override-args")
+
+    @property
+    def block(self) -> int | None:
+        """Block size that the flags set, tokens; None if they do not."""
+        return self.speculative_num_draft_tokens or self.speculative_dflash_block_size
+
+    @property
+    def running(self) -> int:
+        """Requests that may run at once."""
+        return self.max_running_requests or MAX_RUNNING
+
+    @property
+    def page(self) -> int:
+        """Tokens of a K/V page: ``--page-size``, or what the attention backend forces."""
+        backends = {self.attention_backend, self.prefill_attention_backend, self.decode_attention_backend}
+        if "trtllm_mha" in backends | {self.speculative_draft_attention_backend}:
+            return self.page_size if self.page_size in (16, 32, 64, 128) else 64
+        return self.page_size or (128 if "fa4" in backends else 1)
+
+    @property
+    def draft_backend(self) -> str | None:
+        """The drafter's attention backend; None if SGLang chooses it."""
+        asked = (self.speculative_draft_attention_backend, self.prefill_attention_backend, self.attention_backend)
+        return next(filter(None, asked), None)
+
+    @property
+    def decode_backend(self) -> str:
+        """The linear-attention backend of plain decoding."""
+        return self.linear_attn_decode_backend or self.linear_attn_backend
+
+    @property
+    def in_transfer(self) -> int | None:
+        return in_transfer(self)
+
+    @property
+    def slots_per_request(self) -> int:
+        return slots_per_request(self)
+
+    def flashinfer_states(self, machine: Machine) -> str | None:
+        """The flag that puts bfloat16-only FlashInfer kernels on the recurrent states; None if they are not used."""
+        backends = {
+            "--linear-attn-decode-backend"
+            if self.linear_attn_decode_backend
+            else "--linear-attn-backend": self.decode_backend,
+            "--linear-attn-verify-backend": self.linear_attn_verify_backend,
+        }
+        return next((flag for flag, name in backends.items() if machine.is_blackwell and name == "flashinfer"), None)
+
+    def needs_bfloat16_states(self, machine: Machine) -> bool:
+        """Whether SGLang would refuse these arguments for lack of ``--mamba-ssm-dtype bfloat16``."""
+        return self.mamba_ssm_dtype is None and self.flashinfer_states(machine) is not None
+
+    @property
+    def replay_obstacle(self) -> str | None:
+        """The reason that rules a state replay out; None if there is none. SGLang's own flag has the same rules."""
+        if self.decode_backend not in _REPLAYING_BACKENDS:
+            return f"the linear-attention backend is {self.decode_backend}"
+        if self.enable_linear_replayssm:
+            return "--enable-linear-replayssm keeps separate records"
+        if self.disaggregation_mode == "prefill":
+            return "a prefill server verifies nothing (--disaggregation-mode prefill)"
+        return None
+
+    @property
+    def replay_choice(self) -> bool | None:
+        """The user's choice, by SGLang's flag or our switch: True to replay, False to keep, None if open.
+
+        Raises:
+            DFlashError: switch and flag contradict each other, or a replay cannot be served.
+        """
+        if self.replay_switch == "0" and self.enable_linear_replayssm_spec:
+            raise DFlashError(
+                f"{REPLAY_FLAG} and {REPLAY_SWITCH}=0", expected="one of them", remedy=f"unset {REPLAY_SWITCH}"
+            )
+        if self.replay_switch == "1" or self.enable_linear_replayssm_spec:
+            if obstacle := self.replay_obstacle:
+                raise DFlashError(
+                    obstacle,
+                    expected=f"a server that can replay states ({REPLAY_FLAG})",
+                    remedy=f"leave {REPLAY_FLAG} and {REPLAY_SWITCH} out",
+                )
+            return True
+        return False if self.replay_switch else None
+
+    def record_length(self, block: int) -> int:
+        """Positions of a request's replay records.
+
+        Raises:
+            DFlashError: the user chose fewer than a block needs. SGLang does not check, and the tokens would be wrong.
+        """
+        asked, needed = self.linear_replayssm_cache_len, ring_length(block)
+        if asked == Settings.linear_replayssm_cache_len:  # the default, indistinguishable from a user's own
+            return needed
+        if asked < needed or asked & (asked - 1):
+            raise DFlashError(
+                f"{RECORDS_FLAG} {asked}",
+                expected=f"a power of two, at least {needed} for blocks of {block}",
+                remedy=f"leave {RECORDS_FLAG} out",
+            )
+        return asked
+
+
+def argument_fields() -> list[Field[Any]]:
+    """The fields that are server arguments."""
+    return [each for each in fields(Settings) if "variable" not in each.metadata]
+
+
+def _variables() -> list[Field[Any]]:
+    return [each for each in fields(Settings) if "variable" in each.metadata]
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def ring_length(block: int) -> int:
+    """Positions of a request's records: the smallest power of two that holds a block of ``block`` tokens.
+
+    A ring this short is full after every verify, so every commit brings the state up to date: the prefix cache never
+    receives a stale one, and the next block may have any width.
+    """
+    return max(_SHORTEST_RING, 1 << (block - 1).bit_length())
+
+
+def slots_per_request(settings: Any) -> int:
+    """Recurrent-state slots of a running request: SGLang's ``_calculate_mamba_ratio``.
+
+    Its state, the prefix cache's share, and the snapshots of ``extra_buffer``.
+
+    Args:
+        settings: :class:`Settings`, or a server's resolved arguments.
+    """
+    if settings.disable_radix_cache or settings.disaggregation_mode == "decode":
+        return 1
+    slots = SLOTS.get(settings.mamba_radix_cache_strategy, SLOTS["extra_buffer"])
+    return min(slots, SLOTS["extra_buffer_lazy"]) if settings.disable_overlap_schedule else slots
+
+
+def in_transfer(settings: Any) -> int | None:
+    """Requests that hold rows while another server sends their prompt: SGLang's ``handle_pd_disaggregation``.
+
+    Args:
+        settings: :class:`Settings`, or a server's resolved ``get_disagg()``.
+
+    Returns:
+        None for a server that prefills and decodes.
+    """
+    if settings.disaggregation_mode == "null":
+        return None
+    extra = cast("int | None", settings.disaggregation_decode_extra_slots)
+    if settings.disaggregation_mode == "prefill" or extra is not None:
+        return extra or 0
+    running = settings.max_running_requests or MAX_RUNNING
+    return 2 * running if running <= 32 else 0
