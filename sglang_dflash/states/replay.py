@@ -22,8 +22,8 @@ from sglang_dflash.upstream import get_exec
 
 _KERNELS = "sglang_dflash.states.kernels"
 
-gdn_verify = by_device(reference.gdn_verify, _KERNELS)
-gdn_commit = by_device(reference.gdn_commit, _KERNELS)
+gdn_verify = by_device(reference.gdn_verify, f"{_KERNELS}.gdn_verify")
+gdn_commit = by_device(reference.gdn_commit, f"{_KERNELS}.gdn_commit")
 
 
 def verify(original: Callable[..., Any], **call: Any) -> Any:
