@@ -11,12 +11,12 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sglang_dflash.memory.outside import FLOOR
-from sglang_dflash.states.pool import packed
 from sglang_dflash.upstream import (
     CaptureHiddenMode,
     DecodeCudaGraphRunner,
@@ -183,6 +183,24 @@ class WidthGraphs:
     def _log(text: str, *values: Any) -> None:
         if get_parallel().tp_rank == 0:
             logger.info("DFLASH: " + text, *values)
+
+
+def packed(cache: Any, width: int) -> Any:
+    """Return SGLang's ``SpeculativeState`` with ``width`` positions per request, in the same memory.
+
+    FlashInfer's verify kernels write the state of request i after position t to entry ``i * width + t``. SGLang's
+    Triton kernel writes, and the commit reads, by the tensor's strides. All agree on a tensor of this width.
+
+    Args:
+        cache: its ``intermediate_ssm`` is ``[layers, rows, block, HV, V, K]``, contiguous, block >= width; the result's
+            is ``[layers, rows * block // width, width, HV, V, K]``. Convolution windows are accessed by strides and do
+            not change.
+    """
+    states = cache.intermediate_ssm
+    layers, rows, block = states.shape[:3]
+    rows = rows * block // width
+    view = states.flatten(0, 2)[: layers * rows * width].unflatten(0, (layers, rows, width))
+    return replace(cache, intermediate_ssm=view)
 
 
 def drafter_has_room(drafter: ModelRunner) -> bool:
