@@ -73,7 +73,7 @@ def _choose_worker(original: Callable[..., type], *args: Any) -> type:
 def _register_scheduler_hooks() -> None:
     """Hooks of schedulers alone: their targets import kernels, which initialise the GPU in processes that need none."""
     from sglang_dflash.hooks import corrections, reports, requests
-    from sglang_dflash.states import pool, replay
+    from sglang_dflash.states import replay
     from sglang_dflash.upstream import HookRegistry, HookType
     from sglang_dflash.worker import window
     from sglang_dflash.worker.start import transfer
@@ -82,8 +82,8 @@ def _register_scheduler_hooks() -> None:
         ("validate_dflash_request", requests.refuse_request, HookType.AROUND),
         ("Req._compute_max_prefix_len", window.cap_prefix, HookType.AFTER),
         ("KVCacheConfigurator.config_from_budget", window.charge_rings, HookType.AROUND),
-        ("KVCacheConfigurator._build_hybrid_req_pool", pool.build_pool, HookType.AROUND),
-        ("KVCacheConfigurator._handle_max_mamba_cache", pool.charge_windows, HookType.AROUND),
+        ("KVCacheConfigurator._build_hybrid_req_pool", replay.build_pool, HookType.AROUND),
+        ("KVCacheConfigurator._handle_max_mamba_cache", replay.charge_windows, HookType.AROUND),
         ("gdn_replayssm_spec_decode", replay.verify, HookType.AROUND),
         (
             "SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch",

@@ -1,4 +1,4 @@
-"""Requests that DFLASH cannot answer: refused by name, never answered without what they ask for."""
+"""Reject requests that need a feature DFLASH lacks, or whose parameters no sampler can use."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import serving
 
 _REASONS = {
-    "return_hidden_states": "a block's hidden states feed the drafter and are not kept per output token",
-    "return_sampling_mask": "the sets that filters leave are not kept per block position",
+    "return_hidden_states": "the hidden states of a block go to the drafter and are not kept per output token",
+    "return_sampling_mask": "the token sets after filtering are not kept per block position",
 }
-# What float32 logits can be scaled, biased and divided by one after the other without an infinity, whose softmax is
-# NaN: one request's would stop the scheduler for all. SGLang allows every float64.
+# Bounds that keep float32 logits finite after temperature, bias and penalty. The softmax of an infinity is NaN, which
+# would stop the scheduler for all requests. SGLang allows every float64.
 _LARGEST, _SMALLEST = 1e30, 1e-6
-_TOP_K_ALL = 1 << 30  # SGLang's value for the whole vocabulary; its tensor of them is int32
-# What a refused request is given instead: SGLang prefills it all the same, with its parameters.
+_TOP_K_ALL = 1 << 30  # SGLang's value for the whole vocabulary, stored as int32
+# Parameters of a rejected request, which SGLang prefills nevertheless.
 _HARMLESS = {
     "temperature": 1.0,
     "top_k": 1,
@@ -28,9 +28,9 @@ _HARMLESS = {
 
 
 def refuse_request(original: Callable[[Any, bool], str | None], req: Any, enable_overlap: bool) -> str | None:
-    """Hook around SGLang's check of a request under DFLASH: the error for the client, or None.
+    """Hook around ``validate_dflash_request``: return the error for the client, or None.
 
-    A refused request gets harmless parameters.
+    A rejected request gets harmless parameters.
     """
     if serving.plan is None:
         return original(req, enable_overlap)
@@ -52,20 +52,20 @@ def _refusals(req: Any) -> Iterator[DFlashError]:
                 expected=f"a request without {feature}",
                 remedy="send it to a server without --speculative-algorithm",
             )
-    for value, expected in _uncountable(req.sampling_params, req.vocab_size):
+    for value, expected in _unusable(req.sampling_params, req.vocab_size):
         yield DFlashError(value, expected=expected, remedy="correct it, or leave it out")
 
 
 def _drop_impossible_stops(req: Any) -> None:
-    """Stop tokens outside the vocabulary stop nothing, but are indices once a neighbour has ``min_new_tokens``."""
+    # A token outside the vocabulary never stops a request, but it is an index if another request has min_new_tokens.
     stops = req.sampling_params.stop_token_ids
     if stops and not all(0 <= token < req.vocab_size for token in stops):
         req.sampling_params = copy.copy(req.sampling_params)
         req.sampling_params.stop_token_ids = {token for token in stops if 0 <= token < req.vocab_size} or None
 
 
-def _uncountable(params: Any, vocab_size: int) -> Iterator[tuple[str, str]]:
-    """Find a parameter that SGLang accepts but no sampler can use -> its value, and what was expected."""
+def _unusable(params: Any, vocab_size: int) -> Iterator[tuple[str, str]]:
+    # Parameters that SGLang accepts but no sampler can use: value and expectation.
     if not params.temperature <= _LARGEST:
         yield f"temperature {params.temperature}", f"at most {_LARGEST:g}"
     if not (isinstance(params.top_k, int) and params.top_k <= _TOP_K_ALL):

@@ -1,4 +1,4 @@
-"""Choose how an operation runs: its Triton kernel on CUDA, else its definition in torch or a platform's equivalent."""
+"""Choose the implementation of an operation: its Triton kernel on CUDA, else the torch definition or a platform's."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _R = TypeVar("_R")
 
 
 @cache
-def _kernel(package: str, name: str) -> Callable[..., Any]:
-    """Import on first use, so that a machine without Triton never needs it."""
-    launcher: Callable[..., Any] = getattr(importlib.import_module(f"{package}.{name}"), name)
+def _kernel(module: str, name: str) -> Callable[..., Any]:
+    # Imported at the first call: a machine without Triton never needs it.
+    launcher: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return launcher
 
 
 def runs_kernels(tensor: torch.Tensor) -> bool:
-    """Whether operations on it run as Triton kernels."""
+    """Return whether operations on ``tensor`` run as CUDA kernels."""
     return tensor.is_cuda
 
 
@@ -29,15 +29,15 @@ _replaced: dict[str, Callable[..., Any]] = {}
 
 
 def replace_on_host(name: str, function: Callable[..., Any]) -> None:
-    """Run ``function``, an equivalent and faster implementation, instead of the definition called ``name``."""
+    """Replace the definition ``name`` with ``function``, an equivalent, faster implementation for CPU tensors."""
     _replaced[name] = function
 
 
 def by_device(definition: Callable[_P, _R], kernels: str | None = None) -> Callable[_P, _R]:
-    """Run ``definition``, or the kernel of its name in package ``kernels`` if the first argument is a CUDA tensor.
+    """Return an operation that runs the kernel if its first argument is a CUDA tensor, else ``definition``.
 
     Args:
-        kernels: None if torch's own functions serve every device.
+        kernels: the module with a launcher of the definition's name; None if torch's own functions serve every device.
     """
 
     @wraps(definition)
@@ -53,5 +53,5 @@ def by_device(definition: Callable[_P, _R], kernels: str | None = None) -> Calla
 
 
 def host_rows(rows: int) -> int:
-    """Rows that a product on a CPU is padded to: oneDNN compiles a kernel per number of rows, which takes longer."""
+    """Return the padded rows of a product on a CPU: oneDNN compiles a kernel per number of rows."""
     return rows + -rows % (16 if rows <= 128 else 64)

@@ -260,7 +260,7 @@ def _beside_snapshots(demand: Demand, state: StateBytes, rest: float) -> _States
 def _beside_records(demand: Demand, state: StateBytes, rest: float) -> _States:
     """Scratch is set aside for every request that was asked for, whether it finds slots or not.
 
-    SGLang takes the records off the states' part. Our ``states/pool.py`` takes the convolution's windows, which
+    SGLang takes the records off the states' part. Our ``states/replay.py`` takes the convolution's windows, which
     it forgets, off the whole.
     """
     rows = demand.max_running + 1

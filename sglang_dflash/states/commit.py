@@ -1,4 +1,4 @@
-"""Commit: recurrent layers advance to the last accepted position."""
+"""Commit: advance recurrent states to the last accepted position."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ if TYPE_CHECKING:
 class RecurrentCommit:
     """Commits each request's recurrent state (GDN and convolution) after its last accepted token.
 
-    The verify kept the state after every block position, or what each position wrote. A request that crosses a
+    The verify kept the state after every block position, or recorded what each position wrote. A request that crosses a
     prefix-cache track boundary inside the block also gets a snapshot of the state there. A block of the anchor alone
-    has advanced the states in place, so only the snapshot is left to take. Does nothing for a target without recurrent
-    layers.
+    has advanced the states in place, so only the snapshot remains. Does nothing for a target without recurrent layers.
 
     Args:
-        target_worker: the target's.
-        replays: whether the verify kept what each position wrote.
+        target_worker: SGLang's worker of the target.
+        replays: whether the verify records writes instead of keeping states.
     """
 
     def __init__(self, target_worker: TpModelWorker, *, replays: bool) -> None:
@@ -42,10 +41,10 @@ class RecurrentCommit:
         self._recurrent = getattr(self._requests, "mamba_pool", None) is not None
 
     def before_verify(self, step: Step) -> None:
-        """Fill ``step.state_slots``, while the requests still own them.
+        """Fill ``step.state_slots`` while the requests still own them.
 
-        The scheduler may end a request once the verify has read its slots. The commit of that surplus step comes later:
-        a slot looked up then may already hold the state of the row's next request.
+        The scheduler may end a request once the verify has read its slots, and the commit of that surplus step runs
+        later. By then the row's slot may hold the state of another request.
         """
         if self._recurrent:
             step.state_slots = self._requests.get_mamba_indices(step.batch.req_pool_indices)
@@ -59,28 +58,27 @@ class RecurrentCommit:
             if track is not None:
                 self._snapshot(step, track)
         elif self._replays:
-            self._replay(step, track)
+            self._commit_records(step, track)
         else:
-            self._choose(step, track)
+            self._commit_kept(step, track)
 
     def _track(self, step: Step) -> Track | None:
-        """Snapshots of this step: a few steps have one, and it costs as much as the commit."""
+        # Snapshots to take, or None: most steps cross no boundary, and a snapshot costs as much as a commit.
         slots = step.batch.mamba_track_indices
         if slots is None:
             return None
-        # The host's lengths lag: a request may gain the block that the host has not heard of, and this one.
+        # Host lengths lag one step, so allow for two blocks.
         growth, grid = get_alloc_reserve_per_decode(), mamba_track_grid(step.batch.tree_cache.page_size)
         if not may_cross(step.state.committed_cpu, growth, grid):
             return None
         return Track(slots, crossings(step.batch.seq_lens, step.accepted.new_seq_lens, grid))
 
     def _snapshot(self, step: Step, track: Track) -> None:
-        """Copy the states, which the verify has advanced in place."""
+        # The verify has advanced the states in place.
         cache, mask = self._requests.mamba_pool.mamba_cache, (track.positions >= 0) & (track.slots >= 0)
         track_mamba_states_all_layers(cache.conv[0], cache.temporal, step.state_slots, mask, track.slots, len(mask))
 
-    def _replay(self, step: Step, track: Track | None) -> None:
-        """Add up what the accepted positions wrote, and roll the convolution windows back."""
+    def _commit_records(self, step: Step, track: Track | None) -> None:
         states, accept_lens = self._requests.get_speculative_mamba2_params_all_layers(), step.accepted.accept_lens
         tracked = () if track is None else (track.slots, track.positions + 1)
         rows = step.batch.req_pool_indices
@@ -90,8 +88,8 @@ class RecurrentCommit:
         if track is not None:
             fused_conv_window_scatter_with_mask(*windows, track.slots, track.positions)
 
-    def _choose(self, step: Step, track: Track | None) -> None:
-        """Copy the states after the last accepted position; SGLang's commit takes the slots that the verify read."""
+    def _commit_kept(self, step: Step, track: Track | None) -> None:
+        # Copy the kept states after the last accepted position. SGLang's commit uses the slots that the verify read.
         slots, positions = track or (None, None)
         batch = copy.copy(step.batch)
         batch.mamba_track_indices = slots
@@ -109,8 +107,8 @@ class Track(NamedTuple):
     """Snapshots for the prefix cache.
 
     Attributes:
-        slots: int64 [bs], where a request's snapshot goes; negative: nowhere.
-        positions: int64 [bs], of the block, whose state it is; -1: the request crosses no boundary.
+        slots: int64 [bs], target slot of each request's snapshot; negative for none.
+        positions: int64 [bs], block position after which the snapshot is taken; -1 if the request crosses no boundary.
     """
 
     slots: Tensor
@@ -118,7 +116,7 @@ class Track(NamedTuple):
 
 
 def crossings(before: Tensor, after: Tensor, interval: int) -> Tensor:
-    """Position of the block that ends on a request's last track boundary, int64 [bs]; -1 if it crosses none.
+    """Return the block position that ends at each request's last track boundary, int64 [bs]; -1 if it crosses none.
 
     Args:
         before, after: int64 [bs], committed lengths around the step.
@@ -129,5 +127,5 @@ def crossings(before: Tensor, after: Tensor, interval: int) -> Tensor:
 
 
 def may_cross(lengths: Sequence[int], growth: int, interval: int) -> bool:
-    """Whether a request that gains up to ``growth`` tokens may pass a multiple of ``interval``, or end on one."""
+    """Return whether a request that gains up to ``growth`` tokens may reach or pass a multiple of ``interval``."""
     return any(length // interval != (length + growth) // interval for length in lengths)

@@ -1,6 +1,6 @@
 """The gated delta rule over a block, and the state after a part of it: torch definitions.
 
-One value head keeps a state ``S [V, K]``. Token t brings a query q, a key k, a value v, a log-decay g <= 0 and a write
+One value head has a state ``S [V, K]``. Token t has a query q, a key k, a value v, a log-decay g <= 0 and a write
 strength beta:
 
     S_t = exp(g_t) S_{t-1} + u_t k_t^T        u_t = beta_t (v_t - exp(g_t) S_{t-1} k_t)        o_t = S_t q_t
@@ -12,14 +12,14 @@ between the writes of tokens i and t, and ``e_t`` the decay since the start of t
     o_t = e_t S q_t + sum_{i<=t} D[t, i] (q_t . k_i) u_i
     S_t = e_t S + sum_{i<=t} D[t, i] u_i k_i^T
 
-So a verify needs no state but S, and a commit after any number of tokens needs S and their u, k and g: the records.
+So a verify reads S only, and a commit after any number of tokens reads S and their records: u, k and g.
 
 Shapes: ``bs`` requests, ``N = bs * width`` tokens, ``H`` key heads, ``HV`` value heads, a multiple of H; value head j
-reads key head ``j // (HV / H)``. A state is ``[V, K]``. ``R`` rows of ``L`` recorded tokens. Everything is computed in
-fp32. No function reads a value back to the host.
+reads key head ``j // (HV / H)``. A state is ``[V, K]``. ``R`` rows of ``L`` recorded tokens. All arithmetic is fp32. No
+function reads a value back to the host.
 
-Slot 0 of the states and row 0 of the records belong to no request, SGLang reserves both: what has nowhere to go, a
-padding row (slot < 0) above all, is written there here, and nowhere by the kernels.
+SGLang reserves slot 0 of the states and row 0 of the records. The torch code writes padding rows (slot < 0) there; the
+kernels skip them.
 """
 
 from __future__ import annotations
@@ -36,14 +36,13 @@ THRESHOLD = 20.0  # from here on softplus(x) = x
 
 @dataclass(frozen=True)
 class Records:
-    """Writes of a block's tokens to the state: of one layer, or of all with a leading dimension (SGLang's replay
-    rings).
+    """Records of a block's tokens in SGLang's replay rings: of one layer, or of all with a leading dimension.
 
     Attributes:
         updates: u, ``[R, HV, L, V]`` in the activations' dtype.
         keys: k, normalised, ``[R, H, L, K]`` in the same dtype.
         decays: g, fp32 ``[R, HV, L]``.
-        updates_low, keys_low: what 16 bits lack of the first two, in the same dtype; None if they are fp32.
+        updates_low, keys_low: rounding remainders of the first two, in the same 16-bit dtype; None if they are fp32.
     """
 
     updates: Tensor
@@ -54,12 +53,12 @@ class Records:
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """All that are there, as ordered above."""
+        """All tensors that are not None, as ordered above."""
         low = () if self.updates_low is None or self.keys_low is None else (self.updates_low, self.keys_low)
         return self.updates, self.keys, self.decays, *low
 
     def assert_alike(self) -> None:
-        """Kernels are told the strides of the first parts only."""
+        """Assert equal strides: kernels take those of the first parts only."""
         for high, low in zip(self.parts, self.parts[3:], strict=False):
             assert low.stride() == high.stride() and low.dtype == high.dtype
 
@@ -82,18 +81,18 @@ def gdn_verify(
     round_beta: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Run ``width`` tokens of every request and record what they write; the states stay as they are.
+    """Run ``width`` tokens of every request and record their writes; the states do not change.
 
     Args:
-        q, k: ``[N, H, K]``, as projected: their norm is divided out here; v: ``[N, HV, V]``. Requests back to back.
+        q, k: ``[N, H, K]``, not normalised; v: ``[N, HV, V]``. Requests concatenated.
         a, b: inputs of the gates, ``[N, HV]``: ``g = -exp(A_log) softplus(a + dt_bias)`` and ``beta = sigmoid(b)``.
         A_log, dt_bias: ``[HV]``.
         states: of one layer, ``[slots, HV, V, K]``; slots: of each request, ``[bs]``, negative for padding.
         records: of one layer; the first ``width <= L`` positions of a request's row are written.
-        rows: of each request in the records, ``[bs]``, no row twice.
+        rows: of each request in the records, ``[bs]``, all different.
         scale: factor of the queries.
         round_beta: whether beta is rounded to the dtype of ``b``.
-        out: where the outputs go; a new tensor by default.
+        out: output tensor; by default a new one.
 
     Returns:
         Outputs ``[N, HV, V]`` in the dtype of ``q``, zero for padding.
@@ -143,16 +142,16 @@ def gdn_commit(
     track_slots: Tensor | None = None,
     track_counts: Tensor | None = None,
 ) -> None:
-    """Bring every request's state, in all layers, to what it is after its first ``counts`` recorded tokens.
+    """Advance every request's state, in all layers, by its first ``counts`` recorded tokens.
 
     Args:
         states: ``[layers, slots, HV, V, K]``, fp32 or 16-bit, updated in place.
-        records: of all layers; positions past a count may hold anything, NaN too.
+        records: of all layers; positions past a count may hold any value, including NaN.
         rows: of each request in the records, ``[bs]``.
-        slots: of each request, ``[bs]``; negative: nothing is done for it.
-        counts: tokens, ``[bs]``; <= 0: the state stays.
-        track_slots: where the state after ``track_counts`` tokens goes, ``[bs]``; none of ``slots``.
-        track_counts: tokens, from the same state before the block; <= 0, or a negative slot: nothing is written.
+        slots: of each request, ``[bs]``; a request with a negative slot is skipped.
+        counts: tokens, ``[bs]``; with <= 0 the state does not change.
+        track_slots: target slots of the states after ``track_counts`` tokens, ``[bs]``; none of ``slots``.
+        track_counts: tokens after the state before the block; with <= 0, or a negative slot, nothing is written.
     """
     writes = [(slots, counts)]
     if track_slots is not None and track_counts is not None:
@@ -166,7 +165,7 @@ def gdn_commit(
     decays = records.decays.index_select(1, rows)
     H, steps = keys.shape[2:4]
     recorded = torch.arange(steps, device=counts.device) < counts.unsqueeze(-1)
-    # Weight zero is not enough for what no count reaches: 0 * NaN is NaN.
+    # Zero weights do not suffice past the largest count: 0 * NaN is NaN.
     unread = ~recorded.any(0)[:, None, :, None]
     updates.masked_fill_(unread, 0.0)
     keys.masked_fill_(unread, 0.0)
@@ -189,17 +188,17 @@ def _normalized(x: Tensor) -> Tensor:
 
 
 def _decay_between(g: Tensor) -> Tensor:
-    """``D[t, i] = exp(g_{i+1} + .. + g_t)`` for i <= t, else 0: ``[..., T]`` to ``[..., T, T]``.
+    """Return ``D[t, i] = exp(g_{i+1} + .. + g_t)`` for i <= t, else 0: ``[..., T]`` to ``[..., T, T]``.
 
-    Each sum is formed on its own. The difference of two cumulative sums would lose precision after a strong decay
-    early in the block.
+    Sum each entry directly: the difference of two cumulative sums loses precision after a strong decay early in the
+    block.
     """
     steps = g.shape[-1]
     return g.unsqueeze(-1).expand(*g.shape, steps).tril(-1).cumsum(-2).exp_().tril_()
 
 
 def _record(high: Tensor, low: Tensor | None, rows: Tensor, x: Tensor) -> None:
-    """The first positions of ``rows [bs]`` in ``[R, heads, L, ...]`` become ``x [bs, heads, T, ...]``."""
+    # Write ``x [bs, heads, T, ...]`` to the first positions of ``rows [bs]`` in ``[R, heads, L, ...]``.
     rounded = x.to(high.dtype)
     high[:, :, : x.shape[2]].index_copy_(0, rows, rounded)
     if low is not None:
@@ -207,6 +206,6 @@ def _record(high: Tensor, low: Tensor | None, rows: Tensor, x: Tensor) -> None:
 
 
 def _recorded(high: Tensor, low: Tensor | None, rows: Tensor) -> Tensor:
-    """fp32 ``[layers, bs, heads, L, ...]``."""
+    # fp32 ``[layers, bs, heads, L, ...]``
     x = high.index_select(1, rows).float()
     return x if low is None else x.add_(low.index_select(1, rows))

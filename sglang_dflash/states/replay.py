@@ -1,15 +1,20 @@
-"""The replay's two operations, and the verify in place of SGLang's kernel while our worker serves.
+"""State replay: its two operations, and the hooks that make SGLang allocate its pool and call its verify.
 
-SGLang's records are rings: an unfolded history with cursors, and a margin that depends on the block's width. Ours are
-folded into the state at every commit (:mod:`.commit`). A block's records therefore begin at position 0 at any width, no
-cursor is read or moved, and nothing is left over for the ring's next owner to find.
+SGLang refuses ``--enable-linear-replayssm-spec`` for DFLASH on GDN targets, because its own DFLASH worker does not
+commit a replay. This worker does (:mod:`.commit`).
 
-Beta is rounded where plain decoding rounds it: in Triton's decode kernel, to the dtype of its input. FlashInfer's keeps
-it in fp32.
+In SGLang the records are rings: an unfolded history with cursors, and a margin that depends on the width. Here every
+commit folds the records into the state, so the records of a block begin at position 0 at any width, no cursor is read
+or moved, and the next owner of a ring finds no old records.
+
+Beta is rounded as in plain decoding: Triton's decode kernel rounds it to the dtype of its input, FlashInfer's keeps
+fp32.
 """
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,16 +22,16 @@ from sglang_dflash.ops.dispatch import by_device
 from sglang_dflash.plan import serving
 from sglang_dflash.states import reference
 from sglang_dflash.states.reference import Records
-from sglang_dflash.upstream import get_exec
+from sglang_dflash.upstream import get_exec, get_schedule, get_spec
 
 _KERNELS = "sglang_dflash.states.kernels"
 
-gdn_verify = by_device(reference.gdn_verify, _KERNELS)
-gdn_commit = by_device(reference.gdn_commit, _KERNELS)
+gdn_verify = by_device(reference.gdn_verify, f"{_KERNELS}.gdn_verify")
+gdn_commit = by_device(reference.gdn_commit, f"{_KERNELS}.gdn_commit")
 
 
 def verify(original: Callable[..., Any], **call: Any) -> Any:
-    """Hook around ``gdn_replayssm_spec_decode``: once per GDN layer, keywords only."""
+    """Hook around ``gdn_replayssm_spec_decode``, which SGLang calls per GDN layer, with keywords only."""
     if serving.plan is None:
         return original(**call)
     mamba = get_exec().mamba
@@ -51,6 +56,32 @@ def verify(original: Callable[..., Any], **call: Any) -> Any:
 
 
 def pool_records(states: Any) -> Records:
-    """The records of all layers in SGLang's ``SpeculativeState``."""
+    """Return the records of all layers in SGLang's ``SpeculativeState``."""
     rings = states.replayssm_d, states.replayssm_k, states.replayssm_g, states.replayssm_rawv, states.replayssm_rawk
     return Records(*rings)
+
+
+def build_pool(original: Callable[..., Any], configurator: Any, **sizes: Any) -> Any:
+    """Hook around ``KVCacheConfigurator._build_hybrid_req_pool``, which allows a replay for KDA models only.
+
+    The method reads ``hybrid_kda_config`` for this check only.
+    """
+    if serving.plan is not None and configurator.hybrid_kda_config is None:
+        configurator = copy.copy(configurator)
+        configurator.hybrid_kda_config = configurator.hybrid_gdn_config
+    return original(configurator, **sizes)
+
+
+def charge_windows(original: Callable[..., Any], configurator: Any, total_rest_memory: float) -> Any:
+    """Hook around ``KVCacheConfigurator._handle_max_mamba_cache``, which omits a replay's convolution windows.
+
+    Args:
+        total_rest_memory: GiB available for recurrent states and K/V.
+    """
+    if serving.plan is not None and get_exec().mamba.enable_linear_replayssm_spec:
+        params = configurator.mambaish_config.mamba2_cache_params
+        block = get_spec().speculative_num_draft_tokens
+        window = sum(math.prod(shape) // min(shape) * (min(shape) + block - 1) for shape in params.shape.conv)
+        rows = get_schedule().max_running_requests + 1
+        total_rest_memory -= rows * window * params.dtype.conv.itemsize * len(params.layers) / (1 << 30)
+    return original(configurator, total_rest_memory)

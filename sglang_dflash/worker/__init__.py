@@ -1,4 +1,4 @@
-"""The DFLASH worker: one file per stage of a decode step, put in order by :mod:`.worker`.
+"""The DFLASH worker: one file per stage of a decode step; :mod:`.worker` runs them in order.
 
-``sampling/`` chooses the target's tokens, ``start/`` prepares a server, ``observe/`` reports what happened.
+``sampling/`` chooses the target's tokens, ``start/`` prepares a server, ``observe/`` counts and times steps.
 """

@@ -1,8 +1,9 @@
-"""Accept: choose the target's token at every block position, and keep the drafts that agree with it.
+"""Accept: choose the target's token at every block position, and keep the drafts that equal it.
 
-Plain decoding adjusts one row of logits per request and hands it to SGLang's sampler. Here a request has ``w`` rows,
-one per block position, each adjusted and sampled as plain decoding would if the drafts before it had been accepted.
-:func:`sglang_dflash.ops.reference.accept_block` says why that is exact.
+Plain decoding adjusts one row of logits per request and passes it to SGLang's sampler. Here a request has ``w`` rows,
+one per block position. Each is adjusted and sampled as plain decoding would if the drafts before it were accepted. A
+draft is accepted while it equals the target's token; :func:`sglang_dflash.ops.reference.accept_block` proves that this
+rule is exact.
 """
 
 from __future__ import annotations
@@ -25,12 +26,11 @@ if TYPE_CHECKING:
 
 
 class Accept:
-    """Chooses the target's tokens, in a prefill through SGLang and in a block here.
+    """Chooses the target's tokens: in a prefill through SGLang, in a block directly.
 
     Args:
-        runner: the target's; its sampler is replaced by :class:`SeededSampler`, unless the user brought one with
-            ``--sampling-backend``.
-        tp_group: ranks that serve the same batch; they must commit the same tokens.
+        runner: the target's; :class:`SeededSampler` replaces its sampler, unless ``--sampling-backend`` chose one.
+        tp_group: ranks that serve the same batch and must commit the same tokens.
     """
 
     def __init__(self, runner: ModelRunner, tp_group: Any) -> None:
@@ -40,44 +40,42 @@ class Accept:
         self._penalties, self._history = Penalties(), History()
 
     def before_prefill(self, batch: ScheduleBatch) -> None:
-        """Before the target's prefill, which samples each prompt's first token from ``batch.sampling_info``."""
+        """Prepare ``batch.sampling_info``, from which the target's prefill samples each first token."""
         self._penalties.start(batch)
         self._history.start(batch)
         info = batch.sampling_info
         if info.has_custom_logit_processor and batch.decoding_reqs:
-            # A mixed batch samples the next token of requests whose last block the host may not have seen yet.
+            # A mixed batch samples the next token of requests whose last block may not have reached the host.
             batch.sampling_info = dataclasses.replace(info, custom_params=self._history.params(batch))
         mark_seeded_rows(batch.sampling_info, batch.reqs)
 
     def after_prefill(self, batch: ScheduleBatch, next_token_ids: Tensor) -> None:
-        """After it: all ranks agree on ``next_token_ids``, int64 [bs], in place, and count them as generated."""
+        """Synchronise ``next_token_ids``, int64 [bs], between ranks in place, and count them as generated."""
         self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, next_token_ids)
-        self._generated(batch, next_token_ids[:, None], torch.ones_like(next_token_ids))
+        self._count_generated(batch, next_token_ids[:, None], torch.ones_like(next_token_ids))
 
     def before_verify(self, step: Step) -> None:
-        """Before the target's forward: copy the drafts to the host for grammars and processors that walk them there."""
+        """Start to copy the drafts to the host, for grammars and custom logit processors."""
         if step.batch.has_grammar:
             step.grammar_tree = GrammarTree.from_linear_chain(step.tokens)
         if step.batch.sampling_info.has_custom_logit_processor:
-            self._history.expect(step.batch, step.tokens)
+            self._history.copy_block(step.batch, step.tokens)
 
     def __call__(self, step: Step) -> None:
-        """Fill ``step.accepted``. The logits are adjusted in place and used up; log-probabilities that requests ask
-        for are left on the target's output.
-        """
+        """Fill ``step.accepted``. Overwrites the logits; requested log-probabilities stay on the target's output."""
         target_tokens = self.target_tokens(step)
         self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, target_tokens)
         step.accepted = accept_block(step.tokens, target_tokens, step.batch.seq_lens)
-        self._generated(step.batch, step.accepted.out_tokens, step.accepted.accept_lens)
+        self._count_generated(step.batch, step.accepted.out_tokens, step.accepted.accept_lens)
 
     def target_tokens(self, step: Step) -> Tensor:
-        """The target's token after each block position, int64 [bs, w]."""
+        """Return the target's token after each block position, int64 [bs, w]."""
         batch, width, output = step.batch, step.width, step.verified.logits_output
         info, rows = batch.sampling_info, output.next_token_logits
         logits = rows.view(-1, width, rows.shape[-1])
         grammar_mask = self._grammar_mask(step)
         # The order of plain decoding: penalties, grammar, bias, then (in the sampler) custom processors.
-        if info.acc_additive_penalties is not None:  # SGLang's host-side flag: a request asks for some
+        if info.acc_additive_penalties is not None:  # host-side flag: a request has a penalty
             self._penalties.apply(batch, logits, step.tokens, step.positions.view(-1, width))
         if grammar_mask is not None:
             grammar_mask.apply(rows)
@@ -99,7 +97,7 @@ class Accept:
         return tokens.view(-1, width).long()
 
     def _grammar_mask(self, step: Step) -> Any:
-        """The tokens that the grammars allow in each row, built on the host while the target's forward runs."""
+        # Built on the host while the target's forward runs.
         if step.grammar_tree is None:
             return None
         return build_grammar_vocab_mask(
@@ -110,8 +108,8 @@ class Accept:
             barrier=step.grammar_barrier,
         )
 
-    def _generated(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
-        """Each request's first ``lens`` (int [bs]) of ``tokens`` (int64 [bs, w]) are generated."""
+    def _count_generated(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
+        # Each request generated the first ``lens`` (int [bs]) of its ``tokens`` (int64 [bs, w]).
         if batch.sampling_info.acc_additive_penalties is not None:
             self._penalties.count(batch, tokens, lens)
         if batch.sampling_info.has_custom_logit_processor:
@@ -119,7 +117,7 @@ class Accept:
 
 
 def for_block(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
-    """The sampling parameters of bs requests for the bs * width rows of a block, ``custom_params`` aside."""
+    """Repeat the sampling parameters of bs requests for the bs * width rows of a block, without ``custom_params``."""
     if info.is_all_greedy and not info.has_custom_logit_processor:
         return info  # the sampler takes the argmax and reads nothing per row
     repeated: dict[str, Any] = {

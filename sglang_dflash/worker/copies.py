@@ -1,4 +1,8 @@
-"""The history: every request's tokens on the device, and what of them is repeated."""
+"""Copied blocks: text that repeats earlier parts of the same request is drafted by copying it.
+
+The device keeps each request's tokens, finds the longest earlier occurrence of the newest ones and copies what followed
+it. The host receives matches and copies one step late.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +23,20 @@ if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner, Req, ScheduleBatch
     from sglang_dflash.worker.step import Step
 
-LEAST = 4
-"""Shortest match that is copied."""
-LONGEST = 16
-"""Tokens of a match that are counted; a longer one is as good."""
-UNSURE = 4.0
-"""Logit margin of the drafter's first choice over its second: below it a copy that differs is taken."""
+LEAST = 4  # shortest match that is copied
+LONGEST = 16  # longest match that is distinguished
+UNSURE = 4.0  # a copy replaces a draft whose logit leads the second by less
 
 
 class Copies:
-    """Histories of all requests, by the rows of the target's ``ReqToTokenPool``.
+    """Token histories of all requests, by row of the target's ``ReqToTokenPool``.
 
-    Position ``p`` of a row holds the request's token there, up to the anchor at its committed length. Beyond lies what
-    nobody reads: rejected tokens, a former holder's. Everything runs on the stream of the steps, in their order, and
-    nothing waits.
+    Column ``p`` of a row holds the request's token at position ``p``, up to the anchor at its committed length. Later
+    columns are stale and never read. Every operation runs on the stream of the steps and none waits.
 
     Args:
         target: the target's runner, pools allocated.
-        width: positions of the widest block.
+        width: the server's block size.
 
     Attributes:
         history: int32 [rows, columns].
@@ -50,13 +50,13 @@ class Copies:
         self._found = torch.zeros((rows, 2), dtype=torch.int64, device=device)
         self._vocabulary, self._width = config.vocab_size, width
         self._matches = Matches()
-        self._written: dict[int, tuple[weakref.ref[Req], int]] = {}  # by row: whom a prefill wrote last, and how far
+        self._written: dict[int, tuple[weakref.ref[Req], int]] = {}  # by row: request written last, length
 
     def before_prefill(self, batch: ScheduleBatch) -> None:
         """Write the tokens of the requests that a prefill extends.
 
-        A first chunk is written with its cached prefix, because the row may have had another holder; a later chunk
-        alone. Decoding requests of a mixed batch are written already, and the host's view of them lags.
+        Write a first chunk with its cached prefix, because the row may have held another request; of a later chunk its
+        own tokens. Skip decoding requests of a mixed batch: the device has them, and the host's view lags.
         """
         decoding = {id(req) for req in batch.decoding_reqs or ()}
         rows = zip(batch.req_pool_indices_cpu.tolist(), batch.reqs, batch.prefix_lens, strict=True)
@@ -69,12 +69,12 @@ class Copies:
                 self._written[row] = weakref.ref(req), len(ids)
 
     def after_prefill(self, batch: ScheduleBatch, next_token_ids: Tensor) -> None:
-        """Append the first tokens, int64 [bs]. Another chunk overwrites what a chunk in the middle gave."""
+        """Append the first generated tokens, int64 [bs]; the next chunk overwrites that of an unfinished prompt."""
         lens = [prefix + extend for prefix, extend in zip(batch.prefix_lens, batch.extend_lens, strict=True)]
         self._append(batch, batch.seq_lens - 1, next_token_ids[:, None], batch.seq_lens, lens)
 
     def start_transferred(self, batch: ScheduleBatch, next_token_ids: Tensor) -> None:
-        """Requests that another server prefilled, with the tokens that it sampled, int64 [bs]."""
+        """Write requests that another server prefilled, and the tokens that it sampled, int64 [bs]."""
         rows, lens = batch.req_pool_indices_cpu.tolist(), batch.seq_lens_cpu.tolist()
         for row, req, length in zip(rows, batch.reqs, lens, strict=True):
             self._write(row, [*req.origin_input_ids, *req.output_ids][:length], 0)
@@ -83,35 +83,31 @@ class Copies:
 
     def offer(self, step: Step) -> None:
         """Replace drafts of the block by copies."""
-        assert step.margins is not None, "the drafter tells no margins"
+        assert step.margins is not None, "the drafter returned no margins"
         rows, last = step.batch.req_pool_indices, step.batch.seq_lens
         offer_copies(step.tokens, step.margins, self.history, self._found, rows, last, least=LEAST, unsure=UNSURE)
 
     def append(self, step: Step) -> Copied:
-        """Append what the step committed, and find what the next one may copy."""
+        """Append the step's committed tokens, and find matches for the next step."""
         batch, accepted = step.batch, step.accepted
         self._append(batch, batch.seq_lens, accepted.out_tokens, accepted.new_seq_lens, step.state.committed_cpu)
         found = async_d2h(self._found[batch.req_pool_indices])
         return Copied(self._matches, batch.reqs, found, drafted=step.width > 1)
 
     def matched(self, reqs: Sequence[Req]) -> list[bool]:
-        """Whether each request had a match that can be copied when the host last heard of it."""
+        """Return whether each request's latest match on the host can be copied."""
         return self._matches.long_enough(reqs)
 
     def _append(self, batch: ScheduleBatch, after: Tensor, tokens: Tensor, newest: Tensor, lens: list[int]) -> None:
-        """Append int64 [bs, w] ``tokens`` after position ``after``, and match what ends at position ``newest``.
-
-        Args:
-            lens: the host's view of ``newest``, which lags by up to two blocks.
-        """
+        # Append int64 [bs, w] ``tokens`` after position ``after``, then match the tokens that end at ``newest``.
+        # ``lens`` is the host's view of ``newest``, which lags by up to two blocks.
         rows, bound = batch.req_pool_indices, max(lens) + 2 * self._width
         note_tokens(self.history, self._found, rows, after, tokens)
         find_copies(self.history, self._found, rows, newest, longest=LONGEST, bound=bound)
 
     def _write(self, row: int, ids: Sequence[int], start: int) -> None:
-        """Write a request's tokens from position ``start`` on, as copies: sessions change their arrays in place."""
-        tokens = np.array(ids[start:], dtype=np.int64)
-        # Placeholders of images are hashes of up to 62 bits; no copy may hold one.
+        tokens = np.array(ids[start:], dtype=np.int64)  # a copy: streaming sessions change ``ids`` in place
+        # Image placeholders are hashes of up to 62 bits, which a copy must not contain.
         known = (tokens >= 0) & (tokens < self._vocabulary)
         host = torch.from_numpy(np.where(known, tokens, -1).astype(np.int32))
         pin = self.history.device.type != "cpu"
@@ -119,35 +115,35 @@ class Copies:
 
 
 class Matches:
-    """Length of each request's latest match that the host knows of."""
+    """Length of each request's latest match, as received by the host."""
 
     def __init__(self) -> None:
         self._lengths: WeakKeyDictionary[Req, int] = WeakKeyDictionary()
 
     def long_enough(self, reqs: Sequence[Req]) -> list[bool]:
-        """Whether each request's match can be copied."""
+        """Return whether each request's match can be copied."""
         return [self._lengths.get(req, 0) >= LEAST for req in reqs]
 
     def replace(self, req: Req, length: int) -> int:
-        """Note a request's new match; returns the length of the one before."""
+        """Store the length of a request's new match; return that of the previous one."""
         before = self._lengths.get(req, 0)
         self._lengths[req] = length
         return before
 
 
 class Copied:
-    """What a step's blocks copied, on its way to the host.
+    """Copies of one step, as received by the host.
 
     Args:
-        matches: learns of the matches.
+        matches: updated with the step's matches.
         reqs: bs requests.
-        found: int64 [bs, 2], see :func:`sglang_dflash.ops.reference.find_copies`; on the host once the step's accept
+        found: int64 [bs, 2], see :func:`sglang_dflash.ops.reference.find_copies`; on the host when the step's accept
             lengths are.
         drafted: whether the step had drafts that a copy could replace.
 
     Attributes:
-        lengths: of the matches that were copied.
-        tokens: that copies brought and the drafts in their place would not have.
+        lengths: lengths of the copied matches.
+        tokens: accepted tokens of copies where the drafts would have been rejected.
     """
 
     def __init__(self, matches: Matches, reqs: Sequence[Req], found: Tensor, *, drafted: bool) -> None:
@@ -156,11 +152,11 @@ class Copied:
         self.tokens = 0
 
     def arrived(self, accept_lens: Sequence[int]) -> None:
-        """The step's results are on the host."""
+        """Read the copies; called when the step's results are on the host."""
         for req, accepted, (key, first) in zip(self._reqs, accept_lens, self._found.tolist(), strict=True):
             length = self._matches.replace(req, key >> 32)
             if self._drafted and first:
                 self.lengths.append(length)
-                # Where the two differ at most one is right: what was accepted from there on is the copy's alone.
+                # Where copy and draft differ at most one is right: tokens accepted from there on come from the copy.
                 self.tokens += max(0, accepted - first)
         self._reqs = ()

@@ -1,4 +1,4 @@
-"""The two forwards of a step: the drafter fills the block's mask positions, the target verifies the block."""
+"""Draft and verify: the drafter's forward replaces the mask tokens, the target's forward verifies the block."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class Draft:
-    """The drafter's forward, eager or as a CUDA graph: SGLang's runner decides, the result is the same.
+    """The drafter's forward; SGLang's runner runs it eagerly or as a CUDA graph.
 
     Args:
         runner: the drafter's.
-        layout: the parallel layout that the drafter was built for.
-        rings: the drafter's slots under a draft window.
-        widest: positions that the drafter drafts, anchor included.
+        layout: the drafter's parallel layout.
+        rings: the drafter's KV slots under a draft window.
+        widest: the drafter's block size, anchor included.
 
     Attributes:
-        broken: int64 [], drafted positions so far whose hidden state was not finite.
+        broken: int64 [], number of drafted positions so far whose hidden state was not finite.
     """
 
     def __init__(self, runner: ModelRunner, layout: Any, rings: DraftRings | None, widest: int) -> None:
@@ -34,9 +34,9 @@ class Draft:
         self.broken = torch.zeros((), dtype=torch.int64, device=runner.device)
 
     def __call__(self, step: Step) -> None:
-        """Fill ``step.tokens``, ``step.margins`` and ``step.draft_kv``. A block of width 1 has nothing to draft.
+        """Fill ``step.tokens``, ``step.margins`` and ``step.draft_kv``; a block of width 1 gets ``draft_kv`` only.
 
-        Beyond what the drafter drafts, its last draft stands, with a margin of minus infinity: any copy replaces it.
+        Past the drafter's block, repeat its last draft with margin -inf so that any copy replaces it.
         """
         translator = self._runner.kv_index_translator
         if self._rings is not None:
@@ -48,7 +48,7 @@ class Draft:
         forward_batch = drafted.forward_batch(self._runner, drafted.draft_kv, CaptureHiddenMode.NULL)
         with draft_tp_context(self._layout):
             output = self._runner.forward(forward_batch).logits_output
-        # A graph pads the batch and owns the memory of its result: slice it and copy it.
+        # A graph pads the batch and overwrites its outputs at the next replay: slice and copy.
         anchors, bs = step.tokens[:, :1], len(step.tokens)
         drafts = output.drafts[:bs]
         step.tokens = torch.cat((anchors, drafts, drafts[:, -1:].expand(-1, beyond)), dim=1)
@@ -60,11 +60,7 @@ class Draft:
 
 
 class Verify:
-    """The target's forward over the block.
-
-    Args:
-        target_worker: the target's.
-    """
+    """The target's forward over the block."""
 
     def __init__(self, target_worker: TpModelWorker) -> None:
         self._target = target_worker
@@ -72,11 +68,11 @@ class Verify:
     def __call__(self, step: Step) -> None:
         """Fill ``step.verified``.
 
-        Recurrent layers start from the committed state and leave it alone: they keep what each position writes until
-        :mod:`sglang_dflash.states.commit` commits part of it. A block of the anchor alone is plain decoding and runs as
-        that: the states advance in place.
+        Recurrent layers start from the committed state without changing it, and record what each position writes;
+        :mod:`sglang_dflash.states.commit` commits the accepted part. A block of the anchor alone runs as plain
+        decoding, which advances the states in place.
         """
-        # Leaves this step's snapshot slots on the batch, where the forward and SGLang's commit look for them.
+        # Stores this step's snapshot slots on the batch; the forward and SGLang's commit read them there.
         prepare_mamba_track_for_verify(step.batch)
         forward_batch = step.forward_batch(self._target.model_runner, step.target_kv, CaptureHiddenMode.FULL)
         step.verified = self._target.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)

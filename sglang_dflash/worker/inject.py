@@ -1,4 +1,4 @@
-"""Inject: the target's hidden states become the drafter's context K/V."""
+"""Inject: project the target's hidden states to the drafter's context K/V."""
 
 from __future__ import annotations
 
@@ -14,42 +14,40 @@ from sglang_dflash.worker.window import DraftRings
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner, ScheduleBatch
 
-# Long prompts are projected in pieces of this many tokens. No memory budget counts the workspace, so it must stay
-# small; a piece this long already fills a GPU.
+# Chunk long prompts: the workspace is not budgeted, and 2,048 tokens already saturate a GPU.
 CHUNK = 2048
 
-# Plain decoding steps whose tokens are injected together, at most.
-MOST_WAITING = 16
+# Most plain decoding steps whose tokens are injected together.
+MAX_PENDING = 16
 
 
 class Inject:
     """Writes context K/V into the drafter's KV pool.
 
-    Without a draft window one slot number serves both pools, so whatever shares a prefix's slots (the radix
-    cache) shares the drafter's K/V too. With one, each request has a ring of its own slots.
+    Without a draft window both pools use the same slot numbers, so requests that share a prefix in the radix cache
+    share the drafter's K/V too. With a window, each request has a ring of slots.
 
     Args:
         runner: the drafter's.
-        layout: the parallel layout that the drafter was built for.
-        rings: the drafter's slots under a draft window.
-        defers: whether plainly decoded tokens may wait. Disable when another component may overwrite the slots: on a
-            decoding server the transfer of the next request writes freed slots.
+        layout: the drafter's parallel layout.
+        rings: the drafter's KV slots under a draft window.
+        defers: whether plainly decoded tokens may wait for :meth:`catch_up`. Disable it when another component may
+            write freed slots: on a decoding server the transfer of the next request does.
     """
 
     def __init__(self, runner: ModelRunner, layout: Any, rings: DraftRings | None, *, defers: bool = True) -> None:
         self._runner, self._layout, self._rings, self._defers = runner, layout, rings, defers
-        self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._waiting_for: list[str] = []
+        self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._pending_rids: list[str] = []
 
     def __call__(self, step: Step) -> None:
         """Inject a verified block.
 
-        Every verified position is written, accepted or not. The slots after the accepted ones belong to the request
-        alone, and the next block overwrites each of them before anything reads it. So no mask is needed, and nothing
-        here waits for the accept length.
+        Write every verified position, accepted or not: only this request owns the slots after the accepted ones, and
+        the next block overwrites them before they are read. So the accept length is not needed here.
 
-        A plainly decoded token may wait for :meth:`catch_up`: nothing reads it before the drafter runs, and many
-        tokens cost hardly more than one.
+        A plainly decoded token may wait for :meth:`catch_up`: only the drafter reads it, and injecting many tokens
+        costs hardly more than one.
         """
         positions, slots = step.positions, self._slots(step.draft_kv.plan)
         hidden = step.verified.logits_output.hidden_states[: len(positions)]
@@ -57,29 +55,29 @@ class Inject:
             self.write(hidden, None, positions, slots)
             return
         rids = [req.rid for req in step.batch.reqs]
-        if rids != self._waiting_for or len(self._waiting) == MOST_WAITING:
+        if rids != self._pending_rids or len(self._pending) == MAX_PENDING:
             self.catch_up()
-        # A graph owns the memory of its result.
-        self._waiting.append((hidden.clone(), positions, slots))
-        self._waiting_for = rids
+        # A graph overwrites its outputs at the next replay.
+        self._pending.append((hidden.clone(), positions, slots))
+        self._pending_rids = rids
 
     def catch_up(self) -> bool:
-        """Inject the tokens that wait: before the drafter reads, and before a slot may belong to another request.
+        """Inject pending tokens, before the drafter reads them and before their slots may change owner.
 
-        They belong to the same requests, each step one position further, so no slot is written twice.
+        They belong to the same requests, one position further per step, so no slot is written twice.
 
         Returns:
-            whether there were any.
+            whether any were pending.
         """
-        if not self._waiting:
+        if not self._pending:
             return False
-        hidden, positions, slots = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
-        self._waiting.clear()
+        hidden, positions, slots = (torch.cat(parts) for parts in zip(*self._pending, strict=True))
+        self._pending.clear()
         self.write(hidden, None, positions, slots)
         return True
 
     def prefill(self, batch: ScheduleBatch, hidden: Tensor, kv_loc_plan: Any) -> None:
-        """Inject the tokens of a target extend: ``hidden`` [T, K * H], requests back to back."""
+        """Inject the tokens of a target extend: ``hidden`` [T, K * H], requests concatenated."""
         self.catch_up()
         if self._rings is not None:
             self.write(hidden, *self._rings.prefill(batch))
@@ -87,7 +85,7 @@ class Inject:
         lens = async_h2d([batch.prefix_lens, batch.extend_lens], dtype=torch.int64, device=hidden.device)
         prefix, extend = lens
         total = sum(batch.extend_lens)
-        # Position of the first token, minus its index in the batch, per request.
+        # Per request: position of its first token minus that token's index in the batch.
         shift = prefix - (extend.cumsum(0) - extend)
         positions = shift.repeat_interleave(extend, output_size=total) + torch.arange(total, device=hidden.device)
         self.write(hidden, None, positions, self._slots(kv_loc_plan))
@@ -100,8 +98,8 @@ class Inject:
         """Write context K/V.
 
         Args:
-            hidden: [N, K * H], the target's.
-            rows: int64 [T], tokens of ``hidden``; None for its first T.
+            hidden: [N, K * H], hidden states of the target.
+            rows: int64 [T], rows of ``hidden`` to write; None for its first T.
             positions: int64 [T], absolute positions.
             slots: int64 [T], slots of the drafter's pool.
         """

@@ -1,16 +1,8 @@
-"""A debugging aid: warn of, or raise at, anything that would make the host wait for the device inside a step.
+"""A debugging aid: warn of, or raise at, any call that makes the host wait for the device inside a step.
 
-Reading a value back (``.item()``, ``.tolist()``, ``if tensor:``, ``torch.equal``) or asking for a shape that depends on
-values (``nonzero``, ``unique``, a boolean mask as an index) stops the host until the device has caught up, and the
-overlap scheduler loses its head start. On a CPU such a call costs nothing, so only this guard shows it there.
-
-It cannot see ``.cpu()``, a no-op there; ``.numpy()``, with which the CPU platform's attention reads lengths;
-``x[mask] = value`` with a one-element value that a device would hold; and copies from pageable host memory, which wait
-on CUDA: ``tests/serving/test_host_copies.py`` lists those.
-
-SGLang's own functions that may wait inside a step are named in :data:`EXCUSED`. The guard is suspended for these calls;
-otherwise it would fail on CUDA. A first call may wait once more, for a compilation or an autotuner: a server warns, and
-only a test raises.
+A wait ends the head start of the overlap scheduler. PyTorch's sync debug mode finds waits on CUDA; other devices need
+a watcher in :data:`WATCHERS`. The guard is suspended inside SGLang's own functions that may wait, :data:`EXCUSED`. A
+first call may wait once more, for a compilation or an autotuner, so a server should warn and only a test raise.
 """
 
 from __future__ import annotations
@@ -19,13 +11,10 @@ import contextlib
 import functools
 import os
 import pkgutil
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream import SYMBOLS
@@ -33,7 +22,7 @@ from sglang_dflash.upstream import SYMBOLS
 SWITCH = "SGLANG_DFLASH_FORBID_SYNC"
 
 # SGLang's functions that wait inside a step, by name in ``upstream``: the line that waits, and when it runs.
-# ``tests/worker/test_no_sync_excused.py`` fails once a line is gone.
+# ``tests/worker/test_no_sync_excused.py`` fails when SGLang removes a line.
 EXCUSED = {
     "set_mamba_track_indices_from_reqs": (
         "batch.mamba_track_indices[freed_rows] = -1",
@@ -54,80 +43,6 @@ EXCUSED = {
     ),
 }
 
-# PyTorch's own classification of operators: these hand the host a value, or a shape that depends on values.
-_WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-_INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
-_MASKS = (torch.bool, torch.uint8)
-
-
-class HostSync(RuntimeError):
-    """A step would have waited for the device."""
-
-
-class HostSyncWarning(RuntimeWarning):
-    """A step waited for the device."""
-
-
-_lifted = False
-
-
-def _raise(text: str) -> None:
-    raise HostSync(text)
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, HostSyncWarning, stacklevel=1)  # one per text: the line of the step is not known here
-
-
-class _WatchMethods(TorchFunctionMode):
-    def __init__(self, report: Callable[[str], None]) -> None:
-        super().__init__()
-        self._report = report
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.tolist and not _lifted:  # on a CPU it needs no operator that could be seen
-            self._report("tolist reads a tensor back to the host inside a step")
-        return func(*args, **(kwargs or {}))
-
-
-class _WatchOps(TorchDispatchMode):
-    def __init__(self, report: Callable[[str], None]) -> None:
-        super().__init__()
-        self._report = report
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        with self:  # in inference mode composite operators arrive whole: see what they are made of
-            result = func.decompose(*args, **kwargs)
-        if result is not NotImplemented:
-            return result
-        if not _lifted and waits(func, args, kwargs):
-            self._report(f"{func._schema.name} makes the host wait inside a step")
-        return func(*args, **kwargs)
-
-
-def waits(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operator, as a dispatch mode sees it, hands the host a value or a shape that depends on values."""
-    name = func._schema.name
-    if name in _INDEXING:
-        masked = any(index is not None and index.dtype in _MASKS for index in args[1])
-        return masked and not _fills(args)
-    if name == "aten::repeat_interleave":
-        return func._overloadname != "self_int" and kwargs.get("output_size") is None
-    return not _WAITING.isdisjoint(func.tags)
-
-
-def _fills(args: Any) -> bool:
-    """``x[mask] = 0.0``: one mask and a single host value are a ``masked_fill_`` to PyTorch, on CUDA too."""
-    indices = [index for index in args[1] if index is not None]
-    return len(args) > 2 and len(indices) == 1 and args[2].numel() == 1 and args[2].device.type == "cpu"
-
-
-@contextlib.contextmanager
-def _watch_host(report: Callable[[str], None]) -> Iterator[None]:
-    with _WatchMethods(report), _WatchOps(report):
-        yield
-
 
 @contextlib.contextmanager
 def _watch_cuda(mode: str) -> Iterator[None]:
@@ -138,23 +53,29 @@ def _watch_cuda(mode: str) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
+WATCHERS: dict[str, Callable[[str], contextlib.AbstractContextManager[None]]] = {"cuda": _watch_cuda}
+"""By device type: a context that warns ("warn") or raises ("error") at a wait, unless :data:`suspended`."""
+
+suspended = False
+"""Whether an excused function is running."""
+
+
 @contextlib.contextmanager
-def _lift() -> Iterator[None]:
-    global _lifted
-    _lifted, before = True, _lifted
+def _suspend() -> Iterator[None]:
+    global suspended
+    suspended, before = True, suspended
     mode = torch.cuda.get_sync_debug_mode() if torch.cuda.is_initialized() else None
     if mode is not None:
         torch.cuda.set_sync_debug_mode("default")
     try:
         yield
     finally:
-        _lifted = before
+        suspended = before
         if mode is not None:
             torch.cuda.set_sync_debug_mode(mode)
 
 
 def _excuse(name: str) -> None:
-    """Replace SGLang's function by one that runs without the guard."""
     owner_path, _, attribute = SYMBOLS[name].path.rpartition(".")
     owner = pkgutil.resolve_name(owner_path)
     original = getattr(owner, attribute)
@@ -163,7 +84,7 @@ def _excuse(name: str) -> None:
 
     @functools.wraps(original)
     def unguarded(*args: Any, **kwargs: Any) -> Any:
-        with _lift():
+        with _suspend():
             return original(*args, **kwargs)
 
     unguarded.excused = True  # type: ignore[attr-defined]
@@ -171,19 +92,23 @@ def _excuse(name: str) -> None:
 
 
 def sync_guard(device: torch.device | str) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """A context for the part of a step that must not wait: with SGLANG_DFLASH_FORBID_SYNC=1 it warns, with 2 it raises.
+    """Return a context for the part of a step that must not wait: SGLANG_DFLASH_FORBID_SYNC=1 warns, 2 raises.
 
     Raises:
-        DFlashError: the variable holds anything else.
+        DFlashError: the variable has another value, or nothing watches this kind of device.
     """
     value = os.environ.get(SWITCH, "")
     if value not in ("", "0", "1", "2"):
         raise DFlashError(f"{SWITCH}={value!r}", expected="0, 1, 2, or unset", remedy=f"unset {SWITCH}")
     if value in ("", "0"):
         return contextlib.nullcontext
+    kind = torch.device(device).type
+    if kind not in WATCHERS:
+        raise DFlashError(
+            f"{SWITCH}={value} cannot watch a device of type {kind}",
+            expected=f"a device of type {' or '.join(WATCHERS)}",
+            remedy=f"unset {SWITCH}",
+        )
     for name in EXCUSED:
         _excuse(name)
-    raises = value == "2"
-    if torch.device(device).type == "cuda":
-        return functools.partial(_watch_cuda, "error" if raises else "warn")
-    return functools.partial(_watch_host, _raise if raises else _warn)
+    return functools.partial(WATCHERS[kind], "error" if value == "2" else "warn")

@@ -1,10 +1,10 @@
-"""Give every tensor-parallel rank rank 0's step times, so that all choose the same width.
+"""Share rank 0's step times with all tensor-parallel ranks so that they choose the same width.
 
-A width policy is a function of what it is told (:mod:`sglang_dflash.width.policy`). Accept counts are equal on all
-ranks because the tokens are; measured times are not. So rank 0's times ride on the list of requests that SGLang
-broadcasts at the top of every turn of its event loop. Each rank, rank 0 included, takes note of them there: at the same
-place in the same order of events. No message is added, and nobody waits. The policy's fingerprint rides along: ranks
-that were told different things would choose different widths, and wait for each other for ever.
+A width policy is a function of its observations (:mod:`sglang_dflash.width.policy`). Accept counts are equal on all
+ranks because the tokens are; measured times are not. So rank 0 appends its times to the list of requests that SGLang
+broadcasts at the start of every iteration of its event loop, and every rank, rank 0 included, applies them there. This
+adds no message and no wait. The message carries a fingerprint of the policy: ranks that diverge would choose different
+widths and deadlock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.width import WidthPolicy
 from sglang_dflash.worker.observe.metrics import StepRecord
 
-StepTime = tuple[int, int, int, float, bool]
+StepTime = tuple[int, int, int, float, bool]  # arguments of ``WidthPolicy.observe_time``
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class StepTimes:
     """Rank 0's message among the requests.
 
     Attributes:
-        steps: arguments of ``WidthPolicy.observe_time`` for finished steps.
-        fingerprint: of its policy before it takes note of them.
+        steps: times of finished steps.
+        fingerprint: state of rank 0's policy before it applies them.
     """
 
     steps: tuple[StepTime, ...]
@@ -34,11 +34,11 @@ class StepTimes:
 
 
 class SharedTimes:
-    """Carries what a rank measured to all ranks.
+    """Broadcasts rank 0's step times with the requests.
 
     Args:
-        policy: the width policy of this rank; asked anew each time, as a start replaces it.
-        ranks: tensor-parallel ranks that serve the same batch.
+        policy: returns this rank's width policy, which start-up replaces.
+        ranks: number of tensor-parallel ranks.
     """
 
     def __init__(self, policy: Callable[[], WidthPolicy], ranks: int) -> None:
@@ -46,30 +46,30 @@ class SharedTimes:
         self._outgoing: list[StepTime] = []
 
     def add(self, records: Sequence[StepRecord]) -> None:
-        """Note that these steps' times are known on this rank."""
+        """Add steps that this rank has timed."""
         for record in records:
             assert record.milliseconds is not None
-            news = (record.batch_size, record.width, record.context, record.milliseconds, record.caught_up)
+            time = (record.batch_size, record.width, record.context, record.milliseconds, record.caught_up)
             if self._alone:
-                self._policy().observe_time(*news)
+                self._policy().observe_time(*time)
             else:
-                self._outgoing.append(news)
+                self._outgoing.append(time)
 
     def broadcast(self, send: Callable[[list[Any] | None], list[Any]], requests: list[Any] | None) -> list[Any]:
-        """Send what was measured along with the requests.
+        """Broadcast the requests with rank 0's new step times, and apply the times.
 
         Args:
             send: broadcasts the source rank's list, and returns it on every rank.
             requests: on the source rank; None elsewhere.
 
         Raises:
-            DFlashError: this rank's policy was told something else than rank 0's.
+            DFlashError: this rank's policy differs from rank 0's.
         """
         if self._alone:
             return send(requests)
         if requests is not None and self._outgoing:
             requests = [*requests, StepTimes(tuple(self._outgoing), self._policy().fingerprint())]
-        self._outgoing.clear()  # other ranks' measurements are of no use
+        self._outgoing.clear()  # other ranks' times are discarded
         received = send(requests)
         for message in received:
             if isinstance(message, StepTimes):
@@ -80,23 +80,23 @@ class SharedTimes:
         policy = self._policy()
         if policy.fingerprint() != message.fingerprint:
             raise DFlashError(
-                "tensor-parallel ranks committed different tokens, or measured other steps, than rank 0",
-                expected="the same accept lengths on every rank, from which each chooses the next width",
-                remedy="report it with the log; until then leave --speculative-adaptive out",
+                "tensor-parallel ranks committed different tokens than rank 0, or timed different steps",
+                expected="the same accept lengths on every rank, so that all choose the same width",
+                remedy="report this with the log; until then start without --speculative-adaptive",
             )
-        for news in message.steps:
-            policy.observe_time(*news)
+        for time in message.steps:
+            policy.observe_time(*time)
 
 
 _current: SharedTimes | None = None
 
 
 def current() -> SharedTimes | None:
-    """The shared times of this process's worker; None before it is built."""
+    """Return the shared times of this process's worker; None before the worker is built."""
     return _current
 
 
 def set_current(times: SharedTimes) -> None:
-    """Note the shared times of this process's worker."""
+    """Set the shared times of this process's worker."""
     global _current
     _current = times

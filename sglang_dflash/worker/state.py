@@ -1,4 +1,4 @@
-"""State that one decode step leaves for the next, and the KV slots that the next will write."""
+"""State between two decode steps, and the reservation of KV slots for the next one."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ if TYPE_CHECKING:
 
 
 class DraftState(SpecInput):
-    """Rides on the batch between steps, as SGLang's ``batch.spec_info``.
+    """SGLang's ``batch.spec_info`` between steps.
 
-    With overlap scheduling only ``future_indices`` follows the batch through filter and merge: the scheduler
-    relays the values themselves through its buffers, and refills ``bonus_tokens`` and ``batch.seq_lens``
-    before each step.
+    With overlap scheduling only ``future_indices`` follows the batch through filter and merge. The scheduler relays the
+    values through its buffers, and refills ``bonus_tokens`` and ``batch.seq_lens`` before each step.
 
     Attributes:
-        bonus_tokens: int64 [bs], the next block's anchors.
+        bonus_tokens: int64 [bs], anchors of the next block.
         new_seq_lens: int64 [bs], committed lengths.
         future_indices: rows of the scheduler's relay buffers; None without overlap.
-        committed_cpu: committed lengths on the host, which lag by one step with overlap. Empty before
+        committed_cpu: committed lengths on the host, one step late with overlap; empty before
             :meth:`prepare_for_decode`.
-        reserved_lens_cpu: int32 [bs] on the host, lengths that have KV slots: an upper bound of what the step
-            reads. None before :meth:`prepare_for_decode`.
+        reserved_lens_cpu: int32 [bs] on the host, lengths with KV slots: upper bounds of what the step reads; None
+            before :meth:`prepare_for_decode`.
     """
 
-    # Relayed for other algorithms; DFLASH needs none of them.
+    # Relayed for other algorithms; unused by DFLASH.
     topk_p = topk_index = hidden_states = None
     num_tokens_per_req = num_tokens_for_logprob_per_req = 1
 
@@ -52,22 +51,21 @@ class DraftState(SpecInput):
 
     @classmethod
     def idle(cls, device: torch.device | str) -> DraftState:
-        """The state of no request."""
+        """Return the state of an empty batch."""
         return cls(*(torch.empty(0, dtype=torch.int64, device=device) for _ in range(2)))
 
     @classmethod
-    def transferred(cls, made: Any) -> DraftState:
-        """Of requests that another server prefilled, from the state that SGLang made for its own worker."""
-        state = cls(made.bonus_tokens, made.new_seq_lens)
-        state.future_indices = made.future_indices
+    def transferred(cls, stock: Any) -> DraftState:
+        """Convert the state that SGLang made for its own worker, for requests that another server prefilled."""
+        state = cls(stock.bonus_tokens, stock.new_seq_lens)
+        state.future_indices = stock.future_indices
         return state
 
     def prepare_for_decode(self, batch: ScheduleBatch) -> None:
-        """Reserve KV slots for the next step; runs on the scheduler's stream, before the step's lengths are
-        known.
+        """Reserve KV slots for the next step; runs on the scheduler's stream.
 
-        With overlap the host's committed lengths lag by one step, so slots for two full blocks are kept
-        beyond them. Slots past the accepted tokens are not freed, the next block is written there.
+        With overlap the host's committed lengths lag one step, so reserve two full blocks beyond them. Slots past the
+        accepted tokens are not freed: the next block is written there.
         """
         if batch.batch_size() == 0:
             return
@@ -78,8 +76,8 @@ class DraftState(SpecInput):
             reserve=get_alloc_reserve_per_decode(),
             page_size=batch.token_to_kv_pool_allocator.page_size,
         )
-        # Near the context limit two blocks may reach past the slot table, whose spare columns hold one; what a
-        # request can still commit fits, and a block's positions past the table get the padding slot.
+        # Near the context limit the two reserved blocks can exceed the slot table: clamp. Every token that can still be
+        # committed fits, and positions past the table get the padding slot.
         columns = batch.req_to_token_pool.req_to_token.shape[1]
         reserved = [min(length, columns) for length in reserved]
         missing = sum(reserved) - sum(current)

@@ -1,6 +1,6 @@
-"""One decode step as data, and its first stage: the block's layout.
+"""One decode step as data, and its first stage: the layout of the block.
 
-Each stage reads what the stages before it filled in, and fills in its own part.
+Each stage reads fields that earlier stages filled, and fills others.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ GrammarBarrier = Callable[[], None]
 
 @dataclass(frozen=True)
 class BlockKV:
-    """A block's place in the KV pool of the target or the drafter.
+    """KV slots and lengths of a block in the pool of the target or the drafter.
 
     Attributes:
         width: positions of the block, anchor included.
         seq_lens: int64 [bs], context tokens that attention reads before the block.
         slots: int64 [bs * w], KV slots of the block's positions.
-        host_lens: int64 [bs] on the host, KV length that attention reads, block included.
-        host_lens_sum: its sum.
-        exact: whether ``host_lens`` are the lengths; else they are upper bounds.
-        plan: SGLang's plan of these slots, shared by every forward and writer of the step.
+        host_lens: int64 [bs] on the host, KV lengths that attention reads, block included.
+        host_lens_sum: sum of ``host_lens``.
+        exact: whether ``host_lens`` are exact; otherwise they are upper bounds.
+        plan: SGLang's plan of these slots, shared by every forward and write of the step.
     """
 
     width: int
@@ -55,7 +55,7 @@ class BlockKV:
     plan: Any = None
 
     def planned(self, translator: Any, rows: Tensor) -> BlockKV:
-        """The same with SGLang's plan.
+        """Add SGLang's plan.
 
         Args:
             translator: the model's ``kv_index_translator``.
@@ -71,7 +71,7 @@ class BlockKV:
         return replace(self, plan=plan)
 
     def first(self, width: int, translator: Any, rows: Tensor) -> BlockKV:
-        """The block's first ``width`` positions; arguments as for :meth:`planned`."""
+        """Return the first ``width`` positions; arguments as for :meth:`planned`."""
         fewer = self.width - width
         kept = replace(
             self,
@@ -85,21 +85,21 @@ class BlockKV:
 
 @dataclass
 class Step:
-    """A step's block, from its layout to what it commits; ``bs`` requests, ``w`` positions each.
+    """The block of a step, from layout to commit: ``bs`` requests, ``w`` positions each.
 
     Attributes:
         batch: the scheduler's batch; ``seq_lens`` holds the committed lengths before the step.
-        state: what the last step left.
+        state: left by the last step.
         width: positions ``w`` of the block, anchor included.
-        grammar_barrier: brings the grammars up to the last step's tokens (overlap scheduling); None without overlap.
+        grammar_barrier: commits the last step's tokens to the grammars; None without overlap.
         positions: int64 [bs * w], absolute positions of the block.
         tokens: int64 [bs, w], anchor and mask tokens; *draft* replaces the mask tokens.
-        target_kv: where the target keeps the block's K/V.
-        draft_kv: where the drafter keeps them: the same place unless there is a draft window.
-        margins: from *draft*: float32 [bs, w - 1], how sure the drafter is, where blocks are copied; else None. Read it
-            before the drafter runs again.
-        grammar_tree: from *accept*, before verify: the block on its way to the host, for grammars; None without one.
-        state_slots: from *commit*, before verify: int64 [bs], slots of the recurrent states, if there are any.
+        target_kv: the block in the target's pool.
+        draft_kv: the block in the drafter's pool; equals ``target_kv`` without a draft window.
+        margins: from *draft*: float32 [bs, w - 1], logit margin of each draft if blocks are copied, else None. The next
+            run of the drafter overwrites it.
+        grammar_tree: from *accept*, before verify: the block as copied to the host; None without grammars.
+        state_slots: from *commit*, before verify: int64 [bs], slots of the recurrent states of a hybrid target.
         verified: from *verify*: SGLang's ``GenerationBatchResult`` of the target, with logits [bs * w, V] and the
             captured hidden states [bs * w, K * H].
         accepted: from *accept*: the tokens that the step commits.
@@ -120,7 +120,7 @@ class Step:
     accepted: Accepted = field(init=False)
 
     def first(self, width: int, translator: Any) -> Step:
-        """The drafter's part of a block that is wider than it drafts: ``width`` positions."""
+        """Return the first ``width`` positions, for a drafter whose block is narrower."""
         return replace(
             self,
             width=width,
@@ -130,18 +130,18 @@ class Step:
         )
 
     def forward_batch(self, runner: ModelRunner, kv: BlockKV, capture: CaptureHiddenMode) -> ForwardBatch:
-        """SGLang's batch for a forward of ``runner`` over the block; a plain decode if the block is the anchor alone.
+        """Return SGLang's batch for a forward of ``runner`` over the block; width 1 is a plain decode.
 
         Args:
             kv: the block in the runner's pool.
             capture: FULL for the target (hidden states of ``target_layer_ids``), NULL for the drafter.
         """
         decodes = self.width == 1
-        batch = copy.copy(self.batch)  # the forward's own: the scheduler's batch keeps its fields
+        batch = copy.copy(self.batch)  # the scheduler's batch keeps its fields
         batch.forward_mode = ForwardMode.DECODE if decodes else ForwardMode.TARGET_VERIFY
         batch.input_ids = self.tokens.flatten()
         batch.out_cache_loc = kv.slots
-        # A decode's length includes its own token, a verify's excludes its block.
+        # Decode lengths include the new token; verify lengths exclude the block.
         batch.seq_lens = kv.seq_lens + 1 if decodes else kv.seq_lens
         batch.seq_lens_cpu, batch.seq_lens_sum = kv.host_lens, kv.host_lens_sum
         batch.spec_info = DFlashVerifyInput(
@@ -161,11 +161,12 @@ class Step:
             kv_loc_plan=kv.plan,
         )
         if decodes:
-            forward_batch.spec_info = None  # it gave the positions; attention backends would take it for a draft's
+            # Only needed to compute positions; backends would treat the batch as a draft.
+            forward_batch.spec_info = None
         return forward_batch
 
     def result(self, *, counted: bool = False) -> GenerationBatchResult:
-        """The scheduler's view of the step. The hidden states stay behind, or it would copy them to the host.
+        """Return the scheduler's view of the step, without the hidden states, which it would copy to the host.
 
         Args:
             counted: whether SGLang must count verified positions, because widths differ between steps.
@@ -187,7 +188,7 @@ class Step:
 
 
 def idle_result(batch: ScheduleBatch, block: int) -> GenerationBatchResult:
-    """The scheduler's view of a step of no request; ``block`` is the widest."""
+    """Return the scheduler's view of a step of an empty batch; ``block`` is the server's block size."""
     state = DraftState.idle(batch.seq_lens.device)
     return GenerationBatchResult(
         next_token_ids=state.bonus_tokens,
@@ -199,10 +200,10 @@ def idle_result(batch: ScheduleBatch, block: int) -> GenerationBatchResult:
 
 
 class Layout:
-    """Places the next block of every request after its committed tokens.
+    """Lays out the next block of every request after its committed tokens.
 
     Args:
-        runner: the target's, whose KV slots the block takes.
+        runner: the target's; the block uses its KV slots.
         mask_token_id: the drafter's.
     """
 
@@ -210,9 +211,9 @@ class Layout:
         self._runner, self._mask_token_id = runner, mask_token_id
 
     def __call__(self, batch: ScheduleBatch, width: int, grammar_barrier: GrammarBarrier | None) -> Step:
-        """A step of ``width`` positions per request."""
+        """Return a step of ``width`` positions per request."""
         state: DraftState = batch.spec_info
-        # The lengths were gathered on the scheduler's stream.
+        # The scheduler's stream computed the lengths.
         record_stream_each((batch.seq_lens,), torch.get_device_module(batch.seq_lens.device).current_stream())
         block = prepare_block(
             state.bonus_tokens,
@@ -222,9 +223,9 @@ class Layout:
             width=width,
             mask_token_id=self._mask_token_id,
         )
-        # The scheduler tells a unified memory pool which slots this step writes, and reads them here.
+        # The scheduler passes these slots to a unified memory pool.
         batch.out_cache_loc = block.slots
-        # The lengths are on the host if an attention backend asks for them; else the reserved slots bound them.
+        # The lengths are on the host if an attention backend needs them; else the reserved slots bound them.
         exact = batch.seq_lens_cpu is not None
         host_lens, host_lens_sum = state.reserved_lens_cpu, state.reserved_lens_sum
         if exact:
@@ -237,16 +238,15 @@ class Layout:
 
 
 def rope_positions(positions: Tensor, inputs: Sequence[Any]) -> Tensor:
-    """Rotary positions of a block (M-RoPE): time, row and column, int64 [3, bs * w]; equal for text.
+    """Return rotary positions of a block (M-RoPE): time, row and column, int64 [3, bs * w]; equal for text.
 
-    An image takes as many positions as its longer side has tokens, not as many as it has tokens, so text after it
-    counts from further back (Wang et al., 2024, Qwen2-VL, section 2.1). SGLang computes that distance with the prompt.
-    Its own function for this copies the distances from pageable memory, which would make the host wait for the drafter
-    at each step.
+    An image takes as many positions as its longer side has tokens, so positions of the text after it are lower by a
+    distance (Wang et al., 2024, Qwen2-VL, section 2.1), which SGLang computes with the prompt. SGLang's function copies
+    the distances from pageable memory, which would make the host wait at each step.
 
     Args:
-        positions: int64 [bs * w], places in the sequence.
-        inputs: SGLang's ``MultimodalInputs`` of each request, None for text alone.
+        positions: int64 [bs * w], positions in the sequence.
+        inputs: SGLang's ``MultimodalInputs`` of each request; None for text.
     """
     if any(each is not None for each in inputs):
         none = torch.zeros(1, dtype=torch.int64)

@@ -1,9 +1,9 @@
-"""Rings: the drafter's K/V under a draft window.
+"""Draft window: a ring of KV slots per request for the drafter, and two hooks that account for it.
 
-Without a window the drafter's pool has the target's slots, one per token. With one it has a ring of slots per
-request: position ``p`` goes to slot ``p mod size`` of its ring, over a token that has left the window. The drafter
-reads the ring through a slot table of its own, rewritten each step, whose first column is the oldest token that it
-may see. Its attention counts lengths and distances from there; rotations stay absolute, Q and K have theirs already.
+Without a window the drafter's pool has the target's slots, one per token. With a window, position ``p`` goes to slot
+``p mod size`` of the request's ring and overwrites a token that has left the window. The drafter reads the ring through
+a separate slot table, rewritten each step, whose first column is the oldest visible token. Its attention counts lengths
+and distances from there; RoPE is already applied, at absolute positions.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class RingWrites(NamedTuple):
-    """The tokens of a prefill that the rings keep.
+    """Tokens of a prefill that are written to the rings.
 
     Attributes:
-        tokens: int64 [T], indices among the batch's tokens.
+        tokens: int64 [T], indices into the batch's tokens.
         positions: int64 [T], absolute positions.
         slots: int64 [T], slots of the drafter's pool.
     """
@@ -42,12 +42,12 @@ class RingWrites(NamedTuple):
 
 
 class RowAllocator:
-    """The allocator that SGLang wants for a pool's slots: a ring is handed out with its request's row.
+    """Placeholder for SGLang's slot allocator: a ring is allocated with its request's row.
 
-    The drafter's runner and its attention backends ask it for nothing but the kind of pool that it hands out from.
+    The drafter's runner and attention backends read only its pool type.
     """
 
-    post_capture_active = False  # the rings' size is known at the start, nothing is left to grow into
+    post_capture_active = False  # the rings have a fixed size
 
     def get_kvcache(self) -> RowAllocator:
         return self
@@ -56,23 +56,23 @@ class RowAllocator:
 class DraftRings:
     """Slots and slot table of the drafter's pool under a draft window.
 
-    A ring holds what was injected since the request took its row, never the part of its prefix that another request
-    computed: each row remembers its oldest position, and nothing older is read. How little of the prefix may be missing
-    is decided by :func:`~sglang_dflash.worker.window.cap_prefix`.
+    A ring holds the tokens injected since the request got its row, not the part of its prefix that another request
+    computed. Each row stores its oldest position, and older positions are never read. :func:`cap_prefix` bounds the
+    missing part of the prefix.
 
     Args:
-        request_pool: the target's ``ReqToTokenPool``, whose rows are the requests.
-        window: what the drafter reads; from a page boundary on.
-        context: the longest sequence, tokens.
-        by_row: whether row ``r``'s ring begins at slot ``r * size``, where SGLang's transfer of request rows looks for
-            it. It costs the slots of nearly one ring.
+        request_pool: the target's ``ReqToTokenPool``; its rows are the requests.
+        window: range that the drafter reads, rounded to a page boundary.
+        context: length of the longest sequence, tokens.
+        by_row: whether row ``r``'s ring begins at slot ``r * size``, as SGLang's transfer of request rows expects. It
+            costs the slots of nearly one ring.
     """
 
     def __init__(self, request_pool: Any, window: DraftWindow, context: int, *, by_row: bool = False) -> None:
         rows, columns = request_pool.req_to_token.shape
         self._window = window
         self.size = window.ring_slots(context)
-        # Row 0 is SGLang's padding row: it has no ring, its table stays on the padding slot, in the pool's first page.
+        # Row 0 is SGLang's padding row. It has no ring; its table points to the padding slot in the pool's first page.
         self._first = self.size if by_row else window.page
         self.slots = self._first - window.page + (rows - 1) * self.size
         self.request_pool = ReqToTokenPool(
@@ -83,11 +83,11 @@ class DraftRings:
         self._oldest = torch.zeros(rows, dtype=torch.int64, device=self._table.device)
         self._oldest_cpu = torch.zeros(rows, dtype=torch.int64)
         self._generation = request_pool.req_generation
-        self._holders: list[tuple[int, str] | None] = [None] * rows
+        self._owners: list[tuple[int, str] | None] = [None] * rows
         self._restored: set[int] = set()
 
     def pool_config(self, target: Any) -> Any:
-        """SGLang's ``MemoryPoolConfig`` of the drafter's pool, from the target's."""
+        """Return SGLang's ``MemoryPoolConfig`` of the drafter's pool, from the target's."""
         sizes = {
             "max_total_num_tokens": self.slots,
             "full_max_total_num_tokens": None,
@@ -96,10 +96,10 @@ class DraftRings:
         return replace(target, **sizes)
 
     def prefill(self, batch: ScheduleBatch) -> RingWrites:
-        """Select the tokens of a target extend to write: those that each request's last block can still see.
+        """Select the tokens of a target extend to write: those that the block after each request can still see.
 
-        A request that holds its row for the first time starts an empty ring; another chunk goes on in it, and so
-        does a decode row of a mixed batch.
+        A request that is new in its row starts an empty ring; a later chunk, or a decoding request of a mixed batch,
+        continues its ring.
         """
         rows = batch.req_pool_indices_cpu.tolist()
         counts, ends, end_of_last = [], [], 0
@@ -120,15 +120,15 @@ class DraftRings:
         def per_token(per_request: Tensor) -> Tensor:
             return per_request.repeat_interleave(count, output_size=total)
 
-        # Index of a token in the batch, and its position: the last ``count`` of each request.
+        # Index in the batch and position of the last ``count`` tokens of each request.
         tokens = torch.arange(total, device=count.device) + per_token(end - count.cumsum(0))
         positions = tokens + per_token(batch.seq_lens - end)
         return RingWrites(tokens, positions, self._slots(per_token(row_ids), positions))
 
     def start_transferred(self, batch: ScheduleBatch) -> None:
-        """Rings that another server filled, or that come back from the host: they reach back a whole window.
+        """Claim rings that another server filled, or that were restored from the host: they hold a whole window.
 
-        A retracted request whose ring was not kept begins an empty one.
+        A retracted request whose ring was not kept starts an empty one.
         """
         rows = batch.req_pool_indices_cpu.tolist()
         for row, req, length in zip(rows, batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
@@ -141,16 +141,16 @@ class DraftRings:
         )
 
     def slots_of(self, row: int) -> slice:
-        """The slots of a row's ring, in the drafter's pool."""
+        """Return the slots of a row's ring in the drafter's pool."""
         first = self._first + (row - 1) * self.size
         return slice(first, first + self.size)
 
     def restored(self, row: int) -> None:
-        """A retracted request's ring was written back, under this row."""
+        """Mark the ring of this row as restored from the host, for a retracted request."""
         self._restored.add(row)
 
     def view(self, kv: BlockKV, positions: Tensor, batch: ScheduleBatch, translator: Any) -> BlockKV:
-        """The block as the drafter sees it: lengths from its oldest visible token on, slots of its own pool.
+        """Return the block in the drafter's pool, with lengths that count from its oldest visible token.
 
         Args:
             kv: the block in the target's pool.
@@ -178,26 +178,24 @@ class DraftRings:
         return ring.planned(translator, rows)
 
     def _claim(self, row: int, rid: str) -> bool:
-        """Whether the ring is the request's already; takes it over if not.
+        """Claim the ring for a request; return whether it already owned it.
 
-        A row counts how often it was handed out, so a retracted request that gets its row back is a new holder. The
-        next turn of a streaming session keeps row and count, but may begin before the ring's end: another ``rid``.
+        A row's generation counts its allocations, so a retracted request that gets its row back is a new owner. The
+        next turn of a streaming session keeps row and generation but may begin before the ring's end: another ``rid``.
         """
-        holder = int(self._generation[row]), rid
-        known = self._holders[row] == holder
-        self._holders[row] = holder
-        return known
+        owner = int(self._generation[row]), rid
+        owned = self._owners[row] == owner
+        self._owners[row] = owner
+        return owned
 
     def _first_read(self, oldest: Tensor, committed: Tensor) -> Tensor:
-        """First position that a block after ``committed`` tokens reads, [bs], on either device."""
+        # First position that a block after ``committed`` tokens reads, [bs], on the host or the device.
         return torch.maximum(oldest, self._page_start(committed - self._window.tokens))
 
     def _page_start(self, position: Any) -> Any:
-        """First position of the page; ints and tensors. Of a negative position, a negative one."""
         return position - position % self._window.page
 
     def _slots(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Slots of positions."""
         return self._first + (rows - 1) * self.size + positions % self.size
 
 
@@ -206,14 +204,14 @@ def charge_rings(
 ) -> Any:
     """Hook around ``KVCacheConfigurator.config_from_budget``.
 
-    SGLang sizes the target's K/V pool so that a drafter's pool of as many slots fits beside it. Rings are a fixed
-    amount: they are taken off the budget once, and a token then costs only what the target stores of it.
+    SGLang sizes the target's K/V pool so that a drafter's pool with as many slots fits as well. Rings have a fixed
+    size: subtract them from the budget once; then a token costs the target's bytes only.
 
     Args:
         configurator: SGLang's ``KVCacheConfigurator`` of the target.
         budget_bytes: memory of this rank for the K/V of target and drafter.
-        cap_tokens: the pool's size so far. SGLang passes it when it sizes the pool again after graph capture
-            (``SGLANG_ENABLE_POST_CAPTURE_KV_SIZING``), from the memory that is free then: the rings exist already.
+        cap_tokens: the pool's present size. SGLang passes it when it resizes the pool after graph capture
+            (``SGLANG_ENABLE_POST_CAPTURE_KV_SIZING``) to the free memory; the rings are allocated by then.
     """
     plan, per_token = serving.plan, configurator.dflash_draft_cell_size_per_token
     if plan is None or plan.window is None or not per_token or configurator.is_draft_worker:
@@ -230,15 +228,15 @@ def charge_rings(
 
 
 def cap_prefix(longest: int, req: Any, input_len: int) -> int:
-    """Hook after ``Req._compute_max_prefix_len``: leave the window's last tokens to the prefill.
+    """Hook after ``Req._compute_max_prefix_len``: end a prefix hit one window before the prompt does.
 
-    The prefix cache keeps the target's K/V. What the drafter reads of a prompt comes from the target's hidden states,
-    which nothing keeps, and lives in the ring of the request that computed it. So a hit ends one window before the
-    prompt does: the prefill recomputes at most that many tokens, and the first block already sees its whole window.
+    The prefix cache keeps the target's K/V only. The drafter's K/V come from the target's hidden states, which are not
+    kept, and lie in the ring of the request that computed them. So the prefill recomputes the last window, at most, and
+    the first block sees its whole window.
 
     Args:
-        longest: SGLang's own bound, tokens.
-        input_len: tokens of the request so far.
+        longest: SGLang's bound, tokens.
+        input_len: length of the request so far, tokens.
     """
     plan = serving.plan
     return longest if plan is None or plan.window is None else max(0, min(longest, input_len - plan.window.tokens))

@@ -1,4 +1,4 @@
-"""The DFLASH worker: SGLang's scheduler calls it, and it runs a decode step from its first stage to its last."""
+"""The DFLASH worker: SGLang's scheduler calls it for every prefill and decode step."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ from sglang_dflash.worker.step import GrammarBarrier, Layout, Publish, idle_resu
 from sglang_dflash.worker.window import DraftRings
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ScheduleBatch, ServerArgs, TpModelWorker
+    from sglang_dflash.upstream import ModelRunner, ScheduleBatch, ServerArgs, TpModelWorker
 
 logger = logging.getLogger(__name__)
 
 
 class DFlashWorker(BaseSpecWorker):
-    """Drafts a block with the drafter, verifies it with the target, commits what the target agrees with.
+    """Drafts a block with the drafter, verifies it with the target and commits the tokens that the target accepts.
 
     One instance per tensor-parallel rank. The scheduler owns the requests, the KV slots and the relay between steps;
-    the worker owns the drafter and the order of a step's stages. Nothing between draft and publish waits for the
-    device.
+    the worker owns the drafter and runs the stages of a step in order. Between draft and publish nothing waits for the
+    device. ``BaseSpecWorker`` and this class define every attribute that SGLang reads of a worker.
 
     Args:
         target_worker: SGLang's ``TpModelWorker`` of the target, weights loaded.
 
     Raises:
-        DFlashError: the drafter's tensors are unusable, or it does not fit the target.
+        DFlashError: the drafter's tensors are unusable, or do not fit the target.
     """
 
     speculative_num_steps = 1
@@ -85,16 +85,16 @@ class DFlashWorker(BaseSpecWorker):
         self._times = SharedTimes(lambda: self.width_policy, get_parallel().tp_size)
         set_current(self._times)
         if self._is_first:
-            told = "; ".join(f"{name} {value}" for name, value in self.identity.items() if name != "version")
-            logger.info("sglang-dflash %s serves DFLASH: %s", self.identity["version"], told)
-
-    def __getattr__(self, name: str) -> Any:
-        """The scheduler asks this worker for whatever it asks a target's worker for."""
-        if name == "_target_worker":
-            raise AttributeError(name)
-        return getattr(self._target_worker, name)
+            settings = "; ".join(f"{name} {value}" for name, value in self.identity.items() if name != "version")
+            logger.info("sglang-dflash %s serves DFLASH: %s", self.identity["version"], settings)
 
     # --- read by the scheduler
+
+    @property
+    def model_runner(self) -> ModelRunner:
+        """The drafter's runner; SGLang saves its weights with ``save_remote_model``."""
+        runner: ModelRunner = self._draft_worker.model_runner
+        return runner
 
     @property
     def speculative_num_draft_tokens(self) -> int:
@@ -115,7 +115,7 @@ class DFlashWorker(BaseSpecWorker):
         return {**self.identity, **observed, "width": width, "memory_bytes": memory}
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
-        """A step's accept counts reached the host, without anyone waiting for them; steps come in launch order."""
+        """Called in launch order once a step's accept counts are on the host."""
         record, timed = self._observer.finished([n + 1 for n in num_correct_drafts_per_req], self.width_policy)
         self.width_policy.observe(record.width, record.accept_lens, record.matched)
         self._times.add(timed)
@@ -131,13 +131,12 @@ class DFlashWorker(BaseSpecWorker):
                 super().alloc_memory_pool(memory_pool_config, req_to_token_pool, token_to_kv_pool_allocator)
             else:
                 self._rings = allocate_rings(self.plan, target, drafter, memory_pool_config, req_to_token_pool)
-                self.req_to_token_pool, self.token_to_kv_pool_allocator = req_to_token_pool, token_to_kv_pool_allocator
-        self._build_stages()
+        self._build()
         pool = drafter.model_runner.token_to_kv_pool
         prepare_transfer(self.plan.role, token_to_kv_pool_allocator, pool, self._rings)
 
-    def _build_stages(self) -> None:
-        """In the order of :meth:`_decode`; the pools exist."""
+    def _build(self) -> None:
+        """Build the stages in the order of :meth:`_decode`; most need the pools."""
         target, drafter, plan = self._target_worker, self._draft_worker.model_runner, self.plan
         self._layout = Layout(target.model_runner, plan.drafter.mask_token_id)
         self._draft = Draft(drafter, self.draft_parallel_layout, self._rings, plan.drafted)
@@ -151,7 +150,7 @@ class DFlashWorker(BaseSpecWorker):
         self._no_sync = sync_guard(target.device)
 
     def _draft_model_runners(self) -> tuple[Any, ...]:
-        """Runners whose KV slots are the target's, for SGLang to move and copy with them; a ring's are not."""
+        """Runners that share the target's KV slots; none under a draft window."""
         return () if self._rings is not None else super()._draft_model_runners()
 
     def init_attention_backends(self) -> None:
@@ -162,7 +161,7 @@ class DFlashWorker(BaseSpecWorker):
 
     @contextmanager
     def _drafters_context(self) -> Iterator[None]:
-        """Inside, what SGLang builds for its own width is the drafter's, at the width that the drafter drafts."""
+        """Build SGLang's resources for the drafter, at the drafter's width."""
         width = get_spec().override(speculative_num_draft_tokens=self.plan.drafted)
         with draft_pp_context(), draft_tp_context(self.draft_parallel_layout), width:
             yield
@@ -174,7 +173,7 @@ class DFlashWorker(BaseSpecWorker):
         target, drafter = self._target_worker.model_runner, self._draft_worker.model_runner
         if self._is_first:
             self.identity["requests"] = log_memory(self.plan, target, drafter).requests
-        if self.plan.widths is not None and self.plan.role != "prefill":  # which decodes nothing
+        if self.plan.widths is not None and self.plan.role != "prefill":  # a prefill server decodes nothing
             self.width_policy, graphs = prepare_widths(self.plan, target, drafter, self.draft_parallel_layout)
             self._at_width = graphs.at
             self._additional_graph_memory_usage = graphs.memory_gb
@@ -199,13 +198,13 @@ class DFlashWorker(BaseSpecWorker):
         """Run one prefill or decode step of a ``ScheduleBatch``.
 
         Args:
-            on_publish: takes the new committed lengths as soon as they are known (overlap scheduling); the scheduler
-                prepares the next step while the rest of this one runs.
+            on_publish: called with the new committed lengths as soon as they are computed (overlap scheduling); the
+                scheduler prepares the next step while the rest of this one runs.
             grammar_barrier: commits the last step's tokens to the grammars.
             pp_proxy_tensors: unused; DFLASH runs on one pipeline stage.
         """
         publish: Publish = on_publish or (lambda new_seq_lens: None)
-        with torch.inference_mode():  # a small operator costs the host less there than under no_grad
+        with torch.inference_mode():  # costs the host less per operator than no_grad
             if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
                 return self._prefill(batch, publish, grammar_barrier)
             if batch.forward_mode.is_idle():
@@ -221,7 +220,7 @@ class DFlashWorker(BaseSpecWorker):
         self._observer.interrupted()
         self._wait_for_fused_hicache_load(batch)
         if batch.has_grammar and batch.decoding_reqs and grammar_barrier is not None:
-            grammar_barrier()  # a mixed batch samples after blocks that the grammars may not have seen yet
+            grammar_barrier()  # a mixed batch samples after blocks that the grammars may still lack
         self._accept.before_prefill(batch)
         if self._copies is not None:
             self._copies.before_prefill(batch)
@@ -240,7 +239,7 @@ class DFlashWorker(BaseSpecWorker):
         return result
 
     def start_transferred(self, batch: ScheduleBatch) -> None:
-        """Take up requests that another server prefilled: their K/V are here, the drafter's too."""
+        """Start requests that another server prefilled; the K/V of both models have arrived."""
         self._accept.before_prefill(batch)
         if self._rings is not None:
             self._rings.start_transferred(batch)
@@ -256,7 +255,7 @@ class DFlashWorker(BaseSpecWorker):
         width = self.width_policy.width(batch.batch_size(), context, sum(matched) / batch.batch_size())
         record = StepRecord(width, batch.batch_size(), context, matched=matched, requests=tuple(batch.reqs))
         self._observer.started(record)
-        # Grammars and custom logit processors run on the host, so the host waits for the drafts there.
+        # Grammars and custom logit processors run on the host, which waits for the drafts.
         on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
         with self._at_width(width), nullcontext() if on_host else self._no_sync():
             with self._observer.stage("draft"):

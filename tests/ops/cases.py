@@ -18,7 +18,8 @@ DEVICE = os.environ.get("OPS_DEVICE", "cpu")
 
 
 def kernel(name: str):
-    return getattr(importlib.import_module(f"sglang_dflash.ops.kernels.{name}"), name)
+    module = "copies" if name in ("note_tokens", "find_copies", "offer_copies") else name
+    return getattr(importlib.import_module(f"sglang_dflash.ops.kernels.{module}"), name)
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,6 @@
-"""The filters of seeded draws on CUDA keep what the definition keeps; SGLang's kernels are stood in for by torch."""
+"""The filters of seeded draws on CUDA keep what the definition keeps; torch replaces SGLang's kernels."""
 
 from __future__ import annotations
-
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,15 +9,15 @@ from sglang_dflash import ops, upstream
 from sglang_dflash.ops import reference
 from tests.support.renorm import top_k_renorm_prob, top_p_renorm_prob
 
-SOURCE = Path(ops.__file__).parent / "kernels" / "filter_probs.py"
-NONE = torch.inf  # of a top-p limit, as SeededSampler says it
+NONE = torch.inf  # the top-p value that SeededSampler passes for "no limit"
 
 
 @pytest.fixture
 def on_cuda(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(upstream, "top_k_renorm_prob", top_k_renorm_prob, raising=False)
     monkeypatch.setattr(upstream, "top_p_renorm_prob", top_p_renorm_prob, raising=False)
-    return runpy.run_path(str(SOURCE))["filter_probs"]
+    monkeypatch.setattr(ops, "runs_kernels", lambda tensor: True)
+    return ops.filter_probs
 
 
 def test_the_filters_on_cuda_equal_their_definition(on_cuda) -> None:

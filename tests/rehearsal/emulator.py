@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from sglang_dflash.worker.no_sync import waits
+from tests.plugin.dflash_test_plugin.host_waits import waits
 from tests.rehearsal import interpreter
 from tests.rehearsal.interpreter import pause
 

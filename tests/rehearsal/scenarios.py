@@ -136,7 +136,7 @@ _ALL_WIDTHS = _met(
 )
 _OURS = "launches: sglang_dflash.ops.kernels."
 _CHOICES = _met(*(f"{_OURS}{op}.{op}_kernel" for op in ("penalize_block", "seeded_draw")))
-_COPIES = _met(*(f"{_OURS}{op}.{op}_kernel" for op in ("note_tokens", "find_copies", "offer_copies")))
+_COPIES = _met(*(f"{_OURS}copies.{op}_kernel" for op in ("note_tokens", "find_copies", "offer_copies")))
 
 SCENARIOS: tuple[Scenario, ...] = (
     # `make test` runs it: with all that kernels outside of graphs are for, recurrent states and other widths aside.

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sglang_dflash.worker.no_sync import waits
+from tests.plugin.dflash_test_plugin.host_waits import waits
 from tests.rehearsal import streams
 from tests.rehearsal.streams import HOST, Clock, Stream, current_stream, join
 

@@ -11,7 +11,7 @@ from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.train.hf import load_model
 from tests.support.checkpoints import assert_greedy
 from tests.support.generation import assert_nothing_leaked, generate_all
-from tests.support.pair_servers import STRICT, changed_drafter, dflash_server, with_plugin
+from tests.support.pair_servers import changed_drafter, dflash_server, strict, with_plugin
 from tests.support.prompts import corpus
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -28,7 +28,7 @@ def test_generations_reach_the_end_of_the_targets_context(own_context: int, tmp_
     sampling = {"ignore_eos": True, "max_new_tokens": None}
     limit = ("--context-length", str(CONTEXT))
     histories = {SWITCH: "1", **with_plugin(tmp_path, "history")} if own_context == CONTEXT else {}
-    with dflash_server(PAIR, tmp_path, *limit, drafter=drafter, **STRICT, **histories) as server:
+    with dflash_server(PAIR, tmp_path, *limit, drafter=drafter, **{**strict(), **histories}) as server:
         answers = generate_all(server, prompts, concurrency=4, sampling_params=sampling)
         assert_nothing_leaked(server)
     target = load_model(target_path(PAIR))

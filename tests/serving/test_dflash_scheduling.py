@@ -18,7 +18,7 @@ from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.train.hf import load_model
 from tests.support.checkpoints import assert_greedy
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
-from tests.support.pair_servers import STRICT, dflash_server, worker_info
+from tests.support.pair_servers import dflash_server, strict, worker_info
 from tests.support.prompts import corpus
 from tests.support.servers import SGLANG_SERVE, Server
 
@@ -34,7 +34,7 @@ WHOLE = {"ignore_eos": True}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     arguments = ("--context-length", str(CONTEXT), "--max-total-tokens", "4096")
     folder = tmp_path_factory.mktemp("server")
-    with dflash_server(PAIR, folder, *arguments, launcher=SGLANG_SERVE, **STRICT) as server:
+    with dflash_server(PAIR, folder, *arguments, launcher=SGLANG_SERVE, **strict()) as server:
         yield server
 
 

@@ -17,7 +17,7 @@ from sglang.srt.sampling import custom_logit_processor
 
 from sglang_dflash_lab.pairs import target_path
 from tests.support.generation import answers, assert_nothing_leaked, raw, tokens
-from tests.support.pair_servers import FEATURES, STRICT, dflash_server
+from tests.support.pair_servers import FEATURES, dflash_server, strict
 from tests.support.prompts import corpus
 from tests.support.servers import Server
 
@@ -222,7 +222,7 @@ def test_hostile_parameters_are_refused_by_name_and_their_neighbours_answered(df
         (("--disable-overlap-schedule",), {}),
         (("--chunked-prefill-size", "64", "--enable-mixed-chunk"), {}),
         ((), {"SGLANG_TEST_RETRACT": "1"}),
-        ((), STRICT),
+        ((), strict()),
     ],
 )
 def test_every_case_under_other_schedules(

@@ -44,7 +44,7 @@ def test_sglangs_kernels_agree_with_ours_under_the_interpreter() -> None:
     [f"{OPS}/cutedsl_gdn_mtp_ring.py", f"{FLASHINFER}/gdn_decode_mtp.py", f"{FLASHINFER}/gdn_decode_bf16_state.py"],
 )
 def test_flashinfers_verify_writes_states_by_the_calls_width(path: str) -> None:
-    """``states/pool.py`` lays them out for it. SGLang's copy of the kernel stands for FlashInfer's."""
+    """``worker/start/graphs.py`` lays them out for it. SGLang's copy of the kernel stands for FlashInfer's."""
     assert set(re.findall(r"flat_idx = (.*i_t.*)", source(path))) == {"i_n * T * HV + i_t * HV + i_hv"}
 
 

@@ -35,8 +35,6 @@ WIDE_WIDTHS = (*_ADAPTIVE, str(_WIDTHS / "fixed.json"))
 WIDE = ("--speculative-num-draft-tokens", "32")
 # Every fourth step a request loses its memory.
 RETRACTED = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "4"}
-# Every device-to-host wait inside a step raises.
-STRICT = {"SGLANG_DFLASH_FORBID_SYNC": "2"}
 
 
 def target_arguments(pair: str, base: tuple[str, ...] = BASE) -> tuple[str, ...]:
@@ -99,11 +97,19 @@ class RecordedServer:
     folder: Path
 
 
+def strict() -> dict[str, str]:
+    """Environment of a server in which every host wait inside a step raises."""
+    return {"SGLANG_DFLASH_FORBID_SYNC": "2", "PYTHONPATH": _path_with_plugin()}
+
+
 def with_plugin(folder: Path, *modes: str) -> dict[str, str]:
     """Environment of a server that loads ``tests/plugin`` in these modes; ``folder`` is where they write and read."""
-    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1] / "plugin"), os.environ.get("PYTHONPATH"))))
     variables = {"SGLANG_DFLASH_TEST_PLUGIN": ",".join(modes), "SGLANG_DFLASH_TEST_FOLDER": str(folder)}
-    return {"PYTHONPATH": path, **variables}
+    return {"PYTHONPATH": _path_with_plugin(), **variables}
+
+
+def _path_with_plugin() -> str:
+    return os.pathsep.join(filter(None, (str(Path(__file__).parents[1] / "plugin"), os.environ.get("PYTHONPATH"))))
 
 
 def worker_info(server: Server) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def test_plain_decoding_comes_first_then_the_widest_that_fit(
     width_graphs, found = WidthGraphs(runner(), runner(), None, FULL), list[int]()
     width_graphs._captured = captured
     monkeypatch.setattr(width_graphs, "_has_room", lambda: len(found) < rooms)
-    monkeypatch.setattr(width_graphs, "_provide", found.append)
+    monkeypatch.setattr(width_graphs, "_build_width", found.append)
     assert width_graphs.build(WIDTHS) == served
     assert found == provided
 
@@ -160,7 +160,7 @@ def test_a_backend_that_has_the_servers_width_is_built_for_every_other_one(
     """Without graphs; in them every backend's buffers have one width."""
     target, drafter, built = runner(attention), runner(attention), list[tuple[int, bool]]()
     width_graphs = WidthGraphs(target, drafter, None, FULL // 2)
-    monkeypatch.setattr(width_graphs, "_provide_runner", lambda of, width, phase: built.append((width, of is drafter)))
+    monkeypatch.setattr(width_graphs, "_build_runner", lambda of, width, phase: built.append((width, of is drafter)))
     for name in ("draft_pp_context", "draft_tp_context"):
         monkeypatch.setattr(graphs, name, lambda *_: nullcontext())
     width_graphs.build(WIDTHS)

@@ -10,7 +10,9 @@ import torch
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream import Symbol
 from sglang_dflash.worker import no_sync
-from sglang_dflash.worker.no_sync import SWITCH, HostSync, HostSyncWarning, sync_guard
+from sglang_dflash.worker.no_sync import SWITCH, sync_guard
+from tests.plugin.dflash_test_plugin import host_waits
+from tests.plugin.dflash_test_plugin.host_waits import HostSync, HostSyncWarning
 
 VALUES = torch.arange(4)
 MASK = VALUES > 1
@@ -62,6 +64,7 @@ def excused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Upstream, "wait", staticmethod(Upstream.wait))  # put back what the guard replaces
     monkeypatch.setattr(no_sync, "SYMBOLS", {"wait": Symbol(f"{__name__}.Upstream.wait")})
     monkeypatch.setattr(no_sync, "EXCUSED", {"wait": ("VALUES.tolist()", "always")})
+    monkeypatch.setitem(no_sync.WATCHERS, "cpu", host_waits.watch_host)
 
 
 @pytest.mark.parametrize("name", WAITS)
@@ -76,6 +79,13 @@ def test_a_server_is_warned_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv(SWITCH, "1")
     with torch.inference_mode(), sync_guard("cpu")(), pytest.warns(HostSyncWarning, match="tolist"):
         assert VALUES.tolist() == [0, 1, 2, 3]
+
+
+def test_a_device_without_a_watcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.delitem(no_sync.WATCHERS, "cpu")
+    with pytest.raises(DFlashError, match="cannot watch a device of type cpu"):
+        sync_guard("cpu")
 
 
 def test_another_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from sglang_dflash.plan.settings import COPIES_SWITCH as COPIES
 from sglang_dflash.plan.settings import REPLAY_SWITCH as REPLAY
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
 from tests.support.near_tie import BF16_GAP, divergence, tops_of
-from tests.support.pair_servers import RANDOM_WIDTHS, STRICT, WIDE, worker_info
+from tests.support.pair_servers import RANDOM_WIDTHS, WIDE, strict, worker_info
 from tests.support.prompts import corpus
 from tools.gpu.run import Run
 
@@ -141,7 +141,7 @@ def _without_waits(run: Run, pair: str) -> dict[str, Any]:
     number, tokens = (16, 64) if run.real else (2, 24)
     inputs, found = [prompt[-64:] for prompt in corpus(pair, number)], {}
     environment = {REPLAY: "1" if pair != "tiny-dense" else ""}
-    with run.serve(pair, *RANDOM_WIDTHS, **environment, **STRICT) as server:
+    with run.serve(pair, *RANDOM_WIDTHS, **environment, **strict()) as server:
         for kind, sampling in REQUESTS.items():
             answers = generate_all(server, inputs, 8, tokens, sampling_params=sampling)
             found[kind] = sum(len(answer.tokens) for answer in answers)

@@ -1,6 +1,6 @@
 """Triton kernel of :func:`~sglang_dflash.states.reference.gdn_commit`: a program per (values, request, layer).
 
-Positions past a count read the last one that counts, so what an older block left is never seen; they weigh zero.
+Positions past a count read the last counted one, with weight zero, so records of an older block are never read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from sglang_dflash.ops.kernels import assert_dense
 from sglang_dflash.states.reference import Records
 
-# Of a state's [V, K]: in one program, and at once. With 64 lanes a thread takes over 128 registers.
+# Values of a state [V, K] per program, and lanes per load. With 64 lanes a thread takes over 128 registers.
 _VALUES, _LANES = 64, 32
 
 
@@ -34,13 +34,14 @@ def write_state(
     LANES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """From a state before a block to the one after its first ``count`` > 0 tokens, for some of its values.
+    """Advance some values of a state by the first ``count`` > 0 tokens of a block.
 
-    The four addresses are of the values' rows ``[VALUES, 1]`` and of the first token's values ``[1, VALUES]`` and key.
+    The addresses are those of the values' rows ``[VALUES, 1]``, and of the first token's values ``[1, VALUES]`` and
+    key.
     """
     step = tl.arange(0, STEPS)
     token = tl.minimum(step, count - 1)
-    # The sum of the decays after a token is formed on its own, see gdn_replay.
+    # Sum the decays after each token directly: see _decay_between in states/reference.py.
     following = tl.load(decays + tl.minimum(step + 1, count - 1))
     later = tl.cumsum(tl.where(step + 1 < count, following, 0.0), axis=0, reverse=True)
     weight = tl.where(step < count, tl.exp(later), 0.0)[:, None]
@@ -111,7 +112,7 @@ def gdn_commit_kernel(
         updates_low += update_at
         keys_low += key_at
 
-    # First what is tracked: it too starts from the state before the block.
+    # Tracked states first: they also start from the state before the block.
     if track_slots is not None:
         track_slot = tl.load(track_slots + request).to(tl.int64)
         track_count = tl.load(track_counts + request).to(tl.int32)

@@ -2,15 +2,15 @@
 
 Three choices:
 
-- Positions past the width read the last one's inputs, so that no address is out of bounds and no value undefined. No
-  position within the width reads them, and nothing of theirs is stored.
-- The triangular system is solved by its inverse, which is put together from the inverses of halves. Its entries are
-  products of contractions (beta <= 1, keys of norm 1): none is above 1, whatever the keys. The powers of the same
-  matrix reach thousands and cancel (equal keys, no decay).
-- fp32 activations are multiplied in fp32: there a verify must choose the tokens of plain decoding. 16-bit queries and
-  keys meet on tensor cores as they are and are normalised afterwards, which is exact. An fp32 state meets them as two
-  16-bit parts: off by 2 ** -18 in bfloat16, where one TF32 product of the same cost is off by 2 ** -11. What is small
-  and fp32 takes TF32 in three parts, about as good as fp32.
+- Positions past the width read the inputs of the last position, so that every address is in bounds and every value
+  defined. Positions within the width do not read them, and their results are not stored.
+- The triangular system is solved by its inverse, assembled from the inverses of halves. Its entries are products of
+  contractions (beta <= 1, keys of norm 1), so none exceeds 1 for any keys. The powers of the same matrix reach
+  thousands and cancel (equal keys, no decay).
+- fp32 activations are multiplied in fp32, because there a verify must choose the tokens of plain decoding. 16-bit
+  queries and keys are multiplied on tensor cores and normalised afterwards, which is exact. An fp32 state is split into
+  two 16-bit parts: the error is 2 ** -18 in bfloat16, against 2 ** -11 of one TF32 product of the same cost. Small fp32
+  matrices use three-part TF32, about as precise as fp32.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from torch import Tensor
 from sglang_dflash.ops.kernels import assert_dense
 from sglang_dflash.states.reference import EPS, THRESHOLD, Records
 
-# Of a state's [V, K]: in one program, and at once. Twice as many of either take over 128 registers somewhere. Blocks of
-# over 16 positions take 249, for the inverse of 32 x 32 in three TF32 parts (in one part 168).
+# Values of a state [V, K] per program, and lanes per load. Twice as many of either take over 128 registers in some
+# specialisation. Blocks of over 16 positions take 249, for the inverse of 32 x 32 in three TF32 parts (in one part
+# 168).
 _VALUES, _LANES = 32, 32
 
 
 @triton.jit
 def log1p(x):
-    """``log(1 + x)`` for x >= 0: the quotient takes back what 1 + x was rounded by."""
+    """``log(1 + x)`` for x >= 0; the quotient corrects the rounding of 1 + x."""
     rounded = 1.0 + x
     return tl.where(rounded == 1.0, x, tl.log(rounded) * (x / (rounded - 1.0)))
 
@@ -43,7 +44,7 @@ def inverse_of_unit_lower(system, LEVELS: tl.constexpr, PRECISION: tl.constexpr)
     column = tl.arange(0, STEPS)[None, :]
     inverse = tl.where(row == column, 1.0, tl.where((row >> 1 == column >> 1) & (row > column), -system, 0.0))
     for level in tl.static_range(1, LEVELS):
-        # Blocks of 2 ** level on the diagonal are inverted. Of two, X and Y with C below X, both get -Y C X there.
+        # Diagonal blocks of 2 ** level are inverted. For two of them, X and Y with C below X, write -Y C X at C.
         below = (row >> (level + 1) == column >> (level + 1)) & (row >> level > column >> level)
         product = tl.dot(tl.where(below, system, 0.0), inverse, input_precision=PRECISION)
         inverse -= tl.dot(inverse, product, input_precision=PRECISION)
@@ -110,7 +111,7 @@ def gdn_verify_kernel(
     in_block = step < width
     value = tile * VALUES + tl.arange(0, VALUES)[None, :]
     written = in_block[:, None] & (value < V)
-    first = request * width  # token; what is counted from it or within a state or a row of the records fits 32 bits
+    first = request * width  # token; offsets from it, and within a state or a row of the records, fit 32 bits
     out += (first * value_heads + head) * V
     if slot < 0:
         zeros = tl.zeros((STEPS, VALUES), out.dtype.element_ty)
@@ -156,7 +157,7 @@ def gdn_verify_kernel(
         beta = beta.to(b.dtype.element_ty).to(tl.float32)
     beta = beta[:, None]
 
-    # The decay between two writes is a sum of its own, see gdn_replay.
+    # Sum the decays between two writes directly: see _decay_between in states/reference.py.
     later = step[:, None] > step[None, :]
     decay = tl.exp(tl.cumsum(tl.where(later, g[:, None], 0.0), axis=0)) * k_factor[None, :]
     decay_in = tl.exp(tl.cumsum(g, axis=0))[:, None]
@@ -201,7 +202,7 @@ def gdn_verify(
     round_beta: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    # A token, a slot or a row may be followed by a gap.
+    # Tokens, slots and rows may have gaps between them.
     assert_dense(A_log, dt_bias, slots, rows, *(x[:1] for x in (q, k, v, a, b, states, *records.parts)))
     records.assert_alike()
     (tokens, H, K), (HV, V), ring = q.shape, v.shape[1:], records.updates.shape[2]
@@ -209,9 +210,9 @@ def gdn_verify(
     out = torch.empty((tokens, HV, V), dtype=q.dtype, device=q.device) if out is None else out
     assert out.is_contiguous() and out.shape == (tokens, HV, V)
     if tokens:
-        # By the block, not by the ring: a narrow block of a server with wide ones takes a third of the registers.
+        # Sized by the block, not the ring: on a server with wide blocks a narrow one takes a third of the registers.
         levels = max(4, (width - 1).bit_length())
-        # Twice the positions with as many values spill.
+        # Twice the positions with as many values would spill.
         values = min(_VALUES if levels == 4 else _VALUES // 2, max(16, triton.next_power_of_2(V)))
         gdn_verify_kernel[(triton.cdiv(V, values), HV, len(slots))](
             q,

@@ -1,1 +1,1 @@
-"""The target's own token at every block position."""
+"""Sampling of the target's token at every block position: penalties, processors' history, seeds."""

@@ -1,8 +1,8 @@
-"""Generated tokens on the host, for custom logit processors that look at their request.
+"""Generated tokens on the host, for custom logit processors that read their request.
 
-SGLang shows a processor the request itself (``custom_params["__req__"]``). In a block that is not enough: its
-``output_ids`` end before the drafts that a position follows, and under overlap they lag by a whole step. Processors run
-on the host, so a batch that has some waits for the drafts' copy, and so does a batch with a grammar.
+SGLang passes the request to a processor (``custom_params["__req__"]``). In a block its ``output_ids`` lack the drafts
+before a position, and under overlap they lag a whole step. Processors run on the host, so a batch with one waits for
+the copy of the drafts, like a batch with a grammar.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _REQUEST = "__req__"
 
 
 class RequestAt:
-    """A request with the history of one block position; everything else is read from the request.
+    """A request as of one block position; other attributes are read from the request.
 
     Args:
         req: the request.
-        output_ids: everything generated up to and including that position.
+        output_ids: tokens generated up to and including that position.
     """
 
     def __init__(self, req: Req, output_ids: list[int]) -> None:
@@ -40,10 +40,10 @@ class RequestAt:
 
 
 class HostCopy:
-    """Device tensors on their way to the host.
+    """Asynchronous copy of device tensors to the host.
 
     Args:
-        tensors: must not be written before :meth:`wait`.
+        tensors: must not be written before :meth:`wait` returns.
     """
 
     def __init__(self, *tensors: Tensor) -> None:
@@ -52,13 +52,13 @@ class HostCopy:
         self._done.record()
 
     def wait(self) -> list[Any]:
-        """The tensors as nested lists."""
+        """Block until the copy is complete; return the tensors as nested lists."""
         self._done.synchronize()
         return [tensor.tolist() for tensor in self._host]
 
 
 class History:
-    """Generated tokens of the requests whose processors may look at them; empty while there are none."""
+    """Generated tokens of the requests whose processors read the request."""
 
     def __init__(self) -> None:
         self._generated: WeakKeyDictionary[Req, list[int]] = WeakKeyDictionary()
@@ -66,35 +66,35 @@ class History:
         self._block: HostCopy | None = None
 
     def start(self, batch: ScheduleBatch) -> None:
-        """Before a prefill: take up its requests. Those that only ride along (mixed batch) are known."""
+        """Start the requests of a prefill; decoding requests of a mixed batch have been started."""
         decoding = {id(req) for req in batch.decoding_reqs or ()}
         fresh = [req for _, req in _watched(batch) if id(req) not in decoding]
         self._generated.update((req, list(req.output_ids)) for req in fresh)
-        # Drop what is on its way for requests that were retracted or are gone.
+        # Drop pending copies of requests that were retracted or have ended.
         settled = {id(None), *map(id, fresh)}
         waiting = [([(i, req) for i, req in rows if id(req()) not in settled], copy) for rows, copy in self._arriving]
         self._arriving = [(rows, copy) for rows, copy in waiting if rows]
         self._block = None
 
     def add(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
-        """Each request's first ``lens`` (int [bs]) of ``tokens`` (int64 [bs, w]) are generated."""
+        """Add each request's first ``lens`` (int [bs]) of ``tokens`` (int64 [bs, w])."""
         if rows := [(i, ref(req)) for i, req in _watched(batch)]:
             self._arriving.append((rows, HostCopy(tokens, lens)))
 
-    def expect(self, batch: ScheduleBatch, draft_tokens: Tensor) -> None:
-        """Before the target's forward: start the copy of the block, int64 [bs, w]."""
+    def copy_block(self, batch: ScheduleBatch, draft_tokens: Tensor) -> None:
+        """Start the copy of the block, int64 [bs, w], before the target's forward."""
         self._block = HostCopy(draft_tokens) if any(_watched(batch)) else None
 
     def params(self, batch: ScheduleBatch, width: int = 1) -> list[Any]:
-        """The processors' parameters for bs * width rows, each with the request as of its position.
+        """Return the processors' parameters for bs * width rows, each with the request as of its position.
 
-        A request's first row, in a prefill its only one, follows what it has generated, each other one a draft more.
+        A request's first row follows its generated tokens, each later row one more draft.
         """
         params = [each for each in batch.sampling_info.custom_params for _ in range(width)]
         watched = list(_watched(batch))
         if not watched:
             return params
-        self._settle()
+        self._receive()
         blocks = self._block.wait()[0] if self._block else [[]] * len(batch.reqs)
         for i, req in watched:
             for j in range(width):
@@ -102,7 +102,7 @@ class History:
                 params[i * width + j] = {**params[i * width + j], _REQUEST: RequestAt(req, generated)}
         return params
 
-    def _settle(self) -> None:
+    def _receive(self) -> None:
         for rows, copy in self._arriving:
             tokens, lens = copy.wait()
             for i, reference in rows:
@@ -112,7 +112,7 @@ class History:
 
 
 def _watched(batch: ScheduleBatch) -> Iterator[tuple[int, Req]]:
-    """Row and request of every request whose processor is shown the request."""
+    # Index and request of every request whose processor reads the request.
     if batch.sampling_info.has_custom_logit_processor:
         for i, params in enumerate(batch.sampling_info.custom_params):
             if isinstance(params, dict) and _REQUEST in params:

@@ -1,7 +1,7 @@
-"""Penalties that count every generated token, those of the running step included.
+"""Penalties that count every generated token, including those of the running step.
 
-SGLang's penalizers learn of tokens on the host: under overlap a whole block late. Here the counts live on the device,
-one row per request slot, and each step adds what it accepts.
+SGLang's penalizers count tokens on the host, under overlap a whole block late. Here the counts are on the device, one
+row per request slot, and each step adds its accepted tokens.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class _Slots(NamedTuple):
 class Penalties:
     """Frequency, presence and repetition penalties and ``min_new_tokens`` of the running requests.
 
-    Memory: 4 bytes x request slots x vocabulary, taken when the first request with a penalty arrives.
+    Memory: 4 bytes x request slots x vocabulary, allocated when the first request with a penalty arrives.
     """
 
     def __init__(self) -> None:
         self._slots: _Slots | None = None
 
     def start(self, batch: ScheduleBatch) -> None:
-        """Before a prefill: take up its requests, and correct what SGLang will apply to their next token.
+        """Start the requests of a prefill, and replace the penalties that SGLang applies to their next token.
 
-        A request that was retracted comes back with tokens generated; SGLang's penalizers have forgotten them by then.
+        A retracted request returns with generated tokens, which SGLang's penalizers no longer count.
         """
         if self._slots is None and any(_coefficients(req) != _NEUTRAL for req in batch.reqs):
             slots, device = batch.req_to_token_pool.req_to_token.shape[0], batch.device
@@ -57,7 +57,7 @@ class Penalties:
             self._replace_prefill_penalties(batch)
 
     def apply(self, batch: ScheduleBatch, logits: Tensor, draft_tokens: Tensor, positions: Tensor) -> None:
-        """Penalise a block's logits in place, if SGLang says that a request of the batch has a penalty.
+        """Penalise a block's logits in place.
 
         Args:
             logits: float32 [bs, w, V].
@@ -70,7 +70,7 @@ class Penalties:
         ban_early_stops(batch.reqs, logits, positions)
 
     def count(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
-        """Each request's first ``lens`` (int [bs]) of ``tokens`` (int64 [bs, w]) are generated."""
+        """Count each request's first ``lens`` (int [bs]) of ``tokens`` (int64 [bs, w])."""
         if self._slots is None:
             return
         counts = self._slots.counts
@@ -79,7 +79,7 @@ class Penalties:
         counts.view(-1).scatter_add_(0, entries.flatten(), new.flatten())
 
     def _replace_prefill_penalties(self, batch: ScheduleBatch) -> None:
-        """SGLang adds one matrix to the logits of a prefill and scales by another: fill both from our counts."""
+        # SGLang adds one matrix to the logits of a prefill and scales them by another: fill both from these counts.
         info = batch.sampling_info
         additive = torch.zeros_like(info.acc_additive_penalties)
         if self._slots is not None:
@@ -94,8 +94,8 @@ class Penalties:
 
 
 def _start_rows(batch: ScheduleBatch, counts: Tensor, coefficients: Tensor) -> None:
-    """Write the rows of beginning requests, also of those without a penalty: a slot had another owner before."""
-    decoding = {id(req) for req in batch.decoding_reqs or ()}  # they ride along in a mixed batch, counted already
+    # Also write the rows of requests without a penalty: a slot may have held another request.
+    decoding = {id(req) for req in batch.decoding_reqs or ()}  # of a mixed batch: counted already
     fresh = [i for i, req in enumerate(batch.reqs) if id(req) not in decoding]
     copy = partial(async_h2d, device=counts.device)
     slots = batch.req_pool_indices.long()[copy(fresh, dtype=torch.int64)]
@@ -108,14 +108,14 @@ def _start_rows(batch: ScheduleBatch, counts: Tensor, coefficients: Tensor) -> N
 
 
 def ban_early_stops(reqs: list[Req], logits: Tensor, positions: Tensor) -> None:
-    """Rule out the tokens that end a request until it has ``min_new_tokens``, in place.
+    """Ban the tokens that end a request until it has ``min_new_tokens``, in place.
 
     Args:
         reqs: bs requests. A request's n-th new token (from 0) has position ``prompt length + n``.
         logits: float32 [bs, w, V]; entry [b, j] chooses the token at position ``positions[b, j] + 1``.
         positions: int64 [bs, w].
     """
-    # The host's count of output tokens may lag, so this keeps a ban a step too long in the list, never too short.
+    # The host's count may lag, so a request may stay in this list a step too long; positions decide below.
     waiting = [len(req.output_ids) < req.sampling_params.min_new_tokens for req in reqs]
     if not any(waiting):
         return
@@ -125,7 +125,7 @@ def ban_early_stops(reqs: list[Req], logits: Tensor, positions: Tensor) -> None:
         len(req.origin_input_ids) + req.sampling_params.min_new_tokens if ids else 0
         for req, ids in zip(reqs, stops, strict=True)
     ]
-    # One copy to the device; short lists repeat a token, a request without a ban has position 0 free.
+    # One copy to the device: short lists repeat a token, and a request without a ban is free from position 0.
     table = [
         [free, *ids, *[ids[0] if ids else 0] * (most - len(ids))] for free, ids in zip(free_from, stops, strict=True)
     ]
@@ -141,7 +141,7 @@ def _coefficients(req: Req) -> tuple[float, float, float]:
 
 
 def _stop_tokens(req: Req) -> set[int]:
-    """Every token id that ends this request: its own, the model's and the tokenizer's."""
+    # Of the request, the model and the tokenizer.
     ids = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
     ids |= set(req.tokenizer.additional_stop_token_ids or ()) | {req.tokenizer.eos_token_id}
     return {token for token in ids if token is not None}

@@ -1,4 +1,4 @@
-"""SGLang's sampler with requests' seeds honoured."""
+"""SGLang's sampler, extended to honour the seed of each request."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class SeededRows(NamedTuple):
 
 
 def mark_seeded_rows(sampling_info: Any, reqs: list[Any], width: int = 1) -> None:
-    """Tell :class:`SeededSampler` which rows have a seed, through the only argument that SGLang hands on to it.
+    """Mark the rows with a seed for :class:`SeededSampler`, on the only argument that SGLang passes to it.
 
     Args:
-        sampling_info: of ``len(reqs) * width`` rows, ``width`` consecutive ones for each request. A copy made with
+        sampling_info: of ``len(reqs) * width`` rows, ``width`` consecutive rows per request. A copy by
             ``dataclasses.replace`` loses the mark.
-        reqs: the batch's requests. Only their host-side parameters are read, so nothing waits for the device.
+        reqs: requests of the batch; only host-side parameters are read.
     """
     sampling_info.seeded_rows = None
     if sampling_info.is_all_greedy or sampling_info.sampling_seed is not None:  # SGLang's, in deterministic mode
@@ -45,17 +45,17 @@ def mark_seeded_rows(sampling_info: Any, reqs: list[Any], width: int = 1) -> Non
 
 
 class SeededSampler(Sampler):
-    """SGLang's sampler, with the seed of a request honoured in every mode, and a short way for greedy requests.
+    """SGLang's sampler, with seeds honoured in every mode and a fast path for greedy batches.
 
-    Stock SGLang reads seeds only under ``--enable-deterministic-inference``. In that mode no row is marked, so the
-    output equals plain decoding's. Otherwise the noise of a token is a function of (seed, position, token) alone, and
-    not of the batch, the block width or the drafter.
+    Stock SGLang reads seeds only under ``--enable-deterministic-inference``; then no row is marked, so the output
+    equals plain decoding's. Otherwise the noise of a token is a function of seed, position and token only, and
+    independent of batch, block width and drafter.
     """
 
     def forward(
         self, logits_output: Any, sampling_info: Any, return_logprob: bool, *others: Any, **options: Any
     ) -> Tensor:
-        # A request that was refused for its sampling mask is still prefilled, and its answer wants one.
+        # A request rejected for `return_sampling_mask` is still prefilled and still needs a mask.
         wants_more = return_logprob or sampling_info.sampling_mask_batch_indices is not None
         if wants_more or not sampling_info.is_all_greedy:
             tokens: Tensor = super().forward(logits_output, sampling_info, return_logprob, *others, **options)
@@ -73,13 +73,13 @@ class SeededSampler(Sampler):
         drawn = _draw(probs, sampling_info, positions, seeded, simple_sampling_case)
         if len(drawn) == len(probs) and sampling_info.sampling_mask_batch_indices is None:
             return drawn, None  # mark_seeded_rows lists rows in order
-        # SGLang draws for all rows, which is cheaper than to copy the unseeded ones, and the seeded ones are replaced.
+        # Let SGLang draw all rows, which is cheaper than copying the unseeded ones, and replace the seeded rows.
         tokens, mask = super()._sample_from_probs(probs, sampling_info, positions, simple_sampling_case)
         return tokens.long().index_copy_(0, seeded.rows, drawn), mask
 
 
 def _draw(probs: Tensor, sampling_info: Any, positions: Tensor, seeded: SeededRows, simple: bool) -> Tensor:
-    """Tokens int64 [k] of the seeded rows, some rows at a time: each step of a filter copies what it looks at."""
+    # Int64 [k]. Some rows at a time, because each filter copies its input.
     all_rows = len(seeded.rows) == len(probs)  # in order, as mark_seeded_rows lists them
     filters = (sampling_info.top_ks, sampling_info.top_ps, sampling_info.min_ps)
     drawn = []
@@ -89,7 +89,7 @@ def _draw(probs: Tensor, sampling_info: Any, positions: Tensor, seeded: SeededRo
         weights = probs[part] if all_rows else probs.index_select(0, rows)
         if not simple:
             top_ks, top_ps, min_ps = (values.index_select(0, rows) for values in filters)
-            # 1.0 means no filter: rounding of the running sum must not cut the tail because others in the batch filter.
+            # 1.0 means no filter: the rounding of a sum must not cut the tail when other requests of the batch filter.
             weights = filter_probs(weights, top_ks, top_ps.masked_fill(top_ps >= 1, torch.inf), min_ps)
         drawn.append(seeded_draw(weights, seeded.seeds[part], positions.index_select(0, rows)))
     return torch.cat(drawn)

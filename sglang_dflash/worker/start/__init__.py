@@ -1,1 +1,1 @@
-"""Start-up: graphs and costs of every width, the pools' table, and transfers between two servers."""
+"""Start-up: drafter and pools, graphs and costs of every width, first calls of kernels, transfers between servers."""

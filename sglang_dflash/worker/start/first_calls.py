@@ -1,20 +1,19 @@
-"""Run once at the start every kernel that traffic reaches outside of CUDA graphs.
+"""Launch every kernel that steps use outside CUDA graphs once at start-up.
 
-Triton compiles and loads a kernel at its first launch. Under traffic that stops all requests for seconds, and a load
-may find no memory. A kernel is compiled anew for each set of: dtypes and 16-byte alignment of its tensors, None in
-place of a tensor, integers that are 1 or divisible by 16, constexprs. The calls here have those of traffic:
+Triton compiles and loads a kernel at its first launch. Under load that blocks all requests for seconds, and loading may
+run out of memory. Triton compiles a kernel again for other dtypes, another 16-byte alignment of a tensor, None for a
+tensor, integers that are 1 or divisible by 16, and other constexprs. The calls below cover those of steps:
 
-- layout, accept, penalties, seeded draws, notes, matches and offers of copies, at each width that steps may have;
-- context K/V: the number of tokens makes no difference, so one call stands for prefills and blocks;
+- layout, accept, penalties, seeded draws and copies, at each width of a step;
+- context K/V, by one call, because the number of tokens makes no difference;
 - the slots that SGLang reserves for a step, for each power of two of batch sizes and each alignment of its inputs;
 - the commit with and without a snapshot for the prefix cache, and the snapshot of a step of width 1 for each power of
   two of batch sizes.
 
-Verify and draft run when their graphs are captured, and filters when sampling is rehearsed. The kernels of grammars, of
-prefills and of an allocator with pages are SGLang's and run at the same moments under its own worker: its warm-up
-request runs most of them.
+Draft and verify run at graph capture, filters in the largest sampling step (:mod:`.sampling`). The kernels of grammars,
+prefills and paged allocators are SGLang's and start as late under SGLang's own worker; its warm-up request runs most.
 
-The request of these calls is the pools' padding: row 0 and slot 0. It accepts nothing, so states stay as they are.
+The calls use the pools' padding request, row 0 and slot 0, which accepts no token, so that no state changes.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ logger = logging.getLogger(__name__)
 
 
 class FirstCalls:
-    """The calls, through a worker's stages where a stage chooses the kernel.
+    """Runs the calls, through the worker's stages where a stage chooses the kernel.
 
     Args:
-        plan: of the server.
+        plan: the serving plan.
         target: the target's runner; pools allocated, graphs captured.
-        commit, copies, inject: the worker's stages.
+        commit, copies, inject: stages of the worker.
     """
 
     def __init__(
@@ -61,10 +60,10 @@ class FirstCalls:
 
     @torch.no_grad()
     def run(self, widths: Sequence[int], at_width: Callable[[int], AbstractContextManager[Any]]) -> None:
-        """Run them all at ``widths``; does nothing where operations run as torch.
+        """Run all calls at ``widths``; do nothing where operations run as torch.
 
         Args:
-            at_width: inside it, forwards and commits are of that width.
+            at_width: context that sets up forwards and commits for a width.
         """
         if not runs_kernels(self._table):
             return
@@ -79,7 +78,7 @@ class FirstCalls:
                 with at_width(width):
                     self._commits(width)
         torch.get_device_module(self._table.device).synchronize()
-        logger.info("DFLASH: kernels outside of CUDA graphs loaded in %.1f s", time.perf_counter() - start)
+        logger.info("DFLASH: loaded the kernels outside CUDA graphs in %.1f s", time.perf_counter() - start)
 
     def _context_kv(self) -> None:
         drafter, tokens = self._plan.drafter, self._zeros(self._plan.block)
@@ -100,7 +99,7 @@ class FirstCalls:
                 assign_req_to_token_pool_func(rows, self._table, lens[:size], ends, taken, size)
 
     def _powers_of_two(self, first: int) -> list[int]:
-        """Batch sizes that are enough where SGLang rounds them up to a power of two, ``first`` at least."""
+        # Enough batch sizes, from ``first`` on, where SGLang rounds them up to a power of two.
         most = self._target.max_running_requests
         return sorted({min(first << doublings, most) for doublings in range(most.bit_length() + 1)})
 
@@ -115,7 +114,7 @@ class FirstCalls:
 
     def _commits(self, width: int) -> None:
         if width > 1 and not self._plan.replay and self._target.decode_cuda_graph_runner is None:
-            return  # SGLang's commit of kept states needs what a verify prepared: the warm-up request is the first
+            return  # SGLang's commit of kept states needs a verify's buffers: the warm-up request runs it first
         tracks, sizes = get_exec().mamba.enable_mamba_extra_buffer, self._powers_of_two(16) if width == 1 else [1]
         for tracked, size in itertools.product((False, True) if tracks else (False,), sizes):
             step = self._step(width, size, mamba_track_grid(get_schedule().page_size) - 1 if tracked else 0)
@@ -124,7 +123,7 @@ class FirstCalls:
             self._commit(step)
 
     def _step(self, width: int, size: int = 1, committed: int = 0) -> Any:
-        """Of ``size`` padding requests of ``committed`` tokens that accept nothing."""
+        # ``size`` padding requests of ``committed`` tokens that accept nothing.
         rows = self._zeros(size)
         lens, tokens = rows + committed, self._zeros(size, width)
         batch = SimpleNamespace(

@@ -1,7 +1,7 @@
-"""CUDA graphs, attention backends and a layout of kept states for every width that a step may have.
+"""CUDA graphs, attention backends and the layout of kept states for every width of a step.
 
-SGLang provides them for one width, the server's. The others get their own, and a step runs with its width's: SGLang's
-forwards go by ``model_runner.attn_backend`` and ``decode_cuda_graph_runner``.
+SGLang builds them for one width, the server's. Here the other widths get theirs, and a step swaps those of its width
+in: SGLang's forwards read ``model_runner.attn_backend`` and ``decode_cuda_graph_runner``.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sglang_dflash.plan.pools import FLOOR
-from sglang_dflash.states.pool import packed
 from sglang_dflash.upstream import (
     CaptureHiddenMode,
     DecodeCudaGraphRunner,
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Where SGLang 0.5.23's attention backends take a verify's width from in an eager forward. The buffers of a graph have
-# one width in all of them.
+# Where SGLang 0.5.23's attention backends read a verify's width in an eager forward. Graph buffers have one width in
+# all of them.
 WIDTH_OF_THE_BATCH = frozenset({"flashinfer", "triton", "torch_dflash"})
 WIDTH_OF_THE_SERVER = frozenset({"fa3", "fa4", "trtllm_mha"})  # the last one in its XQA mask, on sm_90 and sm_120
 FLOOR_GB = FLOOR / (1 << 30)  # SGLang's "GB"
-DRAFTER_GB = 1.0  # SGLang's own worker captures no graphs of the drafter with less
+DRAFTER_GB = 1.0  # below this SGLang's own worker captures no graphs of the drafter
 Change = tuple[Any, str, Any]  # object, name of an attribute, its value at a width
 
 
 class PlainDecodeGraphs(DecodeCudaGraphRunner):
-    """SGLang's graphs for steps of the anchor alone: plain decoding that also captures the drafter's hidden states.
+    """SGLang's graphs for steps of width 1: plain decoding that also captures hidden states for the drafter.
 
     With speculation SGLang would capture a verify here.
     """
@@ -63,7 +63,7 @@ class PlainDecodeGraphs(DecodeCudaGraphRunner):
 
 
 def sizes_for_narrower(captured: Sequence[int]) -> list[int]:
-    """Batch sizes whose graphs the narrower widths get; a step of another size runs in the next larger one.
+    """Return the batch sizes to capture for narrower widths; other batches are padded to the next larger size.
 
     Args:
         captured: the server's batch sizes, ascending.
@@ -77,17 +77,16 @@ def sizes_for_narrower(captured: Sequence[int]) -> list[int]:
 
 
 class WidthGraphs:
-    """The resources of every width.
+    """Resources of every width.
 
     Args:
         target: the target's runner; drafter: the drafter's. Their own graphs are captured.
-        layout: the parallel layout that the drafter was built for.
-        drafted: width of the drafter's own graphs; no block makes it draft more.
+        layout: the drafter's parallel layout.
+        drafted: the drafter's block size.
 
     Attributes:
-        drafted: as given.
-        memory_gb: device memory of the additional graphs by SGLang's name of their phase.
-        seconds: how long their capture took.
+        memory_gb: device memory of the additional graphs, by SGLang's phase.
+        seconds: capture time of the additional graphs, by SGLang's phase.
     """
 
     def __init__(self, target: ModelRunner, drafter: ModelRunner, layout: Any, drafted: int) -> None:
@@ -100,11 +99,11 @@ class WidthGraphs:
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def build(self, widths: Sequence[int]) -> tuple[int, ...]:
-        """Provide for ``widths``: width 1 first, then from the widest down.
+        """Build the resources of ``widths``: width 1 first, then from the widest down.
 
         Returns:
-            The widths that steps may have, ascending, equal on all ranks. Those without memory are left out; only the
-            server's remains if it can run no other.
+            The widths of steps, ascending, equal on all ranks. Widths without memory for their graphs are left out; the
+            server's width remains if no other can run.
         """
         narrower = sorted({width for width in widths if width < self._full}, key=lambda width: (width > 1, -width))
         if narrower and (reason := reason_for_full_width_only(self._target, self._drafter)):
@@ -120,18 +119,19 @@ class WidthGraphs:
             if self._captured and not self._has_room():
                 left_out = sorted(narrower[done:])
                 self._log(
-                    "no graphs for widths %s: less than %.1f GB would stay free. These steps are left out; a lower "
-                    "--mem-fraction-static or --cuda-graph-max-bs makes room",
-                    *(left_out, FLOOR_GB),
+                    "widths %s are not used: their graphs would leave less than %.1f GB free. Fix: lower "
+                    "--mem-fraction-static or --cuda-graph-max-bs",
+                    left_out,
+                    FLOOR_GB,
                 )
                 narrower = narrower[:done]
                 break
-            self._provide(width)
+            self._build_width(width)
         return tuple(sorted({*narrower, *(width for width in widths if width >= self._full)})) or (self._full,)
 
     @contextmanager
     def at(self, width: int) -> Iterator[None]:
-        """Inside, forwards and the commit have blocks of ``width`` positions; outside, SGLang's own."""
+        """Run forwards and commits inside this context with blocks of ``width`` positions."""
         changes = tuple(self._changes.get(width, ()))
         before = [getattr(owner, name) for owner, name, _ in changes]
         for owner, name, value in changes:
@@ -142,7 +142,7 @@ class WidthGraphs:
             for (owner, name, _), value in zip(changes, before, strict=True):
                 setattr(owner, name, value)
 
-    def _provide(self, width: int) -> None:
+    def _build_width(self, width: int) -> None:
         changes = self._changes[width] = []
         pool = getattr(self._target.req_to_token_pool, "mamba_pool", None)
         if pool is not None and pool.mamba_cache.intermediate_ssm is not None:
@@ -150,12 +150,12 @@ class WidthGraphs:
         if not self._captured and not backends(self._target, self._drafter) & WIDTH_OF_THE_SERVER:
             return
         with get_spec().override(speculative_num_draft_tokens=width):
-            self._provide_runner(self._target, width, "decode" if width == 1 else "target_verify")
-            if 1 < width < self.drafted:  # else the drafter runs as its own graphs do, or not at all
+            self._build_runner(self._target, width, "decode" if width == 1 else "target_verify")
+            if 1 < width < self.drafted:  # width 1 needs no drafter, and wider blocks use its own graphs
                 with draft_pp_context(), draft_tp_context(self._layout):
-                    self._provide_runner(self._drafter, width, "draft_decode")
+                    self._build_runner(self._drafter, width, "draft_decode")
 
-    def _provide_runner(self, runner: ModelRunner, width: int, phase: str) -> None:
+    def _build_runner(self, runner: ModelRunner, width: int, phase: str) -> None:
         start, free = time.perf_counter(), free_gb(self._target)
         backend = build_attention_backends(model_runner=runner).attn_backend
         runner.kv_index_translator.bind_and_verify_backends([backend])
@@ -174,7 +174,7 @@ class WidthGraphs:
         self._log("graphs of width %d, %s: %.0f MiB, %.1f s", width, role, memory_gb * 1024, seconds)
 
     def _has_room(self) -> bool:
-        """Whether another width's graphs fit. They take no more than the full width's; rank 0 decides."""
+        # Graphs of a narrower width take no more memory than those of the full width. Rank 0 decides.
         full = self._target.graph_memory_usage, self._drafter.graph_memory_usage
         needed = full[0].get("target_verify", 0.0) + full[1].get("draft_decode", 0.0)
         return bool(get_parallel().tp_group.broadcast_object(free_gb(self._target) - needed >= FLOOR_GB))
@@ -185,21 +185,40 @@ class WidthGraphs:
             logger.info("DFLASH: " + text, *values)
 
 
+def packed(cache: Any, width: int) -> Any:
+    """Return SGLang's ``SpeculativeState`` with ``width`` positions per request, in the same memory.
+
+    FlashInfer's verify kernels write the state of request i after position t to entry ``i * width + t``. SGLang's
+    Triton kernel writes, and the commit reads, by the tensor's strides. All agree on a tensor of this width.
+
+    Args:
+        cache: its ``intermediate_ssm`` is ``[layers, rows, block, HV, V, K]``, contiguous, block >= width; the result's
+            is ``[layers, rows * block // width, width, HV, V, K]``. Convolution windows are accessed by strides and do
+            not change.
+    """
+    states = cache.intermediate_ssm
+    layers, rows, block = states.shape[:3]
+    rows = rows * block // width
+    view = states.flatten(0, 2)[: layers * rows * width].unflatten(0, (layers, rows, width))
+    return replace(cache, intermediate_ssm=view)
+
+
 def drafter_has_room(drafter: ModelRunner) -> bool:
-    """Whether the drafter's own graphs are captured, the same on all ranks; without them it runs eagerly."""
+    """Return whether the drafter's own graphs fit, the same on all ranks; otherwise the drafter runs eagerly."""
     if torch.device(drafter.device).type != "cuda" or (free := free_gb(drafter)) >= DRAFTER_GB:
         return True
     if get_parallel().tp_rank == 0:
         logger.warning(
-            "DFLASH: the drafter runs without CUDA graphs: %.2f GB of memory are free, and its graphs need up to "
-            "%.1f. Fix: lower --mem-fraction-static or --cuda-graph-max-bs",
-            *(free, DRAFTER_GB),
+            "DFLASH: the drafter runs without CUDA graphs, which need up to %.1f GB; %.2f GB of memory are free. "
+            "Fix: lower --mem-fraction-static or --cuda-graph-max-bs",
+            DRAFTER_GB,
+            free,
         )
     return False
 
 
 def free_gb(runner: ModelRunner) -> float:
-    """Free memory of the rank that has least."""
+    """Return the free memory of the rank with the least, in SGLang's GB."""
     return float(
         get_available_gpu_memory(
             runner.device,
@@ -211,7 +230,7 @@ def free_gb(runner: ModelRunner) -> float:
 
 
 def backends(*runners: ModelRunner) -> set[str]:
-    """Names of their attention backends."""
+    """Return the names of the runners' attention backends."""
     return {
         name
         for runner in runners
@@ -220,22 +239,22 @@ def backends(*runners: ModelRunner) -> set[str]:
 
 
 def reason_for_full_width_only(target: ModelRunner, drafter: ModelRunner) -> str | None:
-    """Return the reason that binds every step to the server's width; None if there is none."""
+    """Return the reason why every step must have the server's width; None if there is none."""
     linear = getattr(target.attn_backend, "linear_attn_backend", None)
-    seeds_the_next = getattr(linear, "accept_lens_pool", None) is not None
+    starts_from_scratch = getattr(linear, "accept_lens_pool", None) is not None
     unknown = backends(target, drafter) - WIDTH_OF_THE_BATCH - WIDTH_OF_THE_SERVER
     reasons = {
-        f"attention backend {', '.join(sorted(unknown))} is not known to take other widths": bool(unknown),
+        f"attention backend {', '.join(sorted(unknown))} may not support other widths": bool(unknown),
         "--enable-two-batch-overlap wraps the attention backend": get_exec().overlap.enable_two_batch_overlap,
-        "--enable-pdmux has attention backends of its own": get_disagg().enable_pdmux,
+        "--enable-pdmux uses separate attention backends": get_disagg().enable_pdmux,
         "LoRA's batch layout has one width": target.lora_manager is not None,
         "ReplaySSM keeps a history in a ring of blocks": _keeps_history(target),
-        "the next block starts from a state in this block's scratch": seeds_the_next,
+        "the next block starts from a state in this block's scratch": starts_from_scratch,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def _keeps_history(target: ModelRunner) -> bool:
-    """Whether plain decoding or KDA keeps a ring. GDN's records are folded at every commit (states/replay.py)."""
+    # Plain decoding and KDA keep a ring; every commit folds GDN's records into the state (states/replay.py).
     pool: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
     return pool is not None and bool(pool.enable_linear_replayssm or getattr(pool, "replayssm_is_kda", False))

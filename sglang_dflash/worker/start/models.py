@@ -1,4 +1,4 @@
-"""Load the drafter beside its target, and give it a KV pool of its own under a draft window."""
+"""Load the drafter, allocate its rings under a draft window, and log the memory of both models."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ logger = logging.getLogger(__name__)
 
 _MORE_PREFIXES = (
     "more prefixes: --max-mamba-cache-size, --mamba-full-memory-ratio, --mamba-ssm-dtype bfloat16; K/V for them: "
-    "--speculative-draft-window-size; `sglang-dflash check` says how many and at what price"
+    "--speculative-draft-window-size; run `sglang-dflash check` to see how many and at what cost"
 )
 
 
 def load_drafter(
     plan: ServingPlan, target: ModelRunner, layout: Any, *, server_args: ServerArgs, gpu_id: int, nccl_port: int
 ) -> TpModelWorker:
-    """SGLang's worker of the drafter, weights loaded; it embeds and predicts with the target's vocabulary.
+    """Return SGLang's worker of the drafter, weights loaded; it uses the target's embedding and LM head.
 
     Args:
-        layout: the parallel layout that the drafter is built for.
+        layout: the drafter's parallel layout.
 
     Raises:
-        DFlashError: the drafter's tensors are unusable, or it does not fit the target.
+        DFlashError: the drafter's tensors are unusable, or do not fit the target.
     """
     with draft_pp_context(), draft_tp_context(layout):
         worker: TpModelWorker = build_draft_tp_worker(
@@ -84,7 +84,7 @@ def allocate_rings(
 
 
 def log_memory(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> Pools:
-    """Log the table; a warning if fewer requests run at once than were asked for.
+    """Log the memory of this rank; warn if fewer requests run at once than ``--max-running-requests``.
 
     Args:
         target, drafter: the runners, pools allocated.
@@ -117,8 +117,8 @@ def log_memory(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> 
     logger.info("DFLASH: memory of this rank\n  %s", "\n  ".join([*lines([pools]), *more]))
     if pools.running < pools.asked:
         logger.warning(
-            "DFLASH: --max-running-requests %d, but %d fit at once: %s cap them. What would raise that: %s, a higher "
-            "--mem-fraction-static; `sglang-dflash check` says how far",
+            "DFLASH: --max-running-requests is %d, but only %d requests fit at once; %s are the limit. Fix: %s, or a "
+            "higher --mem-fraction-static; run `sglang-dflash check` to see how far each helps",
             *pools.requests.values(),
         )
     return pools

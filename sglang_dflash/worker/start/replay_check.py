@@ -1,8 +1,8 @@
-"""Compare the kernels of a state replay with their torch definition, on the device that will run them.
+"""Compare the kernels of a state replay with their torch definition, on the device that runs them.
 
-A kernel that was compiled wrongly for this device would give wrong tokens without any other sign. One block of made-up
-inputs runs through the pool's own memory, at the padding row and slot, and is compared with the definition on the host,
-where neither TF32 nor a kernel of the device takes part. It takes well under half a second, compilation aside.
+A kernel that is compiled wrongly for this device would produce wrong tokens and no other sign. One block of random
+inputs runs in the pool's memory, at the padding row and slot; the definition runs on the host, without TF32 and without
+kernels of the device. Without compilation it takes less than half a second.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LAYERS = 2  # enough to see a wrong step from layer to layer
-OF_FLOAT32 = 2**-12
-"""Difference that is no fault, of a result's largest value: a product in one TF32 part is off by 2 ** -11."""
+LAYERS = 2  # shows a wrong layer stride
+# Tolerance relative to the largest value of a result: a product in one TF32 part is off by 2 ** -11.
+FLOAT32_TOLERANCE = 2**-12
 
 
 @torch.no_grad()
 def check_replay(runner: ModelRunner, width: int) -> None:
-    """Check ``gdn_verify`` and ``gdn_commit``; does nothing where they run as torch.
+    """Check ``gdn_verify`` and ``gdn_commit``; do nothing where they run as torch.
 
     Args:
         runner: the target's, pools allocated.
-        width: positions of the widest block.
+        width: the server's block size.
 
     Raises:
-        DFlashError: a kernel cannot run here, or disagrees with its definition.
+        DFlashError: a kernel cannot run on this device, or its results differ from the definition's.
     """
     states = runner.req_to_token_pool.get_speculative_mamba2_params_all_layers()
     if not runs_kernels(states.temporal):
         return
-    from triton.errors import TritonError  # absent where no kernel runs
+    from triton.errors import TritonError  # not installed where no kernel runs
 
     start, pool = time.perf_counter(), Pool.of(states)
     with pool.restored():
@@ -58,25 +58,23 @@ def check_replay(runner: ModelRunner, width: int) -> None:
             raise _refusal(f"the kernels of a state replay do not run on this device: {error}") from error
     if faults:
         raise _refusal(f"on this device, kernels of a state replay differ from their definition: {'; '.join(faults)}")
-    logger.info("DFLASH: kernels of the state replay agree with their definition, %.1f s", time.perf_counter() - start)
+    logger.info(
+        "DFLASH: the kernels of the state replay equal their definition (checked in %.1f s)",
+        time.perf_counter() - start,
+    )
 
 
 def _refusal(found: str) -> DFlashError:
     return DFlashError(
         found,
-        expected=f"differences below {OF_FLOAT32:.1e} of the largest value, or two roundings to 16 bits",
-        remedy=f"start with {SWITCH}=0, which keeps every state of a block, and report this with the device and the "
-        "versions of torch and Triton",
+        expected=f"differences below {FLOAT32_TOLERANCE:.1e} of the largest value, or two roundings to 16 bits",
+        remedy=f"start with {SWITCH}=0, which keeps every state of a block, and report the device and the versions of "
+        "torch and Triton",
     )
 
 
 class Pool(NamedTuple):
-    """The first layers of SGLang's states and records, or of a copy on the host.
-
-    Attributes:
-        states: ``[layers, slots, HV, V, K]``.
-        records: of these layers.
-    """
+    """States ``[layers, slots, HV, V, K]`` and records of SGLang's first layers, or a copy on the host."""
 
     states: Tensor
     records: Records
@@ -87,7 +85,7 @@ class Pool(NamedTuple):
         return cls(states.temporal[:LAYERS], Records(*(part[:LAYERS] for part in records.parts)))
 
     def on_host(self) -> Pool:
-        """A copy of slots 0 and 1 and row 0 behind a slot and a row for padding, where the definition writes."""
+        """Copy slots 0 and 1 and row 0, after a padding slot and row, to which the definition writes."""
 
         def behind_padding(part: Tensor, count: int) -> Tensor:
             return torch.cat([torch.zeros_like(part[:, :1]), part[:, :count]], 1).cpu()
@@ -100,7 +98,7 @@ class Pool(NamedTuple):
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Inside, slots 0 and 1 and row 0 may be overwritten."""
+        """Restore slots 0 and 1 and row 0 at the end of this context."""
         used = [self.states[:, :2], *(part[:, :1] for part in self.records.parts)]
         before = [part.clone() for part in used]
         try:
@@ -111,7 +109,7 @@ class Pool(NamedTuple):
 
 
 def _faults(pool: Pool, dtype: torch.dtype, width: int) -> Iterator[str]:
-    """What disagrees. The batch is a padding request and one at row 0, slot 0, with snapshots in slot 1."""
+    # The batch is a padding request and one at row 0 and slot 0, with snapshots in slot 1.
     generator = torch.Generator().manual_seed(0)
     pool.states[:, :2].copy_(torch.randn(pool.states[:, :2].shape, generator=generator))
     yield from _faults_of_verify(pool, dtype, width, generator)
@@ -154,7 +152,7 @@ def _faults_of_commit(pool: Pool, count: int, track_count: int | None) -> Iterat
 
 
 def _places(pool: Pool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Slots and rows of both requests, in the pool and on the host."""
+    # Slots and rows of both requests, in the pool and on the host.
     slots, rows = torch.tensor([-1, 0], dtype=torch.int32), torch.tensor([0, 0])
     return slots.to(pool.states.device), rows.to(pool.states.device), torch.tensor([-1, 1]), torch.tensor([0, 1])
 
@@ -163,10 +161,8 @@ _Gates = tuple[Tensor, Tensor, Tensor, Tensor]  # a, b, A_log, dt_bias
 
 
 def _inputs(pool: Pool, dtype: torch.dtype, width: int, generator: torch.Generator) -> tuple[Tensor, _Gates]:
-    """One layer's projection of q, k and v, and its gates, on the host.
-
-    ``b`` has values whose sigmoid is far from where 16 bits round up or down: both sides round it alike.
-    """
+    # Projection of q, k and v, and the gates, of one layer on the host. Values of ``b`` have sigmoids far from the
+    # rounding boundaries of 16 bits, so both sides round alike.
     _, _, HV, V, K = pool.states.shape
     tokens, size = 2 * width, 2 * pool.records.keys.shape[2] * K + HV * V
     projected = torch.randn(tokens, size, generator=generator).to(dtype)
@@ -179,7 +175,7 @@ def _inputs(pool: Pool, dtype: torch.dtype, width: int, generator: torch.Generat
 def _split(
     pool: Pool, inputs: tuple[Tensor, _Gates], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v and the gates. The first three are parts of one projection, as in a model: tokens have gaps."""
+    # q, k and v are parts of one projection, as in a model, so tokens have gaps.
     H, (_, _, HV, V, K) = pool.records.keys.shape[2], pool.states.shape
     projected, (a, b, A_log, dt_bias) = inputs[0].to(device), (gate.to(device) for gate in inputs[1])
     q, k, v = projected.split([H * K, H * K, HV * V], -1)
@@ -192,8 +188,8 @@ def _whole(records: Records, name: str) -> Tensor:
 
 
 def _difference(name: str, found: Tensor, expected: Tensor) -> Iterator[str]:
-    tolerance = OF_FLOAT32 if found.dtype == torch.float32 else 2 * torch.finfo(found.dtype).eps
+    tolerance = FLOAT32_TOLERANCE if found.dtype == torch.float32 else 2 * torch.finfo(found.dtype).eps
     found, expected = found.cpu().float(), expected.float()
     difference, largest = (found - expected).abs().max().item(), expected.abs().max().item()
-    if not difference <= tolerance * largest:  # not a number either
+    if not difference <= tolerance * largest:  # true for NaN
         yield f"{name} by {difference:.2g} of {largest:.2g}"

@@ -1,4 +1,4 @@
-"""Rehearse the largest sampling step at the start: missing memory shows there first, and not under traffic."""
+"""Run the largest sampling step once at start-up, so that it runs out of memory there and not under load."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ logger = logging.getLogger(__name__)
 
 
 def prewarm_largest_step(runner: ModelRunner, block: int) -> SamplingPrewarmResult:
-    """Sample a full batch of blocks with every filter, and tell SGLang the peak, which its K/V pool then leaves free.
+    """Sample a full batch of blocks with every filter; SGLang's K/V pool leaves the returned peak memory free.
 
-    If the memory that is left cannot hold it, the server starts with a warning, as SGLang's own worker does: fewer
-    requests, or requests that do not sample, still fit.
+    If the step runs out of memory, warn, as SGLang's own worker does: fewer requests, or greedy requests, still fit.
 
     Args:
         runner: the target's; its graphs are captured.
-        block: positions of the widest block.
+        block: the server's block size.
 
     Raises:
         DFlashError: not even a full batch of greedy requests fits.
@@ -41,14 +40,14 @@ def prewarm_largest_step(runner: ModelRunner, block: int) -> SamplingPrewarmResu
             sample(runner, rows, seeded=seeded)
         torch.cuda.synchronize(runner.device)
         peak = torch.cuda.max_memory_allocated(runner.device) - before
-        logger.info("DFLASH: sampling %d rows takes %s at its peak, %s free before", rows, size(peak), size(free))
+        logger.info("DFLASH: sampling %d rows takes up to %s; %s were free before", rows, size(peak), size(free))
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
-        _choose_greedily(runner, rows, free)
+        _check_greedy(runner, rows, free)
         peak = sampling(rows, vocab)
         logger.warning(
-            "DFLASH: %s of device memory are free, and %d requests that all sample in blocks of %d need %s: such a "
-            "batch would end the server. Fix: lower --mem-fraction-static or --max-running-requests",
+            "DFLASH: %s of device memory are free, but %d requests that all sample in blocks of %d need %s; such a "
+            "batch would stop the server. Fix: lower --mem-fraction-static or --max-running-requests",
             *(size(free), runner.max_running_requests, block, size(peak)),
         )
     result = SamplingPrewarmResult(sampling_input_bytes=inputs, sampling_headroom_bytes=peak)
@@ -56,32 +55,32 @@ def prewarm_largest_step(runner: ModelRunner, block: int) -> SamplingPrewarmResu
     return result
 
 
-def _choose_greedily(runner: ModelRunner, rows: int, free: int) -> None:
+def _check_greedy(runner: ModelRunner, rows: int, free: int) -> None:
     vocab = runner.model_config.vocab_size
-    # A graph owns the memory of its logits; without graphs a forward allocates them.
-    own = 1 if runner.decode_cuda_graph_runner is not None else rows
+    # A graph has allocated its logits; without graphs a forward allocates them.
+    allocated = 1 if runner.decode_cuda_graph_runner is not None else rows
     try:
-        torch.zeros(own, vocab, dtype=torch.float32, device=runner.device).expand(rows, vocab).argmax(-1)
+        torch.zeros(allocated, vocab, dtype=torch.float32, device=runner.device).expand(rows, vocab).argmax(-1)
     except torch.OutOfMemoryError as error:
         raise DFlashError(
-            f"{size(free)} of device memory are free for {rows} rows of {vocab} logits",
-            expected=f"room for {runner.max_running_requests} greedy requests",
+            f"{size(free)} of device memory are free, too little for {rows} rows of {vocab} logits",
+            expected=f"memory for {runner.max_running_requests} greedy requests",
             remedy="lower --mem-fraction-static or --max-running-requests",
         ) from error
 
 
 def sample(runner: ModelRunner, rows: int, *, seeded: bool) -> None:
-    """Run the target's sampler once over made-up logits, as a verify does, with top-k, top-p and min-p."""
+    """Run the target's sampler over ``rows`` rows of zero logits, as a verify does, with top-k, top-p and min-p."""
     vocab, device = runner.model_config.vocab_size, runner.device
 
-    def every(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def full(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.full((rows,), value, dtype=dtype, device=device)
 
     info: Any = SamplingBatchInfo(
-        temperatures=every(1.0)[:, None],
-        top_ps=every(0.95),
-        top_ks=every(vocab, torch.int32),
-        min_ps=every(0.01),
+        temperatures=full(1.0)[:, None],
+        top_ps=full(0.95),
+        top_ks=full(vocab, torch.int32),
+        min_ps=full(0.01),
         is_all_greedy=False,
         is_any_greedy=False,
         need_top_p_sampling=True,

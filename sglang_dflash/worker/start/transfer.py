@@ -1,8 +1,8 @@
-"""The drafter's K/V between two disaggregated servers, and of a retracted request.
+"""Transfer the drafter's K/V between disaggregated servers, and back up those of a retracted request.
 
-Without a draft window one slot number serves both pools, so SGLang moves the drafter's K/V too. A ring lies at its
-request's row instead and travels as a whole, as SGLang's state of a request row: position ``p`` is found at ``p mod
-size`` on the other side too.
+Without a draft window both pools use the same slot numbers, so SGLang transfers the drafter's K/V too. A ring lies at
+its request's row and is transferred whole, as SGLang's state of a request row: position ``p`` is at ``p mod size`` on
+both servers.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _rings: tuple[DraftRings, Any] | None = None
 
 
 def prepare_transfer(role: str, allocator: Any, pool: Any, rings: DraftRings | None) -> None:
-    """Set up a server of a disaggregated pair; nothing for any other.
+    """Set up the transfer on a server of a disaggregated pair; do nothing on others.
 
     Args:
         role: SGLang's ``--disaggregation-mode``.
         allocator: the target's; pool: the drafter's.
-        rings: the drafter's slots under a draft window.
+        rings: the drafter's KV slots under a draft window.
     """
     if role == "decode":
         HostBackup(allocator, pool, rings)
@@ -37,13 +37,13 @@ def prepare_transfer(role: str, allocator: Any, pool: Any, rings: DraftRings | N
 
 
 def register_rings(rings: DraftRings, pool: Any) -> None:
-    """Note this process's rings, in the drafter's ``pool``."""
+    """Register this process's rings in the drafter's ``pool``, for :func:`describe_rings`."""
     global _rings
     _rings = rings, pool
 
 
 def start_transferred(batch: ScheduleBatch | None, scheduler: Any, *_: Any) -> None:
-    """Hook after ``SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch``: requests whose K/V have arrived."""
+    """Hook after ``SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch``: start transferred requests."""
     if batch is not None and serving.plan is not None:
         scheduler.draft_worker.start_transferred(batch)
 
@@ -55,22 +55,22 @@ def describe_rings(_: None, kv_args: Any, *_args: Any, **_kwargs: Any) -> None:
     rings, pool = _rings
     pointers, lengths, page_bytes = pool.get_contiguous_buf_infos()
     ring_bytes = [size // pool.page_size * rings.size for size in page_bytes]
-    # With numbers of its own for each buffer, SGLang compares both sides' sizes and refuses other rings by name.
-    numbers = list(range(len(pointers)))
-    append_state_component(kv_args, StateType.REQUEST_ROW, pointers, lengths, ring_bytes, layer_ids=numbers)
+    # With an id per buffer, SGLang compares the sizes on both servers and rejects rings that differ.
+    ids = list(range(len(pointers)))
+    append_state_component(kv_args, StateType.REQUEST_ROW, pointers, lengths, ring_bytes, layer_ids=ids)
 
 
 class HostBackup:
-    """Keeps a retracted request's drafter K/V on the host, beside the target's.
+    """Backs up a retracted request's drafter K/V on the host, together with the target's.
 
-    Where SGLang's decoding server copies tensors (hybrid targets), it keeps the target's alone: the request would come
-    back to slots that hold another's.
+    SGLang's decoding server backs up only the target's (hybrid targets), so a resumed request would read the drafter's
+    K/V of another request.
 
     Args:
-        allocator: the target's; SGLang calls its ``get_cpu_copy`` when a request leaves and its ``load_cpu_copy`` when
-            it returns.
+        allocator: the target's; SGLang calls ``get_cpu_copy`` when it retracts a request, ``load_cpu_copy`` when it
+            resumes it.
         pool: the drafter's.
-        rings: the drafter's slots under a draft window.
+        rings: the drafter's KV slots under a draft window.
     """
 
     def __init__(self, allocator: Any, pool: Any, rings: DraftRings | None) -> None:

@@ -1,7 +1,7 @@
-"""Prepare an adaptive server: graphs for its widths, their measured costs, and the policy that chooses between them.
+"""Prepare an adaptive server: graphs for its widths, their measured costs, and the width policy.
 
-The measured batches are made up: every request is the pools' padding row with a short context. What the scheduler adds
-between steps is missing; the cost table learns it from real steps.
+The measured batches consist of the pools' padding row with a short context. They lack the scheduler's time between
+steps, which the cost table learns from real steps.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from sglang_dflash.worker.start.graphs import WidthGraphs
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner
-    from sglang_dflash.worker.start.graphs import WidthGraphs
 
+logger = logging.getLogger(__name__)
 
 CONTEXT = 64
 REPEATS = 5  # the first one warms up
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Powers of four up to the most requests that may run, and that number."""
+    """Return the powers of four below the largest batch size, and that size."""
     return [*(4**k for k in range(most.bit_length()) if 4**k < most), most]
 
 
@@ -46,9 +46,9 @@ class Calibration:
 
     Args:
         target: the target's runner; drafter: the drafter's.
-        layout: the parallel layout that the drafter was built for.
-        mask_token_id: any token id would do.
-        graphs: the resources of each width.
+        layout: the drafter's parallel layout.
+        mask_token_id: fills the batches; any token id works.
+        graphs: resources of each width.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Calibration:
         self._device = torch.get_device_module(target.device)
 
     def points(self, widths: Sequence[int], most_requests: int) -> dict[tuple[int, int], float]:
-        """-> milliseconds by (batch size, width)."""
+        """Return milliseconds by (batch size, width)."""
         if torch.device(self._target.device).type == "cpu":
             self._compile_products(widths[-1], most_requests)
         return {
@@ -70,7 +70,7 @@ class Calibration:
 
     @torch.inference_mode()
     def _compile_products(self, width: int, most_requests: int) -> None:
-        """Run a step of each number of rows that a batch may have, so that no request waits for oneDNN to compile."""
+        # Run each number of rows once, so that no request waits for oneDNN to compile.
         sizes = {host_rows(batch_size * width): batch_size for batch_size in range(1, most_requests + 1)}
         for batch_size in sizes.values():
             with self._graphs.at(width):
@@ -97,7 +97,7 @@ class Calibration:
         output = self._target.forward(batch).logits_output
         output.next_token_logits.argmax(-1)
         hidden = output.hidden_states[: len(batch.positions)]
-        if width > 1:  # plainly decoded tokens are injected many steps at a time
+        if width > 1:  # plain decoding injects the tokens of many steps together
             with draft_tp_context(self._layout):
                 self._drafter.model.context_kv(hidden, batch.positions)
 
@@ -130,17 +130,14 @@ class Calibration:
         return batch
 
 
-logger = logging.getLogger(__name__)
-
-
 def prepare_widths(
     plan: ServingPlan, target: ModelRunner, drafter: ModelRunner, layout: Any
 ) -> tuple[WidthPolicy, WidthGraphs]:
-    """Provide the widths that the plan asks for, with costs measured on rank 0 and used on every rank.
+    """Capture graphs for the plan's widths and build the policy; all ranks use the costs of rank 0.
 
     Args:
-        target, drafter: the runners, their own graphs captured.
-        layout: the parallel layout that the drafter was built for.
+        target, drafter: the runners; their own graphs are captured.
+        layout: the drafter's parallel layout.
     """
     assert plan.widths is not None
     graphs, config = WidthGraphs(target, drafter, layout, plan.drafted), plan.widths

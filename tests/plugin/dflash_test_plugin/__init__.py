@@ -1,7 +1,8 @@
 """An SGLang plugin for tests: looks into a server, or changes what it does, in the modes that a test names.
 
 A server loads it when ``tests/plugin`` is on PYTHONPATH. ``SGLANG_DFLASH_TEST_PLUGIN`` names the modes, separated by
-commas; ``SGLANG_DFLASH_TEST_FOLDER`` is the folder that they write to or read from.
+commas; ``SGLANG_DFLASH_TEST_FOLDER`` is the folder that they write to or read from. Under
+``SGLANG_DFLASH_FORBID_SYNC`` the worker's guard watches CPU devices too.
 """
 
 from __future__ import annotations
@@ -73,6 +74,10 @@ def register() -> None:
         "widths": [(WIDTH, widths.in_turn, When.AFTER)],
         "keep_likely": [(CHOOSE, wrong_rule.keep_likely, When.AROUND)],
     }
+    if os.environ.get("SGLANG_DFLASH_FORBID_SYNC"):
+        from dflash_test_plugin import host_waits
+
+        host_waits.install()
     asked = [*filter(None, os.environ.get("SGLANG_DFLASH_TEST_PLUGIN", "").split(","))]
     if "streams" in asked:
         from dflash_test_plugin import overlap

@@ -1,0 +1,107 @@
+"""The no-sync guard on a CPU: warn, or raise, where a GPU would make the host wait for the device.
+
+PyTorch's sync debug mode sees waits on CUDA only. On a CPU such a call costs nothing, so two modes watch for it here:
+reading a value back (``.item()``, ``.tolist()``, ``if tensor:``, ``torch.equal``), and a shape that depends on values
+(``nonzero``, ``unique``, a boolean mask as an index).
+
+Not seen: ``.cpu()``, a no-op on a CPU; ``.numpy()``, with which the CPU platform's attention reads lengths;
+``x[mask] = value`` with a one-element value that a device would hold; copies from pageable host memory, which block on
+CUDA (``host_copies.py`` lists those).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# PyTorch's own classification of operators: these return a value to the host, or a shape that depends on values.
+_WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+_MASKS = (torch.bool, torch.uint8)
+
+
+class HostSync(RuntimeError):
+    """A step would have waited for the device."""
+
+
+class HostSyncWarning(RuntimeWarning):
+    """A step waited for the device."""
+
+
+def install() -> None:
+    """Make the worker's guard watch CPU devices too."""
+    from sglang_dflash.worker import no_sync
+
+    no_sync.WATCHERS["cpu"] = watch_host
+
+
+@contextlib.contextmanager
+def watch_host(mode: str) -> Iterator[None]:
+    """Raise (mode "error") or warn ("warn") at a wait, except inside the functions that the guard excuses."""
+    report = _raise if mode == "error" else _warn
+    with _WatchMethods(report), _WatchOps(report):
+        yield
+
+
+def _raise(text: str) -> None:
+    raise HostSync(text)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, HostSyncWarning, stacklevel=1)  # once per text: the step's own line is not known here
+
+
+def _excused() -> bool:
+    from sglang_dflash.worker import no_sync
+
+    return no_sync.suspended
+
+
+class _WatchMethods(TorchFunctionMode):
+    def __init__(self, report: Callable[[str], None]) -> None:
+        super().__init__()
+        self._report = report
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.tolist and not _excused():  # on a CPU it runs no operator that a mode could see
+            self._report("tolist reads a tensor back to the host inside a step")
+        return func(*args, **(kwargs or {}))
+
+
+class _WatchOps(TorchDispatchMode):
+    def __init__(self, report: Callable[[str], None]) -> None:
+        super().__init__()
+        self._report = report
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with self:  # in inference mode composite operators arrive whole: decompose them
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+        if not _excused() and waits(func, args, kwargs):
+            self._report(f"{func._schema.name} makes the host wait inside a step")
+        return func(*args, **kwargs)
+
+
+def waits(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operator, as a dispatch mode sees it, makes the host wait for a value or for a shape."""
+    name = func._schema.name
+    if name in _INDEXING:
+        masked = any(index is not None and index.dtype in _MASKS for index in args[1])
+        return masked and not _fills(args)
+    if name == "aten::repeat_interleave":
+        return func._overloadname != "self_int" and kwargs.get("output_size") is None
+    return not _WAITING.isdisjoint(func.tags)
+
+
+def _fills(args: Any) -> bool:
+    """PyTorch lowers ``x[mask] = scalar`` to ``masked_fill_``, which does not wait on CUDA either."""
+    indices = [index for index in args[1] if index is not None]
+    return len(args) > 2 and len(indices) == 1 and args[2].numel() == 1 and args[2].device.type == "cpu"
