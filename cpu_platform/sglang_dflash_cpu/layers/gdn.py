@@ -145,7 +145,7 @@ def verify(
     records = Records(
         torch.empty(bs, HV, width, V), torch.empty(bs, H, width, K), torch.empty(bs, HV, width), None, None
     )
-    inputs = (q[0], k[0], v[0], a, b.clone(), A_log, dt_bias, initial_state_source, slots, records, torch.arange(bs))
+    inputs = (q[0], k[0], v[0], a, b, A_log, dt_bias, initial_state_source, slots, records, torch.arange(bs))
     out = gdn_verify(*inputs, width=width, scale=scale or K**-0.5, round_beta=True)
 
     state = initial_state_source.index_select(0, slots).float()
