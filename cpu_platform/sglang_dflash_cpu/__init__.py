@@ -25,7 +25,7 @@ def register() -> None:
 
 def install() -> None:
     """Install the platform's replacements, attention backend and argument handling; once per process."""
-    from sglang_dflash.ops.dispatch import replace_on_host
+    from sglang_dflash.ops import replace_on_host
     from sglang_dflash.upstream import platform_symbols
     from sglang_dflash_cpu import replacements
     from sglang_dflash_cpu.arguments import resolution_steps

@@ -33,8 +33,6 @@ class QKNormRope(nn.Module):
 
     Args:
         norms: (Q norm, K norm) of each layer; their weights may still be empty.
-        num_heads, num_kv_heads: heads of this rank.
-        eps: epsilon of every norm.
         rotary: SGLang's RoPE module, shared by all layers.
         positions: number of rows of the RoPE table, allocated here because CUDA graphs hold its address.
     """
@@ -60,7 +58,7 @@ class QKNormRope(nn.Module):
         self.register_buffer("_row_of_head", row_of_head, persistent=False)
 
     def block(self, positions: Tensor) -> BlockNormRope:
-        """Return what all layers share in a forward over a block at ``positions`` int64 [T]."""
+        """Return the norm and RoPE of one forward over a block at ``positions`` int64 [T]."""
         self._assert_in_table(positions)
         return BlockNormRope(self, positions, self._weights.index_select(1, self._row_of_head))
 
@@ -70,7 +68,6 @@ class QKNormRope(nn.Module):
         return self.rotate(keys, self._weights[:, 1:].expand(-1, keys.shape[2], -1), positions)
 
     def rotate(self, heads: Tensor, weights: Tensor, positions: Tensor) -> Tensor:
-        """Apply :func:`~sglang_dflash.ops.reference.norm_rope` to [L, T, heads, head_dim]."""
         rotary = self.rotary
         return norm_rope(heads, weights, self._eps, positions, rotary.cos_sin_cache, neox=rotary.is_neox_style)
 
@@ -99,38 +96,23 @@ class BlockNormRope:
 
 
 class DrafterAttention(nn.Module):
-    """Grouped-query attention with per-head Q/K norm and RoPE, causal or not, full or sliding, as configured.
-
-    Args:
-        layer_id: index of the layer, also in the drafter's KV pool.
-    """
+    """Grouped-query attention with per-head Q/K norm and RoPE, causal or not, full or sliding, as configured."""
 
     def __init__(self, config: DrafterConfig, layer_id: int, quant_config: Any, prefix: str) -> None:
         super().__init__()
-        self.head_dim = config.head_dim
+        self.head_dim = head_dim = config.head_dim
+        hidden, shared = config.hidden_size, {"bias": config.attention_bias, "quant_config": quant_config}
         self.qkv_proj = QKVParallelLinear(
-            config.hidden_size,
-            config.head_dim,
-            config.num_heads,
-            config.num_kv_heads,
-            bias=config.attention_bias,
-            quant_config=quant_config,
-            prefix=f"{prefix}.qkv_proj",
+            hidden, head_dim, config.num_heads, config.num_kv_heads, prefix=f"{prefix}.qkv_proj", **shared
         )
-        self.o_proj = RowParallelLinear(
-            config.num_heads * config.head_dim,
-            config.hidden_size,
-            bias=config.attention_bias,
-            quant_config=quant_config,
-            prefix=f"{prefix}.o_proj",
-        )
-        self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
-        self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+        self.o_proj = RowParallelLinear(config.num_heads * head_dim, hidden, prefix=f"{prefix}.o_proj", **shared)
+        self.q_norm = RMSNorm(head_dim, eps=config.rms_norm_eps)
+        self.k_norm = RMSNorm(head_dim, eps=config.rms_norm_eps)
         self.num_heads, self.num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
         self.attn = RadixAttention(
             self.num_heads,
-            config.head_dim,
-            config.head_dim**-0.5,
+            head_dim,
+            head_dim**-0.5,
             self.num_kv_heads,
             layer_id=layer_id,
             sliding_window_size=window_left(config) if config.layer_types[layer_id] == SLIDING else -1,
@@ -138,15 +120,14 @@ class DrafterAttention(nn.Module):
         )
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Columns of this rank's Q, K and V in ``qkv_proj``'s output."""
-        key_size = self.num_kv_heads * self.head_dim
-        return self.num_heads * self.head_dim, key_size, key_size
+    def query_size(self) -> int:
+        """Columns of this rank's Q in ``qkv_proj``'s output."""
+        return self.num_heads * self.head_dim
 
     def forward(self, norm_rope: BlockNormRope, hidden: Tensor, forward_batch: Any) -> Tensor:
         """Attend from the block (``hidden`` [bs * w, H]) and write its K/V to its KV slots."""
         qkv, _ = self.qkv_proj(hidden)
-        q, k, v = norm_rope(self.attn.layer_id, qkv, self.sizes[0])
+        q, k, v = norm_rope(self.attn.layer_id, qkv, self.query_size)
         out, _ = self.o_proj(self.attn(q, k, v, forward_batch))
         return out
 
@@ -163,17 +144,10 @@ class ContextProjection:
     The plain ``qkv_proj`` weights of all layers are stored in one tensor, and each layer's parameter is a view of it.
     One batched matrix product then computes all K/V, and updates of the weights reach it. Quantised layers keep their
     own storage and run one by one.
-
-    Args:
-        attentions: the drafter's attention modules, in layer order; their weights may still be empty.
-        norm_rope: their norms and rotation.
     """
 
     def __init__(self, attentions: list[DrafterAttention], norm_rope: QKNormRope) -> None:
         self.attentions, self._norm_rope = attentions, norm_rope
-        first = attentions[0]
-        self._num_kv_heads, self._head_dim = first.num_kv_heads, first.head_dim
-        self._query_size, self._key_size, _ = first.sizes
         self._weight: Tensor | None = None
         if all(isinstance(a.qkv_proj.quant_method, UnquantizedLinearMethod) for a in attentions):
             self._weight = _stack([a.qkv_proj.weight.data for a in attentions])
@@ -181,29 +155,27 @@ class ContextProjection:
                 attention.qkv_proj.weight.data = weight
 
     def __call__(self, context: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute K and V of context tokens.
+        """Return K (normalised, rotated) and V, each [L, T, kv_heads of this rank, head_dim].
 
         Args:
             context: [T, H], fused context vectors.
             positions: int64 [T], absolute positions.
-
-        Returns:
-            K (normalised, rotated) and V, each [L, T, kv_heads of this rank, head_dim].
         """
-        kv = self._project(context).unflatten(-1, (2, self._num_kv_heads, self._head_dim))
+        first = self.attentions[0]
+        kv = self._project(context, first.query_size).unflatten(-1, (2, first.num_kv_heads, first.head_dim))
         return self._norm_rope.context_keys(kv[:, :, 0], positions), kv[:, :, 1]
 
-    def _project(self, context: Tensor) -> Tensor:
+    def _project(self, context: Tensor, query_size: int) -> Tensor:
         if self._weight is None:
-            return torch.stack([a.qkv_proj(context)[0][:, self._query_size :] for a in self.attentions])
-        kv = context @ self._weight[:, self._query_size :].transpose(1, 2)
+            return torch.stack([a.qkv_proj(context)[0][:, query_size:] for a in self.attentions])
+        kv = context @ self._weight[:, query_size:].transpose(1, 2)
         biases = [a.qkv_proj.bias for a in self.attentions]
         if biases[0] is None:
             return kv
-        return kv + torch.stack(biases)[:, None, self._query_size :]
+        return kv + torch.stack(biases)[:, None, query_size:]
 
 
 def _stack(weights: list[Tensor]) -> Tensor:
-    """Stack weights [O, I] to [L, O, I], in the memory order of the first: by outputs or by inputs."""
+    # Stack weights [O, I] to [L, O, I], in the memory order of the first: by outputs or by inputs.
     by_input = weights[0].t().is_contiguous()
     return torch.stack([w.t() for w in weights]).transpose(1, 2) if by_input else torch.stack(weights)

@@ -31,11 +31,11 @@ from sglang_dflash.upstream import (
 class DraftOutput(LogitsProcessorOutput):
     """Result of a draft forward, in the type that SGLang's runners return.
 
+    A CUDA graph's replay returns the captured batch in the graph's memory: slice and copy before the next replay.
+
     Attributes:
-        drafts: int64 [bs, w - 1], one token per mask position. A CUDA graph's replay returns the rows of the captured
-            batch in the graph's memory: slice and copy them before the next replay.
+        drafts: int64 [bs, w - 1], one token per mask position.
         margins: float32 [bs, w - 1], each draft's logit minus the second largest; None unless blocks are copied.
-            Also in the graph's memory.
         broken: int64 [bs], number of positions whose hidden state is not finite.
     """
 
@@ -53,11 +53,7 @@ class DrafterLayer(nn.Module):
         self.self_attn = DrafterAttention(config, layer_id, quant_config, f"{prefix}.self_attn")
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = Qwen2MLP(
-            config.hidden_size,
-            config.intermediate_size,
-            "silu",
-            quant_config=quant_config,
-            prefix=f"{prefix}.mlp",
+            config.hidden_size, config.intermediate_size, "silu", quant_config=quant_config, prefix=f"{prefix}.mlp"
         )
 
     def forward(
@@ -73,17 +69,12 @@ class DrafterLayer(nn.Module):
 
 
 class DFlashDraftModel(nn.Module):
-    """Draft a block of tokens in one forward pass.
-
-    ``forward`` is the whole draft step: the target's embedding, the drafter's layers, the target's LM head and the
-    argmax. One CUDA graph captures all of it, and the eager path runs the same code.
-    """
+    """The whole draft step: the target's embedding, the drafter's layers, the target's LM head and the argmax."""
 
     # The drafter is sharded over the ranks that share one batch, in every layout of the target.
     draft_parallel_spec = DraftParallelSpec(tp_execution=DraftTPExecution.SINGLE_GROUP)
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
-        """Build the model with empty weights; ``config`` is the transformers configuration from SGLang's loader."""
         super().__init__()
         self.config = config
         self.drafter_config = parsed = the_plan().drafter
@@ -98,12 +89,9 @@ class DFlashDraftModel(nn.Module):
         layers = [DrafterLayer(parsed, i, quant_config, f"{base}layers.{i}") for i in range(parsed.num_layers)]
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(parsed.hidden_size, eps=parsed.rms_norm_eps)
+        captured = len(parsed.target_layer_ids) * parsed.hidden_size
         self.fc = ReplicatedLinear(
-            len(parsed.target_layer_ids) * parsed.hidden_size,
-            parsed.hidden_size,
-            bias=False,
-            quant_config=quant_config,
-            prefix=f"{base}fc",
+            captured, parsed.hidden_size, bias=False, quant_config=quant_config, prefix=f"{base}fc"
         )
         self.hidden_norm = RMSNorm(parsed.hidden_size, eps=parsed.rms_norm_eps)
         attentions = [layer.self_attn for layer in layers]
@@ -124,18 +112,14 @@ class DFlashDraftModel(nn.Module):
         self._complete = False
 
     def set_vocabulary(self, vocabulary: TargetVocabulary) -> None:
-        """Set the target's embedding and LM head; required before the first forward."""
         drafted = getattr(self, TARGET_TO_DRAFT, None)
         self._vocabulary = vocabulary if drafted is None else vocabulary.reduced(drafted)
 
     @torch.no_grad()
     def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any) -> DraftOutput:
-        """Draft one block per request.
+        """Draft one block per request: anchor and mask tokens ``input_ids`` at ``positions``, int64 [bs * w].
 
-        Args:
-            input_ids: int64 [bs * w], anchor and mask tokens of every block.
-            positions: int64 [bs * w], absolute positions.
-            forward_batch: SGLang's batch in TARGET_VERIFY mode; its ``spec_info`` holds the width.
+        ``forward_batch`` is in TARGET_VERIFY mode; its ``spec_info`` holds the width.
         """
         assert self._vocabulary is not None, "set_vocabulary() before drafting"
         hidden, residual = self._vocabulary.embed(input_ids), None
@@ -157,24 +141,21 @@ class DFlashDraftModel(nn.Module):
 
     @torch.no_grad()
     def context_kv(self, target_hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the K and V that represent context tokens in the drafter's attention.
+        """Return K and V of context tokens, each [L, T, kv_heads of this rank, head_dim].
 
         Args:
             target_hidden: [T, K * H], hidden states of the captured layers, in the order of ``target_layer_ids``.
             positions: int64 [T], absolute positions.
-
-        Returns:
-            K and V, each [L, T, kv_heads of this rank, head_dim].
         """
         context, _ = self.fc(target_hidden.to(self.norm.weight.dtype))
         return self._context_projection(self.hidden_norm(context), positions)
 
     def attention_layers(self) -> list[nn.Module]:
-        """Return SGLang's attention module of each layer, which identifies the layer in the KV pool."""
+        """SGLang's attention modules, which identify the layers in the KV pool."""
         return [layer.attn for layer in self._context_projection.attentions]
 
     def get_attention_sliding_window_size(self) -> int | None:
-        """Return the window for SGLang's attention backends; None without sliding layers."""
+        # SGLang's attention backends call this.
         return None if self.drafter_config.sliding_window is None else window_left(self.drafter_config)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:

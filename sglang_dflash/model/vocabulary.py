@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.ops import argmax, linear, top_two
+from sglang_dflash.ops import argmax, linear
 from sglang_dflash.upstream import get_parallel, unwrap_lora_layer
 
 
@@ -17,17 +17,15 @@ from sglang_dflash.upstream import get_parallel, unwrap_lora_layer
 class TargetVocabulary:
     """Map token ids to embeddings, and hidden states to the token of the largest logit.
 
-    This is no module, so that the target's weights do not become parameters of the drafter.
+    No module, so that the target's weights do not become parameters of the drafter.
 
     Attributes:
-        embedding: the target's (vocabulary-parallel) embedding; maps int64 [n] to [n, H].
-        lm_head: the target's (vocabulary-parallel) LM head.
-        scale: factor of the embeddings: the drafter's factor times the target's factor for drafters.
-        first_id: first token id of this rank's shard of the head.
-        num_ids: token ids of this rank's shard, padding and added vocabulary excluded.
+        embedding, lm_head: the target's, vocabulary-parallel.
+        scale: factor of the embeddings.
+        first_id, num_ids: token ids of this rank's shard of the head, padding and added vocabulary excluded.
         mask_token_id: token id of the block's positions after the anchor.
-        mask_embedding: embedding of the mask token, [H], in the embedding's dtype; None for the target's row.
-        logit_scale: positive factor of the drafter's logits. Only margins depend on it.
+        mask_embedding: embedding of the mask token, [H]; None for the target's row.
+        logit_scale: positive factor of the logits. Only margins depend on it.
         drafted: bool [num_ids], the ids that may be drafted; None for all.
     """
 
@@ -53,9 +51,6 @@ class TargetVocabulary:
     ) -> TargetVocabulary:
         """Return the vocabulary of a loaded target model.
 
-        Args:
-            input_scale: the drafter's factor of the embeddings.
-
         Raises:
             DFlashError: the target has no LM head, or this rank's shard of it is empty.
         """
@@ -79,8 +74,8 @@ class TargetVocabulary:
             mask_embedding = mask_embedding.to(embedding.weight)
         noise_scale = getattr(target, "get_dflash_noise_embedding_scale", lambda: 1.0)
         return cls(
-            embedding=embedding,
-            lm_head=lm_head,
+            embedding,
+            lm_head,
             scale=input_scale * float(noise_scale()),
             first_id=0 if shard is None else shard.org_vocab_start_index,
             num_ids=num_ids,
@@ -90,11 +85,8 @@ class TargetVocabulary:
         )
 
     def reduced(self, drafted: Tensor) -> TargetVocabulary:
-        """Return the same vocabulary with fewer tokens to draft from.
-
-        Args:
-            drafted: bool [vocabulary]. This rank's part is kept as a view, so that updates of the weights reach it.
-        """
+        """Return the same vocabulary, with the tokens to draft from marked in ``drafted``, bool [vocabulary]."""
+        # A view, so that updates of the weights reach it.
         return replace(self, drafted=drafted[self.first_id : self.first_id + self.num_ids])
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -106,37 +98,33 @@ class TargetVocabulary:
         return embeds if self.scale == 1.0 else embeds * self.scale
 
     def argmax_token(self, hidden: Tensor, *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Return the argmax token of every row, equal on all tensor-parallel ranks.
-
-        Each rank sends its largest logit and that token id per row; with margins also its second largest logit. All are
-        sent as float32, which holds token ids exactly up to 2**24.
+        """Return each row's argmax token, equal on all ranks, and with ``margins`` its lead over the second logit.
 
         Args:
             hidden: [n, H].
-            margins: whether to return the largest logit minus the second largest.
 
         Returns:
             Tokens, int64 [n], and margins, float32 [n] or None.
         """
         logits = self._shard_logits(hidden)
         group = get_parallel().tp_group
+        index = argmax(logits)
         if group.world_size == 1 and not margins:
-            return argmax(logits), None
+            return index, None
+        best = [logits.gather(1, index[:, None])]
         if margins:
-            index, *best = top_two(logits)
-        else:
-            largest, index = logits.max(dim=-1)
-            best = [largest.float()]
+            best.append(logits.scatter_(1, index[:, None], -torch.inf).amax(1, keepdim=True))
         if group.world_size == 1:
-            return index, self._margins(best[0], best[1])
-        sent = torch.stack((*best, (index + self.first_id).float()))
+            return index, self._margins(*(column.squeeze(1).float() for column in best))
+        # Float32 holds token ids exactly up to 2**24.
+        sent = torch.cat([column.float() for column in (*best, index[:, None] + self.first_id)], dim=1)
         shards = group.all_gather(sent[None], dim=0)
-        first, ids = shards[:, 0], shards[:, -1]
+        first, ids = shards[..., 0], shards[..., -1]
         rank = first.max(dim=0).indices[None]
         tokens = ids.gather(0, rank).squeeze(0).long()
         if not margins:
             return tokens, None
-        others = first.scatter(0, rank, shards[:, 1].gather(0, rank))
+        others = first.scatter(0, rank, shards[..., 1].gather(0, rank))
         return tokens, self._margins(first.amax(0), others.amax(0))
 
     def _margins(self, first: Tensor, second: Tensor) -> Tensor:

@@ -1,73 +1,74 @@
-"""Operations of one decode step: a definition in torch (:mod:`.reference`), and Triton kernels of most (``kernels/``).
-
-:mod:`.dispatch` chooses between the two. :mod:`sglang_dflash.states` has the operations of recurrent states.
-"""
+"""Operations of one decode step: torch definitions (:mod:`.reference`), and their Triton kernels on CUDA."""
 
 from __future__ import annotations
 
-import torch
+import importlib
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar, cast
+
 from torch import Tensor
 
 from sglang_dflash.ops import reference
-from sglang_dflash.ops.dispatch import by_device, runs_kernels
-from sglang_dflash.ops.reference import Accepted, Block, token_hash
+from sglang_dflash.ops.reference import Accepted as Accepted
+from sglang_dflash.ops.reference import Block as Block
+from sglang_dflash.ops.reference import token_hash as token_hash
 
-__all__ = [
-    "Accepted",
-    "Block",
-    "accept_block",
-    "argmax",
-    "filter_probs",
-    "find_copies",
-    "linear",
-    "norm_rope",
-    "note_tokens",
-    "offer_copies",
-    "penalize_block",
-    "prepare_block",
-    "seeded_draw",
-    "token_hash",
-    "top_two",
-]
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_replaced: dict[str, Callable[..., Any]] = {}
+
+
+def replace_on_host(name: str, function: Callable[..., Any]) -> None:
+    """Replace the definition ``name`` with ``function``, an equivalent, faster implementation for CPU tensors."""
+    _replaced[name] = function
+
+
+def runs_kernels(tensor: Tensor) -> bool:
+    """Return whether operations on ``tensor`` run as CUDA kernels."""
+    return tensor.is_cuda
+
+
+@cache
+def _kernel(module: str, name: str) -> Callable[..., Any]:
+    launcher: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return launcher
+
+
+def by_device(definition: Callable[_P, _R], kernels: str | None = None) -> Callable[_P, _R]:
+    """Return an operation that runs the kernel if its first argument is a CUDA tensor, else ``definition``.
+
+    Args:
+        kernels: module with a launcher of the same name, imported at the first call: a machine without Triton never
+            needs it. None if torch's own functions serve every device.
+    """
+
+    @wraps(definition)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        chosen: Callable[_P, _R] = definition
+        if not runs_kernels(cast(Tensor, args[0])):
+            chosen = _replaced.get(definition.__name__, definition)
+        elif kernels is not None:
+            chosen = _kernel(kernels, definition.__name__)
+        return chosen(*args, **kwargs)
+
+    return run
+
+
+def host_rows(rows: int) -> int:
+    """Return the padded rows of a product on a CPU: oneDNN compiles a kernel per number of rows."""
+    return rows + -rows % (16 if rows <= 128 else 64)
+
 
 _KERNELS = "sglang_dflash.ops.kernels"
-
-prepare_block = by_device(reference.prepare_block, f"{_KERNELS}.prepare_block")
-accept_block = by_device(reference.accept_block, f"{_KERNELS}.accept_block")
+prepare_block = by_device(reference.prepare_block, f"{_KERNELS}.block")
+accept_block = by_device(reference.accept_block, f"{_KERNELS}.block")
 note_tokens = by_device(reference.note_tokens, f"{_KERNELS}.copies")
 find_copies = by_device(reference.find_copies, f"{_KERNELS}.copies")
 offer_copies = by_device(reference.offer_copies, f"{_KERNELS}.copies")
 norm_rope = by_device(reference.norm_rope, f"{_KERNELS}.norm_rope")
-penalize_block = by_device(reference.penalize_block, f"{_KERNELS}.penalize_block")
-seeded_draw = by_device(reference.seeded_draw, f"{_KERNELS}.seeded_draw")
+penalize_block = by_device(reference.penalize_block, f"{_KERNELS}.sampling")
+filter_probs = by_device(reference.filter_probs, f"{_KERNELS}.sampling")
+seeded_draw = by_device(reference.seeded_draw, f"{_KERNELS}.sampling")
 argmax = by_device(reference.argmax)
 linear = by_device(reference.linear)
-
-
-def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> Tensor:
-    """Run :func:`sglang_dflash.ops.reference.filter_probs`; on CUDA by SGLang's kernels, which need no sort.
-
-    As in SGLang's joint sampling, top-k and top-p both read the whole distribution. Only the support of the
-    renormalised probabilities is used, so the rounding of a sum changes no weight.
-    """
-    if not runs_kernels(probs):
-        return reference.filter_probs(probs, top_ks, top_ps, min_ps)
-    from sglang_dflash.upstream import top_k_renorm_prob, top_p_renorm_prob  # SGLang defines them on CUDA only
-
-    keep = top_k_renorm_prob(probs, top_ks) > 0
-    # A sum that rounds above its limit must not cut the tail of a row without a limit.
-    keep &= (top_p_renorm_prob(probs, top_ps.clamp(max=1)) > 0) | (top_ps >= 1)[:, None]
-    keep &= probs >= probs.amax(dim=-1, keepdim=True) * min_ps[:, None]
-    return torch.where(keep, probs, 0.0)
-
-
-def top_two(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return :func:`argmax` int64 [rows], and the largest and second largest value of each row, float32 [rows].
-
-    Args:
-        logits: [rows, V]; overwritten.
-    """
-    index = argmax(logits)[:, None]
-    best = logits.gather(1, index)
-    second = logits.scatter_(1, index, -torch.inf).amax(1)
-    return index.squeeze(1), best.squeeze(1).float(), second.float()

@@ -1,8 +1,7 @@
-"""Torch definitions of the operations of one decode step. A Triton kernel is right when it equals these.
+"""Torch definitions of the operations of one decode step; the Triton kernels equal them.
 
-Shapes: ``bs`` requests, ``w`` block positions (anchor included), ``V`` vocabulary entries, ``T`` tokens,
-``L`` drafter layers. No function reads a value back to the host, so none of them makes the device
-wait.
+Shapes: ``bs`` requests, ``w`` block positions (anchor included), ``V`` vocabulary entries, ``T`` tokens, ``L`` drafter
+layers. No function synchronises with the device.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class Block(NamedTuple):
     """The block that the drafter fills and the target verifies.
 
     Attributes:
-        tokens: int64 [bs, w], the anchor (last step's bonus token) followed by mask tokens.
+        tokens: int64 [bs, w], the anchor (last step's bonus token), then mask tokens.
         positions: int64 [bs * w], absolute positions ``seq_len + j``.
         slots: int64 [bs * w], KV slots of those positions.
     """
@@ -35,11 +34,10 @@ class Accepted(NamedTuple):
     """The commit of one verified block.
 
     Attributes:
-        out_tokens: int64 [bs, w]; row b's first ``accept_lens[b]`` entries are the new tokens, the rest is
-            ignored.
+        out_tokens: int64 [bs, w]; the first ``accept_lens[b]`` entries of row b are the new tokens.
         accept_lens: int32 [bs], accepted drafts plus the bonus token, 1..w.
         bonus: int64 [bs], the last new token: the next block's anchor.
-        new_seq_lens: int64 [bs], committed length after the step (the bonus token has no KV yet).
+        new_seq_lens: int64 [bs], committed length after the step; the bonus token has no KV yet.
     """
 
     out_tokens: Tensor
@@ -59,16 +57,16 @@ def prepare_block(
 ) -> Block:
     """Lay out the next block of every request.
 
+    Positions past the table's last column get slot 0, SGLang's write-only padding slot: a request at the context limit
+    still has a full block.
+
     Args:
-        bonus: int64 [bs], each request's anchor token.
-        seq_lens: int [bs], committed lengths; the anchor goes to position ``seq_len``.
+        bonus: int64 [bs], anchors.
+        seq_lens: int [bs], committed lengths: the anchors' positions.
         req_pool_indices: int [bs], rows of ``req_to_token``.
         req_to_token: int32 [rows, columns], KV slot of each (request, position).
         width: block positions ``w``.
         mask_token_id: token that marks a position to be drafted.
-
-    Positions past the table's last column get slot 0, SGLang's write-only padding slot: a request that is
-    about to hit the context limit still has a full block, and nothing of another request is touched.
     """
     offsets = torch.arange(width, device=bonus.device)
     tokens = torch.where(offsets == 0, bonus[:, None], mask_token_id)
@@ -82,29 +80,24 @@ def prepare_block(
 def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor) -> Accepted:
     """Commit the longest prefix of the drafts that the target chose itself, plus the target's next token.
 
+    Draft j+1 is accepted while it equals ``target_tokens[j]``. The target's token at the first difference, or after the
+    last draft, is the bonus. So every new token *is* the target's token, and ``out_tokens`` is ``target_tokens``.
+
+    This is exact for sampled requests too. Write d for the drafts, p(. | c) for the target's distribution after context
+    c with temperature, filters and penalties applied. Let ``target_tokens[j]`` be a draw from p(. | c, d_1..d_j) whose
+    noise is independent of c and d. Position j is used only if d_1..d_j were accepted, that is, if they are the tokens
+    emitted. Hence each emitted token is a draw from p given exactly the tokens emitted before it, which is the law of
+    plain decoding. A draft x is kept with probability p(x), the most that any rule can reach for a drafter that
+    proposes one fixed token (Leviathan et al. 2023, section 2.3, with a point-mass proposal: min(1, p(x) / 1)). Draws
+    after the first difference influence nothing, so noise that is a function of (seed, position) may meet the same
+    position again in the next step without bias. The same noise thus gives the same text for every block width, drafter
+    and batch, and in plain decoding.
+
     Args:
-        draft_tokens: int64 [bs, w], the verified block; column 0 is the anchor, column j the draft for
-            position j.
-        target_tokens: int64 [bs, w], ``target_tokens[b, j]`` is the token that the target puts after block
-            position j: its argmax for a greedy request, a draw from its distribution for a sampled one.
+        draft_tokens: int64 [bs, w], the verified block; column 0 is the anchor, column j the draft for position j.
+        target_tokens: int64 [bs, w], the token that the target puts after each block position: its argmax for a greedy
+            request, a draw from its distribution for a sampled one.
         seq_lens: int [bs], committed lengths before the step.
-
-    Draft j+1 is accepted while it equals ``target_tokens[j]``; the target's token at the first difference (or
-    after the last draft) is the bonus. So every new token *is* the target's token, and ``out_tokens`` is
-    ``target_tokens``.
-
-    This is exact for sampled requests too. Write d for the drafts, p(. | c) for the target's distribution
-    after context c with temperature, filters and penalties applied, and let ``target_tokens[j]`` be a draw
-    from p(. | c, d_1..d_j) whose noise is independent of c and d. Position j is used only if d_1..d_j were
-    accepted, that is, if they are the tokens emitted. Hence each emitted token is a draw from p given exactly
-    the tokens emitted before it, which is the law of plain decoding. A draft x is kept with probability p(x),
-    the most that any rule can reach for a drafter that proposes one fixed token (Leviathan et al. 2023,
-    section 2.3, with a point-mass proposal: min(1, p(x) / 1)). Draws after the first difference influence
-    nothing, so noise that is a function of (seed, position) may meet the same position again in the next step
-    without bias.
-
-    So the same noise gives the same text for every block width, drafter and batch, and so does plain decoding
-    with that noise.
     """
     agree = (draft_tokens[:, 1:] == target_tokens[:, :-1]).int()
     accepted_drafts = agree.cumprod(dim=1).sum(dim=1)
@@ -116,12 +109,12 @@ def note_tokens(history: Tensor, found: Tensor, rows: Tensor, seq_lens: Tensor, 
     """Append tokens to the histories of requests, and forget the matches found there.
 
     Args:
-        history: int32 [R, C], the token at each position of a request. What lies beyond its newest token is never read,
-            and the last column never is: positions past the table fall there.
+        history: int32 [R, C], the token at each position of a request. Later columns are stale and never read, nor is
+            the last one: positions past the table are written there.
         found: int64 [R, 2], see :func:`find_copies` and :func:`offer_copies`.
-        rows: int [bs], rows of both, all different.
+        rows: int [bs], distinct rows of both.
         seq_lens: int [bs], position of the newest token so far.
-        tokens: int64 [bs, w], what follows it.
+        tokens: int64 [bs, w], the tokens after it.
     """
     positions = seq_lens.long()[:, None] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
     rows = rows.long()
@@ -130,18 +123,18 @@ def note_tokens(history: Tensor, found: Tensor, rows: Tensor, seq_lens: Tensor, 
 
 
 def find_copies(history: Tensor, found: Tensor, rows: Tensor, last: Tensor, *, longest: int, bound: int) -> None:
-    """Find the longest earlier occurrence of every request's newest tokens, of equally long ones the newest.
+    """Find the longest earlier occurrence of every request's newest tokens; of equally long ones the newest.
+
+    One number orders all occurrences, so the work can be divided in any way.
 
     Args:
         history: int32 [R, C], see :func:`note_tokens`; negative where no token can be copied.
-        found: int64 [R, 2]; column 0 receives ``length * 2**32 + end``, the length of the match and the position of its
-            last token; 0 for none. It must be 0 before.
-        rows: int [bs], rows of both, all different.
+        found: int64 [R, 2]; column 0, which must be 0, receives ``length * 2**32 + end``: the length of the match and
+            the position of its last token; 0 for none.
+        rows: int [bs], distinct rows of both.
         last: int [bs], position of the newest token.
-        longest: matches count up to this length.
-        bound: of ``last``, from above, on the host.
-
-    One number orders all occurrences, so the maximum over any division of the work is the same.
+        longest: length up to which matches count.
+        bound: upper bound of ``last``, on the host.
     """
     columns = min(bound, history.shape[1] - 1) + 1
     rows, last = rows.long(), last.long()[:, None]
@@ -167,20 +160,20 @@ def offer_copies(
     least: int,
     unsure: float,
 ) -> None:
-    """Put copies in place of drafts, where the drafter is not sure of something else.
+    """Replace drafts with copies where the drafter is unsure.
 
-    A copy is what followed the match; one that reaches the newest token goes on with itself, as a repetition does.
-    Where copy and drafts first differ, one of them is wrong. The drafter has read the context too, so it decides there.
+    A copy is the text after the match; past the newest token it repeats itself. Where copy and drafts first differ, the
+    drafter decides, since it has read the context too.
 
     Args:
-        tokens: int64 [bs, w], the block: anchor, then drafts, which are replaced in place.
-        margins: float32 [bs, w - 1], the drafter's largest logit over its second largest at each draft.
-        history, found: as :func:`find_copies` left them. Column 1 of ``found`` receives the block position of the first
-            draft that a copy replaced, 0 for none.
-        rows: int [bs], rows of both, all different.
+        tokens: int64 [bs, w], the block: anchor, then drafts, replaced in place.
+        margins: float32 [bs, w - 1], the drafter's largest logit minus its second largest at each draft.
+        history, found: as left by :func:`find_copies`. Column 1 of ``found`` receives the block position of the first
+            replaced draft, 0 for none.
+        rows: int [bs], distinct rows of both.
         last: int [bs], position of the anchor.
         least: shortest match that is copied.
-        unsure: the copy is taken if the margin is smaller than this.
+        unsure: margin below which the copy is taken.
     """
     rows, drafts = rows.long(), tokens[:, 1:]
     key = found[rows, 0][:, None]
@@ -198,18 +191,18 @@ def offer_copies(
 def norm_rope(
     heads: Tensor, norm_weight: Tensor, eps: float, positions: Tensor, cos_sin: Tensor, *, neox: bool = True
 ) -> Tensor:
-    """RMS-normalise and rotate attention heads: the queries and keys of a block, or the context keys of all layers.
+    """RMS-normalise and rotate attention heads, in float32.
 
     Args:
-        heads: [L, T, heads, head_dim], projected; any strides with a dense last dimension.
-        norm_weight: [L, heads, head_dim], scale of each head's norm; any strides with a dense last dimension.
+        heads: [L, T, heads, head_dim]; the last dimension is dense.
+        norm_weight: [L, heads, head_dim]; the last dimension is dense.
         eps: added to the mean square.
         positions: int64 [T], absolute positions.
-        cos_sin: [max_position, rotary_dim], cosines then sines of the rotation angles.
+        cos_sin: [max_position, rotary_dim], cosines, then sines.
         neox: rotate halves (True) or interleaved pairs (False) of the first ``rotary_dim`` entries.
 
     Returns:
-        [L, T, heads, head_dim], dense, in the dtype of ``heads``; the arithmetic is float32.
+        [L, T, heads, head_dim], dense, in the dtype of ``heads``.
     """
     wide = heads.float()
     wide = (wide * inverse_rms(wide, eps)).mul_(norm_weight[:, None])
@@ -226,18 +219,18 @@ def norm_rope(
 
 
 def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: Tensor, coefficients: Tensor) -> None:
-    """Apply frequency, presence and repetition penalties to a block's logits, in place, token by token.
+    """Apply frequency, presence and repetition penalties to a block's logits, in place.
+
+    With n the count of a token: ``logit -= frequency * n + presence * [n > 0]``, then, if n > 0, a positive logit is
+    divided and a negative one multiplied by ``repetition`` (SGLang's definition and order). Position j counts the
+    drafts 1..j as generated, because its logits are used only if they are accepted.
 
     Args:
         logits: float32 [bs, w, V]; ``logits[b, j]`` follows block position j.
         draft_tokens: int64 [bs, w]; column 0 is the anchor.
-        counts: int32 [R, V], how often each request has generated each token, the anchor counted.
+        counts: int32 [R, V], generated tokens of each request, the anchor included.
         rows: int [bs], rows of ``counts`` and ``coefficients``.
         coefficients: float32 [R, 3], frequency, presence and repetition penalty; (0, 0, 1) changes nothing.
-
-    With n the count of a token: ``logit -= frequency * n + presence * [n > 0]``, then, if n > 0, a
-    positive logit is divided and a negative one multiplied by ``repetition`` (SGLang's definition and order).
-    Position j counts the drafts 1..j as generated, because its logits are used only if they are accepted.
     """
     frequency, presence, repetition = coefficients[rows.long()][:, None, None, :].unbind(-1)
 
@@ -246,8 +239,7 @@ def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: T
         scale = torch.where(n > 0, repetition, 1.0)
         return torch.where(values < 0, values * scale, values / scale)
 
-    # Within a block only the entries of drafted tokens differ from the committed counts: O(w^2), not O(w V),
-    # a request.
+    # Within a block only the entries of drafted tokens differ from the committed counts: O(w^2) per request.
     bs, width = draft_tokens.shape
     committed = counts[rows.long()][:, None, :]
     drafts = draft_tokens[:, None, 1:]
@@ -262,16 +254,13 @@ def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: T
 def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> Tensor:
     """Zero the entries that top-k, top-p and min-p exclude; the others keep their value (not renormalised).
 
+    Filters and order are those of SGLang's ``pytorch`` sampling backend, so the law of a draw is plain decoding's.
+
     Args:
         probs: float32 [n, V], softmax of the adjusted logits.
         top_ks: int [n], entries kept by rank.
-        top_ps: float [n]; an entry stays while the mass ranked above it is at most ``top_p``, mass cut by
-            top-k counted.
+        top_ps: float [n]; an entry stays while the mass ranked above it, cut by top-k or not, is at most ``top_p``.
         min_ps: float [n], floor relative to the largest entry.
-
-    The three filters and their order are those of SGLang's ``pytorch`` sampling backend, so the law of a draw
-    from these weights is the law of plain decoding. Equal entries at a boundary are ranked as ``torch.sort``
-    ranks them.
     """
     ranked, order = probs.sort(dim=-1, descending=True)
     ranks = torch.arange(probs.shape[-1], device=probs.device)
@@ -281,19 +270,19 @@ def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) 
 
 
 def seeded_draw(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """One token per row, drawn in proportion to ``weights`` with noise fixed by (seed, position, token).
+    """Draw one token per row in proportion to ``weights``, with noise fixed by (seed, position, token).
+
+    An exponential race: token v rings after time -log(u_v) / weight_v, with u_v uniform from :func:`token_hash`. The
+    first to ring wins, with probability weight_v / sum(weights). Winners have u_v close to 1, where float32 has few
+    values: the race runs in float64.
 
     Args:
         weights: float32 [n, V], non-negative, at least one positive per row; need not sum to 1.
         seeds: int64 [n].
-        positions: int64 [n], sequence position of the token that the draw follows.
+        positions: int64 [n], sequence position of the token before the draw.
 
     Returns:
         int64 [n].
-
-    An exponential race: token v rings after time -log(u_v) / weight_v, with u_v uniform from
-    :func:`token_hash`; the first to ring wins, with probability weight_v / sum(weights). The race runs in
-    float64 because winners have u_v close to 1, and float32 has few values there.
     """
     tokens = torch.arange(weights.shape[1], device=weights.device)
     uniform = (token_hash(seeds, positions, tokens).double() + 0.5) * 2.0**-32
@@ -308,7 +297,7 @@ def token_hash(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         positions: int [n] and tokens: int [m], lower 32 bits used.
 
     Returns:
-        int64 [n, m] holding unsigned 32-bit values.
+        int64 [n, m] of unsigned 32-bit values.
     """
     state = torch.zeros_like(seeds, dtype=torch.int64)
     for word in (seeds & _WORD, (seeds >> 32) & _WORD, positions.long() & _WORD):
@@ -321,7 +310,7 @@ def token_hash(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _murmur_block(state: Tensor, word: Tensor) -> Tensor:
-    """Mix one 32-bit word into the state. int64 products wrap, which leaves the low 32 bits right."""
+    # int64 products wrap, which leaves the low 32 bits right.
     word = _rotate_left((word * 0xCC9E2D51) & _WORD, 15)
     state = _rotate_left(state ^ ((word * 0x1B873593) & _WORD), 13)
     return (state * 5 + 0xE6546B64) & _WORD
@@ -332,12 +321,12 @@ def _rotate_left(word: Tensor, bits: int) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``: ``[rows, I]`` (or more leading dimensions) and ``[O, I]`` to ``[rows, O]``."""
+    """Return ``x @ weight.T + bias``: ``[..., I]`` and ``[O, I]`` to ``[..., O]``."""
     return F.linear(x, weight, bias)
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """Index of the largest value of each row, the first of equals: [rows, V] to int64 [rows]."""
+    """Return the index of each row's largest value, the first of equals: [rows, V] to int64 [rows]."""
     return logits.argmax(-1)
 
 
@@ -347,9 +336,7 @@ def _constant(value: float, device: torch.device) -> Tensor:
 
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
-    """``1 / sqrt(mean(x**2) + eps)`` over the last dimension of float32 ``x``: ``[..., 1]``.
-
-    Few ops: small models on a CPU are bound by dispatch.
-    """
+    """Return ``1 / sqrt(mean(x**2) + eps)`` over the last dimension of float32 ``x``: ``[..., 1]``."""
+    # Few ops: small models on a CPU are bound by dispatch.
     norm = torch.linalg.vector_norm(x, 2, -1, True)
     return torch.addcmul(_constant(eps, x.device), norm, norm, value=1 / x.shape[-1]).rsqrt_()

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from sglang_dflash.ops.dispatch import by_device
+from sglang_dflash.ops import by_device
 from sglang_dflash.plan import serving
 from sglang_dflash.states import reference
 from sglang_dflash.states.reference import Records

@@ -14,12 +14,13 @@ import torch
 
 from sglang_dflash.ops import reference
 
+MODULES = ("block", "copies", "norm_rope", "sampling")
 DEVICE = os.environ.get("OPS_DEVICE", "cpu")
 
 
 def kernel(name: str):
-    module = "copies" if name in ("note_tokens", "find_copies", "offer_copies") else name
-    return getattr(importlib.import_module(f"sglang_dflash.ops.kernels.{module}"), name)
+    modules = (importlib.import_module(f"sglang_dflash.ops.kernels.{module}") for module in MODULES)
+    return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 
 @pytest.fixture(autouse=True)

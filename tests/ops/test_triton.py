@@ -17,12 +17,10 @@ pytest.importorskip("triton")
 import triton
 
 from sglang_dflash.ops import kernels
-from sglang_dflash.ops.kernels.accept_block import accept_block
+from sglang_dflash.ops.kernels.block import accept_block, prepare_block
 from sglang_dflash.ops.kernels.copies import find_copies, note_tokens, offer_copies
 from sglang_dflash.ops.kernels.norm_rope import norm_rope
-from sglang_dflash.ops.kernels.penalize_block import penalize_block
-from sglang_dflash.ops.kernels.prepare_block import prepare_block
-from sglang_dflash.ops.kernels.seeded_draw import seeded_draw
+from sglang_dflash.ops.kernels.sampling import penalize_block, seeded_draw
 from sglang_dflash.states import kernels as state_kernels
 from sglang_dflash.states.kernels.gdn_commit import gdn_commit
 from sglang_dflash.states.kernels.gdn_verify import gdn_verify

@@ -135,7 +135,7 @@ _ALL_WIDTHS = _met(
     "widths: target 1", *(f"widths: {role} {w}" for role in ("target", "drafter") for w in (2, 4, 8, 16))
 )
 _OURS = "launches: sglang_dflash.ops.kernels."
-_CHOICES = _met(*(f"{_OURS}{op}.{op}_kernel" for op in ("penalize_block", "seeded_draw")))
+_CHOICES = _met(*(f"{_OURS}sampling.{op}_kernel" for op in ("penalize_block", "seeded_draw")))
 _COPIES = _met(*(f"{_OURS}copies.{op}_kernel" for op in ("note_tokens", "find_copies", "offer_copies")))
 
 SCENARIOS: tuple[Scenario, ...] = (

@@ -66,7 +66,7 @@ ON_THE_GPU = {
     "sglang.kernels.ops.kvcache.kv_read_table",
     "sglang.kernels.ops.mamba.mamba_state_scatter_triton",
     "sglang_dflash.model.attention",
-    "sglang_dflash.ops.dispatch",
+    "sglang_dflash.ops",
 }
 _is_cpu = torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
 

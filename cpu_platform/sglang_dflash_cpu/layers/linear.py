@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sglang_dflash.ops.dispatch import host_rows
+from sglang_dflash.ops import host_rows
 
 LARGE = 1 << 22  # multiply-adds
 _HAS_ONEDNN = torch.backends.mkldnn.is_available()

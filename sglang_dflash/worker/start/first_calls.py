@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sglang_dflash.ops import Accepted, accept_block, penalize_block, prepare_block, seeded_draw
-from sglang_dflash.ops.dispatch import runs_kernels
+from sglang_dflash.ops import Accepted, accept_block, penalize_block, prepare_block, runs_kernels, seeded_draw
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.upstream import ForwardMode, assign_req_to_token_pool_func, get_exec, get_schedule, mamba_track_grid

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sglang_dflash.ops.dispatch import host_rows
+from sglang_dflash.ops import host_rows
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import (
     CaptureHiddenMode,

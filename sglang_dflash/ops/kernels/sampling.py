@@ -1,4 +1,4 @@
-"""Triton kernel of :func:`sglang_dflash.ops.reference.seeded_draw`: races in parts of a row, and one of winners."""
+"""Kernels of sampling: penalties in one pass over the logits, filters, and seeded draws in parts of a row."""
 
 from __future__ import annotations
 
@@ -8,6 +8,76 @@ import triton.language as tl
 from torch import Tensor
 
 from sglang_dflash.ops.kernels import assert_dense
+
+
+@triton.jit(do_not_specialize=["draft_tokens", "rows", "width", "draft_stride"])
+def penalize_block_kernel(
+    logits,
+    draft_tokens,
+    counts,
+    rows,
+    coefficients,
+    vocab,
+    width,
+    logits_stride,
+    draft_stride,
+    LANES: tl.constexpr,
+):
+    request = tl.program_id(0).to(tl.int64) // width
+    position = tl.program_id(0) % width
+    row = tl.load(rows + request).to(tl.int64)
+    token = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    mask = token < vocab
+
+    n = tl.load(counts + row * vocab + token, mask=mask, other=0)
+    for j in range(1, position + 1):
+        n += (token == tl.load(draft_tokens + request * draft_stride + j)).to(tl.int32)
+
+    value_at = logits + tl.program_id(0).to(tl.int64) * logits_stride + token
+    value = tl.load(value_at, mask=mask, other=0.0)
+    frequency = tl.load(coefficients + row * 3)
+    presence = tl.load(coefficients + row * 3 + 1)
+    repetition = tl.load(coefficients + row * 3 + 2)
+    generated = n > 0
+    value = value - frequency * n - tl.where(generated, presence, 0.0)
+    scale = tl.where(generated, repetition, 1.0)
+    tl.store(value_at, tl.where(value < 0, value * scale, value / scale), mask=mask)
+
+
+def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: Tensor, coefficients: Tensor) -> None:
+    bs, width, vocab = logits.shape
+    # A vocabulary padded for tensor parallelism leaves a gap after each row of logits.
+    assert logits.stride(2) == 1 and logits.stride(0) == width * logits.stride(1)
+    assert draft_tokens.stride(1) == 1, "rows must be dense"
+    assert_dense(counts, rows, coefficients)
+    if bs:
+        lanes = min(1024, triton.next_power_of_2(vocab))
+        penalize_block_kernel[(bs * width, triton.cdiv(vocab, lanes))](
+            logits,
+            draft_tokens,
+            counts,
+            rows,
+            coefficients,
+            vocab,
+            width,
+            logits.stride(1),
+            draft_tokens.stride(0),
+            LANES=lanes,
+            num_warps=4,
+        )
+
+
+def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> Tensor:
+    # By SGLang's kernels, which need no sort. As in SGLang's joint sampling, top-k and top-p both read the whole
+    # distribution. Only the support of the renormalised probabilities is used, so rounding changes no weight.
+    from sglang_dflash.upstream import top_k_renorm_prob, top_p_renorm_prob  # SGLang defines them on CUDA only
+
+    keep = top_k_renorm_prob(probs, top_ks) > 0
+    # A sum that rounds above its limit must not cut the tail of a row without a limit.
+    keep &= (top_p_renorm_prob(probs, top_ps.clamp(max=1)) > 0) | (top_ps >= 1)[:, None]
+    keep &= probs >= probs.amax(dim=-1, keepdim=True) * min_ps[:, None]
+    return torch.where(keep, probs, 0.0)
+
 
 _LANES = 512  # tokens at once: with 1,024 a thread takes over 128 registers
 _STRETCHES = 16  # of them, one after the other: a vocabulary of 248,320 takes 31 programs a row
