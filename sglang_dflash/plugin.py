@@ -33,7 +33,7 @@ def register() -> None:
 
 
 def _register_hooks() -> None:
-    from sglang_dflash.hooks import corrections, flags, launch, reports
+    from sglang_dflash.hooks import flags, launch, reports
     from sglang_dflash.upstream import HookRegistry, HookType, register_resolution_hook
 
     HookRegistry.register(SYMBOLS[CREATE_WORKER].path, _choose_worker, HookType.AROUND)
@@ -44,7 +44,7 @@ def _register_hooks() -> None:
         ("write_data_for_multi_tokenizer", reports.load_in_tokenizer_workers, HookType.BEFORE),
         ("ServerArgs.resolved_dict", reports.report_adaptive, HookType.AFTER),
         ("ServerArgs.add_cli_args", flags.accept_old_flags, HookType.AFTER),
-        ("ModelConfig._derive_context_length", corrections.extend_drafter_context, HookType.BEFORE),
+        ("ModelConfig._derive_context_length", launch.extend_drafter_context, HookType.BEFORE),
     ):
         HookRegistry.register(SYMBOLS[name].path, function, how)
     register_resolution_hook("handle_model_source_paths")(launch.after_model_paths)
@@ -72,7 +72,7 @@ def _choose_worker(original: Callable[..., type], *args: Any) -> type:
 
 def _register_scheduler_hooks() -> None:
     """Hooks of schedulers alone: their targets import kernels, which initialise the GPU in processes that need none."""
-    from sglang_dflash.hooks import corrections, reports, requests
+    from sglang_dflash.hooks import reports, requests, takeover
     from sglang_dflash.states import replay
     from sglang_dflash.upstream import HookRegistry, HookType
     from sglang_dflash.worker import window
@@ -91,9 +91,9 @@ def _register_scheduler_hooks() -> None:
             HookType.AFTER,
         ),
         ("setup_state_kv_args", transfer.describe_rings, HookType.AFTER),
-        ("Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture", corrections.capture_layers, HookType.AROUND),
+        ("Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture", takeover.capture_layers, HookType.AROUND),
         ("Scheduler.get_internal_state", reports.report_worker, HookType.AFTER),
-        ("SchedulerWeightUpdaterManager._select_runners", corrections.update_target_only, HookType.AFTER),
+        ("SchedulerWeightUpdaterManager._select_runners", requests.update_target_only, HookType.AFTER),
         ("SchedulerMetricsReporter.report_decode_stats", reports.report_mean_width, HookType.AROUND),
         ("SchedulerRequestReceiver._broadcast_reqs_across_ranks", reports.broadcast_step_times, HookType.AROUND),
     ):

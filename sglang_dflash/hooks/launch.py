@@ -1,8 +1,7 @@
 """A server's launch: check the pair, make the serving plan, write it into SGLang's arguments.
 
-All of it runs while SGLang resolves its arguments, before any process or weight. SGLang's plugin loader only logs what
-plugins raise; an exception in argument resolution stops the server, with a non-zero exit status. The processes that the
-server starts receive the plan with the arguments (:func:`~sglang_dflash.upstream.read_record`), and read no file again.
+All of it runs while SGLang resolves its arguments, where an exception stops the server; SGLang's plugin loader would
+only log it. The other processes receive the plan with the arguments, and read no file again.
 """
 
 from __future__ import annotations
@@ -13,13 +12,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.drafter.checkpoint import plain_view
+from sglang_dflash.drafter.formats import ARCHITECTURES
 from sglang_dflash.hooks.flags import explain_environment
-from sglang_dflash.hooks.takeover import (
-    check_sglang,
-    on_our_cpu_platform,
-    refuse_unapplied_hooks,
-    refuse_without_accelerator,
-)
+from sglang_dflash.hooks.takeover import check_sglang, on_our_cpu_platform, refuse_without_accelerator
 from sglang_dflash.plan.findings import Finding, raise_first_error
 from sglang_dflash.plan.machine import CPU, UNKNOWN_GPU, Machine, find_gpu, size
 from sglang_dflash.plan.pair import Pair
@@ -29,6 +24,7 @@ from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import PLAIN_LAYERS, REPLAY_SWITCH, Settings
 from sglang_dflash.upstream import (
     declare_resolution,
+    get_server_args,
     hybrid_gdn_config,
     model_config_of,
     read_record,
@@ -44,11 +40,7 @@ _SOURCE = "sglang_dflash"  # of our declarations in SGLang's arguments
 
 
 def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
-    """Resolution hook around ``handle_model_source_paths``, the first step that has both models' paths.
-
-    Raises:
-        DFlashError: the first error of the preflight.
-    """
+    """Resolution hook around ``handle_model_source_paths``: check the pair; its first error is raised."""
     previous(server_args)
     if not _is_dflash(server_args):
         return
@@ -61,7 +53,6 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
     refuse_without_accelerator()
     machine = this_machine(settings.base_gpu_id)
     check_sglang(machine)
-    refuse_unapplied_hooks()
     pair = Pair.of(settings)
     _log_findings(check_rules(settings, pair, machine))
     if settings.needs_bfloat16_states(machine):
@@ -82,9 +73,6 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
     """Resolution hook around ``handle_speculative_decoding``, with device, parallelism and memory fraction resolved.
 
     Afterwards the record of the arguments is the serving plan, or the reason for SGLang's own worker.
-
-    Raises:
-        DFlashError: the arguments name something that cannot be served.
     """
     if not _is_dflash(server_args):
         previous(server_args)
@@ -99,14 +87,6 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
     hybrid = hybrid_gdn_config(model_config_of(server_args)) is not None
     plan = decide(settings, pair, this_machine(settings.base_gpu_id), hybrid=hybrid)
     _log_findings(check_memory(plan))
-    _before_speculation(server_args, settings, plan)
-    write_record(server_args, plan)
-    previous(server_args)
-    if plan.replay:
-        _replay_states(server_args, plan)
-
-
-def _before_speculation(server_args: ServerArgs, settings: Settings, plan: ServingPlan) -> None:
     if plan.widths is not None:
         # SGLang's own adaptation must stay off: its runners would size their graphs by its candidates.
         _declare(server_args, speculative_adaptive=False)
@@ -117,10 +97,13 @@ def _before_speculation(server_args: ServerArgs, settings: Settings, plan: Servi
             "resume with a state ahead of their tokens (--disaggregation-decode-retraction-backup none aborts them "
             "instead)"
         )
+    write_record(server_args, plan)
+    previous(server_args)
+    if plan.replay:  # declared now, because SGLang's step would refuse a replay for DFLASH on these targets
+        _replay_states(server_args, plan)
 
 
 def _replay_states(server_args: ServerArgs, plan: ServingPlan) -> None:
-    """After SGLang has resolved speculation, which would refuse a replay for DFLASH on these targets."""
     changes: dict[str, Any] = {}
     logger.info(
         "DFLASH: replaying recurrent states instead of storing one per draft token (%s=0 stores them)", REPLAY_SWITCH
@@ -131,18 +114,28 @@ def _replay_states(server_args: ServerArgs, plan: ServingPlan) -> None:
     _declare(server_args, enable_linear_replayssm_spec=True, linear_replayssm_cache_len=plan.records, **changes)
 
 
+def extend_drafter_context(model_config: Any, context_length: int | None) -> None:
+    """Hook before ``ModelConfig._derive_context_length``: serve the target's whole context with a shorter drafter.
+
+    SGLang refuses such a pair unless ``SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN`` is set, which also lifts the
+    target's limit. A DFlash drafter cannot read out of bounds: its K/V are in the target's slots, and its RoPE table
+    covers the target's context plus the blocks beyond its end.
+    """
+    architectures = model_config.hf_config.architectures or []
+    ours = model_config.is_draft_model and set(architectures) & set(ARCHITECTURES)
+    if ours and context_length is not None and isinstance(read_record(get_server_args()), ServingPlan):
+        text = model_config.hf_text_config
+        text.max_position_embeddings = max(text.max_position_embeddings, context_length)
+
+
 @cache
 def this_machine(base_gpu_id: int) -> Machine:
     if on_our_cpu_platform():
         return CPU
     machine = find_gpu(base_gpu_id) or UNKNOWN_GPU
     if machine.memory is None:
-        logger.warning(
-            "DFLASH: could not read the memory of %s from nvidia-smi or torch; cannot estimate how many requests fit, "
-            "so recurrent states are kept (%s=1 replays them)",
-            machine.name,
-            REPLAY_SWITCH,
-        )
+        unknown = "could not read the memory of %s from nvidia-smi or torch; cannot estimate how many requests fit, so"
+        logger.warning(f"DFLASH: {unknown} recurrent states are kept (%s=1 replays them)", machine.name, REPLAY_SWITCH)
     elif machine.told_by == "torch":
         logger.warning(
             "DFLASH: nvidia-smi does not give the memory of this GPU; torch reports %s for %s",

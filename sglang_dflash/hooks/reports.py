@@ -1,4 +1,4 @@
-"""Hooks around what SGLang reports and broadcasts: our figures, and rank 0's step times with the requests."""
+"""Hooks of reports and broadcasts: our figures in SGLang's, and rank 0's step times with the requests."""
 
 from __future__ import annotations
 
@@ -17,13 +17,10 @@ SERVER_INFO_KEY = "sglang_dflash"
 
 
 def report_worker(result: Any, scheduler: Scheduler, *_: Any) -> Any:
-    """Hook after ``Scheduler.get_internal_state``: add our worker's plan and counters to ``/server_info``.
-
-    SGLang's mean accept length leaves out the steps since the last log interval, so a short benchmark read another
-    run's, or none; it becomes that of every step since ``/flush_cache``.
-    """
+    """Hook after ``Scheduler.get_internal_state``: add our worker's plan and counters to ``/server_info``."""
     if serving.plan is not None:
         result.internal_state[SERVER_INFO_KEY] = scheduler.draft_worker.server_info()
+        # SGLang's mean accept length omits the steps since the last log interval. Count every step since /flush_cache.
         reporter = scheduler.metrics_reporter
         if blocks := reporter.spec_total_num_forward_ct + reporter.spec_num_forward_ct:
             tokens = reporter.spec_total_num_accept_tokens + reporter.spec_num_accept_tokens
@@ -34,8 +31,8 @@ def report_worker(result: Any, scheduler: Scheduler, *_: Any) -> Any:
 def count_verified_drafts(_: None, manager: Any, meta_info: dict[str, Any], recv_obj: Any, i: int) -> None:
     """Hook after ``TokenizerManager._calculate_spec_decoding_metrics``: count the drafts that were verified.
 
-    SGLang counts the full width at every step. With several widths the worker reports each block's verified positions
-    (``cap_lens``), anchors included, and SGLang their sum; ``spec_cap_length`` is then the mean width.
+    SGLang counts the full width at every step. With several widths the worker reports each block's verified positions,
+    anchors included, in ``cap_lens``.
     """
     if get_spec().speculative_algorithm != "DFLASH" or "spec_cap_length" not in meta_info:
         return
@@ -44,14 +41,14 @@ def count_verified_drafts(_: None, manager: Any, meta_info: dict[str, Any], recv
     meta_info["spec_accept_rate"] = recv_obj.spec_num_correct_drafts[i] / drafts if drafts else 0.0
 
 
-class _WithPlugins(dict[str, Any]):
+class _LoadsPlugins(dict[str, Any]):
     """A dictionary that loads the plugins in the process that unpickles it."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[dict[str, Any]]]:
-        return _load_plugins_beside, (dict(self),)
+        return _after_plugins, (dict(self),)
 
 
-def _load_plugins_beside(info: dict[str, Any]) -> dict[str, Any]:
+def _after_plugins(info: dict[str, Any]) -> dict[str, Any]:
     load_plugins()
     return info
 
@@ -59,18 +56,14 @@ def _load_plugins_beside(info: dict[str, Any]) -> dict[str, Any]:
 def load_in_tokenizer_workers(port_args: Any, server_args: Any, scheduler_info: dict[str, Any]) -> tuple[Any, Any]:
     """Hook before ``write_data_for_multi_tokenizer``: its readers load the plugins.
 
-    SGLang loads them in the main process, schedulers and detokenizers, but not in tokenizer workers
-    (``--tokenizer-worker-num``, ``Engine.attach_tokenizer_worker``), which would count the full width. All of them read
-    this pickle; ``SGLANG_HTTP_SERVER_APP_PATH`` would reach HTTP workers alone, and may be the user's.
+    SGLang does not load plugins in tokenizer workers (``--tokenizer-worker-num``, ``Engine.attach_tokenizer_worker``),
+    which would count the full width. All of them read this pickle.
     """
-    return (port_args, server_args, _WithPlugins(scheduler_info)), {}
+    return (port_args, server_args, _LoadsPlugins(scheduler_info)), {}
 
 
 def report_mean_width(original: Callable[..., None], reporter: Any, *args: Any, **kwargs: Any) -> None:
-    """Hook around ``SchedulerMetricsReporter.report_decode_stats``, whose accept rate takes every block for a full one.
-
-    The log line and ``sglang:spec_accept_rate`` divide by the server's width. With several widths it is their mean.
-    """
+    """Hook around ``SchedulerMetricsReporter.report_decode_stats``: compute its accept rate from the mean width."""
     steps, verified = reporter.spec_num_forward_ct, reporter.spec_num_cap_tokens
     if serving.plan is None or serving.plan.widths is None or not steps or verified <= steps:
         original(reporter, *args, **kwargs)
@@ -80,10 +73,7 @@ def report_mean_width(original: Callable[..., None], reporter: Any, *args: Any, 
 
 
 def report_adaptive(resolved: dict[str, Any], server_args: Any) -> dict[str, Any]:
-    """Hook after ``ServerArgs.resolved_dict``, which every ``/server_info`` starts from: ours is on, SGLang's is off.
-
-    Before resolution it is what the user asked for.
-    """
+    """Hook after ``ServerArgs.resolved_dict``: report our adaptive width in ``/server_info``; SGLang's own is off."""
     plan = read_record(server_args)
     if isinstance(plan, ServingPlan) and plan.widths is not None:
         resolved["speculative_adaptive"] = True

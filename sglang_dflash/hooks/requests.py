@@ -1,4 +1,4 @@
-"""Reject requests that need a feature DFLASH lacks, or whose parameters no sampler can use."""
+"""Reject requests that need a feature DFLASH lacks or that no sampler can use; update the target's weights alone."""
 
 from __future__ import annotations
 
@@ -18,20 +18,11 @@ _REASONS = {
 _LARGEST, _SMALLEST = 1e30, 1e-6
 _TOP_K_ALL = 1 << 30  # SGLang's value for the whole vocabulary, stored as int32
 # Parameters of a rejected request, which SGLang prefills nevertheless.
-_HARMLESS = {
-    "temperature": 1.0,
-    "top_k": 1,
-    "repetition_penalty": 1.0,
-    "min_new_tokens": 0,
-    "logit_bias": None,
-}
+_HARMLESS = {"temperature": 1.0, "top_k": 1, "repetition_penalty": 1.0, "min_new_tokens": 0, "logit_bias": None}
 
 
 def refuse_request(original: Callable[[Any, bool], str | None], req: Any, enable_overlap: bool) -> str | None:
-    """Hook around ``validate_dflash_request``: return the error for the client, or None.
-
-    A rejected request gets harmless parameters.
-    """
+    """Hook around ``validate_dflash_request``: return the error for the client, or None."""
     if serving.plan is None:
         return original(req, enable_overlap)
     _drop_impossible_stops(req)
@@ -78,3 +69,14 @@ def _unusable(params: Any, vocab_size: int) -> Iterator[tuple[str, str]]:
             yield f"logit_bias {value} of token {token}", f"at most {_LARGEST:g}"
     if len(bias) >= vocab_size and all(value < -_LARGEST for value in bias.values()):
         yield "logit_bias that bans every token", "one token that may be chosen"
+
+
+def update_target_only(result: list[tuple[str, Any]], _: Any, selector: str = "all") -> list[tuple[str, Any]]:
+    """Hook after ``SchedulerWeightUpdaterManager._select_runners``: treat ``"all"`` as the target.
+
+    SGLang would load the same tensors into both models: a drafter as wide as its target would draft with the target's.
+    ``"draft"`` still selects the drafter. ``result`` holds role and runner of each selected model.
+    """
+    if selector != "all" or serving.plan is None:
+        return result
+    return [(role, runner) for role, runner in result if role == "target"]

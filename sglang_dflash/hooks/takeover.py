@@ -1,11 +1,11 @@
-"""Refuse an SGLang that this package does not fit; in one that it fits, serve DFLASH with our worker class."""
+"""Refuse an SGLang that this package does not fit; otherwise serve DFLASH with our worker class."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang_dflash import __version__, upstream
 from sglang_dflash.errors import DFlashError
@@ -28,11 +28,7 @@ def on_our_cpu_platform() -> bool:
 
 
 def refuse_without_accelerator() -> None:
-    """Refuse a machine that neither SGLang nor an out-of-tree platform can serve on.
-
-    Raises:
-        DFlashError: naming the distribution that serves on a CPU.
-    """
+    """Raise DFlashError on a machine that neither SGLang nor an out-of-tree platform can serve on."""
     platform = upstream.current_platform
     if platform.device_type == "cpu" and not platform.is_out_of_tree():
         raise DFlashError(
@@ -43,13 +39,8 @@ def refuse_without_accelerator() -> None:
 
 
 def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm, server_args: ServerArgs) -> type:
-    """Hook around ``SpeculativeAlgorithm.create_worker``: our class for DFLASH, SGLang's for the rest.
-
-    On the CPU platform SGLang asks the platform instead, which calls :func:`worker_for`.
-
-    Raises:
-        DFlashError: as :func:`worker_for`.
-    """
+    """Hook around ``SpeculativeAlgorithm.create_worker``: our class for DFLASH, SGLang's for the rest."""
+    # On the CPU platform SGLang takes the class from the platform, which calls `worker_for`.
     ours = worker_for(server_args) if algorithm.is_dflash() and not on_our_cpu_platform() else None
     return ours or original(algorithm, server_args)
 
@@ -76,7 +67,7 @@ def worker_for(server_args: ServerArgs) -> type | None:
 
 
 def our_worker() -> type:
-    """Our worker class, with our drafter in the registry that its model loader asks."""
+    """Return our worker class; its drafter is added to SGLang's model registry."""
     from sglang_dflash.model.drafter import DFlashDraftModel
     from sglang_dflash.worker.worker import DFlashWorker
 
@@ -85,26 +76,25 @@ def our_worker() -> type:
     return DFlashWorker
 
 
+def capture_layers(original: Callable[..., None], model: Any, layer_ids: list[int]) -> None:
+    """Hook around ``Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture``, which fails in SGLang 0.5.23.
+
+    It calls a method of the language model that Qwen3.5 has and Qwen3-VL lacks. EAGLE-3's method captures the same
+    layers without it.
+    """
+    if hasattr(model.model, "set_dflash_layers_to_capture"):
+        original(model, layer_ids)
+    else:
+        model.set_eagle3_layers_to_capture(layer_ids)
+
+
 @cache
 def check_sglang(machine: Machine) -> None:
-    """Refuse an SGLang that this package does not fit; once per launching process.
-
-    It takes 0.2 s: nearly all modules have been loaded by then to put hooks into them.
-
-    Raises:
-        DFlashError: the version was not tested, or lacks names that we use; it lists all of them.
-    """
+    """Raise DFlashError for an SGLang of an untested version, or one that lacks a name or a hook that we need."""
     if note := check_version():
         logger.warning("DFLASH: %s", note)
     check_symbols(CUDA_SYMBOLS.values() if machine.capability else ())
-
-
-def refuse_unapplied_hooks() -> None:
-    """Refuse to start with a hook missing: SGLang only logs that, and would go on with its own worker.
-
-    Raises:
-        DFlashError: naming every target of ours that is not in place.
-    """
+    # SGLang only logs a hook that it could not apply, and would serve with its own worker.
     ours = {
         target
         for target, hooks in HookRegistry._hooks.items()

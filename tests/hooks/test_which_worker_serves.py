@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("sglang")
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.hooks import corrections, reports, takeover
+from sglang_dflash.hooks import reports, takeover
 from sglang_dflash.hooks.reports import SERVER_INFO_KEY
-from sglang_dflash.hooks.requests import refuse_request
+from sglang_dflash.hooks.requests import refuse_request, update_target_only
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import reason_for_builtin
@@ -49,7 +49,7 @@ def answers() -> tuple[str | None, bool, list[str]]:
     )
     reporter = SimpleNamespace(**{f"spec_{name}": count for name, count in counts.items()})
     reports.report_worker(result, SimpleNamespace(draft_worker=worker, metrics_reporter=reporter))
-    updated = corrections.update_target_only([("target", None), ("draft", None)], None)
+    updated = update_target_only([("target", None), ("draft", None)], None)
     return refusal, SERVER_INFO_KEY in result.internal_state, [role for role, _ in updated]
 
 
@@ -65,7 +65,7 @@ def test_every_hook_steps_aside_for_sglangs_worker(monkeypatch: pytest.MonkeyPat
     assert "return_hidden_states is not available" in str(refusal)
     assert shown
     assert updated == ["target"]
-    assert corrections.update_target_only([("draft", None)], None, "draft") == [("draft", None)]
+    assert update_target_only([("draft", None)], None, "draft") == [("draft", None)]
 
 
 def reason(on_cpu: bool, **changed: Any) -> str | None:
