@@ -20,8 +20,7 @@ from sglang_dflash.plan.machine import GPUS, asked_about
 from sglang_dflash.plan.report import plan_lines, to_json
 from sglang_dflash.plan.rules import Report, preflight
 
-OTHERS = "sglang_dflash.commands"
-# Commands of the distribution sglang-dflash-lab, and their help where it is not installed.
+# Commands of sglang-dflash-lab, and their help where it is not installed.
 LAB = {
     "bench": "Measure plain decoding against DFLASH (sglang-dflash-lab).",
     "report": "Write a page from a benchmark's results (sglang-dflash-lab).",
@@ -32,12 +31,8 @@ ANY_ARGUMENTS = {**OTHER_ARGUMENTS, "help_option_names": []}
 Gpu = Enum("Gpu", {name: name for name in GPUS})  # type: ignore[misc]  # typer lists its values in --help
 _COLOUR = {"ok": "green", "warn": "yellow", "error": "red"}
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    help="DFLASH speculative decoding for stock SGLang.",
-)
+DESCRIPTION = "DFLASH speculative decoding for stock SGLang."
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=DESCRIPTION)
 app.command("diagnose")(diagnose)
 
 
@@ -106,9 +101,8 @@ def version() -> None:
     typer.echo(f"sglang-dflash {__version__} for SGLang {TESTED_SGLANG}; installed: {installed_version()}")
 
 
-def add_others(app: typer.Typer) -> None:
-    """Add the commands that other distributions declare. A command of an absent lab names the lab."""
-    found = {point.name: point for point in entry_points(group=OTHERS)}
+def add_commands_of_other_distributions() -> None:
+    found = {point.name: point for point in entry_points(group="sglang_dflash.commands")}
     for name, point in found.items():
         command = point.load()
         if isinstance(command, typer.Typer):
@@ -116,10 +110,10 @@ def add_others(app: typer.Typer) -> None:
         else:
             app.command(name)(command)
     for name in LAB.keys() - found.keys():
-        app.command(name, help=LAB[name], context_settings=ANY_ARGUMENTS)(missing)
+        app.command(name, help=LAB[name], context_settings=ANY_ARGUMENTS)(name_the_lab)
 
 
-def missing(context: typer.Context) -> None:
+def name_the_lab(context: typer.Context) -> None:
     typer.echo(
         f"`sglang-dflash {context.info_name}` is part of sglang-dflash-lab, which is not installed. "
         f"Fix: pip install sglang-dflash-lab=={__version__}",
@@ -128,7 +122,7 @@ def missing(context: typer.Context) -> None:
     raise typer.Exit(2)
 
 
-add_others(app)
+add_commands_of_other_distributions()
 
 if __name__ == "__main__":
     app()

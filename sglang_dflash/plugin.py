@@ -1,8 +1,7 @@
-"""Entry point ``sglang.srt.plugins: dflash``: registers our hooks with SGLang, does no work of its own.
+"""Entry point ``sglang.srt.plugins: dflash``: register our hooks with SGLang.
 
-SGLang's plugin loader logs what a plugin raises and goes on, which for DFLASH would mean SGLang's own worker. So
-nothing that can fail for a user's reason happens here: versions, flags and pairs are checked in flag resolution, which
-stops the server. A package that cannot even register leaves a refusal for DFLASH in its place.
+SGLang's plugin loader only logs what a plugin raises, and DFLASH would then run on SGLang's own worker. So versions,
+flags and pairs are checked in argument resolution, which stops the server. If registration fails, DFLASH is refused.
 """
 
 from __future__ import annotations
@@ -55,12 +54,11 @@ def _register_hooks() -> None:
 
 
 def _module(name: str) -> str:
-    """Module of a method in the table."""
     return SYMBOLS[name].path.rsplit(".", 2)[0]
 
 
 def _choose_worker(original: Callable[..., type], *args: Any) -> type:
-    """A scheduler that was imported after the plugins were loaded gets its hooks before it constructs a worker."""
+    # A scheduler that was imported after the plugins were loaded gets its hooks before it constructs a worker.
     from sglang_dflash.hooks.takeover import choose_worker
     from sglang_dflash.upstream import HookRegistry
 
@@ -71,7 +69,7 @@ def _choose_worker(original: Callable[..., type], *args: Any) -> type:
 
 
 def _register_scheduler_hooks() -> None:
-    """Hooks of schedulers alone: their targets import kernels, which initialise the GPU in processes that need none."""
+    # The targets of these hooks import kernels, which would initialise the GPU in other processes.
     from sglang_dflash.hooks import reports, requests, takeover
     from sglang_dflash.states import replay
     from sglang_dflash.upstream import HookRegistry, HookType
@@ -85,11 +83,7 @@ def _register_scheduler_hooks() -> None:
         ("KVCacheConfigurator._build_hybrid_req_pool", replay.build_pool, HookType.AROUND),
         ("KVCacheConfigurator._handle_max_mamba_cache", replay.charge_windows, HookType.AROUND),
         ("gdn_replayssm_spec_decode", replay.verify, HookType.AROUND),
-        (
-            "SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch",
-            transfer.start_transferred,
-            HookType.AFTER,
-        ),
+        ("SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch", transfer.start_transferred, HookType.AFTER),
         ("setup_state_kv_args", transfer.describe_rings, HookType.AFTER),
         ("Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture", takeover.capture_layers, HookType.AROUND),
         ("Scheduler.get_internal_state", reports.report_worker, HookType.AFTER),
@@ -101,7 +95,7 @@ def _register_scheduler_hooks() -> None:
 
 
 def _refuse_dflash(error: Exception) -> None:
-    """Make DFLASH fail with the reason, before weights load; depends on nothing of ours that may be what failed."""
+    # Make DFLASH fail with the reason, before weights load, without the imports that may have failed.
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 

@@ -1,9 +1,7 @@
 """The seam to SGLang: every fragile upstream name this package uses, and every function it hooks, in one table.
 
-Import a name from here (``from sglang_dflash.upstream import BaseSpecWorker``) and it is resolved on first use, so
-importing this module imports nothing of SGLang. :func:`check_symbols` resolves the whole table and compares parameters;
-a server that is asked for DFLASH runs it before it loads weights, so that a changed SGLang is refused there, in one
-message. A platform adds the functions that it replaces (:data:`platform_symbols`).
+A name imported from here is resolved on first use; importing this module imports nothing of SGLang. A DFLASH server
+runs :func:`check_symbols` before it loads weights. A platform adds its functions to :data:`platform_symbols`.
 """
 
 from __future__ import annotations
@@ -33,11 +31,11 @@ if TYPE_CHECKING:  # names that only annotations use: import them from here unde
     from sglang.srt.model_executor.model_runner import ModelRunner as ModelRunner
     from sglang.srt.server_args import ServerArgs as ServerArgs
 
-# The release that this package is for: its own version begins with it.
+# The package's version begins with it.
 TESTED_SGLANG = ".".join(__version__.split(".")[:3])
 ALLOW_ANY_VERSION = "SGLANG_DFLASH_ALLOW_ANY_SGLANG"
 
-# Its module imports every model of SGLang, which takes 2 s and which no launching process needs: only its text is read.
+# Importing this module loads every SGLang model (2 s), so only its source is searched.
 MODEL_REGISTRY = "sglang.srt.models.registry.ModelRegistry"
 
 
@@ -57,7 +55,7 @@ class Symbol:
         return pkgutil.resolve_name(self.path)
 
     def problem(self) -> str | None:
-        """One line saying what is wrong with the symbol in the installed SGLang, or None."""
+        """Return one line on how the installed SGLang's symbol differs; None if it does not."""
         try:
             if self.path == MODEL_REGISTRY:
                 return None if self._is_written() else f"{self.path}: not found"
@@ -79,7 +77,7 @@ class Symbol:
         return f"\n{name} = " in source
 
 
-# Module under ``sglang.srt``, or ``kernels`` beside it -> names there, with the parameters that we pass or, for a hook,
+# Module under ``sglang.srt`` or ``sglang.kernels`` -> names there, with the parameters that we pass or, for a hook,
 # that our function takes.
 _TABLE: dict[str, tuple[str, ...]] = {
     # plugins and platforms
@@ -275,25 +273,20 @@ _TABLE: dict[str, tuple[str, ...]] = {
 }
 
 
-def _below_sglang(module: str) -> str:
-    return module if module.startswith("kernels.") else f"srt.{module}"
-
-
 def _symbols(table: Mapping[str, Iterable[str]]) -> dict[str, Symbol]:
-    """The rows of a table by the name they are imported by: a path below the module, ``"Class.method"``."""
-    parts = [(module, *row.rstrip(")").partition("(")) for module, rows in table.items() for row in rows]
-    return {
-        name: Symbol(f"sglang.{_below_sglang(module)}.{name}", tuple(params.replace(",", "").split()))
-        for module, name, _, params in parts
-    }
+    symbols = {}
+    for module, rows in table.items():
+        package = "sglang" if module.startswith("kernels.") else "sglang.srt"
+        for row in rows:
+            name, _, params = row.rstrip(")").partition("(")
+            symbols[name] = Symbol(f"{package}.{module}.{name}", tuple(params.replace(",", "").split()))
+    return symbols
 
 
 SYMBOLS = _symbols(_TABLE)
 
 # SGLang has these only if it finds CUDA.
 CUDA_SYMBOLS = _symbols({"layers.sampler": ("top_k_renorm_prob", "top_p_renorm_prob")})
-
-
 platform_symbols: list[Symbol] = []
 
 
@@ -307,20 +300,17 @@ def __getattr__(name: str) -> Any:
 
 
 def write_record(server_args: Any, value: object) -> None:
-    """Attach a value to server arguments; every process of the server receives it with them.
-
-    ``ServerArgs`` accepts underscore attributes at any time, and pickles them.
-    """
-    server_args._sglang_dflash = value
+    """Attach a value to server arguments; every process of the server receives it with them."""
+    server_args._sglang_dflash = value  # ServerArgs pickles underscore attributes
 
 
 def read_record(server_args: Any) -> object:
-    """Return the attached value; None if there is none."""
+    """Return the attached value, or None."""
     return getattr(server_args, "_sglang_dflash", None)
 
 
 def installed_version() -> str | None:
-    """Version of the installed SGLang distribution, None if there is none."""
+    """Return the version of the installed SGLang, or None."""
     try:
         return version("sglang")
     except PackageNotFoundError:
@@ -328,7 +318,7 @@ def installed_version() -> str | None:
 
 
 def is_build(found: str) -> bool:
-    """Whether a version is a build of the tested release (``0.5.23.post1``, ``.dev3``, ``rc1``, ``+cu129``)."""
+    """Return whether a version is a build of the tested release (``.post1``, ``.dev3``, ``rc1``, ``+cu129``)."""
     try:
         return Version(Version(found).base_version) == Version(TESTED_SGLANG)
     except InvalidVersion:
@@ -336,14 +326,7 @@ def is_build(found: str) -> bool:
 
 
 def check_version() -> str | None:
-    """Refuse an SGLang that this release was not tested with.
-
-    Returns:
-        a note for the log where the installed version is a build of a tested release, and not that release itself.
-
-    Raises:
-        DFlashError: naming the version found, the one tested and the variable that overrides the check.
-    """
+    """Raise DFlashError for an untested SGLang; return a note for the log if it is a build of the tested release."""
     found = installed_version()
     if found == TESTED_SGLANG or os.environ.get(ALLOW_ANY_VERSION) == "1":
         return None
@@ -358,11 +341,7 @@ def check_version() -> str | None:
 
 
 def check_symbols(extra: Iterable[Symbol] = ()) -> None:
-    """Resolve every symbol and compare signatures.
-
-    Raises:
-        DFlashError: listing every symbol that is missing or lacks a parameter.
-    """
+    """Raise one DFlashError that lists every symbol that is missing or lacks a parameter."""
     problems = [line for symbol in (*SYMBOLS.values(), *platform_symbols, *extra) if (line := symbol.problem())]
     if problems:
         raise DFlashError(

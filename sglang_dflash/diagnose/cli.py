@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sglang_dflash.errors import DFlashError
-from sglang_dflash.user_errors import user_errors
+from sglang_dflash.errors import DFlashError, user_errors
 
 if TYPE_CHECKING:
     from sglang_dflash.diagnose.verdict import Report

@@ -16,14 +16,12 @@ BASE = {"errors", "upstream"}
 GROUND = BASE | {"ops", "drafter"}
 SERVED = GROUND | {"plan"}
 STEP = SERVED | {"width", "model", "states"}
-COMMAND = GROUND | {"user_errors"}  # what has a command line
 # A room is a folder of the package, or a module beside the folders.
 ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
     "errors": set(),
     "causes": set(),
     "upstream": {"errors"},
-    "user_errors": {"errors"},
     "ops": BASE,
     "drafter": BASE,
     "model": SERVED,
@@ -33,8 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     "worker": STEP | {"causes"},
     "hooks": STEP | {"plan", "worker"},
     "plugin": STEP | {"plan", "worker", "hooks"},
-    "diagnose": COMMAND | {"plan", "causes"},
-    "cli": COMMAND | {"plan", "diagnose"},
+    "diagnose": GROUND | {"plan", "causes"},
+    "cli": GROUND | {"plan", "diagnose"},
 }
 
 

@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from sglang_dflash.errors import DFlashError
-from sglang_dflash.user_errors import user_errors
+from sglang_dflash.errors import DFlashError, user_errors
 
 _INTERRUPTED = 130
 _URL = re.compile(r"(?:(?P<mode>.+)=)?(?P<url>https?://.+)")

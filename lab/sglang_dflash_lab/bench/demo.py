@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sglang_dflash.diagnose.tables import wide_console
-from sglang_dflash.user_errors import user_errors
+from sglang_dflash.errors import user_errors
 from sglang_dflash_lab.bench import session, tasks
 from sglang_dflash_lab.bench.arms import AR, find_pair, parse_arms
 from sglang_dflash_lab.bench.figures import print_results

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from sglang_dflash.diagnose.tables import MISSING, Table
-from sglang_dflash.user_errors import user_errors
+from sglang_dflash.errors import user_errors
 from sglang_dflash_lab.bench.figures import Summary, number
 from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
 
