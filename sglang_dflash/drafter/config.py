@@ -23,8 +23,8 @@ from sglang_dflash.drafter.formats import (
     ConfigKeys,
     kind_left_to_builtin,
     plain_form,
+    require,
     text_config,
-    unusable,
 )
 from sglang_dflash.errors import DFlashError
 
@@ -111,9 +111,8 @@ class DrafterConfig:
         head_dim = keys.integer("head_dim")
         rope_theta, rotary_dim, rope_scaling = keys.rope(head_dim)
         num_heads, num_kv_heads = keys.integer("num_attention_heads"), keys.integer("num_key_value_heads")
-        if num_heads % num_kv_heads:
-            multiple = f"a multiple of num_key_value_heads {num_kv_heads}"
-            raise unusable("num_attention_heads", num_heads, multiple)
+        multiple = f"a multiple of num_key_value_heads {num_kv_heads}"
+        require(num_heads % num_kv_heads == 0, "num_attention_heads", num_heads, multiple)
         return cls(
             block_size=keys.optional_integer("block_size", minimum=2),
             mask_token_id=keys.integer("mask_token_id", minimum=0),  # a token's name would need a tokenizer

@@ -1,8 +1,7 @@
 """Quantised drafters: the quantisations that a ``config.json`` declares, and their plain weights.
 
-Weights are dequantised to float32 when they are loaded, by compressed-tensors. It reads its own formats and AutoAWQ's;
-FP8 and GPTQ are expressed in its terms. Activations are never quantised. A layer is quantised if its tensors
-are; the configuration's lists of exceptions are not read. Shapes are checked on headers, before any weight is read.
+Weights are dequantised to float32 when they are loaded, by compressed-tensors; FP8 and GPTQ are expressed in its terms.
+A layer is quantised if its tensors are: lists of exceptions are not read. Shapes are checked on headers.
 """
 
 from __future__ import annotations
@@ -39,10 +38,9 @@ _SERVED = (
 # The scale has two names in FP8 checkpoints; both are factors of the stored numbers.
 _ALIASES = {"weight_scale_inv": "weight_scale"}
 _ACTIVATION_SCALES = {"input_scale", "activation_scale", "input_zero_point"}
-_PARTS = {
-    *("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
-    *("qweight", "qzeros", "scales", "g_idx"),
-}
+# GPTQ's tensors are those of compressed-tensors, transposed.
+_GPTQ = {"qweight": "weight_packed", "qzeros": "weight_zero_point", "scales": "weight_scale"}
+_PARTS = {*_GPTQ, *_GPTQ.values(), "g_idx", "weight_g_idx", "weight_shape"}
 _INT32 = {"weight_packed", "qweight", "qzeros"}
 _QUANTISED_DTYPES = {torch.float8_e4m3fn, torch.float8_e5m2, torch.int8}
 
@@ -64,63 +62,59 @@ class Scheme:
 
     def shapes(self, rows: int, columns: int) -> dict[str, Shape]:
         """Return the shape of every stored tensor of a weight [rows, columns], by the last part of its name."""
+
+        def words(numbers: int) -> int:
+            return ceil(numbers * self.args.num_bits / 32)
+
         args = self.args
         size = columns if args.group_size in (None, -1) else args.group_size
         if columns % size:
             raise _misfit(f"groups of {size} columns in a weight of {columns}", "a multiple of them")
         groups = columns // size
-        if self.layout in ("awq", "gptq"):
-            shapes: dict[str, Shape] = {"qzeros": (groups, self._words(rows)), "scales": (groups, rows)}
-            if self.layout == "awq":
-                return shapes | {"qweight": (columns, self._words(rows))}
-            return shapes | {"qweight": (self._words(columns), rows), "g_idx": (columns,)}
+        if self.layout == "awq":
+            return {"qweight": (columns, words(rows)), "qzeros": (groups, words(rows)), "scales": (groups, rows)}
+        scale: Shape = (1,) if args.strategy == "tensor" else (rows, groups)
         if args.strategy == "block":
             high, wide = args.block_structure
-            scale: Shape = (ceil(rows / high), ceil(columns / wide))
-        else:
-            scale = (1,) if args.strategy == "tensor" else (rows, groups)
-        if self.layout == "naive":
-            shapes = {"weight": (rows, columns), "weight_scale": scale, "weight_zero_point": scale}
-        else:
-            shapes = {"weight_packed": (rows, self._words(columns)), "weight_shape": (2,), "weight_scale": scale}
-            shapes["weight_zero_point"] = (self._words(rows), groups)
+            scale = ceil(rows / high), ceil(columns / wide)
+        shapes: dict[str, Shape] = {"weight": (rows, columns), "weight_scale": scale, "weight_zero_point": scale}
+        if self.layout != "naive":
+            shapes = {"weight_packed": (rows, words(columns)), "weight_scale": scale, "weight_shape": (2,)}
+            shapes["weight_zero_point"] = (words(rows), groups)
+        if self.layout == "gptq":
+            return {part: shapes[name][::-1] for part, name in _GPTQ.items()} | {"g_idx": (columns,)}
         if args.symmetric:
             del shapes["weight_zero_point"]
         return shapes | ({"weight_g_idx": (columns,)} if args.actorder == "group" else {})
 
     def dequantise(self, stored: Mapping[str, Tensor], rows: int, columns: int) -> Tensor:
         """Return the weight, float32 [rows, columns], from tensors of :meth:`shapes`."""
-        from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32 as unpack
+        from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
         from compressed_tensors.entrypoints.convert.converters import AutoAWQConverter
         from compressed_tensors.quantization.lifecycle.forward import dequantize
 
-        args, bits, layout = self.args, self.args.num_bits, self.layout
-        if layout == "awq":
-            converter = AutoAWQConverter(bits)
-            named = converter.process({f"layer.{part}": tensor for part, tensor in stored.items()})
-            stored, layout = {name.removeprefix("layer."): tensor for name, tensor in named.items()}, "packed"
-        scale = stored["scales"].T if layout == "gptq" else stored["weight_scale"]
-        zero, order = stored.get("weight_zero_point"), stored.get("weight_g_idx", stored.get("g_idx"))
-        if layout == "gptq":
-            quantised = unpack(stored["qweight"], bits, torch.Size((columns, rows)), 0).T
-            half = 1 << (bits - 1)  # unpacked numbers are signed
-            zero = unpack(stored["qzeros"], bits, torch.Size((len(stored["scales"]), rows)), 1).T.int()
-            zero = (zero + half + self.zero_offset) % (1 << bits) - half
-        elif layout == "packed":
-            quantised = unpack(stored["weight_packed"], bits, torch.Size((rows, columns)), 1)
+        args, bits = self.args, self.args.num_bits
+        if self.layout == "awq":
+            named = AutoAWQConverter(bits).process({f"layer.{part}": tensor for part, tensor in stored.items()})
+            stored = {name.removeprefix("layer."): tensor for name, tensor in named.items()}
+        elif self.layout == "gptq":
+            stored = {name: stored[part].T for part, name in _GPTQ.items()} | {"weight_g_idx": stored["g_idx"]}
+        scale, zero, order = (stored.get(f"weight_{part}") for part in ("scale", "zero_point", "g_idx"))
+        assert scale is not None, "the scale is part of every layout"
+        quantised = stored.get("weight")
+        if quantised is None:
+            quantised = unpack_from_int32(stored["weight_packed"], bits, torch.Size((rows, columns)), 1)
             if zero is not None:
-                zero = unpack(zero, bits, torch.Size((rows, scale.shape[1])), 0)
-        else:
-            quantised = stored["weight"]
+                zero = unpack_from_int32(zero, bits, torch.Size((rows, scale.shape[1])), 0)
+        if zero is not None and self.zero_offset:
+            half = 1 << (bits - 1)  # unpacked numbers are signed
+            zero = (zero.int() + half + self.zero_offset) % (1 << bits) - half
         if order is not None:
             # The library does not check this: columns may be grouped in any order, but all groups have one size.
             size = columns // scale.shape[1]
             if not torch.equal(order.sort().values.long(), torch.arange(columns, device=order.device) // size):
                 raise _misfit(f"a g_idx whose groups are not of {size} columns each", "the group of every column")
         return dequantize(quantised, scale.float(), zero, args=args, g_idx=order)
-
-    def _words(self, numbers: int) -> int:
-        return ceil(numbers * self.args.num_bits / 32)
 
 
 Groups = list[tuple[list[str], Scheme]]

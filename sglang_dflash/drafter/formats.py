@@ -44,6 +44,14 @@ _KINDS_BY_KEY = {
     "final_logit_softcapping": "DFlash with softcapped logits",
 }
 _KINDS_BY_HEAD = {"domino": "Domino (GRU correction)", "dspark": _DSPARK}
+_AUTHORS = "use the target's plain DFlash drafter, or serve this one with its authors' engine"
+_NORMALIZE = "convert it with SpecForge's scripts/gates/normalize_dflash_export.py and serve it with "
+# Architecture or key -> kind that SGLang does not serve as DFLASH, and the remedy.
+_UNSERVED = {
+    "thresh_head_direct_len": ("AdaFlash (head for the length of a block), which SGLang does not serve", _AUTHORS),
+    "Qwen3XPressModel": (f"{_XPRESS}, which SGLang does not serve", _AUTHORS),
+    "DSparkDraftModel": (f"{_DSPARK}, as SpecForge writes it", f"{_NORMALIZE}--speculative-algorithm DSPARK"),
+}
 _SPECULATORS = "speculators_model_type"
 _KINDS_OF_SPECULATORS = {"dflash2": f", of the kind {_DFLASH2},", "xpress": f", of the kind {_XPRESS},"}
 _AUTOMODEL_CLASSES = {"Qwen3DFlashDraftModel": "DFlashDraftModel", "Qwen3DFlash2DraftModel": "DFlash2DraftModel"}
@@ -85,21 +93,9 @@ def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if _SPECULATORS in config:
         return _from_speculators(config)
     keys, name, dflash = ConfigKeys(config), _architecture(config), config.get("dflash_config")
-    is_adaflash = keys.get("thresh_head_direct_len")
-    if is_adaflash or name == "Qwen3XPressModel":
-        kind = "AdaFlash (head for the length of a block)" if is_adaflash else _XPRESS
-        raise DFlashError(
-            f"the drafter is of the kind {kind}, which SGLang does not serve",
-            expected="a plain DFlash drafter",
-            remedy="use the target's plain DFlash drafter, or serve this one with its authors' engine",
-        )
-    if name == "DSparkDraftModel":  # SGLang serves it by another algorithm, which reads other keys
-        raise DFlashError(
-            f"the drafter is of the kind {_DSPARK}, as SpecForge writes it",
-            expected="a plain DFlash drafter",
-            remedy="convert it with SpecForge's scripts/gates/normalize_dflash_export.py and serve it with "
-            "--speculative-algorithm DSPARK",
-        )
+    if unserved := next((each for mark, each in _UNSERVED.items() if mark == name or keys.get(mark)), None):
+        kind, remedy = unserved
+        raise DFlashError(f"the drafter is of the kind {kind}", expected="a plain DFlash drafter", remedy=remedy)
     changes: dict[str, Any] = {"architectures": [_CLASSES[name]]} if name in _CLASSES else {}
     if name in _AUTOMODEL_CLASSES and isinstance(dflash, Mapping) and dflash.get("causal") is True:
         # AutoModel's JetSpec recipe: is_causal false is left over from the DFlash recipe that it extends.
@@ -115,12 +111,10 @@ def _from_speculators(config: Mapping[str, Any]) -> dict[str, Any]:
     if (algorithm := config[_SPECULATORS]) != "dflash":
         kind = _KINDS_OF_SPECULATORS.get(str(algorithm), "")
         raise _unserved_by_speculators(f"{_SPECULATORS} {algorithm!r}{kind}", "dflash")
-    layers = config.get("transformer_layer_config")
-    if not isinstance(layers, Mapping):
-        raise unusable("transformer_layer_config", layers, "an object: the drafter's transformer")
+    layers: Any = config.get("transformer_layer_config")
+    require(isinstance(layers, Mapping), "transformer_layer_config", layers, "an object: the drafter's transformer")
     if config.get("sample_from_anchor"):
-        found = "sample_from_anchor true: its anchor drafts a token too"
-        raise _unserved_by_speculators(found, "false: only mask tokens draft")
+        raise _unserved_by_speculators("sample_from_anchor true", "false: only mask tokens draft")
     keys = ConfigKeys({**layers, **config})
     target_size, size = keys.get("target_hidden_size"), keys.get("hidden_size")
     if target_size not in (None, size):
@@ -148,10 +142,9 @@ def _from_speculators(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _layers_before(ids: Any) -> list[int]:
     key = "aux_hidden_state_layer_ids"  # hidden state 2 is the output of layer 1
-    if not isinstance(ids, list) or not all(map(_is_int, ids)):
-        raise unusable(key, ids, "a list of hidden states' numbers")
-    if any(i < 1 for i in ids):
-        raise unusable(key, ids, "numbers from 1 on: 0 is the embedding's output, which SGLang does not capture")
+    require(isinstance(ids, list) and all(map(_is_int, ids)), key, ids, "a list of hidden states' numbers")
+    expected = "numbers from 1 on: 0 is the embedding's output, which SGLang does not capture"
+    require(min(ids, default=1) > 0, key, ids, expected)
     return [i - 1 for i in ids]
 
 
@@ -176,7 +169,7 @@ def _unserved_by_speculators(found: str, expected: str) -> DFlashError:
 
 
 class ConfigKeys:
-    """Typed look-ups in one drafter configuration; every method raises :func:`unusable`."""
+    """Typed look-ups in one drafter configuration; every method raises as :func:`require`."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         nested = config.get("dflash_config")
@@ -187,8 +180,7 @@ class ConfigKeys:
 
     def optional(self, key: str, kind: type, wanted: str) -> Any:
         value = self.get(key)
-        if value is not None and not isinstance(value, kind):
-            raise unusable(key, value, wanted)
+        require(value is None or isinstance(value, kind), key, value, wanted)
         return value
 
     def boolean(self, key: str) -> bool | None:
@@ -197,8 +189,8 @@ class ConfigKeys:
 
     def integer(self, key: str, minimum: int = 1, maximum: int = LARGEST) -> int:
         value = self.get(key)
-        if not _is_int(value) or not minimum <= value <= maximum:
-            raise unusable(key, value, f"an integer from {minimum} to {maximum}")
+        in_range = _is_int(value) and minimum <= value <= maximum
+        require(in_range, key, value, f"an integer from {minimum} to {maximum}")
         return int(value)
 
     def optional_integer(self, key: str, minimum: int = 1) -> int | None:
@@ -212,42 +204,38 @@ class ConfigKeys:
         return 1.0 if self.get(key) is None else self.number(key)
 
     def target_layer_ids(self) -> tuple[int, ...]:
-        value = self.get("target_layer_ids")
+        value = self.get(key := "target_layer_ids")
         is_list = isinstance(value, list | tuple) and 0 < len(value) <= MOST_LAYERS
-        if not is_list or not all(_is_int(i) and 0 <= i <= LARGEST for i in value):
-            raise unusable("target_layer_ids", value, "a list of layer numbers >= 0")
-        if len(set(value)) != len(value):
-            raise unusable("target_layer_ids", list(value), "distinct layer numbers")
+        are_layers = is_list and all(_is_int(i) and 0 <= i <= LARGEST for i in value)
+        require(are_layers and len(set(value)) == len(value), key, value, "a list of distinct layer numbers >= 0")
         return tuple(value)
 
     def is_causal(self) -> bool | None:
         """Causality of all layers; vLLM also reads it from ``dflash_config.causal``."""
         stated, other = self.boolean("is_causal"), self.boolean("causal")
-        if stated is not None and other is not None and stated != other:
-            raise unusable("is_causal", stated, f"the same as dflash_config.causal, which is {other}")
+        agree = stated is None or other is None or stated == other
+        require(agree, "is_causal", stated, f"the same as dflash_config.causal, which is {other}")
         return other if stated is None else stated
 
     def draft_vocab_size(self) -> int | None:
         """Size of a reduced vocabulary; None if the drafter drafts from the target's whole vocabulary."""
         size, whole = self.optional_integer("draft_vocab_size"), self.integer("vocab_size")
-        if size is not None and size > whole:
-            raise unusable("draft_vocab_size", size, f"up to vocab_size {whole}")
+        require(size is None or size <= whole, "draft_vocab_size", size, f"up to vocab_size {whole}")
         return None if size == whole else size
 
     def layer_types(self) -> tuple[str, ...]:
         num_layers = self.integer("num_hidden_layers", maximum=MOST_LAYERS)
-        value = self.get("layer_types")
+        value = self.get(key := "layer_types")
         if value is None:
-            if self.get("use_sliding_window"):
-                raise unusable("layer_types", None, "one type per layer, as use_sliding_window is true")
+            windowed = self.get("use_sliding_window")
+            require(not windowed, key, None, "one type per layer, as use_sliding_window is true")
             return (FULL,) * num_layers
-        if not isinstance(value, list | tuple) or len(value) != num_layers:
-            raise unusable("layer_types", value, f"a list of {num_layers} entries (num_hidden_layers)")
-        if self.get("use_swa") and SLIDING not in value:
-            # A ModelOpt export: its window applies to layers that it calls full.
-            raise unusable("layer_types", list(value), f"{SLIDING} for the layers that use_swa windows")
-        if unknown := [kind for kind in value if kind not in (FULL, SLIDING)]:
-            raise unusable("layer_types", unknown[0], f"{FULL} or {SLIDING}")
+        is_list = isinstance(value, list | tuple) and len(value) == num_layers
+        require(is_list, key, value, f"a list of {num_layers} entries (num_hidden_layers)")
+        # A ModelOpt export's window applies to layers that it calls full.
+        windowed = not self.get("use_swa") or SLIDING in value
+        require(windowed, key, value, f"{SLIDING} for the layers that use_swa windows")
+        require(all(kind in (FULL, SLIDING) for kind in value), key, value, f"{FULL} or {SLIDING} for every layer")
         return tuple(value)
 
     def rope(self, head_dim: int) -> tuple[float, int, dict[str, Any] | None]:
@@ -260,27 +248,26 @@ class ConfigKeys:
         share = 1.0 if factor is None else _positive("partial_rotary_factor", factor)
         # rope_dim, if stated, is the trained width; partial_rotary_factor is then a copy of the target's.
         rotary_dim = parameters.get("rope_dim", int(head_dim * share))
-        if not _is_int(rotary_dim) or not 0 < rotary_dim <= head_dim or rotary_dim % 2:
-            raise unusable("rope_dim", rotary_dim, f"an even number up to head_dim {head_dim}")
+        is_even = _is_int(rotary_dim) and 0 < rotary_dim <= head_dim and rotary_dim % 2 == 0
+        require(is_even, "rope_dim", rotary_dim, f"an even number up to head_dim {head_dim}")
         kind = parameters.get("rope_type", parameters.get("type", "default"))
-        if not isinstance(kind, str):
-            raise unusable("rope_type", kind, "a name")
+        require(isinstance(kind, str), "rope_type", kind, "a name")
         if kind == "default":
             return theta, rotary_dim, None
         if kind == "yarn":
-            factor, trained = (
-                _positive(f"rope_parameters.{key}", parameters.get(key))
-                for key in ("factor", "original_max_position_embeddings")
-            )
-            if factor * trained > MOST_POSITIONS:
-                raise unusable("rope_parameters.factor", factor, f"at most {MOST_POSITIONS} positions in all")
+            yarn = ("factor", "original_max_position_embeddings")
+            factor, trained = (_positive(f"rope_parameters.{key}", parameters.get(key)) for key in yarn)
+            is_built = factor * trained <= MOST_POSITIONS
+            require(is_built, "rope_parameters.factor", factor, f"at most {MOST_POSITIONS} positions in all")
         return theta, rotary_dim, {"rope_type": kind, **parameters}
 
 
-def unusable(key: str, value: object, expected: str) -> DFlashError:
-    """Return the error for a key that is missing (``value`` None) or has another value than ``expected``."""
+def require(condition: bool, key: str, value: object, expected: str) -> None:
+    """Raise the error for a key that is missing (``value`` None) or has an unusable value unless ``condition``."""
+    if condition:
+        return
     found = "is missing" if value is None else f"is {value!r}"
-    return DFlashError(
+    raise DFlashError(
         f"{key} {found} in the drafter's config.json",
         expected=expected,
         remedy=f"use a drafter whose config.json states {key}, or add the value it was trained with",
@@ -298,6 +285,6 @@ def _is_int(value: object) -> bool:
 
 def _positive(key: str, value: object) -> float:
     # Kernels treat numbers beyond float32 as infinite; every comparison with NaN is false.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LARGEST_FLOAT:
-        raise unusable(key, value, "a positive number")
-    return float(value)
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LARGEST_FLOAT
+    require(usable, key, value, "a positive number")
+    return float(value)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_dflash.drafter.checkpoint import ModelFiles, read_text
+from sglang_dflash.drafter.checkpoint import TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, ModelFiles, read_text
 from sglang_dflash.errors import DFlashError
 
 _THINK = "<think>", "</think>"
@@ -28,26 +28,21 @@ class TemplateTokens:
 
 def chat_template(files: ModelFiles) -> str | None:
     """Return the chat template in a model's files, None without one; errors as of :meth:`ModelFiles.json`."""
-    path = files.path("chat_template.jinja")
-    template = read_text(path) if path else (files.json("tokenizer_config.json") or {}).get("chat_template")
+    path = files.path(TEMPLATE)
+    template = read_text(path) if path else (files.json(TOKENIZER_CONFIG) or {}).get("chat_template")
     return str(template) if template else None
 
 
 def added_tokens(tokenizer: Mapping[str, Any]) -> dict[int, str]:
     """Return the added tokens of a ``tokenizer.json`` by id; an entry without id or content is a DFlashError."""
-    added: dict[int, str] = {}
-    entries = tokenizer.get("added_tokens", [])
-    for entry in entries if isinstance(entries, list) else [entries]:
-        match entry:
-            case {"id": int(index), "content": str(content)}:
-                added[index] = content
-            case _:
-                raise DFlashError(
-                    f"added_tokens of a tokenizer.json holds {entry!r}",
-                    expected="an id and a content in each entry",
-                    remedy="download the model again",
-                )
-    return added
+    try:
+        return {int(entry["id"]): str(entry["content"]) for entry in tokenizer.get("added_tokens") or []}
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise DFlashError(
+            f"added_tokens of a tokenizer.json cannot be read ({error!r})",
+            expected="an id and a content in each entry",
+            remedy="download the model again",
+        ) from None
 
 
 def template_tokens(files: ModelFiles, given: str | None) -> TemplateTokens:
@@ -59,8 +54,8 @@ def template_tokens(files: ModelFiles, given: str | None) -> TemplateTokens:
     """
     try:
         template = read_text(Path(given)) if given else chat_template(files)
-        added = added_tokens(files.json("tokenizer.json") or {})
-        first = (files.json("tokenizer_config.json") or {}).get("bos_token")
+        added = added_tokens(files.json(TOKENIZER) or {})
+        first = (files.json(TOKENIZER_CONFIG) or {}).get("bos_token")
     except DFlashError:
         return TemplateTokens()
     ids = {content: index for index, content in added.items() if content in (template or "")}

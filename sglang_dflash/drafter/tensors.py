@@ -7,27 +7,19 @@ draft badly without its extra weights.
 from __future__ import annotations
 
 import pickle
-import struct
-import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.drafter.dequantise import Quantised
 from sglang_dflash.errors import DFlashError
 
 # checkpoint module -> (the fused module that holds it, its shard there)
 _FUSED: dict[str, tuple[str, str | int]] = {
-    "q_proj": ("qkv_proj", "q"),
-    "k_proj": ("qkv_proj", "k"),
-    "v_proj": ("qkv_proj", "v"),
-    "gate_proj": ("gate_up_proj", 0),
-    "up_proj": ("gate_up_proj", 1),
+    **{f"{shard}_proj": ("qkv_proj", shard) for shard in "qkv"},
+    **{"gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1)},
 }
 _FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -35,18 +27,15 @@ TARGET_TO_DRAFT, DRAFT_TO_TARGET = "t2d", "d2t"
 
 LARGEST_EMBEDDING = 16 << 20  # bytes
 _SAVED = "a dict of embedding and mask_token_id"
-# Raised by the readers of archives and of PyTorch's format for damaged files.
-_DAMAGED = (ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, OSError, RuntimeError,
-            TypeError, ValueError, struct.error, zipfile.BadZipFile, pickle.UnpicklingError)  # fmt: skip
+_DAMAGED = (EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError)
 
 
 def destination(name: str) -> tuple[str, str | int | None]:
     """Return parameter and shard of a checkpoint tensor: ``layers.0.mlp.up_proj.weight`` is shard 1 of gate_up."""
-    parts = name.split(".")
-    for i, part in enumerate(parts):
+    for part in name.split("."):
         if part in _FUSED:
             fused, shard = _FUSED[part]
-            return ".".join((*parts[:i], fused, *parts[i + 1 :])), shard
+            return name.replace(part, fused), shard
     return name, None
 
 
@@ -105,65 +94,35 @@ def copied_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-@dataclass
 class LoadReport:
-    """Compare a checkpoint's tensors with the ``expected`` shapes by name.
+    """Compare the names and shapes of a checkpoint's tensors with a configuration."""
 
-    Attributes:
-        quantized: whether SGLang's quantised layers load it; then only module names are compared.
-        copied: shapes of tensors that may exist and are not loaded.
-        stored: quantisation of a checkpoint whose weights are dequantised.
-    """
-
-    expected: Mapping[str, tuple[int, ...]]
-    quantized: bool
-    copied: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    stored: Quantised | None = None
-    loaded: set[str] = field(default_factory=set)
-    unexpected: list[str] = field(default_factory=list)
-    misshaped: list[str] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, config: DrafterConfig) -> LoadReport:
-        return cls(expected_shapes(config), config.quantization is not None, copied_shapes(config), config.stored)
-
-    def __post_init__(self) -> None:
-        self._keys = set(map(self._key, self.expected))
-
-    def accepts(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Record a checkpoint tensor; return False if it must not be loaded."""
-        key = self._key(name)
-        if name in self.copied:
-            if self.copied[name] != shape:
-                self.misshaped.append(f"{name} is {list(shape)}, not {list(self.copied[name])}")
-            return False
-        if key not in self._keys:
-            self.unexpected.append(name)
-        elif not self.quantized and self.expected[name] != shape:
-            self.misshaped.append(f"{name} is {list(shape)}, not {list(self.expected[name])}")
-        else:
-            self.loaded.add(key)
-            return True
-        return False
+    def __init__(self, config: DrafterConfig) -> None:
+        self._expected, self._copied, self._stored = expected_shapes(config), copied_shapes(config), config.stored
+        # Of a checkpoint that SGLang's quantised layers load, only module names are compared.
+        self._quantised = config.quantization is not None
+        self._keys, self._loaded = set(map(self._key, self._expected)), set[str]()
+        self._unexpected: list[str] = []
+        self._misshaped: list[str] = []
 
     def place(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, str | int | None, Tensor]]:
         """Yield the tensors to load: parameter, its shard, plain tensor. Record the others for :meth:`check`."""
         weights = ((name.removeprefix("model."), tensor) for name, tensor in weights)
-        if self.stored is not None:
-            weights = self.stored.plain(weights, self.expected, self.misshaped)
+        if self._stored is not None:
+            weights = self._stored.plain(weights, self._expected, self._misshaped)
         for name, tensor in weights:
-            if name.endswith("rotary_emb.inv_freq") or not self.accepts(name, tuple(tensor.shape)):
+            if name.endswith("rotary_emb.inv_freq") or not self._accepts(name, tuple(tensor.shape)):
                 continue
-            if not self.quantized and name != TARGET_TO_DRAFT and tensor.dtype not in _FLOATS:
+            if not self._quantised and name != TARGET_TO_DRAFT and tensor.dtype not in _FLOATS:
                 # Its numbers lack the factor that makes them weights.
-                self.misshaped.append(f"{name} is of {tensor.dtype}, and config.json declares no quantisation")
+                self._misshaped.append(f"{name} is of {tensor.dtype}, and config.json declares no quantisation")
                 continue
             yield *destination(name), tensor
 
     def check(self, *, complete: bool) -> None:
         """Raise a DFlashError that names every unexpected, mis-shaped and, if ``complete``, missing tensor."""
-        missing = sorted(self._keys - self.loaded) if complete else []
-        found = {"missing": missing, "unexpected": self.unexpected, "mis-shaped": self.misshaped}
+        missing = sorted(self._keys - self._loaded) if complete else []
+        found = {"missing": missing, "unexpected": self._unexpected, "mis-shaped": self._misshaped}
         problems = [f"{what}: {', '.join(sorted(names))}" for what, names in found.items() if names]
         if problems:
             raise DFlashError(
@@ -172,17 +131,25 @@ class LoadReport:
                 remedy="use its own config.json, or SGLANG_DFLASH=builtin for a drafter of another kind",
             )
 
+    def _accepts(self, name: str, shape: tuple[int, ...]) -> bool:
+        key, known = self._key(name), self._copied.get(name) or self._expected.get(name)
+        if name not in self._copied and key not in self._keys:
+            self._unexpected.append(name)
+        elif known != shape and (name in self._copied or not self._quantised):
+            self._misshaped.append(f"{name} is {list(shape)}, not {list(known or ())}")
+        elif name not in self._copied:
+            self._loaded.add(key)
+            return True
+        return False
+
     def _key(self, name: str) -> str:
-        return (name.rpartition(".")[0] or name) if self.quantized else name
+        return (name.rpartition(".")[0] or name) if self._quantised else name
 
 
 def load_mask_embedding(file: Path | None, config: DrafterConfig) -> Tensor | None:
     """Read ``mask_embedding.pt``, the trained embedding of the mask token, which replaces the target's row.
 
     Some trainers write it next to the weights, since the target's row for the mask token is often untrained.
-
-    Args:
-        file: its path; None if the checkpoint has no such file.
 
     Returns:
         [H], in the dtype of the file; None without a file.
@@ -192,7 +159,15 @@ def load_mask_embedding(file: Path | None, config: DrafterConfig) -> Tensor | No
     """
     if file is None:
         return None
-    saved = _read_saved(file)
+    saved, problem = None, f"is larger than {LARGEST_EMBEDDING >> 20} MiB"
+    try:
+        if file.stat().st_size <= LARGEST_EMBEDDING:
+            saved = torch.load(file, map_location="cpu", weights_only=True)
+            problem = f"holds a {type(saved).__name__}"
+    except _DAMAGED as error:
+        problem = f"cannot be read ({str(error)[:200]})"
+    if not isinstance(saved, dict):
+        raise _unusable(file, problem, f"{_SAVED}, as torch.save writes it")
     embedding, token_id, per_position = (saved.get(key) for key in ("embedding", "mask_token_id", "per_position"))
     if not isinstance(embedding, Tensor) or not isinstance(token_id, int):
         raise _unusable(file, "cannot be read (an entry is missing)", _SAVED)
@@ -208,24 +183,6 @@ def load_mask_embedding(file: Path | None, config: DrafterConfig) -> Tensor | No
     if not is_plain or not embedding.float().isfinite().all():
         raise _unusable(file, f"holds {embedding.dtype} numbers", "finite floating-point numbers")
     return embedding
-
-
-def _read_saved(file: Path) -> dict[str, Any]:
-    # weights_only makes tensors and plain values only, but allocates what the file claims. In torch.save's older format
-    # and in a compressed archive a small file can claim any size, so only stored archives are read.
-    saved, problem = None, "is compressed or too large"
-    try:
-        with zipfile.ZipFile(file) as archive:
-            entries = archive.infolist()
-        is_stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
-        if is_stored and sum(entry.file_size for entry in entries) <= LARGEST_EMBEDDING:
-            saved = torch.load(file, map_location="cpu", weights_only=True)
-            problem = f"holds a {type(saved).__name__}"
-    except _DAMAGED as error:
-        problem = f"cannot be read ({str(error)[:200]})"
-    if isinstance(saved, dict):
-        return saved
-    raise _unusable(file, problem, f"{_SAVED}, as torch.save writes it, up to {LARGEST_EMBEDDING >> 20} MiB")
 
 
 def _unusable(file: Path, problem: str, expected: str) -> DFlashError:

@@ -164,7 +164,7 @@ class DFlashDraftModel(nn.Module):
         Raises:
             DFlashError: a tensor is missing, unexpected or mis-shaped.
         """
-        report = LoadReport.of(self.drafter_config)
+        report = LoadReport(self.drafter_config)
         params: dict[str, Tensor] = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         for name, shard, tensor in report.place(weights):
             loader = getattr(params[name], "weight_loader", default_weight_loader)

@@ -264,7 +264,7 @@ def _tensors(drafter: DrafterConfig, tensors: Mapping[str, TensorHeader] | None)
             expected="a safetensors checkpoint",
             remedy="none needed: names and shapes are checked at load time",
         )
-    report = LoadReport.of(drafter)
+    report = LoadReport(drafter)
     for _ in report.place((name, header.empty()) for name, header in tensors.items()):
         pass
     report.check(complete=True)

@@ -42,7 +42,7 @@ def load(folder: Path) -> dict[str, Tensor]:
     view = plain_view(files) or folder
     config = json.loads((view / "config.json").read_text())
     assert "quantization_config" not in config, "SGLang would build quantised layers"
-    report = LoadReport.of(DrafterConfig.from_dict(config))
+    report = LoadReport(DrafterConfig.from_dict(config))
     placed = report.place(load_file(view / "model.safetensors").items())
     loaded = {f"{name} {shard}": tensor for name, shard, tensor in placed}
     report.check(complete=True)

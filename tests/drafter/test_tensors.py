@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import LoadReport, destination, expected_shapes
@@ -12,10 +15,9 @@ from tests.support.configs import drafter
 SHAPES = expected_shapes(DrafterConfig.from_dict(drafter()))
 
 
-def report(tensors: dict[str, tuple[int, ...]], *, quantized: bool = False) -> LoadReport:
-    result = LoadReport(SHAPES, quantized)
-    for name, shape in tensors.items():
-        result.accepts(name, shape)
+def report(tensors: dict[str, tuple[int, ...]], **changes: Any) -> LoadReport:
+    result = LoadReport(DrafterConfig.from_dict(drafter(**changes)))
+    list(result.place((name, torch.empty(shape, device="meta")) for name, shape in tensors.items()))
     return result
 
 
@@ -73,9 +75,9 @@ def test_a_partial_update_may_omit_tensors_and_adds_none() -> None:
 
 def test_a_quantised_checkpoint_is_compared_by_module() -> None:
     tensors = {name.replace("proj.weight", "proj.weight_packed"): (1,) for name in SHAPES}
-    report(tensors, quantized=True).check(complete=True)
+    report(tensors, quantization_config={"quant_method": "fp8"}).check(complete=True)
     del tensors["layers.1.self_attn.o_proj.weight_packed"]
     with pytest.raises(
         DFlashError, match=r"missing: layers\.1\.self_attn\.o_proj;|missing: layers\.1\.self_attn\.o_proj\)"
     ):
-        report(tensors, quantized=True).check(complete=True)
+        report(tensors, quantization_config={"quant_method": "fp8"}).check(complete=True)

