@@ -11,6 +11,7 @@ import inspect
 import os
 import pkgutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -317,21 +318,15 @@ def installed_version() -> str | None:
         return None
 
 
-def is_build(found: str) -> bool:
-    """Return whether a version is a build of the tested release (``.post1``, ``.dev3``, ``rc1``, ``+cu129``)."""
-    try:
-        return Version(Version(found).base_version) == Version(TESTED_SGLANG)
-    except InvalidVersion:
-        return False
-
-
 def check_version() -> str | None:
     """Raise DFlashError for an untested SGLang; return a note for the log if it is a build of the tested release."""
     found = installed_version()
     if found == TESTED_SGLANG or os.environ.get(ALLOW_ANY_VERSION) == "1":
         return None
-    if found and is_build(found):
-        return f"treating SGLang {found} as {TESTED_SGLANG}, the release that this package is tested with"
+    with suppress(InvalidVersion):
+        # A build of the tested release: .post1, .dev3, rc1, +cu129.
+        if Version(Version(found or "").base_version) == Version(TESTED_SGLANG):
+            return f"treating SGLang {found} as {TESTED_SGLANG}, the release that this package is tested with"
     raise DFlashError(
         f"SGLang {found or 'not installed'}",
         expected=f"{TESTED_SGLANG}, which sglang-dflash {__version__} is for",

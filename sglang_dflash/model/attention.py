@@ -1,7 +1,6 @@
 """The drafter's attention: queries of the block over context K/V and the block itself.
 
-The target's hidden states of the captured layers, concatenated per token, are fused to one vector (``fc`` and its
-norm). Each drafter layer projects that vector to its own K and V. The drafter's layers never run over the context.
+Each layer projects a token's fused hidden states of the target to its own K and V; it never runs over the context.
 """
 
 from __future__ import annotations
@@ -28,12 +27,10 @@ from sglang_dflash.upstream import (
 class QKNormRope(nn.Module):
     """Q and K norms of all layers, and RoPE.
 
-    The norm weights are stored in one tensor, and each layer's parameters are views of its rows. One lookup then serves
-    a whole forward, and updates of the weights reach it.
+    Each layer's norm weights become views of one tensor, so that weight updates reach it.
 
     Args:
         norms: (Q norm, K norm) of each layer; their weights may still be empty.
-        rotary: SGLang's RoPE module, shared by all layers.
         positions: number of rows of the RoPE table, allocated here because CUDA graphs hold its address.
     """
 
@@ -87,7 +84,7 @@ class BlockNormRope:
     weights: Tensor
 
     def __call__(self, layer_id: int, qkv: Tensor, query_size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Split a layer's projection ``qkv`` into normalised, rotated Q and K and V, each [T, heads * head_dim]."""
+        """Return a layer's Q and K, normalised and rotated, and V, each [T, heads * head_dim]."""
         weights = self.weights[layer_id, None]
         heads, head_dim = weights.shape[1:]
         rotated = self.layers.rotate(qkv.unflatten(1, (-1, head_dim))[None, :, :heads], weights, self.positions)
@@ -121,7 +118,6 @@ class DrafterAttention(nn.Module):
 
     @property
     def query_size(self) -> int:
-        """Columns of this rank's Q in ``qkv_proj``'s output."""
         return self.num_heads * self.head_dim
 
     def forward(self, norm_rope: BlockNormRope, hidden: Tensor, forward_batch: Any) -> Tensor:
@@ -139,11 +135,10 @@ def window_left(config: DrafterConfig) -> int:
 
 
 class ContextProjection:
-    """Project fused context vectors to K/V of all layers at once.
+    """Project fused context vectors to K/V of all layers, in one batched matrix product.
 
-    The plain ``qkv_proj`` weights of all layers are stored in one tensor, and each layer's parameter is a view of it.
-    One batched matrix product then computes all K/V, and updates of the weights reach it. Quantised layers keep their
-    own storage and run one by one.
+    Each layer's plain ``qkv_proj`` weight becomes a view of one tensor, so that weight updates reach it. Quantised
+    layers run one by one.
     """
 
     def __init__(self, attentions: list[DrafterAttention], norm_rope: QKNormRope) -> None:

@@ -45,8 +45,7 @@ class DraftOutput(LogitsProcessorOutput):
 
 
 class DrafterLayer(nn.Module):
-    """Pre-norm transformer layer; the residual is a separate argument, so that norms fuse with its addition."""
-
+    # The residual is a separate argument, so that norms fuse with its addition.
     def __init__(self, config: DrafterConfig, layer_id: int, quant_config: Any, prefix: str) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -117,10 +116,7 @@ class DFlashDraftModel(nn.Module):
 
     @torch.no_grad()
     def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any) -> DraftOutput:
-        """Draft one block per request: anchor and mask tokens ``input_ids`` at ``positions``, int64 [bs * w].
-
-        ``forward_batch`` is in TARGET_VERIFY mode; its ``spec_info`` holds the width.
-        """
+        """Draft one block per request: anchor and mask tokens ``input_ids`` at ``positions``, int64 [bs * w]."""
         assert self._vocabulary is not None, "set_vocabulary() before drafting"
         hidden, residual = self._vocabulary.embed(input_ids), None
         norm_rope = self.qk_norm_rope.block(positions)
@@ -143,9 +139,7 @@ class DFlashDraftModel(nn.Module):
     def context_kv(self, target_hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return K and V of context tokens, each [L, T, kv_heads of this rank, head_dim].
 
-        Args:
-            target_hidden: [T, K * H], hidden states of the captured layers, in the order of ``target_layer_ids``.
-            positions: int64 [T], absolute positions.
+        ``target_hidden`` [T, K * H] holds the captured layers in the order of ``target_layer_ids``.
         """
         context, _ = self.fc(target_hidden.to(self.norm.weight.dtype))
         return self._context_projection(self.hidden_norm(context), positions)
@@ -159,11 +153,7 @@ class DFlashDraftModel(nn.Module):
         return None if self.drafter_config.sliding_window is None else window_left(self.drafter_config)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Load a checkpoint; later calls (SGLang's weight updates) may contain only some of its tensors.
-
-        Raises:
-            DFlashError: a tensor is missing, unexpected or mis-shaped.
-        """
+        """Load a checkpoint; later calls (weight updates) may omit tensors. Errors as of :meth:`LoadReport.check`."""
         report = LoadReport(self.drafter_config)
         params: dict[str, Tensor] = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         for name, shard, tensor in report.place(weights):

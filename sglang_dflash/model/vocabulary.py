@@ -49,11 +49,7 @@ class TargetVocabulary:
         input_scale: float = 1.0,
         logit_scale: float = 1.0,
     ) -> TargetVocabulary:
-        """Return the vocabulary of a loaded target model.
-
-        Raises:
-            DFlashError: the target has no LM head, or this rank's shard of it is empty.
-        """
+        """Return a target model's vocabulary; DFlashError without an LM head, or if this rank's shard is empty."""
         lm_head = unwrap_lora_layer(getattr(target, "lm_head", None))
         if lm_head is None:
             raise DFlashError(
@@ -85,7 +81,7 @@ class TargetVocabulary:
         )
 
     def reduced(self, drafted: Tensor) -> TargetVocabulary:
-        """Return the same vocabulary, with the tokens to draft from marked in ``drafted``, bool [vocabulary]."""
+        """Return the same vocabulary; only tokens marked in ``drafted``, bool [vocabulary], are drafted."""
         # A view, so that updates of the weights reach it.
         return replace(self, drafted=drafted[self.first_id : self.first_id + self.num_ids])
 
@@ -98,13 +94,9 @@ class TargetVocabulary:
         return embeds if self.scale == 1.0 else embeds * self.scale
 
     def argmax_token(self, hidden: Tensor, *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Return each row's argmax token, equal on all ranks, and with ``margins`` its lead over the second logit.
+        """Return the argmax token of each row of ``hidden`` [n, H], int64 [n], equal on all ranks.
 
-        Args:
-            hidden: [n, H].
-
-        Returns:
-            Tokens, int64 [n], and margins, float32 [n] or None.
+        With ``margins`` also the lead over the second largest logit, float32 [n]; otherwise None.
         """
         logits = self._shard_logits(hidden)
         group = get_parallel().tp_group
