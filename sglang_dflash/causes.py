@@ -46,8 +46,6 @@ LOW = 0.7
 """Share of the expected accept length below which ``diagnose`` looks for a cause."""
 GUESSING = 2.0
 """Tokens per step below which a drafter does not match its target."""
-FASTER = 1.15
-"""Throughput gain from which ``diagnose`` recommends a smaller block."""
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sglang_dflash.errors import DFlashError, user_errors
+from sglang_dflash.errors import user_errors
 
 if TYPE_CHECKING:
     from sglang_dflash.diagnose.verdict import Report
@@ -19,7 +19,7 @@ def diagnose(
     api_key: Annotated[str | None, typer.Option(help="API key of the server.")] = None,
     max_tokens: Annotated[int, typer.Option(min=16, help="Maximum tokens per answer.")] = 128,
     context: Annotated[int, typer.Option(min=1, help="Approximate length of the long prompts, in tokens.")] = 1000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Diagnose a running DFLASH server: how much does drafting help, and what limits it?
 
@@ -27,30 +27,14 @@ def diagnose(
     verdict says what to change), 2 no DFLASH server at this address.
     """
     with user_errors():
-        report = asyncio.run(_measure(url if "://" in url else f"http://{url}", api_key, max_tokens, context))
-        if as_json:
-            typer.echo(json.dumps(report.as_json(), indent=2))
-        else:
-            from sglang_dflash.diagnose.tables import wide_console
-
-            for table in report.tables():
-                table.print(wide_console())
-            typer.echo("\n".join(report.verdict or ["No problem was found."]))
+        report = asyncio.run(_measure(url, api_key, max_tokens, context))
+        typer.echo(json.dumps(report.as_json(), indent=2) if as_json else str(report))
     raise typer.Exit(1 if report.verdict else 0)
 
 
 async def _measure(url: str, api_key: str | None, max_tokens: int, context: int) -> Report:
-    import httpx
-
-    from sglang_dflash.diagnose import verdict
     from sglang_dflash.diagnose.client import Client
+    from sglang_dflash.diagnose.verdict import diagnose
 
-    async with Client(url, api_key=api_key) as client:
-        try:
-            return await verdict.diagnose(client, max_tokens, context, lambda line: typer.echo(line, err=True))
-        except (httpx.TransportError, json.JSONDecodeError) as error:
-            raise DFlashError(
-                f"no SGLang server answers at {url} ({str(error) or type(error).__name__})",
-                expected="a running SGLang server",
-                remedy="check host and port, and that the server has finished starting",
-            ) from error
+    async with Client(url, api_key) as client:
+        return await diagnose(client, max_tokens, context, lambda line: typer.echo(line, err=True))

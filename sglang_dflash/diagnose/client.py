@@ -1,10 +1,8 @@
-"""An HTTP client for the endpoints of an SGLang server that a diagnosis needs."""
+"""An HTTP client of an SGLang server. Every failure is one error."""
 
 from __future__ import annotations
 
 import json
-import time
-from dataclasses import dataclass
 from typing import Any, Self
 
 import httpx
@@ -15,27 +13,18 @@ Message = dict[str, str]
 WORKER_KEY = "sglang_dflash"  # this package's entry in the internal state of ``/server_info``
 
 
-@dataclass(frozen=True)
-class Generation:
-    """An answer: SGLang's ``meta_info``, and seconds from sending to the first and to the last event."""
-
-    meta: dict[str, Any]
-    first_s: float
-    last_s: float
-
-
 class Client:
     """A client of one server; use it as an async context manager.
 
-    Args:
-        api_key: the server's ``--api-key``.
+    Raises:
+        DFlashError: from every method: no answer, no access, or an error of the server.
     """
 
-    def __init__(self, base_url: str, timeout_s: float = 3600.0, api_key: str | None = None) -> None:
-        self.base_url = base_url.rstrip("/")
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self._url = (url if "://" in url else f"http://{url}").rstrip("/")
         # trust_env=False: the environment's proxies are meant for the internet.
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._http = httpx.AsyncClient(base_url=self.base_url, timeout=timeout_s, trust_env=False, headers=headers)
+        self._http = httpx.AsyncClient(base_url=self._url, timeout=3600, trust_env=False, headers=headers)
 
     async def __aenter__(self) -> Self:
         return self
@@ -43,65 +32,34 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
-    async def tokenize(self, messages: list[Message], thinking: bool | None) -> list[int]:
-        """Return the token ids of a conversation, rendered by the server's chat template."""
-        switch = {} if thinking is None else {"chat_template_kwargs": {"enable_thinking": thinking}}
-        return await self._tokens({"messages": messages, **switch})
+    async def server_info(self) -> dict[str, Any]:
+        return await self._request("GET", "/server_info")
 
-    async def tokenize_text(self, text: str) -> list[int]:
-        """Return the token ids of a raw prompt."""
-        return await self._tokens({"prompt": text})
+    async def tokenize(self, **prompt: Any) -> list[int]:
+        """Return the token ids of ``messages``, rendered by the server's chat template, or of a raw ``prompt``."""
+        return list((await self._request("POST", "/v1/tokenize", json=prompt))["tokens"])
 
-    async def _tokens(self, body: dict[str, Any]) -> list[int]:
-        return list((await self._request("POST", "/v1/tokenize", json=body)).json()["tokens"])
-
-    async def generate(self, input_ids: list[int], max_tokens: int, temperature: float) -> Generation:
-        """Stream one answer and time it.
-
-        Raises:
-            DFlashError: the server reports an error, or aborted the request.
-        """
+    async def generate(self, input_ids: list[int], max_tokens: int, temperature: float) -> dict[str, Any]:
+        """Return SGLang's ``meta_info`` of one answer."""
         sampling = {"max_new_tokens": max_tokens, "temperature": temperature}
         sampling |= {"sampling_seed": 0} if temperature else {}
-        body = {"input_ids": input_ids, "sampling_params": sampling, "stream": True}
-        start, first, last, event = time.perf_counter(), 0.0, 0.0, "{}"
-        async with self._http.stream("POST", "/generate", json=body) as response:
-            if response.status_code != 200:
-                await response.aread()
-            _check(response)
-            async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    last, event = time.perf_counter() - start, line.removeprefix("data: ")
-                    first = first or last
-        meta = json.loads(event).get("meta_info")
-        if meta is None or meta["finish_reason"]["type"] == "abort":
-            raise _unhealthy(f"POST {self.base_url}/generate failed: {event}")
-        return Generation(meta, first, last)
+        body = {"input_ids": input_ids, "sampling_params": sampling}
+        return dict((await self._request("POST", "/generate", json=body))["meta_info"])
 
-    async def server_info(self) -> dict[str, Any]:
-        info: dict[str, Any] = (await self.get("/server_info")).json()
-        return info
-
-    async def get(self, path: str) -> httpx.Response:
-        return await self._request("GET", path)
-
-    async def _request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
-        response = await self._http.request(method, path, **kwargs)
-        _check(response)
-        return response
-
-
-def _check(response: httpx.Response) -> None:
-    request = response.request
-    if response.status_code in (401, 403):
-        raise DFlashError(
-            f"{request.method} {request.url} answered {response.status_code}",
-            expected="access to the server",
-            remedy="pass the key that the server was started with: --api-key KEY",
-        )
-    if response.is_error:
-        raise _unhealthy(f"{request.method} {request.url} answered {response.status_code}: {response.text[:500]}")
-
-
-def _unhealthy(what: str) -> DFlashError:
-    return DFlashError(what, expected="a healthy SGLang 0.5.23 server", remedy="see the server's log")
+    async def _request(self, method: str, path: str, **content: Any) -> dict[str, Any]:
+        try:
+            response = await self._http.request(method, path, **content)
+            what = f"{method} {response.request.url} answered {response.status_code}"
+            if response.status_code in (401, 403):
+                remedy = "pass the key that the server was started with: --api-key KEY"
+                raise DFlashError(what, expected="access to the server", remedy=remedy)
+            if response.is_error:
+                what = f"{what}: {response.text[:500]}"
+                raise DFlashError(what, expected="a healthy SGLang 0.5.23 server", remedy="see the server's log")
+            return dict(response.json())
+        except (httpx.TransportError, json.JSONDecodeError) as error:
+            raise DFlashError(
+                f"no SGLang server answers at {self._url} ({str(error) or type(error).__name__})",
+                expected="a running SGLang server",
+                remedy="check host and port, and that the server has finished starting",
+            ) from error

@@ -1,128 +1,67 @@
-"""Measurements of a running server: its configuration and counters, and probes of a few short prompts each."""
+"""Measurements of a running server: its state, and probes of a few short prompts each."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from statistics import fmean, median
-from typing import Any, NamedTuple
+from statistics import fmean
+from time import perf_counter
+from typing import Any
 
-from sglang_dflash.causes import CONTEXT, NO_TEMPLATE, QUANTISED_DRAFTER, QUANTISED_TARGET, SAMPLING, THINKING, Cause
-from sglang_dflash.diagnose.client import WORKER_KEY, Client, Generation, Message
+from sglang_dflash.causes import CONTEXT, NO_TEMPLATE, SAMPLING, THINKING, Cause
+from sglang_dflash.diagnose.client import WORKER_KEY, Client
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.pools import RAISED_BY
 
-PROMPTS: dict[str, list[str]] = json.loads(Path(__file__).with_name("questions.json").read_text())
-QUESTIONS = tuple((task, prompts[number]) for number in range(3) for task, prompts in PROMPTS.items())
-_NAMES = ("Ava", "Ben", "Cleo", "Dan", "Grace", "Kira", "Noah", "Quinn", "Rosa", "Zoe")
-_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-_COLORS = ("black", "blue", "green", "red", "white", "yellow")
-_THINGS = ("bell", "book", "coin", "kite", "map", "shell")
+_TEXTS = json.loads(Path(__file__).with_name("questions.json").read_text())
+QUESTIONS = [(task, prompts[number]) for number in range(3) for task, prompts in _TEXTS["questions"].items()]
 _FEW, _USERS = 4, 8  # questions of a variation; concurrent users of the last probe
 _CHARACTERS_PER_TOKEN = 4
-_WARM_UP = 8  # tokens
-
-_QUANTISED = {QUANTISED_TARGET: "quantization", QUANTISED_DRAFTER: "speculative_draft_model_quantization"}
+_ROOM = 256  # tokens of a prompt outside its notes
 _POOL_SIZES = ("--max-mamba-cache-size", "--max-total-tokens")
 
 
-@dataclass(frozen=True)
 class Server:
-    """A DFLASH server.
+    """A DFLASH server, as its ``/server_info`` states it. SGLang's own worker states less than ours.
 
     Attributes:
-        worker: ``sglang-dflash`` or ``SGLang``.
-        dtype: ``auto`` if the server does not state the one that it chose.
-        quantised: quantisation methods by cause.
         block: positions of a drafted block; the largest one if ``adaptive``.
-        max_running_requests, concurrent_requests: requested, and possible at once, per replica.
-        limited_by, raised_by: what limits them, and the flags that raise the limit.
-        copied_blocks: their effect since the start; None if they are off.
-        not_finite_drafts: drafted positions at which the drafter's output was not finite.
-        expected_per_block: tokens per full block by the server's survival curve; None with a fixed width.
+        requests: per replica, requested (``asked``) and possible at once (``running``), and what limits them.
+        known: causes that hold for the whole server, with their evidence.
+        full_block: tokens per full block by the server's survival curve; None with a fixed width.
         recent_accept_length: None if too few blocks were verified, or if widths differ.
         recent_cause: most likely cause according to our worker, if drafting does not pay for recent requests.
-        other_running_requests: before the probes.
-        longest_prompt: tokens.
-    """
-
-    worker: str
-    target: str
-    drafter: str
-    dtype: str
-    quantised: Mapping[str, str]
-    block: int
-    adaptive: bool
-    max_running_requests: int
-    concurrent_requests: int
-    limited_by: str
-    raised_by: str
-    copied_blocks: str | None
-    not_finite_drafts: int
-    expected_per_block: float | None
-    recent_accept_length: float | None
-    recent_cause: str | None
-    other_running_requests: int
-    longest_prompt: int
-
-
-async def read_server(client: Client) -> Server:
-    """Read ``/server_info``, and ``/metrics`` where it is exported.
 
     Raises:
-        DFlashError: no access, no DFLASH, or no tokenizer.
+        DFlashError: no DFLASH, or no tokenizer.
     """
-    info = await client.server_info()
-    try:
-        metrics = (await client.get("/metrics")).text
-    except DFlashError:
-        metrics = ""
-    return parse_server(info, metrics)
 
-
-def parse_server(info: Mapping[str, Any], metrics: str = "") -> Server:
-    """Parse the texts of :func:`read_server`, with the same errors."""
-    _require_dflash(info)
-    state: Mapping[str, Any] = info["internal_states"][0]
-    worker: Mapping[str, Any] = state.get(WORKER_KEY) or {}
-    drafting, adaptive = worker.get("drafting") or {}, worker.get("adaptive", False)
-    requests = worker.get("requests") or _requests(info, state)
-    raised_by = [f"a larger {flag}" for flag in _POOL_SIZES if flag in info["launch_command"]]
-    raised_by += filter(None, [requests.get("raised_by")])
-    curve = worker.get("width", {}).get("survival", {}).get("curve")
-    recent = None if adaptive or drafting.get("pays") is None else drafting["accept_length"]
-    running = re.findall(r"^sglang:num_running_reqs(?:\{.*\})? (\S+)", metrics, re.MULTILINE)
-    return Server(
-        worker="sglang-dflash" if worker else "SGLang",
-        target=info["model_path"],
-        drafter=info["speculative_draft_model_path"],
-        dtype=worker.get("dtype", info["dtype"]),
-        quantised={cause: info[key] for cause, key in _QUANTISED.items() if info.get(key)},
-        block=worker.get("drafted", info["speculative_num_draft_tokens"]),
-        adaptive=adaptive,
-        max_running_requests=requests["asked"],
-        concurrent_requests=requests["running"],
-        limited_by=requests["capped_by"],
-        raised_by=", ".join(raised_by),
-        copied_blocks=_copies(worker) if worker.get("copied_blocks") else None,
-        not_finite_drafts=worker.get("broken_drafts", 0),
-        expected_per_block=None if curve is None else 1 + sum(curve),
-        recent_accept_length=recent if worker else state.get("avg_spec_accept_length"),
-        recent_cause=str(Cause(**drafting["causes"][0])) if drafting.get("causes") else None,
-        other_running_requests=int(sum(map(float, running))),
-        longest_prompt=info["max_req_input_len"],
-    )
+    def __init__(self, info: Mapping[str, Any]) -> None:
+        _require_dflash(info)
+        state: Mapping[str, Any] = info["internal_states"][0]
+        worker: Mapping[str, Any] = state.get(WORKER_KEY) or {}
+        drafting: Mapping[str, Any] = worker.get("drafting") or {}
+        self.worker = "sglang-dflash" if worker else "SGLang's worker"
+        self.target, self.drafter = str(info["model_path"]), str(info["speculative_draft_model_path"])
+        self.block: int = worker.get("drafted", info["speculative_num_draft_tokens"])
+        self.adaptive: bool = worker.get("adaptive", False)
+        self.longest_notes: int = info["max_req_input_len"] - _ROOM
+        self.requests: dict[str, Any] = dict(worker.get("requests", {}))
+        if pools := [f"a larger {flag}" for flag in _POOL_SIZES if flag in info["launch_command"]]:
+            self.requests["raised_by"] = ", ".join([*pools, *filter(None, [self.requests.get("raised_by")])])
+        self.known: dict[str, str | None] = drafting.get("known", {})
+        curve = worker.get("width", {}).get("survival", {}).get("curve")
+        self.full_block = None if curve is None else 1 + sum(curve)
+        recent = None if self.adaptive or drafting.get("pays") is None else drafting["accept_length"]
+        self.recent_accept_length: float | None = recent if worker else state.get("avg_spec_accept_length")
+        self.recent_cause = str(Cause(**drafting["causes"][0])) if drafting.get("causes") else None
 
 
 def _require_dflash(info: Mapping[str, Any]) -> None:
-    algorithm = info.get("speculative_algorithm")
-    if algorithm != "DFLASH":
+    if (algorithm := info.get("speculative_algorithm")) != "DFLASH":
         raise DFlashError(
             f"the server runs {algorithm or 'no'} speculation",
             expected="a server with DFLASH",
@@ -136,85 +75,39 @@ def _require_dflash(info: Mapping[str, Any]) -> None:
         )
 
 
-def _requests(info: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """SGLang's worker does not state what limits its requests: derive it from the kind of target."""
-    counts = {
-        "asked": info["max_running_requests"] // info.get("attn_dp_size", 1),
-        "running": state["effective_max_running_requests_per_dp"],
-    }
-    if counts["running"] >= counts["asked"]:
-        return counts | {"capped_by": "--max-running-requests"}
-    cap = "recurrent states" if info.get("uses_mamba_radix_cache") else "tokens of K/V"
-    return counts | {"capped_by": cap, "raised_by": RAISED_BY[cap]}
-
-
-def _copies(worker: Mapping[str, Any]) -> str:
-    copied, blocks = (worker[f"{name}_length"].values() for name in ("copied_blocks_by_match", "blocks_by_accept"))
-    return f"{sum(copied)} of {sum(blocks)} blocks, {worker['tokens_brought_by_copies']} tokens gained over drafts"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One answer of a probe, sent ``start`` seconds after the probe began."""
-
-    task: str
-    start: float
-    generation: Generation
-
-    @property
-    def steps(self) -> int:
-        """Verify steps."""
-        return int(self.generation.meta.get("spec_verify_ct", 0))
-
-
-class Load(NamedTuple):
-    """Mean running requests of a probe (by Little's law), mean block width, and median decode milliseconds per step."""
-
-    at_once: float
-    width: float
-    step_ms: float
-
-
 @dataclass(frozen=True)
 class Probe:
     """A probe and, once it has run, its answers.
 
     Attributes:
-        questions: task and messages of each prompt.
+        cause: the cause that this probe plants; "" for the baseline.
         template: whether prompts are rendered by the chat template.
         thinking: the template's switch; None leaves its default.
-        cause: the cause that this probe plants; "" for the baseline.
+        notes: system message.
+        answers: task and SGLang's ``meta_info`` of each answer that took a verify step.
+        seconds: from the first prompt to the last answer.
     """
 
     name: str
-    questions: tuple[tuple[str, tuple[Message, ...]], ...]
+    cause: str = ""
     template: bool = True
     thinking: bool | None = None
     temperature: float = 0.0
+    notes: str = ""
+    prompts: int = _FEW
     users: int = 1
-    cause: str = ""
-    answers: tuple[Answer, ...] = ()
-
-    def of(self, *tasks: str) -> list[Answer]:
-        """Return the answers that took a verify step, of these tasks only if there are any."""
-        return [answer for answer in self.answers if answer.steps and (not tasks or answer.task in tasks)]
+    answers: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    seconds: float = 0.0
 
     def accept_length(self, *tasks: str) -> float | None:
         """Return the tokens per verify step, averaged over answers as on the cards; None without a verify step."""
-        lengths = [answer.generation.meta["completion_tokens"] / answer.steps for answer in self.of(*tasks)]
-        return fmean(lengths) if lengths else None
+        answers = [meta for task, meta in self.answers if not tasks or task in tasks]
+        return fmean(meta["completion_tokens"] / meta["spec_verify_ct"] for meta in answers) if answers else None
 
-    def load(self, block: int) -> Load:
-        """Return the load of a probe with a verify step; blocks without a stated width have ``block`` positions."""
-        done = [(answer.start, answer.steps, answer.generation) for answer in self.of()]
-        seconds = sum(generation.last_s for _, _, generation in done)
-        widths = sum((generation.meta.get("spec_cap_length") or block) * steps for _, steps, generation in done)
-        times = [(generation.last_s - generation.first_s) / steps for _, steps, generation in done]
-        return Load(
-            seconds / max(start + generation.last_s for start, _, generation in done),
-            widths / sum(steps for _, steps, _ in done),
-            1000 * median(times),
-        )
+    def width(self, block: int) -> float | None:
+        """Return the mean width of a step; SGLang states none for blocks of one width, ``block``."""
+        steps = [(meta["spec_verify_ct"], meta.get("spec_cap_length") or block) for _, meta in self.answers]
+        return sum(count * width for count, width in steps) / sum(count for count, _ in steps) if steps else None
 
 
 async def plan_probes(client: Client, thinking: bool | None, long_tokens: int) -> list[Probe]:
@@ -224,54 +117,51 @@ async def plan_probes(client: Client, thinking: bool | None, long_tokens: int) -
         thinking: the setting of the drafter's reference; None for the template's default.
         long_tokens: approximate length of the long prompts.
     """
-    questions = tuple((task, (Message(role="user", content=prompt),)) for task, prompt in QUESTIONS)
-    raw = Probe("raw prompts", questions, template=False, cause=NO_TEMPLATE)
-    first, others = raw, []
-    renders, default = await _template(client, questions[0][1])
+    raw = Probe("raw prompts", NO_TEMPLATE, template=False)
+    first, others = replace(raw, cause="", prompts=len(QUESTIONS)), []
+    renders, default = await _template(client)
     if renders:
         thinking = default if thinking is None or default is None else thinking
-        first = Probe("chat template", questions, thinking=thinking)
+        few = Probe("", thinking=thinking)
+        first = replace(few, name="chat template", prompts=len(QUESTIONS))
         if thinking is not None:
             cause = THINKING[not thinking]
-            others.append(replace(first, name=cause, thinking=not thinking, cause=cause))
-        system = Message(role="system", content=_notes(long_tokens * _CHARACTERS_PER_TOKEN))
-        long = tuple((task, (system, *messages)) for task, messages in questions)
+            others.append(replace(few, name=cause, cause=cause, thinking=not thinking))
         others += [
             raw,
-            replace(first, name="temperature 1", temperature=1.0, cause=SAMPLING),
-            replace(first, name="long context", questions=long, cause=CONTEXT),
+            replace(few, name="temperature 1", cause=SAMPLING, temperature=1.0),
+            replace(few, name="long context", cause=CONTEXT, notes=_notes(long_tokens * _CHARACTERS_PER_TOKEN)),
         ]
-    together = replace(first, name=f"{_USERS} users at once", questions=questions[:_USERS], users=_USERS)
-    return [first, *(replace(other, questions=other.questions[:_FEW]) for other in others), together]
+    return [first, *others, replace(first, name=f"{_USERS} users at once", prompts=_USERS, users=_USERS)]
 
 
-async def run_probe(client: Client, probe: Probe, max_tokens: int, report: Callable[[str], None]) -> Probe:
-    """Send a probe's questions, after a short warm-up, and return the probe with its answers."""
-    report(f"{probe.name}: {len(probe.questions)} prompts")
-    prompts = [(task, await _render(client, probe, messages)) for task, messages in probe.questions]
-    await asyncio.gather(*(client.generate(ids, _WARM_UP, probe.temperature) for _, ids in prompts[: probe.users]))
-    waiting, answers, began = iter(prompts), list[Answer](), time.perf_counter()
+async def run_probe(client: Client, probe: Probe, max_tokens: int) -> Probe:
+    """Send a probe's questions and return the probe with its answers."""
+    waiting = iter([(task, await _render(client, probe, prompt)) for task, prompt in QUESTIONS[: probe.prompts]])
+    answers, began = list[tuple[str, dict[str, Any]]](), perf_counter()
 
     async def user() -> None:
         for task, ids in waiting:
-            start = time.perf_counter() - began
-            answers.append(Answer(task, start, await client.generate(ids, max_tokens, probe.temperature)))
+            answers.append((task, await client.generate(ids, max_tokens, probe.temperature)))
 
     await asyncio.gather(*(user() for _ in range(probe.users)))
-    return replace(probe, answers=tuple(answers))
+    drafted = [(task, meta) for task, meta in answers if meta.get("spec_verify_ct")]
+    return replace(probe, answers=drafted, seconds=perf_counter() - began)
 
 
-async def _render(client: Client, probe: Probe, messages: tuple[Message, ...]) -> list[int]:
-    if probe.template:
-        return await client.tokenize(list(messages), probe.thinking)
-    # Without the newline, a model may end right after the question.
-    return await client.tokenize_text("".join(f"{message['content']}\n" for message in messages))
+async def _render(client: Client, probe: Probe, prompt: str) -> list[int]:
+    if not probe.template:
+        return await client.tokenize(prompt=f"{prompt}\n")  # without the newline, a model may end at once
+    system = [{"role": "system", "content": probe.notes}] if probe.notes else []
+    switch = {} if probe.thinking is None else {"chat_template_kwargs": {"enable_thinking": probe.thinking}}
+    return await client.tokenize(messages=[*system, {"role": "user", "content": prompt}], **switch)
 
 
-async def _template(client: Client, messages: tuple[Message, ...]) -> tuple[bool, bool | None]:
+async def _template(client: Client) -> tuple[bool, bool | None]:
     """Return whether the server has a chat template, and the default of its thinking switch; None without one."""
     try:
-        default, on, off = [await client.tokenize(list(messages), value) for value in (None, True, False)]
+        probes = [Probe("", thinking=thinking) for thinking in (None, True, False)]
+        default, on, off = [await _render(client, probe, QUESTIONS[0][1]) for probe in probes]
     except DFlashError as error:
         if "answered 400" in error.value:
             return False, None
@@ -282,6 +172,5 @@ async def _template(client: Client, messages: tuple[Message, ...]) -> tuple[bool
 def _notes(characters: int) -> str:
     rng, text = Random(0), "Notes:"
     while len(text) < characters:
-        day, name, color, thing = map(rng.choice, (_DAYS, _NAMES, _COLORS, _THINGS))
-        text += f" On {day}, {name} painted a {color} {thing}."
+        text += " On {}, {} painted a {} {}.".format(*map(rng.choice, _TEXTS["notes"]))
     return text[:characters].rpartition(" ")[0]

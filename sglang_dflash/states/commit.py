@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from sglang_dflash.worker.step import Step
 
 
+Track = tuple[Tensor, Tensor]
+"""Snapshots for the prefix cache, int64 [bs]: target slot of each request's snapshot, negative for none, and the block
+position after which it is taken, -1 if the request crosses no boundary."""
+
+
 class RecurrentCommit:
     """Commits each request's recurrent state (GDN and convolution) after its last accepted token.
 
@@ -31,7 +36,6 @@ class RecurrentCommit:
     has advanced the states in place, so only the snapshot remains. Does nothing for a target without recurrent layers.
 
     Args:
-        target_worker: SGLang's worker of the target.
         replays: whether the verify records writes instead of keeping states.
     """
 
@@ -43,8 +47,7 @@ class RecurrentCommit:
     def before_verify(self, step: Step) -> None:
         """Fill ``step.state_slots`` while the requests still own them.
 
-        The scheduler may end a request once the verify has read its slots, and the commit of that surplus step runs
-        later. By then the row's slot may hold the state of another request.
+        The scheduler may end a request before the commit. By then the row's slot may hold another request's state.
         """
         if self._recurrent:
             step.state_slots = self._requests.get_mamba_indices(step.batch.req_pool_indices)
@@ -54,16 +57,15 @@ class RecurrentCommit:
         if not self._recurrent:
             return
         track = self._track(step)
-        if step.width == 1:
-            if track is not None:
-                self._snapshot(step, track)
-        elif self._replays:
-            self._commit_records(step, track)
-        else:
-            self._commit_kept(step, track)
+        if step.width > 1:
+            (self._commit_records if self._replays else self._commit_kept)(step, track)
+        elif track is not None:
+            cache, (slots, positions) = self._requests.mamba_pool.mamba_cache, track
+            mask = (positions >= 0) & (slots >= 0)
+            track_mamba_states_all_layers(cache.conv[0], cache.temporal, step.state_slots, mask, slots, len(mask))
 
     def _track(self, step: Step) -> Track | None:
-        # Snapshots to take, or None: most steps cross no boundary, and a snapshot costs as much as a commit.
+        # Most steps cross no boundary, and a snapshot costs as much as a commit.
         slots = step.batch.mamba_track_indices
         if slots is None:
             return None
@@ -71,25 +73,20 @@ class RecurrentCommit:
         growth, grid = get_alloc_reserve_per_decode(), mamba_track_grid(step.batch.tree_cache.page_size)
         if not may_cross(step.state.committed_cpu, growth, grid):
             return None
-        return Track(slots, crossings(step.batch.seq_lens, step.accepted.new_seq_lens, grid))
-
-    def _snapshot(self, step: Step, track: Track) -> None:
-        # The verify has advanced the states in place.
-        cache, mask = self._requests.mamba_pool.mamba_cache, (track.positions >= 0) & (track.slots >= 0)
-        track_mamba_states_all_layers(cache.conv[0], cache.temporal, step.state_slots, mask, track.slots, len(mask))
+        return slots, crossings(step.batch.seq_lens, step.accepted.new_seq_lens, grid)
 
     def _commit_records(self, step: Step, track: Track | None) -> None:
         states, accept_lens = self._requests.get_speculative_mamba2_params_all_layers(), step.accepted.accept_lens
-        tracked = () if track is None else (track.slots, track.positions + 1)
+        tracked = () if track is None else (track[0], track[1] + 1)
         rows = step.batch.req_pool_indices
         gdn_commit(states.temporal, pool_records(states), rows, step.state_slots, accept_lens, *tracked)
         windows = states.conv[0], states.intermediate_conv_window[0]
         fused_conv_window_scatter_with_mask(*windows, step.state_slots, accept_lens - 1)
         if track is not None:
-            fused_conv_window_scatter_with_mask(*windows, track.slots, track.positions)
+            fused_conv_window_scatter_with_mask(*windows, *track)
 
     def _commit_kept(self, step: Step, track: Track | None) -> None:
-        # Copy the kept states after the last accepted position. SGLang's commit uses the slots that the verify read.
+        # SGLang's commit uses the slots that the verify read.
         slots, positions = track or (None, None)
         batch = copy.copy(step.batch)
         batch.mamba_track_indices = slots
@@ -101,18 +98,6 @@ class RecurrentCommit:
             draft_token_num=step.width,
             prepared_step_indices=(step.accepted.accept_lens.long() - 1, positions),
         )
-
-
-class Track(NamedTuple):
-    """Snapshots for the prefix cache.
-
-    Attributes:
-        slots: int64 [bs], target slot of each request's snapshot; negative for none.
-        positions: int64 [bs], block position after which the snapshot is taken; -1 if the request crosses no boundary.
-    """
-
-    slots: Tensor
-    positions: Tensor
 
 
 def crossings(before: Tensor, after: Tensor, interval: int) -> Tensor:

@@ -1,12 +1,12 @@
-"""The gated delta rule over a block, and the state after a part of it: torch definitions.
+"""The gated delta rule over a block, and the state after a part of it: torch definitions of both operations.
 
-One value head has a state ``S [V, K]``. Token t has a query q, a key k, a value v, a log-decay g <= 0 and a write
-strength beta:
+A value head has a state ``S [V, K]``. Token t has a query q, a key k, a value v, a log-decay g <= 0 and a write
+strength beta (Yang et al., Gated Delta Networks, 2024):
 
     S_t = exp(g_t) S_{t-1} + u_t k_t^T        u_t = beta_t (v_t - exp(g_t) S_{t-1} k_t)        o_t = S_t q_t
 
-(Yang et al., Gated Delta Networks, 2024). Unrolled from the state S before the block, with ``D[t, i]`` the decay
-between the writes of tokens i and t, and ``e_t`` the decay since the start of the block:
+Unrolled from the state S before the block, with ``D[t, i]`` the decay between the writes of tokens i and t, and ``e_t``
+the decay since the start of the block:
 
     u_t + beta_t sum_{i<t} D[t, i] (k_t . k_i) u_i = beta_t (v_t - e_t S k_t)      a lower triangular system
     o_t = e_t S q_t + sum_{i<=t} D[t, i] (q_t . k_i) u_i
@@ -14,17 +14,13 @@ between the writes of tokens i and t, and ``e_t`` the decay since the start of t
 
 So a verify reads S only, and a commit after any number of tokens reads S and their records: u, k and g.
 
-Shapes: ``bs`` requests, ``N = bs * width`` tokens, ``H`` key heads, ``HV`` value heads, a multiple of H; value head j
-reads key head ``j // (HV / H)``. A state is ``[V, K]``. ``R`` rows of ``L`` recorded tokens. All arithmetic is fp32. No
-function reads a value back to the host.
-
-SGLang reserves slot 0 of the states and row 0 of the records. The torch code writes padding rows (slot < 0) there; the
-kernels skip them.
+Shapes: ``bs`` requests, ``N = bs * width`` tokens, ``H`` key heads, ``HV`` value heads; value head j reads key head
+``j // (HV / H)``. ``R`` rows of ``L`` recorded tokens. All arithmetic is fp32, and nothing is read back to the host.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,33 +30,44 @@ EPS = 1e-6  # added to the sum of squares of a query or a key
 THRESHOLD = 20.0  # from here on softplus(x) = x
 
 
-@dataclass(frozen=True)
-class Records:
-    """Records of a block's tokens in SGLang's replay rings: of one layer, or of all with a leading dimension.
+class Records(NamedTuple):
+    """Records of a block's tokens in SGLang's replay rings: of one layer, or of all with a leading dimension."""
 
-    Attributes:
-        updates: u, ``[R, HV, L, V]`` in the activations' dtype.
-        keys: k, normalised, ``[R, H, L, K]`` in the same dtype.
-        decays: g, fp32 ``[R, HV, L]``.
-        updates_low, keys_low: rounding remainders of the first two, in the same 16-bit dtype; None if they are fp32.
-    """
-
-    updates: Tensor
-    keys: Tensor
-    decays: Tensor
-    updates_low: Tensor | None = None
+    updates: Tensor  # u, [R, HV, L, V] in the activations' dtype
+    keys: Tensor  # k, normalised, [R, H, L, K] in the same dtype
+    decays: Tensor  # g, fp32 [R, HV, L]
+    updates_low: Tensor | None = None  # rounding remainders in the same 16-bit dtype; None in fp32
     keys_low: Tensor | None = None
 
     @property
-    def parts(self) -> tuple[Tensor, ...]:
+    def parts(self) -> list[Tensor]:
         """All tensors that are not None, as ordered above."""
-        low = () if self.updates_low is None or self.keys_low is None else (self.updates_low, self.keys_low)
-        return self.updates, self.keys, self.decays, *low
+        return [part for part in self if part is not None]
 
     def assert_alike(self) -> None:
         """Assert equal strides: kernels take those of the first parts only."""
         for high, low in zip(self.parts, self.parts[3:], strict=False):
             assert low.stride() == high.stride() and low.dtype == high.dtype
+
+
+def normalized(x: Tensor) -> Tensor:
+    """Divide queries or keys by their norm over the last dimension."""
+    return x * x.square().sum(-1, keepdim=True).add_(EPS).rsqrt_()
+
+
+def log_decay(A_log: Tensor, a: Tensor, dt_bias: Tensor, beta: float = 1.0, threshold: float = THRESHOLD) -> Tensor:
+    """Return ``g = -exp(A_log) softplus(a + dt_bias)`` in fp32, the shape of ``a``."""
+    step = F.softplus(a.float() + dt_bias.float(), beta, threshold)
+    return step.mul_(A_log.float().exp()).neg_()
+
+
+def decay_between(g: Tensor) -> Tensor:
+    """Return ``D[t, i] = exp(g_{i+1} + .. + g_t)`` for i <= t, else 0: ``[..., T]`` to ``[..., T, T]``.
+
+    Each entry is a sum. A difference of two cumulative sums loses precision after a strong decay early in the block.
+    """
+    steps = g.shape[-1]
+    return g.unsqueeze(-1).expand(*g.shape, steps).tril(-1).cumsum(-2).exp_().tril_()
 
 
 def gdn_verify(
@@ -83,34 +90,32 @@ def gdn_verify(
 ) -> Tensor:
     """Run ``width`` tokens of every request and record their writes; the states do not change.
 
+    SGLang reserves slot 0 of the states and row 0 of the records. This code writes padding rows (slot < 0) there; the
+    kernel skips them.
+
     Args:
         q, k: ``[N, H, K]``, not normalised; v: ``[N, HV, V]``. Requests concatenated.
-        a, b: inputs of the gates, ``[N, HV]``: ``g = -exp(A_log) softplus(a + dt_bias)`` and ``beta = sigmoid(b)``.
-        A_log, dt_bias: ``[HV]``.
-        states: of one layer, ``[slots, HV, V, K]``; slots: of each request, ``[bs]``, negative for padding.
+        a, b: inputs of the gates, ``[N, HV]``; A_log, dt_bias: ``[HV]``. ``beta = sigmoid(b)``.
+        states: of one layer, ``[slots, HV, V, K]``; slots: ``[bs]``, negative for padding.
         records: of one layer; the first ``width <= L`` positions of a request's row are written.
         rows: of each request in the records, ``[bs]``, all different.
         scale: factor of the queries.
         round_beta: whether beta is rounded to the dtype of ``b``.
-        out: output tensor; by default a new one.
 
     Returns:
-        Outputs ``[N, HV, V]`` in the dtype of ``q``, zero for padding.
+        Outputs ``[N, HV, V]`` in the dtype of ``q``, zero for padding; ``out`` if it is given.
     """
     bs, H, HV, V = len(slots), q.shape[1], v.shape[1], v.shape[2]
 
     def by_head(x: Tensor) -> Tensor:
-        """``[N, heads, ...]`` as fp32 ``[bs, heads, width, ...]``."""
-        return x.unflatten(0, (bs, width)).transpose(1, 2).float()
+        return x.unflatten(0, (bs, width)).transpose(1, 2).float()  # [bs, heads, width, ...]
 
     def by_group(x: Tensor) -> Tensor:
-        """``[bs, HV, ...]`` as ``[bs, H, HV / H, ...]``: value heads under the key head that they read."""
-        return x.unflatten(1, (H, -1))
+        return x.unflatten(1, (H, -1))  # [bs, H, HV / H, ...]: value heads under the key head that they read
 
-    queries, keys = _normalized(by_head(q)).mul_(scale), _normalized(by_head(k))
-    step = F.softplus(a.float() + dt_bias.float(), threshold=THRESHOLD)
-    g = by_head(step.mul_(A_log.float().exp()).neg_())
-    decay, decay_in = by_group(_decay_between(g)), by_group(g.cumsum(-1).exp_().unsqueeze(-1))
+    queries, keys = normalized(by_head(q)).mul_(scale), normalized(by_head(k))
+    g = by_head(log_decay(A_log, a, dt_bias))
+    decay, decay_in = by_group(decay_between(g)), by_group(g.cumsum(-1).exp_().unsqueeze(-1))
     beta = by_group(by_head((b if round_beta else b.float()).sigmoid()).unsqueeze(-1))
 
     live = slots >= 0
@@ -147,11 +152,10 @@ def gdn_commit(
     Args:
         states: ``[layers, slots, HV, V, K]``, fp32 or 16-bit, updated in place.
         records: of all layers; positions past a count may hold any value, including NaN.
-        rows: of each request in the records, ``[bs]``.
-        slots: of each request, ``[bs]``; a request with a negative slot is skipped.
+        rows, slots: of each request, ``[bs]``; a request with a negative slot is skipped.
         counts: tokens, ``[bs]``; with <= 0 the state does not change.
-        track_slots: target slots of the states after ``track_counts`` tokens, ``[bs]``; none of ``slots``.
-        track_counts: tokens after the state before the block; with <= 0, or a negative slot, nothing is written.
+        track_slots, track_counts: ``[bs]``; the state after ``track_counts`` tokens is also written to ``track_slots``,
+            unless the count is <= 0 or the slot negative. No track slot is one of ``slots``.
     """
     writes = [(slots, counts)]
     if track_slots is not None and track_counts is not None:
@@ -170,31 +174,17 @@ def gdn_commit(
     updates.masked_fill_(unread, 0.0)
     keys.masked_fill_(unread, 0.0)
     recorded = recorded[:, None, :, None]
-    # Column 0: all decays, column i + 1: those after token i. Sums without a difference, as in _decay_between.
+    # Column 0: all decays, column i + 1: those after token i. Sums without a difference, as in decay_between.
     weights = (torch.where(recorded, decays, 0.0) @ decays.new_ones(steps, steps + 1).tril_()).exp_()
     of_token = torch.where(recorded, weights[..., 1:], 0.0).unsqueeze(-1)
 
     for i in reversed(range(len(targets))):
         # The value heads of a key head side by side, as in gdn_verify.
         terms = (updates * of_token[i]).unflatten(2, (H, -1)).transpose(-1, -2).flatten(3, 4)
-        after = torch.mul(before, weights[i, ..., :1, None], out=before if i == 0 else None)
+        after = torch.mul(before, weights[i, ..., :1, None], out=before if i == 0 else None)  # the last one in place
         by_key_head = after.unflatten(2, (H, -1)).flatten(3, 4).flatten(0, 2)  # [layers * bs * H, HV / H * V, K]
         by_key_head.baddbmm_(terms.flatten(0, 2), keys.flatten(0, 2))
         states.index_copy_(1, targets[i], after.to(states.dtype))
-
-
-def _normalized(x: Tensor) -> Tensor:
-    return x * x.square().sum(-1, keepdim=True).add_(EPS).rsqrt_()
-
-
-def _decay_between(g: Tensor) -> Tensor:
-    """Return ``D[t, i] = exp(g_{i+1} + .. + g_t)`` for i <= t, else 0: ``[..., T]`` to ``[..., T, T]``.
-
-    Sum each entry directly: the difference of two cumulative sums loses precision after a strong decay early in the
-    block.
-    """
-    steps = g.shape[-1]
-    return g.unsqueeze(-1).expand(*g.shape, steps).tril(-1).cumsum(-2).exp_().tril_()
 
 
 def _record(high: Tensor, low: Tensor | None, rows: Tensor, x: Tensor) -> None:

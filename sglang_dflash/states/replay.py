@@ -1,14 +1,8 @@
 """State replay: its two operations, and the hooks that make SGLang allocate its pool and call its verify.
 
-SGLang refuses ``--enable-linear-replayssm-spec`` for DFLASH on GDN targets, because its own DFLASH worker does not
-commit a replay. This worker does (:mod:`.commit`).
-
-In SGLang the records are rings: an unfolded history with cursors, and a margin that depends on the width. Here every
-commit folds the records into the state, so the records of a block begin at position 0 at any width, no cursor is read
-or moved, and the next owner of a ring finds no old records.
-
-Beta is rounded as in plain decoding: Triton's decode kernel rounds it to the dtype of its input, FlashInfer's keeps
-fp32.
+SGLang refuses ``--enable-linear-replayssm-spec`` for DFLASH on GDN targets, because its DFLASH worker does not commit a
+replay. This worker does (:mod:`.commit`). SGLang's records are rings with cursors. Here every commit folds the records
+into the state, so a block's records begin at position 0 at any width, and no cursor is read or moved.
 """
 
 from __future__ import annotations
@@ -24,10 +18,11 @@ from sglang_dflash.states import reference
 from sglang_dflash.states.reference import Records
 from sglang_dflash.upstream import get_exec, get_schedule, get_spec
 
-_KERNELS = "sglang_dflash.states.kernels"
+gdn_verify = by_device(reference.gdn_verify, "sglang_dflash.states.gdn_verify")
+gdn_commit = by_device(reference.gdn_commit, "sglang_dflash.states.gdn_commit")
 
-gdn_verify = by_device(reference.gdn_verify, f"{_KERNELS}.gdn_verify")
-gdn_commit = by_device(reference.gdn_commit, f"{_KERNELS}.gdn_commit")
+_INPUTS = "k", "v", "a", "b", "A_log", "dt_bias", "scale", "out"
+_RINGS = "d", "k", "g", "rawv", "rawk"  # SGLang's names, in the order of Records
 
 
 def verify(original: Callable[..., Any], **call: Any) -> Any:
@@ -35,37 +30,28 @@ def verify(original: Callable[..., Any], **call: Any) -> Any:
     if serving.plan is None:
         return original(**call)
     mamba = get_exec().mamba
+    # As in plain decoding: Triton's decode kernel rounds beta to the dtype of its input, FlashInfer's keeps fp32.
     backend = mamba.linear_attn_decode_backend or mamba.linear_attn_backend
     return gdn_verify(
         call["q"],
-        call["k"],
-        call["v"],
-        call["a"],
-        call["b"],
-        call["A_log"],
-        call["dt_bias"],
-        call["checkpoint_state"],
-        call["ssm_state_indices"],
-        Records(*(call[f"{ring}_cache"] for ring in ("d", "k", "g", "rawv", "rawk"))),
-        call["replay_indices"],
+        **{name: call[name] for name in _INPUTS},
+        states=call["checkpoint_state"],
+        slots=call["ssm_state_indices"],
+        records=Records(*(call[f"{ring}_cache"] for ring in _RINGS)),
+        rows=call["replay_indices"],
         width=call["max_spec_len"],
-        scale=call["scale"],
         round_beta=backend == "triton",
-        out=call["out"],
     )
 
 
 def pool_records(states: Any) -> Records:
     """Return the records of all layers in SGLang's ``SpeculativeState``."""
-    rings = states.replayssm_d, states.replayssm_k, states.replayssm_g, states.replayssm_rawv, states.replayssm_rawk
-    return Records(*rings)
+    return Records(*(getattr(states, f"replayssm_{ring}") for ring in _RINGS))
 
 
 def build_pool(original: Callable[..., Any], configurator: Any, **sizes: Any) -> Any:
-    """Hook around ``KVCacheConfigurator._build_hybrid_req_pool``, which allows a replay for KDA models only.
-
-    The method reads ``hybrid_kda_config`` for this check only.
-    """
+    """Hook around ``KVCacheConfigurator._build_hybrid_req_pool``, which allows a replay for KDA models only."""
+    # The method reads hybrid_kda_config for this check only.
     if serving.plan is not None and configurator.hybrid_kda_config is None:
         configurator = copy.copy(configurator)
         configurator.hybrid_kda_config = configurator.hybrid_gdn_config
@@ -73,11 +59,8 @@ def build_pool(original: Callable[..., Any], configurator: Any, **sizes: Any) ->
 
 
 def charge_windows(original: Callable[..., Any], configurator: Any, total_rest_memory: float) -> Any:
-    """Hook around ``KVCacheConfigurator._handle_max_mamba_cache``, which omits a replay's convolution windows.
-
-    Args:
-        total_rest_memory: GiB available for recurrent states and K/V.
-    """
+    """Hook around ``KVCacheConfigurator._handle_max_mamba_cache``, which omits a replay's convolution windows."""
+    # total_rest_memory: GiB for recurrent states and K/V
     if serving.plan is not None and get_exec().mamba.enable_linear_replayssm_spec:
         params = configurator.mambaish_config.mamba2_cache_params
         block = get_spec().speculative_num_draft_tokens

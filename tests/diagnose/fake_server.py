@@ -1,4 +1,4 @@
-"""A server with canned answers, for the logic of ``diagnose``."""
+"""Canned answers of a DFLASH server, for the logic of ``diagnose``."""
 
 from __future__ import annotations
 
@@ -9,55 +9,60 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+INFO: dict[str, Any] = {
+    "speculative_algorithm": "DFLASH",
+    "speculative_draft_model_path": "drafter",
+    "speculative_num_draft_tokens": 16,
+    "skip_tokenizer_init": False,
+    "model_path": "target",
+    "max_req_input_len": 8186,
+    "launch_command": "--model-path target",
+    "internal_states": [{"avg_spec_accept_length": 2.5}],
+}
+WORKER: dict[str, Any] = {
+    "adaptive": False,
+    "requests": {"asked": 48, "running": 48, "capped_by": "--max-running-requests"},
+    "drafting": {"pays": True, "accept_length": 6.5, "known": {}},
+    "width": {"policy": "fixed", "widths": [16]},
+}
 
-class FakeServer:
-    """Answers SGLang's endpoints.
+
+def server_info(launch_command: str = "", **worker: Any) -> dict[str, Any]:
+    """``/server_info`` with our worker's entry."""
+    return INFO | {"launch_command": launch_command, "internal_states": [{"sglang_dflash": WORKER | worker}]}
+
+
+def meta(tokens: int, accepted: int, **more: Any) -> dict[str, Any]:
+    """SGLang's figures of an answer, each of whose steps accepted as many drafts."""
+    steps = max(1, tokens // (accepted + 1))
+    histogram = [0] * accepted + [steps] + [0] * (15 - accepted)
+    return {"completion_tokens": tokens, "spec_verify_ct": steps, "spec_correct_drafts_histogram": histogram, **more}
+
+
+@contextlib.contextmanager
+def serve(info: dict[str, Any] | None = None, status: int = 200, accepted: int = 3) -> Iterator[str]:
+    """Serve on a free port; yields the URL.
 
     Args:
-        info: ``/server_info``.
         status: of every reply.
         accepted: drafts per verify step of every answer.
     """
 
-    def __init__(self, info: dict[str, Any] | None = None, status: int = 200, accepted: int = 3) -> None:
-        self.info, self.status, self.accepted = info or {}, status, accepted
-
-    def reply(self, path: str, body: Any) -> Any:
-        if path == "/server_info":
-            return self.info
-        if path == "/v1/tokenize":
-            return {"tokens": [*json.dumps(body).encode()]}
-        tokens = body["sampling_params"]["max_new_tokens"]
-        steps = max(1, tokens // (self.accepted + 1))
-        meta = {
-            "completion_tokens": tokens,
-            "finish_reason": {"type": "length"},
-            "spec_verify_ct": steps,
-            "spec_correct_drafts_histogram": [0] * self.accepted + [steps],
-        }
-        return {"text": "", "meta_info": meta}
-
-
-@contextlib.contextmanager
-def serve(fake: FakeServer) -> Iterator[str]:
-    """Serve on a free port; yields the URL."""
-
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self._reply(None)
+            self._reply(info)
 
         def do_POST(self) -> None:
-            self._reply(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if self.path == "/v1/tokenize":
+                self._reply({"tokens": [*json.dumps(body).encode()]})
+            else:
+                self._reply({"text": "", "meta_info": meta(body["sampling_params"]["max_new_tokens"], accepted)})
 
-        def _reply(self, body: Any) -> None:
-            path = self.path.partition("?")[0]
-            known = path in ("/server_info", "/v1/tokenize", "/generate")
-            content = json.dumps(fake.reply(path, body) if known else {})
-            if path == "/generate":
-                content = f"data: {content}\n\ndata: [DONE]\n\n"
-            self.send_response(fake.status if known else 404)
+        def _reply(self, content: Any) -> None:
+            self.send_response(status)
             self.end_headers()
-            self.wfile.write(content.encode())
+            self.wfile.write(json.dumps(content).encode())
 
         def log_message(self, *_: Any) -> None:
             pass

@@ -2,102 +2,152 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from sglang_dflash.causes import NO_TEMPLATE, QUANTISED_DRAFTER, QUANTISED_TARGET, SAMPLING, THINKING
-from sglang_dflash.diagnose.probe import Server
-from sglang_dflash.diagnose.verdict import SENTENCES, Findings, Smaller, Variation, verdict
+from sglang_dflash.causes import NO_TEMPLATE, SAMPLING, THINKING
+from sglang_dflash.diagnose.probe import Probe, Server
+from sglang_dflash.diagnose.verdict import SENTENCES, Reference, Report, find_reference
+from sglang_dflash_lab.pairs import drafter_path
+from tests.diagnose.fake_server import WORKER, meta, server_info
 
-SERVER = Server(
-    worker="sglang-dflash",
-    target="Qwen/Qwen3.5-4B",
-    drafter="z-lab/Qwen3.5-4B-DFlash",
-    dtype="bfloat16",
-    quantised={},
-    block=16,
-    adaptive=False,
-    max_running_requests=48,
-    concurrent_requests=48,
-    limited_by="--max-running-requests",
-    raised_by="",
-    copied_blocks=None,
-    not_finite_drafts=0,
-    expected_per_block=None,
-    recent_accept_length=6.5,
-    recent_cause=None,
-    other_running_requests=0,
-    longest_prompt=8000,
-)
-VARIATIONS = (
-    Variation("thinking off", THINKING[False], 4.0),
-    Variation("raw prompts", NO_TEMPLATE, 2.0),
-    Variation("temperature 1", SAMPLING, 6.2),
-)
-WELL = Findings(SERVER, 6.6, (7.0, "its card"), variations=VARIATIONS, smaller=Smaller(16, 1.0))
-LOW = replace(WELL, measured=4.0)
+CARD = Reference("its card", True, {"math": 7.0})
 
 
-def on(findings: Findings, **server: Any) -> Findings:
-    return replace(findings, server=replace(findings.server, **server))
+def probe(name: str, accept_length: float, cause: str = "", **fields: Any) -> Probe:
+    width = fields.pop("width", None)
+    answer = meta(100, 5, spec_cap_length=width) | {"completion_tokens": 100 * accept_length, "spec_verify_ct": 100}
+    return Probe(name, cause, answers=[("math", answer)], seconds=1.0, **fields)
 
 
-def test_a_healthy_server_gets_no_sentence() -> None:
-    assert verdict(WELL) == []
-    assert verdict(replace(WELL, stated=None)) == []
-    assert verdict(on(WELL, recent_accept_length=None)) == []
+def report(
+    measured: float = 6.6,
+    reference: Reference | None = CARD,
+    *,
+    template: bool = True,
+    step_width: float | None = None,
+    drafting: dict[str, Any] | None = None,
+    **info: Any,
+) -> Report:
+    """The report of a healthy server, unless something is planted."""
+    drafting = WORKER["drafting"] | (drafting or {})
+    variations = [
+        probe("thinking off", 4.0, THINKING[False]),
+        probe("raw prompts", 2.0, NO_TEMPLATE),
+        probe("temperature 1", 6.2, SAMPLING),
+    ]
+    first, last = (probe(name, measured, template=template, width=step_width) for name in ("chat template", "8 users"))
+    server = Server(server_info(drafting=drafting, **info))
+    return Report(server, [first, *(variations if template else []), last], reference)
+
+
+def requests(running: int, cap: str, raised_by: str) -> dict[str, Any]:
+    return {"asked": 48, "running": running, "capped_by": cap, "raised_by": raised_by}
+
+
+def known(**causes: str | None) -> dict[str, Any]:
+    return {"known": {name.replace("_", " "): evidence for name, evidence in causes.items()}}
 
 
 @pytest.mark.parametrize(
-    ("findings", "named"),
+    "healthy",
     [
-        (replace(WELL, measured=1.4), ("drafter of another target", "--speculative-draft-model-path")),
-        (replace(WELL, measured=1.4, stated=None), ("drafter of another target", "--speculative-draft-model-path")),
-        (LOW, ("Likely cause: drafter.", "--speculative-draft-model-revision")),
-        (replace(LOW, other_target="Qwen/Qwen3.5-27B"), ("Qwen/Qwen3.5-27B", "--speculative-draft-model-path")),
-        (on(LOW, dtype="float16"), ("float16", "--dtype bfloat16")),
-        (on(WELL, dtype="float16"), ("float16", "--dtype bfloat16")),
-        (on(LOW, not_finite_drafts=3), ("drafts not finite (3 positions)", "card")),
-        (on(LOW, quantised={QUANTISED_DRAFTER: "fp8"}), ("fp8", "--speculative-draft-model-quantization")),
-        (on(LOW, quantised={QUANTISED_TARGET: "awq"}), ("awq", "--quantization")),
-        (replace(LOW, has_template=False), ("no chat template", "--chat-template")),
-        (replace(WELL, has_template=False), ("no chat template", "--chat-template")),
-        (on(WELL, recent_accept_length=2.1), ("'raw prompts'", "/v1/chat/completions")),
-        (on(WELL, recent_accept_length=4.4), ("'thinking off'", '"enable_thinking": true')),
-        (on(WELL, recent_cause="grammar. Fix: relax it"), ("grammar", "relax it")),
-        (
-            on(WELL, concurrent_requests=12, limited_by="recurrent states", raised_by="--mamba-ssm-dtype bfloat16"),
-            ("12 of 48", "recurrent states", "--mamba-ssm-dtype", "--mem-fraction-static"),
-        ),
-        (replace(WELL, smaller=Smaller(4, 1.6)), ("8 concurrent users", "--speculative-num-draft-tokens 4")),
+        report(),
+        report(reference=None),
+        report(drafting={"pays": None, "accept_length": 1.2}),  # too few blocks for a judgement
+        report(drafting={"accept_length": 5.5}),  # between the probes
+        report(1.8, None, drafted=2),  # a small block is not a wrong drafter
+        report(drafting=known(quantised_target="awq")),
     ],
 )
-def test_the_planted_cause_comes_first_with_its_fix(findings: Findings, named: tuple[str, ...]) -> None:
-    first = verdict(findings)[0]
-    assert all(part in first for part in named), first
+def test_a_healthy_server_gets_no_sentence(healthy: Report) -> None:
+    assert healthy.verdict == [] and str(healthy).startswith("HEALTHY: "), str(healthy)
 
 
-def test_traffic_between_the_probes_is_not_blamed() -> None:
-    assert verdict(on(WELL, recent_accept_length=5.5)) == []
-    assert verdict(on(WELL, recent_accept_length=None)) == []
+@pytest.mark.parametrize(
+    ("found", "named"),
+    [
+        (report(1.4), ("drafter of another target", "--speculative-draft-model-path")),
+        (report(1.4, None), ("drafter of another target", "--speculative-draft-model-path")),
+        (report(4.0), ("Likely cause: drafter.", "--speculative-draft-model-revision")),
+        (report(4.0, drafting=known(float16=None)), ("float16", "--dtype bfloat16")),
+        (report(drafting=known(float16=None)), ("float16", "--dtype bfloat16")),
+        (report(4.0, drafting=known(quantised_drafter="fp8")), ("fp8", "--speculative-draft-model-quantization")),
+        (report(4.0, template=False), ("no chat template", "--chat-template")),
+        (report(template=False), ("no chat template", "--chat-template")),
+        (report(drafting={"accept_length": 2.1}), ("'raw prompts'", "/v1/chat/completions")),
+        (report(drafting={"accept_length": 4.4}), ("'thinking off'", '"enable_thinking": true')),
+        (
+            report(drafting={"pays": False, "causes": [{"cause": "grammar", "remedy": "relax it"}]}),
+            ("recent requests", "grammar. Fix: relax it"),
+        ),
+        (
+            report(requests=requests(12, "recurrent states", "--mamba-ssm-dtype bfloat16")),
+            ("12 of 48", "recurrent states", "--mamba-ssm-dtype", "--mem-fraction-static"),
+        ),
+        (
+            report(
+                requests=requests(12, "recurrent states", "a narrower block"),
+                launch_command="--max-mamba-cache-size 36",
+            ),
+            ("use a larger --max-mamba-cache-size, a narrower block",),
+        ),
+    ],
+)
+def test_the_planted_cause_comes_first_with_its_fix(found: Report, named: tuple[str, ...]) -> None:
+    assert all(part in found.verdict[0] for part in named), found.verdict
+    assert str(found).startswith("LOW ACCEPTANCE: " if found.is_low else "PROBLEM: ")
 
 
 def test_at_most_three_sentences_likeliest_cause_first() -> None:
-    everything = replace(
-        on(LOW, dtype="float16", quantised={QUANTISED_TARGET: "fp8"}, concurrent_requests=12),
-        smaller=Smaller(4, 2.0),
-        other_target="other",
-    )
-    sentences = verdict(everything)
+    drafting = {"known": {"quantised target": "fp8", "drafter of another target": "its target is X", "float16": None}}
+    sentences = report(4.0, drafting=drafting, requests=requests(12, "recurrent states", "less")).verdict
     assert len(sentences) == SENTENCES
-    assert "float16" in sentences[0] and "other" in sentences[1]
+    assert "float16" in sentences[0] and "its target is X" in sentences[1]
 
 
-def test_no_smaller_block_for_a_wrong_drafter() -> None:
-    assert len(verdict(replace(LOW, smaller=Smaller(2, 2.0)))) == 1
+@pytest.mark.parametrize(
+    ("width", "accept_length", "curve", "measured"),
+    [
+        (16, 11, 6.7, 11),  # the curve leaves out copied blocks
+        (15, 4, 8.0, 4),  # the curve still contains its prior
+        (6, 5, 8.0, 9.0),  # a block of 6 has no later drafts
+        (6, 5, 3.0, 5),
+    ],
+)
+def test_a_full_block_at_an_adaptive_width_is_measured_or_taken_from_survival(
+    width: float, accept_length: int, curve: float, measured: float
+) -> None:
+    survival = {"survival": {"curve": [curve / 10] * 10}}
+    card = Reference("its card", False, {"math": 11.2})
+    found = report(accept_length, card, step_width=width, adaptive=True, width=survival)
+    assert found.measured == pytest.approx(measured)
+    assert found.is_low == (measured < 0.7 * 11.2)
 
 
-def test_a_small_block_is_not_a_wrong_drafter() -> None:
-    assert verdict(replace(on(WELL, block=2), measured=1.8, stated=None, variations=())) == []
+def test_survival_is_the_share_of_steps_that_commit_a_draft() -> None:
+    histograms = [[1, 0, 1, 0], [2, 1, 3, 0]]
+    answers = [("math", meta(8, 1) | {"spec_correct_drafts_histogram": each}) for each in histograms]
+    first, last = (Probe("", answers=answers, seconds=1.0) for _ in range(2))
+    found = Report(Server(server_info(drafted=4)), [first, last], None)
+    assert found.survival == [5 / 8, 4 / 8, 0.0] and "▆▅▁" in str(found)
+
+
+def test_a_published_drafter_is_recognised_by_the_end_of_its_path() -> None:
+    found = find_reference("/models/Qwen3.5-4B-DFlash", 15)
+    assert found is not None and found == find_reference("z-lab/Qwen3.5-4B-DFlash", 16)
+    assert found.thinking and "huggingface.co" in found.source and found.source.endswith("block 16")
+    assert found.lengths == pytest.approx({"math": (6.748 + 7.478) / 2, "code": (7.719 + 6.527) / 2, "chat": 5.933})
+
+
+def test_a_card_without_figures_and_an_unknown_drafter_have_none() -> None:
+    unmeasured = find_reference("z-lab/Qwen3.6-27B-DFlash", 16)
+    assert unmeasured is not None and not unmeasured.lengths
+    assert find_reference("someone/drafter", 16) is None
+
+
+def test_a_tiny_pairs_drafter_has_its_stored_figures() -> None:
+    found = find_reference(str(drafter_path("tiny-hybrid", "weak")), 8)
+    assert found is not None and found.source.endswith("block 8") and not found.thinking
+    assert found.lengths == {"math": 2.72, "code": 2.83, "json": 2.98, "chat": 2.4}

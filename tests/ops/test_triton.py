@@ -16,14 +16,14 @@ pytest.importorskip("triton")
 
 import triton
 
+from sglang_dflash import states
 from sglang_dflash.ops import kernels
 from sglang_dflash.ops.kernels.block import accept_block, prepare_block
 from sglang_dflash.ops.kernels.copies import find_copies, note_tokens, offer_copies
 from sglang_dflash.ops.kernels.norm_rope import norm_rope
 from sglang_dflash.ops.kernels.sampling import penalize_block, seeded_draw
-from sglang_dflash.states import kernels as state_kernels
-from sglang_dflash.states.kernels.gdn_commit import gdn_commit
-from sglang_dflash.states.kernels.gdn_verify import gdn_verify
+from sglang_dflash.states.gdn_commit import gdn_commit
+from sglang_dflash.states.gdn_verify import gdn_verify
 from tests.ops.launches import SHARED_MEMORY, compiled_for
 from tests.ops.published import STEPS, launch_ours, rank_shapes, rows, usages
 from tests.support.gdn_replay import Blocks
@@ -32,7 +32,7 @@ CASES = [Path(__file__).parents[1] / room / "cases.py" for room in ("ops", "stat
 SHAPES = rank_shapes(tp_sizes=(1, 8))
 KERNELS = {
     kernel
-    for package in (kernels, state_kernels)
+    for package in (kernels, states)
     for file in Path(package.__path__[0]).glob("*.py")
     for kernel in re.findall(r"^def (\w+_kernel)\(", file.read_text(), re.MULTILINE)
 }

@@ -13,9 +13,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from sglang_dflash.diagnose.tables import Table
 from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
 from sglang_dflash_lab.bench.report import STYLE
+from sglang_dflash_lab.tables import Table
 from tests.soak.catalogue import Entry
 from tests.soak.load import Load
 from tests.soak.verdict import Promise

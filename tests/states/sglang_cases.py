@@ -23,8 +23,8 @@ from torch import Tensor
 
 from sglang_dflash.plan import serving
 from sglang_dflash.states import replay
-from sglang_dflash.states.kernels.gdn_commit import gdn_commit
-from sglang_dflash.states.kernels.gdn_verify import gdn_verify
+from sglang_dflash.states.gdn_commit import gdn_commit
+from sglang_dflash.states.gdn_verify import gdn_verify
 from sglang_dflash.worker.start import graphs
 from sglang_dflash.worker.start.graphs import WidthGraphs
 from tests.rehearsal import interpreter
@@ -178,7 +178,7 @@ def test_a_replayed_verify_is_plain_decoding(dtype: torch.dtype, monkeypatch: py
 
     out = torch.empty(blocks.bs * width, blocks.HV, blocks.V, dtype=dtype)
     rings = {f"{name}_cache": x[layer] if x is not None else None for name, x in zip(
-        ("d", "k", "g", "rawv", "rawk"), vars(blocks.records).values(), strict=True
+        ("d", "k", "g", "rawv", "rawk"), blocks.records, strict=True
     )}  # fmt: skip
     replay.verify(
         lambda **_: pytest.fail("SGLang's own kernel was called"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -161,5 +161,4 @@ def server_pool(
 
 
 def of_records(records: Records, change: Callable[[Tensor], Any]) -> Records:
-    parts = (getattr(records, field.name) for field in fields(Records))
-    return Records(*(None if part is None else change(part) for part in parts))
+    return Records(*(None if part is None else change(part) for part in records))

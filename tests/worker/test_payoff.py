@@ -19,15 +19,8 @@ from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.published import published_pairs
 from sglang_dflash.drafter.template import TemplateTokens, template_tokens
 from sglang_dflash.width import AdaptiveWidth, CostTable, FixedWidth, WidthPolicy
-from sglang_dflash.worker.observe.drafting import (
-    CHECK_SECONDS,
-    QUIET_SECONDS,
-    RECENT,
-    Payoff,
-    RecentBlocks,
-    Traits,
-    known_causes,
-)
+from sglang_dflash.worker.observe import drafting
+from sglang_dflash.worker.observe.drafting import Payoff, RecentBlocks, known_causes, other_target, traits_of
 from sglang_dflash.worker.observe.metrics import StepRecord
 from sglang_dflash_lab.pairs import target_path
 from tests.support.prompts import corpus
@@ -36,7 +29,6 @@ START, END, THINK, THOUGHT = 1, 2, 4, 5
 TEMPLATE = TemplateTokens(frozenset({START, END}), (THINK, THOUGHT))
 PLAIN = [START, 9, 9, END, THINK, THOUGHT]
 FIXED = FixedWidth(16)
-WIDTHS = (1, 2, 4, 8, 16)
 _numbers = itertools.count()
 
 
@@ -49,17 +41,18 @@ def request(prompt: Iterable[int] = PLAIN, output: Iterable[int] = (9,), **shown
 
 
 class Server:
-    """A judgement, and steps for it to count."""
+    """A judgement, steps for it to count, and the lines that it logs."""
 
-    def __init__(
-        self,
-        policy: WidthPolicy = FIXED,
-        known: Iterable[str] = (),
-        drafter: str = "mine",
-        context: int | None = None,
-    ) -> None:
-        self.now, self.policy = 0.0, policy
-        self.judge = Payoff(RecentBlocks(Traits(TEMPLATE, context), 64), known, drafter, 16, lambda: self.now)
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "sglang_dflash")
+        self.now, self._records = 0.0, caplog
+        self.judging()
+
+    def judging(self, policy: WidthPolicy = FIXED, known: Iterable[str] = (), drafter: str = "mine") -> Server:
+        recent = RecentBlocks(TEMPLATE, 1000, 64)
+        self.policy = policy
+        self.judge = Payoff(recent, dict.fromkeys(known), drafter, 16, lambda: self.now)
+        return self
 
     def serve(self, make: Callable[[], Any], length: int, steps: int = 100, width: int = 16, broken: int = 0) -> None:
         """Eight new requests for some steps."""
@@ -75,17 +68,16 @@ class Server:
         found: dict[str, Any] = json.loads(json.dumps(self.judge.section(self.policy)))
         return found
 
-
-@pytest.fixture
-def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    caplog.set_level(logging.INFO, "sglang_dflash")
-
-    def taken() -> list[str]:
-        found = [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
-        caplog.clear()
+    def lines(self) -> list[str]:
+        """Lines logged since the last call."""
+        found = [f"{record.levelname} {record.getMessage()}" for record in self._records.records]
+        self._records.clear()
         return found
 
-    return taken
+
+@pytest.fixture
+def server(caplog: pytest.LogCaptureFixture) -> Server:
+    return Server(caplog)
 
 
 BLAMED: dict[str, Callable[[], Any]] = {
@@ -99,178 +91,153 @@ BLAMED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("cause", BLAMED)
-def test_the_trait_of_badly_drafted_requests_is_named(cause: str, warnings: Callable[[], list[str]]) -> None:
-    server = Server(context=1000)
+def test_the_trait_of_badly_drafted_requests_is_named(cause: str, server: Server) -> None:
     server.serve(request, 6)
-    assert server.section()["pays"] and server.section()["causes"] == [] and warnings() == []
+    assert server.section()["pays"] and server.section()["causes"] == [] and server.lines() == []
     server.serve(BLAMED[cause], 1, 1000)
-    (line,) = warnings()
+    (line,) = server.lines()
     assert line.startswith("WARNING DFLASH: drafting does not pay: accept length 1.")
     assert f"Most likely cause: {cause} (" in line and "first drafts accepted: 0%, without it 100%" in line
     assert FIXES[cause] in line
     server.serve(request, 6)
-    (line,) = warnings()
+    (line,) = server.lines()
     assert line.startswith("INFO DFLASH: drafting pays again: accept length ")
     traits = server.section()["traits"][cause]["first_drafts_accepted"]
     assert traits["with"] == 0 and traits["without"] == 1
 
 
-def test_a_trait_of_good_requests_too_is_blamed_less(warnings: Callable[[], list[str]]) -> None:
-    server = Server()
+def test_a_trait_of_good_requests_too_is_blamed_less(server: Server) -> None:
     server.serve(request, 6, 50)
     server.serve(BLAMED["sampling"], 6, 40)
     server.serve(BLAMED["sampling"], 1, 10)
     server.serve(lambda: request([9] * 100, top_k=1 << 30), 1, 1000)
-    (line,) = warnings()
+    (line,) = server.lines()
     assert "cause: no chat template (" in line and line.endswith("Other possible causes: sampling, drafter")
 
 
-def test_a_trait_that_makes_no_difference_is_not_blamed() -> None:
-    """Half of the requests are sampled, and all are drafted badly."""
-    server = Server()
-    for _ in range(5):
-        server.serve(request, 1)
-        server.serve(BLAMED["sampling"], 1)
-    assert server.causes() == ["drafter"]
-
-
 @pytest.mark.parametrize(
-    ("make", "known", "expected"),
+    ("makes", "known", "expected"),
     [
-        (request, (), ["drafter"]),
-        (request, ("float16", "quantised target"), ["float16", "drafter", "quantised target"]),
-        (BLAMED["no chat template"], ("quantised drafter",), ["quantised drafter", "no chat template", "drafter"]),
-        (BLAMED["sampling"], (), ["drafter", "sampling"]),
-        (BLAMED["thinking on"], (), ["drafter"]),  # no card to compare with
+        ([request], (), ["drafter"]),
+        ([request], ("float16", "quantised target"), ["drafts not finite", "float16", "drafter", "quantised target"]),
+        ([BLAMED["no chat template"]], ("quantised drafter",), ["quantised drafter", "no chat template", "drafter"]),
+        ([BLAMED["sampling"]], (), ["drafter", "sampling"]),
+        ([BLAMED["thinking on"]], (), ["drafter"]),  # no card to compare with
+        ([request, BLAMED["sampling"]] * 5, (), ["drafter"]),  # half of the requests are sampled, all are rejected
     ],
 )
-def test_without_a_comparison_suspicions_have_an_order(make: Callable[[], Any], known: Any, expected: Any) -> None:
-    server = Server(known=known)
-    server.serve(make, 1)
+def test_without_a_difference_suspicions_have_an_order(makes: Any, known: Any, expected: Any, server: Server) -> None:
+    server.judging(known=known)
+    for make in makes:
+        server.serve(make, 1, broken="drafts not finite" in expected)
     assert server.causes() == expected
 
 
-def test_drafts_that_are_not_finite_are_the_first_cause() -> None:
-    server = Server(known=("float16",))
-    server.serve(request, 1, broken=1)
-    assert server.causes()[:2] == ["drafts not finite", "float16"]
-
-
-def test_the_log_quotes_the_drafters_card(warnings: Callable[[], list[str]]) -> None:
-    server = Server(drafter="/models/Qwen3.5-4B-DFlash")
-    server.serve(request, 1)
-    (line,) = warnings()
+def test_the_log_quotes_the_drafters_card(server: Server) -> None:
+    server.judging(drafter="/models/Qwen3.5-4B-DFlash").serve(request, 1)
+    (line,) = server.lines()
     assert "accept length 1.00 (one user gains from 1.57)" in line
     assert "; the card of z-lab/Qwen3.5-4B-DFlash states 5.933 to 7.719 (greedy, thinking enabled" in line
     assert 'Most likely cause: thinking off. Fix: send chat_template_kwargs: {"enable_thinking": true}' in line
     section = server.section()
     assert section["card"]["block"] == 16 and section["card"]["accept_length"]["math500"] == 7.478
     assert section["break_even"] == pytest.approx(1.57, abs=0.01), "by its own card"
-    assert Server(drafter="Qwen3.6-35B-A3B-DFlash").section()["break_even"] == pytest.approx(2.43, abs=0.01)
-    assert Server().section()["card"] is None and Server().section()["break_even"] == section["break_even"]
-    thinks = Server(drafter="Qwen3.5-4B-DFlash")
-    thinks.serve(request, 6)
-    thinks.serve(BLAMED["thinking on"], 1, 1000)
-    assert thinks.causes() == ["drafter"], "as on the card"
-    for published in published_pairs().values():
-        assert published["thinking"] is ("thinking enabled" in published["setup"] or None)
+    server.judging(drafter="Qwen3.5-4B-DFlash").serve(request, 6)
+    server.serve(BLAMED["thinking on"], 1, 1000)
+    assert server.causes() == ["drafter"], "as on the card"
+    for card in published_pairs().values():
+        assert card["thinking"] is ("thinking enabled" in card["setup"] or None)
+    other = server.judging(drafter="Qwen3.6-35B-A3B-DFlash").section()
+    assert other["break_even"] == pytest.approx(2.43, abs=0.01)
+    unknown = server.judging().section()
+    assert unknown["card"] is None and unknown["break_even"] == section["break_even"]
 
 
-def test_one_warning_per_cause_and_hour(warnings: Callable[[], list[str]]) -> None:
-    server = Server()
+def test_one_warning_per_cause_and_hour(server: Server) -> None:
     server.serve(BLAMED["no chat template"], 1, ENOUGH // 8 - 1)
-    assert server.section()["pays"] is None and warnings() == []
+    assert server.section()["pays"] is None and server.lines() == []
     server.serve(BLAMED["no chat template"], 1)
-    assert len(warnings()) == 1
-    server.now = QUIET_SECONDS - 1
+    assert len(server.lines()) == 1
+    server.now = drafting.QUIET_SECONDS - 1
     server.serve(BLAMED["no chat template"], 1)
-    assert warnings() == []
+    assert server.lines() == []
     server.serve(request, 6)
-    assert len(warnings()) == 1
+    assert len(server.lines()) == 1
     server.serve(BLAMED["no chat template"], 1, 1000)
-    assert warnings() == [], "the same cause within the hour"
-    server.now += CHECK_SECONDS
+    assert server.lines() == [], "the same cause within the hour"
+    server.now += drafting.CHECK_SECONDS
     server.serve(BLAMED["no chat template"], 1)
-    assert len(warnings()) == 1
+    assert len(server.lines()) == 1
     server.serve(request, 2, 1000)
-    warnings()
+    server.lines()
     server.serve(BLAMED["grammar"], 1, 1000)
-    assert ["grammar" in line for line in warnings()] == [True], "another cause"
+    assert ["grammar" in line for line in server.lines()] == [True], "another cause"
 
 
-def test_old_traffic_fades_and_finished_requests_are_not_counted() -> None:
-    server = Server()
-    server.serve(lambda: request(finished_reason=object()), 1)
-    assert server.section()["accept_length"] is None
-    server.serve(request, 6, RECENT)
-    server.serve(BLAMED["grammar"], 3, RECENT)
-    assert server.section()["accept_length"] == pytest.approx(3, abs=0.1)
-
-
-def rested(first_accepted: float, cost: Callable[[int, int], float]) -> AdaptiveWidth:
-    """A policy that has chosen plain decoding for eight requests; its drafts are accepted that often."""
-    policy = AdaptiveWidth(CostTable({(size, w): cost(size, w) for size in (1, 8) for w in WIDTHS}))
-    for step in range(600):
-        width = policy.width(8, 800)
-        policy.observe(width, [1 + (width > 1 and (step + row) % 100 < 100 * first_accepted) for row in range(8)])
-        policy.observe_time(8, width, 800, cost(8, width))
-    assert policy.paused is not None
-    return policy
-
-
-def test_an_adaptive_width_is_judged_by_its_costs(warnings: Callable[[], list[str]]) -> None:
-    policy = rested(0.1, lambda size, width: 1.0 + 0.2 * width)
-    server = Server(policy)
-    server.serve(request, 1, width=2)
-    (line,) = warnings()
-    assert "drafting does not pay: a block of 2 yields 1." in line and "takes 1.17 times as long as a plain" in line
-    assert server.causes() == ["drafter"]
-    section = server.section()
-    assert section["pays"] is False and section["judged_by"] == "costs"
-    assert section["break_even"] == pytest.approx(1.4 / 1.2, rel=0.05)
-
-
-def test_a_high_load_is_named_before_the_drafter() -> None:
-    policy = rested(0.6, lambda size, width: 1.0 + 0.01 * width if size == 1 else 1.0 * width)
-    server = Server(policy)
-    server.serve(request, 2, width=2)
-    assert server.causes() == ["load", "drafter"]
-
-
-def test_plain_steps_and_copies_are_not_counted() -> None:
-    server = Server()
+def test_plain_steps_copies_and_finished_requests_are_not_counted_and_old_traffic_fades(server: Server) -> None:
     server.serve(request, 1, width=1)
+    server.serve(lambda: request(finished_reason=object()), 1)
     copied = StepRecord(16, 2, 800, accept_lens=[9, 9], requests=[request(), request()], matched=[True, True])
     server.judge.count(copied, FIXED, 0)
     assert server.section()["accept_length"] is None
+    server.serve(request, 6, drafting.RECENT)
+    server.serve(BLAMED["grammar"], 3, drafting.RECENT)
+    assert server.section()["accept_length"] == pytest.approx(3, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "cost", "causes"),
+    [
+        (0.1, lambda size, width: 1.0 + 0.2 * width, ["drafter"]),
+        (0.6, lambda size, width: 1.0 + 0.01 * width if size == 1 else 1.0 * width, ["load", "drafter"]),
+    ],
+    ids=["few drafts are accepted", "high load"],
+)
+def test_an_adaptive_width_is_judged_by_its_costs(
+    accepted: float, cost: Callable[[int, int], float], causes: list[str], server: Server
+) -> None:
+    policy = AdaptiveWidth(CostTable({(size, w): cost(size, w) for size in (1, 8) for w in (1, 2, 4, 8, 16)}))
+    for step in range(600):
+        width = policy.width(8, 800)
+        policy.observe(width, [1 + (width > 1 and (step + row) % 100 < 100 * accepted) for row in range(8)])
+        policy.observe_time(8, width, 800, cost(8, width))
+    assert policy.paused is not None
+    server.judging(policy).serve(request, 1, width=2)
+    (line,) = server.lines()
+    assert "drafting does not pay: a block of 2 yields 1." in line and "times as long as a plain step" in line
+    section = server.section()
+    assert section["pays"] is False and section["judged_by"] == "costs" and server.causes() == causes
+    assert section["break_even"] == pytest.approx(cost(8, 2) / cost(8, 1), rel=0.05)
 
 
 PAIR = "tiny-hybrid"
 
 
-def test_the_tokens_of_a_targets_template(tmp_path: Path) -> None:
-    found = template_tokens(ModelFiles(str(target_path(PAIR))), None)
-    assert found == TEMPLATE
+def test_a_template_is_recognised_in_any_conversation(tmp_path: Path) -> None:
+    files = ModelFiles(str(target_path(PAIR)))
+    assert template_tokens(files, None) == TEMPLATE
     assert template_tokens(ModelFiles(str(tmp_path)), None) == TemplateTokens()
-    assert template_tokens(ModelFiles(str(target_path(PAIR))), "chatml") == TemplateTokens(), "SGLang's own"
-
-
-def test_a_template_is_recognised_in_any_conversation() -> None:
-    traits = Traits(template_tokens(ModelFiles(str(target_path(PAIR))), None), None)
+    assert template_tokens(files, "chatml") == TemplateTokens(), "SGLang's own"
     for prompt in corpus(PAIR, 24):
-        assert traits.of(request(prompt), beyond=False) == {"thinking off"}
+        assert traits_of(request(prompt), TEMPLATE, beyond=False) == {"thinking off"}
         # `continue_final_message` can make the prompt longer than the part that is read.
-        assert "no chat template" not in traits.of(request([*prompt, *[9] * 500]), beyond=False)
-    assert traits.of(request([9] * 500), beyond=False) == {"no chat template"}
+        assert "no chat template" not in traits_of(request([*prompt, *[9] * 500]), TEMPLATE, beyond=False)
+    assert traits_of(request([9] * 500), TEMPLATE, beyond=False) == {"no chat template"}
     # With some templates the target itself begins the thought.
-    assert "thinking on" in traits.of(request([START, 9, END, START, 9], [THINK, 9]), beyond=False)
+    assert "thinking on" in traits_of(request([START, 9, END, START, 9], [THINK, 9]), TEMPLATE, beyond=False)
 
 
-@pytest.mark.parametrize("quantised", ["stored", "quantization"], ids=["dequantised at load", "in SGLang's layers"])
-def test_a_quantised_drafter_is_a_known_cause(quantised: str) -> None:
-    def known(**drafter: Any) -> frozenset[str]:
-        plan: Any = SimpleNamespace(drafter=SimpleNamespace(**{"stored": None, "quantization": None, **drafter}))
-        plain: Any = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.float32, quantization=None))
-        return known_causes(plan, plain, plain)
+def test_models_show_causes_at_the_start() -> None:
+    def known(drafter: str = "mine", dtype: torch.dtype = torch.bfloat16, **config: Any) -> dict[str, str | None]:
+        settings = SimpleNamespace(**{"stored": None, "quantization": None, **config})
+        plan: Any = SimpleNamespace(drafter=settings, files=SimpleNamespace(name=drafter))
+        model = SimpleNamespace(dtype=dtype, quantization=None, model_path="/models/Qwen3.5-27B")
+        runner: Any = SimpleNamespace(model_config=model)
+        return known_causes(plan, runner, runner)
 
-    assert known(**{quantised: "fp8"}) == {"quantised drafter"} and known() == set()
+    assert known() == {} and known(dtype=torch.float16) == {"float16": None}
+    assert known(stored=object()) == {"quantised drafter": "dequantised at load"}
+    assert known(quantization="fp8") == {"quantised drafter": "fp8"}
+    assert known("z-lab/Qwen3.5-4B-DFlash") == {"drafter of another target": "its target is Qwen/Qwen3.5-4B"}
+    assert other_target("z-lab/Qwen3.5-4B-DFlash", "Qwen/Qwen3.5-4B") is None
+    assert other_target("z-lab/Qwen3.5-4B-DFlash", "/models/mine") is None

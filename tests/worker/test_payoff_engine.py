@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from sglang_dflash.causes import FIXES
 from sglang_dflash_lab.pairs.corpus.prompts import prompts
 from tests.support.generation import generate_all
-from tests.support.pair_servers import BASE, dflash_server, worker_info
+from tests.support.pair_servers import dflash_server, worker_info
 from tests.support.prompts import chat_ids, corpus, random_prompts, schema_of
 from tests.support.servers import Server
 
@@ -54,14 +55,15 @@ def test_every_trait_of_a_request_is_counted(dflash_hybrid: Server) -> None:
     assert found["accept_length"] > 1 and found["card"] is None
 
 
+@pytest.fixture
+def good(tmp_path: Path) -> Iterator[Server]:
+    with dflash_server(PAIR, tmp_path, drafter="noisy") as server:
+        yield server
+
+
 @pytest.mark.slow
-def test_raw_prompts_are_named_and_a_recovery_is_logged(tmp_path: Path) -> None:
+def test_raw_prompts_are_named_and_a_recovery_is_logged(good: Server) -> None:
     """With a fixed width, the accept length alone decides."""
-    with dflash_server(PAIR, tmp_path, drafter="noisy") as good:
-        raw_prompts_are_named(good)
-
-
-def raw_prompts_are_named(good: Server) -> None:
     sampled = {"temperature": 1.0}
     generate_all(good, corpus(PAIR, 24), USERS, 96)
     generate_all(good, corpus(PAIR, 24, 1), USERS, 96, sampling_params=sampled)
@@ -77,19 +79,3 @@ def raw_prompts_are_named(good: Server) -> None:
     generate_all(good, corpus(PAIR, 48, 2), USERS, 96)
     assert lines(good)[1:] == [lines(good)[-1]] and lines(good)[-1].startswith("drafting pays again: accept length")
     assert drafting(good)["pays"] and gauge(good) == 1 and drafting(good)["causes"] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "causes"), [("float32", ["drafter"]), ("float16", ["float16", "drafter"])], ids=["float32", "float16"]
-)
-def test_a_drafter_of_another_target_is_named_once(tmp_path: Path, dtype: str, causes: list[str]) -> None:
-    base = ("--dtype", dtype, *BASE[2:])
-    with dflash_server(PAIR, tmp_path, base=base, drafter="mismatched") as server:
-        for seed in range(2):
-            generate_all(server, corpus(PAIR, 24, seed), USERS, 64)
-        (said,) = lines(server)
-        assert f"Most likely cause: {causes[0]}. Fix: {FIXES[causes[0]]}" in said
-        found = drafting(server)
-        assert [cause["cause"] for cause in found["causes"]] == causes
-        assert found["pays"] is False and gauge(server) == 0 and found["accept_length"] < 1.5

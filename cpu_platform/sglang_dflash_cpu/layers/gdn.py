@@ -14,18 +14,10 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from sglang_dflash.states.reference import THRESHOLD, Records, gdn_verify
-from sglang_dflash.states.reference import _normalized as normalized
+from sglang_dflash.states.reference import THRESHOLD, Records, gdn_verify, log_decay, normalized
 from sglang_dflash_cpu.layers.mamba_state import live_slots
-
-
-def _log_decay(A_log: Tensor, a: Tensor, dt_bias: Tensor, beta: float = 1.0, threshold: float = THRESHOLD) -> Tensor:
-    """``g = -exp(A_log) * softplus(a + dt_bias)`` in fp32, the shape of ``a``."""
-    step = F.softplus(a.float() + dt_bias.float(), beta, threshold)
-    return step.mul_(A_log.float().exp()).neg_()
 
 
 def _beta(b: Tensor) -> Tensor:
@@ -45,7 +37,7 @@ def decay_and_strength(
     Returns:
         ``g`` and beta, fp32 ``[1, tokens, HV]``.
     """
-    return _log_decay(A_log, a, dt_bias, beta, threshold).unsqueeze(0), _beta(b).unsqueeze(0)
+    return log_decay(A_log, a, dt_bias, beta, threshold).unsqueeze(0), _beta(b).unsqueeze(0)
 
 
 def decode(
@@ -85,7 +77,7 @@ def decode(
 
     slots = live_slots(ssm_state_indices)
     state = initial_state.index_select(0, slots).float()
-    state.mul_(_log_decay(A_log, a, dt_bias).exp_().view(bs, HV, 1, 1))
+    state.mul_(log_decay(A_log, a, dt_bias).exp_().view(bs, HV, 1, 1))
     # The value heads of one key head are rows of one [HV / H * V, K] matrix: keys need not be repeated.
     rows = state.view(heads, -1, K)
     u = (v - torch.bmm(rows, k.mT).view(bs, HV, V)).mul_(_beta(b).unsqueeze(-1))

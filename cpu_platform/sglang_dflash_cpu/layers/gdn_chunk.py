@@ -18,8 +18,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from sglang_dflash.states.reference import _decay_between as decay_between
-from sglang_dflash.states.reference import _normalized as normalized
+from sglang_dflash.states.reference import decay_between, normalized
 from sglang_dflash_cpu.layers.mamba_state import live_slots
 
 CHUNK_SIZE = 64

@@ -46,10 +46,10 @@ def bench(
     variable of its server. Tasks: those of the tiny pairs, or files with `messages` in each row.
     """
     with user_errors():
-        from sglang_dflash.diagnose.tables import wide_console
         from sglang_dflash_lab.bench.arms import Pair, find_pair, parse_arms
         from sglang_dflash_lab.bench.figures import print_results
         from sglang_dflash_lab.bench.session import Settings, run
+        from sglang_dflash_lab.tables import wide_console
 
         arms = parse_arms(modes)
         urls = base_urls(base_url or [], [arm.label for arm in arms])

@@ -17,7 +17,6 @@ from openai import OpenAI
 from rich.console import Console
 from rich.markup import escape
 
-from sglang_dflash.diagnose.tables import wide_console
 from sglang_dflash.errors import user_errors
 from sglang_dflash_lab.bench import session, tasks
 from sglang_dflash_lab.bench.arms import AR, find_pair, parse_arms
@@ -27,6 +26,7 @@ from sglang_dflash_lab.bench.server import running
 from sglang_dflash_lab.bench.session import Servers, Settings
 from sglang_dflash_lab.pairs import NAMES
 from sglang_dflash_lab.pairs.corpus import TASKS, prompts
+from sglang_dflash_lab.tables import wide_console
 
 DFLASH = "dflash:16"
 

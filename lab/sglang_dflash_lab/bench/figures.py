@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from sglang_dflash.diagnose.tables import MISSING, Table
 from sglang_dflash_lab.bench import results
 from sglang_dflash_lab.bench.arms import AR
 from sglang_dflash_lab.bench.results import Row
+from sglang_dflash_lab.tables import MISSING, Table
 
 NAN = math.nan
 RESAMPLES = 10_000

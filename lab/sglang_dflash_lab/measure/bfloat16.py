@@ -25,13 +25,13 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from sglang_dflash.diagnose.tables import MISSING, Table
 from sglang_dflash_lab.bench.arms import find_pair, parse_arms
 from sglang_dflash_lab.bench.figures import number
 from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
 from sglang_dflash_lab.bench.server import Launch, running
 from sglang_dflash_lab.bench.session import Settings
 from sglang_dflash_lab.pairs import NAMES, target_path
+from sglang_dflash_lab.tables import MISSING, Table
 
 MODES = "ar,dflash:16,dflash:8,dflash:4,builtin:16"
 TOP = 8  # most likely tokens recorded at every position

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sglang_dflash.diagnose.tables import MISSING, Table
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import GIB, GPUS
 from sglang_dflash.plan.memory import STATE_SHARE
 from sglang_dflash.plan.pools import fit
 from sglang_dflash.plan.rules import preflight
+from sglang_dflash_lab.tables import MISSING, Table
 from tests.support.cards import FOLDER, NAMES, card
 
 _BLACKWELL = ("--attention-backend", "trtllm_mha")  # as launch/serve.sh advises for the cards that are for Hopper

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import typer
 
-from sglang_dflash.diagnose.tables import Table
 from sglang_dflash.plan.settings import COPIES_SWITCH as SWITCH
 from sglang_dflash_lab.bench.tasks import TUNING, load
+from sglang_dflash_lab.tables import Table
 from tests.support.generation import flush, generate_all
 from tests.support.pair_servers import dflash_server, with_plugin
 from tests.support.prompts import message_ids

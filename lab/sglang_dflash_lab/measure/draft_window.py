@@ -16,13 +16,13 @@ import httpx
 import typer
 
 from sglang_dflash.diagnose.client import WORKER_KEY
-from sglang_dflash.diagnose.tables import Table
 from sglang_dflash_lab.bench.arms import find_pair, parse_arms
 from sglang_dflash_lab.bench.figures import number
 from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
 from sglang_dflash_lab.bench.server import Launch, running
 from sglang_dflash_lab.bench.session import Settings
 from sglang_dflash_lab.pairs import NAMES, target_path
+from sglang_dflash_lab.tables import Table
 
 NO_WINDOW = 0
 MODE = "dflash:16+SGLANG_DFLASH_STAGE_TIMES=1"

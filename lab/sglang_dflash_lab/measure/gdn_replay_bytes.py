@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sglang_dflash.diagnose.tables import Table
+from sglang_dflash_lab.tables import Table
 
 HALF, FULL = 2, 4  # bytes of an activation and of a state's number
 BANDWIDTH = 3.35e12  # bytes per second, an H100's

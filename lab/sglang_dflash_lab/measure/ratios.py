@@ -13,10 +13,10 @@ from typing import Annotated
 
 import typer
 
-from sglang_dflash.diagnose.tables import MISSING, Table
 from sglang_dflash.errors import user_errors
 from sglang_dflash_lab.bench.figures import Summary, number
 from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
+from sglang_dflash_lab.tables import MISSING, Table
 
 
 def ratios(summary: Summary, over: str, under: str, task: str, concurrency: int) -> list[float]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from sglang_dflash import causes
 from sglang_dflash.causes import Cause
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.formats import FULL
-from sglang_dflash.drafter.published import accept_lengths, card_of_drafter, cheapest_step
+from sglang_dflash.drafter.published import accept_lengths, card_of_drafter, cheapest_step, published_pairs
 from sglang_dflash.drafter.template import TemplateTokens, template_tokens
 from sglang_dflash.upstream import get_server_args
 from sglang_dflash.width import AdaptiveWidth, Prospect, WidthPolicy
@@ -35,39 +36,29 @@ _HEAD, _TAIL = 8, 32  # prompt tokens that hold a template's first turn, and the
 _FIRST = 4  # output tokens that hold the beginning of a thought, if the prompt does not
 
 
-@dataclass(frozen=True)
-class Traits:
-    """Reads properties of a request that may lower its acceptance.
+def traits_of(req: Req, template: TemplateTokens, *, beyond: bool) -> frozenset[str]:
+    """Return the properties of a request that may lower its acceptance.
 
     Args:
+        req: a request whose first output token is known.
         template: the target's.
-        context: tokens of context that the drafter reads or was configured for; None if as many as the target.
+        beyond: whether the request is longer than the drafter's context.
     """
-
-    template: TemplateTokens
-    context: int | None
-
-    def of(self, req: Req, *, beyond: bool) -> frozenset[str]:
-        """Return the traits of a request whose first token is known; ``beyond`` is :meth:`is_beyond`."""
-        head, tail = req.origin_input_ids[:_HEAD], list(req.origin_input_ids[-_TAIL:])
-        is_raw = bool(self.template.markers) and self.template.markers.isdisjoint((*head, *tail))
-        shows = {
-            causes.NO_TEMPLATE: is_raw,
-            causes.CONTEXT: beyond,
-            causes.LORA: req.lora_id is not None,
-            causes.GRAMMAR: req.grammar is not None,
-            causes.SAMPLING: req.sampling_params.top_k != 1,  # SGLang serves temperature 0 as top_k 1
-        }
-        if self.template.think is not None and not is_raw:
-            begin, end = self.template.think
-            tokens = [*tail, *req.output_ids[:_FIRST]]
-            is_open = next((token == begin for token in reversed(tokens) if token in (begin, end)), False)
-            shows[causes.THINKING[is_open]] = True
-        return frozenset(trait for trait, shown in shows.items() if shown)
-
-    def is_beyond(self, req: Req) -> bool:
-        """Return whether the request is longer than the drafter's context, which changes while it runs."""
-        return self.context is not None and len(req.origin_input_ids) + len(req.output_ids) > self.context
+    head, tail = req.origin_input_ids[:_HEAD], list(req.origin_input_ids[-_TAIL:])
+    is_raw = bool(template.markers) and template.markers.isdisjoint((*head, *tail))
+    shows = {
+        causes.NO_TEMPLATE: is_raw,
+        causes.CONTEXT: beyond,
+        causes.LORA: req.lora_id is not None,
+        causes.GRAMMAR: req.grammar is not None,
+        causes.SAMPLING: req.sampling_params.top_k != 1,  # SGLang serves temperature 0 as top_k 1
+    }
+    if template.think is not None and not is_raw:
+        begin, end = template.think
+        tokens = [*tail, *req.output_ids[:_FIRST]]
+        is_open = next((token == begin for token in reversed(tokens) if token in (begin, end)), False)
+        shows[causes.THINKING[is_open]] = True
+    return frozenset(trait for trait, shown in shows.items() if shown)
 
 
 @dataclass
@@ -78,11 +69,8 @@ class Blocks:
     tokens: float = 0.0
     firsts: float = 0.0
 
-    def __add__(self, other: Blocks) -> Blocks:
-        return Blocks(self.number + other.number, self.tokens + other.tokens, self.firsts + other.firsts)
-
-    def halve(self) -> None:
-        self.number, self.tokens, self.firsts = self.number / 2, self.tokens / 2, self.firsts / 2
+    def __sub__(self, other: Blocks) -> Blocks:
+        return Blocks(self.number - other.number, self.tokens - other.tokens, self.firsts - other.firsts)
 
     @property
     def accept_length(self) -> float | None:
@@ -95,17 +83,18 @@ class Blocks:
 
 
 class RecentBlocks:
-    """Recent verified blocks, grouped by the traits of their requests.
+    """Recent verified blocks, in all and by trait of their requests.
 
     Args:
+        template: the target's.
+        context: tokens of context that the drafter reads or was configured for; None if as many as the target.
         max_requests: running requests; twice as many are remembered.
     """
 
-    def __init__(self, traits: Traits, max_requests: int) -> None:
-        self._traits, self._remembered = traits, 2 * max_requests
-        self._groups: dict[frozenset[str], Blocks] = {}
-        self._group_of: dict[tuple[str, bool], Blocks] = {}  # by request, and whether it is beyond the context
-        self.all = Blocks()
+    def __init__(self, template: TemplateTokens, context: int | None, max_requests: int) -> None:
+        self._template, self._context, self._remembered = template, context, 2 * max_requests
+        self.all, self._by_trait = Blocks(), dict[str, Blocks]()
+        self._of_request: dict[tuple[str, bool], list[Blocks]] = {}  # by request, and whether it is beyond the context
 
     def count(self, record: StepRecord) -> None:
         """Count a finished step that has its requests; plain steps and blocks with a match are left out."""
@@ -114,71 +103,41 @@ class RecentBlocks:
         matched = record.matched or [False] * len(record.requests)
         for req, length, is_matched in zip(record.requests, record.accept_lens, matched, strict=True):
             # With overlap, a finished request is launched once more.
-            if req.finished_reason is not None or is_matched:
-                continue
-            key = req.rid, self._traits.is_beyond(req)
-            blocks = self._group_of.get(key) or self._new(req, key)
-            blocks.number += 1
-            blocks.tokens += length
-            blocks.firsts += length > 1
-        if sum(group.number for group in self._groups.values()) >= RECENT:
-            for group in self._groups.values():
-                group.halve()
-        self.all = sum(self._groups.values(), Blocks())
+            if req.finished_reason is None and not is_matched:
+                for blocks in self._counts_of(req):
+                    blocks.number += 1
+                    blocks.tokens += length
+                    blocks.firsts += length > 1
+        if self.all.number >= RECENT:
+            for blocks in (self.all, *self._by_trait.values()):
+                blocks.number /= 2
+                blocks.tokens /= 2
+                blocks.firsts /= 2
 
-    def _new(self, req: Req, key: tuple[str, bool]) -> Blocks:
-        if len(self._group_of) >= self._remembered:
-            del self._group_of[next(iter(self._group_of))]
-        group = self._groups.setdefault(self._traits.of(req, beyond=key[1]), Blocks())
-        self._group_of[key] = group
-        return group
+    def _counts_of(self, req: Req) -> list[Blocks]:
+        length = len(req.origin_input_ids) + len(req.output_ids)
+        key = req.rid, self._context is not None and length > self._context  # changes while a request runs
+        if key not in self._of_request:
+            if len(self._of_request) >= self._remembered:
+                del self._of_request[next(iter(self._of_request))]
+            traits = traits_of(req, self._template, beyond=key[1])
+            self._of_request[key] = [self.all, *(self._by_trait.setdefault(trait, Blocks()) for trait in traits)]
+        return self._of_request[key]
 
-    def compare(self) -> dict[str, tuple[Blocks, Blocks]]:
-        """Return, for each trait that occurred, the blocks of requests with it and without it."""
-        names = {name for traits, blocks in self._groups.items() if blocks.number >= 1 for name in traits}
-        groups = self._groups.items()
+    def compare(self) -> dict[str, tuple[float, Blocks, Blocks]]:
+        """Return, for each trait that occurred: share of the blocks, blocks with it, and blocks without it."""
         return {
-            name: (
-                sum((blocks for traits, blocks in groups if name in traits), Blocks()),
-                sum((blocks for traits, blocks in groups if name not in traits), Blocks()),
-            )
+            name: (theirs.number / self.all.number, theirs, self.all - theirs)
             for name in causes.FIXES
-            if name in names
+            if (theirs := self._by_trait.get(name)) and theirs.number >= 1
         }
-
-
-def likely(compared: Mapping[str, tuple[Blocks, Blocks]], known: Iterable[str], thinking: bool | None) -> list[Cause]:
-    """Return causes, most likely first: traits that lower acceptance, then suspicions.
-
-    Traits are ordered by the variance that they explain, as in a regression tree's split (Breiman et al., 1984): a
-    trait that well-drafted requests share explains less.
-
-    Args:
-        known: causes that hold for the whole server.
-        thinking: whether the drafter's card was measured with thinking; None if it does not state it.
-    """
-    unstated = set(causes.THINKING.values()) if thinking is None else set()
-    found, suspected, shares = [], {*known, causes.DRAFTER}, {}
-    for name, (theirs, others) in compared.items():
-        share = shares[name] = theirs.number / (theirs.number + others.number)
-        if thinking is not None and name == causes.THINKING[thinking]:  # as on the card
-            continue
-        if min(theirs.number, others.number) >= causes.COMPARED:
-            low, high = theirs.firsts / theirs.number, others.firsts / others.number
-            if high >= max(low + causes.DIFFERENCE, causes.GOOD):
-                evidence = f"{share:.0%} of recent blocks; first drafts accepted: {low:.0%}, without it {high:.0%}"
-                found.append((share * (1 - share) * (high - low) ** 2, Cause(name, evidence, share)))
-        elif share >= causes.NEARLY_ALL and name not in unstated:
-            suspected.add(name)
-    by_effect = [cause for _, cause in sorted(found, key=lambda pair: -pair[0])]
-    return by_effect + [Cause(name, None, shares.get(name)) for name in causes.FIXES if name in suspected]
 
 
 class Payoff:
     """Judges recent steps, and logs one warning per cause and hour while drafting does not pay.
 
     Args:
-        known: causes that hold for the whole server.
+        known: causes that hold for the whole server, with their evidence.
         drafter: path or repository.
         block: positions of a drafted block.
         clock: returns seconds.
@@ -190,24 +149,24 @@ class Payoff:
     def __init__(
         self,
         recent: RecentBlocks,
-        known: Iterable[str],
+        known: Mapping[str, str | None],
         drafter: str,
         block: int,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._recent, self._known, self._clock = recent, frozenset(known), clock
+        self._recent, self._known, self._clock = recent, dict(known), clock
         card = card_of_drafter(drafter)
         # A fixed width has no cost table. No published pair gains below this accept length, even for one user.
         self._break_even, self._card = cheapest_step(card, block), card and _card_section(card, block)
         self.pays: bool | None = None
-        self._not_finite = 0
         self._warned: dict[str, float] = {}
         self._has_warned, self._next_check = False, 0.0
 
     def count(self, record: StepRecord, policy: WidthPolicy, not_finite: int) -> None:
         """Count a finished step; ``not_finite`` is the number of such drafts since the start."""
         self._recent.count(record)
-        self._not_finite = not_finite
+        if not_finite:
+            self._known[causes.NOT_FINITE] = f"{not_finite} positions"
         self.pays, before = self._judge(policy), self.pays
         if self.pays is False and (before is not False or self._clock() >= self._next_check):
             self._warn(policy)
@@ -227,11 +186,12 @@ class Payoff:
             "card": self._card,
             "traits": {
                 name: {
-                    "share": theirs.number / (theirs.number + others.number),
+                    "share": share,
                     "first_drafts_accepted": {"with": theirs.first_accepted, "without": others.first_accepted},
                 }
-                for name, (theirs, others) in self._recent.compare().items()
+                for name, (share, theirs, others) in self._recent.compare().items()
             },
+            "known": self._known,
             "causes": [asdict(cause) for cause in self._causes(policy)] if self.pays is False else [],
         }
 
@@ -244,11 +204,31 @@ class Payoff:
         return length >= self._break_even * (causes.RECOVERED if self.pays is False else 1)
 
     def _causes(self, policy: WidthPolicy) -> list[Cause]:
-        known = set(self._known) | ({causes.NOT_FINITE} if self._not_finite else set())
+        """Return causes, most likely first: traits that lower acceptance, then suspicions.
+
+        Traits are ordered by the variance that they explain, as in a regression tree's split (Breiman et al., 1984).
+        """
+        suspected = {name: Cause(name, evidence) for name, evidence in self._known.items()}
+        suspected.setdefault(causes.DRAFTER, Cause(causes.DRAFTER))
         alone = _prospect(policy, alone=True)
         if alone and alone.tokens > (1 + SWITCH_NOW) * alone.cost:
-            known.add(causes.LOAD)
-        return likely(self._recent.compare(), known, self._card["thinking"] if self._card else None)
+            suspected[causes.LOAD] = Cause(causes.LOAD)
+        # A card that does not state its thinking makes no suspicion of it. A stated one is no cause.
+        thinking, compared = self._card["thinking"] if self._card else None, self._recent.compare()
+        unstated = set(causes.THINKING.values()) if thinking is None else set()
+        if thinking is not None:
+            compared.pop(causes.THINKING[thinking], None)
+        found = list[tuple[float, Cause]]()
+        for name, (share, theirs, others) in compared.items():
+            if min(theirs.number, others.number) >= causes.COMPARED:
+                low, high = theirs.first_accepted or 0.0, others.first_accepted or 0.0
+                if high >= max(low + causes.DIFFERENCE, causes.GOOD):
+                    evidence = f"{share:.0%} of recent blocks; first drafts accepted: {low:.0%}, without it {high:.0%}"
+                    found.append((share * (1 - share) * (high - low) ** 2, Cause(name, evidence, share)))
+            elif share >= causes.NEARLY_ALL and name not in unstated:
+                suspected[name] = Cause(name, None, share)
+        by_effect = [cause for _, cause in sorted(found, key=lambda pair: -pair[0])]
+        return by_effect + [suspected[name] for name in causes.FIXES if name in suspected]
 
     def _warn(self, policy: WidthPolicy) -> None:
         now = self._clock()
@@ -273,35 +253,43 @@ def payoff(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> Payo
     """Build the judgement of a server whose pools are allocated."""
     args = get_server_args()
     template = template_tokens(ModelFiles(args.tokenizer_path or args.model_path, args.revision), args.chat_template)
-    traits = Traits(template, drafter_context(plan, target.model_config.context_len))
-    recent = RecentBlocks(traits, target.req_to_token_pool.size)
+    context = _drafter_context(plan, target.model_config.context_len)
+    recent = RecentBlocks(template, context, target.req_to_token_pool.size)
     return Payoff(recent, known_causes(plan, target, drafter), plan.files.name, plan.drafted)
 
 
-def known_causes(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> frozenset[str]:
-    """Return the causes that the two models' configurations show at the start."""
-    configs = target.model_config, drafter.model_config
-    holds = {
-        causes.FLOAT16: any(config.dtype == torch.float16 for config in configs),
-        causes.QUANTISED_TARGET: configs[0].quantization is not None,
-        causes.QUANTISED_DRAFTER: bool(plan.drafter.stored or plan.drafter.quantization or configs[1].quantization),
+def known_causes(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> dict[str, str | None]:
+    """Return the causes that the two models' configurations show at the start, with their evidence."""
+    served, drafts = target.model_config, drafter.model_config
+    other = other_target(plan.files.name, served.model_path)
+    found: dict[str, str | None] = {
+        causes.QUANTISED_DRAFTER: plan.drafter.quantization or drafts.quantization,
+        causes.OTHER_TARGET: other and f"its target is {other}",
+        causes.QUANTISED_TARGET: served.quantization,
     }
-    return frozenset(name for name, does in holds.items() if does)
+    if plan.drafter.stored:
+        found[causes.QUANTISED_DRAFTER] = "dequantised at load"
+    known = {name: evidence for name, evidence in found.items() if evidence}
+    return known | (dict.fromkeys([causes.FLOAT16]) if torch.float16 in (served.dtype, drafts.dtype) else {})
 
 
-def drafter_context(plan: ServingPlan, longest: int) -> int | None:
-    """Return the tokens of context that the drafter reads or was configured for; None if ``longest`` or more.
+def other_target(drafter: str, target: str) -> str | None:
+    """Return the target of a published drafter if the server runs another published target."""
+    card, served = card_of_drafter(drafter), Path(target).name.lower()
+    others = {Path(other["target"]).name.lower() for other in published_pairs().values() if other is not card}
+    return str(card["target"]) if card and served in others else None
 
-    Sliding layers do not limit it: they were trained with their window.
-    """
+
+def _drafter_context(plan: ServingPlan, longest: int) -> int | None:
     context = plan.drafter.max_position_embeddings
+    # Sliding layers do not limit the context: they were trained with their window.
     if plan.window is not None and FULL in plan.drafter.layer_types:
         context = min(context, plan.window.tokens)
     return context if context < longest else None
 
 
 def _prospect(policy: WidthPolicy, *, alone: bool = False) -> Prospect | None:
-    """Return what a policy with a cost table and plain decoding among its widths expects of drafting."""
+    # None for a policy without a cost table, or without plain decoding among its widths.
     return policy.prospect(alone=alone) if isinstance(policy, AdaptiveWidth) else None
 
 

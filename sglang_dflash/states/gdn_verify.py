@@ -1,16 +1,12 @@
 """Triton kernel of :func:`sglang_dflash.states.reference.gdn_verify`: one program per (values, value head, request).
 
-Three choices:
-
-- Positions past the width read the inputs of the last position, so that every address is in bounds and every value
-  defined. Positions within the width do not read them, and their results are not stored.
+- Positions past the width read the inputs of the last position, so every address is in bounds and every value defined.
+  Positions within the width do not read them, and their results are not stored.
 - The triangular system is solved by its inverse, assembled from the inverses of halves. Its entries are products of
-  contractions (beta <= 1, keys of norm 1), so none exceeds 1 for any keys. The powers of the same matrix reach
-  thousands and cancel (equal keys, no decay).
-- fp32 activations are multiplied in fp32, because there a verify must choose the tokens of plain decoding. 16-bit
-  queries and keys are multiplied on tensor cores and normalised afterwards, which is exact. An fp32 state is split into
-  two 16-bit parts: the error is 2 ** -18 in bfloat16, against 2 ** -11 of one TF32 product of the same cost. Small fp32
-  matrices use three-part TF32, about as precise as fp32.
+  contractions (beta <= 1, keys of norm 1), so none exceeds 1. Powers of the same matrix can reach thousands and cancel.
+- fp32 activations are multiplied in fp32, because a verify must choose the tokens of plain decoding. 16-bit queries and
+  keys are multiplied on tensor cores and normalised afterwards, which is exact. An fp32 state is split into two 16-bit
+  parts: the error is 2 ** -18 in bfloat16, against 2 ** -11 of one TF32 product of the same cost.
 """
 
 from __future__ import annotations
@@ -31,14 +27,13 @@ _VALUES, _LANES = 32, 32
 
 @triton.jit
 def log1p(x):
-    """``log(1 + x)`` for x >= 0; the quotient corrects the rounding of 1 + x."""
-    rounded = 1.0 + x
+    rounded = 1.0 + x  # the quotient corrects its rounding
     return tl.where(rounded == 1.0, x, tl.log(rounded) * (x / (rounded - 1.0)))
 
 
 @triton.jit
 def inverse_of_unit_lower(system, LEVELS: tl.constexpr, PRECISION: tl.constexpr):
-    """``(I + system)^-1`` of a strictly lower triangular ``[2 ** LEVELS, 2 ** LEVELS]``."""
+    # (I + system)^-1 of a strictly lower triangular [2 ** LEVELS, 2 ** LEVELS]
     STEPS: tl.constexpr = 2**LEVELS
     row = tl.arange(0, STEPS)[:, None]
     column = tl.arange(0, STEPS)[None, :]
@@ -71,10 +66,10 @@ def gdn_verify_kernel(
     states,
     slots,
     updates,
-    updates_low,
     keys,
-    keys_low,
     decays,
+    updates_low,
+    keys_low,
     rows,
     out,
     width,
@@ -157,7 +152,7 @@ def gdn_verify_kernel(
         beta = beta.to(b.dtype.element_ty).to(tl.float32)
     beta = beta[:, None]
 
-    # Sum the decays between two writes directly: see _decay_between in states/reference.py.
+    # Sum the decays between two writes directly: see decay_between in states/reference.py.
     later = step[:, None] > step[None, :]
     decay = tl.exp(tl.cumsum(tl.where(later, g[:, None], 0.0), axis=0)) * k_factor[None, :]
     decay_in = tl.exp(tl.cumsum(g, axis=0))[:, None]
@@ -202,50 +197,37 @@ def gdn_verify(
     round_beta: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    # Tokens, slots and rows may have gaps between them.
-    assert_dense(A_log, dt_bias, slots, rows, *(x[:1] for x in (q, k, v, a, b, states, *records.parts)))
+    strided = q, k, v, a, b, states, *records.parts  # tokens, slots and rows may have gaps between them
+    assert_dense(A_log, dt_bias, slots, rows, *(x[:1] for x in strided))
     records.assert_alike()
     (tokens, H, K), (HV, V), ring = q.shape, v.shape[1:], records.updates.shape[2]
     assert tokens == len(slots) * width and width <= ring
     out = torch.empty((tokens, HV, V), dtype=q.dtype, device=q.device) if out is None else out
     assert out.is_contiguous() and out.shape == (tokens, HV, V)
-    if tokens:
-        # Sized by the block, not the ring: on a server with wide blocks a narrow one takes a third of the registers.
-        levels = max(4, (width - 1).bit_length())
-        # Twice the positions with as many values would spill.
-        values = min(_VALUES if levels == 4 else _VALUES // 2, max(16, triton.next_power_of_2(V)))
-        gdn_verify_kernel[(triton.cdiv(V, values), HV, len(slots))](
-            q,
-            k,
-            v,
-            a,
-            b,
-            A_log,
-            dt_bias,
-            states,
-            slots,
-            records.updates,
-            records.updates_low,
-            records.keys,
-            records.keys_low,
-            records.decays,
-            rows,
-            out,
-            width,
-            HV,
-            HV // H,
-            scale,
-            *(x.stride(0) for x in (q, k, v, a, b, states, records.updates, records.keys, records.decays)),
-            K=K,
-            V=V,
-            RING=ring,
-            LEVELS=levels,
-            LANES=min(_LANES, max(16, triton.next_power_of_2(K))),
-            VALUES=values,
-            EPS=EPS,
-            THRESHOLD=THRESHOLD,
-            ROUND_BETA=round_beta,
-            PRECISION="ieee" if q.dtype == torch.float32 else "tf32x3",
-            num_warps=4,
-        )
+    if not tokens:
+        return out
+    # Sized by the block, not the ring: on a server with wide blocks a narrow one takes a third of the registers.
+    levels = max(4, (width - 1).bit_length())
+    # Twice the positions with as many values would spill.
+    values = min(_VALUES if levels == 4 else _VALUES // 2, max(16, triton.next_power_of_2(V)))
+    tensors = q, k, v, a, b, A_log, dt_bias, states, slots, *records, rows, out
+    gdn_verify_kernel[(triton.cdiv(V, values), HV, len(slots))](
+        *tensors,
+        width,
+        HV,
+        HV // H,
+        scale,
+        *(x.stride(0) for x in strided[:9]),
+        K=K,
+        V=V,
+        RING=ring,
+        LEVELS=levels,
+        LANES=min(_LANES, max(16, triton.next_power_of_2(K))),
+        VALUES=values,
+        EPS=EPS,
+        THRESHOLD=THRESHOLD,
+        ROUND_BETA=round_beta,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32x3",
+        num_warps=4,
+    )
     return out

@@ -34,14 +34,11 @@ def write_state(
     LANES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Advance some values of a state by the first ``count`` > 0 tokens of a block.
-
-    The addresses are those of the values' rows ``[VALUES, 1]``, and of the first token's values ``[1, VALUES]`` and
-    key.
-    """
+    # Advance some values of a state by the first ``count`` > 0 tokens of a block. The addresses are those of the rows
+    # [VALUES, 1] of the values, and of the first token's values [1, VALUES] and key.
     step = tl.arange(0, STEPS)
     token = tl.minimum(step, count - 1)
-    # Sum the decays after each token directly: see _decay_between in states/reference.py.
+    # Sum the decays after each token directly: see decay_between in states/reference.py.
     following = tl.load(decays + tl.minimum(step + 1, count - 1))
     later = tl.cumsum(tl.where(step + 1 < count, following, 0.0), axis=0, reverse=True)
     weight = tl.where(step < count, tl.exp(later), 0.0)[:, None]
@@ -66,10 +63,10 @@ def write_state(
 def gdn_commit_kernel(
     states,
     updates,
-    updates_low,
     keys,
-    keys_low,
     decays,
+    updates_low,
+    keys_low,
     rows,
     slots,
     counts,
@@ -138,8 +135,9 @@ def gdn_commit(
     track_slots: Tensor | None = None,
     track_counts: Tensor | None = None,
 ) -> None:
-    track = () if track_slots is None or track_counts is None else (track_slots, track_counts)
-    assert_dense(rows, slots, counts, *track, *(x[:1, :1] for x in (states, *records.parts)))
+    assert (track_slots is None) == (track_counts is None)
+    vectors = rows, slots, counts, track_slots, track_counts
+    assert_dense(*(x for x in vectors if x is not None), *(x[:1, :1] for x in (states, *records.parts)))
     records.assert_alike()
     layers, _, HV, V, K = states.shape
     ring = records.updates.shape[3]
@@ -147,18 +145,11 @@ def gdn_commit(
         values = min(_VALUES, max(16, triton.next_power_of_2(V)))
         gdn_commit_kernel[(triton.cdiv(V, values) * HV, len(slots), layers)](
             states,
-            records.updates,
-            records.updates_low,
-            records.keys,
-            records.keys_low,
-            records.decays,
-            rows,
-            slots,
-            counts,
-            *(track or (None, None)),
+            *records,
+            *vectors,
             HV,
             HV // records.keys.shape[2],
-            *(stride for x in (states, *records.parts[:3]) for stride in x.stride()[:2]),
+            *(stride for x in (states, *records[:3]) for stride in x.stride()[:2]),
             K=K,
             V=V,
             RING=ring,

@@ -1,1 +1,0 @@
-"""One Triton kernel per file, each equal to its definition in :mod:`sglang_dflash.states.reference`."""
