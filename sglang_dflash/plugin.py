@@ -76,7 +76,6 @@ def _register_scheduler_hooks() -> None:
     from sglang_dflash.states import replay
     from sglang_dflash.upstream import HookRegistry, HookType
     from sglang_dflash.worker import window
-    from sglang_dflash.worker.start import transfer
 
     for name, function, how in (
         ("validate_dflash_request", requests.refuse_request, HookType.AROUND),
@@ -87,10 +86,10 @@ def _register_scheduler_hooks() -> None:
         ("gdn_replayssm_spec_decode", replay.verify, HookType.AROUND),
         (
             "SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch",
-            transfer.start_transferred,
+            window.start_transferred,
             HookType.AFTER,
         ),
-        ("setup_state_kv_args", transfer.describe_rings, HookType.AFTER),
+        ("setup_state_kv_args", window.describe_rings, HookType.AFTER),
         ("Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture", corrections.capture_layers, HookType.AROUND),
         ("Scheduler.get_internal_state", reports.report_worker, HookType.AFTER),
         ("SchedulerWeightUpdaterManager._select_runners", corrections.update_target_only, HookType.AFTER),

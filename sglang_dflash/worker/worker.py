@@ -26,8 +26,7 @@ from sglang_dflash.upstream import (
 from sglang_dflash.width import FixedWidth, WidthPolicy
 from sglang_dflash.worker.accept import Accept
 from sglang_dflash.worker.copies import Copies
-from sglang_dflash.worker.forwards import Draft, Verify
-from sglang_dflash.worker.inject import Inject
+from sglang_dflash.worker.forwards import Draft, Inject, Verify
 from sglang_dflash.worker.no_sync import sync_guard
 from sglang_dflash.worker.observe.drafting import payoff
 from sglang_dflash.worker.observe.identity import allocated_bytes, identity
@@ -36,14 +35,13 @@ from sglang_dflash.worker.observe.observer import Observer
 from sglang_dflash.worker.shared_times import SharedTimes, set_current
 from sglang_dflash.worker.start.first_calls import FirstCalls
 from sglang_dflash.worker.start.graphs import drafter_has_room
-from sglang_dflash.worker.start.models import allocate_rings, load_drafter, log_memory
+from sglang_dflash.worker.start.models import load_drafter, log_memory
 from sglang_dflash.worker.start.replay_check import check_replay
 from sglang_dflash.worker.start.sampling import prewarm_largest_step
-from sglang_dflash.worker.start.transfer import prepare_transfer
 from sglang_dflash.worker.start.widths import prepare_widths
 from sglang_dflash.worker.state import DraftState
 from sglang_dflash.worker.step import GrammarBarrier, Layout, Publish, idle_result
-from sglang_dflash.worker.window import DraftRings
+from sglang_dflash.worker.window import DraftRings, allocate_rings, prepare_transfer
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner, ScheduleBatch, ServerArgs, TpModelWorker
@@ -243,7 +241,8 @@ class DFlashWorker(BaseSpecWorker):
         self._accept.before_prefill(batch)
         if self._rings is not None:
             self._rings.start_transferred(batch)
-        batch.spec_info = DraftState.transferred(batch.spec_info)
+        stock = batch.spec_info
+        batch.spec_info = DraftState(stock.bonus_tokens, stock.new_seq_lens, stock.future_indices)
         if self._copies is not None:
             self._copies.start_transferred(batch, batch.spec_info.bonus_tokens)
 

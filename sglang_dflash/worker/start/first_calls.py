@@ -35,7 +35,7 @@ from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.upstream import ForwardMode, assign_req_to_token_pool_func, get_exec, get_schedule, mamba_track_grid
 from sglang_dflash.worker.copies import Copies
-from sglang_dflash.worker.inject import Inject
+from sglang_dflash.worker.forwards import Inject
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner

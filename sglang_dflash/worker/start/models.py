@@ -21,7 +21,6 @@ from sglang_dflash.upstream import (
     get_server_args,
 )
 from sglang_dflash.worker.observe.identity import allocated_bytes
-from sglang_dflash.worker.window import DraftRings, RowAllocator
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner, ServerArgs, TpModelWorker
@@ -62,25 +61,6 @@ def load_drafter(
     )
     worker.model_runner.model.set_vocabulary(vocabulary)
     return worker
-
-
-def allocate_rings(
-    plan: ServingPlan, target: ModelRunner, drafter: TpModelWorker, pool_config: Any, request_pool: Any
-) -> DraftRings:
-    """Allocate the drafter's pool under a draft window.
-
-    Args:
-        pool_config: SGLang's ``MemoryPoolConfig`` of the target's pool.
-        request_pool: the target's ``ReqToTokenPool``.
-    """
-    assert plan.window is not None
-    rings = DraftRings(request_pool, plan.window, target.model_config.context_len, by_row=plan.role != "null")
-    drafter.alloc_memory_pool(
-        memory_pool_config=rings.pool_config(pool_config),
-        req_to_token_pool=rings.request_pool,
-        token_to_kv_pool_allocator=RowAllocator(),
-    )
-    return rings
 
 
 def log_memory(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> Pools:
