@@ -1,4 +1,4 @@
-"""Load the drafter, allocate its rings under a draft window, and log the memory of both models."""
+"""Load the drafter, and log the memory of both models."""
 
 from __future__ import annotations
 
@@ -38,9 +38,6 @@ def load_drafter(
 ) -> TpModelWorker:
     """Return SGLang's worker of the drafter, weights loaded; it uses the target's embedding and LM head.
 
-    Args:
-        layout: the drafter's parallel layout.
-
     Raises:
         DFlashError: the drafter's tensors are unusable, or do not fit the target.
     """
@@ -64,11 +61,7 @@ def load_drafter(
 
 
 def log_memory(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> Pools:
-    """Log the memory of this rank; warn if fewer requests run at once than ``--max-running-requests``.
-
-    Args:
-        target, drafter: the runners, pools allocated.
-    """
+    """Log the memory of this rank, pools allocated; warn if ``--max-running-requests`` do not fit at once."""
     schedule, memory = get_schedule(), allocated_bytes(target, drafter)
     states: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
     slots, tokens, page = 0 if states is None else states.size, target.max_total_num_tokens, schedule.page_size
