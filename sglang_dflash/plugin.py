@@ -74,7 +74,6 @@ def _register_scheduler_hooks() -> None:
     from sglang_dflash.states import replay
     from sglang_dflash.upstream import HookRegistry, HookType
     from sglang_dflash.worker import window
-    from sglang_dflash.worker.start import transfer
 
     for name, function, how in (
         ("validate_dflash_request", requests.refuse_request, HookType.AROUND),
@@ -83,8 +82,8 @@ def _register_scheduler_hooks() -> None:
         ("KVCacheConfigurator._build_hybrid_req_pool", replay.build_pool, HookType.AROUND),
         ("KVCacheConfigurator._handle_max_mamba_cache", replay.charge_windows, HookType.AROUND),
         ("gdn_replayssm_spec_decode", replay.verify, HookType.AROUND),
-        ("SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch", transfer.start_transferred, HookType.AFTER),
-        ("setup_state_kv_args", transfer.describe_rings, HookType.AFTER),
+        ("SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch", window.start_transferred, HookType.AFTER),
+        ("setup_state_kv_args", window.describe_rings, HookType.AFTER),
         ("Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture", takeover.capture_layers, HookType.AROUND),
         ("Scheduler.get_internal_state", reports.report_worker, HookType.AFTER),
         ("SchedulerWeightUpdaterManager._select_runners", requests.update_target_only, HookType.AFTER),

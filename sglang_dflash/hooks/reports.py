@@ -86,9 +86,8 @@ def broadcast_step_times(
     """Hook around ``SchedulerRequestReceiver._broadcast_reqs_across_ranks``."""
     if serving.plan is None:
         return original(receiver, recv_reqs, local_reqs)
-    from sglang_dflash.worker import shared_times
+    from sglang_dflash.worker import widths
 
-    times = shared_times.current()
-    if times is None:  # the worker is not built yet
+    if widths.shared_times is None:  # the worker is not built yet
         return original(receiver, recv_reqs, local_reqs)
-    return times.broadcast(lambda requests: original(receiver, requests, local_reqs), recv_reqs)
+    return widths.shared_times.broadcast(lambda requests: original(receiver, requests, local_reqs), recv_reqs)

@@ -49,7 +49,7 @@ class Copies:
         self.history = torch.zeros((rows, columns), dtype=torch.int32, device=device)
         self._found = torch.zeros((rows, 2), dtype=torch.int64, device=device)
         self._vocabulary, self._width = config.vocab_size, width
-        self._matches = Matches()
+        self._matches: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # length of each latest match on the host
         self._written: dict[int, tuple[weakref.ref[Req], int]] = {}  # by row: request written last, length
 
     def before_prefill(self, batch: ScheduleBatch) -> None:
@@ -96,7 +96,7 @@ class Copies:
 
     def matched(self, reqs: Sequence[Req]) -> list[bool]:
         """Return whether each request's latest match on the host can be copied."""
-        return self._matches.long_enough(reqs)
+        return [self._matches.get(req, 0) >= LEAST for req in reqs]
 
     def _append(self, batch: ScheduleBatch, after: Tensor, tokens: Tensor, newest: Tensor, lens: list[int]) -> None:
         # Append int64 [bs, w] ``tokens`` after position ``after``, then match the tokens that end at ``newest``.
@@ -114,28 +114,11 @@ class Copies:
         self.history[row, start : len(ids)].copy_(host.pin_memory() if pin else host, non_blocking=pin)
 
 
-class Matches:
-    """Length of each request's latest match, as received by the host."""
-
-    def __init__(self) -> None:
-        self._lengths: WeakKeyDictionary[Req, int] = WeakKeyDictionary()
-
-    def long_enough(self, reqs: Sequence[Req]) -> list[bool]:
-        """Return whether each request's match can be copied."""
-        return [self._lengths.get(req, 0) >= LEAST for req in reqs]
-
-    def replace(self, req: Req, length: int) -> int:
-        """Store the length of a request's new match; return that of the previous one."""
-        before = self._lengths.get(req, 0)
-        self._lengths[req] = length
-        return before
-
-
 class Copied:
     """Copies of one step, as received by the host.
 
     Args:
-        matches: updated with the step's matches.
+        matches: length of each request's latest match; updated with the step's matches.
         reqs: bs requests.
         found: int64 [bs, 2], see :func:`sglang_dflash.ops.reference.find_copies`; on the host when the step's accept
             lengths are.
@@ -146,7 +129,9 @@ class Copied:
         tokens: accepted tokens of copies where the drafts would have been rejected.
     """
 
-    def __init__(self, matches: Matches, reqs: Sequence[Req], found: Tensor, *, drafted: bool) -> None:
+    def __init__(
+        self, matches: WeakKeyDictionary[Req, int], reqs: Sequence[Req], found: Tensor, *, drafted: bool
+    ) -> None:
         self._matches, self._reqs, self._found, self._drafted = matches, tuple(reqs), found, drafted
         self.lengths: list[int] = []
         self.tokens = 0
@@ -154,9 +139,9 @@ class Copied:
     def arrived(self, accept_lens: Sequence[int]) -> None:
         """Read the copies; called when the step's results are on the host."""
         for req, accepted, (key, first) in zip(self._reqs, accept_lens, self._found.tolist(), strict=True):
-            length = self._matches.replace(req, key >> 32)
             if self._drafted and first:
-                self.lengths.append(length)
+                self.lengths.append(self._matches.get(req, 0))
                 # Where copy and draft differ at most one is right: tokens accepted from there on come from the copy.
                 self.tokens += max(0, accepted - first)
+            self._matches[req] = key >> 32
         self._reqs = ()

@@ -1,4 +1,4 @@
-"""Draft and verify: the drafter's forward replaces the mask tokens, the target's forward verifies the block."""
+"""The model calls of a step: draft, verify, and inject, which gives the drafter its context K/V."""
 
 from __future__ import annotations
 
@@ -6,73 +6,164 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
-from sglang_dflash.upstream import CaptureHiddenMode, draft_tp_context, prepare_mamba_track_for_verify
+from sglang_dflash.upstream import (
+    CaptureHiddenMode,
+    KVWriteLoc,
+    async_h2d,
+    draft_tp_context,
+    prepare_mamba_track_for_verify,
+)
 from sglang_dflash.worker.step import Step
 from sglang_dflash.worker.window import DraftRings
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ModelRunner, TpModelWorker
+    from sglang_dflash.upstream import ModelRunner, ScheduleBatch, TpModelWorker
+
+CHUNK = 2048  # tokens injected at once: the workspace is not budgeted, and this many already saturate a GPU
+MAX_PENDING = 16  # most plain decoding steps whose tokens are injected together
 
 
 class Draft:
-    """The drafter's forward; SGLang's runner runs it eagerly or as a CUDA graph.
+    """Drafts the block with the drafter; SGLang's runner runs it eagerly or as a CUDA graph.
 
     Args:
-        runner: the drafter's.
+        drafter: the drafter's runner.
         layout: the drafter's parallel layout.
         rings: the drafter's KV slots under a draft window.
-        widest: the drafter's block size, anchor included.
+        drafted: the drafter's block size, anchor included.
 
     Attributes:
         broken: int64 [], number of drafted positions so far whose hidden state was not finite.
     """
 
-    def __init__(self, runner: ModelRunner, layout: Any, rings: DraftRings | None, widest: int) -> None:
-        self._runner, self._layout, self._rings, self._widest = runner, layout, rings, widest
-        self.broken = torch.zeros((), dtype=torch.int64, device=runner.device)
+    def __init__(self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, drafted: int) -> None:
+        self._drafter, self._layout, self._rings, self._drafted = drafter, layout, rings, drafted
+        self.broken = torch.zeros((), dtype=torch.int64, device=drafter.device)
 
     def __call__(self, step: Step) -> None:
-        """Fill ``step.tokens``, ``step.margins`` and ``step.draft_kv``; a block of width 1 gets ``draft_kv`` only.
-
-        Past the drafter's block, repeat its last draft with margin -inf so that any copy replaces it.
-        """
-        translator = self._runner.kv_index_translator
+        """Fill ``step.tokens``, ``step.margins`` and ``step.draft_kv``; a block of width 1 needs ``draft_kv`` only."""
+        translator = self._drafter.kv_index_translator
         if self._rings is not None:
             step.draft_kv = self._rings.view(step.target_kv, step.positions, step.batch, translator)
         if step.width == 1:
             return
-        beyond = max(0, step.width - self._widest)
-        drafted = step.first(self._widest, translator) if beyond else step
-        forward_batch = drafted.forward_batch(self._runner, drafted.draft_kv, CaptureHiddenMode.NULL)
+        beyond = max(0, step.width - self._drafted)
+        block = step.first(self._drafted, translator) if beyond else step
+        forward_batch = block.forward_batch(self._drafter, block.draft_kv, CaptureHiddenMode.NULL)
         with draft_tp_context(self._layout):
-            output = self._runner.forward(forward_batch).logits_output
+            output = self._drafter.forward(forward_batch).logits_output
         # A graph pads the batch and overwrites its outputs at the next replay: slice and copy.
         anchors, bs = step.tokens[:, :1], len(step.tokens)
         drafts = output.drafts[:bs]
+        # Past the drafter's block, repeat its last draft with margin -inf so that any copy replaces it.
         step.tokens = torch.cat((anchors, drafts, drafts[:, -1:].expand(-1, beyond)), dim=1)
         if output.margins is not None:
-            step.margins = output.margins[:bs]
-            if beyond:
-                step.margins = pad(step.margins, (0, beyond), value=-inf)
+            margins = output.margins[:bs]
+            step.margins = pad(margins, (0, beyond), value=-inf) if beyond else margins
         self.broken += output.broken[:bs].sum()
 
 
 class Verify:
-    """The target's forward over the block."""
+    """Runs the target over the block.
+
+    Recurrent layers start from the committed state without changing it, and record what each position writes;
+    :mod:`sglang_dflash.states.commit` commits the accepted part. A block of the anchor alone runs as plain decoding,
+    which advances the states in place.
+    """
 
     def __init__(self, target_worker: TpModelWorker) -> None:
         self._target = target_worker
 
     def __call__(self, step: Step) -> None:
-        """Fill ``step.verified``.
-
-        Recurrent layers start from the committed state without changing it, and record what each position writes;
-        :mod:`sglang_dflash.states.commit` commits the accepted part. A block of the anchor alone runs as plain
-        decoding, which advances the states in place.
-        """
+        """Fill ``step.verified``."""
         # Stores this step's snapshot slots on the batch; the forward and SGLang's commit read them there.
         prepare_mamba_track_for_verify(step.batch)
         forward_batch = step.forward_batch(self._target.model_runner, step.target_kv, CaptureHiddenMode.FULL)
         step.verified = self._target.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
+
+
+class Inject:
+    """Projects the target's hidden states to the drafter's context K/V and writes them to its pool.
+
+    Without a draft window both pools use the same slot numbers, so requests that share a prefix in the radix cache
+    share the drafter's K/V too. With a window, each request has a ring of slots.
+
+    Args:
+        drafter, layout, rings: as for :class:`Draft`.
+        defers: whether plainly decoded tokens may wait for :meth:`catch_up`. False on a decoding server, where the
+            transfer of the next request may write freed slots first.
+    """
+
+    def __init__(self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, *, defers: bool = True) -> None:
+        self._drafter, self._layout, self._rings, self._defers = drafter, layout, rings, defers
+        self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._pending_rids: list[str] = []
+
+    def __call__(self, step: Step) -> None:
+        """Inject every verified position, accepted or not.
+
+        The next block overwrites rejected positions before they are read, so the accept lengths are not needed. A
+        plainly decoded token may wait for :meth:`catch_up`: injecting many costs hardly more than one.
+        """
+        positions, slots = step.positions, self._slots(step.draft_kv.plan)
+        hidden = step.verified.logits_output.hidden_states[: len(positions)]
+        if step.width > 1 or not self._defers:
+            self.write(hidden, None, positions, slots)
+            return
+        rids = [req.rid for req in step.batch.reqs]
+        if rids != self._pending_rids or len(self._pending) == MAX_PENDING:
+            self.catch_up()
+        # A graph overwrites its outputs at the next replay.
+        self._pending.append((hidden.clone(), positions, slots))
+        self._pending_rids = rids
+
+    def catch_up(self) -> bool:
+        """Inject pending tokens, before the drafter reads them or their slots change owner; return whether any were.
+
+        All belong to the same requests, one position further per step, so no slot is written twice.
+        """
+        if not self._pending:
+            return False
+        hidden, positions, slots = (torch.cat(parts) for parts in zip(*self._pending, strict=True))
+        self._pending.clear()
+        self.write(hidden, None, positions, slots)
+        return True
+
+    def prefill(self, batch: ScheduleBatch, hidden: Tensor, kv_loc_plan: Any) -> None:
+        """Inject the tokens of a target extend: ``hidden`` [T, K * H], requests concatenated."""
+        self.catch_up()
+        if self._rings is not None:
+            self.write(hidden, *self._rings.prefill(batch))
+            return
+        lens = async_h2d([batch.prefix_lens, batch.extend_lens], dtype=torch.int64, device=hidden.device)
+        prefix, extend = lens
+        total = sum(batch.extend_lens)
+        # Per request: position of its first token minus that token's index in the batch.
+        shift = prefix - (extend.cumsum(0) - extend)
+        positions = shift.repeat_interleave(extend, output_size=total) + torch.arange(total, device=hidden.device)
+        self.write(hidden, None, positions, self._slots(kv_loc_plan))
+
+    def _slots(self, kv_loc_plan: Any) -> Tensor:
+        slots: Tensor = kv_loc_plan.write_ids(self._drafter.kv_index_translator)
+        return slots
+
+    def write(self, hidden: Tensor, rows: Tensor | None, positions: Tensor, slots: Tensor) -> None:
+        """Write context K/V.
+
+        Args:
+            hidden: [N, K * H], hidden states of the target.
+            rows: int64 [T], rows of ``hidden`` to write; None for its first T.
+            positions: int64 [T], absolute positions.
+            slots: int64 [T], slots of the drafter's pool.
+        """
+        pool, model = self._drafter.token_to_kv_pool, self._drafter.model
+        with draft_tp_context(self._layout):
+            for start in range(0, len(positions), CHUNK):
+                chunk = slice(start, min(start + CHUNK, len(positions)))
+                keys, values = model.context_kv(hidden[chunk if rows is None else rows[chunk]], positions[chunk])
+                where = KVWriteLoc(slots[chunk], physical=True)
+                for layer, k, v in zip(model.attention_layers(), keys, values, strict=True):
+                    pool.set_kv_buffer(layer, where, k, v, layer.k_scale, layer.v_scale)

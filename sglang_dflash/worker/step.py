@@ -1,7 +1,4 @@
-"""One decode step as data, and its first stage: the layout of the block.
-
-Each stage reads fields that earlier stages filled, and fills others.
-"""
+"""One decode step as data, and its first stage, the layout. Each stage fills fields that later stages read."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from sglang_dflash.worker.state import DraftState
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner, ScheduleBatch
 
-Publish = Callable[[Tensor], None]  # takes the committed lengths after a step, int64 [bs]
+Publish = Callable[[Tensor], None]  # receives the committed lengths after a step, int64 [bs]
 GrammarBarrier = Callable[[], None]
 
 
@@ -40,9 +37,7 @@ class BlockKV:
         width: positions of the block, anchor included.
         seq_lens: int64 [bs], context tokens that attention reads before the block.
         slots: int64 [bs * w], KV slots of the block's positions.
-        host_lens: int64 [bs] on the host, KV lengths that attention reads, block included.
-        host_lens_sum: sum of ``host_lens``.
-        exact: whether ``host_lens`` are exact; otherwise they are upper bounds.
+        host_lens: [bs] on the host, KV lengths that attention reads, block included; upper bounds unless ``exact``.
         plan: SGLang's plan of these slots, shared by every forward and write of the step.
     """
 
@@ -50,17 +45,11 @@ class BlockKV:
     seq_lens: Tensor
     slots: Tensor
     host_lens: Tensor
-    host_lens_sum: int
     exact: bool
     plan: Any = None
 
     def planned(self, translator: Any, rows: Tensor) -> BlockKV:
-        """Add SGLang's plan.
-
-        Args:
-            translator: the model's ``kv_index_translator``.
-            rows: int64 [bs], ``req_pool_indices``.
-        """
+        """Add the plan of the model's ``kv_index_translator``, for requests in the pool's ``rows`` (int64 [bs])."""
         plan = translator.plan(
             req_pool_indices=rows,
             seq_lens=self.seq_lens,
@@ -71,37 +60,29 @@ class BlockKV:
         return replace(self, plan=plan)
 
     def first(self, width: int, translator: Any, rows: Tensor) -> BlockKV:
-        """Return the first ``width`` positions; arguments as for :meth:`planned`."""
-        fewer = self.width - width
-        kept = replace(
-            self,
-            width=width,
-            slots=self.slots.view(-1, self.width)[:, :width].flatten(),
-            host_lens=self.host_lens - fewer,
-            host_lens_sum=self.host_lens_sum - fewer * len(rows),
-        )
+        """Return the first ``width`` positions, planned."""
+        slots = self.slots.view(-1, self.width)[:, :width].flatten()
+        kept = replace(self, width=width, slots=slots, host_lens=self.host_lens - (self.width - width))
         return kept.planned(translator, rows)
 
 
 @dataclass
 class Step:
-    """The block of a step, from layout to commit: ``bs`` requests, ``w`` positions each.
+    """A block per request, from layout to commit: ``bs`` requests, ``w`` positions each.
 
     Attributes:
         batch: the scheduler's batch; ``seq_lens`` holds the committed lengths before the step.
-        state: left by the last step.
+        state: from the previous step.
         width: positions ``w`` of the block, anchor included.
-        grammar_barrier: commits the last step's tokens to the grammars; None without overlap.
+        grammar_barrier: commits the previous step's tokens to the grammars; None without overlap.
         positions: int64 [bs * w], absolute positions of the block.
         tokens: int64 [bs, w], anchor and mask tokens; *draft* replaces the mask tokens.
-        target_kv: the block in the target's pool.
-        draft_kv: the block in the drafter's pool; equals ``target_kv`` without a draft window.
-        margins: from *draft*: float32 [bs, w - 1], logit margin of each draft if blocks are copied, else None. The next
-            run of the drafter overwrites it.
-        grammar_tree: from *accept*, before verify: the block as copied to the host; None without grammars.
-        state_slots: from *commit*, before verify: int64 [bs], slots of the recurrent states of a hybrid target.
-        verified: from *verify*: SGLang's ``GenerationBatchResult`` of the target, with logits [bs * w, V] and the
-            captured hidden states [bs * w, K * H].
+        target_kv, draft_kv: the block in each model's pool; they differ under a draft window only.
+        margins: from *draft* if blocks are copied: float32 [bs, w - 1], logit margin of each draft.
+        grammar_tree: from *accept*, before verify: the drafts on the host; None without grammars.
+        state_slots: from *commit*, before verify: int64 [bs], slots of a hybrid target's recurrent states.
+        verified: from *verify*: SGLang's ``GenerationBatchResult``, with logits [bs * w, V] and the target's captured
+            hidden states [bs * w, K * H].
         accepted: from *accept*: the tokens that the step commits.
     """
 
@@ -130,12 +111,7 @@ class Step:
         )
 
     def forward_batch(self, runner: ModelRunner, kv: BlockKV, capture: CaptureHiddenMode) -> ForwardBatch:
-        """Return SGLang's batch for a forward of ``runner`` over the block; width 1 is a plain decode.
-
-        Args:
-            kv: the block in the runner's pool.
-            capture: FULL for the target (hidden states of ``target_layer_ids``), NULL for the drafter.
-        """
+        """Return SGLang's batch for a forward of ``runner`` over the block in its pool; width 1 is a plain decode."""
         decodes = self.width == 1
         batch = copy.copy(self.batch)  # the scheduler's batch keeps its fields
         batch.forward_mode = ForwardMode.DECODE if decodes else ForwardMode.TARGET_VERIFY
@@ -143,7 +119,7 @@ class Step:
         batch.out_cache_loc = kv.slots
         # Decode lengths include the new token; verify lengths exclude the block.
         batch.seq_lens = kv.seq_lens + 1 if decodes else kv.seq_lens
-        batch.seq_lens_cpu, batch.seq_lens_sum = kv.host_lens, kv.host_lens_sum
+        batch.seq_lens_cpu, batch.seq_lens_sum = kv.host_lens, int(kv.host_lens.numpy().sum())
         batch.spec_info = DFlashVerifyInput(
             draft_token=batch.input_ids,
             positions=self.positions,
@@ -151,28 +127,27 @@ class Step:
             capture_hidden_mode=capture,
             kv_loc_plan=kv.plan,
         )
-        sees_images = runner.model_config.model_is_mrope
+        mrope = runner.model_config.model_is_mrope
         forward_batch = ForwardBatch.init_new(
             batch,
             runner,
             capture_hidden_mode=capture,
             return_hidden_states_before_norm=False,
-            spec_mrope_positions=rope_positions(self.positions, batch.multimodal_inputs) if sees_images else None,
+            spec_mrope_positions=rope_positions(self.positions, batch.multimodal_inputs) if mrope else None,
             kv_loc_plan=kv.plan,
         )
-        if decodes:
-            # Only needed to compute positions; backends would treat the batch as a draft.
+        if decodes:  # only needed to compute positions; backends would treat the batch as a draft
             forward_batch.spec_info = None
         return forward_batch
 
-    def result(self, *, counted: bool = False) -> GenerationBatchResult:
-        """Return the scheduler's view of the step, without the hidden states, which it would copy to the host.
+    def result(self, *, counted: bool) -> GenerationBatchResult:
+        """Return the scheduler's view of the step.
 
         Args:
             counted: whether SGLang must count verified positions, because widths differ between steps.
         """
         accepted, output = self.accepted, self.verified.logits_output
-        output.hidden_states = None
+        output.hidden_states = None  # the scheduler would copy them to the host
         return GenerationBatchResult(
             logits_output=output,
             next_token_ids=accepted.out_tokens.flatten(),
@@ -189,64 +164,50 @@ class Step:
 
 def idle_result(batch: ScheduleBatch, block: int) -> GenerationBatchResult:
     """Return the scheduler's view of a step of an empty batch; ``block`` is the server's block size."""
-    state = DraftState.idle(batch.seq_lens.device)
+    none = torch.empty(0, dtype=torch.int64, device=batch.seq_lens.device)
     return GenerationBatchResult(
-        next_token_ids=state.bonus_tokens,
-        accept_lens=state.bonus_tokens.int(),
-        new_seq_lens=state.new_seq_lens,
-        next_draft_input=state,
+        next_token_ids=none,
+        accept_lens=none.int(),
+        new_seq_lens=none,
+        next_draft_input=DraftState(none, none),
         speculative_num_draft_tokens=block,
     )
 
 
 class Layout:
-    """Lays out the next block of every request after its committed tokens.
+    """Lays out the next block of every request after its committed tokens, in the target's KV slots."""
 
-    Args:
-        runner: the target's; the block uses its KV slots.
-        mask_token_id: the drafter's.
-    """
-
-    def __init__(self, runner: ModelRunner, mask_token_id: int) -> None:
-        self._runner, self._mask_token_id = runner, mask_token_id
+    def __init__(self, target: ModelRunner, mask_token_id: int) -> None:
+        self._target, self._mask_token_id = target, mask_token_id
 
     def __call__(self, batch: ScheduleBatch, width: int, grammar_barrier: GrammarBarrier | None) -> Step:
-        """Return a step of ``width`` positions per request."""
         state: DraftState = batch.spec_info
         # The scheduler's stream computed the lengths.
         record_stream_each((batch.seq_lens,), torch.get_device_module(batch.seq_lens.device).current_stream())
+        rows, table = batch.req_pool_indices, self._target.req_to_token_pool.req_to_token
         block = prepare_block(
-            state.bonus_tokens,
-            batch.seq_lens,
-            batch.req_pool_indices,
-            self._runner.req_to_token_pool.req_to_token,
-            width=width,
-            mask_token_id=self._mask_token_id,
+            state.bonus_tokens, batch.seq_lens, rows, table, width=width, mask_token_id=self._mask_token_id
         )
-        # The scheduler passes these slots to a unified memory pool.
-        batch.out_cache_loc = block.slots
-        # The lengths are on the host if an attention backend needs them; else the reserved slots bound them.
+        batch.out_cache_loc = block.slots  # the scheduler passes them to a unified memory pool
+        # SGLang copies the lengths to the host if an attention backend needs them; else the reserved slots bound them.
         exact = batch.seq_lens_cpu is not None
-        host_lens, host_lens_sum = state.reserved_lens_cpu, state.reserved_lens_sum
-        if exact:
-            host_lens = batch.seq_lens_cpu + width
-            host_lens_sum = batch.seq_lens_sum + width * batch.batch_size()
+        host_lens = batch.seq_lens_cpu + width if exact else state.reserved_lens_cpu
         assert host_lens is not None, "prepare_for_decode() has not run"
-        kv = BlockKV(width, batch.seq_lens, block.slots, host_lens, host_lens_sum, exact)
-        kv = kv.planned(self._runner.kv_index_translator, batch.req_pool_indices)
+        kv = BlockKV(width, batch.seq_lens, block.slots, host_lens, exact)
+        kv = kv.planned(self._target.kv_index_translator, rows)
         return Step(batch, state, width, grammar_barrier, block.positions, block.tokens, kv, kv)
 
 
 def rope_positions(positions: Tensor, inputs: Sequence[Any]) -> Tensor:
     """Return rotary positions of a block (M-RoPE): time, row and column, int64 [3, bs * w]; equal for text.
 
-    An image takes as many positions as its longer side has tokens, so positions of the text after it are lower by a
-    distance (Wang et al., 2024, Qwen2-VL, section 2.1), which SGLang computes with the prompt. SGLang's function copies
-    the distances from pageable memory, which would make the host wait at each step.
+    An image takes as many positions as its longer side has tokens, so text after it has lower positions (Wang et al.,
+    2024, Qwen2-VL, section 2.1). SGLang computes the distance with the prompt. Its own function for a block copies
+    distances from pageable memory, which blocks the host at every step.
 
     Args:
         positions: int64 [bs * w], positions in the sequence.
-        inputs: SGLang's ``MultimodalInputs`` of each request; None for text.
+        inputs: SGLang's ``MultimodalInputs`` per request; None for text.
     """
     if any(each is not None for each in inputs):
         none = torch.zeros(1, dtype=torch.int64)

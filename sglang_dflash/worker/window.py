@@ -1,4 +1,4 @@
-"""Draft window: a ring of KV slots per request for the drafter, and two hooks that account for it.
+"""Draft window: a ring of KV slots per request for the drafter, and the hooks that size, transfer and back it up.
 
 Without a window the drafter's pool has the target's slots, one per token. With a window, position ``p`` goes to slot
 ``p mod size`` of the request's ring and overwrites a token that has left the window. The drafter reads the ring through
@@ -11,40 +11,33 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.pools import rings
-from sglang_dflash.plan.serving import DraftWindow
+from sglang_dflash.plan.serving import DraftWindow, ServingPlan
 from sglang_dflash.plan.settings import in_transfer
-from sglang_dflash.upstream import ReqToTokenPool, async_h2d, get_disagg, get_schedule
+from sglang_dflash.upstream import (
+    ReqToTokenPool,
+    StateType,
+    append_state_component,
+    async_h2d,
+    get_disagg,
+    get_schedule,
+)
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ScheduleBatch
+    from sglang_dflash.upstream import ModelRunner, ScheduleBatch, TpModelWorker
     from sglang_dflash.worker.step import BlockKV
 
 
-class RingWrites(NamedTuple):
-    """Tokens of a prefill that are written to the rings.
-
-    Attributes:
-        tokens: int64 [T], indices into the batch's tokens.
-        positions: int64 [T], absolute positions.
-        slots: int64 [T], slots of the drafter's pool.
-    """
-
-    tokens: Tensor
-    positions: Tensor
-    slots: Tensor
-
-
 class RowAllocator:
-    """Placeholder for SGLang's slot allocator: a ring is allocated with its request's row.
+    """Placeholder for SGLang's slot allocator, of which the drafter's runner and backends read the pool's type only.
 
-    The drafter's runner and attention backends read only its pool type.
+    A ring is allocated with its request's row.
     """
 
     post_capture_active = False  # the rings have a fixed size
@@ -84,22 +77,16 @@ class DraftRings:
         self._oldest_cpu = torch.zeros(rows, dtype=torch.int64)
         self._generation = request_pool.req_generation
         self._owners: list[tuple[int, str] | None] = [None] * rows
-        self._restored: set[int] = set()
+        self.restored: set[int] = set()  # rows whose ring was restored from the host for a retracted request
 
-    def pool_config(self, target: Any) -> Any:
-        """Return SGLang's ``MemoryPoolConfig`` of the drafter's pool, from the target's."""
-        sizes = {
-            "max_total_num_tokens": self.slots,
-            "full_max_total_num_tokens": None,
-            "swa_max_total_num_tokens": None,
-        }
-        return replace(target, **sizes)
-
-    def prefill(self, batch: ScheduleBatch) -> RingWrites:
+    def prefill(self, batch: ScheduleBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Select the tokens of a target extend to write: those that the block after each request can still see.
 
         A request that is new in its row starts an empty ring; a later chunk, or a decoding request of a mixed batch,
         continues its ring.
+
+        Returns:
+            int64 [T]: indices into the batch's tokens, absolute positions, slots of the drafter's pool.
         """
         rows = batch.req_pool_indices_cpu.tolist()
         counts, ends, end_of_last = [], [], 0
@@ -110,11 +97,9 @@ class DraftRings:
             ends.append(end_of_last)
             if not self._claim(row, req.rid):
                 self._oldest_cpu[row] = self._page_start(prefix)
-        total = sum(counts)
-        oldest = self._oldest_cpu[rows].tolist()
-        count, end, start, row_ids = async_h2d(
-            [counts, ends, oldest, rows], dtype=torch.int64, device=self._table.device
-        )
+        total, oldest = sum(counts), self._oldest_cpu[rows].tolist()
+        lists = [counts, ends, oldest, rows]
+        count, end, start, row_ids = async_h2d(lists, dtype=torch.int64, device=self._table.device)
         self._oldest[row_ids] = start
 
         def per_token(per_request: Tensor) -> Tensor:
@@ -123,7 +108,7 @@ class DraftRings:
         # Index in the batch and position of the last ``count`` tokens of each request.
         tokens = torch.arange(total, device=count.device) + per_token(end - count.cumsum(0))
         positions = tokens + per_token(batch.seq_lens - end)
-        return RingWrites(tokens, positions, self._slots(per_token(row_ids), positions))
+        return tokens, positions, self._slots(per_token(row_ids), positions)
 
     def start_transferred(self, batch: ScheduleBatch) -> None:
         """Claim rings that another server filled, or that were restored from the host: they hold a whole window.
@@ -133,21 +118,15 @@ class DraftRings:
         rows = batch.req_pool_indices_cpu.tolist()
         for row, req, length in zip(rows, batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
             self._claim(row, req.rid)
-            kept = row in self._restored or not req.retracted_stain
+            kept = row in self.restored or not req.retracted_stain
             self._oldest_cpu[row] = self._page_start(max(0, length - self._window.tokens) if kept else length)
-            self._restored.discard(row)
-        self._oldest[batch.req_pool_indices] = async_h2d(
-            self._oldest_cpu[rows].tolist(), dtype=torch.int64, device=self._table.device
-        )
+            self.restored.discard(row)
+        oldest = self._oldest_cpu[rows].tolist()
+        self._oldest[batch.req_pool_indices] = async_h2d(oldest, dtype=torch.int64, device=self._table.device)
 
-    def slots_of(self, row: int) -> slice:
-        """Return the slots of a row's ring in the drafter's pool."""
-        first = self._first + (row - 1) * self.size
-        return slice(first, first + self.size)
-
-    def restored(self, row: int) -> None:
-        """Mark the ring of this row as restored from the host, for a retracted request."""
-        self._restored.add(row)
+    def slots_of(self, row: int) -> Tensor:
+        """Return the slots of a row's ring in the drafter's pool, int64 [size]."""
+        return self._first + (row - 1) * self.size + self._columns
 
     def view(self, kv: BlockKV, positions: Tensor, batch: ScheduleBatch, translator: Any) -> BlockKV:
         """Return the block in the drafter's pool, with lengths that count from its oldest visible token.
@@ -163,18 +142,10 @@ class DraftRings:
         if kv.exact:
             oldest = self._oldest_cpu[batch.req_pool_indices_cpu]
             host_lens = kv.host_lens - self._first_read(oldest, kv.host_lens - width)
-            host_lens_sum = int(host_lens.numpy().sum())
         else:
-            bound = self._window.tokens + self._window.page - 1 + width
-            host_lens = kv.host_lens.clamp(max=bound)
-            host_lens_sum = min(kv.host_lens_sum, bound * len(host_lens))
-        ring = replace(
-            kv,
-            seq_lens=kv.seq_lens - start,
-            slots=self._slots(rows[:, None], positions.view(-1, width)).flatten(),
-            host_lens=host_lens,
-            host_lens_sum=host_lens_sum,
-        )
+            host_lens = kv.host_lens.clamp(max=self._window.tokens + self._window.page - 1 + width)
+        slots = self._slots(rows[:, None], positions.view(-1, width)).flatten()
+        ring = replace(kv, seq_lens=kv.seq_lens - start, slots=slots, host_lens=host_lens)
         return ring.planned(translator, rows)
 
     def _claim(self, row: int, rid: str) -> bool:
@@ -197,6 +168,26 @@ class DraftRings:
 
     def _slots(self, rows: Tensor, positions: Tensor) -> Tensor:
         return self._first + (rows - 1) * self.size + positions % self.size
+
+
+def allocate_rings(
+    plan: ServingPlan, target: ModelRunner, drafter: TpModelWorker, pool_config: Any, request_pool: Any
+) -> DraftRings:
+    """Allocate the drafter's pool under a draft window.
+
+    Args:
+        pool_config: SGLang's ``MemoryPoolConfig`` of the target's pool.
+        request_pool: the target's ``ReqToTokenPool``.
+    """
+    assert plan.window is not None
+    rings = DraftRings(request_pool, plan.window, target.model_config.context_len, by_row=plan.role != "null")
+    sizes = {"max_total_num_tokens": rings.slots, "full_max_total_num_tokens": None, "swa_max_total_num_tokens": None}
+    drafter.alloc_memory_pool(
+        memory_pool_config=replace(pool_config, **sizes),
+        req_to_token_pool=rings.request_pool,
+        token_to_kv_pool_allocator=RowAllocator(),
+    )
+    return rings
 
 
 def charge_rings(
@@ -240,3 +231,67 @@ def cap_prefix(longest: int, req: Any, input_len: int) -> int:
     """
     plan = serving.plan
     return longest if plan is None or plan.window is None else max(0, min(longest, input_len - plan.window.tokens))
+
+
+_transferred: tuple[DraftRings, Any] | None = None
+
+
+def prepare_transfer(role: str, allocator: Any, pool: Any, rings: DraftRings | None) -> None:
+    """Prepare a server of a disaggregated pair to transfer the drafter's K/V; do nothing on others.
+
+    Without rings both pools use the same slot numbers, so SGLang transfers the drafter's K/V too. A ring lies at its
+    request's row and is transferred whole: position ``p`` is at ``p mod size`` on both servers.
+
+    Args:
+        role: SGLang's ``--disaggregation-mode``.
+        allocator: the target's; pool: the drafter's.
+    """
+    global _transferred
+    if role == "decode":
+        back_up_on_host(allocator, pool, rings)
+    if role != "null" and rings is not None:
+        _transferred = rings, pool
+
+
+def describe_rings(_: None, kv_args: Any, *_args: Any, **_kwargs: Any) -> None:
+    """Hook after ``setup_state_kv_args``: add the rings, if any, to the description of the memory to transfer."""
+    if _transferred is None:
+        return
+    rings, pool = _transferred
+    pointers, lengths, page_bytes = pool.get_contiguous_buf_infos()
+    ring_bytes = [size // pool.page_size * rings.size for size in page_bytes]
+    # With an id per buffer, SGLang compares the sizes on both servers and rejects rings that differ.
+    ids = list(range(len(pointers)))
+    append_state_component(kv_args, StateType.REQUEST_ROW, pointers, lengths, ring_bytes, layer_ids=ids)
+
+
+def start_transferred(batch: ScheduleBatch | None, scheduler: Any, *_: Any) -> None:
+    """Hook after ``SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch``: start transferred requests."""
+    if batch is not None and serving.plan is not None:
+        scheduler.draft_worker.start_transferred(batch)
+
+
+def back_up_on_host(allocator: Any, pool: Any, rings: DraftRings | None) -> None:
+    """Make the target's ``allocator`` back up a retracted request's K/V in the drafter's ``pool`` as well.
+
+    SGLang's decoding server backs up only the target's (hybrid targets), so a resumed request would read the drafter's
+    K/V of another request.
+    """
+    copy_target, load_target = allocator.get_cpu_copy, allocator.load_cpu_copy
+
+    def drafter_slots(indices: Tensor, row: Any) -> Tensor:
+        return indices if rings is None else rings.slots_of(int(row))
+
+    def get_cpu_copy(indices: Tensor, mamba_indices: Any = None, req_pool_index: Any = None) -> tuple[Any, Any]:
+        target = copy_target(indices, mamba_indices=mamba_indices, req_pool_index=req_pool_index)
+        return target, pool.get_cpu_copy(drafter_slots(indices, req_pool_index))
+
+    def load_cpu_copy(
+        copies: tuple[Any, Any], indices: Tensor, mamba_indices: Any = None, req_pool_index: Any = None
+    ) -> None:
+        load_target(copies[0], indices, mamba_indices=mamba_indices, req_pool_index=req_pool_index)
+        pool.load_cpu_copy(copies[1], drafter_slots(indices, req_pool_index))
+        if rings is not None:
+            rings.restored.add(int(req_pool_index))
+
+    allocator.get_cpu_copy, allocator.load_cpu_copy = get_cpu_copy, load_cpu_copy

@@ -26,24 +26,20 @@ from sglang_dflash.upstream import (
 from sglang_dflash.width import FixedWidth, WidthPolicy
 from sglang_dflash.worker.accept import Accept
 from sglang_dflash.worker.copies import Copies
-from sglang_dflash.worker.forwards import Draft, Verify
-from sglang_dflash.worker.inject import Inject
+from sglang_dflash.worker.forwards import Draft, Inject, Verify
 from sglang_dflash.worker.no_sync import sync_guard
 from sglang_dflash.worker.observe.drafting import payoff
 from sglang_dflash.worker.observe.identity import allocated_bytes, identity
 from sglang_dflash.worker.observe.metrics import StepRecord
 from sglang_dflash.worker.observe.observer import Observer
-from sglang_dflash.worker.shared_times import SharedTimes, set_current
-from sglang_dflash.worker.start.first_calls import FirstCalls
 from sglang_dflash.worker.start.graphs import drafter_has_room
-from sglang_dflash.worker.start.models import allocate_rings, load_drafter, log_memory
+from sglang_dflash.worker.start.models import load_drafter, log_memory
+from sglang_dflash.worker.start.prewarm import FirstCalls, prewarm_largest_step
 from sglang_dflash.worker.start.replay_check import check_replay
-from sglang_dflash.worker.start.sampling import prewarm_largest_step
-from sglang_dflash.worker.start.transfer import prepare_transfer
-from sglang_dflash.worker.start.widths import prepare_widths
 from sglang_dflash.worker.state import DraftState
 from sglang_dflash.worker.step import GrammarBarrier, Layout, Publish, idle_result
-from sglang_dflash.worker.window import DraftRings
+from sglang_dflash.worker.widths import prepare_widths, share_times
+from sglang_dflash.worker.window import DraftRings, allocate_rings, prepare_transfer
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner, ScheduleBatch, ServerArgs, TpModelWorker
@@ -70,31 +66,33 @@ class DFlashWorker(BaseSpecWorker):
     def __init__(self, *, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker) -> None:
         super().__init__()
         self._target_worker, self.plan = target_worker, the_plan()
-        self.width_policy: WidthPolicy = FixedWidth(self.plan.block)
-        self._at_width: Callable[[int], AbstractContextManager[Any]] = nullcontext
-        self._rings: DraftRings | None = None
         self._is_first = get_parallel().tp_rank == 0
         spec = DraftParallelSpec(tp_execution=DraftTPExecution.SINGLE_GROUP)
         self.draft_parallel_layout = resolve_draft_parallel_layout(spec, collapse_cp=True)
-        target = target_worker.model_runner
+        self._target: ModelRunner = target_worker.model_runner
         self._draft_worker = load_drafter(
-            self.plan, target, self.draft_parallel_layout, server_args=server_args, gpu_id=gpu_id, nccl_port=nccl_port
+            *(self.plan, self._target, self.draft_parallel_layout),
+            server_args=server_args,
+            gpu_id=gpu_id,
+            nccl_port=nccl_port,
         )
-        drafter = self._draft_worker.model_runner
-        self.identity = identity(self.plan, target, drafter)
-        self._times = SharedTimes(lambda: self.width_policy, get_parallel().tp_size)
-        set_current(self._times)
+        self._drafter: ModelRunner = self._draft_worker.model_runner
+        self._rings: DraftRings | None = None
+        self._use(FixedWidth(self.plan.block), nullcontext)
+        self.identity = identity(self.plan, self._target, self._drafter)
         if self._is_first:
             settings = "; ".join(f"{name} {value}" for name, value in self.identity.items() if name != "version")
             logger.info("sglang-dflash %s serves DFLASH: %s", self.identity["version"], settings)
+
+    def _use(self, policy: WidthPolicy, at_width: Callable[[int], AbstractContextManager[Any]]) -> None:
+        self.width_policy, self._at_width, self._times = policy, at_width, share_times(policy)
 
     # --- read by the scheduler
 
     @property
     def model_runner(self) -> ModelRunner:
         """The drafter's runner; SGLang saves its weights with ``save_remote_model``."""
-        runner: ModelRunner = self._draft_worker.model_runner
-        return runner
+        return self._drafter
 
     @property
     def speculative_num_draft_tokens(self) -> int:
@@ -102,14 +100,14 @@ class DFlashWorker(BaseSpecWorker):
 
     @property
     def spec_v2_attn_backends(self) -> tuple[Any, ...]:
-        return self._target_worker.model_runner.attn_backend, self._draft_worker.model_runner.attn_backend
+        return self._target.attn_backend, self._drafter.attn_backend
 
     def weight_update_runners(self) -> list[tuple[str, Any]]:
-        return [("draft", self._draft_worker.model_runner)]
+        return [("draft", self._drafter)]
 
     def server_info(self) -> dict[str, Any]:
         """Identity, plan, counters and allocated memory, for ``/server_info``."""
-        memory = allocated_bytes(self._target_worker.model_runner, self._draft_worker.model_runner)
+        memory = allocated_bytes(self._target, self._drafter)
         memory["history"] = 0 if self._copies is None else self._copies.history.nbytes
         observed, width = self._observer.info(self.width_policy), self.width_policy.describe()
         return {**self.identity, **observed, "width": width, "memory_bytes": memory}
@@ -125,29 +123,28 @@ class DFlashWorker(BaseSpecWorker):
     def alloc_memory_pool(
         self, memory_pool_config: Any = None, req_to_token_pool: Any = None, token_to_kv_pool_allocator: Any = None
     ) -> None:
-        target, drafter = self._target_worker.model_runner, self._draft_worker
+        plan, target, drafter = self.plan, self._target, self._draft_worker
         with draft_tp_context(self.draft_parallel_layout):
-            if self.plan.window is None:
+            if plan.window is None:
                 super().alloc_memory_pool(memory_pool_config, req_to_token_pool, token_to_kv_pool_allocator)
             else:
-                self._rings = allocate_rings(self.plan, target, drafter, memory_pool_config, req_to_token_pool)
+                self._rings = allocate_rings(plan, target, drafter, memory_pool_config, req_to_token_pool)
         self._build()
-        pool = drafter.model_runner.token_to_kv_pool
-        prepare_transfer(self.plan.role, token_to_kv_pool_allocator, pool, self._rings)
+        prepare_transfer(plan.role, token_to_kv_pool_allocator, self._drafter.token_to_kv_pool, self._rings)
 
     def _build(self) -> None:
         """Build the stages in the order of :meth:`_decode`; most need the pools."""
-        target, drafter, plan = self._target_worker, self._draft_worker.model_runner, self.plan
-        self._layout = Layout(target.model_runner, plan.drafter.mask_token_id)
-        self._draft = Draft(drafter, self.draft_parallel_layout, self._rings, plan.drafted)
-        self._verify = Verify(target)
-        self._accept = Accept(target.model_runner, get_parallel().tp_group)
-        self._commit = RecurrentCommit(target, replays=plan.replay)
-        self._copies = Copies(target.model_runner, plan.block) if plan.copies else None
-        self._inject = Inject(drafter, self.draft_parallel_layout, self._rings, defers=plan.role != "decode")
-        judge = payoff(plan, target.model_runner, drafter) if self._is_first else None
-        self._observer = Observer(target.device, plan.block, self._draft.broken, judge)
-        self._no_sync = sync_guard(target.device)
+        plan, layout, rings = self.plan, self.draft_parallel_layout, self._rings
+        self._layout = Layout(self._target, plan.drafter.mask_token_id)
+        self._draft = Draft(self._drafter, layout, rings, plan.drafted)
+        self._verify = Verify(self._target_worker)
+        self._accept = Accept(self._target, get_parallel().tp_group)
+        self._commit = RecurrentCommit(self._target_worker, replays=plan.replay)
+        self._copies = Copies(self._target, plan.block) if plan.copies else None
+        self._inject = Inject(self._drafter, layout, rings, defers=plan.role != "decode")
+        judge = payoff(plan, self._target, self._drafter) if self._is_first else None
+        self._observer = Observer(self._target.device, plan.block, self._draft.broken, judge)
+        self._no_sync = sync_guard(self._target.device)
 
     def _draft_model_runners(self) -> tuple[Any, ...]:
         """Runners that share the target's KV slots; none under a draft window."""
@@ -157,7 +154,7 @@ class DFlashWorker(BaseSpecWorker):
         with self._drafters_context():
             super().init_attention_backends()
         if self.plan.replay and self.plan.role != "prefill":  # before the target's graphs are captured
-            check_replay(self._target_worker.model_runner, self.plan.block)
+            check_replay(self._target, self.plan.block)
 
     @contextmanager
     def _drafters_context(self) -> Iterator[None]:
@@ -167,24 +164,22 @@ class DFlashWorker(BaseSpecWorker):
             yield
 
     def init_cuda_graphs(self) -> None:
+        plan, target, drafter = self.plan, self._target, self._drafter
         with self._drafters_context():
-            captures = drafter_has_room(self._draft_worker.model_runner)
-            self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=captures)
-        target, drafter = self._target_worker.model_runner, self._draft_worker.model_runner
+            self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=drafter_has_room(drafter))
         if self._is_first:
-            self.identity["requests"] = log_memory(self.plan, target, drafter).requests
-        if self.plan.widths is not None and self.plan.role != "prefill":  # a prefill server decodes nothing
-            self.width_policy, graphs = prepare_widths(self.plan, target, drafter, self.draft_parallel_layout)
-            self._at_width = graphs.at
+            self.identity["requests"] = log_memory(plan, target, drafter).requests
+        if plan.widths is not None and plan.role != "prefill":  # a prefill server decodes nothing
+            policy, graphs = prepare_widths(plan, target, drafter, self.draft_parallel_layout)
+            self._use(policy, graphs.at)
             self._additional_graph_memory_usage = graphs.memory_gb
             self._additional_graph_time_usage = graphs.seconds
-        calls = FirstCalls(self.plan, target, self._commit, self._copies, self._inject)
+        calls = FirstCalls(plan, target, self._commit, self._copies, self._inject)
         calls.run(self.width_policy.widths, self._at_width)
 
     def prewarm_sampling(self) -> Any:
-        if torch.device(self.target_worker.device).type != "cuda":
-            return super().prewarm_sampling()
-        return prewarm_largest_step(self.target_worker.model_runner, self.plan.block)
+        on_cuda = torch.device(self._target.device).type == "cuda"
+        return prewarm_largest_step(self._target, self.plan.block) if on_cuda else super().prewarm_sampling()
 
     # --- the step
 
@@ -243,7 +238,8 @@ class DFlashWorker(BaseSpecWorker):
         self._accept.before_prefill(batch)
         if self._rings is not None:
             self._rings.start_transferred(batch)
-        batch.spec_info = DraftState.transferred(batch.spec_info)
+        stock = batch.spec_info
+        batch.spec_info = DraftState(stock.bonus_tokens, stock.new_seq_lens, stock.future_indices)
         if self._copies is not None:
             self._copies.start_transferred(batch, batch.spec_info.bonus_tokens)
 

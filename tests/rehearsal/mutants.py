@@ -120,7 +120,7 @@ def _wrong_commit_kernel() -> None:
 
 
 def _compiled_late() -> None:
-    from sglang_dflash.worker.start.first_calls import FirstCalls
+    from sglang_dflash.worker.start.prewarm import FirstCalls
 
     FirstCalls.run = lambda self, *others: None
 

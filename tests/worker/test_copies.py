@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.worker.copies import Copied, Copies, Matches
+from sglang_dflash.worker.copies import Copied, Copies
 
 pytestmark = pytest.mark.sglang
 
@@ -100,13 +100,14 @@ def test_a_decoding_request_of_a_mixed_batch_keeps_what_the_host_has_not_heard()
     assert held.history[3, :6].tolist() == [1, 2, 5, 6, 7, 8]
 
 
-def test_the_host_hears_of_matches_and_of_what_copies_alone_brought() -> None:
-    matches, reqs = Matches(), [Request(), Request(), Request()]
+def test_matches_and_tokens_of_copies_reach_the_host() -> None:
+    held, reqs = copies(), [Request(), Request(), Request()]
+    matches: Any = held._matches
     found = torch.tensor([[9 << 32, 0], [3 << 32, 0], [4 << 32, 0]])
     Copied(matches, reqs, found, drafted=False).arrived([1, 1, 1])
-    assert matches.long_enough([*reqs, Request()]) == [True, False, True, False]
+    assert held.matched([*reqs, Request()]) == [True, False, True, False]
     # Copies differ from drafts from positions 2 and 3 on; the first one was right up to position 5.
     step = Copied(matches, reqs, torch.tensor([[0, 2], [5 << 32, 0], [0, 3]]), drafted=True)
     step.arrived([6, 4, 2])
     assert (step.lengths, step.tokens) == ([9, 4], 4)
-    assert matches.long_enough(reqs) == [False, True, False]
+    assert held.matched(reqs) == [False, True, False]

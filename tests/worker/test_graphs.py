@@ -15,7 +15,8 @@ import pytest
 from sglang.srt.model_executor.cuda_graph_config import CudaGraphConfig
 
 from sglang_dflash.upstream import Phase, with_phase
-from sglang_dflash.worker.start import graphs, widths
+from sglang_dflash.worker import widths
+from sglang_dflash.worker.start import graphs
 from sglang_dflash.worker.start.graphs import WidthGraphs, reason_for_full_width_only, sizes_for_narrower
 
 pytestmark = pytest.mark.sglang

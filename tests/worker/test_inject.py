@@ -11,8 +11,8 @@ from torch import Tensor
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.worker import inject
-from sglang_dflash.worker.inject import Inject
+from sglang_dflash.worker import forwards
+from sglang_dflash.worker.forwards import Inject
 
 pytestmark = pytest.mark.sglang
 
@@ -35,8 +35,8 @@ class Hidden:
 
 def test_a_windowed_prefill_is_gathered_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of all kept rows would be as large as the prompt's hidden states, outside the memory budget."""
-    monkeypatch.setattr(inject, "CHUNK", 4)
-    monkeypatch.setattr(inject, "draft_tp_context", lambda layout: torch.no_grad())
+    monkeypatch.setattr(forwards, "CHUNK", 4)
+    monkeypatch.setattr(forwards, "draft_tp_context", lambda layout: torch.no_grad())
     kept = torch.tensor([5, 6, 7, 8, 9, 20, 21, 22, 23])
     slots, positions = torch.arange(9) + 100, torch.arange(9)
     written: list[tuple[list[float], list[int]]] = []

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.upstream import Symbol
+from sglang_dflash.upstream import SYMBOLS, Symbol
 from sglang_dflash.worker import no_sync
-from sglang_dflash.worker.no_sync import SWITCH, sync_guard
+from sglang_dflash.worker.no_sync import EXCUSED, SWITCH, sync_guard
 from tests.plugin.dflash_test_plugin import host_waits
 from tests.plugin.dflash_test_plugin.host_waits import HostSync, HostSyncWarning
 
@@ -63,8 +64,8 @@ def excused(monkeypatch: pytest.MonkeyPatch) -> None:
     """One excused function, of this file: SGLang need not be installed."""
     monkeypatch.setattr(Upstream, "wait", staticmethod(Upstream.wait))  # put back what the guard replaces
     monkeypatch.setattr(no_sync, "SYMBOLS", {"wait": Symbol(f"{__name__}.Upstream.wait")})
-    monkeypatch.setattr(no_sync, "EXCUSED", {"wait": ("VALUES.tolist()", "always")})
-    monkeypatch.setitem(no_sync.WATCHERS, "cpu", host_waits.watch_host)
+    monkeypatch.setattr(no_sync, "EXCUSED", ("wait",))
+    monkeypatch.setitem(no_sync.MODES, "cpu", host_waits.debug_mode)
 
 
 @pytest.mark.parametrize("name", WAITS)
@@ -81,17 +82,11 @@ def test_a_server_is_warned_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None
         assert VALUES.tolist() == [0, 1, 2, 3]
 
 
-def test_a_device_without_a_watcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SWITCH, "1")
-    monkeypatch.delitem(no_sync.WATCHERS, "cpu")
-    with pytest.raises(DFlashError, match="cannot watch a device of type cpu"):
-        sync_guard("cpu")
-
-
-def test_another_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SWITCH, "yes")
-    with pytest.raises(DFlashError, match=SWITCH):
-        sync_guard("cpu")
+@pytest.mark.parametrize(("value", "device"), [("1", "xpu"), ("yes", "cpu")])
+def test_other_values_and_devices_are_refused(value: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, value)
+    with pytest.raises(DFlashError, match=f"{SWITCH}='{value}' on a device of type {device}"):
+        sync_guard(device)
 
 
 @pytest.mark.parametrize("name", PASSES)
@@ -115,7 +110,6 @@ def test_the_debug_mode_is_lifted_on_cuda_and_comes_back(
 ) -> None:
     modes: list[object] = ["default"]
     seen: list[object] = []
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
 
@@ -131,3 +125,18 @@ def test_the_debug_mode_is_lifted_on_cuda_and_comes_back(
             Upstream.wait()
         assert modes[-1] == mode
     assert seen == ["default"] and modes[-1] == "default"
+
+
+WAITING_LINES = {
+    "set_mamba_track_indices_from_reqs": "batch.mamba_track_indices[freed_rows] = -1",
+    "update_sliding_window_buffer": "window_kv_indptr[-1], dtype=torch.int64, device=device",
+    "FlashInferIndicesUpdaterPrefill.call_begin_forward": "wrapper_paged.begin_forward(",
+    "FlashInferIndicesUpdaterDecode.call_begin_forward": "wrapper.begin_forward(",
+}
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("name", EXCUSED)
+def test_sglangs_excused_functions_still_wait(name: str) -> None:
+    pytest.importorskip("sglang")
+    assert WAITING_LINES[name] in inspect.getsource(inspect.unwrap(SYMBOLS[name].resolve()))

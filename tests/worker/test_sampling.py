@@ -15,7 +15,7 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang_dflash.worker.accept import for_block
 from sglang_dflash.worker.sampling import seeded
 from sglang_dflash.worker.sampling.seeded import SeededSampler, mark_seeded_rows
-from sglang_dflash.worker.start.sampling import sample
+from sglang_dflash.worker.start.prewarm import sample
 from tests.support.chi_square import p_value
 
 pytestmark = pytest.mark.sglang

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.width import AdaptiveWidth, CostTable, FixedWidth
 from sglang_dflash.worker.observe.metrics import StepRecord
-from sglang_dflash.worker.shared_times import SharedTimes, StepTimes
+from sglang_dflash.worker.widths import SharedTimes, StepTimes
 
 WIDTHS = (1, 2, 4, 8, 16)
 POINTS = {(size, width): 10.0 + size * width for size in (1, 8) for width in WIDTHS}
@@ -23,7 +23,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self.policies = [AdaptiveWidth(CostTable(POINTS)) for _ in range(2)]
-        self.times = [SharedTimes(lambda policy=policy: policy, 2) for policy in self.policies]  # type: ignore[misc]
+        self.times = [SharedTimes(policy, 2) for policy in self.policies]
 
     def turn(self, requests: list[Any]) -> list[list[Any]]:
         """The top of the event loop: both ranks receive."""
@@ -75,7 +75,7 @@ def test_ranks_that_were_told_different_things_are_stopped() -> None:
 
 def test_news_ride_only_when_there_are_any() -> None:
     sent: list[Any] = []
-    times = SharedTimes(lambda: FixedWidth(4), 2)
+    times = SharedTimes(FixedWidth(4), 2)
     assert times.broadcast(lambda requests: sent.append(requests) or requests, ["a"]) == ["a"]  # type: ignore[func-returns-value, return-value]
     times.add([StepRecord(4, 1, 7, milliseconds=2.0)])
     assert times.broadcast(lambda requests: sent.append(requests) or requests, ["b"]) == ["b"]  # type: ignore[func-returns-value, return-value]

@@ -17,7 +17,7 @@ from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.pools import sampling as sampling_bytes
-from sglang_dflash.worker.start import graphs, sampling
+from sglang_dflash.worker.start import graphs, prewarm
 from sglang_dflash.worker.worker import DFlashWorker
 
 pytestmark = pytest.mark.sglang
@@ -37,15 +37,13 @@ def test_the_drafter_runs_without_graphs_below_one_gb(
     free: float, captured: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = list[bool]()
-    target = SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=torch.empty(0)))
     drafter = SimpleNamespace(
-        model_runner=SimpleNamespace(device="cuda", gpu_id=0),
         init_cuda_graphs=lambda capture_decode_cuda_graph=True: asked.append(capture_decode_cuda_graph),
     )
     worker: Any = SimpleNamespace(
         _draft_worker=drafter,
-        draft_worker=drafter,
-        _target_worker=SimpleNamespace(model_runner=target),
+        _drafter=SimpleNamespace(device="cuda", gpu_id=0),
+        _target=SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=torch.empty(0))),
         _drafters_context=nullcontext,
         _is_first=False,
         _commit=None,
@@ -97,7 +95,7 @@ def test_a_server_starts_where_greedy_requests_fit_and_sampled_ones_do_not(
 ) -> None:
     runner = Device(monkeypatch, GB // 2).runner("holds its logits")
     with caplog.at_level(logging.WARNING):
-        result = sampling.prewarm_largest_step(runner, BLOCK)
+        result = prewarm.prewarm_largest_step(runner, BLOCK)
     assert result.sampling_headroom_bytes == sampling_bytes(REQUESTS * BLOCK, VOCAB)
     [record] = caplog.records
     assert "48 requests that all sample in blocks of 16" in record.message and "Fix: " in record.message
@@ -106,4 +104,4 @@ def test_a_server_starts_where_greedy_requests_fit_and_sampled_ones_do_not(
 def test_a_server_that_has_no_room_for_greedy_requests_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Device(monkeypatch, GB // 2).runner(None)
     with pytest.raises(DFlashError, match="48 greedy requests"):
-        sampling.prewarm_largest_step(runner, BLOCK)
+        prewarm.prewarm_largest_step(runner, BLOCK)

@@ -15,9 +15,8 @@ pytest.importorskip("sglang")
 
 from sglang_dflash.plan.serving import DraftWindow
 from sglang_dflash.upstream import ReqToTokenPool, StateType
-from sglang_dflash.worker.start import transfer
-from sglang_dflash.worker.start.transfer import HostBackup, describe_rings, register_rings
-from sglang_dflash.worker.window import DraftRings
+from sglang_dflash.worker import window
+from sglang_dflash.worker.window import DraftRings, describe_rings, prepare_transfer
 from sglang_dflash_cpu.layers.kv import CpuKVPool
 from tests.support.plan import serve, serve_builtin
 
@@ -52,7 +51,7 @@ def rings_of(page: int, *, by_row: bool = True) -> DraftRings:
 @pytest.fixture(autouse=True)
 def no_rings() -> Iterator[None]:
     yield
-    transfer._rings = None
+    window._transferred = None
 
 
 def new_args() -> Any:
@@ -66,7 +65,7 @@ def test_an_item_of_a_row_is_its_ring(page: int) -> None:
     """Read as the transfer reads: item ``r`` of a buffer begins at ``r`` times its bytes."""
     rings, args = rings_of(page), new_args()
     pool = pool_of(rings.slots, page)
-    register_rings(rings, pool)
+    prepare_transfer("prefill", None, pool, rings)
     describe_rings(None, args)
     assert args.state_types == [StateType.REQUEST_ROW]
     buffers = [*pool.k_buffer, *pool.v_buffer]
@@ -91,7 +90,7 @@ class Allocator:
 
 def test_a_retracted_request_returns_with_the_drafters_context() -> None:
     pool, allocator = pool_of(64, 1), Allocator()
-    HostBackup(allocator, pool, None)
+    prepare_transfer("decode", allocator, pool, None)
     left, back = torch.tensor([3, 4, 9]), torch.tensor([20, 30, 40])
     before = [buffer[left].clone() for buffer in (*pool.k_buffer, *pool.v_buffer)]
     kept: Any = allocator.get_cpu_copy(left, mamba_indices=None, req_pool_index=1)
@@ -115,7 +114,7 @@ def prebuilt(row: int, length: int, *, retracted: bool) -> Any:
 def test_a_retracted_request_returns_with_its_ring_under_another_row() -> None:
     rings, allocator = rings_of(1), Allocator()
     pool = pool_of(rings.slots, 1)
-    HostBackup(allocator, pool, rings)
+    prepare_transfer("decode", allocator, pool, rings)
     before = [buffer[rings.slots_of(1)].clone() for buffer in (*pool.k_buffer, *pool.v_buffer)]
     kept: Any = allocator.get_cpu_copy(torch.arange(90), req_pool_index=1)
     allocator.load_cpu_copy(kept, torch.arange(90), req_pool_index=3)
@@ -141,6 +140,6 @@ def test_our_worker_takes_up_what_arrives(ours: bool, monkeypatch: pytest.Monkey
     taken: list[Any] = []
     scheduler = SimpleNamespace(draft_worker=SimpleNamespace(start_transferred=taken.append))
     batch: Any = object()
-    transfer.start_transferred(None, scheduler, None)
-    transfer.start_transferred(batch, scheduler, None)
+    window.start_transferred(None, scheduler, None)
+    window.start_transferred(batch, scheduler, None)
     assert taken == [batch] * ours

@@ -1,7 +1,7 @@
 """CUDA graphs, attention backends and the layout of kept states for every width of a step.
 
-SGLang builds them for one width, the server's. Here the other widths get theirs, and a step swaps those of its width
-in: SGLang's forwards read ``model_runner.attn_backend`` and ``decode_cuda_graph_runner``.
+SGLang builds them for the server's width only and reads them from its runners' attributes, where a step swaps in those
+of its width.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from sglang_dflash.upstream import (
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner
 
-
 logger = logging.getLogger(__name__)
 
 # Where SGLang 0.5.23's attention backends read a verify's width in an eager forward. Graph buffers have one width in
@@ -49,10 +48,7 @@ Change = tuple[Any, str, Any]  # object, name of an attribute, its value at a wi
 
 
 class PlainDecodeGraphs(DecodeCudaGraphRunner):
-    """SGLang's graphs for steps of width 1: plain decoding that also captures hidden states for the drafter.
-
-    With speculation SGLang would capture a verify here.
-    """
+    """Graphs of width 1: plain decoding with captured hidden states, where SGLang would capture a verify."""
 
     def capture(self) -> None:
         self.capture_forward_mode, self.capture_hidden_mode = ForwardMode.DECODE, CaptureHiddenMode.FULL
@@ -65,11 +61,7 @@ class PlainDecodeGraphs(DecodeCudaGraphRunner):
 def sizes_for_narrower(captured: Sequence[int]) -> list[int]:
     """Return the batch sizes to capture for narrower widths; other batches are padded to the next larger size.
 
-    Args:
-        captured: the server's batch sizes, ascending.
-
-    Returns:
-        The server's smallest size that holds each of 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, ..., and its largest.
+    Of the server's sizes, ascending: the smallest that hold 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, ..., and the largest.
     """
     largest = captured[-1]
     steps = {factor << exponent for exponent in range(largest.bit_length()) for factor in (1, 3)} - {3, 6, 12}
@@ -80,13 +72,12 @@ class WidthGraphs:
     """Resources of every width.
 
     Args:
-        target: the target's runner; drafter: the drafter's. Their own graphs are captured.
+        target, drafter: the runners; their own graphs are captured.
         layout: the drafter's parallel layout.
         drafted: the drafter's block size.
 
     Attributes:
-        memory_gb: device memory of the additional graphs, by SGLang's phase.
-        seconds: capture time of the additional graphs, by SGLang's phase.
+        memory_gb, seconds: device memory and capture time of the additional graphs, by SGLang's phase.
     """
 
     def __init__(self, target: ModelRunner, drafter: ModelRunner, layout: Any, drafted: int) -> None:
@@ -107,22 +98,20 @@ class WidthGraphs:
         """
         narrower = sorted({width for width in widths if width < self._full}, key=lambda width: (width > 1, -width))
         if narrower and (reason := reason_for_full_width_only(self._target, self._drafter)):
-            self._log("width %d only: %s", self._full, reason)
+            _log("width %d only: %s", self._full, reason)
             return (self._full,)
         if narrower and self._captured:
             sets = len(narrower) + sum(1 < width < self.drafted for width in narrower)
-            self._log(
+            _log(
                 "capturing %d more CUDA graphs before the server is ready: widths %s at batch sizes %s",
                 *(sets * len(self._sizes), sorted(narrower), self._sizes),
             )
         for done, width in enumerate(narrower):
             if self._captured and not self._has_room():
-                left_out = sorted(narrower[done:])
-                self._log(
+                _log(
                     "widths %s are not used: their graphs would leave less than %.1f GB free. Fix: lower "
                     "--mem-fraction-static or --cuda-graph-max-bs",
-                    left_out,
-                    FLOOR_GB,
+                    *(sorted(narrower[done:]), FLOOR_GB),
                 )
                 narrower = narrower[:done]
                 break
@@ -162,16 +151,14 @@ class WidthGraphs:
         self._changes[width].append((runner, "attn_backend", backend))
         if not self._captured:
             return
-        graphs = DecodeCudaGraphRunner if width > 1 else PlainDecodeGraphs
-        graph = get_exec().graph
+        graphs, graph = DecodeCudaGraphRunner if width > 1 else PlainDecodeGraphs, get_exec().graph
         config = with_phase(graph.cuda_graph_config, Phase.DECODE, bs=self._sizes)
         with self.at(width), graph.override(cuda_graph_config=config):
             self._changes[width].append((runner, "decode_cuda_graph_runner", graphs(runner)))
         seconds, memory_gb = time.perf_counter() - start, free - free_gb(self._target)
         self.seconds[phase] += seconds
         self.memory_gb[phase] += memory_gb
-        role = "drafter" if runner is self._drafter else "target"
-        self._log("graphs of width %d, %s: %.0f MiB, %.1f s", width, role, memory_gb * 1024, seconds)
+        _log("graphs of width %d, %s: %.0f MiB, %.1f s", width, phase, memory_gb * 1024, seconds)
 
     def _has_room(self) -> bool:
         # Graphs of a narrower width take no more memory than those of the full width. Rank 0 decides.
@@ -179,10 +166,10 @@ class WidthGraphs:
         needed = full[0].get("target_verify", 0.0) + full[1].get("draft_decode", 0.0)
         return bool(get_parallel().tp_group.broadcast_object(free_gb(self._target) - needed >= FLOOR_GB))
 
-    @staticmethod
-    def _log(text: str, *values: Any) -> None:
-        if get_parallel().tp_rank == 0:
-            logger.info("DFLASH: " + text, *values)
+
+def _log(text: str, *values: Any) -> None:
+    if get_parallel().tp_rank == 0:
+        logger.info("DFLASH: " + text, *values)
 
 
 def packed(cache: Any, width: int) -> Any:
@@ -193,8 +180,7 @@ def packed(cache: Any, width: int) -> Any:
 
     Args:
         cache: its ``intermediate_ssm`` is ``[layers, rows, block, HV, V, K]``, contiguous, block >= width; the result's
-            is ``[layers, rows * block // width, width, HV, V, K]``. Convolution windows are accessed by strides and do
-            not change.
+            is ``[layers, rows * block // width, width, HV, V, K]``. Convolution windows are read by strides: unchanged.
     """
     states = cache.intermediate_ssm
     layers, rows, block = states.shape[:3]
@@ -211,50 +197,39 @@ def drafter_has_room(drafter: ModelRunner) -> bool:
         logger.warning(
             "DFLASH: the drafter runs without CUDA graphs, which need up to %.1f GB; %.2f GB of memory are free. "
             "Fix: lower --mem-fraction-static or --cuda-graph-max-bs",
-            DRAFTER_GB,
-            free,
+            *(DRAFTER_GB, free),
         )
     return False
 
 
 def free_gb(runner: ModelRunner) -> float:
     """Return the free memory of the rank with the least, in SGLang's GB."""
-    return float(
-        get_available_gpu_memory(
-            runner.device,
-            runner.gpu_id,
-            distributed=get_parallel().tp_size > 1,
-            cpu_group=get_parallel().tp_group.cpu_group,
-        )
-    )
+    ranks = get_parallel()
+    group = ranks.tp_group.cpu_group
+    return float(get_available_gpu_memory(runner.device, runner.gpu_id, distributed=ranks.tp_size > 1, cpu_group=group))
 
 
 def backends(*runners: ModelRunner) -> set[str]:
     """Return the names of the runners' attention backends."""
-    return {
-        name
-        for runner in runners
-        for name in (runner.prefill_attention_backend_str, runner.decode_attention_backend_str)
-    }
+    prefill = {runner.prefill_attention_backend_str for runner in runners}
+    return prefill | {runner.decode_attention_backend_str for runner in runners}
 
 
 def reason_for_full_width_only(target: ModelRunner, drafter: ModelRunner) -> str | None:
     """Return the reason why every step must have the server's width; None if there is none."""
-    linear = getattr(target.attn_backend, "linear_attn_backend", None)
-    starts_from_scratch = getattr(linear, "accept_lens_pool", None) is not None
-    unknown = backends(target, drafter) - WIDTH_OF_THE_BATCH - WIDTH_OF_THE_SERVER
+    linear: Any = getattr(target.attn_backend, "linear_attn_backend", None)
+    pool: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
+    # Plain decoding and KDA keep a ring; every commit folds GDN's records into the state (states/replay.py).
+    keeps_history = pool is not None and (pool.enable_linear_replayssm or getattr(pool, "replayssm_is_kda", False))
+    unknown = ", ".join(sorted(backends(target, drafter) - WIDTH_OF_THE_BATCH - WIDTH_OF_THE_SERVER))
     reasons = {
-        f"attention backend {', '.join(sorted(unknown))} may not support other widths": bool(unknown),
+        f"attention backend {unknown} may not support other widths": unknown,
         "--enable-two-batch-overlap wraps the attention backend": get_exec().overlap.enable_two_batch_overlap,
         "--enable-pdmux uses separate attention backends": get_disagg().enable_pdmux,
         "LoRA's batch layout has one width": target.lora_manager is not None,
-        "ReplaySSM keeps a history in a ring of blocks": _keeps_history(target),
-        "the next block starts from a state in this block's scratch": starts_from_scratch,
+        "ReplaySSM keeps a history in a ring of blocks": keeps_history,
+        "the next block starts from a state in this block's scratch": (
+            getattr(linear, "accept_lens_pool", None) is not None
+        ),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-def _keeps_history(target: ModelRunner) -> bool:
-    # Plain decoding and KDA keep a ring; every commit folds GDN's records into the state (states/replay.py).
-    pool: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
-    return pool is not None and bool(pool.enable_linear_replayssm or getattr(pool, "replayssm_is_kda", False))

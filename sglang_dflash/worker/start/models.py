@@ -1,4 +1,4 @@
-"""Load the drafter, allocate its rings under a draft window, and log the memory of both models."""
+"""Load the drafter, and log the memory of both models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from sglang_dflash.upstream import (
     get_server_args,
 )
 from sglang_dflash.worker.observe.identity import allocated_bytes
-from sglang_dflash.worker.window import DraftRings, RowAllocator
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner, ServerArgs, TpModelWorker
@@ -38,9 +37,6 @@ def load_drafter(
     plan: ServingPlan, target: ModelRunner, layout: Any, *, server_args: ServerArgs, gpu_id: int, nccl_port: int
 ) -> TpModelWorker:
     """Return SGLang's worker of the drafter, weights loaded; it uses the target's embedding and LM head.
-
-    Args:
-        layout: the drafter's parallel layout.
 
     Raises:
         DFlashError: the drafter's tensors are unusable, or do not fit the target.
@@ -64,31 +60,8 @@ def load_drafter(
     return worker
 
 
-def allocate_rings(
-    plan: ServingPlan, target: ModelRunner, drafter: TpModelWorker, pool_config: Any, request_pool: Any
-) -> DraftRings:
-    """Allocate the drafter's pool under a draft window.
-
-    Args:
-        pool_config: SGLang's ``MemoryPoolConfig`` of the target's pool.
-        request_pool: the target's ``ReqToTokenPool``.
-    """
-    assert plan.window is not None
-    rings = DraftRings(request_pool, plan.window, target.model_config.context_len, by_row=plan.role != "null")
-    drafter.alloc_memory_pool(
-        memory_pool_config=rings.pool_config(pool_config),
-        req_to_token_pool=rings.request_pool,
-        token_to_kv_pool_allocator=RowAllocator(),
-    )
-    return rings
-
-
 def log_memory(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> Pools:
-    """Log the memory of this rank; warn if fewer requests run at once than ``--max-running-requests``.
-
-    Args:
-        target, drafter: the runners, pools allocated.
-    """
+    """Log the memory of this rank, pools allocated; warn if ``--max-running-requests`` do not fit at once."""
     schedule, memory = get_schedule(), allocated_bytes(target, drafter)
     states: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
     slots, tokens, page = 0 if states is None else states.size, target.max_total_num_tokens, schedule.page_size

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,20 +47,23 @@ def check_replay(runner: ModelRunner, width: int) -> None:
         return
     from triton.errors import TritonError  # not installed where no kernel runs
 
-    start, pool = time.perf_counter(), Pool.of(states)
-    with pool.restored():
-        try:
-            faults = list(_faults(pool, runner.dtype, width))
-        except torch.OutOfMemoryError:
-            raise
-        except (TritonError, RuntimeError) as error:
-            raise _refusal(f"the kernels of a state replay do not run on this device: {error}") from error
+    start, records = time.perf_counter(), replay.pool_records(states)
+    pool = Pool(states.temporal[:LAYERS], Records(*(part[:LAYERS] for part in records.parts)))
+    used = [pool.states[:, :2], *(part[:, :1] for part in pool.records.parts)]
+    before = [part.clone() for part in used]
+    try:
+        faults = list(_faults(pool, runner.dtype, width))
+    except torch.OutOfMemoryError:
+        raise
+    except (TritonError, RuntimeError) as error:
+        raise _refusal(f"the kernels of a state replay do not run on this device: {error}") from error
+    finally:
+        for part, values in zip(used, before, strict=True):
+            part.copy_(values)
     if faults:
         raise _refusal(f"on this device, kernels of a state replay differ from their definition: {'; '.join(faults)}")
-    logger.info(
-        "DFLASH: the kernels of the state replay equal their definition (checked in %.1f s)",
-        time.perf_counter() - start,
-    )
+    seconds = time.perf_counter() - start
+    logger.info("DFLASH: the kernels of the state replay equal their definition (checked in %.1f s)", seconds)
 
 
 def _refusal(found: str) -> DFlashError:
@@ -79,11 +81,6 @@ class Pool(NamedTuple):
     states: Tensor
     records: Records
 
-    @classmethod
-    def of(cls, states: Any) -> Pool:
-        records = replay.pool_records(states)
-        return cls(states.temporal[:LAYERS], Records(*(part[:LAYERS] for part in records.parts)))
-
     def on_host(self) -> Pool:
         """Copy slots 0 and 1 and row 0, after a padding slot and row, to which the definition writes."""
 
@@ -96,90 +93,69 @@ class Pool(NamedTuple):
     def layer(self, index: int) -> Records:
         return Records(*(part[index] for part in self.records.parts))
 
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Restore slots 0 and 1 and row 0 at the end of this context."""
-        used = [self.states[:, :2], *(part[:, :1] for part in self.records.parts)]
-        before = [part.clone() for part in used]
-        try:
-            yield
-        finally:
-            for part, values in zip(used, before, strict=True):
-                part.copy_(values)
+
+# A padding request, and one at row 0 and slot 0 with a snapshot in slot 1; on the host, rows and slots are one higher.
+SLOTS, HOST_SLOTS = torch.tensor([-1, 0], dtype=torch.int32), torch.tensor([-1, 1])
+ROWS, HOST_ROWS = torch.tensor([0, 0]), torch.tensor([0, 1])
+TRACK_SLOTS, HOST_TRACK_SLOTS = torch.tensor([-1, 1]), torch.tensor([0, 2])
 
 
 def _faults(pool: Pool, dtype: torch.dtype, width: int) -> Iterator[str]:
-    # The batch is a padding request and one at row 0 and slot 0, with snapshots in slot 1.
     generator = torch.Generator().manual_seed(0)
     pool.states[:, :2].copy_(torch.randn(pool.states[:, :2].shape, generator=generator))
     yield from _faults_of_verify(pool, dtype, width, generator)
-    yield from _faults_of_commit(pool, max(1, width // 2), None)
-    yield from _faults_of_commit(pool, width, max(1, width // 2))
+    yield from _faults_of_commit(pool, "without", max(1, width // 2), None)
+    yield from _faults_of_commit(pool, "with", width, max(1, width // 2))
 
 
 def _faults_of_verify(pool: Pool, dtype: torch.dtype, width: int, generator: torch.Generator) -> Iterator[str]:
-    host, scale, (slots, rows, host_slots, host_rows) = pool.on_host(), pool.states.shape[-1] ** -0.5, _places(pool)
+    host, device, scale = pool.on_host(), pool.states.device, pool.states.shape[-1] ** -0.5
+    slots, rows = SLOTS.to(device), ROWS.to(device)
     for layer, (states, host_states) in enumerate(zip(pool.states, host.states, strict=True)):
-        found, expected = pool.layer(layer), host.layer(layer)
-        inputs = _inputs(pool, dtype, width, generator)
-        outputs = replay.gdn_verify(
-            *_split(pool, inputs, pool.states.device), states, slots, found, rows, width=width, scale=scale
+        records, host_records = pool.layer(layer), host.layer(layer)
+        projected, gates = _inputs(pool, dtype, width, generator)
+        q, k, v = _split(pool, projected.to(device))
+        on_device = (gate.to(device) for gate in gates)
+        found = replay.gdn_verify(*(q, k, v, *on_device, states, slots, records, rows), width=width, scale=scale)
+        q, k, v = _split(pool, projected)
+        expected = reference.gdn_verify(
+            *(q, k, v, *gates, host_states, HOST_SLOTS, host_records, HOST_ROWS), width=width, scale=scale
         )
-        expected_outputs = reference.gdn_verify(
-            *_split(pool, inputs, host_states.device),
-            *(host_states, host_slots, expected, host_rows),
-            width=width,
-            scale=scale,
-        )
-        yield from _difference("outputs of gdn_verify", outputs, expected_outputs)
+        yield from _difference("outputs of gdn_verify", found, expected)
         for name in ("updates", "keys"):
-            yield from _difference(f"{name} of gdn_verify", _whole(found, name)[0], _whole(expected, name)[1])
-        yield from _difference("decays of gdn_verify", found.decays[0], expected.decays[1])
+            yield from _difference(f"{name} of gdn_verify", _whole(records, name)[0], _whole(host_records, name)[1])
+        yield from _difference("decays of gdn_verify", records.decays[0], host_records.decays[1])
 
 
-def _faults_of_commit(pool: Pool, count: int, track_count: int | None) -> Iterator[str]:
-    host, device, (slots, rows, host_slots, host_rows) = pool.on_host(), pool.states.device, _places(pool)
+def _faults_of_commit(pool: Pool, snapshot: str, count: int, track_count: int | None) -> Iterator[str]:
+    host, device = pool.on_host(), pool.states.device
     counts = torch.tensor([0, count], dtype=torch.int32)
     track: tuple[Tensor | None, Tensor | None] = (None, None)
     host_track = track
     if track_count is not None:
-        track_slots, track_counts = torch.tensor([-1, 1]), torch.tensor([0, track_count])
-        track, host_track = (track_slots.to(device), track_counts.to(device)), (track_slots + 1, track_counts)
-    replay.gdn_commit(pool.states, pool.records, rows, slots, counts.to(device), *track)
-    reference.gdn_commit(host.states, host.records, host_rows, host_slots, counts, *host_track)
-    name = f"states of gdn_commit, {'without' if track_count is None else 'with'} a snapshot"
-    yield from _difference(name, pool.states[:, :2], host.states[:, 1:])
+        track_counts = torch.tensor([0, track_count])
+        track, host_track = (TRACK_SLOTS.to(device), track_counts.to(device)), (HOST_TRACK_SLOTS, track_counts)
+    replay.gdn_commit(pool.states, pool.records, ROWS.to(device), SLOTS.to(device), counts.to(device), *track)
+    reference.gdn_commit(host.states, host.records, HOST_ROWS, HOST_SLOTS, counts, *host_track)
+    yield from _difference(f"states of gdn_commit, {snapshot} a snapshot", pool.states[:, :2], host.states[:, 1:])
 
 
-def _places(pool: Pool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    # Slots and rows of both requests, in the pool and on the host.
-    slots, rows = torch.tensor([-1, 0], dtype=torch.int32), torch.tensor([0, 0])
-    return slots.to(pool.states.device), rows.to(pool.states.device), torch.tensor([-1, 1]), torch.tensor([0, 1])
-
-
-_Gates = tuple[Tensor, Tensor, Tensor, Tensor]  # a, b, A_log, dt_bias
-
-
-def _inputs(pool: Pool, dtype: torch.dtype, width: int, generator: torch.Generator) -> tuple[Tensor, _Gates]:
-    # Projection of q, k and v, and the gates, of one layer on the host. Values of ``b`` have sigmoids far from the
-    # rounding boundaries of 16 bits, so both sides round alike.
+def _inputs(pool: Pool, dtype: torch.dtype, width: int, generator: torch.Generator) -> tuple[Tensor, list[Tensor]]:
+    # Projection of q, k and v, and the gates a, b, A_log and dt_bias, of one layer on the host. Values of ``b`` have
+    # sigmoids far from the rounding boundaries of 16 bits, so both sides round alike.
     _, _, HV, V, K = pool.states.shape
     tokens, size = 2 * width, 2 * pool.records.keys.shape[2] * K + HV * V
     projected = torch.randn(tokens, size, generator=generator).to(dtype)
     a = torch.randn(tokens, HV, generator=generator).to(dtype)
     b = (torch.randint(-4, 4, (tokens, HV), generator=generator) / 2).to(dtype)
-    A_log, dt_bias = torch.rand(HV, generator=generator).log(), torch.randn(HV, generator=generator)
-    return projected, (a, b, A_log, dt_bias)
+    return projected, [a, b, torch.rand(HV, generator=generator).log(), torch.randn(HV, generator=generator)]
 
 
-def _split(
-    pool: Pool, inputs: tuple[Tensor, _Gates], device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _split(pool: Pool, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # q, k and v are parts of one projection, as in a model, so tokens have gaps.
     H, (_, _, HV, V, K) = pool.records.keys.shape[2], pool.states.shape
-    projected, (a, b, A_log, dt_bias) = inputs[0].to(device), (gate.to(device) for gate in inputs[1])
     q, k, v = projected.split([H * K, H * K, HV * V], -1)
-    return q.unflatten(-1, (H, K)), k.unflatten(-1, (H, K)), v.unflatten(-1, (HV, V)), a, b, A_log, dt_bias
+    return q.unflatten(-1, (H, K)), k.unflatten(-1, (H, K)), v.unflatten(-1, (HV, V))
 
 
 def _whole(records: Records, name: str) -> Tensor:

@@ -38,15 +38,26 @@ def install() -> None:
     """Make the worker's guard watch CPU devices too."""
     from sglang_dflash.worker import no_sync
 
-    no_sync.WATCHERS["cpu"] = watch_host
+    no_sync.MODES["cpu"] = debug_mode
+
+
+_suspended = False
 
 
 @contextlib.contextmanager
-def watch_host(mode: str) -> Iterator[None]:
-    """Raise (mode "error") or warn ("warn") at a wait, except inside the functions that the guard excuses."""
+def debug_mode(mode: str) -> Iterator[None]:
+    """Raise (mode "error") or warn ("warn") at a wait; "default" suspends both."""
+    global _suspended
+    before, _suspended = _suspended, mode == "default"
     report = _raise if mode == "error" else _warn
-    with _WatchMethods(report), _WatchOps(report):
-        yield
+    watched = [_WatchMethods(report), _WatchOps(report)] if not _suspended else []
+    try:
+        with contextlib.ExitStack() as stack:
+            for watch in watched:
+                stack.enter_context(watch)
+            yield
+    finally:
+        _suspended = before
 
 
 def _raise(text: str) -> None:
@@ -57,19 +68,13 @@ def _warn(text: str) -> None:
     warnings.warn(text, HostSyncWarning, stacklevel=1)  # once per text: the step's own line is not known here
 
 
-def _excused() -> bool:
-    from sglang_dflash.worker import no_sync
-
-    return no_sync.suspended
-
-
 class _WatchMethods(TorchFunctionMode):
     def __init__(self, report: Callable[[str], None]) -> None:
         super().__init__()
         self._report = report
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.tolist and not _excused():  # on a CPU it runs no operator that a mode could see
+        if func is torch.Tensor.tolist and not _suspended:  # on a CPU it runs no operator that a mode could see
             self._report("tolist reads a tensor back to the host inside a step")
         return func(*args, **(kwargs or {}))
 
@@ -85,7 +90,7 @@ class _WatchOps(TorchDispatchMode):
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
-        if not _excused() and waits(func, args, kwargs):
+        if not _suspended and waits(func, args, kwargs):
             self._report(f"{func._schema.name} makes the host wait inside a step")
         return func(*args, **kwargs)
 

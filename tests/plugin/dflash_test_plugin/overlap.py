@@ -47,7 +47,7 @@ def hooks(when: Any) -> list[tuple[str, Callable[..., Any], Any]]:
         (ours + "accept.Accept.before_verify", before_verify, when.AROUND),
         (ours + "accept.Accept.__call__", accept, when.AROUND),
         (ours + "state.DraftState.prepare_for_decode", prepare_for_decode, when.AROUND),
-        (ours + "inject.Inject.__call__", inject, when.AROUND),
+        (ours + "forwards.Inject.__call__", inject, when.AROUND),
         (ours + "worker.DFlashWorker._decode", note, when.AFTER),
     ]
 

@@ -1,0 +1,216 @@
+"""Adaptive width in the worker: costs measured at start-up, and step times shared between tensor-parallel ranks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.ops import host_rows
+from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.upstream import (
+    CaptureHiddenMode,
+    DFlashVerifyInput,
+    ForwardBatch,
+    ForwardMode,
+    draft_tp_context,
+    get_parallel,
+)
+from sglang_dflash.width import CostTable, WidthPolicy, build_policy
+from sglang_dflash.worker.observe.metrics import StepRecord
+from sglang_dflash.worker.start.graphs import WidthGraphs
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+CONTEXT = 64
+REPEATS = 5  # the first one warms up
+
+
+def prepare_widths(
+    plan: ServingPlan, target: ModelRunner, drafter: ModelRunner, layout: Any
+) -> tuple[WidthPolicy, WidthGraphs]:
+    """Capture graphs for the plan's widths and build the policy; all ranks use the costs of rank 0.
+
+    Args:
+        target, drafter: the runners; their own graphs are captured.
+        layout: the drafter's parallel layout.
+    """
+    assert plan.widths is not None
+    graphs, config = WidthGraphs(target, drafter, layout, plan.drafted), plan.widths
+    config = replace(config, widths=graphs.build(config.widths_for(plan.block, plan.drafted)))
+    costs = None
+    if config.policy == "adaptive":
+        calibration = Calibration(target, drafter, layout, plan.drafter.mask_token_id, graphs)
+        points = calibration.points(config.widths, target.max_running_requests)
+        costs = CostTable(get_parallel().tp_group.broadcast_object(points), config.widths)
+    if get_parallel().tp_rank == 0:
+        logger.info("DFLASH: policy %s, widths %s; %s", config.policy, config.widths, costs or "no cost table")
+    return build_policy(config, plan.block, costs, plan.drafted), graphs
+
+
+def batch_sizes(most: int) -> list[int]:
+    """Return the powers of four below the largest batch size, and that size."""
+    return [*(4**k for k in range(most.bit_length()) if 4**k < most), most]
+
+
+class Calibration:
+    """Times a step's two forwards and its injection, on batches of the pools' padding row with a short context.
+
+    They lack the scheduler's time between steps, which the cost table learns from real steps.
+
+    Args:
+        target, drafter: the runners.
+        layout: the drafter's parallel layout.
+        token_id: fills the batches; any token id works.
+        graphs: resources of each width.
+    """
+
+    def __init__(
+        self, target: ModelRunner, drafter: ModelRunner, layout: Any, token_id: int, graphs: WidthGraphs
+    ) -> None:
+        self._target, self._drafter, self._layout, self._token_id = target, drafter, layout, token_id
+        self._graphs = graphs
+
+    def points(self, widths: Sequence[int], most_requests: int) -> dict[tuple[int, int], float]:
+        """Return milliseconds by (batch size, width)."""
+        if torch.device(self._target.device).type == "cpu":
+            # Run each number of rows once, so that no request waits for oneDNN to compile.
+            sizes = {host_rows(bs * widths[-1]): bs for bs in range(1, most_requests + 1)}
+            for bs in sizes.values():
+                self._step(bs, widths[-1])
+        return {(bs, width): self._milliseconds(bs, width) for bs in batch_sizes(most_requests) for width in widths}
+
+    def _milliseconds(self, bs: int, width: int) -> float:
+        device, taken = torch.get_device_module(self._target.device), []
+        for _ in range(REPEATS):
+            device.synchronize()
+            start = time.perf_counter()
+            self._step(bs, width)
+            device.synchronize()
+            taken.append(time.perf_counter() - start)
+        return min(taken[1:]) * 1000
+
+    @torch.inference_mode()
+    def _step(self, bs: int, width: int) -> None:
+        with self._graphs.at(width):
+            if width > 1:
+                drafted = min(width, self._graphs.drafted)
+                with draft_tp_context(self._layout):
+                    self._drafter.forward(self._batch(self._drafter, bs, drafted, CaptureHiddenMode.NULL))
+            batch = self._batch(self._target, bs, width, CaptureHiddenMode.FULL)
+            output = self._target.forward(batch).logits_output
+            output.next_token_logits.argmax(-1)
+            if width > 1:  # plain decoding injects the tokens of many steps together
+                with draft_tp_context(self._layout):
+                    self._drafter.model.context_kv(output.hidden_states[: bs * width], batch.positions)
+
+    def _batch(self, runner: ModelRunner, bs: int, width: int, capture: CaptureHiddenMode) -> ForwardBatch:
+        decodes, device = width == 1, runner.device
+        lens = torch.full((bs,), CONTEXT + decodes, dtype=torch.int64, device=device)
+        positions = (CONTEXT + torch.arange(width, device=device)).repeat(bs)
+        block = DFlashVerifyInput(
+            draft_token=None, positions=positions, draft_token_num=width, capture_hidden_mode=capture
+        )
+        batch = ForwardBatch(
+            forward_mode=ForwardMode.DECODE if decodes else ForwardMode.TARGET_VERIFY,
+            batch_size=bs,
+            input_ids=torch.full_like(positions, self._token_id),
+            req_pool_indices=torch.zeros_like(lens),
+            seq_lens=lens,
+            seq_lens_cpu=torch.full((bs,), CONTEXT + width, dtype=torch.int64),
+            seq_lens_sum=bs * (CONTEXT + width),
+            orig_seq_lens=lens,
+            out_cache_loc=torch.zeros_like(positions),
+            positions=positions,
+            mrope_positions=positions.expand(3, -1),
+            spec_algorithm=runner.spec_algorithm,
+            spec_info=None if decodes else block,
+            capture_hidden_mode=capture,
+        )
+        runner.kv_index_translator.bind_runner_slots(batch)
+        return batch
+
+
+StepTime = tuple[int, int, int, float, bool]  # arguments of ``WidthPolicy.observe_time``
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Rank 0's message among the requests: its new step times, and its policy's fingerprint before it applies them."""
+
+    steps: tuple[StepTime, ...]
+    fingerprint: int
+
+
+class SharedTimes:
+    """Applies rank 0's step times to the width policies of all tensor-parallel ranks, so that they choose alike.
+
+    A policy is a function of its observations. Accept counts are equal on all ranks because the tokens are; measured
+    times are not. Rank 0 appends its times to the list of requests that SGLang broadcasts at the start of every
+    iteration of its event loop, and every rank, rank 0 included, applies them there. This adds no message and no wait.
+    Ranks whose policies diverge would choose different widths and deadlock, so the fingerprints are compared.
+    """
+
+    def __init__(self, policy: WidthPolicy, ranks: int) -> None:
+        self._policy, self._alone = policy, ranks == 1
+        self._outgoing: list[StepTime] = []
+
+    def add(self, records: Sequence[StepRecord]) -> None:
+        """Add steps that this rank has timed."""
+        for record in records:
+            assert record.milliseconds is not None
+            step = (record.batch_size, record.width, record.context, record.milliseconds, record.caught_up)
+            if self._alone:
+                self._policy.observe_time(*step)
+            else:
+                self._outgoing.append(step)
+
+    def broadcast(self, send: Callable[[list[Any] | None], list[Any]], requests: list[Any] | None) -> list[Any]:
+        """Broadcast the requests with rank 0's new step times, and apply the times.
+
+        Args:
+            send: broadcasts the source rank's list, and returns it on every rank.
+            requests: on the source rank; None elsewhere.
+
+        Raises:
+            DFlashError: this rank's policy differs from rank 0's.
+        """
+        if requests is not None and self._outgoing:
+            requests = [*requests, StepTimes(tuple(self._outgoing), self._policy.fingerprint())]
+        self._outgoing.clear()  # other ranks' times are discarded
+        received = send(requests)
+        if self._alone:
+            return received
+        for message in received:
+            if isinstance(message, StepTimes):
+                self._apply(message)
+        return [message for message in received if not isinstance(message, StepTimes)]
+
+    def _apply(self, message: StepTimes) -> None:
+        if self._policy.fingerprint() != message.fingerprint:
+            raise DFlashError(
+                "tensor-parallel ranks committed different tokens than rank 0, or timed different steps",
+                expected="the same accept lengths on every rank, so that all choose the same width",
+                remedy="report this with the log; until then start without --speculative-adaptive",
+            )
+        for step in message.steps:
+            self._policy.observe_time(*step)
+
+
+shared_times: SharedTimes | None = None
+"""Those of this process's worker; None before it is built. The hook around SGLang's broadcast of requests reads it."""
+
+
+def share_times(policy: WidthPolicy) -> SharedTimes:
+    """Share the step times of this process's worker, for its policy."""
+    global shared_times
+    shared_times = SharedTimes(policy, get_parallel().tp_size)
+    return shared_times
