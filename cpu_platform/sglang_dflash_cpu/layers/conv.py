@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sglang_dflash_cpu.layers.mamba_state import live_slots
+from sglang_dflash_cpu.layers.pools import live_slots
 
 
 def _activate(y: Tensor, activation: str | bool | None) -> Tensor:
@@ -24,13 +24,13 @@ def _activate(y: Tensor, activation: str | bool | None) -> Tensor:
 
 
 def _filter_one(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Weigh one window per request, rows ``[bs, width, dim]``, by ``weight [dim, width]`` in fp32: ``[bs, 1, dim]``."""
+    # One window per request, [bs, width, dim] to [bs, 1, dim], in fp32: fewer operations than _filter.
     y = (window.mT * weight.float()).sum(-1).unsqueeze(1)
     return y if bias is None else y.add_(bias)
 
 
 def _filter(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Weigh every window of rows ``[..., T + width - 1, dim]``, one tap after the other, in fp32: ``[..., T, dim]``."""
+    # Every window of [..., T + width - 1, dim], to [..., T, dim], in fp32.
     taps = weight.float().t().contiguous()
     steps = rows.shape[-2] - len(taps) + 1
     rows = rows.float()
@@ -41,7 +41,7 @@ def _filter(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _PackedRows(NamedTuple):
-    """Layout of the rows of all sequences one after another, history first."""
+    """Rows of all sequences one after another, each with its history first."""
 
     order: Tensor  # [sum(W + len)] index into (all histories, then all tokens)
     windows: Tensor  # [tokens] the first row of each token's window
@@ -50,7 +50,7 @@ class _PackedRows(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _pack(starts: tuple[int, ...], history: int) -> _PackedRows:
-    """Layout of sequences that begin at ``starts`` (the last entry is the end), ``history`` = width - 1."""
+    # Sequences begin at ``starts``, whose last entry is the end; ``history`` is width - 1.
     count = len(starts) - 1
     order, windows, tails = [], [], []
     for i, (start, end) in enumerate(pairwise(starts)):
@@ -79,11 +79,9 @@ def prefill(
         x: all tokens, sequence after sequence, ``[dim, tokens]``.
         weight: ``[dim, width]``; bias: ``[dim]`` or None.
         conv_states: pool ``[slots, dim, width - 1]``; the rows of these sequences are updated in place.
-        query_start_loc: first token of each sequence, then the end, ``[N + 1]``.
-        seq_lens_cpu: redundant with ``query_start_loc``.
+        query_start_loc: first token of each sequence, then the end, ``[N + 1]``; ``seq_lens_cpu`` repeats it.
         cache_indices: slot of each sequence, ``[N]``; negative for padding.
         has_initial_state: whether the slot holds history to continue from, bool ``[N]``.
-        unused: launch parameters of the upstream kernel.
 
     Returns:
         ``[dim, tokens]``, token-major in memory like ``x``.
@@ -127,8 +125,6 @@ def update(
         intermediate_conv_window: verify only, ``[rows, block >= T, dim, width - 1]``; written in place. Windows of
             consecutive positions share their memory, as SGLang allocates them for chains.
         intermediate_state_indices: row of each request in it, ``[bs]``.
-        retrieve_next_token: given for draft trees, which are refused.
-        unused: launch parameters of the upstream kernel.
 
     Returns:
         The shape of ``x``, token-major in memory.
@@ -153,7 +149,7 @@ def update(
 
 
 def _columns(windows: Tensor, count: int) -> Tensor:
-    """The first ``count`` columns that overlapping windows ``[rows, block, dim, W]`` share: ``[rows, dim, count]``."""
+    # Overlapping windows [rows, block, dim, W] share these columns: [rows, dim, count].
     row, step, dim, column = windows.stride()
-    assert step == column, "each window of a chain is the one before it, moved by a token"
+    assert step == column, "consecutive windows of a chain must share memory"
     return windows.as_strided((windows.shape[0], windows.shape[2], count), (row, dim, column))

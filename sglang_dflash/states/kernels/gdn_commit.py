@@ -41,7 +41,7 @@ def write_state(
     """
     step = tl.arange(0, STEPS)
     token = tl.minimum(step, count - 1)
-    # Sum the decays after each token directly: see _decay_between in states/reference.py.
+    # Sum the decays after each token directly: see decay_between in states/reference.py.
     following = tl.load(decays + tl.minimum(step + 1, count - 1))
     later = tl.cumsum(tl.where(step + 1 < count, following, 0.0), axis=0, reverse=True)
     weight = tl.where(step < count, tl.exp(later), 0.0)[:, None]

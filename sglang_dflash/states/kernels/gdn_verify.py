@@ -157,7 +157,7 @@ def gdn_verify_kernel(
         beta = beta.to(b.dtype.element_ty).to(tl.float32)
     beta = beta[:, None]
 
-    # Sum the decays between two writes directly: see _decay_between in states/reference.py.
+    # Sum the decays between two writes directly: see decay_between in states/reference.py.
     later = step[:, None] > step[None, :]
     decay = tl.exp(tl.cumsum(tl.where(later, g[:, None], 0.0), axis=0)) * k_factor[None, :]
     decay_in = tl.exp(tl.cumsum(g, axis=0))[:, None]
