@@ -117,15 +117,7 @@ def choose_backends(server_args: Any, previous: Step) -> None:
 
 
 def check_before_model(cfg: Any, known: list[str]) -> None:
-    """Refuse an unknown attention backend, which ``Engine`` does not check, and a missing model folder.
-
-    Args:
-        cfg: server arguments, read by attribute.
-        known: names of the attention backends, the platform's included.
-
-    Raises:
-        DFlashError: naming the argument and its value.
-    """
+    """Refuse a missing model folder, and an attention backend that is not ``known``: ``Engine`` does not check it."""
     backends = [(field, getattr(cfg, field)) for field in _ATTENTION_FIELDS]
     _refuse(
         *(
@@ -147,14 +139,10 @@ def check_before_model(cfg: Any, known: list[str]) -> None:
 
 
 def check_pair(model_config: Any, cfg: Any) -> None:
-    """Refuse a target or a drafter that the platform has no torch implementation for, and adapters.
+    """Refuse a pair that the platform has no torch implementation for, and adapters.
 
     Args:
-        model_config: SGLang's ``ModelConfig`` of the target.
-        cfg: server arguments, read by attribute.
-
-    Raises:
-        DFlashError: naming what was found.
+        model_config: SGLang's ``ModelConfig`` of the target; cfg: server arguments, read by attribute.
     """
     from sglang_dflash.upstream import AttentionArch, hybrid_gdn_config, mambaish_config
 
@@ -207,11 +195,7 @@ def _refuse(*rules: Rule) -> None:
 
 
 def cpu_values(value_of: Callable[[str], Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the server arguments to change, and a warning for each one that the user had set.
-
-    Args:
-        value_of: reads a server argument by name.
-    """
+    """Return the server arguments to change, and a warning for each one that the user had set."""
     changes, warnings = {}, []
     for field, instead, served_by, allowed in CHOICES:
         value = value_of(field)
@@ -259,16 +243,14 @@ def pool_defaults(
 ) -> dict[str, int]:
     """Return caps for ``max_total_tokens`` and ``max_mamba_cache_size``, for a user who chose neither.
 
-    SGLang fills a fraction of the device's memory with its pools. On a CPU that is the machine's memory, and a tiny
-    model would zero gigabytes at start. A pool is capped at what the running requests can use, if that is a small part
-    of the memory; a larger model keeps SGLang's sizing.
+    SGLang fills a fraction of the device's memory with its pools, which on a CPU is the machine's: a tiny model would
+    zero gigabytes at start. A pool is capped at what the running requests can use, if that is a small part of the
+    memory.
 
     Args:
-        config: the target's text config, from SGLang or the checkpoint. SGLang's has no ``layer_types`` for hybrids but
-            keeps ``full_attention_interval``.
+        config: the target's text config. SGLang's has no ``layer_types`` for hybrids but ``full_attention_interval``.
         dtype_bytes: bytes of one element of K, V and the convolution state; the recurrent state is float32.
-        running: requests that may run at once.
-        context: longest sequence, tokens.
+        running: requests that may run at once; context: longest sequence, tokens.
         available: free memory of the machine, bytes.
     """
     tokens, states = running * min(context, TOKENS_PER_REQUEST), running * STATES_PER_REQUEST

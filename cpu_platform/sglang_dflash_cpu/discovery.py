@@ -19,12 +19,7 @@ PLATFORM_CLASS = "sglang_dflash_cpu.platform.DFlashCpuPlatform"
 PLATFORM_GROUP = "sglang.srt.platforms"
 
 # Kernel drivers create these whether or not the installed torch can use the device.
-_DEVICE_NODES = {
-    "CUDA": "/dev/nvidiactl",
-    "ROCm": "/dev/kfd",
-    "NPU": "/dev/davinci_manager",
-    "MUSA": "/dev/mtgpu.0",
-}
+_DEVICE_NODES = {"CUDA": "/dev/nvidiactl", "ROCm": "/dev/kfd", "NPU": "/dev/davinci_manager", "MUSA": "/dev/mtgpu.0"}
 
 
 def accelerators() -> list[str]:
@@ -62,10 +57,9 @@ def reason_to_stay_out(
 
     Args:
         env: the process environment.
-        usable: accelerators that torch can use (:func:`accelerators`).
-        unused: accelerators with a loaded driver (:func:`unused_devices`): if torch cannot use them, its installation
-            is most likely broken.
-        others: other installed platform plugins (:func:`other_platform_plugins`).
+        usable, unused: accelerators that torch can use, and those with a loaded driver, whose torch is most likely
+            broken.
+        others: other installed platform plugins.
     """
     chosen = env.get("SGLANG_PLATFORM")
     if chosen and chosen != PLATFORM_NAME:

@@ -22,11 +22,9 @@ from sglang_dflash.upstream import (  # noqa: E402
 )
 from sglang_dflash_cpu.layers import ATTENTION_BACKEND  # noqa: E402
 
-FIRST_STEP = "handle_deprecated_dp_attention"
-
 
 def _load_plugins_first(server_args: Any, previous: Callable[[Any], None]) -> None:
-    # SGLang's benchmark tools resolve their arguments without loading plugins.
+    # SGLang's benchmark tools resolve their arguments, this step first, without loading plugins.
     load_plugins()
     previous(server_args)
 
@@ -41,7 +39,7 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def __init__(self) -> None:
         super().__init__()
-        register_resolution_hook(FIRST_STEP)(_load_plugins_first)
+        register_resolution_hook("handle_deprecated_dp_attention")(_load_plugins_first)
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Refuse to start without the replacements; called while the launching process resolves its arguments."""

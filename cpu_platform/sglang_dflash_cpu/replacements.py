@@ -20,12 +20,9 @@ from sglang_dflash_cpu.layers import conv, dense, gdn, pools
 
 @dataclass(frozen=True)
 class Replacement:
-    """One SGLang function and its replacement.
+    """The dotted path of an SGLang function, and the function that replaces it.
 
-    Attributes:
-        path: dotted path of the SGLang function.
-        function: replaces it. A function whose first parameter is ``original`` takes over some calls only, and calls
-            that for the others.
+    A function whose first parameter is ``original`` takes over some calls only, and calls that for the others.
     """
 
     path: str
@@ -114,11 +111,10 @@ TABLE: tuple[Replacement, ...] = (
 
 
 def install() -> None:
-    """Register every row with SGLang's hook registry, and make two methods of tensors harmless; once per process.
+    """Register every row with SGLang's hook registry; once per process.
 
-    SGLang calls both methods without asking the platform, and both raise without an accelerator. ``pin_memory``
-    promises host memory, which a CPU tensor already is; ``record_stream`` protects memory from other streams, and there
-    are none.
+    SGLang also calls ``pin_memory`` and ``record_stream`` without asking the platform, and both raise without an
+    accelerator. A CPU tensor needs neither.
     """
     Tensor.pin_memory = _pin_memory  # type: ignore[method-assign, assignment]
     Tensor.record_stream = _record_stream  # type: ignore[method-assign, assignment]

@@ -39,11 +39,7 @@ def environment_defaults(ranks: int, conv_dtype: str) -> dict[str, str]:
 
 
 def parse_cores(text: str) -> set[int]:
-    """Parse one group of ``SGLANG_CPU_OMP_THREADS_BIND``: ``"0-2,5"`` to ``{0, 1, 2, 5}``.
-
-    Raises:
-        DFlashError: for any other syntax.
-    """
+    """Parse one group of ``SGLANG_CPU_OMP_THREADS_BIND``: ``"0-2,5"`` to ``{0, 1, 2, 5}``; else a DFlashError."""
     cores: set[int] = set()
     for part in filter(None, text.split(",")):
         found = re.fullmatch(r"\s*([0-9]{1,5})(?:-([0-9]{1,5}))?\s*", part)
@@ -55,11 +51,7 @@ def parse_cores(text: str) -> set[int]:
 
 
 def threads_of_a_rank(environ: Mapping[str, str] = os.environ) -> int:
-    """Return ``OMP_NUM_THREADS``, or the first entry of a list with one per level of nested teams.
-
-    Raises:
-        DFlashError: it is not a number of threads.
-    """
+    """Return the first entry of ``OMP_NUM_THREADS``, a number or a list of them; else raise a DFlashError."""
     value = environ.get("OMP_NUM_THREADS", "1")
     first = value.partition(",")[0].strip()
     if re.fullmatch("0*[1-9][0-9]{0,4}", first):
@@ -68,12 +60,7 @@ def threads_of_a_rank(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def bind_rank(*, local_omp_cpuid: str | None, dist_init_method: str | None = None) -> None:
-    """Bind this rank to its cores and cap its threads; replaces SGLang's AMX-only ``_init_cpu_threads_env``.
-
-    Args:
-        local_omp_cpuid: this rank's group of cores (:func:`parse_cores`); None binds nothing.
-        dist_init_method: not used; SGLang names shared memory after this address.
-    """
+    """Bind this rank to the cores ``local_omp_cpuid`` and cap its threads, in place of ``_init_cpu_threads_env``."""
     import torch
 
     if local_omp_cpuid:

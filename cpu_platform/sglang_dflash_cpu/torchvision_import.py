@@ -1,14 +1,12 @@
 """Make ``import torchvision`` work with a CPU build of torch.
 
-SGLang imports torchvision unconditionally. The wheel on the public index is built against CUDA: without CUDA's
-libraries its extension does not load, ``torchvision::nms`` is never defined, and the import fails while registering a
-fake kernel for it. Declaring the operators without a kernel lets the import pass: nothing calls them, and image
-processors use only torchvision's transforms, which are plain Python. A torchvision whose extension loads is not
-changed.
+SGLang imports torchvision unconditionally. The wheel on the public index needs CUDA's libraries: without them its
+extension does not load, ``torchvision::nms`` is never defined, and the import fails. Declaring the operators without a
+kernel lets it pass. Nothing calls them: image processors use torchvision's transforms, which are plain Python.
 
-The operators must be declared before the first import of torchvision, so this is a one-shot import hook: installed by
-the platform module (``import sglang`` imports that first) and, for programs that import transformers before SGLang, by
-a ``.pth`` file that ``make setup`` writes into the environment.
+The operators must be declared before the first import, so this is a one-shot import hook: installed by the platform
+module (``import sglang`` imports that first) and, for programs that import transformers first, by a ``.pth`` file that
+``make setup`` writes into the environment.
 """
 
 from __future__ import annotations

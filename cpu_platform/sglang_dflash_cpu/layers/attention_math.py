@@ -1,13 +1,9 @@
 """Attention over a paged KV pool in plain torch: positions, masks and SDPA calls. Does not import SGLang.
 
-* Every query and key has an absolute position, and :func:`visible` decides from the two alone whether the query may
-  read the key. Decode, verification and the drafter's block differ only in their positions.
-* Small models are bound by dispatch, so slots and masks are built once per forward for all layers, and a batch is two
-  gathers and one ``scaled_dot_product_attention``, padded to its longest request. If that padding would cost more than
-  it saves, each request has its own call (:func:`padding_pays`).
-
-Scores, softmax and sums are float32 whatever the model's dtype: torch's bfloat16 attention of one query is 3 to 10
-times slower on a CPU than converting the gathered keys (AMD EPYC with AVX512-BF16; equal for prompts).
+Every query and key has an absolute position, and :func:`visible` decides from the two alone whether the query may read
+the key. Slots and masks are built once per forward, and a batch is two gathers and one SDPA call, because small models
+are bound by dispatch. Scores, softmax and sums are float32 whatever the model's dtype: torch's bfloat16 attention of
+one query is 3 to 10 times slower than converting the gathered keys (AMD EPYC with AVX512-BF16; equal for prompts).
 
 Shapes: ``B`` requests, ``T`` queries per request, ``C`` keys per request (padded), ``H``/``G`` query/KV heads, ``D``
     head
@@ -31,13 +27,7 @@ PAIRS_PER_REQUEST = 1024
 
 @dataclass(frozen=True)
 class Contexts:
-    """Where the K/V of a batch's requests are.
-
-    Attributes:
-        table: KV slots ``[requests, positions]`` int32.
-        rows: row of each request in it, ``[B]`` int64.
-        lens: tokens of each request, ``[B]``.
-    """
+    """Places of the K/V of a batch: KV slots ``[requests, positions]`` int32, each request's row and length ``[B]``."""
 
     table: Tensor
     rows: Tensor
@@ -101,8 +91,7 @@ def block_keys(contexts: Contexts, block_slots: Tensor, *, causal: bool, window:
     """Return the keys of ``T`` tokens per request, context and block: of one padded batch, or of each request.
 
     Args:
-        contexts: without the block.
-        block_slots: KV slots of the block ``[B, T]``.
+        contexts: without the block; block_slots: KV slots of the block ``[B, T]``.
         causal: true for verification; in the drafter's block every position sees the whole block.
         window: sliding window, or None.
     """
@@ -151,12 +140,11 @@ def separate_block_keys(contexts: Contexts, block_slots: Tensor, *, causal: bool
 
 
 def attend(q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: list[Keys], *, batch: int, scale: float) -> Tensor:
-    """Attend from ``T`` tokens of each of ``B`` requests: ``q [B*T, H, D]`` to ``[B*T, H, Dv]``.
+    """Attend from ``T`` tokens of each of ``batch`` requests: ``q [B*T, H, D]`` to ``[B*T, H, Dv]``.
 
     Args:
         k_pool, v_pool: ``[slots, G, D]`` and ``[slots, G, Dv]``, any float dtype.
         keys: of the whole batch, or of each request.
-        batch: ``B``.
         scale: factor of the scores.
     """
     if len(keys) > 1:
@@ -171,12 +159,11 @@ def attend(q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: list[Keys], *, batch
 def attend_prompt(
     q: Tensor, k: Tensor, v: Tensor, *, prefix: int, causal: bool, window: int | None, scale: float
 ) -> Tensor:
-    """Attend from one request's prompt chunk to its prefix and itself; return ``[T, H, Dv]``.
+    """Attend from a prompt chunk of one request to its prefix and itself; return ``[T, H, Dv]``.
 
     Args:
         q: queries of positions ``prefix .. prefix + T - 1``, ``[T, H, D]``.
-        k, v: of the last ``C`` positions up to the end of the chunk, ``[C, G, D]``; ``C`` is less than ``prefix + T``
-            if the window excludes the oldest.
+        k, v: ``[C, G, D]``, of the positions up to the end of the chunk that the window does not exclude.
     """
     q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
     if prefix == 0 and causal and window is None:

@@ -49,35 +49,19 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(padded, weight, bias, "none", [], "")[:rows]
 
 
-def create_weights(
-    original: Callable[..., None],
-    self: Any,
-    layer: Any,
-    input_size_per_partition: int,
-    output_partition_sizes: list[int],
-    input_size: int,
-    output_size: int,
-    params_dtype: torch.dtype,
-    **attributes: Any,
-) -> None:
+def create_weights(original: Callable[..., None], self: Any, layer: Any, *args: Any, **kw: Any) -> None:
     """``UnquantizedLinearMethod.create_weights``, with the weight ``[O, I]`` in this processor's memory order.
 
     No weight is loaded yet, so code that later joins several weights in one tensor sees their final order.
     """
-    sizes = (input_size_per_partition, output_partition_sizes, input_size, output_size)
-    original(self, layer, *sizes, params_dtype, **attributes)
-    layer.weight.data = empty_weight(sum(output_partition_sizes), input_size_per_partition, params_dtype)
+    original(self, layer, *args, **kw)
+    outputs, inputs = layer.weight.shape
+    layer.weight.data = empty_weight(outputs, inputs, layer.weight.dtype)
 
 
 def apply(self: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
     """``UnquantizedLinearMethod.apply``."""
     return linear(x, layer.weight, bias)
-
-
-def _adds_only_float32(x: Tensor, residual: Tensor | None, others: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    # float32 has nothing to round between steps; other dtypes and options keep SGLang's own steps.
-    float32 = x.dtype == torch.float32 and (residual is None or residual.dtype == torch.float32)
-    return float32 and not others and all(value is None for value in options.values())
 
 
 def rms_norm(
@@ -86,9 +70,7 @@ def rms_norm(
     """``RMSNorm.forward_native``: the norm of ``x + residual``, and that sum if there is a residual."""
     if not _adds_only_float32(x, residual, others, options) or self.variance_size_override is not None:
         return original(self, x, residual, *others, **options)
-    total = x if residual is None else x + residual
-    normed = (total * inverse_rms(total, self.variance_epsilon)).mul_(self.weight)
-    return normed if residual is None else (normed, total)
+    return _norm(self, x, residual, lambda normed: normed.mul_(self.weight))
 
 
 def gemma_rms_norm(
@@ -97,9 +79,18 @@ def gemma_rms_norm(
     """``GemmaRMSNorm.forward_native``: the same with ``1 + weight`` as the scale."""
     if not _adds_only_float32(x, residual, others, options):
         return original(self, x, residual, *others, **options)
+    return _norm(self, x, residual, lambda normed: torch.addcmul(normed, normed, self.weight))
+
+
+def _adds_only_float32(x: Tensor, residual: Tensor | None, others: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    # float32 has nothing to round between steps; other dtypes and options keep SGLang's own steps.
+    float32 = x.dtype == torch.float32 and (residual is None or residual.dtype == torch.float32)
+    return float32 and not others and all(value is None for value in options.values())
+
+
+def _norm(self: Any, x: Tensor, residual: Tensor | None, scale: Callable[[Tensor], Tensor]) -> Normed:
     total = x if residual is None else x + residual
-    normed = total * inverse_rms(total, self.variance_epsilon)
-    normed = torch.addcmul(normed, normed, self.weight)
+    normed = scale(total * inverse_rms(total, self.variance_epsilon))
     return normed if residual is None else (normed, total)
 
 
@@ -159,12 +150,6 @@ def sigmoid_mul(attn_output: Tensor, gate: Tensor, inplace: bool = False, quant:
 
 
 def add_gated(hidden_states: Tensor, gate_weight: Tensor, shared_output: Tensor, final_hidden_states: Tensor) -> None:
-    """Add the shared expert, gated per token, in place: ``final += sigmoid(hidden @ gate_weight) * shared``.
-
-    Args:
-        hidden_states, shared_output, final_hidden_states: ``[tokens, dim]``; the last is the output of the routed
-            experts.
-        gate_weight: ``[dim]``.
-    """
+    """Add the shared expert, gated per token, in place: ``final += sigmoid(hidden @ gate_weight) * shared``."""
     gate = torch.mv(hidden_states.float(), gate_weight.float()).sigmoid_().unsqueeze(-1)
     torch.addcmul(final_hidden_states, gate, shared_output.float(), out=final_hidden_states)

@@ -1,9 +1,8 @@
 """Gated delta net on a pool of states: prefill, decode (one token per request), verify (a block per request).
 
-There are H key heads and HV value heads; value head j reads key head ``j // (HV / H)``. The pool is
-``[slots, HV, V, K]``, and states are advanced in fp32 whatever its dtype. A slot < 0 is padding (:mod:`pools`). The
-mathematics is in :mod:`sglang_dflash.states.reference`. Beta is rounded to the dtype of its input, as in SGLang's
-Triton kernels of decoding and prefill.
+The mathematics is in :mod:`sglang_dflash.states.reference`. Shapes: H key heads, HV value heads; the pool is
+``[slots, HV, V, K]``, and states are advanced in fp32 whatever its dtype. A slot < 0 is padding (:mod:`pools`). Beta is
+rounded to the dtype of its input, as in SGLang's Triton kernels of decoding and prefill.
 """
 
 from __future__ import annotations
@@ -30,11 +29,10 @@ def _log_decay(A_log: Tensor, a: Tensor, dt_bias: Tensor, beta: float = 1.0, thr
 def decay_and_strength(
     A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor, beta: float = 1.0, threshold: float = THRESHOLD
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-decay and the write strength of a prefill, fp32 ``[1, tokens, HV]``.
+    """Return a prefill's log-decay and write strength, fp32 ``[1, tokens, HV]``.
 
     Args:
-        A_log, dt_bias: ``[HV]``; a, b: ``[tokens, HV]``.
-        beta, threshold: of the softplus.
+        A_log, dt_bias: ``[HV]``; a, b: ``[tokens, HV]``; beta, threshold: of the softplus.
     """
     return _log_decay(A_log, a, dt_bias, beta, threshold).unsqueeze(0), b.sigmoid().float().unsqueeze(0)
 
@@ -58,15 +56,14 @@ def prefill(
 
     Args:
         q, k: ``[1, tokens, H, K]``; v: ``[1, tokens, HV, V]``; g, beta: fp32 ``[1, tokens, HV]``.
-        initial_state: the pool ``[slots, HV, V, K]``; updated in place if ``inplace_update``.
-        initial_state_indices: slot of each sequence, ``[N]``; negative for padding.
+        initial_state: the pool; updated in place if ``inplace_update``.
+        initial_state_indices: slot of each sequence, ``[N]``.
         cu_seqlens: first token of each sequence, then the end, ``[N + 1]``.
         scale: factor of the queries, ``K ** -0.5`` by default.
-        head_first: must be False.
 
     Returns:
-        Outputs, the shape of ``v`` and the dtype of ``q``; None; and the states at the start of every chunk of 64
-        tokens, from which prefixes are tracked, sequence by sequence, fp32 ``[1, chunks, HV, V, K]``.
+        Outputs, the shape of ``v`` and the dtype of ``q``; None; and the states at the start of every chunk, from which
+        prefixes are tracked, sequence by sequence, fp32 ``[1, chunks, HV, V, K]``.
     """
     assert not head_first and q.shape[0] == 1
     q32, k32, v32, g, beta = (x.transpose(1, 2).float() for x in (q, k, v, g, beta))  # [1, heads, tokens, ...]
@@ -106,12 +103,10 @@ def decode(
     """Advance every request by one token; return ``out`` and the pool.
 
     Args:
-        mixed_qkv: ``[bs, H * K + H * K + HV * V]``.
-        a, b: gate inputs, ``[bs, HV]``; A_log, dt_bias: ``[HV]``.
+        mixed_qkv: ``[bs, H * K + H * K + HV * V]``; a, b: ``[bs, HV]``; A_log, dt_bias: ``[HV]``.
         scale: factor of the queries.
-        initial_state: the pool, updated in place.
+        initial_state: the pool, updated in place; ssm_state_indices: slot of each request, ``[bs]``.
         out: ``[bs, 1, HV, V]``, written in place.
-        ssm_state_indices: slot of each request, ``[bs]``.
     """
     bs = mixed_qkv.shape[0]
     _, HV, V, K = initial_state.shape
@@ -159,15 +154,15 @@ def verify(
     cache_ring: bool = False,
     **unused: Any,
 ) -> Tensor:
-    """Run a block of T tokens per request and store the state after every one; leave the pool as it is.
+    """Run a block of T tokens per request and store the state after each; the pool does not change.
 
     Args:
         A_log, dt_bias: ``[HV]``; a, b: ``[bs * T, HV]``; softplus_beta, softplus_threshold: of the decay.
-        q, k: ``[1, bs * T, H, K]``; v: ``[1, bs * T, HV, V]``. All requests have the same T.
+        q, k: ``[1, bs * T, H, K]``; v: ``[1, bs * T, HV, V]``.
         initial_state_source: the pool; initial_state_indices: slot of each request, ``[bs]``.
         scale: factor of the queries, ``K ** -0.5`` by default.
         cu_seqlens: ``[bs + 1]``; only its length is read.
-        intermediate_states_buffer: ``[rows, block, HV, V, K]``, block >= T; receives the state after each token.
+        intermediate_states_buffer: ``[rows, block >= T, HV, V, K]``, written in place.
         intermediate_state_indices: row of each request in it, at least ``[bs]``.
 
     Returns:
@@ -196,7 +191,7 @@ def verify(
 
 @lru_cache
 def _ungrouped_columns(heads_qk: int, heads_v: int, head_qk: int, head_v: int) -> tuple[Tensor, Tensor]:
-    """Return the orders of columns that turn projections grouped by key head into ``q|k|v|z`` and ``b|a``."""
+    # Column orders that turn projections grouped by key head into q|k|v|z and b|a.
     ratio = heads_v // heads_qk
 
     def ungroup(*widths: int) -> Tensor:
@@ -212,8 +207,7 @@ def split_grouped(
     """Split Qwen3-Next's projections, whose columns are grouped by key head.
 
     Args:
-        mixed_qkvz: ``[tokens, H * (K + K + r * V + r * V)]`` with ``r = HV / H``; a group is ``q|k|v|z``.
-        mixed_ba: ``[tokens, H * 2 * r]``; a group is ``b|a``.
+        mixed_qkvz, mixed_ba: ``[tokens, ...]``; a group is ``q|k|v|z`` or ``b|a``, with HV / H value heads.
 
     Returns:
         ``mixed_qkv [tokens, q|k|v]``, ``z [tokens, HV, V]``, ``b [tokens, HV]``, ``a [tokens, HV]``.
@@ -226,10 +220,7 @@ def split_grouped(
 def split(
     mixed_qkvz: Tensor, mixed_ba: Tensor, num_heads_qk: int, num_heads_v: int, head_qk: int, head_v: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Split Qwen3.5's projections, whose columns are ``q|k|v|z`` and ``b|a`` already, into views.
-
-    Args and returns are those of :func:`split_grouped`, up to the order of columns.
-    """
+    """Split Qwen3.5's projections, with columns ``q|k|v|z`` and ``b|a``, into views; as :func:`split_grouped`."""
     qkv_width = 2 * num_heads_qk * head_qk + num_heads_v * head_v
     z = mixed_qkvz[:, qkv_width:].view(-1, num_heads_v, head_v)
     return mixed_qkvz[:, :qkv_width], z, mixed_ba[:, :num_heads_v], mixed_ba[:, num_heads_v:]

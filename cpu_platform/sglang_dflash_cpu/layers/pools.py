@@ -1,7 +1,7 @@
 """KV slots, the K/V pool and the recurrent-state pools in plain torch.
 
-State pools hold one row per slot. SGLang never allocates slot 0: padding rows of a batch point at it, or carry a
-negative slot. Both read and write slot 0, which no request reads, so no code branches on padding.
+SGLang never allocates state slot 0. Padding rows of a batch point at it or carry a negative slot; both read and write
+slot 0, so no code branches on padding.
 """
 
 from __future__ import annotations
@@ -17,19 +17,11 @@ PADDING_SLOT = 0
 
 
 def block_slots(
-    *,
-    req_pool_indices: Tensor,
-    req_to_token: Tensor,
-    start_offset: Tensor,
-    end_offset: Tensor,
-    batch_size: int,
-    draft_token_num: int,
-    device: Any,
+    *, req_pool_indices: Tensor, req_to_token: Tensor, start_offset: Tensor, draft_token_num: int, **unused: Any
 ) -> Tensor:
     """Return the KV slots ``[B*T]`` int64 of the ``draft_token_num`` positions from ``start_offset [B]`` on."""
-    rows = req_pool_indices[:batch_size].unsqueeze(1)
-    columns = start_offset[:batch_size].unsqueeze(1) + torch.arange(draft_token_num)
-    return req_to_token[rows, columns].view(-1).long()
+    columns = start_offset.unsqueeze(1) + torch.arange(draft_token_num)
+    return req_to_token[req_pool_indices.unsqueeze(1), columns].view(-1).long()
 
 
 def assign_slots(
@@ -40,10 +32,7 @@ def assign_slots(
     out_cache_loc: Tensor,
     batch_size: int,
 ) -> None:
-    """Write KV slots ``out_cache_loc [N]`` to positions ``start_offset .. end_offset - 1`` of each request.
-
-    The slots of one request follow those of the one before it; ``N`` is the sum of the lengths.
-    """
+    """Write KV slots ``out_cache_loc [N]``, request after request, to positions ``start_offset .. end_offset - 1``."""
     lens = end_offset - start_offset
     total = out_cache_loc.shape[0]
     rows = req_pool_indices.repeat_interleave(lens, output_size=total)
@@ -77,8 +66,7 @@ class CpuKVPool(MHATokenToKVPool):
         Writing all rows costs less than selecting some, and needs no count on the host.
 
         Args:
-            loc_2d: slots of the blocks ``[B, T]`` int64.
-            commit_lens: accepted tokens of each block ``[B]``.
+            loc_2d, commit_lens: slots ``[B, T]`` int64 and accepted tokens ``[B]`` of the blocks.
             cache_k, cache_v: ``[B*T, kv_heads, head_dim]``.
             args, kw: further arguments of ``set_kv_buffer``.
         """
@@ -104,12 +92,9 @@ def track(
     """Copy the state of every masked request to its track slot, in all layers; runs once per decode step.
 
     Args:
-        conv_states_pool: ``[layers, slots, dim, width - 1]``, updated in place.
-        ssm_states_pool: ``[layers, slots, HV, V, K]``, updated in place.
-        cache_indices: slot of each request, ``[bs]``.
-        mamba_track_mask: requests that reached a track boundary, bool ``[bs]``.
-        mamba_track_indices: slot that receives the copy, ``[bs]``.
-        batch_size: number of leading rows that are requests.
+        conv_states_pool, ssm_states_pool: ``[layers, slots, ...]``, updated in place.
+        cache_indices, mamba_track_mask, mamba_track_indices: of each request, its slot, whether it reached a track
+            boundary, and the slot that receives the copy, ``[bs]``; only the first ``batch_size`` rows are requests.
         check_freed_slots: not used; a copy to a freed (negative) slot is harmless here.
     """
     mask = mamba_track_mask[:batch_size]
@@ -132,10 +117,8 @@ def scatter_steps(
     """Copy each request's state after one block position to a slot, in all layers.
 
     Args:
-        dst: ``[layers, slots, ...]``, updated in place.
-        src: ``[layers, rows, block, ...]``.
-        dst_indices_raw: slot of each request, ``[bs]``.
-        step_indices_raw: block position, ``[bs]``; -1 copies nothing.
+        dst: ``[layers, slots, ...]``, updated in place; src: ``[layers, rows, block, ...]``.
+        dst_indices_raw, step_indices_raw: slot and block position, ``[bs]``; position -1 copies nothing.
         src_indices_raw: row of each request in ``src``, ``[bs]``; its batch row by default.
     """
     rows = torch.arange(len(step_indices_raw)) if src_indices_raw is None else src_indices_raw.long()
@@ -154,15 +137,12 @@ def commit(
     """Commit, in all layers, the state after the last accepted token, and the one at a track boundary.
 
     Args:
-        mamba_caches: the pools, ``temporal [layers, slots, HV, V, K]`` and a list ``conv`` of
-            ``[layers, slots, dim, width - 1]``; and what the verify wrote for every block position,
-            ``intermediate_ssm [layers, rows, block, HV, V, K]`` and, in a list like ``conv``,
-            ``intermediate_conv_window [layers, rows, block, dim, width - 1]``.
-        state_indices_tensor, last_correct_step_indices: slot of each request and block position of its last accepted
-            token, ``[bs]``; -1 commits nothing.
-        mamba_track_indices, mamba_steps_to_track: track slot of each request and the block position to copy there,
-            ``[bs]``; -1 if no boundary was crossed. None if prefix states are not tracked.
-        src_indices_raw: row of each request in the intermediate buffers, ``[bs]``; its batch row by default.
+        mamba_caches: the pools ``temporal`` and the list ``conv``, ``[layers, slots, ...]``; and the verify's states
+            ``intermediate_ssm`` and list ``intermediate_conv_window``, ``[layers, rows, block, ...]``.
+        state_indices_tensor, last_correct_step_indices: slot and block position of the last accepted token, ``[bs]``;
+            position -1 commits nothing.
+        mamba_track_indices, mamba_steps_to_track: the same for the track slot; None if prefixes are not tracked.
+        src_indices_raw: row of each request in the verify's states, ``[bs]``; its batch row by default.
     """
     rows = torch.arange(len(last_correct_step_indices)) if src_indices_raw is None else src_indices_raw
     commits = [(state_indices_tensor, last_correct_step_indices)]
