@@ -51,6 +51,7 @@ def bench(
         from sglang_dflash_lab.bench.arms import Pair, find_pair, parse_arms
         from sglang_dflash_lab.bench.figures import print_results
         from sglang_dflash_lab.bench.session import Settings, run
+        from sglang_dflash_lab.pairs import NAMES
 
         arms = parse_arms(modes)
         urls = base_urls(base_url or [], [arm.label for arm in arms])
@@ -58,7 +59,7 @@ def bench(
         settings = Settings(
             *(served, arms, tasks.split(","), numbers(concurrency), num_prompts, repeats),
             *(out, max_tokens or served.max_tokens, temperature, served.thinking if thinking is None else thinking),
-            *(seed, served.tiny if together is None else together, tuple(shlex.split(server_args)), urls),
+            *(seed, served.name in NAMES if together is None else together, tuple(shlex.split(server_args)), urls),
         )
         console, status = wide_console(), 0
         try:
