@@ -1,7 +1,7 @@
-"""``make dist``: a wheel and a source distribution of each of the three distributions in ``dist/``, checked.
+"""``make dist``: build and check a wheel and a source distribution of each of the three distributions.
 
-A wheel is built from its source distribution, so that has everything it needs. The wheel holds the tracked files of its
-package and, for the core, the launch scripts: no other file.
+A wheel is built from its source distribution, which shows that the latter is complete. It contains the tracked files of
+its package and, for the core, the launch scripts: no other file.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Distribution:
     """One distribution of this repository.
 
     Attributes:
-        package: its import name; its own name has hyphens.
+        package: its import name; the distribution's name has hyphens.
         folder: of its ``pyproject.toml``, relative to the repository.
-        largest: bytes that its wheel and its source distribution may have.
-        scripts, documents: tracked files that are installed and that only the source distribution has.
+        largest: limit of the wheel's size, bytes.
+        scripts: tracked files that are installed; documents: those that only the source distribution has.
     """
 
     package: str
@@ -36,39 +36,33 @@ class Distribution:
     documents: tuple[str, ...] = ()
 
     @property
-    def name(self) -> str:
-        """Stem of its files."""
+    def stem(self) -> str:
         return f"{self.package}-{__version__}"
 
     def tracked(self, *paths: str) -> set[str]:
-        """Tracked files below ``paths``, relative to the folder."""
-        listed = subprocess.check_output(["git", "ls-files", "-z", *paths], cwd=ROOT / self.folder, text=True)
+        """Return the tracked files below ``paths``, relative to the folder."""
+        command = ["git", "ls-files", "-z", *paths]
+        listed = subprocess.check_output(command, cwd=ROOT / self.folder, text=True) if paths else ""
         return set(listed.split("\0")[:-1])
 
 
-CORE = Distribution(
-    "sglang_dflash",
-    ".",
-    600_000,
-    scripts=("launch/*.sh",),
-    documents=("CHANGELOG.md", "CONTRIBUTING.md", "docs", "patches"),
-)
+DOCUMENTS = ("CHANGELOG.md", "CONTRIBUTING.md", "docs", "patches")
+CORE = Distribution("sglang_dflash", ".", 600_000, ("launch/*.sh",), DOCUMENTS)
 CPU = Distribution("sglang_dflash_cpu", "cpu_platform", 100_000)
 LAB = Distribution("sglang_dflash_lab", "lab", 20_000_000)  # mostly the tiny pairs' weights, 16 MB
 DISTRIBUTIONS = (CORE, CPU, LAB)
 
 
 def problems(which: Distribution, wheel: Path, source: Path) -> list[str]:
-    """What is wrong with the contents or the size of the two files, one line each."""
-    name = which.name
+    """Return the errors in the contents and the size of the two files, one line each."""
+    name = which.stem
     with zipfile.ZipFile(wheel) as archive:
         packed = {file for file in archive.namelist() if not file.startswith(f"{name}.dist-info/")}
         licensed = f"{name}.dist-info/licenses/LICENSE" in archive.namelist()
     with tarfile.open(source) as unpacked:
         shipped = {each.name.removeprefix(f"{name}/") for each in unpacked.getmembers() if each.isfile()}
-    package = which.tracked(which.package)
-    scripts = which.tracked(*which.scripts) if which.scripts else set()
-    documents = which.tracked(*which.documents) if which.documents else set()
+    package, scripts = which.tracked(which.package), which.tracked(*which.scripts)
+    documents = which.tracked(*which.documents)
     expected = package | {f"{name}.data/data/share/sglang-dflash/{script}" for script in scripts}
     needed = {"PKG-INFO", "setup.cfg", "LICENSE", "README.md", "pyproject.toml", *documents, *package, *scripts}
     generated = {file for file in shipped if file.startswith(f"{which.package}.egg-info/")} | {"MANIFEST.in"}
@@ -82,12 +76,12 @@ def problems(which: Distribution, wheel: Path, source: Path) -> list[str]:
 
 
 def build(folder: Path, which: Distribution = CORE) -> tuple[Path, Path]:
-    """Wheel and source distribution of the tree, in ``folder``; with the environment's setuptools, so offline.
+    """Build wheel and source distribution in ``folder``, offline, with the environment's setuptools.
 
     Raises:
         SystemExit: a build or a check failed.
     """
-    wheel, source = folder / f"{which.name}-py3-none-any.whl", folder / f"{which.name}.tar.gz"
+    wheel, source = folder / f"{which.stem}-py3-none-any.whl", folder / f"{which.stem}.tar.gz"
     for module, *arguments in (
         ("build", "--no-isolation", "--outdir", str(folder), str(ROOT / which.folder)),
         ("twine", "check", "--strict", str(wheel), str(source)),

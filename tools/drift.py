@@ -1,8 +1,8 @@
-"""``make drift SGLANG=X.Y.Z``: what another SGLang release lacks of what this package uses, by name.
+"""``make drift SGLANG=X.Y.Z``: list the names that this package uses and another SGLang release lacks.
 
-The release is installed beside the environment's own (``.cache/sglang``, about 120 MB, without its dependencies) and
-checked in a process of its own. Exits with 1 if anything is missing. For the tested release, the list of its server
-flags is written to ``sglang_dflash/plan/sglang_flags.json``. For another release, the differences are printed.
+The release is installed in ``.cache/sglang`` (about 120 MB, without its dependencies) and checked in a separate
+process. The exit status is 1 if anything is missing. For the tested release, the list of its server flags is written to
+``sglang_dflash/plan/sglang_flags.json``. For another release, the differences are printed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RELEASES = ROOT / ".cache/sglang"
 
 
 def install(release: str, folder: Path = RELEASES) -> Path:
-    """Download a release's wheel once; the folder that holds ``sglang``.
+    """Download a release's wheel once and return the folder that contains ``sglang``.
 
     Raises:
         SystemExit: the package index has no such release for this Python.
@@ -44,19 +44,19 @@ def install(release: str, folder: Path = RELEASES) -> Path:
 
 
 def used() -> list[Symbol]:
-    """Every symbol of the seam, and every function that the CPU platform replaces."""
+    """Return every symbol of ``upstream.py``, and every function that the CPU platform replaces."""
     from sglang_dflash_cpu.replacements import TABLE
 
     return list({each.path: each for each in (*SYMBOLS.values(), *(row.target for row in TABLE))}.values())
 
 
 def problems(symbols: list[Symbol], folder: Path) -> dict[str, str]:
-    """Path -> problem, as :meth:`Symbol.problem` sees it in a process whose ``sglang`` lies in ``folder``."""
+    """Return the problem of each symbol by path, found by :meth:`Symbol.problem` with the ``sglang`` in ``folder``."""
     return dict(_ask("--look", folder, [(each.path, each.params) for each in symbols]))
 
 
 def flags(folder: Path) -> list[dict[str, Any]]:
-    """The server flags of the ``sglang`` that lies in ``folder``, as :class:`Flag` has them."""
+    """Return the server flags of the ``sglang`` in ``folder``, as fields of :class:`Flag`."""
     return list(_ask("--flags", folder, None))
 
 
@@ -74,7 +74,7 @@ def _ask(question: str, folder: Path, about: Any) -> Any:
         check=False,
     )
     if ended.returncode:
-        raise SystemExit(f"{folder.name} could not be looked at: {ended.stderr[-500:]}")
+        raise SystemExit(f"{folder.name} could not be checked: {ended.stderr[-500:]}")
     return json.loads(ended.stdout.splitlines()[-1])
 
 
@@ -104,7 +104,7 @@ def describe_flags() -> None:
                 group_of |= dict.fromkeys(inspect.get_annotations(each), namespace)
     parser = ArgumentParser(add_help=False)
     ServerArgs.add_cli_args(parser)
-    # Its parser accepts any name here, and its resolution only these.
+    # The parser accepts any name here, argument resolution only these.
     late = {"speculative_draft_attention_backend": DRAFT_ATTENTION_BACKEND_CHOICES}
     types = {"int": "int", "float": "float", "human_readable_int": "count"}
     found = []
@@ -123,7 +123,6 @@ def describe_flags() -> None:
 
 
 def write_flags(found: list[dict[str, Any]]) -> None:
-    """Write the list that the package carries, one flag a line."""
     LIST.write_text("[\n" + ",\n".join(map(json.dumps, found)) + "\n]\n", encoding="utf-8")
 
 

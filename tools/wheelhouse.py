@@ -12,8 +12,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -29,57 +28,49 @@ DATA = re.compile(r"[^/]+\.data/(\w+)/")
 PYTHON, PLATFORMS = "3.12", [f"manylinux_2_{minor}_x86_64" for minor in (39, 34, 28, 27, 26, 24, 17, 12, 5)]
 
 
-@dataclass(frozen=True)
-class Wheel:
-    """A line of the list: a pinned distribution, and patterns of the files left out."""
-
-    requirement: str
-    dropped: tuple[str, ...] = ()
-
-    def keeps(self, file: str, imported: frozenset[str]) -> bool:
-        """Whether to pack a file: it matches no dropped pattern, or a recorded run imported it."""
-        return module(file) in imported or not any(fnmatchcase(file, pattern) for pattern in self.dropped)
+Wheels = dict[str, tuple[str, ...]]  # pinned requirement -> patterns of the files left out
 
 
 def module(file: str) -> str:
-    """Dotted module name of a wheel's file (``a/b/__init__.py`` is ``a.b``)."""
+    """Return the dotted module name of a wheel's file (``a/b/__init__.py`` is ``a.b``)."""
     folder, _, name = file.rpartition("/")
     stem = name.removesuffix(".py") if name.endswith(".py") else name.partition(".")[0] if ".so" in name else name
     return f"{folder}/{stem}".strip("/").removesuffix("/__init__").replace("/", ".")
 
 
-def read_list(text: str) -> list[Wheel]:
+def read_list(text: str) -> Wheels:
     """Parse lines ``name==version [pattern …]``; ``#`` starts a comment."""
     lines = (line.partition("#")[0].split() for line in text.splitlines())
-    return [Wheel(words[0], tuple(words[1:])) for words in lines if words]
+    return {words[0]: tuple(words[1:]) for words in lines if words}
 
 
-def download(wheels: list[Wheel]) -> list[Path]:
+def download(requirements: Iterable[str]) -> list[Path]:
     """Download the listed wheels for the Python and platform of ``make gpu``; cached."""
     DOWNLOADS.mkdir(parents=True, exist_ok=True)
     target = ["--python-version", PYTHON, "--implementation", "cp", "--only-binary=:all:"]
     platforms = [option for platform in [*PLATFORMS, "manylinux2014_x86_64"] for option in ("--platform", platform)]
-    names = [wheel.requirement for wheel in wheels]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "download", "--no-deps", "--dest", str(DOWNLOADS), *target, *platforms, *names], check=True)
+    command = [*pip, "download", "--no-deps", "--dest", str(DOWNLOADS), *target, *platforms, *requirements]
+    subprocess.run(command, check=True)
     found = {parse_wheel_filename(path.name)[:2]: path for path in DOWNLOADS.glob("*.whl")}
-    pinned = (wheel.requirement.split("==") for wheel in wheels)
+    pinned = (requirement.split("==") for requirement in requirements)
     return [found[canonicalize_name(name), Version(version)] for name, version in pinned]
 
 
-def kept(source: Path, wheel: Wheel, imported: frozenset[str]) -> Iterator[tuple[str, bytes]]:
-    """(installed path, content) of each file to pack from a downloaded wheel."""
+def kept(source: Path, dropped: Iterable[str], imported: frozenset[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield path and content of each file of a wheel that matches no ``dropped`` pattern or is ``imported``."""
     with zipfile.ZipFile(source) as files:
         for entry in files.infolist():
             scheme = DATA.match(entry.filename)
             name = entry.filename[scheme.end() :] if scheme else entry.filename
             installed = scheme is None or scheme[1] in ("purelib", "platlib")
-            if installed and not entry.is_dir() and wheel.keeps(name, imported):
+            packed = module(name) in imported or not any(fnmatchcase(name, pattern) for pattern in dropped)
+            if installed and packed and not entry.is_dir():
                 yield name, files.read(entry)
 
 
 def pack(files: dict[str, bytes], target: Path) -> None:
-    """Write one reproducible archive; similar files lie side by side, which compresses better."""
+    """Write one reproducible archive, sorted so that similar files are adjacent, which compresses better."""
     with tarfile.open(target, "w:xz", preset=4) as archive:
         for name in sorted(files, key=lambda name: (Path(name).suffix, name)):
             entry = tarfile.TarInfo(name)
@@ -95,9 +86,9 @@ def build() -> None:
     """
     wheels, imported = read_list(LIST.read_text()), frozenset(IMPORTED.read_text().splitlines())
     files: dict[str, bytes] = {}
-    for wheel, source in zip(wheels, download(wheels), strict=True):
-        mine = dict(kept(source, wheel, imported))
-        print(f"{sum(map(len, mine.values())) / 2**20:7.2f} MiB, {len(mine):5} files  {wheel.requirement}")
+    for (requirement, dropped), source in zip(wheels.items(), download(wheels), strict=True):
+        mine = dict(kept(source, dropped, imported))
+        print(f"{sum(map(len, mine.values())) / 2**20:7.2f} MiB, {len(mine):5} files  {requirement}")
         files |= mine
     ARCHIVE.parent.mkdir(exist_ok=True)
     unfinished = ARCHIVE.with_suffix(".part")

@@ -1,7 +1,7 @@
-"""The torch-native CPU platform of SGLang.
+"""SGLang's platform for machines without an accelerator, in plain torch.
 
-SGLang finds two entry points called ``dflash_cpu``: the platform itself (group ``sglang.srt.platforms``) and what it
-replaces in SGLang (group ``sglang.srt.plugins``).
+It has two entry points named ``dflash_cpu``: the platform (group ``sglang.srt.platforms``) and its replacements of
+SGLang functions (group ``sglang.srt.plugins``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["activate", "install", "is_active", "register"]
 
 
 def register() -> None:
-    """Install the platform in a process that serves on it, after the hooks of sglang-dflash."""
+    """Install the platform, if it is active, after the hooks of sglang-dflash."""
     from sglang_dflash import plugin
 
     plugin.register()
@@ -27,17 +27,15 @@ def install() -> None:
     """Install the platform's replacements, attention backend and argument handling; once per process."""
     from sglang_dflash.ops import replace_on_host
     from sglang_dflash.upstream import platform_symbols
-    from sglang_dflash_cpu import replacements
-    from sglang_dflash_cpu.arguments import resolution_steps
-    from sglang_dflash_cpu.layers import linear, step_ops
+    from sglang_dflash_cpu import arguments, replacements
+    from sglang_dflash_cpu.layers import dense, step_ops
 
-    ops = (step_ops.note_tokens, step_ops.find_copies, step_ops.offer_copies, step_ops.argmax, linear.linear)
-    for function in ops:
+    for function in (step_ops.note_tokens, step_ops.find_copies, step_ops.offer_copies, step_ops.argmax, dense.linear):
         replace_on_host(function.__name__, function)
     platform_symbols.extend(row.target for row in replacements.TABLE)
     register_attention()
     replacements.install()
-    resolution_steps.install()
+    arguments.install()
 
 
 def create_attention(runner: Any) -> Any:
@@ -48,7 +46,7 @@ def create_attention(runner: Any) -> Any:
 
 
 def register_attention() -> None:
-    """Make the attention backend a choice for the target and for a drafter; a second call adds nothing."""
+    """Make the attention backend a choice for target and drafter; a second call adds nothing."""
     from sglang_dflash.upstream import (
         ATTENTION_BACKEND_CHOICES,
         DRAFT_ATTENTION_BACKEND_CHOICES,

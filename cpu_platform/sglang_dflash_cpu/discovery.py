@@ -19,16 +19,11 @@ PLATFORM_CLASS = "sglang_dflash_cpu.platform.DFlashCpuPlatform"
 PLATFORM_GROUP = "sglang.srt.platforms"
 
 # Kernel drivers create these whether or not the installed torch can use the device.
-_DEVICE_NODES = {
-    "CUDA": "/dev/nvidiactl",
-    "ROCm": "/dev/kfd",
-    "NPU": "/dev/davinci_manager",
-    "MUSA": "/dev/mtgpu.0",
-}
+_DEVICE_NODES = {"CUDA": "/dev/nvidiactl", "ROCm": "/dev/kfd", "NPU": "/dev/davinci_manager", "MUSA": "/dev/mtgpu.0"}
 
 
 def accelerators() -> list[str]:
-    """Kinds of accelerator that the installed torch can use on this machine."""
+    """Return the kinds of accelerator that the installed torch can use on this machine."""
     import torch
 
     usable = {
@@ -42,10 +37,7 @@ def accelerators() -> list[str]:
 
 
 def unused_devices(env: Mapping[str, str] = os.environ) -> list[str]:
-    """Kinds of accelerator whose driver is loaded but which torch cannot use: most likely a broken install.
-
-    A user who hides the devices on purpose (an empty ``CUDA_VISIBLE_DEVICES`` or ``HIP_VISIBLE_DEVICES``) has none.
-    """
+    """Return the kinds of accelerator whose driver is loaded, unless the user hides the devices on purpose."""
     hidden = {
         "CUDA": env.get("CUDA_VISIBLE_DEVICES") in ("", "-1"),
         "ROCm": "" in (env.get("HIP_VISIBLE_DEVICES"), env.get("ROCR_VISIBLE_DEVICES")),
@@ -54,20 +46,20 @@ def unused_devices(env: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def other_platform_plugins() -> list[str]:
-    """Names of the platform plugins that other packages installed; SGLang refuses to run with two active ones."""
+    """Return the platform plugins of other packages; SGLang refuses to run with two active ones."""
     return [point.name for point in entry_points(group=PLATFORM_GROUP) if point.name != PLATFORM_NAME]
 
 
 def reason_to_stay_out(
     env: Mapping[str, str], *, usable: list[str], unused: list[str], others: list[str]
 ) -> str | None:
-    """The activation rule: why the CPU platform must not take this machine, or None when it should.
+    """Return why the CPU platform must not be active on this machine, or None.
 
     Args:
         env: the process environment.
-        usable: accelerators that torch can use (:func:`accelerators`).
-        unused: accelerators that exist but that torch cannot use (:func:`unused_devices`).
-        others: other installed platform plugins (:func:`other_platform_plugins`).
+        usable, unused: accelerators that torch can use, and those with a loaded driver, whose torch is most likely
+            broken.
+        others: other installed platform plugins.
     """
     chosen = env.get("SGLANG_PLATFORM")
     if chosen and chosen != PLATFORM_NAME:
@@ -77,7 +69,7 @@ def reason_to_stay_out(
     if chosen == PLATFORM_NAME:
         return None
     if env.get("SGLANG_USE_CPU_ENGINE", "0") == "1":
-        return "SGLANG_USE_CPU_ENGINE=1 asks for SGLang's own CPU engine"
+        return "SGLANG_USE_CPU_ENGINE=1 selects SGLang's own CPU engine"
     if unused:
         return f"a {' and '.join(unused)} device is present but this torch cannot use it"
     if others:
@@ -86,19 +78,16 @@ def reason_to_stay_out(
 
 
 def activate() -> str | None:
-    """Entry point of SGLang's platform discovery.
-
-    Returns:
-        Dotted path of our platform class, or None to leave the machine to SGLang.
+    """Return the dotted path of the platform class, or None; entry point of SGLang's platform discovery.
 
     Raises:
-        DFlashError: if ``SGLANG_PLATFORM=dflash_cpu`` was set on a machine with an accelerator.
-        ImportError: this SGLang lacks what the platform is built on; SGLang logs that and goes on without it.
+        DFlashError: ``SGLANG_PLATFORM=dflash_cpu`` on a machine with an accelerator.
+        ImportError: this SGLang lacks a name that the platform needs. SGLang logs the error and continues without it.
     """
     usable = accelerators()
     reason = reason_to_stay_out(os.environ, usable=usable, unused=unused_devices(), others=other_platform_plugins())
     if reason is None:
-        # SGLang imports it next, where a failure would break ``import sglang`` for whoever has this package installed.
+        # SGLang imports the class next; an error there would break ``import sglang``.
         importlib.import_module(PLATFORM_CLASS.rpartition(".")[0])
         return PLATFORM_CLASS
     if os.environ.get("SGLANG_PLATFORM") == PLATFORM_NAME:
@@ -113,7 +102,7 @@ def activate() -> str | None:
 
 
 def is_active() -> bool:
-    """Whether this process serves on our CPU platform."""
+    """Return whether this process runs on the CPU platform."""
     from sglang.srt.platforms import current_platform
 
     return type(current_platform).__qualname__ == PLATFORM_CLASS.rpartition(".")[2]

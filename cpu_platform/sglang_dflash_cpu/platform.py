@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from sglang_dflash_cpu import torchvision_import
 
-# SGLang imports this module before anything of its own imports torchvision.
+# SGLang imports this module before torchvision.
 torchvision_import.install()
 
 from sglang_dflash.errors import DFlashError  # noqa: E402
@@ -22,11 +22,9 @@ from sglang_dflash.upstream import (  # noqa: E402
 )
 from sglang_dflash_cpu.layers import ATTENTION_BACKEND  # noqa: E402
 
-FIRST_STEP = "handle_deprecated_dp_attention"
-
 
 def _load_plugins_first(server_args: Any, previous: Callable[[Any], None]) -> None:
-    """Run before the first step of argument resolution: SGLang's benchmark tools have not loaded plugins by then."""
+    # SGLang's benchmark tools resolve their arguments, this step first, without loading plugins.
     load_plugins()
     previous(server_args)
 
@@ -41,10 +39,10 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def __init__(self) -> None:
         super().__init__()
-        register_resolution_hook(FIRST_STEP)(_load_plugins_first)
+        register_resolution_hook("handle_deprecated_dp_attention")(_load_plugins_first)
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Called while the launching process resolves its arguments. Refuses to go on without our stand-ins."""
+        """Refuse to start without the replacements; called while the launching process resolves its arguments."""
         from sglang_dflash_cpu.replacements import TABLE, missing_hooks
 
         if missing := missing_hooks():
@@ -56,8 +54,7 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
             )
 
     def get_device(self, device_id: int = 0) -> str:
-        """The default of ``--device``: argument resolution wants its name, not a ``torch.device``."""
-        return "cpu"
+        return "cpu"  # the default of --device: a name, not a torch.device
 
     def is_pin_memory_available(self, device: Any = None) -> bool:
         return False
@@ -67,9 +64,9 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return ATTENTION_BACKEND
 
     def get_kv_pool_cls(self, *, kind: Literal["mha", "mla", "dsa"]) -> type | None:
-        if kind != "mha":  # asked for at every start; models that would use one are refused beforehand
+        if kind != "mha":  # requested at every start; models that would use it are refused earlier
             return None
-        from sglang_dflash_cpu.layers.kv import CpuKVPool
+        from sglang_dflash_cpu.layers.pools import CpuKVPool
 
         return CpuKVPool
 
@@ -87,7 +84,7 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return ATTENTION_BACKEND
 
     def get_speculative_worker_cls(self, algorithm: str) -> type | None:
-        """Our worker for DFLASH, unless SGLang's own serves the arguments of this process."""
+        """Return our worker for DFLASH, unless SGLang's own worker serves this process."""
         if algorithm != "DFLASH":
             return None
         from sglang_dflash.hooks.takeover import worker_for
@@ -96,7 +93,7 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return worker_for(get_server_args())
 
     def get_speculative_cache_locs_fn(self) -> Callable[..., Any]:
-        from sglang_dflash_cpu.layers.kv import block_slots
+        from sglang_dflash_cpu.layers.pools import block_slots
 
         return block_slots
 

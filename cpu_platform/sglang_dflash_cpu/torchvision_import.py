@@ -1,13 +1,12 @@
-"""Make ``import torchvision`` work beside a CPU build of torch.
+"""Make ``import torchvision`` work with a CPU build of torch.
 
-SGLang imports torchvision unconditionally. The wheel on the public index is built against CUDA: its extension cannot be
-loaded without CUDA's libraries, so ``torchvision::nms`` is never defined and the import dies while registering a fake
-kernel for it. Declaring the operators (no kernel: nothing here calls them) lets the import pass; its transforms, which
-are what image processors use, are plain Python. A torchvision whose extension loads is left alone.
+SGLang imports torchvision unconditionally. The wheel on the public index needs CUDA's libraries: without them its
+extension does not load, ``torchvision::nms`` is never defined, and the import fails. Declaring the operators without a
+kernel lets it pass. Nothing calls them: image processors use torchvision's transforms, which are plain Python.
 
-The cure has to come before the first import of torchvision, by whoever makes it, so it is a one-shot import hook:
-installed by our platform module (``import sglang`` imports that first) and, for programs that import transformers
-before SGLang, by a ``.pth`` file that ``make setup`` writes into the environment.
+The operators must be declared before the first import, so this is a one-shot import hook: installed by the platform
+module (``import sglang`` imports that first) and, for programs that import transformers first, by a ``.pth`` file that
+``make setup`` writes into the environment.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _library: object | None = None  # torch drops the operators together with the Li
 
 
 class _BeforeTorchvision(importlib.abc.MetaPathFinder):
-    """Declares the operators when torchvision is about to be imported, then steps aside."""
+    """Declare the operators when torchvision is about to be imported, then remove itself."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -48,7 +47,7 @@ def _declare_operators(package: Path) -> None:
         try:
             torch.ops.load_library(str(extension))
             return
-        except OSError:  # linked against CUDA libraries that are not here
+        except OSError:  # linked against CUDA libraries that are not installed
             continue
     global _library
     _library = fragment = library.Library("torchvision", "FRAGMENT")
@@ -57,16 +56,16 @@ def _declare_operators(package: Path) -> None:
 
 
 def install() -> None:
-    """Arm the import hook; does nothing once torchvision is imported, the hook armed or the operators declared."""
-    # A mere look for torchvision (``find_spec``) declares the operators without importing it.
-    armed = any(isinstance(finder, _BeforeTorchvision) for finder in sys.meta_path)
-    if armed or _library is not None or "torchvision" in sys.modules:
+    """Install the import hook, unless torchvision is imported, the hook installed or the operators declared."""
+    # A search for torchvision (``find_spec``) declares the operators without importing it.
+    installed = any(isinstance(finder, _BeforeTorchvision) for finder in sys.meta_path)
+    if installed or _library is not None or "torchvision" in sys.modules:
         return
     sys.meta_path.insert(0, _BeforeTorchvision())
 
 
 def write_pth() -> Path:
-    """Write the ``.pth`` file that arms the hook at the start of every interpreter of this environment."""
+    """Write the ``.pth`` file that installs the hook in every interpreter of this environment."""
     path = Path(sysconfig.get_path("purelib")) / PTH_NAME
     path.write_text("import sglang_dflash_cpu.torchvision_import as hook; hook.install()\n")
     return path

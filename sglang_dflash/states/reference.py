@@ -105,37 +105,51 @@ def gdn_verify(
     Returns:
         Outputs ``[N, HV, V]`` in the dtype of ``q``, zero for padding; ``out`` if it is given.
     """
-    bs, H, HV, V = len(slots), q.shape[1], v.shape[1], v.shape[2]
+    bs, HV, V = len(slots), v.shape[1], v.shape[2]
 
     def by_head(x: Tensor) -> Tensor:
         return x.unflatten(0, (bs, width)).transpose(1, 2).float()  # [bs, heads, width, ...]
 
-    def by_group(x: Tensor) -> Tensor:
-        return x.unflatten(1, (H, -1))  # [bs, H, HV / H, ...]: value heads under the key head that they read
-
     queries, keys = normalized(by_head(q)).mul_(scale), normalized(by_head(k))
     g = by_head(log_decay(A_log, a, dt_bias))
-    decay, decay_in = by_group(decay_between(g)), by_group(g.cumsum(-1).exp_().unsqueeze(-1))
-    beta = by_group(by_head((b if round_beta else b.float()).sigmoid()).unsqueeze(-1))
-
+    beta = by_head((b if round_beta else b.float()).sigmoid())
     live = slots >= 0
     state = states.index_select(0, slots.clamp(min=0)).float()
-    both = torch.cat([queries, keys], -2)
-    # The value heads of a key head are rows of one [HV / H * V, K] matrix: nothing is repeated.
-    from_state = (both @ state.view(bs, H, -1, state.shape[-1]).mT).unflatten(-1, (-1, V)).transpose(2, 3)
-    read, erased = (from_state * torch.cat([decay_in, decay_in], -2)).chunk(2, -2)
-    scores, overlaps = (x.unsqueeze(2) * decay for x in (both @ keys.mT).chunk(2, -2))
-    values = (by_group(by_head(v)) - erased).mul_(beta)
-    updates = torch.linalg.solve_triangular(overlaps.mul_(beta), values, upper=False, unitriangular=True)
-    outputs = (read + scores @ updates).flatten(1, 2)
+    outputs, updates = gdn_block(queries, keys, by_head(v), g, beta, state)
 
     rows = torch.where(live, rows, 0).long()
-    _record(records.updates, records.updates_low, rows, updates.flatten(1, 2))
+    _record(records.updates, records.updates_low, rows, updates)
     _record(records.keys, records.keys_low, rows, keys)
     _record(records.decays, None, rows, g)
     outputs = torch.where(live.view(-1, 1, 1, 1), outputs, 0.0)
     outputs = outputs.transpose(1, 2).reshape(-1, HV, V)
     return outputs.to(q.dtype) if out is None else out.copy_(outputs)
+
+
+def gdn_block(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the outputs o and the writes u of blocks of T tokens, both ``[bs, HV, T, V]``, in the closed form above.
+
+    Args:
+        q, k: normalised, the queries scaled, fp32 ``[bs, H, T, K]``; v: ``[bs, HV, T, V]``.
+        g, beta: ``[bs, HV, T]``.
+        state: before the block, ``[bs, HV, V, K]``.
+    """
+    bs, H, _, K = k.shape
+
+    def by_group(x: Tensor) -> Tensor:
+        """``[bs, HV, ...]`` as ``[bs, H, HV / H, ...]``: value heads under the key head that they read."""
+        return x.unflatten(1, (H, -1))
+
+    decay, decay_in = by_group(decay_between(g)), by_group(g.cumsum(-1).exp_().unsqueeze(-1))
+    beta = by_group(beta.unsqueeze(-1))
+    both = torch.cat([q, k], -2)
+    # The value heads of a key head are rows of one [HV / H * V, K] matrix: nothing is repeated.
+    from_state = (both @ state.view(bs, H, -1, K).mT).unflatten(-1, (-1, v.shape[-1])).transpose(2, 3)
+    read, erased = (from_state * torch.cat([decay_in, decay_in], -2)).chunk(2, -2)
+    scores, overlaps = (x.unsqueeze(2) * decay for x in (both @ k.mT).chunk(2, -2))
+    values = (by_group(v) - erased).mul_(beta)
+    updates = torch.linalg.solve_triangular(overlaps.mul_(beta), values, upper=False, unitriangular=True)
+    return (read + scores @ updates).flatten(1, 2), updates.flatten(1, 2)
 
 
 def gdn_commit(

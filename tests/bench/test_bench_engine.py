@@ -30,7 +30,7 @@ def test_bench_measures_two_servers_and_finds_their_answers_equal(
     assert outcome.exit_code == 0, outcome.output
     assert len(re.findall("3 / 3", outcome.output)) == 2
     plain, dflash = (
-        [run for run in results.finished_runs(tmp_path) if run["mode"] == mode] for mode in ("ar", "dflash:16")
+        [run for run in results.read(tmp_path, "run") if run["mode"] == mode] for mode in ("ar", "dflash:16")
     )
     for ours, theirs in zip(dflash, plain, strict=True):
         assert ours["generated_texts"] == theirs["generated_texts"] and all(ours["generated_texts"])

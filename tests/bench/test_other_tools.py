@@ -22,7 +22,7 @@ import transformers
 from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_dflash_lab.pairs import target_path
-from sglang_dflash_lab.pairs.corpus.prompts import TASKS, Prompt, prompts
+from sglang_dflash_lab.pairs.corpus import TASKS, Prompt, prompts
 from tests.support.generation import flush
 from tests.support.pair_servers import dflash_server, plain_server, worker_info
 from tests.support.servers import Server

@@ -77,7 +77,7 @@ def test_a_session_measures_only_what_is_missing(tmp_path: Path, events: list[st
     events.clear()
     session.run(settings(tmp_path), print)
     assert events[:3] == ["start dflash:16", "dflash:16 1 0", "dflash:16 4 0"] and "start ar" not in events
-    assert len(results.finished_runs(tmp_path)) == 8
+    assert len(results.read(tmp_path, "run")) == 8
     events.clear()
     session.run(settings(tmp_path), print)
     assert events == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sglang_dflash_cpu.layers.kv import assign_slots, block_slots, last_slots
+from sglang_dflash_cpu.layers.pools import assign_slots, block_slots, last_slots
 
 
 def table(rows: int = 6, columns: int = 40) -> Tensor:

@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash_cpu.arguments import threads
-from sglang_dflash_cpu.arguments.gpu_flags import CHOICES, cpu_values
-from sglang_dflash_cpu.arguments.refusals import check_before_model
-from sglang_dflash_cpu.arguments.resolution_steps import pool_defaults
+from sglang_dflash_cpu import threads
+from sglang_dflash_cpu.arguments import CHOICES, check_before_model, cpu_values, pool_defaults
 from sglang_dflash_cpu.layers import ATTENTION_BACKEND
 
 DEFAULTS: dict[str, Any] = {

@@ -18,7 +18,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash_cpu.layers.attention_backend import TorchAttentionBackend
-from sglang_dflash_cpu.layers.kv import CpuKVPool
+from sglang_dflash_cpu.layers.pools import CpuKVPool
 from tests.support.attention import loop_attention, rule
 
 pytestmark = pytest.mark.sglang

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash_cpu.layers import conv, gdn
-from sglang_dflash_cpu.layers.attention_math import Contexts, attend, attend_blocks, block_keys, decode_keys
+from sglang_dflash_cpu.layers.attention_math import Contexts, attend, block_keys, decode_keys
 from sglang_dflash_lab.pairs import target_path
 
 CONFIG = json.loads((target_path("tiny-hybrid") / "config.json").read_text())
@@ -55,7 +55,7 @@ def attention(config: dict[str, Any], lengths: list[int]) -> Both:
         steps.append(attend(q[rows(step)], k, v, keys, batch=REQUESTS, scale=scale))
     slots = table.gather(1, lens.unsqueeze(1) + torch.arange(STEPS))
     blocks = block_keys(Contexts(table, requests, lens), slots, causal=True, window=None)
-    return by_step(steps), attend_blocks(q, k, v, blocks, batch=REQUESTS, scale=scale)
+    return by_step(steps), attend(q, k, v, blocks, batch=REQUESTS, scale=scale)
 
 
 def convolution(config: dict[str, Any]) -> Both:

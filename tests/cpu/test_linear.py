@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sglang_dflash_cpu.layers.linear import LARGE, empty_weight, mkl_is_fast
-from sglang_dflash_cpu.layers.linear import linear as run
+from sglang_dflash_cpu.layers.dense import LARGE, empty_weight, mkl_is_fast
+from sglang_dflash_cpu.layers.dense import linear as run
 
 INPUT, OUTPUT = 256, 192
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dflash_cpu.layers import conv, gdn, mamba_state
+from sglang_dflash_cpu.layers import conv, gdn, pools
 from tests.support.gated_delta import no_host_sync
 
 LAYERS, SLOTS, BLOCK, DIM, WIDTH = 3, 12, 5, 10, 4
 
 
-def pools() -> tuple[Tensor, Tensor]:
+def state_pools() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     conv = torch.randn(LAYERS, SLOTS, DIM, WIDTH - 1, generator=generator)
     return conv, torch.randn(LAYERS, SLOTS, 2, 3, 5, generator=generator)
@@ -22,7 +22,7 @@ def pools() -> tuple[Tensor, Tensor]:
 
 def caches(bs: int) -> SimpleNamespace:
     """The tensors of SGLang's speculative state pool for ``bs`` requests and a padding row."""
-    conv, ssm = pools()
+    conv, ssm = state_pools()
     columns = torch.randn(LAYERS, bs + 1, DIM, BLOCK + WIDTH - 2)
     windows = columns.unfold(-1, WIDTH - 1, 1).transpose(2, 3)  # steps share memory, as for any chain
     intermediate = torch.randn(LAYERS, bs + 1, BLOCK, *ssm.shape[2:])
@@ -31,22 +31,22 @@ def caches(bs: int) -> SimpleNamespace:
 
 @pytest.mark.parametrize("mask", [[True, False, True, True], [False] * 4])
 def test_track_copies_the_masked_requests_in_all_layers(mask: list[bool]) -> None:
-    conv, ssm = pools()
+    conv, ssm = state_pools()
     source, target = torch.tensor([1, 2, 3, 4], dtype=torch.int32), torch.tensor([5, 6, 7, 8])
     expected = [pool.clone() for pool in (conv, ssm)]
     for pool in expected:
         for i, wanted in enumerate(mask):
             if wanted:
                 pool[:, target[i]] = pool[:, source[i]]
-    mamba_state.track(conv, ssm, source, torch.tensor(mask), target, 4)
+    pools.track(conv, ssm, source, torch.tensor(mask), target, 4)
     assert torch.equal(conv, expected[0]) and torch.equal(ssm, expected[1])
 
 
 def test_track_ignores_rows_past_the_batch_and_freed_slots() -> None:
-    conv, ssm = pools()
+    conv, ssm = state_pools()
     before = conv.clone(), ssm.clone()
     source, target = torch.tensor([-1, 2, 3]), torch.tensor([5, -1, 7])
-    mamba_state.track(conv, ssm, source[1:], torch.tensor([True, True]), target[1:], 1, check_freed_slots=True)
+    pools.track(conv, ssm, source[1:], torch.tensor([True, True]), target[1:], 1, check_freed_slots=True)
     assert torch.equal(conv[:, 1:], before[0][:, 1:]) and torch.equal(ssm[:, 1:], before[1][:, 1:])
 
 
@@ -65,7 +65,7 @@ def test_commit_takes_the_state_of_the_last_accepted_token(tracking: bool, rows:
                 ssm[:, to[i]] = cache.intermediate_ssm[:, row, positions[i]]
                 conv[:, to[i]] = windows[:, row, positions[i]]
     with no_host_sync():
-        mamba_state.commit(
+        pools.commit(
             cache,
             slots,
             last,
@@ -81,7 +81,7 @@ def test_commit_takes_the_state_of_the_last_accepted_token(tracking: bool, rows:
 def test_commit_leaves_real_slots_alone_for_padding() -> None:
     cache = caches(bs=2)
     before = cache.temporal.clone(), cache.conv[0].clone()
-    mamba_state.commit(cache, torch.tensor([-1, 0]), torch.tensor([2, 1]), None, None)
+    pools.commit(cache, torch.tensor([-1, 0]), torch.tensor([2, 1]), None, None)
     assert torch.equal(cache.temporal[:, 1:], before[0][:, 1:])
     assert torch.equal(cache.conv[0][:, 1:], before[1][:, 1:])
 
@@ -126,7 +126,7 @@ def test_rounds_of_verify_and_commit_leave_the_states_of_plain_decoding(accepted
             intermediate_states_buffer=cache.intermediate_ssm[0],
             intermediate_state_indices=rows,
         )  # fmt: skip
-        mamba_state.commit(cache, slots, torch.tensor(lens) - 1, None, None)
+        pools.commit(cache, slots, torch.tensor(lens) - 1, None, None)
         for i, length in enumerate(lens):
             one = slots[i : i + 1]
             for t in range(length):

@@ -9,7 +9,7 @@ import torch
 from sglang.srt.layers import layernorm
 from torch import Tensor
 
-from sglang_dflash_cpu.layers import gdn, norms
+from sglang_dflash_cpu.layers import dense, gdn
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, torch.bfloat16: {"rtol": 2**-7, "atol": 1e-5}}
@@ -37,8 +37,8 @@ def test_gated_norms(dtype: torch.dtype, activation: str, eps: float) -> None:
     expected = gated_norm(x, weight, z, eps, activation)
     kept = x.clone()
     for result in (
-        norms.rms_norm_gated(x, z, weight, None, activation, residual=None, eps=eps),
-        norms.layernorm_gated(x, weight, None, z=z, eps=eps, is_rms_norm=True, activation=activation),
+        dense.rms_norm_gated(x, z, weight, None, activation, residual=None, eps=eps),
+        dense.layernorm_gated(x, weight, None, z=z, eps=eps, is_rms_norm=True, activation=activation),
     ):
         assert result.dtype == dtype
         torch.testing.assert_close(result, expected.to(dtype), **TOLERANCE[dtype])
@@ -52,9 +52,9 @@ def test_gated_norms(dtype: torch.dtype, activation: str, eps: float) -> None:
 )
 def test_other_norms_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(NotImplementedError, match="layernorm_fn"):
-        norms.layernorm_gated(normal(2, 16), normal(16), None, **({"z": normal(2, 16), "is_rms_norm": True} | options))
+        dense.layernorm_gated(normal(2, 16), normal(16), None, **({"z": normal(2, 16), "is_rms_norm": True} | options))
     with pytest.raises(NotImplementedError, match="rms_norm_gated"):
-        norms.rms_norm_gated(normal(2, 16), normal(2, 16), normal(16), None, prenorm=True)
+        dense.rms_norm_gated(normal(2, 16), normal(2, 16), normal(16), None, prenorm=True)
 
 
 @pytest.mark.parametrize(("H", "HV"), [(1, 1), (2, 2), (2, 4), (3, 12)])
@@ -87,11 +87,11 @@ def test_sigmoid_mul(dtype: torch.dtype, inplace: bool, strided: bool) -> None:
     gate = normal(5, 3, 8, dtype=dtype, seed=1)[..., 4:] if strided else normal(5, 12, dtype=dtype, seed=1)
     expected = (attn.double() * gate.reshape(5, 12).double().sigmoid()).to(dtype)
     kept, kept_gate = attn.clone(), gate.clone()
-    out = norms.sigmoid_mul(attn, gate, inplace=inplace)
+    out = dense.sigmoid_mul(attn, gate, inplace=inplace)
     torch.testing.assert_close(out, expected, **TOLERANCE[dtype])
     assert torch.equal(attn, out if inplace else kept) and torch.equal(gate, kept_gate)
     with pytest.raises(NotImplementedError, match="FP8"):
-        norms.sigmoid_mul(attn, gate, quant=True)
+        dense.sigmoid_mul(attn, gate, quant=True)
 
 
 @DTYPES
@@ -100,7 +100,7 @@ def test_shared_expert_is_added_in_place(dtype: torch.dtype) -> None:
     shared, routed = normal(5, 12, dtype=dtype, seed=2), normal(5, 12, dtype=dtype, seed=3)
     gate = (hidden.double() @ weight.double()).sigmoid()[:, None]
     expected = (routed.double() + gate * shared.double()).to(dtype)
-    norms.add_gated(hidden, weight, shared, routed)
+    dense.add_gated(hidden, weight, shared, routed)
     torch.testing.assert_close(routed, expected, **TOLERANCE[dtype])
 
 
@@ -109,7 +109,7 @@ def test_shared_expert_is_added_in_place(dtype: torch.dtype) -> None:
 def test_a_layers_norm_is_sglangs(name: str, residual: bool) -> None:
     layer = getattr(layernorm, name)(24, eps=1e-2)
     layer.weight.data.copy_(normal(24, seed=3))
-    stand_in = {"RMSNorm": norms.rms_norm, "GemmaRMSNorm": norms.gemma_rms_norm}[name]
+    stand_in = {"RMSNorm": dense.rms_norm, "GemmaRMSNorm": dense.gemma_rms_norm}[name]
     original = inspect.unwrap(getattr(layernorm, name).forward_native)
     for dtype in (torch.float32, torch.bfloat16):
         args = (normal(5, 24, dtype=dtype), *([normal(5, 24, dtype=dtype, seed=1)] if residual else []))

@@ -14,7 +14,7 @@ from transformers import PretrainedConfig
 from sglang_dflash import upstream
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream import AttentionArch
-from sglang_dflash_cpu.arguments.refusals import check_drafter, check_target
+from sglang_dflash_cpu.arguments import check_pair
 
 pytestmark = pytest.mark.sglang
 
@@ -39,7 +39,7 @@ def no_recurrent_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 def check(config: dict[str, Any] | None = None, *, arguments: dict[str, Any] | None = None, **model: Any) -> None:
     hf_config = PretrainedConfig(architectures=["Target"], **(config or {}))
     usual = {"attention_arch": AttentionArch.MHA, "is_encoder_decoder": False, "hf_config": hf_config}
-    check_target(SimpleNamespace(**{**usual, **model}), SimpleNamespace(**{**PLAIN, **(arguments or {})}))
+    check_pair(SimpleNamespace(**{**usual, **model}), SimpleNamespace(**{**PLAIN, **(arguments or {})}))
 
 
 def test_a_plain_decoder_is_served() -> None:
@@ -77,9 +77,8 @@ def test_recurrent_layers_other_than_gated_delta_net_are_refused(monkeypatch: py
 @pytest.mark.parametrize("flag", [None, "unquant", "awq"])
 def test_quantised_layers_for_the_drafter_are_refused(flag: str | None) -> None:
     named = {"speculative_draft_model_path": "drafter", "speculative_draft_model_quantization": flag}
-    cfg = SimpleNamespace(**{**PLAIN, **named})
     if flag != "awq":
-        check_drafter(cfg)
+        check(arguments=named)
         return
     with pytest.raises(DFlashError, match="--speculative-draft-model-quantization awq on a CPU"):
-        check_drafter(cfg)
+        check(arguments=named)

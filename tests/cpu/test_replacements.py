@@ -21,7 +21,7 @@ from sglang_dflash.upstream import (
 from sglang_dflash_cpu import create_attention, register_attention
 from sglang_dflash_cpu.layers import ATTENTION_BACKEND
 from sglang_dflash_cpu.layers.attention_backend import TorchAttentionBackend
-from sglang_dflash_cpu.layers.kv import CpuKVPool
+from sglang_dflash_cpu.layers.pools import CpuKVPool
 from sglang_dflash_cpu.platform import DFlashCpuPlatform
 from sglang_dflash_cpu.replacements import TABLE, Replacement
 
@@ -32,7 +32,6 @@ pytestmark = pytest.mark.sglang
 def test_the_target_exists_with_the_parameters_that_we_take(row: Replacement) -> None:
     assert row.target.problem() is None
     assert row.target.params, "a stand-in that names no parameter checks nothing"
-    assert row.reason
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.path.rsplit(".", 1)[1])

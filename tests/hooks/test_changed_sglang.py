@@ -16,7 +16,7 @@ from tests.support.broken_pairs import Broken, write_pair
 pytest.importorskip("sglang")
 
 from sglang_dflash_cpu import replacements
-from sglang_dflash_cpu.layers import norms
+from sglang_dflash_cpu.layers import dense
 from sglang_dflash_cpu.platform import DFlashCpuPlatform
 
 pytestmark = pytest.mark.sglang
@@ -51,7 +51,7 @@ def resolve(
         text=True,
         check=False,
         timeout=300,
-        env={**environment, "PYTHONPATH": f"{path}:{os.getcwd()}", **variables},
+        env={**environment, "PYTHONPATH": os.pathsep.join([path, os.getcwd(), *sys.path]), **variables},
     )
 
 
@@ -106,7 +106,7 @@ def test_a_process_that_never_loads_plugins_has_the_cpu_platforms_choices_or_is_
 
 
 def test_the_cpu_platform_names_what_this_sglang_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = replacements.Replacement("sglang.srt.layers.layernorm.gone", norms.rms_norm, "for this test")
+    gone = replacements.Replacement("sglang.srt.layers.layernorm.gone", dense.rms_norm)
     monkeypatch.setattr(replacements, "TABLE", (gone,))
     assert replacements.missing_hooks() == [gone.path]
     with pytest.raises(DFlashError, match="layernorm.gone: not found"):

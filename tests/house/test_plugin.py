@@ -14,7 +14,7 @@ import pytest
 from sglang_dflash import plugin
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream import SYMBOLS, Symbol
-from sglang_dflash_cpu.arguments import resolution_steps
+from sglang_dflash_cpu import arguments
 
 pytestmark = pytest.mark.sglang
 
@@ -70,7 +70,7 @@ def test_every_hook_target_is_a_row_of_the_table(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(resolution_hooks, "_HOOKS", {})
     pytest.importorskip("sglang.srt.managers.scheduler")
     plugin._register_hooks()
-    resolution_steps.install()
+    arguments.install()
     rows = {symbol.path for symbol in SYMBOLS.values()}
     assert len(HookRegistry._hooks) > 15
     assert set(HookRegistry._hooks) <= rows

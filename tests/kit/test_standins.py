@@ -21,15 +21,10 @@ def seeded() -> None:
 def rotated(heads: Tensor, angles: Tensor, neox: bool) -> Tensor:
     """Pairs of elements turned as complex numbers."""
     half = angles.shape[-1]
-    pairs = (
-        (heads[..., :half], heads[..., half : 2 * half])
-        if neox
-        else (heads[..., : 2 * half : 2], heads[..., 1 : 2 * half : 2])
-    )
-    turned = torch.complex(*pairs) * torch.polar(torch.ones_like(angles), angles)[:, None]
-    parts = (turned.real, turned.imag)
-    start = torch.cat(parts, -1) if neox else torch.stack(parts, -1).flatten(-2)
-    return torch.cat([start, heads[..., 2 * half :]], -1)
+    turned, rest = heads.split([2 * half, heads.shape[-1] - 2 * half], -1)
+    pairs = turned.unflatten(-1, (2, half)).unbind(-2) if neox else turned.unflatten(-1, (half, 2)).unbind(-1)
+    product = torch.complex(*pairs) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.cat([torch.stack([product.real, product.imag], -2 if neox else -1).flatten(-2), rest], -1)
 
 
 @pytest.mark.parametrize("neox", [True, False])

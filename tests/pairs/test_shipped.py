@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from sglang_dflash_lab.pairs import NAMES, WEIGHTS, drafter_kinds, drafter_path, target_path
 from sglang_dflash_lab.pairs.corpus import TASKS
-from sglang_dflash_lab.train.provenance import read_provenance
+from sglang_dflash_lab.train.loop import read_provenance
 
 DRAFTERS = [(name, kind) for name in NAMES for kind in drafter_kinds(name)]
 FOLDERS = [target_path(name) for name in NAMES] + [drafter_path(name, kind) for name, kind in DRAFTERS]

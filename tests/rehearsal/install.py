@@ -18,8 +18,7 @@ from sglang_dflash.upstream import (
     resolving_view,
     with_phase,
 )
-from sglang_dflash_cpu import replacements
-from sglang_dflash_cpu.arguments import resolution_steps
+from sglang_dflash_cpu import arguments, replacements
 from tests.rehearsal import graphs, interpreter, mutants, report, source_patches, stubs
 
 # What stays of the CPU platform's table: kernels that are no Triton there either, exchange between ranks and servers.
@@ -38,7 +37,7 @@ def install() -> None:
     replacements.install()
     source_patches.install()
     graphs.install()
-    register_resolution_hook("handle_hardware_runtime_validation")(resolution_steps.validate_runtime)
+    register_resolution_hook("handle_hardware_runtime_validation")(arguments.validate_runtime)
     register_resolution_hook("handle_cpu_backends")(_choose_backends)
     for method, hook in (
         ("scheduler.Scheduler.get_internal_state", report.add),
@@ -76,7 +75,7 @@ def _choose_backends(server_args: Any, previous: Callable[[Any], None]) -> None:
     """As the CPU platform chooses, but for attention and graphs."""
     asked = resolving_view(server_args)
     graph_config = asked.cuda_graph_config
-    resolution_steps.choose_backends(server_args, previous)
+    arguments.choose_backends(server_args, previous)
     prefill = os.environ.get(PREFILL_GRAPHS)
     sizes = [int(size) for size in prefill.split(",")] if prefill else []
     if sizes:

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sglang_dflash_lab.pairs.corpus.prompts import prompts
+from sglang_dflash_lab.pairs.corpus import prompts
 from tests.support.generation import Params, answers, tokens
 from tests.support.pair_servers import FEATURES, dflash_server
 from tests.support.prompts import chat_ids, corpus, random_prompts, schema_of

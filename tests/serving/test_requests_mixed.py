@@ -11,7 +11,7 @@ from collections import defaultdict
 
 import pytest
 
-from sglang_dflash_lab.pairs.corpus.prompts import Prompt, prompts
+from sglang_dflash_lab.pairs.corpus import Prompt, prompts
 from tests.support.generation import Params, answers, tokens
 from tests.support.pair_servers import RecordedServer
 from tests.support.prompts import chat_ids, schema_of

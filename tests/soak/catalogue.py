@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sglang_dflash_lab.bench.tasks import load
-from sglang_dflash_lab.pairs.corpus.prompts import Prompt, prompts
+from sglang_dflash_lab.pairs.corpus import Prompt, prompts
 from tests.support.prompts import chat_ids, corpus, message_ids, schema_of
 
 PAIR = "tiny-hybrid"

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sglang_dflash.states import commit, replay
 from sglang_dflash.states.commit import RecurrentCommit, crossings, may_cross
-from sglang_dflash_cpu.layers import mamba_state
+from sglang_dflash_cpu.layers.pools import scatter_steps, track
 from tests.support.plan import serve
 
 pytestmark = pytest.mark.sglang
@@ -57,8 +57,8 @@ class Pools:
 def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
     serve(monkeypatch, replay=True)
     monkeypatch.setattr(memory_pool, "conv_window_dedup_enabled", lambda *_: True)  # as on CUDA and our CPU platform
-    monkeypatch.setattr(commit, "fused_conv_window_scatter_with_mask", mamba_state.scatter_steps)
-    monkeypatch.setattr(commit, "track_mamba_states_all_layers", mamba_state.track)
+    monkeypatch.setattr(commit, "fused_conv_window_scatter_with_mask", scatter_steps)
+    monkeypatch.setattr(commit, "track_mamba_states_all_layers", track)
     monkeypatch.setattr(commit, "mamba_track_grid", lambda page: GRID)
     monkeypatch.setattr(commit, "get_alloc_reserve_per_decode", lambda: 32)
     mamba = SimpleNamespace(linear_attn_backend="triton", linear_attn_decode_backend=None)

@@ -12,7 +12,7 @@ import transformers
 
 from sglang_dflash.diagnose.client import Message
 from sglang_dflash_lab.pairs import target_path
-from sglang_dflash_lab.pairs.corpus.prompts import TASKS, Prompt, prompts
+from sglang_dflash_lab.pairs.corpus import TASKS, Prompt, prompts
 
 
 @cache

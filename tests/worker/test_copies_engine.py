@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash_lab.bench.tasks import load
-from sglang_dflash_lab.pairs.corpus.prompts import prompts
+from sglang_dflash_lab.pairs.corpus import prompts
 from tests.support.generation import Answer, answers, assert_nothing_leaked, flush, generate_all, tokens
 from tests.support.pair_servers import (
     FEATURES,

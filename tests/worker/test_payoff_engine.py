@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sglang_dflash.causes import FIXES
-from sglang_dflash_lab.pairs.corpus.prompts import prompts
+from sglang_dflash_lab.pairs.corpus import prompts
 from tests.support.generation import generate_all
 from tests.support.pair_servers import dflash_server, worker_info
 from tests.support.prompts import chat_ids, corpus, random_prompts, schema_of

@@ -17,7 +17,7 @@ from sglang_dflash.plan.serving import DraftWindow
 from sglang_dflash.upstream import ReqToTokenPool, StateType
 from sglang_dflash.worker import window
 from sglang_dflash.worker.window import DraftRings, describe_rings, prepare_transfer
-from sglang_dflash_cpu.layers.kv import CpuKVPool
+from sglang_dflash_cpu.layers.pools import CpuKVPool
 from tests.support.plan import serve, serve_builtin
 
 pytestmark = pytest.mark.sglang

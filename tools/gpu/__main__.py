@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tools.gpu import records, site
 
-# Step -> its module and its budget in seconds. Most valuable first, since a machine may be lost at any time.
+# Step -> module and budget in seconds. Most valuable first, because the machine may be lost at any time.
 STEPS = {
     "machine": ("checks", 60),
     "kernels": ("checks", 180),
@@ -36,7 +36,7 @@ DONE = ("passed", "skipped")
 
 
 def left(out: Path) -> list[str]:
-    """Steps that have not passed yet in this folder of results."""
+    """Return the steps that have not passed yet in this results folder."""
     last = {row["step"]: row["status"] for row in records.read(out, records.STATUS)}
     return [step for step in STEPS if last.get(step) not in DONE]
 

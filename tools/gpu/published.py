@@ -171,8 +171,5 @@ def _trace(run: Run, pair: str, arm: str) -> dict[str, Any]:
             kernels[event["name"][:80]] += event["dur"] / 1000
         elif event.get("cat") == "user_annotation" and event["name"].startswith("dflash."):
             stages[event["name"]] += event["dur"] / 1000
-    return {
-        "trace": str(traces[0].relative_to(run.out)),
-        "kernels_ms": dict(kernels.most_common(12)),
-        "stages_ms": stages,
-    }
+    trace = str(traces[0].relative_to(run.out))
+    return {"trace": trace, "kernels_ms": dict(kernels.most_common(12)), "stages_ms": stages}

@@ -29,7 +29,7 @@ def append(folder: Path, step: str, row: Row) -> None:
 
 
 def read(folder: Path, step: str) -> list[Row]:
-    """Rows of a step, oldest first. A line that a killed run cut off is left out."""
+    """Return the rows of a step, oldest first, without a line that a killed run cut off."""
     path, rows = folder / f"{step}.jsonl", []
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -40,12 +40,12 @@ def read(folder: Path, step: str) -> list[Row]:
 
 
 def latest(rows: list[Row]) -> list[Row]:
-    """The newest row for each combination of :data:`KEYS`, in order of first appearance."""
+    """Return the newest row for each combination of :data:`KEYS`, in order of first appearance."""
     return list({tuple(row.get(key) for key in KEYS): row for row in rows}.values())
 
 
 def page(out: Path, steps: list[str], device: str = "cuda") -> str | None:
-    """Results in Markdown, a section per step; None without rows of this device."""
+    """Return the results in Markdown, a section per step; None without rows of this device."""
     sections = []
     for step in steps:
         rows = latest([row for row in read(out, step) if row["device"] == device and "error" not in row])
@@ -71,7 +71,7 @@ def _cell(value: Any) -> str:
 
 
 def ratios(rows: list[Row]) -> list[str]:
-    """Step times of our worker relative to SGLang's, a line per pair and batch size with both."""
+    """Return our worker's step times relative to SGLang's, a line per pair and batch size with both."""
     times = {(row["pair"], row["batch"], row["arm"]): median(row["step_ms"]) for row in rows if "batch" in row}
     both = [cell for cell in times if cell[2] == "ours" and (*cell[:2], "builtin") in times]
     return [
@@ -81,7 +81,7 @@ def ratios(rows: list[Row]) -> list[str]:
 
 
 def summary(out: Path) -> str:
-    """Status of each step, then the errors of steps that failed."""
+    """Return the status of each step, then the errors of steps that failed."""
     last = latest(read(out, STATUS))
     failed = [row["step"] for row in last if row["status"] == "failed"]
     errors = [(step, row["error"]) for step in failed for row in read(out, step)[-20:] if row.get("error")]

@@ -1,4 +1,4 @@
-"""What a step works with: device, folder of results, resumable measurements, and servers with the device's flags."""
+"""The run of a step: device, results folder, resumable measurements, and servers with the device's flags."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class Run:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Attention backends that can run: SGLang's Triton kernels, and those that are installed."""
+        """Return the attention backends that can run: Triton, and those that are installed."""
         installed = (name for name, package in PACKAGES.items() if self.real and _is_installed(package))
         return ("triton", *installed) if self.real else ("default",)
 
     def flags(self, *, speculative: bool, backend: str = "triton") -> tuple[str, ...]:
-        """Server flags that the device needs."""
+        """Return the server flags that the device needs."""
         draft = ("--speculative-draft-attention-backend", backend) if speculative else ()
         return ("--attention-backend", backend, "--sampling-backend", "pytorch", *draft) if self.real else ()
 
@@ -69,7 +69,7 @@ class Run:
         print(row, flush=True)
 
     def finished(self, **key: Any) -> bool:
-        """Whether an earlier call measured this key without an error."""
+        """Return whether an earlier call measured this key without an error."""
         key["device"] = self.device
         rows = (row for row in records.read(self.out, self.step) if "error" not in row)
         return any(all(row.get(name) == value for name, value in key.items()) for row in rows)
@@ -95,19 +95,19 @@ class Run:
 
 
 def describe(error: Exception) -> str:
-    """The end of the server's log, then the error and the line that raised it."""
+    """Return the end of the server's log, then the error and the line that raised it."""
     notes = "\n".join(getattr(error, "__notes__", ()))
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{notes}\n{place.filename}:{place.lineno}: {type(error).__name__}: {error}"[-6000:].strip()
 
 
 def memory_used() -> int:
-    """Bytes in use on the first device; 0 without ``nvidia-smi``."""
+    """Return the bytes in use on the first device; 0 without ``nvidia-smi``."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
     return int(subprocess.check_output(query, text=True)) << 20 if shutil.which(query[0]) else 0
 
 
 def _is_installed(package: str) -> bool:
-    """Whether the package itself is installed, not one of the kit's stand-ins."""
+    # Not one of the kit's stand-ins.
     found = importlib.util.find_spec(package)
     return found is not None and not str(found.origin).startswith(str(STAND_INS))

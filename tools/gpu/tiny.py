@@ -26,19 +26,14 @@ CACHED = ("--mamba-radix-cache-strategy", "extra_buffer", "--mamba-track-interva
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to serve a pair.
-
-    Attributes:
-        flags, environment: of the server.
-        ours: whether our worker serves; otherwise SGLang's own.
-    """
+    """A way to serve a pair; ``ours``: with our worker, not SGLang's."""
 
     flags: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     ours: bool = True
 
 
-# States replayed, as a 27B is served by default: a tiny pair has memory for every state.
+# States are replayed by default for a 27B target; a tiny pair has memory to keep every state.
 REPLAYED = {
     "graphs": (),
     "widths at random": (*RANDOM_WIDTHS, *WIDE),
@@ -82,7 +77,8 @@ def compare(run: Run, pair: str, arms: Mapping[str, Arm]) -> bool:
     def speculate(arm: Arm, backend: str) -> dict[str, Any]:
         """Compare an arm's texts with plain decoding's, at concurrency 8 and 1."""
         found, cached = list[Answer](), set(CACHED) <= set(arm.flags)
-        with run.serve(pair, *arm.flags, backend=backend, **dict(arm.environment)) as server:
+        environment = {"SGLANG_DFLASH_STAGE_TIMES": "1", **dict(arm.environment)}
+        with run.serve(pair, *arm.flags, backend=backend, **environment) as server:
             start = time.perf_counter()
             for concurrency in (8, 1):
                 if not cached:  # otherwise the second round must find the first round's prefixes
@@ -92,11 +88,8 @@ def compare(run: Run, pair: str, arms: Mapping[str, Arm]) -> bool:
             if arm.ours:
                 info = worker_info(server)
                 assert_nothing_leaked(server)
-                row |= {
-                    "accept": info["mean_accept_length"],
-                    "states": info["states"],
-                    "widths": info["steps_by_width"],
-                }
+                row |= {"accept": info["mean_accept_length"], "states": info["states"]}
+                row |= {"widths": info["steps_by_width"], "stage_seconds": info["stage_seconds"]}
         near_ties, wrong = 0, []
         for ours, reference in zip(found, 2 * plain, strict=True):
             try:
@@ -108,7 +101,7 @@ def compare(run: Run, pair: str, arms: Mapping[str, Arm]) -> bool:
             wrong.append("no prefix was hit")
         return row | ({"error": wrong[0]} if wrong else {})
 
-    # Every call needs the texts, so the time makes each attempt a new key.
+    # Every call needs the texts: the time makes each attempt a new key.
     if not run.measure({"pair": pair, "arm": "plain", "attempt": time.time()}, decode_plainly):
         return False
     return run.measure_each(

@@ -9,23 +9,14 @@ from torch import Tensor
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream import AttentionBackend, AttentionType, KVWriteLoc, SWAKVPool
 from sglang_dflash_cpu.layers import ATTENTION_BACKEND
-from sglang_dflash_cpu.layers.attention_math import (
-    Contexts,
-    Keys,
-    attend_blocks,
-    attend_prompt,
-    block_keys,
-    decode_keys,
-)
+from sglang_dflash_cpu.layers.attention_math import Contexts, Keys, attend, attend_prompt, block_keys, decode_keys
 
 
 class TorchAttentionBackend(AttentionBackend):
     """Attention in plain torch for every forward mode that DFLASH uses.
 
-    Decode, verification (a causal chain) and the drafter's block are one padded gather and one SDPA call for the whole
-    batch, unless the padding would cost more than it saves; a prefill is one SDPA call per request. Lengths are read
-    from ``seq_lens`` itself, which on a CPU is host memory, so no mirror is asked for and the overlap scheduler takes
-    the path that it takes on a GPU.
+    Lengths are read from ``seq_lens``, which on a CPU is host memory. No mirror on the host is requested, so the
+    overlap scheduler takes the same path as on a GPU.
     """
 
     needs_cpu_seq_lens = False
@@ -39,7 +30,7 @@ class TorchAttentionBackend(AttentionBackend):
         self._swa_pool: Any = pool if isinstance(pool, SWAKVPool) and pool.swa_layer_nums > 0 else None
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Forget the last forward; keys are built by the first layer that asks for them, for all layers."""
+        # The first layer that needs keys builds them for all layers.
         self._keys: dict[tuple[int | None, bool, bool], list[Keys]] = {}
         self._swa_out_loc = None
         if self._swa_pool is not None and not forward_batch.forward_mode.is_idle():
@@ -61,10 +52,10 @@ class TorchAttentionBackend(AttentionBackend):
         save_kv_cache: bool = True,
         **unsupported: Any,
     ) -> Tensor:
-        """Attention of one layer, in any forward mode: ``q [tokens, H*D]`` to ``[tokens, H*Dv]``.
+        """Attend in one layer, in any forward mode: ``q [tokens, H*D]`` to ``[tokens, H*Dv]``.
 
         Raises:
-            DFlashError: the layer asks for something that would change the result if ignored.
+            DFlashError: the layer needs an operation that this backend lacks.
         """
         self._refuse_unsupported(layer, unsupported)
         if save_kv_cache and k is not None:
@@ -75,7 +66,7 @@ class TorchAttentionBackend(AttentionBackend):
         mode = forward_batch.forward_mode
         if mode.is_decode() or mode.is_target_verify():
             keys, batch = self._keys_of(layer, forward_batch), forward_batch.batch_size
-            out = attend_blocks(q, k_pool, v_pool, keys, batch=batch, scale=layer.scaling)
+            out = attend(q, k_pool, v_pool, keys, batch=batch, scale=layer.scaling)
         else:
             out = self._prefill(q, layer, forward_batch)
         return out.view(q.shape[0], -1)
@@ -83,14 +74,14 @@ class TorchAttentionBackend(AttentionBackend):
     forward_decode = forward_extend
 
     def _keys_of(self, layer: Any, forward_batch: Any) -> list[Keys]:
-        """Keys of a decode or a block, shared by all layers with one window, one mask and one pool."""
+        # Shared by all layers with the same window, mask and pool.
         kind = self._kind(layer)
         if kind not in self._keys:
             window, causal, swa = kind
             rows, lens = forward_batch.req_pool_indices, forward_batch.seq_lens
             contexts = Contexts(self.req_to_token_pool.req_to_token, rows, lens)
             if forward_batch.forward_mode.is_decode():
-                keys = [decode_keys(contexts, window=window)]
+                keys = decode_keys(contexts, window=window)
             else:
                 slots = forward_batch.out_cache_loc.view(len(lens), -1)
                 keys = block_keys(contexts, slots, causal=causal, window=window)
@@ -127,19 +118,16 @@ class TorchAttentionBackend(AttentionBackend):
         return out
 
     def _kind(self, layer: Any) -> tuple[int | None, bool, bool]:
-        """Sliding window or None; whether it is causal; whether its K/V live in the sliding part of a hybrid pool."""
+        """Return the window or None, whether it is causal, and whether the K/V are in the pool's sliding part."""
         window = layer.sliding_window_size if layer.sliding_window_size > -1 else None
         swa = self._swa_pool is not None and self._swa_pool.layers_mapping[layer.layer_id][1]
         return window, layer.attn_type != AttentionType.ENCODER_ONLY, swa
 
     @staticmethod
     def _refuse_unsupported(layer: Any, extras: dict[str, Any]) -> None:
-        """Refuse what would change the result if ignored: score caps, sinks, cross attention, MLA inputs."""
         found = [name for name, value in extras.items() if value is not None]
-        if layer.logit_cap:
-            found.append(f"logit_cap={layer.logit_cap}")
-        if layer.is_cross_attention:
-            found.append("cross attention")
+        found += [f"logit_cap={layer.logit_cap}"] if layer.logit_cap else []
+        found += ["cross attention"] if layer.is_cross_attention else []
         if found:
             raise DFlashError(
                 f"attention layer {layer.layer_id} needs {', '.join(found)}",

@@ -1,22 +1,13 @@
-"""Attention over a paged KV pool in plain torch: positions, masks and SDPA calls.
+"""Attention over a paged KV pool in plain torch: positions, masks and SDPA calls. Does not import SGLang.
 
-Everything here is tensors in, tensors out, and does not import SGLang. Two ideas carry it:
+Every query and key has an absolute position, and :func:`visible` decides from the two alone whether the query may read
+the key. Slots and masks are built once per forward, and a batch is two gathers and one SDPA call, because small models
+are bound by dispatch. Scores, softmax and sums are float32 whatever the model's dtype: torch's bfloat16 attention of
+one query is 3 to 10 times slower than converting the gathered keys (AMD EPYC with AVX512-BF16; equal for prompts).
 
-* Every query and every key has an absolute position; what a query may read follows from the two
-  positions alone (:func:`visible`), so decode, verification and the drafter's block differ only in the
-  positions they pass.
-* A tiny model spends its time in dispatch, not arithmetic, so what all layers share (slots, mask) is built
-  once per forward, and a batch is two gathers and one ``scaled_dot_product_attention``, padded to its longest
-  request. If that padding would cost more than the calls it saves, because blocks are long or context lengths differ
-  much, each request has its own call (:func:`padding_pays`).
-
-Scores, softmax and sums are float32 whatever the dtype of the model: torch's bfloat16 attention of one
-query is 3 to 10 times slower on a CPU than converting the gathered keys (AMD EPYC with AVX512-BF16; equal
-for prompts).
-
-Shapes: ``B`` requests, ``T`` queries per request, ``C`` keys per request (padded), ``H``/``G`` query/KV
-heads, ``D`` head dim. A window ``w`` lets a query read the ``w`` positions before its own (and, if it is not
-causal, the ``w`` after).
+Shapes: ``B`` requests, ``T`` queries per request, ``C`` keys per request (padded), ``H``/``G`` query/KV heads, ``D``
+    head
+dim. A window ``w`` lets a query read the ``w`` positions before its own (and, if it is not causal, the ``w`` after).
 """
 
 from __future__ import annotations
@@ -27,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-# Queries of a long prompt are processed this many at a time: a causal tile reads only the keys before its
-# end, so half of the square is never computed, and a mask is at most QUERY_TILE x context.
+# Queries of a long prompt are processed this many at a time: a causal tile reads only the keys before its end, so half
+# of the square is never computed, and a mask has at most QUERY_TILE x context entries.
 QUERY_TILE = 512
 # Query-key pairs of padding that take as long as the calls for one more request (with 4 to 8 heads of 64).
 PAIRS_PER_REQUEST = 1024
@@ -36,34 +27,28 @@ PAIRS_PER_REQUEST = 1024
 
 @dataclass(frozen=True)
 class Contexts:
-    """Places of the K/V of a batch's requests.
-
-    Attributes:
-        table: KV slots ``[requests, positions]`` int32.
-        rows: row of each request in it, ``[B]`` int64.
-        lens: tokens of each request, ``[B]``.
-    """
+    """Places of the K/V of a batch: KV slots ``[requests, positions]`` int32, each request's row and length ``[B]``."""
 
     table: Tensor
     rows: Tensor
     lens: Tensor
 
     def slots(self, columns: Tensor) -> Tensor:
-        """``table[rows[b], columns[b, c]]`` as ``[B, C]``; one ``index_select`` on the flattened table."""
+        """Return ``table[rows[b], columns[b, c]]`` as ``[B, C]``."""
         flat = self.rows.unsqueeze(1) * self.table.stride(0) + columns
         return self.table.view(-1).index_select(0, flat.view(-1)).view(columns.shape)
 
     def lengths(self) -> list[int]:
-        """``lens`` on the host, read in place: no torch operation, nothing to wait for."""
+        """Return ``lens`` as a list, without a torch operation."""
         lengths: list[int] = self.lens.numpy().tolist()
         return lengths
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Slots to read of the pool, and a mask to add to the scores (None: everything may be read).
+    """Pool slots to read, and a mask to add to the scores (None: everything may be read).
 
-    Of a batch: ``slots [B*C]``, ``mask`` that broadcasts to ``[B, 1, T, C]``; of one request's block: ``slots [C]``,
+    For a batch: ``slots [B*C]``, ``mask`` that broadcasts to ``[B, 1, T, C]``; for one request: ``slots [C]``,
     ``mask [T, C]``.
     """
 
@@ -80,40 +65,34 @@ def visible(query_positions: Tensor, key_positions: Tensor, *, causal: bool, win
 
 
 def additive(allowed: Tensor) -> Tensor:
-    """Bool mask ``[..., T, C]`` as scores to add: 0 where allowed, -inf elsewhere."""
+    """Return a bool mask ``[..., T, C]`` as scores to add: 0 where allowed, -inf elsewhere."""
     return torch.zeros(allowed.shape).masked_fill_(~allowed, float("-inf"))
 
 
-def decode_keys(contexts: Contexts, *, window: int | None) -> Keys:
-    """Keys of one new token per request.
-
-    Args:
-        contexts: the new token included (its K/V are in the pool already).
-        window: sliding window, or None.
-    """
+def decode_keys(contexts: Contexts, *, window: int | None) -> list[Keys]:
+    """Return the keys of one new token per request; ``contexts`` include it."""
     lens, lengths = contexts.lens, contexts.lengths()
     longest, shortest = max(1, *lengths), min(lengths)
     width = longest if window is None else min(longest, window + 1)
-    # A request shorter than the width gets positions from its length on at its end, which the mask takes out.
+    # The last columns of a request shorter than the width lie past its length; the mask removes them.
     columns = torch.arange(width).expand(len(lens), width)
     if width < longest:
         columns = (lens - width).clamp_(min=0).unsqueeze(1) + columns
     slots = contexts.slots(columns).view(-1)
     if shortest == longest:  # every column is a real token inside the window
-        return Keys(slots, None)
+        return [Keys(slots, None)]
     # A padded request has length 0; it reads position 0 so that its softmax has a term.
     newest = (lens.clamp(min=1) - 1).unsqueeze(1)
     mask = additive(visible(newest, columns, causal=True, window=window))
-    return Keys(slots, mask.unsqueeze(1))
+    return [Keys(slots, mask.unsqueeze(1))]
 
 
 def block_keys(contexts: Contexts, block_slots: Tensor, *, causal: bool, window: int | None) -> list[Keys]:
-    """Keys of a block of ``T`` tokens of each request, its context and the block itself: one padded batch, or one each.
+    """Return the keys of ``T`` tokens per request, context and block: of one padded batch, or of each request.
 
     Args:
-        contexts: the block not included.
-        block_slots: KV slots of the block ``[B, T]``.
-        causal: verification is causal; the drafter's block is not (every position sees the whole block).
+        contexts: without the block; block_slots: KV slots of the block ``[B, T]``.
+        causal: true for verification; in the drafter's block every position sees the whole block.
         window: sliding window, or None.
     """
     if padding_pays(contexts.lengths(), block_slots.shape[1], window):
@@ -122,18 +101,15 @@ def block_keys(contexts: Contexts, block_slots: Tensor, *, causal: bool, window:
 
 
 def padding_pays(lens: list[int], queries: int, window: int | None) -> bool:
-    """Whether blocks of ``queries`` tokens after contexts of ``lens`` are attended to faster in one padded batch."""
+    """Return whether one padded batch is faster for blocks of ``queries`` tokens after contexts of ``lens``."""
     reach = lens if window is None else [min(length, window) for length in lens]
     padding = len(reach) * max(reach) - sum(reach)
     return padding * queries <= PAIRS_PER_REQUEST * (len(reach) - 1)
 
 
 def padded_block_keys(contexts: Contexts, block_slots: Tensor, *, causal: bool, window: int | None) -> Keys:
-    """:func:`block_keys` as one padded batch.
-
-    Columns count from the start of the block, ``-C .. T - 1``, so one mask serves all requests; the padding of a
-    shorter request is on the left.
-    """
+    """:func:`block_keys` as one padded batch; shorter requests are padded on the left."""
+    # Columns count from the start of the block, -C .. T - 1, so that one mask serves all requests.
     lens, lengths = contexts.lens, contexts.lengths()
     reach = max(1, *lengths) if window is None else min(max(1, *lengths), window)
     steps, columns = torch.arange(block_slots.shape[1]), torch.arange(-reach, block_slots.shape[1])
@@ -147,7 +123,7 @@ def padded_block_keys(contexts: Contexts, block_slots: Tensor, *, causal: bool, 
 
 
 def separate_block_keys(contexts: Contexts, block_slots: Tensor, *, causal: bool, window: int | None) -> list[Keys]:
-    """:func:`block_keys` of each request on its own, without padding."""
+    """:func:`block_keys` of each request, without padding."""
     table, rows, lengths = contexts.table, contexts.rows.numpy().tolist(), contexts.lengths()
     reach = [length if window is None else min(length, window) for length in lengths]
     blocks = block_slots.to(table.dtype).unbind()
@@ -163,49 +139,31 @@ def separate_block_keys(contexts: Contexts, block_slots: Tensor, *, causal: bool
     return [Keys(each, mask[:, -each.shape[0] :]) for each in slots]
 
 
-def attend(q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: Keys, *, batch: int, scale: float) -> Tensor:
-    """Attention of ``T`` tokens of each of ``B`` requests over pool rows ``keys.slots``: ``q [B*T, H, D]``.
+def attend(q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: list[Keys], *, batch: int, scale: float) -> Tensor:
+    """Attend from ``T`` tokens of each of ``batch`` requests: ``q [B*T, H, D]`` to ``[B*T, H, Dv]``.
 
     Args:
-        q: queries of a batch of requests, or of one.
-        k_pool, v_pool: ``[slots, G, D]`` and ``[slots, G, Dv]``, any dtype that converts to that of ``q``.
-        keys: which slots are read, and the mask.
-        batch: ``B``.
-        scale: factor of the scores.
-
-    Returns:
-        ``[B*T, H, Dv]``.
-    """
-    k, v = (pool.index_select(0, keys.slots).float().view(batch, -1, *pool.shape[1:]) for pool in (k_pool, v_pool))
-    out = _attention(q.float().view(batch, -1, *q.shape[1:]), k, v, keys.mask, scale=scale)
-    return out.reshape(*q.shape[:2], -1).to(q.dtype)
-
-
-def attend_blocks(q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: list[Keys], *, batch: int, scale: float) -> Tensor:
-    """Attention of a block of ``T`` tokens of each request: ``q [B*T, H, D]`` to ``[B*T, H, Dv]``.
-
-    Args:
-        q, k_pool, v_pool, batch, scale: as in :func:`attend`.
+        k_pool, v_pool: ``[slots, G, D]`` and ``[slots, G, Dv]``, any float dtype.
         keys: of the whole batch, or of each request.
+        scale: factor of the scores.
     """
-    if len(keys) == 1:
-        return attend(q, k_pool, v_pool, keys[0], batch=batch, scale=scale)
-    blocks = zip(q.chunk(len(keys)), keys, strict=True)
-    return torch.cat([attend(block, k_pool, v_pool, its_keys, batch=1, scale=scale) for block, its_keys in blocks])
+    if len(keys) > 1:
+        blocks = zip(q.chunk(len(keys)), keys, strict=True)
+        return torch.cat([attend(block, k_pool, v_pool, [own], batch=1, scale=scale) for block, own in blocks])
+    slots, mask = keys[0].slots, keys[0].mask
+    k, v = (pool.index_select(0, slots).float().view(batch, -1, *pool.shape[1:]) for pool in (k_pool, v_pool))
+    out = _attention(q.float().view(batch, -1, *q.shape[1:]), k, v, mask, scale=scale)
+    return out.reshape(*q.shape[:2], -1).to(q.dtype)
 
 
 def attend_prompt(
     q: Tensor, k: Tensor, v: Tensor, *, prefix: int, causal: bool, window: int | None, scale: float
 ) -> Tensor:
-    """Attention of one request's prompt chunk over its prefix and itself.
+    """Attend from a prompt chunk of one request to its prefix and itself; return ``[T, H, Dv]``.
 
     Args:
         q: queries of positions ``prefix .. prefix + T - 1``, ``[T, H, D]``.
-        k, v: keys and values of the last ``C`` positions up to the end of the chunk, ``[C, G, D]``; ``C``
-            may be less than ``prefix + T`` if a window makes the oldest unreadable.
-
-    Returns:
-        ``[T, H, Dv]``.
+        k, v: ``[C, G, D]``, of the positions up to the end of the chunk that the window does not exclude.
     """
     q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
     if prefix == 0 and causal and window is None:
@@ -227,7 +185,7 @@ def attend_prompt(
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, causal: bool = False) -> Tensor:
-    """Softmax attention of ``q [B, T, H, D]`` over ``k [B, C, G, D]`` and ``v [B, C, G, Dv]``: ``[B, T, H, Dv]``."""
+    # q [B, T, H, D], k [B, C, G, D] and v [B, C, G, Dv] to [B, T, H, Dv]
     out = scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),

@@ -1,22 +1,20 @@
 """Depthwise causal convolution over time; a state pool keeps the last ``width - 1`` inputs of every request.
 
-Everything here works on *rows* ``[..., time, dim]``: the history of a sequence (``width - 1`` rows, oldest
-first) followed by its tokens. Token t of the output reads rows t .. t + width - 1, so the state after token t
-is rows t + 1 .. t + width - 1.
+The code works on rows ``[..., time, dim]``: ``width - 1`` rows of history, then the tokens. Output t reads rows
+``t .. t + width - 1``, so the state after token t is rows ``t + 1 .. t + width - 1``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sglang_dflash_cpu.layers.mamba_state import live_slots
+from sglang_dflash_cpu.layers.pools import live_slots
 
 
 def _activate(y: Tensor, activation: str | bool | None) -> Tensor:
@@ -24,13 +22,13 @@ def _activate(y: Tensor, activation: str | bool | None) -> Tensor:
 
 
 def _filter_one(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Weigh one window per request, rows ``[bs, width, dim]``, by ``weight [dim, width]`` in fp32: ``[bs, 1, dim]``."""
+    # One window per request, [bs, width, dim] to [bs, 1, dim], in fp32: fewer operations than _filter.
     y = (window.mT * weight.float()).sum(-1).unsqueeze(1)
     return y if bias is None else y.add_(bias)
 
 
 def _filter(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Weigh every window of rows ``[..., T + width - 1, dim]``, one tap after the other, in fp32: ``[..., T, dim]``."""
+    # Every window of [..., T + width - 1, dim], to [..., T, dim], in fp32.
     taps = weight.float().t().contiguous()
     steps = rows.shape[-2] - len(taps) + 1
     rows = rows.float()
@@ -38,27 +36,6 @@ def _filter(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     for i in range(1, len(taps)):
         y.addcmul_(rows[..., i : i + steps, :], taps[i])
     return y if bias is None else y.add_(bias)
-
-
-class _PackedRows(NamedTuple):
-    """Layout of the rows of all sequences one after another, history first."""
-
-    order: Tensor  # [sum(W + len)] index into (all histories, then all tokens)
-    windows: Tensor  # [tokens] the first row of each token's window
-    tails: Tensor  # [N, W] the last W rows of each sequence: its next state
-
-
-@lru_cache(maxsize=8)
-def _pack(starts: tuple[int, ...], history: int) -> _PackedRows:
-    """Layout of sequences that begin at ``starts`` (the last entry is the end), ``history`` = width - 1."""
-    count = len(starts) - 1
-    order, windows, tails = [], [], []
-    for i, (start, end) in enumerate(pairwise(starts)):
-        first = start + i * history
-        order += [torch.arange(i * history, (i + 1) * history), torch.arange(start, end) + count * history]
-        windows.append(torch.arange(first, first + end - start))
-        tails.append(torch.arange(first + end - start, first + end - start + history))
-    return _PackedRows(torch.cat(order), torch.cat(windows), torch.stack(tails))
 
 
 def prefill(
@@ -73,31 +50,25 @@ def prefill(
     activation: str | bool | None = "silu",
     **unused: Any,
 ) -> Tensor:
-    """Convolve the new tokens of several sequences (prefill).
+    """Convolve the new tokens of several sequences (prefill); return ``[dim, tokens]``, token-major like ``x``.
 
     Args:
         x: all tokens, sequence after sequence, ``[dim, tokens]``.
-        weight: ``[dim, width]``; bias: ``[dim]`` or None.
-        conv_states: pool ``[slots, dim, width - 1]``; the rows of these sequences are updated in place.
-        query_start_loc: first token of each sequence, then the end, ``[N + 1]``.
-        seq_lens_cpu: redundant with ``query_start_loc``.
-        cache_indices: slot of each sequence, ``[N]``; negative for padding.
-        has_initial_state: whether the slot holds history to continue from, bool ``[N]``.
-        unused: launch parameters of the upstream kernel.
-
-    Returns:
-        ``[dim, tokens]``, token-major in memory like ``x``.
+        weight, bias: ``[dim, width]``; ``[dim]`` or None.
+        conv_states: pool ``[slots, dim, width - 1]``, updated in place.
+        query_start_loc: first token of each sequence, then the end, ``[N + 1]``; ``seq_lens_cpu`` repeats it.
+        cache_indices, has_initial_state: slot of each sequence and whether it holds history, ``[N]``.
     """
-    dim, width = weight.shape
-    layout = _pack(tuple(query_start_loc.tolist()), width - 1)
-    slots = live_slots(cache_indices)
+    tokens, history, slots = x.t(), weight.shape[1] - 1, live_slots(cache_indices)
     stored = conv_states.index_select(0, slots).transpose(1, 2)
     histories = torch.where(has_initial_state[:, None, None], stored, 0).to(x.dtype)
-    rows = torch.cat([histories.reshape(-1, dim), x.t()]).index_select(0, layout.order)
-    conv_states.index_copy_(0, slots, rows[layout.tails].transpose(1, 2).to(conv_states.dtype))
-    # Windows that straddle two sequences are computed too, and dropped by the selection.
-    y = _filter(rows, weight, bias).index_select(0, layout.windows)
-    return _activate(y, activation).to(x.dtype).t()
+    outputs, states = [], []
+    for before, (start, end) in zip(histories, pairwise(query_start_loc.tolist()), strict=True):
+        rows = torch.cat([before, tokens[start:end]])
+        outputs.append(_filter(rows, weight, bias))
+        states.append(rows[len(rows) - history :])
+    conv_states.index_copy_(0, slots, torch.stack(states).transpose(1, 2).to(conv_states.dtype))
+    return _activate(torch.cat(outputs), activation).to(x.dtype).t()
 
 
 def update(
@@ -114,24 +85,18 @@ def update(
     retrieve_next_token: Tensor | None = None,
     **unused: Any,
 ) -> Tensor:
-    """Convolve one token per request (decode) or a block per request (verify).
+    """Convolve one token per request (decode) or a block per request (verify); return the shape of ``x``.
 
-    A decode advances ``conv_state`` in place. A verify leaves it as it is and stores the window after every
-    token, so that the commit can pick the accepted one.
+    A decode advances ``conv_state`` in place. A verify stores the window after every token instead, so that the commit
+    can pick the accepted one.
 
     Args:
-        x: ``[bs, dim]`` or ``[bs, dim, T]``.
-        conv_state: pool ``[slots, dim, width - 1]``.
-        weight: ``[dim, width]``; bias: ``[dim]`` or None.
-        conv_state_indices: slot of each request, ``[bs]``; negative for padding.
-        intermediate_conv_window: verify only, ``[rows, block >= T, dim, width - 1]``; written in place. Windows of
+        x: ``[bs, dim]`` or ``[bs, dim, T]``, token-major in memory like the result.
+        conv_state: pool ``[slots, dim, width - 1]``; conv_state_indices: slot of each request, ``[bs]``.
+        weight, bias: ``[dim, width]``; ``[dim]`` or None.
+        intermediate_conv_window: verify only, ``[rows, block >= T, dim, width - 1]``, written in place. Windows of
             consecutive positions share their memory, as SGLang allocates them for chains.
         intermediate_state_indices: row of each request in it, ``[bs]``.
-        retrieve_next_token: given for draft trees, which are refused.
-        unused: launch parameters of the upstream kernel.
-
-    Returns:
-        The shape of ``x``, token-major in memory.
     """
     unsupported = (cache_seqlens, num_accept_tokens, retrieve_next_token)
     if conv_state_indices is None or any(argument is not None for argument in unsupported):
@@ -153,7 +118,7 @@ def update(
 
 
 def _columns(windows: Tensor, count: int) -> Tensor:
-    """The first ``count`` columns that overlapping windows ``[rows, block, dim, W]`` share: ``[rows, dim, count]``."""
+    # Overlapping windows [rows, block, dim, W] share these columns: [rows, dim, count].
     row, step, dim, column = windows.stride()
-    assert step == column, "each window of a chain is the one before it, moved by a token"
+    assert step == column, "consecutive windows of a chain must share memory"
     return windows.as_strided((windows.shape[0], windows.shape[2], count), (row, dim, column))

@@ -1,43 +1,85 @@
-"""Gated delta rule on a pool of states: decode (one token per request), verify (a block per request), projections.
+"""Gated delta net on a pool of states: prefill, decode (one token per request), verify (a block per request).
 
-There are H key heads and HV value heads; value head j reads key head ``j // (HV / H)``. The pool is
-``[slots, HV, V, K]``, and states are advanced in fp32 whatever its dtype. A slot < 0 is padding: see
-:mod:`mamba_state`.
-
-The mathematics is in :mod:`sglang_dflash.states.reference`, the prefill in :mod:`gdn_chunk`. Beta is rounded to the
-dtype of its input, as in SGLang's Triton kernels of decoding and prefill.
+The mathematics is in :mod:`sglang_dflash.states.reference`. Shapes: H key heads, HV value heads; the pool is
+``[slots, HV, V, K]``, and states are advanced in fp32 whatever its dtype. A slot < 0 is padding (:mod:`pools`). Beta is
+rounded to the dtype of its input, as in SGLang's Triton kernels of decoding and prefill.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sglang_dflash.states.reference import THRESHOLD, Records, gdn_verify, log_decay, normalized
-from sglang_dflash_cpu.layers.mamba_state import live_slots
+from sglang_dflash.states.reference import THRESHOLD, Records, gdn_block, gdn_verify, log_decay, normalized
+from sglang_dflash_cpu.layers.pools import live_slots
 
-
-def _beta(b: Tensor) -> Tensor:
-    """``sigmoid(b)``, rounded to the dtype of ``b``, as fp32."""
-    return b.sigmoid().float()
+CHUNK_SIZE = 64  # tokens; SGLang tracks prefixes at these boundaries
 
 
 def decay_and_strength(
     A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor, beta: float = 1.0, threshold: float = THRESHOLD
 ) -> tuple[Tensor, Tensor]:
-    """Log-decay and write strength for a prefill.
+    """Return a prefill's log-decay and write strength, fp32 ``[1, tokens, HV]``.
 
     Args:
-        A_log, dt_bias: ``[HV]``; a, b: ``[tokens, HV]``.
-        beta, threshold: of the softplus.
+        A_log, dt_bias: ``[HV]``; a, b: ``[tokens, HV]``; beta, threshold: of the softplus.
+    """
+    return log_decay(A_log, a, dt_bias, beta, threshold).unsqueeze(0), b.sigmoid().float().unsqueeze(0)
+
+
+def prefill(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    initial_state: Tensor,
+    initial_state_indices: Tensor,
+    cu_seqlens: Tensor,
+    scale: float | None = None,
+    head_first: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    inplace_update: bool = True,
+) -> tuple[Tensor, None, Tensor]:
+    """Run the new tokens of several sequences, each from the state in its slot.
+
+    Args:
+        q, k: ``[1, tokens, H, K]``; v: ``[1, tokens, HV, V]``; g, beta: fp32 ``[1, tokens, HV]``.
+        initial_state: the pool; updated in place if ``inplace_update``.
+        initial_state_indices: slot of each sequence, ``[N]``.
+        cu_seqlens: first token of each sequence, then the end, ``[N + 1]``.
+        scale: factor of the queries, ``K ** -0.5`` by default.
 
     Returns:
-        ``g`` and beta, fp32 ``[1, tokens, HV]``.
+        Outputs, the shape of ``v`` and the dtype of ``q``; None; and the states at the start of every chunk, from which
+        prefixes are tracked, sequence by sequence, fp32 ``[1, chunks, HV, V, K]``.
     """
-    return log_decay(A_log, a, dt_bias, beta, threshold).unsqueeze(0), _beta(b).unsqueeze(0)
+    assert not head_first and q.shape[0] == 1
+    q32, k32, v32, g, beta = (x.transpose(1, 2).float() for x in (q, k, v, g, beta))  # [1, heads, tokens, ...]
+    if use_qk_l2norm_in_kernel:
+        q32, k32 = normalized(q32), normalized(k32)
+    q32 = q32 * (scale or k.shape[-1] ** -0.5)
+    slots = live_slots(initial_state_indices)
+    states = initial_state.index_select(0, slots).float()
+    out, starts = torch.empty_like(v32), []
+    for state, (first, end) in zip(states.split(1), pairwise(cu_seqlens.tolist()), strict=True):
+        for start in range(first, end, CHUNK_SIZE):
+            starts.append(state.clone())
+            chunk = (slice(None), slice(None), slice(start, min(start + CHUNK_SIZE, end)))
+            out[chunk], writes = gdn_block(q32[chunk], k32[chunk], v32[chunk], g[chunk], beta[chunk], state)
+            # Column 0: all decays of the chunk; column i + 1: those after token i.
+            size = writes.shape[2]
+            decays = (g[chunk] @ g.new_ones(size, size + 1).tril_()).exp_().unsqueeze(-1)
+            writes = (writes * decays[:, :, 1:]).mT.unflatten(1, (k.shape[2], -1)) @ k32[chunk].unsqueeze(2)
+            state.mul_(decays[:, :, :1]).add_(writes.flatten(1, 2))
+    if inplace_update:
+        initial_state.index_copy_(0, slots, states.to(initial_state.dtype))
+    return out.transpose(1, 2).to(q.dtype), None, torch.stack(starts, 1)
 
 
 def decode(
@@ -52,18 +94,13 @@ def decode(
     ssm_state_indices: Tensor,
     use_qk_l2norm_in_kernel: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Advance every request by one token.
+    """Advance every request by one token; return ``out`` and the pool.
 
     Args:
-        mixed_qkv: ``[bs, H * K + H * K + HV * V]``.
-        a, b: gate inputs, ``[bs, HV]``; A_log, dt_bias: ``[HV]``.
+        mixed_qkv: ``[bs, H * K + H * K + HV * V]``; a, b: ``[bs, HV]``; A_log, dt_bias: ``[HV]``.
         scale: factor of the queries.
-        initial_state: the pool, updated in place.
+        initial_state: the pool, updated in place; ssm_state_indices: slot of each request, ``[bs]``.
         out: ``[bs, 1, HV, V]``, written in place.
-        ssm_state_indices: slot of each request, ``[bs]``.
-
-    Returns:
-        ``out`` and the pool.
     """
     bs = mixed_qkv.shape[0]
     _, HV, V, K = initial_state.shape
@@ -80,7 +117,7 @@ def decode(
     state.mul_(log_decay(A_log, a, dt_bias).exp_().view(bs, HV, 1, 1))
     # The value heads of one key head are rows of one [HV / H * V, K] matrix: keys need not be repeated.
     rows = state.view(heads, -1, K)
-    u = (v - torch.bmm(rows, k.mT).view(bs, HV, V)).mul_(_beta(b).unsqueeze(-1))
+    u = (v - torch.bmm(rows, k.mT).view(bs, HV, V)).mul_(b.sigmoid().float().unsqueeze(-1))
     rows.baddbmm_(u.view(heads, -1, 1), k)
     torch.mul(torch.bmm(rows, q.mT).view(out.shape), scale, out=out)
     initial_state.index_copy_(0, slots, state.to(initial_state.dtype))
@@ -111,32 +148,28 @@ def verify(
     cache_ring: bool = False,
     **unused: Any,
 ) -> Tensor:
-    """Run a block of T tokens per request and store the state after every one; leave the pool as it is.
+    """Run a block of T tokens per request and store the state after each; the pool does not change.
 
     Args:
         A_log, dt_bias: ``[HV]``; a, b: ``[bs * T, HV]``; softplus_beta, softplus_threshold: of the decay.
-        q, k: ``[1, bs * T, H, K]``; v: ``[1, bs * T, HV, V]``. All requests have the same T.
+        q, k: ``[1, bs * T, H, K]``; v: ``[1, bs * T, HV, V]``.
         initial_state_source: the pool; initial_state_indices: slot of each request, ``[bs]``.
         scale: factor of the queries, ``K ** -0.5`` by default.
         cu_seqlens: ``[bs + 1]``; only its length is read.
-        intermediate_states_buffer: ``[rows, block, HV, V, K]``, block >= T; receives the state after each token.
+        intermediate_states_buffer: ``[rows, block >= T, HV, V, K]``, written in place.
         intermediate_state_indices: row of each request in it, at least ``[bs]``.
-        retrieve_parent_token: given for draft trees, which are refused.
-        unused: parameters of the upstream kernel for other models.
 
     Returns:
         Outputs in the shape of ``v`` and the dtype of ``q``.
     """
-    tree = retrieve_parent_token is not None
-    other = is_kda or cache_ring or not use_qk_l2norm_in_kernel or (softplus_beta, softplus_threshold) != (1, THRESHOLD)
-    if tree or other or not disable_state_update or intermediate_states_buffer is None:
+    softplus = (softplus_beta, softplus_threshold) == (1, THRESHOLD)
+    chain = softplus and use_qk_l2norm_in_kernel and disable_state_update and intermediate_states_buffer is not None
+    if not chain or is_kda or cache_ring or retrieve_parent_token is not None:
         raise NotImplementedError("on a CPU, fused_sigmoid_gating_delta_rule_update runs the verify of GDN chains only")
-    assert cu_seqlens is not None and intermediate_state_indices is not None
+    assert not (cu_seqlens is None or intermediate_states_buffer is None or intermediate_state_indices is None)
     bs, H, (HV, V, K) = cu_seqlens.shape[0] - 1, q.shape[2], initial_state_source.shape[1:]
     width, slots = q.shape[1] // bs, live_slots(initial_state_indices)
-    records = Records(
-        torch.empty(bs, HV, width, V), torch.empty(bs, H, width, K), torch.empty(bs, HV, width), None, None
-    )
+    records = Records(torch.empty(bs, HV, width, V), torch.empty(bs, H, width, K), torch.empty(bs, HV, width))
     inputs = (q[0], k[0], v[0], a, b, A_log, dt_bias, initial_state_source, slots, records, torch.arange(bs))
     out = gdn_verify(*inputs, width=width, scale=scale or K**-0.5, round_beta=True)
 
@@ -152,7 +185,7 @@ def verify(
 
 @lru_cache
 def _ungrouped_columns(heads_qk: int, heads_v: int, head_qk: int, head_v: int) -> tuple[Tensor, Tensor]:
-    """Orders of columns that bring projections grouped by key head to ``q|k|v|z`` and ``b|a``."""
+    # Column orders that turn projections grouped by key head into q|k|v|z and b|a.
     ratio = heads_v // heads_qk
 
     def ungroup(*widths: int) -> Tensor:
@@ -168,8 +201,7 @@ def split_grouped(
     """Split Qwen3-Next's projections, whose columns are grouped by key head.
 
     Args:
-        mixed_qkvz: ``[tokens, H * (K + K + r * V + r * V)]`` with ``r = HV / H``; a group is ``q|k|v|z``.
-        mixed_ba: ``[tokens, H * 2 * r]``; a group is ``b|a``.
+        mixed_qkvz, mixed_ba: ``[tokens, ...]``; a group is ``q|k|v|z`` or ``b|a``, with HV / H value heads.
 
     Returns:
         ``mixed_qkv [tokens, q|k|v]``, ``z [tokens, HV, V]``, ``b [tokens, HV]``, ``a [tokens, HV]``.
@@ -182,10 +214,7 @@ def split_grouped(
 def split(
     mixed_qkvz: Tensor, mixed_ba: Tensor, num_heads_qk: int, num_heads_v: int, head_qk: int, head_v: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Split Qwen3.5's projections, whose columns are ``q|k|v|z`` and ``b|a`` already, into views.
-
-    Args and returns are those of :func:`split_grouped`, up to the order of columns.
-    """
+    """Split Qwen3.5's projections, with columns ``q|k|v|z`` and ``b|a``, into views; as :func:`split_grouped`."""
     qkv_width = 2 * num_heads_qk * head_qk + num_heads_v * head_v
     z = mixed_qkvz[:, qkv_width:].view(-1, num_heads_v, head_v)
     return mixed_qkvz[:, :qkv_width], z, mixed_ba[:, :num_heads_v], mixed_ba[:, num_heads_v:]

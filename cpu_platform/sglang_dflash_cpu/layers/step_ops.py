@@ -1,4 +1,4 @@
-"""Operations of a decode step in numpy: small models on a CPU are bound by dispatch, and torch's calls take longer."""
+"""Operations of a decode step in numpy: small models on a CPU are bound by dispatch, and a torch call takes longer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def offer_copies(
     least: int,
     unsure: float,
 ) -> None:
-    """As :func:`sglang_dflash.ops.reference.offer_copies`; mostly there is nothing to offer."""
+    """As :func:`sglang_dflash.ops.reference.offer_copies`; most steps have nothing to offer."""
     places, state = rows.numpy(), found.numpy()
     length, end = state[places, 0] >> 32, state[places, 0] & 0xFFFFFFFF
     state[places, 1] = 0
@@ -61,7 +61,7 @@ def offer_copies(
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """Index of the largest value of each row, the first of equals: [rows, V] to int64 [rows]."""
+    """Return the index of the largest value of each row, the first of equals: ``[rows, V]`` to int64 ``[rows]``."""
     if logits.dtype == torch.float32:
         # Torch compares one value at a time, numpy a vector of them.
         return torch.from_numpy(logits.numpy().argmax(-1))

@@ -35,10 +35,6 @@ class Pair:
     max_tokens: int = 4096
     server_args: tuple[str, ...] = ()
 
-    @property
-    def tiny(self) -> bool:
-        return self.name in NAMES
-
 
 def find_pair(name: str | None, target: str | None, drafter: str | None, kind: str = "good") -> Pair:
     """Return the pair called ``name``, or the one given by its paths; a path replaces that part of a named pair.
@@ -125,7 +121,7 @@ def parse_arms(text: str) -> list[Arm]:
 
 
 def check_arm(arm: Arm, info: dict[str, Any]) -> None:
-    """Refuse to measure a server that is not what its arm says.
+    """Refuse to measure a server whose configuration differs from its arm's.
 
     If a plugin fails to load, SGLang only logs it; a run of ``dflash`` could then measure the builtin worker.
 
@@ -144,7 +140,7 @@ def check_arm(arm: Arm, info: dict[str, Any]) -> None:
     for found, right in checks:
         if not right:
             raise DFlashError(
-                f"the server of arm {arm.label} has {found} in /server_info",
+                f"the server of arm {arm.label} reports {found} in /server_info",
                 expected="the arm's speculation, worker and block size",
                 remedy="read the beginning of its log for a plugin that failed to load, or correct --modes",
             )

@@ -49,6 +49,7 @@ def bench(
         from sglang_dflash_lab.bench.arms import Pair, find_pair, parse_arms
         from sglang_dflash_lab.bench.figures import print_results
         from sglang_dflash_lab.bench.session import Settings, run
+        from sglang_dflash_lab.pairs import NAMES
         from sglang_dflash_lab.tables import wide_console
 
         arms = parse_arms(modes)
@@ -57,7 +58,7 @@ def bench(
         settings = Settings(
             *(served, arms, tasks.split(","), numbers(concurrency), num_prompts, repeats),
             *(out, max_tokens or served.max_tokens, temperature, served.thinking if thinking is None else thinking),
-            *(seed, served.tiny if together is None else together, tuple(shlex.split(server_args)), urls),
+            *(seed, served.name in NAMES if together is None else together, tuple(shlex.split(server_args)), urls),
         )
         console, status = wide_console(), 0
         try:

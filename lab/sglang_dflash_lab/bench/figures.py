@@ -11,10 +11,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
+from sglang_dflash.errors import DFlashError
 from sglang_dflash_lab.bench import results
 from sglang_dflash_lab.bench.arms import AR
 from sglang_dflash_lab.bench.results import Row
@@ -22,7 +24,10 @@ from sglang_dflash_lab.tables import MISSING, Table
 
 NAN = math.nan
 RESAMPLES = 10_000
-BUSY = 1.5  # load per core from which a run measures other work too
+BUSY = 1.5  # load per core above which other work distorts a run
+LATENCIES = {
+    f"{name}_p{p}": f"{kind}_{name}_ms" for name in ("ttft", "tpot") for p, kind in ((50, "median"), (99, "p99"))
+}
 
 
 def speed_up(speeds: dict[int, float], baseline: dict[int, float], seed: int = 0) -> tuple[float, float, float]:
@@ -82,15 +87,25 @@ class Figures:
 
 
 class Summary:
-    """The figures of a results folder, in the order in which arms, tasks and concurrencies were first measured."""
+    """The figures of a results folder, in the order in which arms, tasks and concurrencies were first measured.
+
+    Raises:
+        DFlashError: the folder has no finished run.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.provenance, self.servers = results.read(folder, "provenance"), results.read(folder, "server")
         # Sampled answers of two arms differ.
         self._greedy = all(row["settings"]["temperature"] == 0 for row in self.provenance)
         self._runs: dict[tuple[str, str, int], dict[int, Row]] = defaultdict(dict)
-        for run in results.finished_runs(folder):
+        for run in results.read(folder, "run"):
             self._runs[run["mode"], run["task"], run["concurrency"]][run["repeat"]] = run
+        if not self._runs:
+            raise DFlashError(
+                f"no finished run in {folder / results.FILE_NAME}",
+                expected="a folder written by `sglang-dflash bench --out`",
+                remedy="run the benchmark, or give its --out folder",
+            )
         self.modes = sorted(dict.fromkeys(mode for mode, _, _ in self._runs), key=lambda mode: mode != AR)
         self.tasks = list(dict.fromkeys(task for _, task, _ in self._runs))
         self.concurrencies = sorted({concurrency for _, _, concurrency in self._runs})
@@ -112,11 +127,8 @@ class Summary:
         return {stage: 1000 * total / steps for stage, total in seconds.items() if steps}
 
     def _figures(self, mode: str, task: str, concurrency: int) -> Figures:
-        runs, (ours, plain) = (
-            self._runs[mode, task, concurrency],
-            (self.speeds(a, task, concurrency) for a in (mode, AR)),
-        )
-        speeds = np.array(list(ours.values()))
+        runs = self._runs[mode, task, concurrency]
+        ours, plain = self.speeds(mode, task, concurrency), self.speeds(AR, task, concurrency)
         widths, equal, compared = Counter[str](), 0, 0
         for repeat, run in runs.items():
             widths.update(run["worker"].get("steps_by_width", {}))
@@ -124,21 +136,27 @@ class Summary:
                 texts = self._runs[AR, task, concurrency][repeat]["generated_texts"]
                 equal += sum(map(operator.eq, run["generated_texts"], texts))
                 compared += len(texts)
-        width = sum(int(width) * steps for width, steps in widths.items()) / widths.total() if widths else NAN
         lengths = [run["accept_length"] for run in runs.values() if run["accept_length"]]
-        names = ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms")
-        latencies = [float(np.median([run[name] for run in runs.values()])) for name in names]
-        accept, load = float(np.mean(lengths)) if lengths else NAN, max(run["load_average"] for run in runs.values())
-        middle, spread = float(np.median(speeds)), float(np.ptp(speeds) / np.median(speeds))
-        gain = speed_up(ours, plain)
+        values = list(ours.values())
+        throughput = float(np.median(values))
+        latencies: dict[str, Any] = {
+            field: float(np.median([run[name] for run in runs.values()])) for field, name in LATENCIES.items()
+        }
+        gain: dict[str, Any] = dict(zip(("speed_up", "low", "high"), speed_up(ours, plain), strict=True))
         return Figures(
-            *(mode, task, concurrency, len(speeds), middle, spread, gain[0], gain[1], gain[2]),
-            *(latencies[0], latencies[1], latencies[2], latencies[3], accept, width, equal, compared, load),
+            **{"mode": mode, "task": task, "concurrency": concurrency, "repeats": len(ours), **gain, **latencies},
+            throughput=throughput,
+            spread=float(np.ptp(values) / throughput),
+            accept=float(np.mean(lengths)) if lengths else NAN,
+            width=sum(int(width) * steps for width, steps in widths.items()) / widths.total() if widths else NAN,
+            equal=equal,
+            compared=compared,
+            load=max(run["load_average"] for run in runs.values()),
         )
 
 
 def warnings(summary: Summary) -> Iterator[str]:
-    """Yield what a reader must not overlook: answers that differ, arms slower than plain decoding, a busy machine."""
+    """Yield sentences about answers that differ, arms slower than plain decoding, and a busy machine."""
     for mode in summary.modes:
         rows = [row for row in summary.rows.values() if row.mode == mode != AR]
         if different := sum(row.compared - row.equal for row in rows):

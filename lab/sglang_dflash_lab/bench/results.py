@@ -10,8 +10,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sglang_dflash.errors import DFlashError
-
 Row = dict[str, Any]
 FILE_NAME = "results.jsonl"
 
@@ -35,19 +33,3 @@ def read(folder: Path, kind: str) -> list[Row]:
         if row.pop("kind") == kind:
             rows.append(row)
     return rows
-
-
-def finished_runs(folder: Path) -> list[Row]:
-    """Return the runs.
-
-    Raises:
-        DFlashError: there is none.
-    """
-    runs = read(folder, "run")
-    if not runs:
-        raise DFlashError(
-            f"no finished run in {folder / FILE_NAME}",
-            expected="a folder written by `sglang-dflash bench --out`",
-            remedy="run the benchmark, or give its --out folder",
-        )
-    return runs

@@ -88,7 +88,7 @@ def run(settings: Settings, say: Callable[[str], None]) -> None:
     An interruption keeps the finished runs; the same settings continue after it.
 
     Raises:
-        DFlashError: the folder was measured with other settings, a server is not what its arm says, or a run failed.
+        DFlashError: the folder was measured with other settings, a server differs from its arm, or a run failed.
     """
     _refuse_other_settings(settings)
     done = {Cell(**{name: row[name] for name in Cell.__annotations__}) for row in results.read(settings.out, "run")}

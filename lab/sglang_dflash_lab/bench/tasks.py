@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from random import Random
@@ -80,7 +81,7 @@ Draw = Callable[[str], Example]  # task -> a question of it
 
 
 def _edit(task: str, example: Draw, rng: Random) -> Messages:
-    """A question with its answer, then the same question with another number, name or day."""
+    # A question with its answer, then the same question with another number, name or day.
     pattern, values = _EDITED[task]
     while True:
         first = example(task)
@@ -93,13 +94,13 @@ def _edit(task: str, example: Draw, rng: Random) -> Messages:
 
 
 def _repeat(example: Draw, rng: Random) -> Messages:
-    """A question with its answer, then the same question."""
+    # A question with its answer, then the same question.
     first = example(rng.choice(TASKS))
     return (*_turn(first), _user(first.question))
 
 
 def _quote(example: Draw, rng: Random) -> Messages:
-    """A question with its answer, many others, then the first question again."""
+    # A question with its answer, many others, then the first question again.
     first = example("chat")
     messages, left = list(_turn(first)), rng.randint(SHORTEST_QUOTE, LONGEST_QUOTE)
     while left > 0:
@@ -110,9 +111,7 @@ def _quote(example: Draw, rng: Random) -> Messages:
 
 
 _MAKERS: dict[str, Callable[[Draw, Random], Messages]] = {
-    "edit-json": lambda example, rng: _edit("json", example, rng),
-    "edit-code": lambda example, rng: _edit("code", example, rng),
-    "edit-chat": lambda example, rng: _edit("chat", example, rng),
+    **{f"edit-{task}": partial(_edit, task) for task in _EDITED},
     "repeat": _repeat,
     "quote": _quote,
 }

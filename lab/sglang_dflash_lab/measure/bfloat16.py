@@ -1,12 +1,12 @@
 """How DFLASH's greedy text differs from plain decoding's in bfloat16: ``python -m sglang_dflash_lab.measure.bfloat16``.
 
 One server per pair and arm answers the same prompts. Finished texts are JSON lines in a folder, and the same command
-goes on where it was interrupted. The tables say where a text first differs from plain decoding's, and how undecided the
-target is there. Two more views of plain decoding's own text judge a difference: written again at another concurrency,
-and scored in float32 by transformers.
+continues an interrupted run. The tables give the position at which a text first differs from plain decoding's, and the
+target's logit gap there. Two more versions of plain decoding's text help to judge a difference: generated at another
+concurrency, and scored in float32 by transformers.
 
-A step is what two neighbouring bfloat16 numbers of a logit's size are apart: 2^-7 of its power of two, 0.125 from 16 to
-32. Rounding two logits once moves their gap by up to one step; the rounding of every layer's output comes on top.
+A step is the distance of neighbouring bfloat16 numbers of a logit's size: 2^-7 of its power of two, 0.125 from 16 to
+32. Rounding two logits once moves their gap by up to one step; the rounding of every layer's output adds to it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from sglang_dflash_lab.bench.arms import find_pair, parse_arms
 from sglang_dflash_lab.bench.figures import number
 from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
 from sglang_dflash_lab.bench.server import Launch, running
-from sglang_dflash_lab.bench.session import Settings
+from sglang_dflash_lab.measure import launch, token_ids
 from sglang_dflash_lab.pairs import NAMES, target_path
+from sglang_dflash_lab.pairs.corpus import TASKS, prompts
 from sglang_dflash_lab.tables import MISSING, Table
 
 MODES = "ar,dflash:16,dflash:8,dflash:4,builtin:16"
@@ -39,7 +39,7 @@ CONCURRENCY, OTHER_CONCURRENCY = 8, 5
 PEERS = Path(__file__).resolve().with_name("peers")
 
 
-HELD_OUT, RANDOM = "held-out", "random"  # names of prompts begin with these
+HELD_OUT, RANDOM = "held-out", "random"  # prefixes of prompt names
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,7 @@ class Text:
 
     Attributes:
         prompt: name of its prompt.
-        tokens: new tokens.
-        tops: before each of them, the ``TOP`` most likely tokens with their log-probability, or with their logit in the
-            file of the reference.
+        tops: per new token, the ``TOP`` most likely tokens with their log-probability, or logit in the reference file.
         blocks: verified blocks; 0 without speculation.
     """
 
@@ -61,7 +59,7 @@ class Text:
 
 
 def file_of(folder: Path, pair: str, dtype: str, name: str) -> Path:
-    """The texts of an arm, or of a view of plain decoding's: ``ar again``, ``prefill`` or ``reference``."""
+    """Return the file of an arm's texts, or of plain decoding's ``ar again`` or ``reference``."""
     return folder / f"{pair} {dtype} {name}.jsonl"
 
 
@@ -88,37 +86,25 @@ def missing(lines: Lines, asked: Prompts) -> list[str]:
 
 
 def named_prompts(pair: str, number: int, random: int) -> Prompts:
-    """Token ids by name: held-out conversations of all tasks in turn, and ids in no order, which no target is sure of.
+    """Return token ids by name: held-out conversations of all tasks in turn, and random ids.
 
     Larger numbers add prompts and change none.
     """
-    import transformers
-
-    from sglang_dflash_lab.pairs.corpus.prompts import TASKS, prompts
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(target_path(pair))
     per_task = [prompts(task, n=-(-number // len(TASKS))) for task in TASKS]
-    asked = [prompt for turn in zip(*per_task, strict=True) for prompt in turn][:number]
-    rendered = (
-        tokenizer.apply_chat_template(list(prompt.messages), add_generation_prompt=True, return_dict=False)
-        for prompt in asked
-    )
+    held_out = [prompt for turn in zip(*per_task, strict=True) for prompt in turn][:number]
     rng, vocab = Random(0), json.loads((target_path(pair) / "config.json").read_text())["vocab_size"]
-    named = {f"{HELD_OUT} {i}": ids for i, ids in enumerate(rendered)}
+    named = {f"{HELD_OUT} {i}": ids for i, ids in enumerate(token_ids(pair, held_out))}
     return named | {f"{RANDOM} {i}": [rng.randrange(vocab) for _ in range(24)] for i in range(random)}
 
 
-def launch(pair: str, arm: str, dtype: str) -> Launch:
-    # A tiny pair asks for float32; of two --dtype, the last one counts.
-    arguments = ("--skip-tokenizer-init", "--dtype", dtype)
+def server(pair: str, arm: str, dtype: str) -> Launch:
+    # A tiny pair sets --dtype float32; of two, the last one counts.
     mode = f"{arm}+PYTHONPATH={PEERS}" if arm.startswith("builtin") else arm
-    arms, found = parse_arms(mode), find_pair(pair, None, None)
-    settings = Settings(found, arms, [], [CONCURRENCY], 0, 1, Path(), server_args=arguments)
-    return settings.launch(arms[0])
+    return launch(pair, mode, CONCURRENCY, "--dtype", dtype)
 
 
 async def write(url: str, asked: Prompts, lines: Lines, concurrency: int, new_tokens: int) -> None:
-    """Greedy text for every prompt that has none in ``lines``, so many at a time, from an empty prefix cache."""
+    """Generate greedy text for every prompt that ``lines`` lacks, from an empty prefix cache."""
     limit = asyncio.Semaphore(concurrency)
     async with httpx.AsyncClient(base_url=url, timeout=3600, trust_env=False) as http:
         (await http.post("/flush_cache", params={"timeout": 30})).raise_for_status()
@@ -143,7 +129,7 @@ def _tops(found: list[list[list[Any]]]) -> list[list[tuple[int, float]]]:
 
 
 def reference(pair: str, asked: Prompts, written: Lines, lines: Lines) -> None:
-    """The float32 logits of the target in transformers before each token of the ``written`` texts."""
+    """Add the target's float32 logits in transformers before each token of the ``written`` texts."""
     import torch
     import transformers
 
@@ -157,7 +143,7 @@ def reference(pair: str, asked: Prompts, written: Lines, lines: Lines) -> None:
 
 
 def measure(pair: str, arm: str, dtype: str, folder: Path, asked: Prompts, new_tokens: int) -> None:
-    """Write what is missing of one arm; nothing is started if nothing is."""
+    """Generate the missing texts of one arm; start no server if there are none."""
 
     def lines(name: str) -> Lines:
         return Lines(file_of(folder, pair, dtype, name))
@@ -165,7 +151,7 @@ def measure(pair: str, arm: str, dtype: str, folder: Path, asked: Prompts, new_t
     written, again, is_plain = lines(arm), lines("ar again"), (arm, dtype) == ("ar", "bfloat16")
     if missing(written, asked) or is_plain and missing(again, asked):
         log = folder / f"{pair} {dtype} {arm}.log"
-        with running(launch(pair, arm, dtype), log) as url:
+        with running(server(pair, arm, dtype), log) as url:
             asyncio.run(write(url, asked, written, CONCURRENCY, new_tokens))
             if is_plain:
                 asyncio.run(write(url, asked, again, OTHER_CONCURRENCY, new_tokens))
@@ -174,7 +160,7 @@ def measure(pair: str, arm: str, dtype: str, folder: Path, asked: Prompts, new_t
 
 
 def first_difference(plain: Sequence[int], tokens: Sequence[int]) -> int | None:
-    """Position at which two texts stop being equal; the length of the shorter one if that is all of it."""
+    """Return the first position at which two texts differ; the shorter length if one is a prefix of the other."""
     pairs = zip_longest(plain, tokens)
     return next((position for position, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
 
@@ -185,21 +171,20 @@ def gap(top: Sequence[tuple[int, float]], token: int, other: int) -> float:
 
 
 def step_at(logit: float) -> float:
-    """Distance of neighbouring bfloat16 numbers, which have 8 significant bits, at ``logit``."""
+    """Return the distance of neighbouring bfloat16 numbers, which have 8 significant bits, at ``logit``."""
     return math.ldexp(1.0, math.frexp(logit)[1] - 8)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """An arm beside plain decoding on the prompts of one kind.
+    """An arm compared with plain decoding on prompts of one kind.
 
     Attributes:
-        texts: compared.
-        tokens: compared: up to the first difference, and it.
-        gaps: float32 gap of plain decoding's token over the arm's at the first difference of each text that has one,
-            and that gap in steps.
-        moved: how far the gap moved there from plain decoding to the arm, in steps.
-        changes: the same of the two most likely tokens, at every compared position.
+        texts: compared texts.
+        tokens: compared tokens, up to and including the first difference.
+        gaps: at each text's first difference, the float32 gap of plain decoding's token over the arm's, and in steps.
+        moved: change of that gap from plain decoding to the arm, in steps.
+        changes: change of the gap of the two most likely tokens, at every compared position, in steps.
     """
 
     texts: int
@@ -230,13 +215,8 @@ def compare(plain: Texts, arm: Texts, reference: Texts, kind: str) -> Comparison
     return found
 
 
-# What plain decoding's bfloat16 text is compared with: title, dtype and file.
-SPECULATING = {
-    "ours, 16": "dflash:16",
-    "ours, 8": "dflash:8",
-    "ours, 4": "dflash:4",
-    "builtin, 16": "builtin:16",
-}
+# Compared with plain decoding's bfloat16 text.
+SPECULATING = {"ours, 16": "dflash:16", "ours, 8": "dflash:8", "ours, 4": "dflash:4", "builtin, 16": "builtin:16"}
 COMPARED = {
     **{title: ("bfloat16", name) for title, name in SPECULATING.items()},
     "plain, other batches": ("bfloat16", "ar again"),
@@ -251,14 +231,13 @@ CHANGES = ["pair", "arm", "positions", "changed", "99 %", "largest", "largest at
 
 
 def accept_length(texts: Texts, kind: str) -> float:
-    """New tokens per verified block over all texts of a kind; the first token of each comes from its prefill."""
+    """Return new tokens per verified block over all texts of a kind; a prefill gives the first token of each."""
     found = [text for name, text in texts.items() if name.startswith(kind)]
     blocks = sum(text.blocks for text in found)
     return sum(len(text.tokens) - 1 for text in found) / blocks if blocks else math.nan
 
 
 def spread(values: Sequence[float], digits: int) -> list[str]:
-    """Median and largest."""
     return [number(median(values), digits), number(max(values), digits)] if values else [MISSING, MISSING]
 
 
@@ -280,7 +259,7 @@ def change_row(found: Comparison) -> list[str]:
 
 
 def report(folder: Path) -> Iterator[str]:
-    """How many texts differ in float32; then both tables."""
+    """Yield the number of texts that differ in float32, then both tables."""
     rows: list[list[str]] = []
     changes: list[list[str]] = []
     for pair, (arm, arguments) in product(NAMES, COMPARED.items()):
@@ -309,7 +288,7 @@ def main(
     new_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 128,
     out: Annotated[Path, typer.Option(help="Folder of the texts.")] = Path("results/bfloat16"),
 ) -> None:
-    """Measure what the folder lacks, and print the tables."""
+    """Measure the texts that the folder lacks, and print the tables."""
     out.mkdir(parents=True, exist_ok=True)
     for pair in pairs.split(","):
         asked = named_prompts(pair, prompts, random)

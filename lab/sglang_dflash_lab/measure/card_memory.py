@@ -1,6 +1,6 @@
-"""The expected memory of the five cards' commands on three GPUs: ``python -m sglang_dflash_lab.measure.card_memory``.
+"""Predicted memory of the five cards' commands on three GPUs: ``python -m sglang_dflash_lab.measure.card_memory``.
 
-Nothing is run: these are the numbers of ``sglang-dflash check TARGET DRAFTER FLAGS --gpu GPU``.
+The numbers are those of ``sglang-dflash check TARGET DRAFTER FLAGS --gpu GPU``; no server is started.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _HOPPER = ("--attention-backend", "fa3", "--speculative-draft-attention-backend"
 
 
 def row(name: str, gpu: str, *flags: str) -> list[str]:
-    """One card on one GPU, with flags added to the card's."""
+    """Return the table's row of one card on one GPU, with flags added to the card's."""
     pair = {"target": str(FOLDER / name / "target"), "drafter": str(FOLDER / name / "drafter")}
     backends = _BLACKWELL if gpu == "b200" else _HOPPER
     args = parse([*card(name).arguments_for(*pair.values()), *backends, *flags], **pair)[0]
     memory = preflight(args, GPUS[gpu]).memory
     if memory is None or not memory.ways[0].running:
         return [name, gpu, *[MISSING] * 6]
-    served, beside = memory.ways[0], memory.outside
+    served, outside = memory.ways[0], memory.outside
     sglangs = fit(replace(memory.demand, state_share=STATE_SHARE), memory.static_bytes)
     return [
         name,
@@ -36,7 +36,7 @@ def row(name: str, gpu: str, *flags: str) -> list[str]:
         f"{served.running} ({sglangs.running}) of {served.asked}",
         f"{served.tokens:,} ({sglangs.tokens:,})",
         str(memory.demand.state_share) if served.replay else f"{STATE_SHARE}",
-        f"{max(0, beside.left) / GIB:.1f}" if beside else MISSING,
+        f"{max(0, outside.left) / GIB:.1f}" if outside else MISSING,
         f"{memory.fraction}",
     ]
 

@@ -21,7 +21,7 @@ from tests.support.prompts import message_ids
 
 PAIR, TASKS, USERS, NEW_TOKENS = "tiny-hybrid", ("edit-json", "edit-code", "edit-chat", "repeat"), 8, 96
 NEVER = "never"
-# Rule -> shortest match, threshold, whether it is one of the draft's probability and not of its margin.
+# Rule -> shortest match, threshold, whether the threshold is a probability instead of a margin.
 RULES: dict[str, tuple[int, float, bool]] = {
     NEVER: (4, 0.0, False),
     **{f"margin < {margin}": (4, margin, False) for margin in (1, 2, 4, 8)},
@@ -32,7 +32,7 @@ RULES: dict[str, tuple[int, float, bool]] = {
 
 
 def accept_lengths(drafter: str, rule: str, prompts: dict[str, list[list[int]]]) -> list[float]:
-    """Accepted drafts and bonus tokens of a step, by task."""
+    """Return accepted drafts and bonus tokens per step, by task."""
     least, unsure, probability = RULES[rule]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -52,7 +52,7 @@ def accept_lengths(drafter: str, rule: str, prompts: dict[str, list[list[int]]])
 
 
 def main(drafter: str = "noisy", number: int = 16, rules: str = ",".join(RULES)) -> None:
-    """Print the accept length of each rule, of ``number`` prompts a task."""
+    """Print the accept length of each rule on ``number`` prompts per task."""
     tasks = {task: task + TUNING for task in TASKS} | {"questions": "questions"}
     prompts = {task: message_ids(PAIR, load(name, number)) for task, name in tasks.items()}
     rows = [

@@ -1,7 +1,7 @@
-"""What a draft window costs and saves, by context length: ``python -m sglang_dflash_lab.measure.draft_window``.
+"""Cost and savings of a draft window by context length: ``python -m sglang_dflash_lab.measure.draft_window``.
 
-One server per window, one request at a time. A prompt of the wanted length is the end of a run of the pair's own
-conversations, so that the target keeps writing what it was trained to write.
+One server per window, one request at a time. Prompts are made of the pair's training tasks, so that the target
+generates text that it was trained on.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ import httpx
 import typer
 
 from sglang_dflash.diagnose.client import WORKER_KEY
-from sglang_dflash_lab.bench.arms import find_pair, parse_arms
 from sglang_dflash_lab.bench.figures import number
 from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
 from sglang_dflash_lab.bench.server import Launch, running
-from sglang_dflash_lab.bench.session import Settings
-from sglang_dflash_lab.pairs import NAMES, target_path
+from sglang_dflash_lab.measure import launch, token_ids
+from sglang_dflash_lab.pairs import NAMES
+from sglang_dflash_lab.pairs.corpus import TASKS, prompts
 from sglang_dflash_lab.tables import Table
 
 NO_WINDOW = 0
 MODE = "dflash:16+SGLANG_DFLASH_STAGE_TIMES=1"
-
 
 # Tokens that the drafter reads (0: all), prompt tokens, new tokens per verified block, milliseconds of the draft stage
 # per step, bytes of the drafter's K/V pool; of the next turn: tokens from the prefix cache, and others.
@@ -34,39 +33,23 @@ Row = tuple[int, int, float, float, int, float, float]
 
 
 def conversations(pair: str, lengths: Sequence[int], seed: int) -> list[list[int]]:
-    """One prompt of each length in tokens."""
-    import transformers
-
-    from sglang_dflash_lab.pairs.corpus.prompts import TASKS, prompts
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(target_path(pair))
+    """Return one prompt of each length in tokens: the end of a run of the pair's conversations."""
     tokens: list[int] = []
     number = 0
     while len(tokens) < max(lengths):
         for task in TASKS:
-            (prompt,) = prompts(task, n=1, seed=seed * 1000 + number)
+            [ids] = token_ids(pair, prompts(task, n=1, seed=seed * 1000 + number))
             number += 1
-            tokens += tokenizer.apply_chat_template(
-                list(prompt.messages), add_generation_prompt=True, return_dict=False
-            )
+            tokens += ids
     return [tokens[-length:] for length in lengths]
 
 
-def launch(pair: str, window: int, requests: int) -> Launch:
-    """A server of the pair with ``window`` (0: none), for ``requests`` at once."""
-    option = ("--speculative-draft-window-size", str(window)) if window else ()
-    arguments = ("--skip-tokenizer-init", *option)
-    arms, found = parse_arms(MODE), find_pair(pair, None, None)
-    settings = Settings(found, arms, [], [requests], 0, 1, Path(), server_args=arguments)
-    return settings.launch(arms[0])
-
-
-def measure(launch: Launch, window: int, prompts: Sequence[Sequence[list[int]]], new_tokens: int) -> list[Row]:
-    """One row per inner list of ``prompts``, all of one length."""
+def measure(server: Launch, window: int, inputs: Sequence[Sequence[list[int]]], new_tokens: int) -> list[Row]:
+    """Return one row per inner list of ``inputs``, whose prompts have the same length."""
     rows = []
     with (
         TemporaryDirectory() as folder,
-        running(launch, Path(folder) / "server.log") as url,
+        running(server, Path(folder) / "server.log") as url,
         httpx.Client(base_url=url, timeout=3600, trust_env=False) as http,
     ):
 
@@ -78,8 +61,8 @@ def measure(launch: Launch, window: int, prompts: Sequence[Sequence[list[int]]],
         def worker() -> dict[str, Any]:
             return dict(http.get("/server_info").json()["internal_states"][0][WORKER_KEY])
 
-        generate(prompts[0][0], new_tokens)  # warms up
-        for same_length in prompts:
+        generate(inputs[0][0], new_tokens)  # warms up
+        for same_length in inputs:
             http.post("/flush_cache", params={"timeout": 30}).raise_for_status()
             before = worker()
             first = [generate(prompt, new_tokens) for prompt in same_length]
@@ -95,13 +78,13 @@ def measure(launch: Launch, window: int, prompts: Sequence[Sequence[list[int]]],
 
 
 def table(rows: Sequence[Row], one_slot_per_token: int) -> Table:
-    """The rows; ``one_slot_per_token`` is the K/V of a drafter pool as large as the target's, in bytes."""
+    """Tabulate the rows; ``one_slot_per_token`` is the K/V of a drafter pool as large as the target's, in bytes."""
     cells = []
     for window, context, accept, draft_ms, draft_kv, reused, recomputed in rows:
         sizes = [f"{size / 2**20:.1f} MiB" for size in (draft_kv, one_slot_per_token)]
         figures = [number(accept), number(draft_ms), *sizes, f"{draft_kv / one_slot_per_token:.1%}"]
         cells.append([str(window or "none"), str(context), *figures, number(reused, 0), number(recomputed, 0)])
-    columns = ["window", "context", "accept length", "draft, ms a step", "draft K/V", "one slot per token", "share"]
+    columns = ["window", "context", "accept length", "draft, ms per step", "draft K/V", "one slot per token", "share"]
     return Table("Draft windows", "", [*columns, "next turn: reused", "recomputed"], cells)
 
 
@@ -111,17 +94,18 @@ def main(
         str, typer.Option(help="Tokens; a server without a window is always measured too.")
     ] = "16,64,512,2048",
     contexts: Annotated[str, typer.Option(help="Prompt lengths, tokens.")] = "512,1024,2048,4096,8000",
-    prompts: Annotated[int, typer.Option(help="Prompts of each length.")] = 4,
+    number: Annotated[int, typer.Option("--prompts", help="Prompts of each length.")] = 4,
     new_tokens: Annotated[int, typer.Option(help="The longest answer.")] = 64,
     requests: Annotated[int, typer.Option(help="Requests that each server has room for.")] = 32,
 ) -> None:
     """Measure a pair under each window and print the table."""
     lengths = [int(length) for length in contexts.split(",")]
-    by_seed = [conversations(pair, lengths, seed) for seed in range(prompts)]
+    by_seed = [conversations(pair, lengths, seed) for seed in range(number)]
     inputs = list(zip(*by_seed, strict=True))
     rows: list[Row] = []
     for window in (NO_WINDOW, *(int(window) for window in windows.split(","))):
-        rows += measure(launch(pair, window, requests), window, inputs, new_tokens)
+        option = ("--speculative-draft-window-size", str(window)) if window else ()
+        rows += measure(launch(pair, MODE, requests, *option), window, inputs, new_tokens)
     typer.echo(describe_hardware(hardware()))
     typer.echo(table(rows, rows[0][4]).markdown())
 

@@ -1,93 +1,61 @@
 """Count bytes and flops of a gated delta net's verify and commit, three ways: ``… measure.gdn_replay_bytes``.
 
-Arithmetic, nothing is run. Bytes are those of device memory, each tensor once a launch: what programs of one launch
-read again comes from the cache. A product of two parts counts as two, one of TF32 in three parts as three.
+Arithmetic only; nothing is run. Bytes are device-memory traffic, each tensor once per launch: further reads hit the
+cache. A product of two parts counts as two, one of TF32 in three parts as three.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from sglang_dflash_lab.tables import Table
 
-HALF, FULL = 2, 4  # bytes of an activation and of a state's number
+HALF, FULL = 2, 4  # bytes of an activation and of a state's element
 BANDWIDTH = 3.35e12  # bytes per second, an H100's
+H, HV, K, V, T = 16, 48, 128, 128, 16  # a layer of Qwen3.5-27B and Qwen3.6-27B on one rank, block T
+
+STATE = HV * V * K * FULL
+# Queries, keys, values, the inputs of two gates, and the outputs.
+ACTIVATIONS = T * (2 * H * K + 2 * HV * V + 2 * HV) * HALF
+# Updates and keys in two parts each, and decays.
+RECORDS = T * (2 * (HV * V + H * K) * HALF + HV * FULL)
+PRODUCT = 2 * T * K * V * HV  # flops of a block's vectors against the states of all heads
+SCALE = STATE // FULL * 2  # flops of the state's decay
 
 
-@dataclass(frozen=True)
-class Layer:
-    """Of Qwen3.5-27B and Qwen3.6-27B, on one rank; a block of T."""
-
-    H: int = 16
-    HV: int = 48
-    K: int = 128
-    V: int = 128
-    T: int = 16
-
-    @property
-    def state(self) -> int:
-        return self.HV * self.V * self.K * FULL
-
-    @property
-    def activations(self) -> int:
-        """Queries, keys, values, the inputs of two gates, and the outputs."""
-        return self.T * (2 * self.H * self.K + 2 * self.HV * self.V + 2 * self.HV) * HALF
-
-    @property
-    def records(self) -> int:
-        """Updates and keys in two parts each, and decays."""
-        return self.T * (2 * (self.HV * self.V + self.H * self.K) * HALF + self.HV * FULL)
-
-    @property
-    def product(self) -> int:
-        """Flops of a block's vectors against the states of all heads."""
-        return 2 * self.T * self.K * self.V * self.HV
-
-    def between(self, width: int) -> int:
-        """Flops of a block's vectors of ``width`` against as many others, in all value heads."""
-        return 2 * self.T * self.T * width * self.HV
+def between(width: int) -> int:
+    """Return the flops of a block's vectors of ``width`` against as many others, in all value heads."""
+    return 2 * T * T * width * HV
 
 
-@dataclass(frozen=True)
-class Way:
-    """Bytes and flops of one request in one layer."""
-
-    name: str
-    verify_bytes: int
-    commit_bytes: int
-    verify_flops: int
-    commit_flops: int
+Way = tuple[str, int, int, int, int]  # name; bytes of verify and commit; flops of verify and commit
 
 
-def ways(of: Layer) -> Iterator[Way]:
-    """Where SGLang's ring has 16 positions every block is folded, so its history is empty."""
-    state, inputs, records = of.state, of.activations, of.records
-    scale = state // FULL * 2  # multiply and add of a state to what it decays to
-    # A token: the state's decay, what it erases, a write, an output.
-    recurrence = of.T * 7 * of.HV * of.V * of.K
-    yield Way("snapshots", inputs + (1 + of.T) * state, 2 * state, recurrence, 0)
-    # Two tiles of values form the products of keys each; those with the empty history are formed too.
-    ring = 2 * of.product + 2 * (2 + 2) * of.between(of.K) + (2 + 2) * of.between(of.V)
-    yield Way("SGLang's ring", inputs + state + records, 2 * state + records, ring, 4 * of.product + scale)
-    tiles = of.V // 32
-    inverse = tiles * 6 * 3 * of.between(of.T)
-    ours = 2 * 2 * of.product + tiles * 2 * of.between(of.K) + inverse + 3 * 2 * of.between(of.V)
-    yield Way("ours", inputs + state + records, 2 * state + records, ours, 3 * of.product + scale)
+def ways() -> Iterator[Way]:
+    """Yield each way for one request in one layer. SGLang's ring of 16 positions folds every block, without history."""
+    # Per token: the state's decay, what it erases, a write, an output.
+    recurrence = T * 7 * HV * V * K
+    yield "snapshots", ACTIVATIONS + (1 + T) * STATE, 2 * STATE, recurrence, 0
+    # Two tiles of values form the products of keys each, and those with the empty history.
+    ring = 2 * PRODUCT + 2 * (2 + 2) * between(K) + (2 + 2) * between(V)
+    yield "SGLang's ring", ACTIVATIONS + STATE + RECORDS, 2 * STATE + RECORDS, ring, 4 * PRODUCT + SCALE
+    tiles = V // 32
+    inverse = tiles * 6 * 3 * between(T)
+    ours = 2 * 2 * PRODUCT + tiles * 2 * between(K) + inverse + 3 * 2 * between(V)
+    yield "ours", ACTIVATIONS + STATE + RECORDS, 2 * STATE + RECORDS, ours, 3 * PRODUCT + SCALE
 
 
-def table(of: Layer, batches: tuple[int, ...] = (8, 32)) -> Table:
+def table(batches: tuple[int, ...] = (8, 32)) -> Table:
     rows = []
     for batch in batches:
-        for way in ways(of):
-            moved = way.verify_bytes + way.commit_bytes
-            megabytes = (f"{batch * count / 1e6:.0f}" for count in (way.verify_bytes, way.commit_bytes, moved))
-            gigaflops = (f"{batch * count / 1e9:.2f}" for count in (way.verify_flops, way.commit_flops))
-            floor = batch * moved / BANDWIDTH * 1e6
-            rows.append([str(batch), way.name, *megabytes, f"{floor:.0f}", *gigaflops])
+        for name, verify_bytes, commit_bytes, *flops in ways():
+            moved = verify_bytes + commit_bytes
+            megabytes = (f"{batch * count / 1e6:.0f}" for count in (verify_bytes, commit_bytes, moved))
+            gigaflops = (f"{batch * count / 1e9:.2f}" for count in flops)
+            rows.append([str(batch), name, *megabytes, f"{batch * moved / BANDWIDTH * 1e6:.0f}", *gigaflops])
     heads = ["MB, verify", "commit", "both", "least µs at 3.35 TB/s", "GFLOP, verify", "commit"]
     return Table("A layer and step", "27B, one rank, block 16", ["requests", "way", *heads], rows)
 
 
 if __name__ == "__main__":
-    print(table(Layer()).markdown())
+    print(table().markdown())

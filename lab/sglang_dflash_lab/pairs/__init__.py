@@ -1,6 +1,6 @@
 """Tiny trained target + drafter pairs: real accept lengths on any machine.
 
-This package needs no PyTorch. It finds the shipped weights, :mod:`.corpus` has prompts for them, and
+This package needs no PyTorch. It finds the shipped weights; :mod:`.corpus` has prompts for them, and
 :mod:`sglang_dflash_lab.train` trained them.
 """
 
@@ -14,12 +14,12 @@ from sglang_dflash_lab.pairs.noisy import noisy_path
 
 NAMES = ("tiny-hybrid", "tiny-moe", "tiny-dense")
 DRAFTER_KINDS = ("good", "weak", "swa", "interleaved", "mismatched")
-NOISY = "noisy"  # every pair has it; not shipped: noisy.py makes it
+NOISY = "noisy"  # every pair has it; noisy.py generates it
 WEIGHTS = Path(__file__).parent / "weights"
 
 
 def target_path(name: str) -> Path:
-    """The folder of the named pair's target: config, bf16 safetensors, tokenizer.
+    """Return the folder of the named pair's target: config, bf16 safetensors, tokenizer.
 
     Raises:
         DFlashError: no such pair.
@@ -29,7 +29,7 @@ def target_path(name: str) -> Path:
 
 
 def drafter_path(name: str, kind: str = "good") -> Path:
-    """The folder of the named pair's drafter of that kind: config and bf16 safetensors.
+    """Return the folder of the named pair's drafter of that kind: config and bf16 safetensors.
 
     Raises:
         DFlashError: no such pair, the pair has no such drafter, or the ``noisy`` one cannot be written.
@@ -41,19 +41,12 @@ def drafter_path(name: str, kind: str = "good") -> Path:
 
 
 def drafter_kinds(name: str) -> tuple[str, ...]:
-    """The kinds of drafter that the named pair ships; ``good`` is the first."""
+    """Return the kinds of drafter that the named pair ships, ``good`` first."""
     check_known("pair", name, NAMES)
     return DRAFTER_KINDS if name == "tiny-hybrid" else DRAFTER_KINDS[:1]
 
 
 def check_known(what: str, value: str, known: Sequence[str]) -> None:
-    """Refuse a value that is not one of the known ones.
-
-    Args:
-        what: the value's meaning, for the message.
-
-    Raises:
-        DFlashError: ``value`` is not in ``known``.
-    """
+    """Raise a DFlashError if ``value`` is not in ``known``; ``what`` names the value in the message."""
     if value not in known:
         raise DFlashError(f"{what} {value!r}", expected=f"one of {', '.join(known)}", remedy="choose one of these")

@@ -1,7 +1,7 @@
-"""The ``noisy`` drafter: a pair's ``good`` one with noise on its weights, made on this machine when first asked for.
+"""The ``noisy`` drafter: a pair's ``good`` one with noise added to its weights, generated on first use.
 
-The shipped drafters accept too much or too little to judge a block's width by. This one accepts about as much as the
-published drafters do: 6.5 tokens a step at block 16, where the Qwen3.5 cards have 6.5 on GSM8K and 6.6 on HumanEval.
+The shipped drafters' accept lengths are too high or too low to judge block widths. This one's is 6.5 tokens per step at
+block 16, near the published drafters': the Qwen3.5 cards report 6.5 on GSM8K and 6.6 on HumanEval.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sglang_dflash.errors import DFlashError
 
-SIGMA = 0.25  # of the noise, in standard deviations of the matrix that it is added to
+SIGMA = 0.25  # of the noise, in standard deviations of the matrix
 SEED = 0
 _CACHE = "XDG_CACHE_HOME"
 # A layer's matrices in the order in which the module defines them: the order in which the noise is drawn.
@@ -23,9 +23,9 @@ _DRAWN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 
 def noisy_path(good: Path) -> Path:
-    """The folder of the noisy copy of the drafter in ``good``; made if the cache does not have it.
+    """Return the folder of the noisy copy of the drafter in ``good``, and generate it if the cache lacks it.
 
-    Needs PyTorch to make it, none to find it. Two processes may make it at once: both get the same folder.
+    Only generating needs PyTorch. Two processes may generate it at once: both return the same folder.
 
     Raises:
         DFlashError: the cache folder cannot be written.
@@ -46,7 +46,7 @@ def noisy_path(good: Path) -> Path:
 
 
 def _make(good: Path, folder: Path) -> None:
-    """Write to a folder beside ``folder``, which takes its name when it is complete."""
+    # Write to a temporary folder, which is renamed when it is complete.
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
@@ -63,7 +63,7 @@ def _make(good: Path, folder: Path) -> None:
 
 
 def _write_noisy(source: Path, destination: Path) -> None:
-    """Add Gaussian noise to every matrix; norms keep their weights. Drawn in fp32, written in the source's dtype."""
+    # Noise is drawn in fp32 and added to every matrix; norms keep their weights.
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -78,7 +78,7 @@ def _write_noisy(source: Path, destination: Path) -> None:
 
 
 def _place(name: str) -> tuple[int, int]:
-    """Sort key of a tensor's name: ``fc``, then layer by layer."""
+    # Sort key: fc, then layer by layer.
     layer = re.search(r"layers\.(\d+)\.", name)
     drawn = next((i for i, part in enumerate(_DRAWN) if f".{part}." in name), len(_DRAWN))
     return (int(layer[1]) if layer else -1, drawn)

@@ -13,8 +13,7 @@ from torch import Tensor
 from sglang_dflash_lab.train.drafter import FULL, SLIDING, Drafter, DrafterConfig, context_features, visible
 from sglang_dflash_lab.train.generate import corpus_prompts, target_output
 from sglang_dflash_lab.train.hf import load_model, load_tokenizer, transformers
-from sglang_dflash_lab.train.loop import train
-from sglang_dflash_lab.train.provenance import write_provenance
+from sglang_dflash_lab.train.loop import train, write_provenance
 from sglang_dflash_lab.train.rows import Weighted, packed_rows
 from sglang_dflash_lab.train.target_training import autocast
 

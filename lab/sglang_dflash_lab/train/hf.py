@@ -1,4 +1,4 @@
-"""transformers, importable beside a CPU build of PyTorch (see :mod:`sglang_dflash_cpu.torchvision_import`)."""
+"""transformers, importable with a CPU build of PyTorch (see :mod:`sglang_dflash_cpu.torchvision_import`)."""
 
 from __future__ import annotations
 

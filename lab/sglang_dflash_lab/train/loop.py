@@ -1,4 +1,4 @@
-"""The training loop of targets and drafters: Muon and AdamW under one schedule, checkpoints, resume, loss log."""
+"""The training loop of targets and drafters (Muon and AdamW, checkpoints, resume, loss log), and models' provenance."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
+
+from sglang_dflash_lab.bench.provenance import collect, describe_hardware
 
 WARMUP_STEPS = 30
 DECAY_SHARE = 0.5
@@ -147,3 +151,38 @@ def train(
                 torch.save(state, checkpoint.with_suffix(".new"))
                 checkpoint.with_suffix(".new").replace(checkpoint)
     return log
+
+
+PROVENANCE = "provenance.json"
+
+
+def write_provenance(folder: Path, seed: int, log: list[LogEntry], validation: str, recipe: dict[str, Any]) -> None:
+    """Write the file; ``validation`` names the log's validation figure, ``recipe`` holds the training's parameters."""
+    run = collect(recipe)
+    _write(
+        folder,
+        {
+            **{name: run[name] for name in ("command", "commit")},
+            "date": run["time"],
+            "machine": describe_hardware(run["hardware"]),
+            "versions": run["versions"] | {"tokenizers": version("tokenizers")},
+            "seed": seed,
+            "recipe": recipe,
+            "minutes": round(log[-1].minutes, 1),
+            "validation_is": validation,
+            "log": [asdict(entry) for entry in log[:: max(1, len(log) // 20)]] + [asdict(log[-1])],
+        },
+    )
+
+
+def add_measurement(folder: Path, key: str, table: dict[str, Any]) -> None:
+    """Add a table of ``measure``, with the command that produced it."""
+    _write(folder, read_provenance(folder) | {key: table, f"{key}_command": collect({})["command"]})
+
+
+def read_provenance(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / PROVENANCE).read_text())
+
+
+def _write(folder: Path, content: dict[str, Any]) -> None:
+    (folder / PROVENANCE).write_text(json.dumps(content, indent=1) + "\n")

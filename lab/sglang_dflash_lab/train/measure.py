@@ -24,10 +24,7 @@ def prompt_ids(tokenizer: transformers.PreTrainedTokenizerFast, prompt: Prompt) 
 
 
 def measure_accuracy(target: Path, n: int, device: str = "cpu") -> dict[str, dict[str, Any]]:
-    """Task -> prompts, and share answered right (``correct``).
-
-    Held-out prompts of all shapes, greedy, fp32.
-    """
+    """Return, per task, the prompts and the share answered correctly: held-out, all shapes, greedy, fp32."""
     tokenizer, model = load_tokenizer(target), load_model(target, device=device)
     table: dict[str, dict[str, Any]] = {}
     for task in TASKS:
@@ -40,22 +37,12 @@ def measure_accuracy(target: Path, n: int, device: str = "cpu") -> dict[str, dic
     return table
 
 
-def measure_accept_lengths(
-    target: Path,
-    drafter: Path,
-    n: int,
-    device: str = "cpu",
-    plain_outputs: dict[tuple[int, ...], list[int]] | None = None,
-) -> dict[str, dict[str, Any]]:
-    """Task -> mean accept length per block size, runs, and how many runs differ from plain greedy output.
+def measure_accept_lengths(target: Path, drafter: Path, n: int, device: str = "cpu") -> dict[str, dict[str, Any]]:
+    """Return, per task, the mean accept length per block size, the runs, and how many differ from plain greedy output.
 
-    Held-out prompts per task: ``n`` of all shapes and ``n`` // ``LONG_SHARE`` documents; reference decoder, greedy,
-    fp32. The mean is output tokens after the first, over verify steps, pooled over the prompts.
-
-    Args:
-        plain_outputs: prompt -> plain output, filled here, so that several drafters of a target share it.
+    Held-out prompts per task: ``n`` of all shapes and ``n // LONG_SHARE`` documents; reference decoder, greedy, fp32.
+    The mean is output tokens after the first, over verify steps, pooled over the prompts.
     """
-    known = {} if plain_outputs is None else plain_outputs
     decoder = ReferenceDecoder.load(target, drafter, device=device)
     tokenizer = load_tokenizer(target)
     table: dict[str, dict[str, Any]] = {}
@@ -66,14 +53,13 @@ def measure_accept_lengths(
         for prompt in tqdm(asked, desc=f"accept lengths, {task}"):
             ids = prompt_ids(tokenizer, prompt)
             longest = max(longest, len(ids))
-            if tuple(ids) not in known:
-                known[tuple(ids)] = decoder.plain(ids, MAX_NEW_TOKENS)
+            plain = decoder.plain(ids, MAX_NEW_TOKENS)
             for block_size in BLOCK_SIZES:
                 decoded = decoder.decode(ids, MAX_NEW_TOKENS, block_size)
                 tokens[block_size] += len(decoded.tokens) - 1
                 steps[block_size] += len(decoded.steps)
                 runs += 1
-                differing += decoded.tokens != known[tuple(ids)]
+                differing += decoded.tokens != plain
         table[task] = {
             "accept_length": {str(b): round(tokens[b] / steps[b], 2) for b in BLOCK_SIZES},
             "runs": runs,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sglang_dflash_lab.pairs import drafter_path
 from sglang_dflash_lab.train.drafter_training import RECIPES, train_drafter
+from sglang_dflash_lab.train.loop import add_measurement, write_provenance
 from sglang_dflash_lab.train.measure import measure_accept_lengths, measure_accuracy
-from sglang_dflash_lab.train.provenance import add_measurement, write_provenance
 from sglang_dflash_lab.train.target_training import STAGES, START_FROM, train_target
 from sglang_dflash_lab.train.tokenizer import train_tokenizer
 

@@ -1,4 +1,4 @@
-"""SGLang plugin of the kit: stand-ins for what SGLang compiles at run time, and simulated accept lengths.
+"""SGLang plugin of the kit: stand-ins for kernels that SGLang compiles at run time, and simulated accept lengths.
 
 Our worker reads the variable that SGLang's own reads for simulated accept lengths (SGLANG_SIMULATE_ACC_LEN).
 """

@@ -1,8 +1,7 @@
-"""What SGLang's own DFLASH worker lacks on the torch-native CPU platform, so that it can be measured beside ours.
+"""Corrections that let SGLang's own DFLASH worker run on the CPU platform, to be compared with ours.
 
-A plugin of SGLang that is found by its folder being on the ``PYTHONPATH``, which ``sglang-dflash bench`` sets for the
-``builtin`` arms only; it is no part of the package. Everything else that the builtin worker needs there (attention,
-recurrent states, KV pool, allocation) it gets from the platform, the same code that serves our worker.
+An SGLang plugin that is found when its folder is on the ``PYTHONPATH`` of a ``builtin`` arm's server. Attention,
+recurrent states, KV pool and allocation come from the platform, which also serves our worker.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ def register() -> None:
 
 
 def embeddings_in_the_models_dtype(kwargs: dict[str, Any], runner: Any, forward_batch: Any, *_: Any) -> dict[str, Any]:
-    """The builtin drafter is fed embeddings, which the runner casts to bfloat16 whatever the model's dtype is."""
+    """Undo the runner's cast of the drafter's input embeddings to bfloat16."""
     if forward_batch.input_embeds is not None and forward_batch.replace_embeds is None:
         kwargs["input_embeds"] = forward_batch.input_embeds.to(runner.dtype)
     return kwargs
 
 
 def rope_without_triton(_: None, attention: Any, *__: Any, **___: Any) -> None:
-    """QK-norm and RoPE of a bfloat16 drafter are one Triton kernel, chosen without asking for the device."""
+    """Disable the Triton kernel for QK-norm and RoPE, which SGLang selects without checking the device."""
     attention.use_table_qk_norm_rope = False

@@ -24,8 +24,8 @@ class Example:
         task: ``math``, ``code``, ``json`` or ``chat``.
         key: the parameters of the question in canonical form, without its wording.
         question: the user's message.
-        thought: what a model in thinking mode writes before its answer.
-        answer: one right answer.
+        thought: written before the answer in thinking mode.
+        answer: one correct answer.
         expected: what ``check`` compares with; JSON-able.
     """
 
@@ -42,11 +42,10 @@ class Example:
 
 
 def split_of(key: str) -> str:
-    """``heldout`` for one key in ``HELDOUT_EVERY``, else ``train``.
+    """Return ``heldout`` for one key in ``HELDOUT_EVERY``, else ``train``.
 
-    The split is a function of the key and of nothing else: however often, in whatever wording and from
-    whatever seed a question is drawn, it is on the same side. ``blake2b`` because Python's ``hash`` differs per
-    process.
+    The split depends on the key alone, not on wording or seed. ``blake2b``, because Python's ``hash`` differs between
+    processes.
     """
     digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
     return "heldout" if int.from_bytes(digest, "big") % HELDOUT_EVERY == 0 else "train"
@@ -63,14 +62,14 @@ _NOTES = (
 
 @dataclass(frozen=True)
 class Conversation:
-    """An optional system message and the turns; the last turn is the one to be answered."""
+    """An optional system message and the turns, of which the last is to be answered."""
 
     system: str
     turns: tuple[Example, ...]
     thinking: bool = False
 
     def messages(self) -> list[dict[str, str]]:
-        """Every message before the last answer, in the OpenAI chat form."""
+        """Return every message before the last answer, as OpenAI chat messages."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         turns = [
             {"role": role, "content": text}
@@ -81,10 +80,10 @@ class Conversation:
 
 
 def draw_conversation(rng: Random, shape: str, turn: Callable[[], Example], thinking: bool = False) -> Conversation:
-    """A conversation of ``shape``, its questions drawn by ``turn``.
+    """Return a conversation of ``shape``, with questions drawn by ``turn``.
 
-    ``single`` is one question; ``turns`` has two to six; ``document`` starts with a system message of 10 to
-    ``LONGEST_NOTES`` notes that do not matter for the one to three questions after them.
+    ``single`` has one question, ``turns`` two to six; ``document`` starts with a system message of 10 to
+    ``LONGEST_NOTES`` irrelevant notes, followed by one to three questions.
     """
     count = {"single": 1, "turns": rng.randint(2, 6), "document": rng.choice((1, 1, 2, 3))}[shape]
     system = ""

@@ -1,0 +1,264 @@
+"""Server arguments on a CPU: refuse what the platform cannot serve, map GPU-only choices, set defaults, and log them.
+
+Two of SGLang's overridable resolution steps are wrapped: the runtime validation, which runs before the model's path is
+resolved, and the choice of CPU back ends, which for SGLang's own CPU engine picks Intel AMX kernels.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from sglang_dflash.drafter.config import quantization
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.sizes import state_bytes, target_kv_per_token
+from sglang_dflash_cpu.layers import ATTENTION_BACKEND
+from sglang_dflash_cpu.threads import environment_defaults
+
+logger = logging.getLogger(__name__)
+
+Step = Callable[[Any], None]
+Rule = tuple[bool, str, str, str]  # whether to refuse, found, expected, remedy
+
+MAX_RUNNING_REQUESTS = 32
+TOKENS_PER_REQUEST = 8192
+STATES_PER_REQUEST = 8  # the working state, two tracked snapshots, and as many again in the prefix cache
+SMALL_PART = 0.1  # of the available memory
+
+_ATTENTION_FIELDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+_KV_DTYPES = ("auto", "bfloat16", "bf16", "float16", "float32")
+_PLAIN = (None, "unquant")
+_DECODERS = "dense, MoE or gated-delta-net hybrid decoders with grouped-query attention"
+_GPU = "serve it on a GPU, where this platform stays inactive"
+# Every architecture has these, though its checkpoint may name them otherwise (GPT-2's n_layer).
+_SHAPE = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+
+_TORCH_ATTENTION, _TORCH_GDN, _GLOO = "torch attention", "the CPU platform's torch kernels", "gloo"
+
+
+class Choice(NamedTuple):
+    """One server argument that a command written for a GPU may set."""
+
+    field: str
+    instead: Any  # replaces every value that a CPU cannot serve
+    served_by: str  # for the warning
+    allowed: tuple[Any, ...] = ()  # values that pass through, in addition to ``instead``
+
+
+CHOICES = (
+    Choice("attention_backend", ATTENTION_BACKEND, _TORCH_ATTENTION),
+    Choice("prefill_attention_backend", None, _TORCH_ATTENTION),
+    Choice("decode_attention_backend", None, _TORCH_ATTENTION),
+    Choice("speculative_draft_attention_backend", ATTENTION_BACKEND, _TORCH_ATTENTION, (None,)),
+    # "triton" is SGLang's name for the functions that our table replaces.
+    Choice("linear_attn_backend", "triton", _TORCH_GDN),
+    Choice("linear_attn_prefill_backend", "triton", _TORCH_GDN, (None,)),
+    Choice("linear_attn_decode_backend", "triton", _TORCH_GDN, (None,)),
+    Choice("linear_attn_verify_backend", "triton", _TORCH_GDN, (None,)),
+    Choice("mamba_backend", "triton", _TORCH_GDN, (None,)),
+    Choice("enable_linear_replayssm", False, _TORCH_GDN),
+    Choice("sampling_backend", "pytorch", "torch"),
+    Choice("moe_runner_backend", "auto", "torch experts", ("triton",)),
+    Choice("moe_a2a_backend", "none", _GLOO, (None,)),
+    Choice("bf16_gemm_backend", "torch", "torch", ("auto",)),
+    Choice("flashinfer_allreduce_fusion_backend", None, _GLOO),
+    Choice("enable_flashinfer_allreduce_fusion", False, _GLOO),
+    Choice("enable_aiter_allreduce_fusion", False, _GLOO),
+    Choice("enable_mscclpp", False, _GLOO),
+    Choice("enable_nccl_nvls", False, _GLOO),
+    Choice("enable_symm_mem", False, _GLOO),
+    Choice("enable_torch_symm_mem", False, _GLOO),
+    Choice("enable_torch_compile", False, "eager torch"),
+)
+
+
+def install() -> None:
+    """Register both steps. SGLang runs a step once per registration: call this once per process."""
+    from sglang_dflash.upstream import register_resolution_hook
+
+    register_resolution_hook("handle_hardware_runtime_validation")(validate_runtime)
+    register_resolution_hook("handle_cpu_backends")(choose_backends)
+
+
+def validate_runtime(server_args: Any, previous: Step) -> None:
+    """Wrap ``handle_hardware_runtime_validation``: refuse what needs no model configuration to be seen."""
+    from sglang_dflash.upstream import ATTENTION_BACKEND_CHOICES, resolving_view
+
+    previous(server_args)
+    check_before_model(resolving_view(server_args), list(ATTENTION_BACKEND_CHOICES))
+
+
+def choose_backends(server_args: Any, previous: Step) -> None:
+    """Replace ``handle_cpu_backends``; ``previous`` would pick kernels that are not installed."""
+    from sglang_dflash.upstream import declare_resolution, model_config_of, resolving_view
+
+    del previous
+    cfg = resolving_view(server_args)
+    model_config = model_config_of(server_args)
+    check_pair(model_config, cfg)
+
+    changes, warnings = cpu_values(lambda field: getattr(cfg, field))
+    for line in warnings:
+        logger.warning("CPU platform: %s", line)
+    changes["cuda_graph_config"] = _without_graphs(server_args, cfg)
+    defaults = _defaults(cfg, model_config)
+    declare_resolution(server_args, "sglang_dflash_cpu", **changes, **defaults)
+
+    ranks = cfg.tp_size * cfg.pp_size * cfg.dp_size
+    environment = environment_defaults(ranks, conv_dtype=str(model_config.dtype).removeprefix("torch."))
+    os.environ.update(environment)
+    settings = {**defaults, **environment}
+    logger.info("CPU platform defaults: %s", ", ".join(f"{k}={v}" for k, v in settings.items()) or "none")
+
+
+def check_before_model(cfg: Any, known: list[str]) -> None:
+    """Refuse a missing model folder, and an attention backend that is not ``known``: ``Engine`` does not check it."""
+    backends = [(field, getattr(cfg, field)) for field in _ATTENTION_FIELDS]
+    _refuse(
+        *(
+            (
+                backend not in (None, *known),
+                f"{field}={backend!r}",
+                f"one of {', '.join(sorted(known))}",
+                f"leave it out: the CPU platform serves every model with {ATTENTION_BACKEND}",
+            )
+            for field, backend in backends
+        ),
+        (
+            _is_missing_folder(cfg.model_path),
+            f"--model-path {cfg.model_path} does not exist",
+            "a checkpoint folder on this machine, or a hub id of the form owner/name",
+            "check the path; `sglang-dflash pairs path tiny-hybrid` prints the path of a small model",
+        ),
+    )
+
+
+def check_pair(model_config: Any, cfg: Any) -> None:
+    """Refuse a pair that the platform has no torch implementation for, and adapters.
+
+    Args:
+        model_config: SGLang's ``ModelConfig`` of the target; cfg: server arguments, read by attribute.
+    """
+    from sglang_dflash.upstream import AttentionArch, hybrid_gdn_config, mambaish_config
+
+    name = ", ".join(model_config.hf_config.architectures or ["unnamed"])
+    attention = model_config.attention_arch
+    other_recurrence = mambaish_config(model_config) is not None and hybrid_gdn_config(model_config) is None
+    scheme = cfg.quantization or quantization(model_config.hf_config.to_dict())
+    drafter_scheme = None if cfg.speculative_draft_model_path is None else cfg.speculative_draft_model_quantization
+    _refuse(
+        (attention != AttentionArch.MHA, f"{name} uses {attention.name} attention", _DECODERS, _GPU),
+        (other_recurrence, f"{name} has recurrent layers other than gated-delta-net", _DECODERS, _GPU),
+        (model_config.is_encoder_decoder, f"{name} is an encoder-decoder model", _DECODERS, _GPU),
+        (
+            scheme not in _PLAIN,
+            f"{name} with {scheme} quantisation on a CPU",
+            "an unquantised checkpoint: float32, bfloat16 or float16",
+            "use the checkpoint's unquantised version here, or " + _GPU,
+        ),
+        (
+            cfg.kv_cache_dtype not in _KV_DTYPES,
+            f"--kv-cache-dtype {cfg.kv_cache_dtype} on a CPU",
+            f"one of {', '.join(_KV_DTYPES)}",
+            "leave it out: the KV cache then has the model's dtype",
+        ),
+        (
+            bool(cfg.enable_lora or cfg.lora_paths),
+            f"{'--lora-paths' if cfg.lora_paths else '--enable-lora'} on a CPU",
+            "a server without adapters: SGLang's LoRA layers need pinned memory, which needs an accelerator",
+            "merge the adapter into the checkpoint, or serve it on a GPU",
+        ),
+        (
+            drafter_scheme not in _PLAIN,
+            f"--speculative-draft-model-quantization {drafter_scheme} on a CPU",
+            "plain layers: float32, bfloat16 or float16",
+            "leave it out: a quantised drafter is dequantised when it is loaded",
+        ),
+    )
+
+
+def _is_missing_folder(model_path: str) -> bool:
+    # SGLang would ask a model hub for a path that does not exist.
+    looks_local = model_path.startswith(("/", "./", "../", "~")) or model_path.count("/") > 1
+    return looks_local and "://" not in model_path and not Path(model_path).expanduser().exists()
+
+
+def _refuse(*rules: Rule) -> None:
+    for refused, found, expected, remedy in rules:
+        if refused:
+            raise DFlashError(found, expected=expected, remedy=remedy)
+
+
+def cpu_values(value_of: Callable[[str], Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the server arguments to change, and a warning for each one that the user had set."""
+    changes, warnings = {}, []
+    for field, instead, served_by, allowed in CHOICES:
+        value = value_of(field)
+        if value == instead or value in allowed:
+            continue
+        changes[field] = instead
+        if value is not None:
+            flag = "--" + field.replace("_", "-")
+            found = flag if value is True else f"{flag} {value}"
+            warnings.append(f"{found} needs a GPU: served by {served_by} on this CPU")
+    return changes, warnings
+
+
+def _without_graphs(server_args: Any, cfg: Any) -> Any:
+    from sglang_dflash.upstream import Backend, Phase, with_phase
+
+    config = cfg.cuda_graph_config
+    set_by_user = getattr(server_args, "_cuda_graph_config_locked", ())
+    if any(key != "backend" or getattr(config, phase).backend != Backend.DISABLED for phase, key in set_by_user):
+        logger.warning("CPU platform: CUDA-graph flags need a GPU: every forward runs eagerly on this CPU")
+    for phase in (Phase.DECODE, Phase.PREFILL):
+        config = with_phase(config, phase, backend=Backend.DISABLED)
+    return config
+
+
+def _defaults(cfg: Any, model_config: Any) -> dict[str, Any]:
+    running = cfg.max_running_requests or MAX_RUNNING_REQUESTS
+    caps = pool_defaults(
+        model_config.hf_text_config.to_dict() | {name: getattr(model_config, name) for name in _SHAPE},
+        dtype_bytes=model_config.dtype.itemsize,
+        running=running,
+        context=model_config.context_len,
+        available=psutil.virtual_memory().available,
+    )
+    left_open = {"max_running_requests": running, **caps}
+    if cfg.disaggregation_mode == "decode":
+        # SGLang's other way to keep retracted requests needs pinned memory and kernels.
+        left_open["disaggregation_decode_retraction_backup"] = "cpu_tensor"
+    # An idle scheduler polls its sockets without a pause, which takes a core from the rest of the machine.
+    return {"sleep_on_idle": True} | {name: value for name, value in left_open.items() if getattr(cfg, name) is None}
+
+
+def pool_defaults(
+    config: Mapping[str, Any], *, dtype_bytes: int, running: int, context: int, available: int
+) -> dict[str, int]:
+    """Return caps for ``max_total_tokens`` and ``max_mamba_cache_size``, for a user who chose neither.
+
+    SGLang fills a fraction of the device's memory with its pools, which on a CPU is the machine's: a tiny model would
+    zero gigabytes at start. A pool is capped at what the running requests can use, if that is a small part of the
+    memory.
+
+    Args:
+        config: the target's text config. SGLang's has no ``layer_types`` for hybrids but ``full_attention_interval``.
+        dtype_bytes: bytes of one element of K, V and the convolution state; the recurrent state is float32.
+        running: requests that may run at once; context: longest sequence, tokens.
+        available: free memory of the machine, bytes.
+    """
+    tokens, states = running * min(context, TOKENS_PER_REQUEST), running * STATES_PER_REQUEST
+    token_bytes = target_kv_per_token(config, kv_bytes=dtype_bytes, tp_size=1)
+    state = state_bytes(config, recurrent_bytes=4, conv_bytes=dtype_bytes, tp_size=1).slot
+    defaults = {}
+    if tokens * token_bytes <= available * SMALL_PART:
+        defaults["max_total_tokens"] = tokens
+    if 0 < states * state <= available * SMALL_PART:  # 0 without recurrent layers
+        defaults["max_mamba_cache_size"] = states
+    return defaults

@@ -1,1 +1,0 @@
-"""Server arguments on the CPU platform: refused, mapped or given defaults."""

@@ -1,0 +1,155 @@
+"""Products with unquantised weights, norms and sigmoid gates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from sglang_dflash.ops import host_rows
+from torch import Tensor
+
+from sglang_dflash.ops.reference import inverse_rms
+
+LARGE = 1 << 22  # multiply-adds
+_HAS_ONEDNN = torch.backends.mkldnn.is_available()
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"swish": F.silu, "silu": F.silu, "sigmoid": torch.sigmoid}
+
+Normed = Tensor | tuple[Tensor, Tensor]
+
+
+@cache
+def mkl_is_fast() -> bool:
+    """Return whether MKL is made for this processor."""
+    return torch.backends.mkl.is_available() and "Intel" in str(torch.cpu.get_capabilities().get("cpu_name"))
+
+
+def empty_weight(outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
+    """Return an uninitialised weight ``[outputs, inputs]`` in the memory order that is fastest for :func:`linear`."""
+    if dtype == torch.float32 and mkl_is_fast():
+        return torch.empty(inputs, outputs, dtype=dtype).t()
+    return torch.empty(outputs, inputs, dtype=dtype)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``x @ weight.T + bias``: ``[rows, I]`` (or more leading dimensions) and ``[O, I]`` to ``[rows, O]``.
+
+    Torch sends float32 products to MKL and all others to oneDNN. MKL is faster on Intel processors, most of all with
+    weights stored input by input. On other processors MKL is slow, but a oneDNN call takes longer to start, so small
+    products stay with torch.
+    """
+    large = x.dim() == 2 and x.dtype == torch.float32 and x.numel() * weight.shape[0] >= LARGE
+    if not (_HAS_ONEDNN and x.is_cpu and large) or mkl_is_fast():
+        return F.linear(x, weight, bias)
+    rows = x.shape[0]
+    spare = host_rows(rows) - rows
+    padded = F.pad(x, (0, 0, 0, spare)) if spare else x
+    return torch.ops.mkldnn._linear_pointwise(padded, weight, bias, "none", [], "")[:rows]
+
+
+def create_weights(original: Callable[..., None], self: Any, layer: Any, *args: Any, **kw: Any) -> None:
+    """``UnquantizedLinearMethod.create_weights``, with the weight ``[O, I]`` in this processor's memory order.
+
+    No weight is loaded yet, so code that later joins several weights in one tensor sees their final order.
+    """
+    original(self, layer, *args, **kw)
+    outputs, inputs = layer.weight.shape
+    layer.weight.data = empty_weight(outputs, inputs, layer.weight.dtype)
+
+
+def apply(self: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``UnquantizedLinearMethod.apply``."""
+    return linear(x, layer.weight, bias)
+
+
+def rms_norm(
+    original: Callable[..., Normed], self: Any, x: Tensor, residual: Tensor | None = None, *others: Any, **options: Any
+) -> Normed:
+    """``RMSNorm.forward_native``: the norm of ``x + residual``, and that sum if there is a residual."""
+    if not _adds_only_float32(x, residual, others, options) or self.variance_size_override is not None:
+        return original(self, x, residual, *others, **options)
+    return _norm(self, x, residual, lambda normed: normed.mul_(self.weight))
+
+
+def gemma_rms_norm(
+    original: Callable[..., Normed], self: Any, x: Tensor, residual: Tensor | None = None, *others: Any, **options: Any
+) -> Normed:
+    """``GemmaRMSNorm.forward_native``: the same with ``1 + weight`` as the scale."""
+    if not _adds_only_float32(x, residual, others, options):
+        return original(self, x, residual, *others, **options)
+    return _norm(self, x, residual, lambda normed: torch.addcmul(normed, normed, self.weight))
+
+
+def _adds_only_float32(x: Tensor, residual: Tensor | None, others: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    # float32 has nothing to round between steps; other dtypes and options keep SGLang's own steps.
+    float32 = x.dtype == torch.float32 and (residual is None or residual.dtype == torch.float32)
+    return float32 and not others and all(value is None for value in options.values())
+
+
+def _norm(self: Any, x: Tensor, residual: Tensor | None, scale: Callable[[Tensor], Tensor]) -> Normed:
+    total = x if residual is None else x + residual
+    normed = scale(total * inverse_rms(total, self.variance_epsilon))
+    return normed if residual is None else (normed, total)
+
+
+def _gated_rms_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float, activation: str) -> Tensor:
+    # In fp32, rounded once to the dtype of x.
+    x32 = x.float()
+    normed = (x32 * inverse_rms(x32, eps)).mul_(weight)
+    return normed.mul_(_ACTIVATIONS[activation](gate.reshape(x.shape).float())).to(x.dtype)
+
+
+def rms_norm_gated(
+    x: Tensor,
+    g: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str = "swish",
+    residual: Tensor | None = None,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Qwen3-Next's output norm, ``rmsnorm(x) * weight * act(g)``: ``x``, ``g`` ``[rows, V]``; ``weight`` ``[V]``."""
+    if bias is not None or residual is not None or prenorm:
+        raise NotImplementedError("on a CPU, rms_norm_gated has no bias, residual or prenorm")
+    return _gated_rms_norm(x, weight, g, eps, activation)
+
+
+def layernorm_gated(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    z: Tensor | None = None,
+    eps: float = 1e-6,
+    group_size: int | None = None,
+    norm_before_gate: bool = True,
+    is_rms_norm: bool = False,
+    activation: str = "swish",
+) -> Tensor:
+    """Qwen3.5's output norm, ``rmsnorm(x) * weight * act(z)``: ``x``, ``z`` ``[rows, V]``; ``weight`` ``[V]``."""
+    if z is None or bias is not None or group_size is not None or not (norm_before_gate and is_rms_norm):
+        raise NotImplementedError("on a CPU, layernorm_fn is an RMS norm followed by a gate")
+    return _gated_rms_norm(x, weight, z, eps, activation)
+
+
+def sigmoid_mul(attn_output: Tensor, gate: Tensor, inplace: bool = False, quant: bool = False) -> Tensor:
+    """Return ``attn_output * sigmoid(gate)``, computed in fp32 and rounded once.
+
+    Args:
+        attn_output: ``[tokens, heads * D]``; overwritten if ``inplace``.
+        gate: the same elements, ``[tokens, heads * D]`` or a strided ``[tokens, heads, D]``.
+        quant: refused; it requests an FP8 result.
+    """
+    if quant:
+        raise NotImplementedError("on a CPU, fused_sigmoid_mul has no FP8 output")
+    out = attn_output if inplace else torch.empty_like(attn_output)
+    return torch.mul(attn_output, gate.reshape(attn_output.shape).float().sigmoid(), out=out)
+
+
+def add_gated(hidden_states: Tensor, gate_weight: Tensor, shared_output: Tensor, final_hidden_states: Tensor) -> None:
+    """Add the shared expert, gated per token, in place: ``final += sigmoid(hidden @ gate_weight) * shared``."""
+    gate = torch.mv(hidden_states.float(), gate_weight.float()).sigmoid_().unsqueeze(-1)
+    torch.addcmul(final_hidden_states, gate, shared_output.float(), out=final_hidden_states)
