@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.drafter.checkpoint import plain_view
+from sglang_dflash.errors import Finding, raise_first_error
 from sglang_dflash.hooks.flags import explain_environment
 from sglang_dflash.hooks.takeover import (
     check_sglang,
@@ -20,7 +21,6 @@ from sglang_dflash.hooks.takeover import (
     refuse_unapplied_hooks,
     refuse_without_accelerator,
 )
-from sglang_dflash.plan.findings import Finding, raise_first_error
 from sglang_dflash.plan.machine import CPU, UNKNOWN_GPU, Machine, find_gpu, size
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import decide, reason_for_builtin
@@ -126,8 +126,9 @@ def _replay_states(server_args: ServerArgs, plan: ServingPlan) -> None:
         "DFLASH: replaying recurrent states instead of storing one per draft token (%s=0 stores them)", REPLAY_SWITCH
     )
     if (memory := plan.memory) is not None and memory.static_bytes:
-        changes = {"mamba_full_memory_ratio": memory.demand.state_share}
-        logger.info("DFLASH: --mamba-full-memory-ratio %s", memory.demand.state_share)
+        ratio = memory.served.sizing.state_share
+        changes = {"mamba_full_memory_ratio": ratio}
+        logger.info("DFLASH: --mamba-full-memory-ratio %s", ratio)
     _declare(server_args, enable_linear_replayssm_spec=True, linear_replayssm_cache_len=plan.records, **changes)
 
 
@@ -143,7 +144,7 @@ def this_machine(base_gpu_id: int) -> Machine:
             machine.name,
             REPLAY_SWITCH,
         )
-    elif machine.told_by == "torch":
+    elif machine.source == "torch":
         logger.warning(
             "DFLASH: nvidia-smi does not give the memory of this GPU; torch reports %s for %s",
             size(machine.memory),

@@ -18,8 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.findings import Finding
+from sglang_dflash.errors import DFlashError, Finding
 from sglang_dflash.plan.settings import Settings, argument_fields, flag_of
 from sglang_dflash.upstream import TESTED_SGLANG
 

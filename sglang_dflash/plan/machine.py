@@ -50,18 +50,24 @@ class Machine:
         name: as the driver names it.
         memory: bytes of the device; None if unknown.
         capability: CUDA compute capability, ``(9, 0)`` for Hopper; None if unknown.
-        told_by: the program that was asked last; None for a machine that is not here.
+        source: the program that was queried last; None for a machine that is not this one.
     """
 
     kind: Literal["gpu", "cpu"]
     name: str
     memory: int | None = None
     capability: tuple[int, int] | None = None
-    told_by: Literal["nvidia-smi", "torch"] | None = None
+    source: Literal["nvidia-smi", "torch"] | None = None
 
     @property
     def is_blackwell(self) -> bool:
         return self.capability is not None and self.capability[0] >= 10
+
+    @property
+    def default_backend(self) -> str:
+        """The attention backend that suits the device."""
+        major = 0 if self.capability is None else self.capability[0]
+        return {8: "fa3", 9: "fa3", 10: "trtllm_mha", 12: "trtllm_mha"}.get(major, "flashinfer")
 
 
 CPU = Machine("cpu", "a CPU")
@@ -100,14 +106,14 @@ def find_gpu(base_gpu_id: int = 0) -> Machine | None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = _select(rows, visible, base_gpu_id)
     if found is not None and found.machine.memory is not None and not found.is_split:
-        return replace(found.machine, told_by="nvidia-smi")
+        return replace(found.machine, source="nvidia-smi")
     asks = bool(rows) or _DRIVER.exists()
     by_torch = parse(_answer(sys.executable, "-c", _ASK_TORCH, str(base_gpu_id))) if asks else []
     if by_torch:
-        return replace(by_torch[0].machine, told_by="torch")
+        return replace(by_torch[0].machine, source="torch")
     if found is not None:
-        return replace(found.machine, memory=None, told_by="torch")
-    return replace(UNKNOWN_GPU, told_by="torch") if rows and visible != "" else None
+        return replace(found.machine, memory=None, source="torch")
+    return replace(UNKNOWN_GPU, source="torch") if rows and visible != "" else None
 
 
 def _select(rows: list[_Row], visible: str | None, index: int) -> _Row | None:

@@ -47,10 +47,24 @@ class Pair:
             settings.speculative_adaptive,
         )
 
+    def read(self) -> None:
+        """Read both configurations and the width file now, so that errors in them are raised here."""
+        _ = self.drafter, self.widths, self.hybrid
+
     @cached_property
     def target(self) -> Mapping[str, Any]:
         """The target's ``config.json``."""
         return {**self.target_files.config, **self.overrides}
+
+    @cached_property
+    def text(self) -> Mapping[str, Any]:
+        """The target's language model within its ``config.json``."""
+        return text_config(self.target)
+
+    @cached_property
+    def tokenizer(self) -> dict[str, Any] | None:
+        """The target's ``tokenizer.json``; None without one."""
+        return self.target_files.json("tokenizer.json")
 
     @cached_property
     def drafter(self) -> DrafterConfig:

@@ -96,20 +96,17 @@ def decide(settings: Settings, pair: Pair, machine: Machine, *, hybrid: bool) ->
     Raises:
         DFlashError: the arguments set widths, copies or a state replay that cannot be served.
     """
-    block, drafter, memory, unsized = pair.block_size(settings), pair.drafter, None, None
-    choice = settings.replay_choice if hybrid else None
+    block, drafter, memory, memory_error = pair.block_size(settings), pair.drafter, None, None
+    replay = hybrid and is_replayed(settings, machine, lets_more_run=False)
     _check_widths(settings, pair, block)
     # A prefill server decodes nothing.
     copies = chooses_copies(settings, pair.widths) and settings.disaggregation_mode != "prefill"
     try:
         widths = pair.widths.widths_for(block, drafter.block_size) if pair.widths else (block,)
         memory = expected_memory(settings, machine, pair, widths, copies=copies)
+        replay = memory.served.replay
     except DFlashError as error:  # SGLang divides the memory, and may have better sizes
-        unsized = error
-    if memory is not None:
-        replay = memory.ways[0].replay
-    else:
-        replay = hybrid and is_replayed(settings, machine, choice, lets_more_run=False)
+        memory_error = error
     window = context_window(settings.speculative_draft_window_size, drafter)
     return ServingPlan(
         files=pair.drafter_files,
@@ -123,7 +120,7 @@ def decide(settings: Settings, pair: Pair, machine: Machine, *, hybrid: bool) ->
         overlap=not settings.disable_overlap_schedule and not (hybrid and _resumes_retracted(settings)),
         role=cast(Role, settings.disaggregation_mode),
         memory=memory,
-        unsized=unsized,
+        memory_error=memory_error,
     )
 
 

@@ -76,7 +76,7 @@ class ServingPlan:
         overlap: whether the scheduler may overlap with the forward pass.
         role: in a disaggregated pair of servers.
         memory: expected memory of one rank; None where it could not be computed.
-        unsized: why it could not be computed.
+        memory_error: why it could not be computed.
     """
 
     files: ModelFiles
@@ -90,7 +90,7 @@ class ServingPlan:
     overlap: bool
     role: Role
     memory: MemoryTable | None = None
-    unsized: DFlashError | None = None
+    memory_error: DFlashError | None = None
 
     @property
     def drafted(self) -> int:

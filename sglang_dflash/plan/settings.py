@@ -189,14 +189,6 @@ class Settings:
         """The linear-attention backend of plain decoding."""
         return self.linear_attn_decode_backend or self.linear_attn_backend
 
-    @property
-    def in_transfer(self) -> int | None:
-        return in_transfer(self)
-
-    @property
-    def slots_per_request(self) -> int:
-        return slots_per_request(self)
-
     def flashinfer_states(self, machine: Machine) -> str | None:
         """The flag that puts bfloat16-only FlashInfer kernels on the recurrent states; None if they are not used."""
         backends = {
