@@ -13,6 +13,7 @@ import typer
 from sglang_dflash import __version__
 from sglang_dflash.diagnose.cli import diagnose
 from sglang_dflash.errors import DFlashError, Finding
+from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.advice import Load
 from sglang_dflash.plan.flags import check_unread, parse
 from sglang_dflash.plan.machine import GPUS, asked_about
@@ -87,7 +88,8 @@ def _report(
     target: str, drafter: str, flags: list[str], memory_gib: float | None, gpu: Gpu | None, load: Load | None
 ) -> Report:
     try:
-        settings, notes, unread = parse(flags, target=target, drafter=drafter)
+        modern, notes = modernise_argv(flags)
+        settings, unread = parse(modern, target=target, drafter=drafter)
         machine = asked_about(settings.device, memory_gib, gpu and gpu.value, base_gpu_id=settings.base_gpu_id)
     except DFlashError as raised:
         return Report([Finding.of("flags", raised)])

@@ -1,8 +1,6 @@
-"""Server flags: SGLang's list of them, a command line's settings, and the old flags of published cards.
+"""The server flags of a command line, read without SGLang's parser, which takes seconds to import.
 
-``sglang_flags.json`` is written by ``make drift`` from SGLang's own parser. Drafter cards and z-lab's README were
-written for SGLang up to 0.5.18: their flags are rewritten before they are parsed, so that a card's command line runs
-as printed.
+``make drift`` writes ``sglang_flags.json`` from SGLang's parser.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import Field, dataclass, field
 from decimal import Decimal
 from difflib import get_close_matches
@@ -148,18 +146,14 @@ class _Unread(argparse.Action):
         namespace.unread.append(self.option_strings[0])
 
 
-def parse(flags: Sequence[str], *, target: str, drafter: str) -> tuple[Settings, list[str], list[str]]:
-    """Parse a server's flags, without SGLang's parser, which takes seconds to import.
-
-    Returns:
-        The settings; one line for each old flag that was translated; the flags that were not read.
+def parse(flags: Sequence[str], *, target: str, drafter: str) -> tuple[Settings, list[str]]:
+    """Return the settings, and the flags that were not read.
 
     Raises:
         DFlashError: SGLang has no such flag or does not accept its value; a word belongs to no flag; the flags name
-            another pair or algorithm; an old flag and its new name contradict each other.
+            another pair or algorithm.
     """
-    modern, notes = modernise_argv(flags)
-    args, unknown = _parser().parse_known_args(modern, argparse.Namespace(unread=[]))
+    args, unknown = _parser().parse_known_args(flags, argparse.Namespace(unread=[]))
     if unknown:
         _refuse_unknown(unknown[0])
     for name, value in vars(args).items():
@@ -170,7 +164,7 @@ def parse(flags: Sequence[str], *, target: str, drafter: str) -> tuple[Settings,
         for given in getattr(args, name) or ():
             _refuse_another(flag_of(name), given, value)
         setattr(args, name, value)
-    return Settings.of(args), notes, args.unread
+    return Settings.of(args), args.unread
 
 
 @cache
@@ -219,64 +213,3 @@ def _refuse_another(flag: str, given: str, value: str) -> None:
             expected=f"{flag} {value}",
             remedy=f"leave {flag} out",
         )
-
-
-RENAMED = {
-    "--mamba-scheduler-strategy": "--mamba-radix-cache-strategy",
-    "--speculative-dflash-draft-window-size": "--speculative-draft-window-size",
-}
-# (flag, removed value) -> the value that does today what the removed one did.
-REPLACED_VALUES = {("--cuda-graph-backend-prefill", "tc_piecewise"): "breakable"}
-
-_TOUCHED = {*RENAMED, *RENAMED.values(), *(flag for flag, _ in REPLACED_VALUES)}
-
-
-def modernise_argv(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Rewrite a server's command line.
-
-    Returns:
-        The command line in today's flags, and one line for each thing that changed.
-
-    Raises:
-        DFlashError: an old flag and its new name are both given, with different values.
-    """
-    pairs: list[tuple[str, Any]] = []
-    tokens = iter(argv)
-    for token in tokens:
-        option, joined, value = token.partition("=")
-        if option in _TOUCHED and (joined or (value := next(tokens, ""))):
-            pairs.append((option, value))
-        else:
-            pairs.append(("", token))  # not ours; or a flag without its value, which argparse reports
-    modern, notes = _translate(pairs)
-    return [word for option, value in modern for word in ((option, value) if option else (value,))], notes
-
-
-def modernise_kwargs(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Rewrite the keyword arguments of ``Engine(...)``; returns and raises as :func:`modernise_argv`."""
-    flags = {key: "--" + key.replace("_", "-") for key in kwargs}
-    ours = {key for key, flag in flags.items() if flag in _TOUCHED}
-    modern, notes = _translate([(flags[key], kwargs[key]) for key in kwargs if key in ours])
-    others = {key: value for key, value in kwargs.items() if key not in ours}
-    return {**others, **{option.removeprefix("--").replace("-", "_"): value for option, value in modern}}, notes
-
-
-def _translate(pairs: Sequence[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], list[str]]:
-    modern, notes = [], []
-    given: dict[str, dict[str, Any]] = {}
-    for option, value in pairs:
-        name = RENAMED.get(option, option)
-        pair = name, REPLACED_VALUES.get((name, value), value) if isinstance(value, str) else value
-        if pair != (option, value):
-            notes.append(f"{option} {value} is now {name} {pair[1]}")
-        modern.append(pair)
-        if name in _TOUCHED:
-            given.setdefault(name, {})[option] = pair[1]
-    for name, by_option in given.items():
-        if len({str(value) for value in by_option.values()}) > 1:
-            raise DFlashError(
-                " and ".join(f"{option} {value}" for option, value in by_option.items()),
-                expected=f"one value: both mean {name}",
-                remedy=f"keep only {name}",
-            )
-    return modern, notes

@@ -208,7 +208,7 @@ def test_a_file_that_is_not_the_models(file: str, plant: str, model: Path) -> No
 def test_a_pair(model: Path, drafter: Any, target: Any) -> None:
     (model / "config.json").write_bytes(dumped(drafter))
     (model.parent / "target" / "config.json").write_bytes(dumped(target))
-    args, _, _ = flags.parse(["--dtype", "bfloat16"], target=str(model.parent / "target"), drafter=str(model))
+    args, _ = flags.parse(["--dtype", "bfloat16"], target=str(model.parent / "target"), drafter=str(model))
     for machine in (CPU, GPUS["b200"]):
         with judged(model.parent):
             raise_first_error(preflight(args, machine).findings)

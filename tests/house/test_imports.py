@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "hooks": STEP | {"plan", "worker"},
     "plugin": STEP | {"plan", "worker", "hooks"},
     "diagnose": COMMAND | {"plan", "causes"},
-    "cli": COMMAND | {"plan", "diagnose"},
+    "cli": COMMAND | {"plan", "diagnose", "hooks"},
 }
 
 

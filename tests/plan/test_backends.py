@@ -296,21 +296,3 @@ class TestDtypes:
 
 def weights(config: dict[str, Any], **settings: Any) -> dict[str, Finding]:
     return {about: judge(about, rule, Settings(**settings), pair_of(config)) for about, rule in WEIGHTS.items()}
-
-
-class TestOptions:
-    def test_a_cards_command_can_be_pasted(self) -> None:
-        pasted = [
-            "--model-path",
-            "t",
-            "--speculative-algorithm",
-            "DFLASH",
-            "--tp-size",
-            "2",
-            "--mamba-scheduler-strategy",
-        ]
-        args, notes, unread = parse([*pasted, "extra_buffer", "--host", "0.0.0.0"], target="t", drafter="d")
-        assert (args.model_path, args.speculative_draft_model_path, args.tp_size) == ("t", "d", 2)
-        assert args.mamba_radix_cache_strategy == "extra_buffer"
-        assert len(notes) == 1
-        assert unread == ["--host"]

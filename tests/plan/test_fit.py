@@ -10,6 +10,7 @@ import pytest
 
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.drafter.tensors import expected_shapes
+from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.advice import Advice
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import GPUS, asked_about
@@ -170,7 +171,7 @@ def test_the_published_pairs_have_their_published_sizes(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_published_pairs_are_measured_against_a_device(name: str) -> None:
     pair = {"target": str(FOLDER / name / "target"), "drafter": str(FOLDER / name / "drafter")}
-    args = parse(card(name).arguments_for(*pair.values()), **pair)[0]
+    args = parse(modernise_argv(card(name).arguments_for(*pair.values()))[0], **pair)[0]
     report = preflight(args, asked_about(None, memory_gib=268))  # a B300: the coder needs 149 for weights
     assert [finding for finding in report.findings if finding.level == "error"] == []
     assert report.memory is not None
@@ -223,7 +224,7 @@ def test_the_default_split_holds_a_whole_context_and_one_fraction_serves_every_r
 
     backends = ("--attention-backend", "trtllm_mha" if gpu == "b200" else "fa3")
     own_backends = [
-        *card(name).arguments_for(*pair.values()),
+        *modernise_argv(card(name).arguments_for(*pair.values()))[0],
         *backends,
         "--speculative-draft-attention-backend",
         backends[1],

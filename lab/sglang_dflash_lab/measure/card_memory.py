@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sglang_dflash.diagnose.tables import MISSING, Table
+from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import GIB, GPUS
 from sglang_dflash.plan.pools import STATE_SHARE, fit
@@ -22,7 +23,7 @@ def row(name: str, gpu: str, *flags: str) -> list[str]:
     """One card on one GPU, with flags added to the card's."""
     pair = {"target": str(FOLDER / name / "target"), "drafter": str(FOLDER / name / "drafter")}
     backends = _BLACKWELL if gpu == "b200" else _HOPPER
-    args = parse([*card(name).arguments_for(*pair.values()), *backends, *flags], **pair)[0]
+    args = parse(modernise_argv([*card(name).arguments_for(*pair.values()), *backends, *flags])[0], **pair)[0]
     memory = preflight(args, GPUS[gpu]).memory
     if memory is None or not memory.served.running:
         return [name, gpu, *[MISSING] * 6]
