@@ -34,25 +34,22 @@ class Advice:
 class Load:
     """What a server should hold at once.
 
-    Attributes:
-        users: concurrent requests.
-        context: tokens per request, prompt and answer.
-        conversations: contexts to keep in the prefix cache, including those of the running requests.
+    ``conversations`` are contexts to keep in the prefix cache, including those of the running requests.
     """
 
     users: int
-    context: int
+    context: int  # tokens per request, prompt and answer
     conversations: int
 
     def contexts_in(self, pools: Pools) -> int:
-        """Contexts that the pools keep. Each takes K/V, and for a hybrid target a recurrent state."""
+        """Return how many contexts the pools keep. Each takes K/V, and for a hybrid target a recurrent state."""
         by_kv = pools.tokens // self.context
         if not pools.state.slot or pools.sizing.slots_per_request == 1:
             return by_kv
         return min(by_kv, pools.prefixes() + pools.running)
 
     def fits(self, pools: Pools) -> bool:
-        """Whether the users run, with K/V for all contexts."""
+        """Return whether the users run, with K/V for all contexts."""
         return pools.running >= self.users and pools.tokens >= max(self.users, self.conversations) * self.context
 
 
@@ -208,7 +205,6 @@ class Adviser:
         return sizing_of(settings, self._machine, self._pair, copies=False)  # a history is not static memory
 
     def _best(self, values: list[Change]) -> Advice:
-        """The first value of a flag with the most requests."""
         fits = [self._pools(changes) for _, changes in values]
         index = index_of_most_requests(fits)
         return Advice(values[index][0], fits[index].running, fits[index].tokens, fits[index].prefixes())

@@ -25,21 +25,13 @@ LIST = Path(__file__).with_name("sglang_flags.json")
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag of SGLang.
+    """A flag of SGLang."""
 
-    Attributes:
-        names: its spellings, the usual one first.
-        group: SGLang's configuration namespace of its field, such as ``"exec.moe"``; empty if it has none.
-        values: how many words follow it, as argparse's ``nargs``; 1 for one.
-        type: ``"int"``, ``"float"``, ``"count"`` for a number with a suffix such as ``32k``, or ``"str"``.
-        choices: the accepted values; empty if SGLang's parser accepts any.
-    """
-
-    names: list[str]
-    group: str = ""
-    values: int | str = 1
-    type: str = "str"
-    choices: list[str | int] = field(default_factory=list)
+    names: list[str]  # spellings, the usual one first
+    group: str = ""  # SGLang's configuration namespace of its field, such as "exec.moe"
+    values: int | str = 1  # words that follow it, as argparse's nargs
+    type: str = "str"  # or "int", "float", "count" (a number that may have a suffix: 32k)
+    choices: list[str | int] = field(default_factory=list)  # empty if SGLang's parser accepts any
 
 
 @cache
@@ -83,7 +75,7 @@ _EFFECTS = {
 
 
 def check_unread(unread: Iterable[str]) -> Iterator[Finding]:
-    """Findings on flags that the preflight does not read: warnings, except for flags that cannot change its result."""
+    """Yield findings on flags that the preflight does not read: warnings, unless they cannot change its result."""
     harmless, harmful = [], dict[str, list[str]]()
     given = set(unread)
     for flag in known_flags():
@@ -107,18 +99,13 @@ def check_unread(unread: Iterable[str]) -> Iterator[Finding]:
 
 
 def count(text: str) -> int:
-    """Read a number of tokens: ``32768``, ``32k``, ``25.6k``, ``32Ki``.
-
-    Raises:
-        ValueError: it is no number.
-    """
-    units = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-    units |= {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+    """Parse a number of tokens (``32768``, ``32k``, ``25.6k``, ``32Ki``); anything else is a ValueError."""
     found = re.fullmatch(r"(\d{1,30}(?:\.\d{1,30})?)(k|M|G|T|Ki|Mi|Gi|Ti)", text.strip())
     if found is None:
         return int(text)
     number, unit = found.groups()
-    return int(number) * units[unit] if unit.endswith("i") else int(Decimal(number) * units[unit])
+    exponent = "kmgt".index(unit[0].lower()) + 1
+    return int(number) * 1024**exponent if unit.endswith("i") else int(Decimal(number) * 1000**exponent)
 
 
 CPU_BACKEND = "torch_dflash"  # attention backend of our CPU platform, which registers it with SGLang

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang_dflash.drafter.checkpoint import TensorHeader
-from sglang_dflash.drafter.config import quantization, text_config
+from sglang_dflash.drafter.config import quantization
 from sglang_dflash.drafter.tensors import copied_shapes, expected_shapes, sharing_ranks
 from sglang_dflash.errors import Doubt
 from sglang_dflash.plan.machine import Machine
@@ -46,42 +46,25 @@ _FLOATS = {"F64", "F32", "F16", "BF16"}
 
 @dataclass(frozen=True)
 class Headroom:
-    """Device memory outside the static fraction, bytes.
+    """Device memory outside the static fraction, bytes."""
 
-    Attributes:
-        sampling: at its peak.
-        buffers: of the attention backends, for CUDA graphs.
-        sets: of graphs, one per width.
-        left: for activations and the graphs themselves; negative if the others do not fit.
-    """
-
-    sampling: int
-    buffers: int
-    sets: int
-    left: int
+    sampling: int  # at its peak
+    buffers: int  # of the attention backends, for CUDA graphs
+    sets: int  # of graphs, one per width
+    left: int  # for activations and the graphs themselves; negative if the others do not fit
 
 
 @dataclass(frozen=True)
 class MemoryTable:
-    """The division of a device's static memory for one rank.
-
-    Attributes:
-        device: its name.
-        static_bytes: 0 if the device's memory is unknown.
-        fraction: static part of the device's memory.
-        served: the division as served.
-        other: the division with a hybrid target's states stored the other way; None if there is no other way.
-        weighed: whether the weights are those of safetensors headers, served as stored: no estimate.
-        headroom: None if the device's memory is unknown, or on a CPU.
-    """
+    """The division of a device's static memory for one rank."""
 
     device: str
-    static_bytes: int
-    fraction: float
+    static_bytes: int  # 0 if the device's memory is unknown
+    fraction: float  # static part of the device's memory
     served: Pools
-    other: Pools | None
-    weighed: bool
-    headroom: Headroom | None = None
+    other: Pools | None  # with a hybrid target's states stored the other way
+    weighed: bool  # whether the weights are those of safetensors headers, served as stored: no estimate
+    headroom: Headroom | None = None  # None on a CPU too
 
 
 def expected_memory(
@@ -89,17 +72,13 @@ def expected_memory(
 ) -> MemoryTable:
     """Divide the machine's memory as SGLang will.
 
-    Args:
-        widths: block widths of a step.
-        copies: whether blocks are copied.
-
     Raises:
         Doubt: no sizes are known for the target's family.
         DFlashError: a size in a configuration is unusable.
     """
     if not is_known(pair.target):
         raise Doubt(
-            f"no sizes are known for targets of model_type {text_config(pair.target).get('model_type')!r}",
+            f"no sizes are known for targets of model_type {pair.text.get('model_type')!r}",
             expected=f"one of {', '.join(sorted(FAMILIES))}",
             remedy="none needed: SGLang divides the memory when it starts",
         )
@@ -134,10 +113,7 @@ def divide(settings: Settings, machine: Machine, sizing: Sizing, static_bytes: f
 def is_replayed(settings: Settings, machine: Machine, *, lets_more_run: bool) -> bool:
     """Return whether a hybrid target's states are replayed.
 
-    Replay is unmeasured on GPUs: it is used there only if more of the requested requests then fit.
-
-    Args:
-        lets_more_run: whether a replay lets more requests run, as far as memory is known.
+    Replay is unmeasured on GPUs: it is used there only if it lets more of the requested requests run.
     """
     choice = settings.replay_choice
     if choice is not None or settings.replay_obstacle:
@@ -146,12 +122,8 @@ def is_replayed(settings: Settings, machine: Machine, *, lets_more_run: bool) ->
 
 
 def sizing_of(settings: Settings, machine: Machine, pair: Pair, *, copies: bool) -> Sizing:
-    """Compute what one rank stores, and its limits.
-
-    Raises:
-        DFlashError: a size or dtype in a configuration is unusable.
-    """
-    drafter, text = pair.drafter, text_config(pair.target)
+    """Compute what one rank stores, and its limits; an unusable size or dtype is a DFlashError."""
+    drafter, text = pair.drafter, pair.text
     dtype, tp, page, block = pair.served_dtype(settings), settings.tp_size, settings.page, pair.block_size(settings)
     kv_bytes, draft_kv_bytes = (
         DTYPE_BYTES.get(str(name), dtype_bytes(dtype))
@@ -206,7 +178,7 @@ def _request_states(
 
 def _longest(settings: Settings, pair: Pair) -> int:
     drafter_context = pair.drafter.max_position_embeddings
-    return settings.context_length or count(text_config(pair.target), "max_position_embeddings", drafter_context)
+    return settings.context_length or count(pair.text, "max_position_embeddings", drafter_context)
 
 
 def _is_weighed(settings: Settings, pair: Pair) -> bool:
@@ -245,7 +217,7 @@ def _loaded(header: TensorHeader, dtype: str, quantized: str | None) -> int:
 def _headroom(
     settings: Settings, machine: Machine, pair: Pair, sizing: Sizing, widths: tuple[int, ...], room: int
 ) -> Headroom:
-    text, drafter, tp = text_config(pair.target), pair.drafter, settings.tp_size
+    text, drafter, tp = pair.text, pair.drafter, settings.tp_size
     general = settings.attention_backend or machine.default_backend
     target_backend = settings.prefill_attention_backend or general
     models = (

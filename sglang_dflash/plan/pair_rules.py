@@ -214,7 +214,7 @@ def _dtype(settings: Settings, pair: Pair) -> str:
     )
 
 
-def _quantization(settings: Settings, pair: Pair) -> str:
+def _drafter_quantisation(settings: Settings, pair: Pair) -> str:
     layers, stored = settings.speculative_draft_model_quantization, pair.drafter.stored
     if layers not in (None, PLAIN_LAYERS):
         raise Doubt(
@@ -224,6 +224,30 @@ def _quantization(settings: Settings, pair: Pair) -> str:
         )
     drafters = f"{stored.method}, dequantised to {pair.served_dtype(settings)} when loaded" if stored else "none"
     return f"target {quantization(pair.target) or 'none'}, drafter {drafters}"
+
+
+def _target_quantisation(settings: Settings, pair: Pair) -> str:
+    stored = pair.target.get("quantization_config") or pair.text.get("quantization_config")
+    method = str(stored.get("quant_method")) if isinstance(stored, Mapping) else "unquant"
+    flag = settings.quantization
+    if flag is None or flag.startswith(method):  # gptq_marlin serves gptq, modelopt_fp8 serves modelopt
+        return method
+    form = "unquantised" if method == "unquant" else f"as {method}"
+    raise Doubt(
+        f"--quantization {flag}, and the checkpoint is stored {form}",
+        expected="a checkpoint that is stored as it is served: its weights are counted as they are stored",
+        remedy="read the memory that the server logs at its start, or serve a checkpoint that is quantised already",
+    )
+
+
+def _strategy(settings: Settings, pair: Pair) -> str:
+    if settings.mamba_radix_cache_strategy != "no_buffer" or not pair.hybrid:
+        return settings.mamba_radix_cache_strategy
+    raise Doubt(
+        "--mamba-radix-cache-strategy no_buffer",
+        expected="extra_buffer: no_buffer turns overlap scheduling off and forces pages of one token",
+        remedy="set --mamba-radix-cache-strategy extra_buffer",
+    )
 
 
 def _vocabulary(settings: Settings, pair: Pair) -> str:
@@ -352,11 +376,13 @@ CONFIGURATIONS: dict[str, Rule] = {
     "drafter's layers": _layers,
     "draft window": _window,
     "context length": _context,
+    "recurrent snapshots for the prefix cache": _strategy,
 }
 WEIGHTS: dict[str, Rule] = {
     "drafter's tensors": _tensors,
     "dtype": _dtype,
-    "quantisation": _quantization,
+    "quantisation": _drafter_quantisation,
+    "target's quantisation": _target_quantisation,
     "drafter's vocabulary": _vocabulary,
 }
 TEXT: dict[str, Rule] = {

@@ -30,57 +30,38 @@ _FILTERS = 4  # copies of the sampled probabilities that top-k, top-p and min-p 
 
 @dataclass(frozen=True)
 class RequestState:
-    """Recurrent state of one request, bytes; 0 for a dense target.
+    """Recurrent state of one request, bytes; 0 for a dense target."""
 
-    Attributes:
-        slot: one state.
-        scratch: kept by a verify until its commit.
-        records: the part of ``scratch`` that holds what every token wrote, if states are replayed.
-    """
-
-    slot: int = 0
-    scratch: int = 0
-    records: int = 0
+    slot: int = 0  # one state
+    scratch: int = 0  # kept by a verify until its commit
+    records: int = 0  # the part of the scratch that holds what every token wrote, if states are replayed
 
 
 @dataclass(frozen=True)
 class Sizing:
     """What one rank stores, in bytes per unit, and the limits by which its memory is divided.
 
-    Attributes:
-        target_weights, drafter_weights: bytes.
-        target_kv, draft_kv: bytes per token.
-        kept: state of a request if verification stores the state after every token.
-        replayed: the same if verification stores what every token writes.
-        block: positions of the widest block.
-        slots_per_request: recurrent-state slots of a running request.
-        context: tokens of the longest request.
-        max_running: requested number of concurrent requests.
-        state_share: ``--mamba-full-memory-ratio``.
-        max_tokens, max_states: ``--max-total-tokens``, ``--max-mamba-cache-size``; None if SGLang decides.
-        page: tokens of a K/V page.
-        ring: the drafter's K/V slots per request under a draft window; None without one.
-        in_transfer: requests of a disaggregated server that hold rows in addition to the running ones; None for others.
-        copies: whether blocks are copied.
+    ``kept`` is a request's state if verification stores the state after every token, ``replayed`` if it stores what
+    every token writes.
     """
 
     target_weights: int
     drafter_weights: int
-    target_kv: int
-    draft_kv: int
+    target_kv: int  # per token
+    draft_kv: int  # per token
     kept: RequestState
     replayed: RequestState
-    block: int
-    slots_per_request: int
-    context: int
-    max_running: int
-    state_share: float = STATE_SHARE
-    max_tokens: int | None = None
-    max_states: int | None = None
-    page: int = 1
-    ring: int | None = None
-    in_transfer: int | None = None
-    copies: bool = False
+    block: int  # positions of the widest block
+    slots_per_request: int  # recurrent-state slots of a running request
+    context: int  # tokens of the longest request
+    max_running: int  # requested number of concurrent requests
+    state_share: float = STATE_SHARE  # --mamba-full-memory-ratio
+    max_tokens: int | None = None  # --max-total-tokens; None if SGLang decides
+    max_states: int | None = None  # --max-mamba-cache-size; None if SGLang decides
+    page: int = 1  # tokens of a K/V page
+    ring: int | None = None  # the drafter's K/V slots per request under a draft window
+    in_transfer: int | None = None  # requests that hold rows in addition to running ones, if disaggregated
+    copies: bool = False  # whether blocks are copied
 
     @property
     def weights(self) -> int:
@@ -91,18 +72,14 @@ class Sizing:
 class Pools:
     """Pools of one rank in SGLang's units: predicted by :func:`fit`, or read from a server.
 
-    Attributes:
-        replay: whether states are replayed.
-        tokens: slots of the target's K/V, without the padding page; 0 if memory does not hold one request.
-        state_slots: recurrent states, without the padding slot.
-        running: requests that can run at once.
+    Padding (a page, a slot, a row) is not included, except in :attr:`bytes`.
     """
 
     sizing: Sizing
     replay: bool
-    tokens: int
+    tokens: int  # slots of the target's K/V; 0 if memory does not hold one request
     state_slots: int
-    running: int
+    running: int  # requests that can run at once
 
     @property
     def state(self) -> RequestState:
@@ -147,8 +124,7 @@ class Pools:
         prefix that its prefill adds (``MambaComponent.prepare_for_caching_req``). 0 without a prefix cache, or for a
         dense target.
 
-        Args:
-            slots_per_request: of another ``--mamba-radix-cache-strategy``; None for the served one.
+        ``slots_per_request`` may be that of another ``--mamba-radix-cache-strategy``.
         """
         slots = slots_per_request or self.sizing.slots_per_request
         return max(0, self.state_slots - self.running * (slots - 1)) if slots > 1 and self.state.slot else 0
@@ -263,20 +239,13 @@ def index_of_most_requests(fits: Iterable[Pools]) -> int:
 
 @dataclass(frozen=True)
 class CapturedModel:
-    """A model whose attention is captured in CUDA graphs.
+    """A model whose attention is captured in CUDA graphs, on one rank."""
 
-    Attributes:
-        backend: SGLang's name of its attention backend.
-        heads, head_dim: attention heads on one rank.
-        window: tokens that sliding layers read; None without any.
-        drafter_block: positions that it drafts, anchor included; 0 for the target.
-    """
-
-    backend: str
+    backend: str  # SGLang's name
     heads: int
     head_dim: int
-    window: int | None = None
-    drafter_block: int = 0
+    window: int | None = None  # tokens that sliding layers read
+    drafter_block: int = 0  # positions that it drafts, anchor included; 0 for the target
 
 
 def graph_buffers(model: CapturedModel, *, batch: int, width: int, context: int, page: int) -> int:

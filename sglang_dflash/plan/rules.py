@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,11 +32,7 @@ _NO_DEVICE = "no GPU here; use --gpu or --memory-gib to check another machine"
 
 
 def check_rules(settings: Settings, pair: Pair, machine: Machine) -> list[Finding]:
-    """Return findings on a command line, from its configurations, headers and small files.
-
-    Args:
-        machine: what will serve.
-    """
+    """Return findings on a command line, from its configurations, headers and small files."""
     valid = judge("settings", settings.validate)
     if valid.level == "error":
         return [valid]  # no number can be computed from it
@@ -57,9 +53,6 @@ def check_rules(settings: Settings, pair: Pair, machine: Machine) -> list[Findin
     findings += [judge(about, rule, settings, pair) for about, rule in rules.items()]
     slides = pair.drafter.sliding_window is not None
     findings += check_backends(settings, machine, hybrid=pair.hybrid, slides=slides, cuda=torch_cuda())
-    findings.append(judge("target's quantisation", _quantisation, settings, pair))
-    if pair.hybrid:
-        findings.append(judge("recurrent snapshots for the prefix cache", _strategy, settings, pair))
     return findings
 
 
@@ -113,38 +106,12 @@ _FLAGS: dict[str, Rule] = {
 }
 
 
-def _quantisation(settings: Settings, pair: Pair) -> str:
-    stored = pair.target.get("quantization_config") or pair.text.get("quantization_config")
-    method = str(stored.get("quant_method")) if isinstance(stored, Mapping) else "unquant"
-    flag = settings.quantization
-    if flag is None or flag.startswith(method):  # gptq_marlin serves gptq, modelopt_fp8 serves modelopt
-        return method
-    form = "unquantised" if method == "unquant" else f"as {method}"
-    raise Doubt(
-        f"--quantization {flag}, and the checkpoint is stored {form}",
-        expected="a checkpoint that is stored as it is served: its weights are counted as they are stored",
-        remedy="read the memory that the server logs at its start, or serve a checkpoint that is quantised already",
-    )
-
-
-def _strategy(settings: Settings, pair: Pair) -> str:
-    if settings.mamba_radix_cache_strategy != "no_buffer":
-        return settings.mamba_radix_cache_strategy
-    raise Doubt(
-        "--mamba-radix-cache-strategy no_buffer",
-        expected="extra_buffer: no_buffer turns overlap scheduling off and forces pages of one token",
-        remedy="set --mamba-radix-cache-strategy extra_buffer",
-    )
-
-
 def check_backends(
     settings: Settings, machine: Machine, *, hybrid: bool, slides: bool = False, cuda: str | None = None
 ) -> Iterator[Finding]:
-    """Yield findings on the backends of a command line.
+    """Yield findings on attention backends. Without a known compute capability nothing is checked.
 
     Args:
-        machine: what serves; without a known compute capability nothing is checked.
-        hybrid: whether the target has recurrent layers.
         slides: whether the drafter has sliding layers.
         cuda: the CUDA version of the installed torch; None if unknown.
     """

@@ -14,7 +14,7 @@ from sglang_dflash.drafter.dequantise import set_aside
 from sglang_dflash.errors import DFlashError, Finding, judge
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import CPU, UNKNOWN_GPU, Machine
-from sglang_dflash.plan.pair import Pair, served_dtype
+from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import TEXT, WEIGHTS
 from sglang_dflash.plan.rules import check_backends, torch_cuda
 from sglang_dflash.plan.settings import Settings
@@ -279,7 +279,7 @@ class TestDtypes:
         ],
     )
     def test_what_sglang_serves_in(self, stated: str | None, flag: str, served: str) -> None:
-        assert served_dtype({"dtype": stated}, flag) == served
+        assert pair_of(drafter(), {"dtype": stated}).served_dtype(Settings(dtype=flag)) == served
 
     @pytest.mark.parametrize(("dtype", "level"), [("float16", "warn"), ("bfloat16", "ok")])
     def test_serving_in_float16_is_a_warning(self, dtype: str, level: str) -> None:
