@@ -12,13 +12,12 @@ import typer
 
 from sglang_dflash import __version__
 from sglang_dflash.diagnose.cli import diagnose
-from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.advice import Mix
-from sglang_dflash.plan.findings import Finding, of_error
+from sglang_dflash.errors import DFlashError, Finding
+from sglang_dflash.hooks.flags import modernise_argv
+from sglang_dflash.plan.advice import Load
 from sglang_dflash.plan.flags import check_unread, parse
 from sglang_dflash.plan.machine import GPUS, asked_about
-from sglang_dflash.plan.report import plan_lines, to_json
-from sglang_dflash.plan.rules import Report, preflight
+from sglang_dflash.plan.report import Report, plan_lines, preflight, to_json
 
 # Commands of sglang-dflash-lab, and their help where it is not installed.
 LAB = {
@@ -62,8 +61,8 @@ def check(
         raise typer.BadParameter("--gpu and --memory-gib are mutually exclusive")
     if (users is None) != (context is None):
         raise typer.BadParameter("--users and --context must be given together")
-    mix = Mix(users, context, conversations) if users and context else None
-    found = _report(target, drafter, flags.args, memory_gib, gpu, mix)
+    load = Load(users, context, conversations) if users and context else None
+    found = _report(target, drafter, flags.args, memory_gib, gpu, load)
     levels = {finding.level for finding in found.findings}
     exit_code = 2 if "error" in levels else 1 if "warn" in levels else 0
     if as_json:
@@ -81,14 +80,15 @@ def check(
 
 
 def _report(
-    target: str, drafter: str, flags: list[str], memory_gib: float | None, gpu: Gpu | None, mix: Mix | None
+    target: str, drafter: str, flags: list[str], memory_gib: float | None, gpu: Gpu | None, load: Load | None
 ) -> Report:
     try:
-        settings, notes, unread = parse(flags, target=target, drafter=drafter)
+        modern, notes = modernise_argv(flags)
+        settings, unread = parse(modern, target=target, drafter=drafter)
         machine = asked_about(settings.device, memory_gib, gpu and gpu.value, base_gpu_id=settings.base_gpu_id)
     except DFlashError as raised:
-        return Report([of_error("flags", raised)])
-    found = preflight(settings, machine, mix)
+        return Report([Finding.of("flags", raised)])
+    found = preflight(settings, machine, load)
     read = [Finding("ok", "old flag", note) for note in notes]
     return replace(found, findings=[*read, *check_unread(unread), *found.findings])
 

@@ -1,10 +1,13 @@
-"""The one error that a user of this package sees: what was found, what was expected, what to do."""
+"""What a user of this package sees: the one error, and the findings of a preflight."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, ParamSpec
 
+Parameters = ParamSpec("Parameters")
 LONGEST = 4000  # characters of each part of an error, which may quote a whole file
 
 
@@ -34,6 +37,50 @@ def printable(text: str) -> str:
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]}..."
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One checked fact.
+
+    Attributes:
+        about: what was checked.
+        value, expected, remedy: as of :class:`DFlashError`; the last two are empty if ``level`` is ``ok``.
+        estimated: whether it depends on estimated sizes: a server logs it as a warning and starts.
+    """
+
+    level: Literal["ok", "warn", "error"]
+    about: str
+    value: str
+    expected: str = ""
+    remedy: str = ""
+    estimated: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", printable(self.value))  # it may quote a file
+
+    def __str__(self) -> str:
+        return f"{self.value}. Expected: {self.expected}. Remedy: {self.remedy}."
+
+    @classmethod
+    def of(cls, about: str, error: DFlashError, *, estimated: bool = False) -> Finding:
+        level: Literal["warn", "error"] = "warn" if isinstance(error, Doubt) else "error"
+        return cls(level, about, error.value, error.expected, error.remedy, estimated)
+
+
+def judge(about: str, rule: Callable[Parameters, str], *args: Parameters.args, **kwargs: Parameters.kwargs) -> Finding:
+    """Return the finding of a rule, which returns what it found, or raises :class:`DFlashError` or :class:`Doubt`."""
+    try:
+        return Finding("ok", about, rule(*args, **kwargs))
+    except DFlashError as error:
+        return Finding.of(about, error)
+
+
+def raise_first_error(findings: Iterable[Finding]) -> None:
+    """Raise the first error that does not depend on an estimate as a :class:`DFlashError`."""
+    for finding in findings:
+        if finding.level == "error" and not finding.estimated:
+            raise DFlashError(finding.value, expected=finding.expected, remedy=finding.remedy)
 
 
 def _rebuild(kind: type[DFlashError], value: str, expected: str, remedy: str) -> DFlashError:

@@ -1,4 +1,8 @@
-"""The published cards' old flags and environment variables, which servers still accept."""
+"""Old flags and environment variables of published cards, which servers still accept.
+
+Cards and z-lab's README were written for SGLang up to 0.5.18. Their flags are rewritten before they are parsed, so that
+a card's command line runs as printed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.flags import modernise_argv, modernise_kwargs
 
 _ON = {"1", "true", "yes", "on", "y", "t"}
 _OVERLAP = (
@@ -67,7 +70,7 @@ def accept_old_keywords(engine_class: Any) -> None:
 
 
 def modern_keywords(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Today's keywords for ``Engine(...)``; each old one is one log line."""
+    """Return today's keywords for ``Engine(...)``, and log each old one."""
     modern, notes = modernise_kwargs(kwargs)
     _log(notes)
     return modern
@@ -76,3 +79,61 @@ def modern_keywords(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def _log(notes: Sequence[str]) -> None:
     for note in notes:
         logger.warning("DFLASH: %s", note)
+
+
+RENAMED = {
+    "--mamba-scheduler-strategy": "--mamba-radix-cache-strategy",
+    "--speculative-dflash-draft-window-size": "--speculative-draft-window-size",
+}
+# (flag, removed value) -> today's value with the same effect.
+REPLACED_VALUES = {("--cuda-graph-backend-prefill", "tc_piecewise"): "breakable"}
+
+_TOUCHED = {*RENAMED, *RENAMED.values(), *(flag for flag, _ in REPLACED_VALUES)}
+
+
+def modernise_argv(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return a server's command line in today's flags, and one line per change.
+
+    Raises:
+        DFlashError: an old flag and its new name are both given, with different values.
+    """
+    pairs: list[tuple[str, Any]] = []
+    tokens = iter(argv)
+    for token in tokens:
+        option, joined, value = token.partition("=")
+        if option in _TOUCHED and (joined or (value := next(tokens, ""))):
+            pairs.append((option, value))
+        else:
+            pairs.append(("", token))  # another flag, or one without its value, which argparse reports
+    modern, notes = _translate(pairs)
+    return [word for option, value in modern for word in ((option, value) if option else (value,))], notes
+
+
+def modernise_kwargs(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the keyword arguments of ``Engine(...)`` as :func:`modernise_argv` returns a command line."""
+    flags = {key: "--" + key.replace("_", "-") for key in kwargs}
+    ours = {key for key, flag in flags.items() if flag in _TOUCHED}
+    modern, notes = _translate([(flags[key], kwargs[key]) for key in kwargs if key in ours])
+    others = {key: value for key, value in kwargs.items() if key not in ours}
+    return {**others, **{option.removeprefix("--").replace("-", "_"): value for option, value in modern}}, notes
+
+
+def _translate(pairs: Sequence[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], list[str]]:
+    modern, notes = [], []
+    given: dict[str, dict[str, Any]] = {}
+    for option, value in pairs:
+        name = RENAMED.get(option, option)
+        pair = name, REPLACED_VALUES.get((name, value), value) if isinstance(value, str) else value
+        if pair != (option, value):
+            notes.append(f"{option} {value} is now {name} {pair[1]}")
+        modern.append(pair)
+        if name in _TOUCHED:
+            given.setdefault(name, {})[option] = pair[1]
+    for name, by_option in given.items():
+        if len({str(value) for value in by_option.values()}) > 1:
+            raise DFlashError(
+                " and ".join(f"{option} {value}" for option, value in by_option.items()),
+                expected=f"one value: both mean {name}",
+                remedy=f"keep only {name}",
+            )
+    return modern, notes

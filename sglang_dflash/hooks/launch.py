@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.drafter.checkpoint import plain_view
 from sglang_dflash.drafter.formats import ARCHITECTURES
+from sglang_dflash.errors import Finding, raise_first_error
 from sglang_dflash.hooks.flags import explain_environment
 from sglang_dflash.hooks.takeover import check_sglang, on_our_cpu_platform, refuse_without_accelerator
-from sglang_dflash.plan.findings import Finding, raise_first_error
 from sglang_dflash.plan.machine import CPU, UNKNOWN_GPU, Machine, find_gpu, size
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import decide, reason_for_builtin
@@ -109,8 +109,9 @@ def _replay_states(server_args: ServerArgs, plan: ServingPlan) -> None:
         "DFLASH: replaying recurrent states instead of storing one per draft token (%s=0 stores them)", REPLAY_SWITCH
     )
     if (memory := plan.memory) is not None and memory.static_bytes:
-        changes = {"mamba_full_memory_ratio": memory.demand.state_share}
-        logger.info("DFLASH: --mamba-full-memory-ratio %s", memory.demand.state_share)
+        ratio = memory.served.sizing.state_share
+        changes = {"mamba_full_memory_ratio": ratio}
+        logger.info("DFLASH: --mamba-full-memory-ratio %s", ratio)
     _declare(server_args, enable_linear_replayssm_spec=True, linear_replayssm_cache_len=plan.records, **changes)
 
 
@@ -136,7 +137,7 @@ def this_machine(base_gpu_id: int) -> Machine:
     if machine.memory is None:
         unknown = "could not read the memory of %s from nvidia-smi or torch; cannot estimate how many requests fit, so"
         logger.warning(f"DFLASH: {unknown} recurrent states are kept (%s=1 replays them)", machine.name, REPLAY_SWITCH)
-    elif machine.told_by == "torch":
+    elif machine.source == "torch":
         logger.warning(
             "DFLASH: nvidia-smi does not give the memory of this GPU; torch reports %s for %s",
             size(machine.memory),

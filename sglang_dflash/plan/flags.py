@@ -1,8 +1,6 @@
-"""Server flags: SGLang's list of them, a command line's settings, and the old flags of published cards.
+"""The server flags of a command line, read without SGLang's parser, which takes seconds to import.
 
-``sglang_flags.json`` is written by ``make drift`` from SGLang's own parser. Drafter cards and z-lab's README were
-written for SGLang up to 0.5.18: their flags are rewritten before they are parsed, so that a card's command line runs
-as printed.
+``make drift`` writes ``sglang_flags.json`` from SGLang's parser.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import Field, dataclass, field
 from decimal import Decimal
 from difflib import get_close_matches
@@ -18,8 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.findings import Finding
+from sglang_dflash.errors import DFlashError, Finding
 from sglang_dflash.plan.settings import Settings, argument_fields, flag_of
 from sglang_dflash.upstream import TESTED_SGLANG
 
@@ -28,21 +25,13 @@ LIST = Path(__file__).with_name("sglang_flags.json")
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag of SGLang.
+    """A flag of SGLang."""
 
-    Attributes:
-        names: its spellings, the usual one first.
-        group: SGLang's configuration namespace of its field, such as ``"exec.moe"``; empty if it has none.
-        values: how many words follow it, as argparse's ``nargs``; 1 for one.
-        type: ``"int"``, ``"float"``, ``"count"`` for a number with a suffix such as ``32k``, or ``"str"``.
-        choices: the accepted values; empty if SGLang's parser accepts any.
-    """
-
-    names: list[str]
-    group: str = ""
-    values: int | str = 1
-    type: str = "str"
-    choices: list[str | int] = field(default_factory=list)
+    names: list[str]  # spellings, the usual one first
+    group: str = ""  # SGLang's configuration namespace of its field, such as "exec.moe"
+    values: int | str = 1  # words that follow it, as argparse's nargs
+    type: str = "str"  # or "int", "float", "count" (a number that may have a suffix: 32k)
+    choices: list[str | int] = field(default_factory=list)  # empty if SGLang's parser accepts any
 
 
 @cache
@@ -86,7 +75,7 @@ _EFFECTS = {
 
 
 def check_unread(unread: Iterable[str]) -> Iterator[Finding]:
-    """Findings on flags that the preflight does not read: warnings, except for flags that cannot change its result."""
+    """Yield findings on flags that the preflight does not read: warnings, unless they cannot change its result."""
     harmless, harmful = [], dict[str, list[str]]()
     given = set(unread)
     for flag in known_flags():
@@ -110,18 +99,13 @@ def check_unread(unread: Iterable[str]) -> Iterator[Finding]:
 
 
 def count(text: str) -> int:
-    """Read a number of tokens: ``32768``, ``32k``, ``25.6k``, ``32Ki``.
-
-    Raises:
-        ValueError: it is no number.
-    """
-    units = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-    units |= {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+    """Parse a number of tokens (``32768``, ``32k``, ``25.6k``, ``32Ki``); anything else is a ValueError."""
     found = re.fullmatch(r"(\d{1,30}(?:\.\d{1,30})?)(k|M|G|T|Ki|Mi|Gi|Ti)", text.strip())
     if found is None:
         return int(text)
     number, unit = found.groups()
-    return int(number) * units[unit] if unit.endswith("i") else int(Decimal(number) * units[unit])
+    exponent = "kmgt".index(unit[0].lower()) + 1
+    return int(number) * 1024**exponent if unit.endswith("i") else int(Decimal(number) * 1000**exponent)
 
 
 CPU_BACKEND = "torch_dflash"  # attention backend of our CPU platform, which registers it with SGLang
@@ -149,18 +133,14 @@ class _Unread(argparse.Action):
         namespace.unread.append(self.option_strings[0])
 
 
-def parse(flags: Sequence[str], *, target: str, drafter: str) -> tuple[Settings, list[str], list[str]]:
-    """Parse a server's flags, without SGLang's parser, which takes seconds to import.
-
-    Returns:
-        The settings; one line for each old flag that was translated; the flags that were not read.
+def parse(flags: Sequence[str], *, target: str, drafter: str) -> tuple[Settings, list[str]]:
+    """Return the settings, and the flags that were not read.
 
     Raises:
         DFlashError: SGLang has no such flag or does not accept its value; a word belongs to no flag; the flags name
-            another pair or algorithm; an old flag and its new name contradict each other.
+            another pair or algorithm.
     """
-    modern, notes = modernise_argv(flags)
-    args, unknown = _parser().parse_known_args(modern, argparse.Namespace(unread=[]))
+    args, unknown = _parser().parse_known_args(flags, argparse.Namespace(unread=[]))
     if unknown:
         _refuse_unknown(unknown[0])
     for name, value in vars(args).items():
@@ -171,7 +151,7 @@ def parse(flags: Sequence[str], *, target: str, drafter: str) -> tuple[Settings,
         for given in getattr(args, name) or ():
             _refuse_another(flag_of(name), given, value)
         setattr(args, name, value)
-    return Settings.of(args), notes, args.unread
+    return Settings.of(args), args.unread
 
 
 @cache
@@ -220,64 +200,3 @@ def _refuse_another(flag: str, given: str, value: str) -> None:
             expected=f"{flag} {value}",
             remedy=f"leave {flag} out",
         )
-
-
-RENAMED = {
-    "--mamba-scheduler-strategy": "--mamba-radix-cache-strategy",
-    "--speculative-dflash-draft-window-size": "--speculative-draft-window-size",
-}
-# (flag, removed value) -> the value that does today what the removed one did.
-REPLACED_VALUES = {("--cuda-graph-backend-prefill", "tc_piecewise"): "breakable"}
-
-_TOUCHED = {*RENAMED, *RENAMED.values(), *(flag for flag, _ in REPLACED_VALUES)}
-
-
-def modernise_argv(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Rewrite a server's command line.
-
-    Returns:
-        The command line in today's flags, and one line for each thing that changed.
-
-    Raises:
-        DFlashError: an old flag and its new name are both given, with different values.
-    """
-    pairs: list[tuple[str, Any]] = []
-    tokens = iter(argv)
-    for token in tokens:
-        option, joined, value = token.partition("=")
-        if option in _TOUCHED and (joined or (value := next(tokens, ""))):
-            pairs.append((option, value))
-        else:
-            pairs.append(("", token))  # not ours; or a flag without its value, which argparse reports
-    modern, notes = _translate(pairs)
-    return [word for option, value in modern for word in ((option, value) if option else (value,))], notes
-
-
-def modernise_kwargs(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Rewrite the keyword arguments of ``Engine(...)``; returns and raises as :func:`modernise_argv`."""
-    flags = {key: "--" + key.replace("_", "-") for key in kwargs}
-    ours = {key for key, flag in flags.items() if flag in _TOUCHED}
-    modern, notes = _translate([(flags[key], kwargs[key]) for key in kwargs if key in ours])
-    others = {key: value for key, value in kwargs.items() if key not in ours}
-    return {**others, **{option.removeprefix("--").replace("-", "_"): value for option, value in modern}}, notes
-
-
-def _translate(pairs: Sequence[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], list[str]]:
-    modern, notes = [], []
-    given: dict[str, dict[str, Any]] = {}
-    for option, value in pairs:
-        name = RENAMED.get(option, option)
-        pair = name, REPLACED_VALUES.get((name, value), value) if isinstance(value, str) else value
-        if pair != (option, value):
-            notes.append(f"{option} {value} is now {name} {pair[1]}")
-        modern.append(pair)
-        if name in _TOUCHED:
-            given.setdefault(name, {})[option] = pair[1]
-    for name, by_option in given.items():
-        if len({str(value) for value in by_option.values()}) > 1:
-            raise DFlashError(
-                " and ".join(f"{option} {value}" for option, value in by_option.items()),
-                expected=f"one value: both mean {name}",
-                remedy=f"keep only {name}",
-            )
-    return modern, notes

@@ -1,4 +1,4 @@
-"""The machine that serves a pair: this one, asked of its driver or of torch, or another that a user asks about."""
+"""The machine that serves a pair: this one, as its driver or torch describes it, or another that a user names."""
 
 from __future__ import annotations
 
@@ -43,25 +43,23 @@ if index < torch.cuda.device_count():
 
 @dataclass(frozen=True)
 class Machine:
-    """The device of one rank.
-
-    Attributes:
-        kind: ``"gpu"`` for an NVIDIA GPU, ``"cpu"`` for the CPU platform.
-        name: as the driver names it.
-        memory: bytes of the device; None if unknown.
-        capability: CUDA compute capability, ``(9, 0)`` for Hopper; None if unknown.
-        told_by: the program that was asked last; None for a machine that is not here.
-    """
+    """The device of one rank; None is unknown."""
 
     kind: Literal["gpu", "cpu"]
     name: str
-    memory: int | None = None
-    capability: tuple[int, int] | None = None
-    told_by: Literal["nvidia-smi", "torch"] | None = None
+    memory: int | None = None  # bytes
+    capability: tuple[int, int] | None = None  # CUDA compute capability: (9, 0) is Hopper
+    source: Literal["nvidia-smi", "torch"] | None = None
 
     @property
     def is_blackwell(self) -> bool:
         return self.capability is not None and self.capability[0] >= 10
+
+    @property
+    def default_backend(self) -> str:
+        """The attention backend that suits the device."""
+        major = 0 if self.capability is None else self.capability[0]
+        return {8: "fa3", 9: "fa3", 10: "trtllm_mha", 12: "trtllm_mha"}.get(major, "flashinfer")
 
 
 CPU = Machine("cpu", "a CPU")
@@ -89,32 +87,26 @@ def find_gpu(base_gpu_id: int = 0) -> Machine | None:
     """Return the NVIDIA GPU that a server's first rank will use; None without a driver or a GPU.
 
     nvidia-smi is fast, but many containers lack it, and it reports neither the memory of integrated GPUs nor that of
-    MIG instances. It lists every GPU, whatever ``CUDA_VISIBLE_DEVICES`` names. Where its answer leaves a doubt, or
-    takes too long, torch is asked.
-
-    Args:
-        base_gpu_id: ``--base-gpu-id``, an index into the visible devices.
+    MIG instances. It ignores ``CUDA_VISIBLE_DEVICES``, into which ``base_gpu_id`` is an index. If its answer is
+    ambiguous or late, torch is queried.
     """
     command = shutil.which("nvidia-smi")
     rows = parse(_answer(command, *_QUERY)) if command else []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = _select(rows, visible, base_gpu_id)
     if found is not None and found.machine.memory is not None and not found.is_split:
-        return replace(found.machine, told_by="nvidia-smi")
+        return replace(found.machine, source="nvidia-smi")
     asks = bool(rows) or _DRIVER.exists()
     by_torch = parse(_answer(sys.executable, "-c", _ASK_TORCH, str(base_gpu_id))) if asks else []
     if by_torch:
-        return replace(by_torch[0].machine, told_by="torch")
+        return replace(by_torch[0].machine, source="torch")
     if found is not None:
-        return replace(found.machine, memory=None, told_by="torch")
-    return replace(UNKNOWN_GPU, told_by="torch") if rows and visible != "" else None
+        return replace(found.machine, memory=None, source="torch")
+    return replace(UNKNOWN_GPU, source="torch") if rows and visible != "" else None
 
 
 def _select(rows: list[_Row], visible: str | None, index: int) -> _Row | None:
-    """Return the row of a visible device; None where nvidia-smi cannot tell.
-
-    CUDA counts the fastest GPU first, nvidia-smi goes by the PCI bus. The order matters where GPUs differ.
-    """
+    # CUDA counts the fastest GPU first, nvidia-smi goes by the PCI bus: the order matters if GPUs differ.
     entries = (
         [each.strip() for each in visible.split(",")] if visible is not None else [str(i) for i in range(len(rows))]
     )
@@ -143,10 +135,7 @@ def _answer(*command: str) -> str:
 
 
 def parse(answer: str) -> list[_Row]:
-    """Read nvidia-smi's lines: name, memory in MiB, compute capability, UUID, MIG mode.
-
-    A number that the driver does not report (``[N/A]``, as on GPUs that share the machine's memory) is None.
-    """
+    """Parse lines of name, memory in MiB, compute capability, UUID and MIG mode; a number may be ``[N/A]``."""
     return [_row(*line.rsplit(",", 4)) for line in answer.splitlines() if line.count(",") >= 4]
 
 
@@ -166,17 +155,11 @@ def _row(*columns: str) -> _Row:
 def asked_about(
     device: str | None, memory_gib: float | None, gpu: str | None = None, *, base_gpu_id: int = 0
 ) -> Machine:
-    """The machine that a command line asks about.
+    """Return the machine that a command line names: a known GPU, one with ``memory_gib`` GiB, or this machine.
 
     Args:
-        device: ``--device``; ``"cpu"`` is the CPU platform. None asks about this machine, or with ``memory_gib`` about
-            a GPU.
-        memory_gib: memory of another machine, GiB.
+        device: ``--device``; ``"cpu"`` is the CPU platform.
         gpu: a name in :data:`GPUS`; decides alone.
-        base_gpu_id: ``--base-gpu-id``, of this machine.
-
-    Raises:
-        DFlashError: no machine has so much memory.
     """
     if gpu is not None:
         return GPUS[gpu]

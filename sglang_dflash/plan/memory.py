@@ -5,29 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from sglang_dflash.drafter.checkpoint import TensorHeader
-from sglang_dflash.drafter.config import quantization, text_config
+from sglang_dflash.drafter.config import quantization
 from sglang_dflash.drafter.tensors import copied_shapes, expected_shapes, sharing_ranks
 from sglang_dflash.errors import Doubt
 from sglang_dflash.plan.machine import Machine
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pools import (
-    Demand,
-    Graphs,
-    Outside,
+    STATE_SHARE,
+    CapturedModel,
     Pools,
-    Reader,
-    buffers,
-    default_backend,
+    RequestState,
+    Sizing,
+    best_ratio,
     fit,
+    graph_buffers,
     sampling,
-    share,
 )
 from sglang_dflash.plan.serving import DraftWindow, context_window
-from sglang_dflash.plan.settings import Settings, ring_length
+from sglang_dflash.plan.settings import Settings, in_transfer, ring_length, slots_per_request
 from sglang_dflash.plan.sizes import (
     DTYPE_BYTES,
     FAMILIES,
@@ -42,30 +40,31 @@ from sglang_dflash.plan.sizes import (
 )
 
 MEM_FRACTION = 0.85  # assumed; SGLang computes one from the device and its graphs
-STATE_SHARE = 0.9  # SGLang's --mamba-full-memory-ratio
 _RATIO_UNSET = (None, STATE_SHARE)  # the default is indistinguishable from a user's own 0.9
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
 @dataclass(frozen=True)
-class MemoryTable:
-    """The pair's demand and the division of a device's static memory.
+class Headroom:
+    """Device memory outside the static fraction, bytes."""
 
-    Attributes:
-        device: its name.
-        static_bytes: 0 if the device's memory is unknown.
-        fraction: of the device's memory, static.
-        demand: what is divided, and how.
-        ways: the division as served; then, for a hybrid target, with states the other way.
-        outside: memory outside the static fraction; None if the device's memory is unknown, or on a CPU.
-    """
+    sampling: int  # at its peak
+    buffers: int  # of the attention backends, for CUDA graphs
+    sets: int  # of graphs, one per width
+    left: int  # for activations and the graphs themselves; negative if the others do not fit
+
+
+@dataclass(frozen=True)
+class MemoryTable:
+    """The division of a device's static memory for one rank."""
 
     device: str
-    static_bytes: int
-    fraction: float
-    demand: Demand
-    ways: list[Pools]
-    outside: Outside | None = None
+    static_bytes: int  # 0 if the device's memory is unknown
+    fraction: float  # static part of the device's memory
+    served: Pools
+    other: Pools | None  # with a hybrid target's states stored the other way
+    weighed: bool  # whether the weights are those of safetensors headers, served as stored: no estimate
+    headroom: Headroom | None = None  # None on a CPU too
 
 
 def expected_memory(
@@ -73,131 +72,117 @@ def expected_memory(
 ) -> MemoryTable:
     """Divide the machine's memory as SGLang will.
 
-    Args:
-        widths: of a step's block.
-        copies: whether blocks are copied.
-
     Raises:
         Doubt: no sizes are known for the target's family.
         DFlashError: a size in a configuration is unusable.
     """
     if not is_known(pair.target):
         raise Doubt(
-            f"no sizes are known for targets of model_type {text_config(pair.target).get('model_type')!r}",
+            f"no sizes are known for targets of model_type {pair.text.get('model_type')!r}",
             expected=f"one of {', '.join(sorted(FAMILIES))}",
             remedy="none needed: SGLang divides the memory when it starts",
         )
-    needed = demand(settings, machine, pair, copies=copies)
+    sizing = sizing_of(settings, machine, pair, copies=copies)
     memory, fraction = machine.memory or 0, settings.mem_fraction_static or MEM_FRACTION
-    static = int(memory * fraction)
-    if not memory:
-        ways = divide(settings, machine, needed, static)
-        return MemoryTable(f"{machine.name}: sizes only", static, fraction, needed, ways)
-    needed, ways = divide_as_served(settings, machine, needed, static)
-    room = memory - static - ways[0].bytes["history"]
-    outer = outside(settings, machine, pair, needed, widths, room) if machine.kind == "gpu" else None
-    return MemoryTable(machine.name, static, fraction, needed, ways, outer)
+    static, headroom = int(memory * fraction), None
+    served, other = divide(settings, machine, sizing, static)
+    if memory and machine.kind == "gpu":
+        headroom = _headroom(settings, machine, pair, sizing, widths, memory - static - served.bytes["history"])
+    device = machine.name if memory else f"{machine.name}: sizes only"
+    return MemoryTable(device, static, fraction, served, other, _is_weighed(settings, pair), headroom)
 
 
-def divide_as_served(settings: Settings, machine: Machine, needed: Demand, static: float) -> tuple[Demand, list[Pools]]:
-    """The division, and the demand with the ratio that a server uses for it.
+def divide(settings: Settings, machine: Machine, sizing: Sizing, static_bytes: float) -> tuple[Pools, Pools | None]:
+    """Return the division as served; then, if a hybrid target's blocks are verified, with states stored the other way.
 
     A server that replays states gets the lowest ``--mamba-full-memory-ratio`` that lets all requests run and leaves
-    K/V for a whole context (:func:`~sglang_dflash.plan.pools.share`), unless the user chose one.
+    K/V for a whole context (:func:`~sglang_dflash.plan.pools.best_ratio`), unless the user chose one.
     """
-    ways = divide(settings, machine, needed, static)
-    if ways[0].replay and settings.mamba_full_memory_ratio in _RATIO_UNSET:
-        needed = replace(needed, state_share=share(needed, static, replay=True))
-        ways[0] = fit(needed, static, replay=True)
-    return needed, ways
+    kept = fit(sizing, static_bytes)
+    if not sizing.kept.scratch:
+        return kept, None
+    replayed = fit(sizing, static_bytes, replay=True)
+    if not is_replayed(settings, machine, lets_more_run=kept.running < replayed.running):
+        return kept, replayed
+    if settings.mamba_full_memory_ratio in _RATIO_UNSET and static_bytes and sizing.max_states is None:
+        ratio = best_ratio(sizing, static_bytes, replay=True)
+        replayed = fit(replace(sizing, state_share=ratio), static_bytes, replay=True)
+    return replayed, kept
 
 
-def divide(settings: Settings, machine: Machine, needed: Demand, static: float) -> list[Pools]:
-    """The division as served; then, where a hybrid target's blocks are verified, with states the other way."""
-    kept = fit(needed, static)
-    if not needed.state.slot or not needed.verifies:
-        return [kept]
-    replayed = fit(needed, static, replay=True)
-    lets_more_run = kept.running < replayed.running
-    replay = is_replayed(settings, machine, settings.replay_choice, lets_more_run=lets_more_run)
-    return [replayed, kept] if replay else [kept, replayed]
+def is_replayed(settings: Settings, machine: Machine, *, lets_more_run: bool) -> bool:
+    """Return whether a hybrid target's states are replayed.
 
-
-def is_replayed(settings: Settings, machine: Machine, choice: bool | None, *, lets_more_run: bool) -> bool:
-    """Whether a hybrid target's states are replayed.
-
-    Replay is unmeasured on GPUs: it is used there only if more of the requested requests then fit.
-
-    Args:
-        choice: the user's (:attr:`Settings.replay_choice`).
-        lets_more_run: whether more of the requested requests can run with a replay, as far as memory is known.
+    Replay is unmeasured on GPUs: it is used there only if it lets more of the requested requests run.
     """
+    choice = settings.replay_choice
     if choice is not None or settings.replay_obstacle:
         return bool(choice)
     return machine.kind == "cpu" or lets_more_run
 
 
-def demand(settings: Settings, machine: Machine, pair: Pair, *, copies: bool = False) -> Demand:
-    """Compute the memory demand of one rank.
-
-    Args:
-        copies: whether blocks are copied.
-
-    Raises:
-        DFlashError: a size or dtype in a configuration is unusable.
-    """
-    drafter, text = pair.drafter, text_config(pair.target)
+def sizing_of(settings: Settings, machine: Machine, pair: Pair, *, copies: bool) -> Sizing:
+    """Compute what one rank stores, and its limits; an unusable size or dtype is a DFlashError."""
+    drafter, text = pair.drafter, pair.text
     dtype, tp, page, block = pair.served_dtype(settings), settings.tp_size, settings.page, pair.block_size(settings)
     kv_bytes, draft_kv_bytes = (
         DTYPE_BYTES.get(str(name), dtype_bytes(dtype))
         for name in (settings.kv_cache_dtype, settings.speculative_draft_kv_cache_dtype or settings.kv_cache_dtype)
     )
-    kept, replayed = _state_dtypes(settings, machine, text)
-    conv = settings.conv_dtype_variable or ("bfloat16" if machine.kind == "gpu" else dtype)
-    states = partial(state_bytes, text, conv_bytes=dtype_bytes(conv), tp_size=tp)
-    running, slots = settings.running, settings.slots_per_request
-    window, context = context_window(settings.speculative_draft_window_size, drafter), longest(settings, pair)
-    # SGLang leaves the verify scratch of a prefill server out, except for these (_pd_prefill_skips_mamba_spec_state).
-    keeps_scratch = settings.enable_pd_role_switch or settings.enable_unified_memory
-    return Demand(
+    kept, replayed = _request_states(settings, machine, text, block, activations=dtype)
+    running, slots = settings.running, slots_per_request(settings)
+    window, context = context_window(settings.speculative_draft_window_size, drafter), _longest(settings, pair)
+    return Sizing(
         target_weights=_target_weights(pair, dtype) // tp,
         drafter_weights=_drafter_weights(pair, dtype, tp),
         target_kv=target_kv_per_token(text, kv_bytes=kv_bytes, tp_size=tp),
         draft_kv=draft_kv_per_token(drafter, kv_bytes=draft_kv_bytes, tp_size=tp),
-        state=states(recurrent_bytes=dtype_bytes(kept)),
+        kept=kept,
+        replayed=replayed,
         block=block,
         slots_per_request=slots,
         context=context,
-        state_share=settings.mamba_full_memory_ratio or STATE_SHARE,
         max_running=running,
+        state_share=settings.mamba_full_memory_ratio or STATE_SHARE,
         max_tokens=settings.max_total_tokens,
         max_states=settings.max_mamba_cache_size or (running if slots == 1 else None),
         page=page,
         ring=None if window is None else DraftWindow(window, block, page).ring_slots(context),
-        replayed=states(recurrent_bytes=dtype_bytes(replayed)),
-        in_transfer=settings.in_transfer,
-        records=max(settings.linear_replayssm_cache_len, ring_length(block)),
+        in_transfer=in_transfer(settings),
         copies=copies,
-        weighed=_is_weighed(settings, pair),
-        verifies=settings.disaggregation_mode != "prefill" or keeps_scratch,
     )
 
 
-def longest(settings: Settings, pair: Pair) -> int:
-    """Tokens of the longest request."""
-    own = pair.drafter.max_position_embeddings
-    return settings.context_length or count(text_config(pair.target), "max_position_embeddings", own)
+def _request_states(
+    settings: Settings, machine: Machine, text: Mapping[str, Any], block: int, *, activations: str
+) -> tuple[RequestState, RequestState]:
+    """State and scratch of a request, kept and replayed; float32 by default. The variable only sets kept states."""
+    chosen = settings.mamba_ssm_dtype or ("bfloat16" if settings.needs_bfloat16_states(machine) else None)
+    kept_dtype = chosen or settings.ssm_dtype_variable or text.get("mamba_ssm_dtype") or "float32"
+    conv = settings.conv_dtype_variable or ("bfloat16" if machine.kind == "gpu" else activations)
+    kept, replayed = (
+        state_bytes(text, recurrent_bytes=dtype_bytes(each), conv_bytes=dtype_bytes(conv), tp_size=settings.tp_size)
+        for each in (kept_dtype, chosen or "float32")
+    )
+    if settings.disaggregation_mode == "prefill" and not (
+        # A prefill server has no verify scratch, with these exceptions of SGLang (_pd_prefill_skips_mamba_spec_state).
+        settings.enable_pd_role_switch or settings.enable_unified_memory
+    ):
+        return RequestState(kept.slot), RequestState(replayed.slot)
+    ring = max(settings.linear_replayssm_cache_len, ring_length(block))
+    return (
+        RequestState(kept.slot, kept.snapshots(block)),
+        RequestState(replayed.slot, replayed.records(block, ring), ring * replayed.record),
+    )
 
 
-def _state_dtypes(settings: Settings, machine: Machine, text: Mapping[str, Any]) -> tuple[str, str]:
-    """Dtypes of a state that is kept, and of one that is replayed: float32 unless a flag sets another."""
-    asked = settings.mamba_ssm_dtype or ("bfloat16" if settings.needs_bfloat16_states(machine) else None)
-    kept = asked or settings.ssm_dtype_variable or text.get("mamba_ssm_dtype") or "float32"
-    return kept, asked or "float32"
+def _longest(settings: Settings, pair: Pair) -> int:
+    drafter_context = pair.drafter.max_position_embeddings
+    return settings.context_length or count(pair.text, "max_position_embeddings", drafter_context)
 
 
 def _is_weighed(settings: Settings, pair: Pair) -> bool:
-    """Whether the headers are read, and no argument makes the weights smaller than they describe."""
+    """Whether headers were read, and no argument makes the weights smaller than they state."""
     quantised = settings.quantization and quantization(pair.target) is None
     offloaded = settings.cpu_offload_gb > 0 or settings.offload_group_size > 0
     return pair.target_files.tensors is not None and not (quantised or offloaded or pair.overrides)
@@ -229,26 +214,28 @@ def _loaded(header: TensorHeader, dtype: str, quantized: str | None) -> int:
     return header.numel * dtype_bytes(dtype) if quantized is None and header.dtype in _FLOATS else header.num_bytes
 
 
-def outside(
-    settings: Settings, machine: Machine, pair: Pair, demand: Demand, widths: tuple[int, ...], room: int
-) -> Outside:
-    """Memory of one rank outside the static fraction, of ``room`` bytes."""
-    text, drafter, tp = text_config(pair.target), pair.drafter, settings.tp_size
-    general = settings.attention_backend or default_backend(machine.capability and machine.capability[0])
+def _headroom(
+    settings: Settings, machine: Machine, pair: Pair, sizing: Sizing, widths: tuple[int, ...], room: int
+) -> Headroom:
+    text, drafter, tp = pair.text, pair.drafter, settings.tp_size
+    general = settings.attention_backend or machine.default_backend
     target_backend = settings.prefill_attention_backend or general
-    draft_backend = settings.speculative_draft_attention_backend or target_backend
-    readers = (
-        Reader(target_backend, count(text, "num_attention_heads") // tp, head_size(text)),
-        Reader(
-            draft_backend,
+    models = (
+        CapturedModel(target_backend, count(text, "num_attention_heads") // tp, head_size(text)),
+        CapturedModel(
+            settings.speculative_draft_attention_backend or target_backend,
             drafter.num_heads // tp,
             drafter.head_dim,
             drafter.sliding_window,
-            drafter.block_size or demand.block,
+            drafter.block_size or sizing.block,
         ),
     )
-    captured = not settings.disable_decode_cuda_graph and settings.cuda_graph_backend_decode != "disabled"
-    batch = min(demand.max_running, settings.cuda_graph_max_bs_decode or demand.max_running)
-    taken = buffers(Graphs(batch, widths, demand.context, demand.page), *readers) if captured else 0
-    peak = sampling(demand.max_running * demand.block, count(text, "vocab_size", drafter.vocab_size))
-    return Outside(peak, taken, len(widths), room - peak - taken)
+    taken, batch = 0, min(sizing.max_running, settings.cuda_graph_max_bs_decode or sizing.max_running)
+    if not settings.disable_decode_cuda_graph and settings.cuda_graph_backend_decode != "disabled":
+        taken = sum(
+            graph_buffers(model, batch=batch, width=width, context=sizing.context, page=sizing.page)
+            for width in widths
+            for model in models
+        )
+    peak = sampling(sizing.max_running * sizing.block, count(text, "vocab_size", drafter.vocab_size))
+    return Headroom(peak, taken, len(widths), room - peak - taken)

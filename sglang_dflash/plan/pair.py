@@ -20,24 +20,17 @@ _BLOCK = 16  # SGLang's, where neither a flag nor the drafter states one
 
 @dataclass(frozen=True)
 class Pair:
-    """Target and drafter. Reading an attribute for the first time may raise DFlashError.
-
-    Attributes:
-        target_files, drafter_files: where configurations, small files and headers are read from.
-        overrides: ``--json-model-override-args``, applied to both configurations, as SGLang does.
-        width_file: ``--speculative-adaptive-config``.
-        adaptive: ``--speculative-adaptive``.
-    """
+    """Target and drafter. Reading an attribute for the first time may raise DFlashError."""
 
     target_files: ModelFiles
     drafter_files: ModelFiles
+    # --json-model-override-args, which SGLang applies to both configurations.
     overrides: Mapping[str, Any] = field(default_factory=dict)
     width_file: str | None = None
     adaptive: bool = False
 
     @classmethod
     def of(cls, settings: Settings) -> Pair:
-        """The pair that server arguments name."""
         drafter = settings.speculative_draft_model_path or ""
         return cls(
             ModelFiles(settings.model_path, settings.revision),
@@ -47,10 +40,24 @@ class Pair:
             settings.speculative_adaptive,
         )
 
+    def read(self) -> None:
+        """Read both configurations and the width file now, so that errors in them are raised here."""
+        _ = self.drafter, self.widths, self.hybrid
+
     @cached_property
     def target(self) -> Mapping[str, Any]:
         """The target's ``config.json``."""
         return {**self.target_files.config, **self.overrides}
+
+    @cached_property
+    def text(self) -> Mapping[str, Any]:
+        """The target's language model within its ``config.json``."""
+        return text_config(self.target)
+
+    @cached_property
+    def tokenizer(self) -> dict[str, Any] | None:
+        """The target's ``tokenizer.json``; None without one."""
+        return self.target_files.json("tokenizer.json")
 
     @cached_property
     def drafter(self) -> DrafterConfig:
@@ -81,7 +88,11 @@ class Pair:
         return settings.block or self.drafter.block_size or _BLOCK
 
     def served_dtype(self, settings: Settings) -> str:
-        return served_dtype(self.target, settings.dtype)
+        """Return the dtype that SGLang computes in: its ``auto`` serves float32 checkpoints in float16."""
+        if settings.dtype != "auto":
+            return {"half": "float16", "float": "float32"}.get(settings.dtype, settings.dtype)
+        stated = self.text.get("dtype") or self.text.get("torch_dtype") or self.target.get("dtype")
+        return "float16" if stated in (None, "float32") else str(stated)
 
     def loaded_from(self, view: Path) -> Pair:
         """The same pair, whose drafter is loaded from its plain form in ``view``; nothing is read again."""
@@ -98,12 +109,3 @@ def _already_read(files: ModelFiles, **changes: Any) -> ModelFiles:
     changed = replace(files, **changes)
     vars(changed).update({name: value for name, value in vars(files).items() if name in ("published", "tensors")})
     return changed
-
-
-def served_dtype(target: Mapping[str, Any], dtype: str) -> str:
-    """The dtype that SGLang computes in: its ``auto`` serves float32 checkpoints in float16."""
-    if dtype != "auto":
-        return {"half": "float16", "float": "float32"}.get(dtype, dtype)
-    text = text_config(target)
-    stated = text.get("dtype") or text.get("torch_dtype") or target.get("dtype")
-    return "float16" if stated in (None, "float32") else str(stated)

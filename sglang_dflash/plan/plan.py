@@ -17,10 +17,6 @@ from sglang_dflash.plan.widths import FLAG, WidthConfig
 def reason_for_builtin(settings: Settings, pair: Pair, *, on_cpu: bool) -> str | None:
     """Return the reason, for the log, that leaves DFLASH to SGLang's own worker; None if ours serves it.
 
-    Args:
-        settings: with a resolved device.
-        on_cpu: whether our CPU platform serves.
-
     Raises:
         DFlashError: DP attention or the megakernel is requested, or SGLang's worker cannot serve the pair either.
     """
@@ -62,7 +58,7 @@ def _not_ours(settings: Settings, pair: Pair, on_cpu: bool) -> str | None:
 
 
 def _refuse_dp_attention(settings: Settings, on_cpu: bool) -> None:
-    """Refuse on a GPU too, where SGLang's worker would serve silently: its ranks serve different requests."""
+    # On a GPU too: SGLang's worker would serve silently, and its ranks serve different requests.
     groups = settings.attn_dp_size
     if settings.enable_dp_attention and groups == 1:  # the old spelling, which SGLang resolves to the new one
         groups = settings.dp_size
@@ -88,28 +84,20 @@ def _refuse_megakernel(settings: Settings) -> None:
 def decide(settings: Settings, pair: Pair, machine: Machine, *, hybrid: bool) -> ServingPlan:
     """Decide everything that is left open, for a pair that our worker serves.
 
-    Args:
-        settings: before SGLang has resolved speculation.
-        machine: what will serve.
-        hybrid: whether the target has gated-delta-net layers.
-
     Raises:
         DFlashError: the arguments set widths, copies or a state replay that cannot be served.
     """
-    block, drafter, memory, unsized = pair.block_size(settings), pair.drafter, None, None
-    choice = settings.replay_choice if hybrid else None
+    block, drafter, memory, memory_error = pair.block_size(settings), pair.drafter, None, None
+    replay = hybrid and is_replayed(settings, machine, lets_more_run=False)
     _check_widths(settings, pair, block)
     # A prefill server decodes nothing.
     copies = chooses_copies(settings, pair.widths) and settings.disaggregation_mode != "prefill"
     try:
         widths = pair.widths.widths_for(block, drafter.block_size) if pair.widths else (block,)
         memory = expected_memory(settings, machine, pair, widths, copies=copies)
+        replay = memory.served.replay
     except DFlashError as error:  # SGLang divides the memory, and may have better sizes
-        unsized = error
-    if memory is not None:
-        replay = memory.ways[0].replay
-    else:
-        replay = hybrid and is_replayed(settings, machine, choice, lets_more_run=False)
+        memory_error = error
     window = context_window(settings.speculative_draft_window_size, drafter)
     return ServingPlan(
         files=pair.drafter_files,
@@ -123,7 +111,7 @@ def decide(settings: Settings, pair: Pair, machine: Machine, *, hybrid: bool) ->
         overlap=not settings.disable_overlap_schedule and not (hybrid and _resumes_retracted(settings)),
         role=cast(Role, settings.disaggregation_mode),
         memory=memory,
-        unsized=unsized,
+        memory_error=memory_error,
     )
 
 
@@ -139,11 +127,7 @@ def _check_widths(settings: Settings, pair: Pair, block: int) -> None:
 
 
 def chooses_copies(settings: Settings, widths: WidthConfig | None) -> bool:
-    """Return whether blocks are copied: by the switch or the width file, otherwise with adaptive widths.
-
-    Raises:
-        DFlashError: the switch contradicts the file.
-    """
+    """Return whether blocks are copied: by the switch or the width file, otherwise with adaptive widths."""
     switch, key = settings.copies_switch, None if widths is None else widths.copies
     if switch and key not in (None, switch == "1"):
         raise DFlashError(
@@ -157,9 +141,6 @@ def chooses_copies(settings: Settings, widths: WidthConfig | None) -> bool:
 
 
 def _resumes_retracted(settings: Settings) -> bool:
-    """Whether a decoding server would resume a retracted hybrid request from a state ahead of its tokens.
-
-    At a retraction SGLang drops the step in flight but keeps the recurrent state that the step has advanced. K/V are
-    written again, a state is not. Without overlap no step is in flight.
-    """
+    # At a retraction SGLang drops the step in flight but keeps the recurrent state that the step has advanced. K/V are
+    # written again, a state is not. Without overlap no step is in flight.
     return settings.disaggregation_mode == "decode" and settings.disaggregation_decode_retraction_backup != "none"

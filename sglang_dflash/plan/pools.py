@@ -1,9 +1,9 @@
 """The division of a device's memory, computed before anything is loaded as SGLang will do it.
 
 Weights come first, then recurrent states, then K/V. ``kv_cache_configurator.py`` of SGLang 0.5.23
-(``_handle_max_mamba_cache``) gives the recurrent states ``mamba_full_memory_ratio`` parts to one part of K/V, and lets
-requests run as long as each finds its state slots; a request holds 3 of them and up to 2 snapshots. Scratch for
-verification comes out of the states' part."""
+(``_handle_max_mamba_cache``) gives recurrent states ``mamba_full_memory_ratio`` parts to one part of K/V, and lets as
+many requests run as find state slots. Verify scratch is taken from the states' part.
+"""
 
 from __future__ import annotations
 
@@ -12,394 +12,270 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Literal
 
-from sglang_dflash.plan.sizes import StateBytes, history_columns
+from sglang_dflash.plan.sizes import history_columns
 
-RAISED_BY = {  # by what caps the requests that run at once
+RAISED_BY = {  # by the limit of the requests that run at once
     "verify scratch": "a narrower block (--speculative-num-draft-tokens), --mamba-full-memory-ratio",
     "recurrent states": "--mamba-full-memory-ratio, --mamba-ssm-dtype bfloat16",
     "tokens of K/V": "a lower --mamba-full-memory-ratio, --speculative-draft-window-size",
 }
+STATE_SHARE = 0.9  # SGLang's --mamba-full-memory-ratio
+TOKENS_PER_REQUEST = 8192  # of K/V: with fewer, long answers are retracted and prefilled again
+SAMPLED_AT_ONCE = 1 << 25  # probabilities that seeded draws filter at once (worker/sampling/seeded.py)
+FLOOR = 2 << 30  # bytes that stay free for the activations of a prefill
+_HIGHEST_RATIO = 10
+_KV_SPLITS = 8  # SGLang's --triton-attention-num-kv-splits
+_FILTERS = 4  # copies of the sampled probabilities that top-k, top-p and min-p keep at their peak
 
 
 @dataclass(frozen=True)
-class Demand:
-    """Everything that one rank must hold, in bytes, and the flags that divide its memory.
+class RequestState:
+    """Recurrent state of one request, bytes; 0 for a dense target."""
 
-    Attributes:
-        target_weights, drafter_weights: bytes of parameters.
-        weighed: whether the weights are those of safetensors headers, and served as they are stored: no estimate.
-        target_kv, draft_kv: bytes a token.
-        state: a request's recurrent state.
-        block: positions of a draft block, tokens.
-        slots_per_request: recurrent-state slots that a running request holds.
-        context: tokens of the longest request.
-        state_share: ``mamba_full_memory_ratio``, recurrent state's part to one part of K/V.
-        max_running: requests that may run at once, as asked for.
-        max_tokens, max_states: ``--max-total-tokens``, ``--max-mamba-cache-size``; None if SGLang decides.
-        page: tokens of a K/V page.
-        ring: slots of the drafter's pool that a request takes under a draft window; None without one.
-        in_transfer: requests of a disaggregated server that hold rows beside the running ones; None for any other.
-        replayed: the state where states are replayed, whose dtype may be another; None for the same.
-        records: positions of a request's ring of records where states are replayed.
-        copies: whether blocks are copied.
-        verifies: whether blocks are verified. The prefill server of a disaggregated pair allocates no verify scratch.
+    slot: int = 0  # one state
+    scratch: int = 0  # kept by a verify until its commit
+    records: int = 0  # the part of the scratch that holds what every token wrote, if states are replayed
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """What one rank stores, in bytes per unit, and the limits by which its memory is divided.
+
+    ``kept`` is a request's state if verification stores the state after every token, ``replayed`` if it stores what
+    every token writes.
     """
 
     target_weights: int
     drafter_weights: int
-    target_kv: int
-    draft_kv: int
-    state: StateBytes
-    block: int
-    slots_per_request: int
-    context: int
-    state_share: float
-    max_running: int
-    max_tokens: int | None = None
-    max_states: int | None = None
-    page: int = 1
-    ring: int | None = None
-    in_transfer: int | None = None
-    replayed: StateBytes | None = None
-    records: int = 16
-    copies: bool = False
-    verifies: bool = True
-    weighed: bool = False
+    target_kv: int  # per token
+    draft_kv: int  # per token
+    kept: RequestState
+    replayed: RequestState
+    block: int  # positions of the widest block
+    slots_per_request: int  # recurrent-state slots of a running request
+    context: int  # tokens of the longest request
+    max_running: int  # requested number of concurrent requests
+    state_share: float = STATE_SHARE  # --mamba-full-memory-ratio
+    max_tokens: int | None = None  # --max-total-tokens; None if SGLang decides
+    max_states: int | None = None  # --max-mamba-cache-size; None if SGLang decides
+    page: int = 1  # tokens of a K/V page
+    ring: int | None = None  # the drafter's K/V slots per request under a draft window
+    in_transfer: int | None = None  # requests that hold rows in addition to running ones, if disaggregated
+    copies: bool = False  # whether blocks are copied
 
     @property
     def weights(self) -> int:
         return self.target_weights + self.drafter_weights
 
-    def state_of(self, *, replay: bool) -> StateBytes:
-        return self.replayed or self.state if replay else self.state
-
-    def scratch(self, *, replay: bool) -> int:
-        """Bytes that the verify of one request keeps until its commit."""
-        if not self.verifies:
-            return 0
-        state = self.state_of(replay=replay)
-        return state.records(self.block, self.records) if replay else state.snapshots(self.block)
-
 
 @dataclass(frozen=True)
 class Pools:
-    """Pools of one rank, in the units that SGLang allocates: predicted by :func:`fit`, or read off a server.
+    """Pools of one rank in SGLang's units: predicted by :func:`fit`, or read from a server.
 
-    Attributes:
-        replay: whether verification keeps what tokens write, instead of the state after each of them.
-        target_weights, drafter_weights: bytes.
-        target_kv, draft_kv: bytes a token.
-        state: bytes of a recurrent state, a slot; 0 for a dense target.
-        scratch: bytes that the verify of one request keeps.
-        tokens: slots of the target's K/V; 0 if no memory was divided, or it does not hold one request.
-        page: tokens of a K/V page; the pools have a page more.
-        state_slots: recurrent states; the pool has one more.
-        slots_per_request: of them, those of a running request.
-        block: positions of a draft block.
-        in_transfer: requests of a disaggregated server that hold rows beside the running ones; None for any other.
-        asked, running: requests at once, ``--max-running-requests`` and what fits.
-        ring: slots of the drafter's K/V that a request takes under a draft window; None without one.
-        history: bytes of a request's history, for copied blocks; 0 without. It lies beside the divided memory.
+    Padding (a page, a slot, a row) is not included, except in :attr:`bytes`.
     """
 
+    sizing: Sizing
     replay: bool
-    target_weights: int
-    drafter_weights: int
-    target_kv: int
-    draft_kv: int
-    state: int
-    scratch: int
-    tokens: int
-    page: int
+    tokens: int  # slots of the target's K/V; 0 if memory does not hold one request
     state_slots: int
-    slots_per_request: int
-    block: int
-    asked: int
-    running: int
-    ring: int | None = None
-    in_transfer: int | None = None
-    history: int = 0
+    running: int  # requests that can run at once
+
+    @property
+    def state(self) -> RequestState:
+        return self.sizing.replayed if self.replay else self.sizing.kept
 
     @property
     def held(self) -> int:
         """Requests that hold rows."""
-        return self.running + (self.in_transfer or 0)
+        return self.running + (self.sizing.in_transfer or 0)
+
+    @property
+    def history(self) -> int:
+        """Bytes of a request's history, from which blocks are copied; 0 without. It is not static memory."""
+        sizing = self.sizing
+        return 4 * history_columns(sizing.context, self.tokens, sizing.block) if sizing.copies else 0
 
     @property
     def bytes(self) -> dict[str, int]:
         """Bytes of whole pools, by the names that ``/server_info`` gives them (``memory_bytes``)."""
-        draft_rows = draft_slots(self.ring, self.tokens, self.running, self.in_transfer, page=self.page)
+        sizing, rows = self.sizing, self.held + 1  # a padding row
+        draft_rows = draft_slots(sizing.ring, self.tokens, self.running, sizing.in_transfer, page=sizing.page)
         return {
-            "target_weights": self.target_weights,
-            "drafter_weights": self.drafter_weights,
-            "target_kv": (self.tokens + self.page) * self.target_kv if self.tokens else 0,
-            "draft_kv": draft_rows * self.draft_kv if self.tokens else 0,
-            "states": (self.state_slots + 1) * self.state,
-            "scratch": (self.held + 1) * self.scratch,  # one more: the padding row
-            "history": (self.held + 1) * self.history,
+            "target_weights": sizing.target_weights,
+            "drafter_weights": sizing.drafter_weights,
+            "target_kv": (self.tokens + sizing.page) * sizing.target_kv if self.tokens else 0,
+            "draft_kv": draft_rows * sizing.draft_kv if self.tokens else 0,
+            "states": (self.state_slots + 1) * self.state.slot,
+            "scratch": rows * self.state.scratch,
+            "history": rows * self.history,
         }
 
     @property
     def state_price(self) -> int:
-        """Tokens of K/V in the bytes of one recurrent state."""
-        return -(-self.state // (self.target_kv + (self.draft_kv if self.ring is None else 0)))
+        """Tokens of K/V that take as many bytes as one recurrent state."""
+        sizing = self.sizing
+        return -(-self.state.slot // (sizing.target_kv + (sizing.draft_kv if sizing.ring is None else 0)))
 
     def prefixes(self, slots_per_request: int | None = None) -> int:
-        """Distinct prefixes that stay in a hybrid target's cache beside those of the running requests, a slot each.
+        """Distinct prefixes that a hybrid target's cache keeps in addition to those of the running requests.
 
-        A running request holds its state, its snapshots and its own prefix. What SGLang counts for it has a slot more,
-        for what its prefill adds to the cache (``MambaComponent.prepare_for_caching_req``). Without a prefix cache, or
-        for a dense target, 0.
+        A running request holds its state, its snapshots and its prefix. SGLang counts one slot more for it, for the
+        prefix that its prefill adds (``MambaComponent.prepare_for_caching_req``). 0 without a prefix cache, or for a
+        dense target.
 
-        Args:
-            slots_per_request: of another ``--mamba-radix-cache-strategy`` with as many slots; None for this one's.
+        ``slots_per_request`` may be that of another ``--mamba-radix-cache-strategy``.
         """
-        slots = slots_per_request or self.slots_per_request
-        return max(0, self.state_slots - self.running * (slots - 1)) if slots > 1 and self.state else 0
+        slots = slots_per_request or self.sizing.slots_per_request
+        return max(0, self.state_slots - self.running * (slots - 1)) if slots > 1 and self.state.slot else 0
 
     @property
     def capped_by(self) -> Literal["--max-running-requests", "verify scratch", "recurrent states", "tokens of K/V"]:
-        """The pool that keeps one more request from running. States and scratch share a budget: the larger of them."""
-        if self.running >= self.asked:
+        """What prevents one more request. States and scratch share a budget: the larger of the two."""
+        if self.running >= self.sizing.max_running:
             return "--max-running-requests"
-        if not self.state or self.held < self.state_slots // self.slots_per_request:
+        if not self.state.slot or self.held < self.state_slots // self.sizing.slots_per_request:
             return "tokens of K/V"
-        rows = self.asked if self.replay else self.running  # a replay's are set aside for every request asked for
-        return "verify scratch" if rows * self.scratch > self.state_slots * self.state else "recurrent states"
+        rows = self.sizing.max_running if self.replay else self.running  # a replay reserves scratch for all requests
+        scratch, states = rows * self.state.scratch, self.state_slots * self.state.slot
+        return "verify scratch" if scratch > states else "recurrent states"
 
     @property
     def requests(self) -> dict[str, int | str]:
-        """Requests at once, for ``/server_info``, and where fewer run than asked for, the flags that raise them."""
-        counts = {"asked": self.asked, "running": self.running, "capped_by": self.capped_by}
-        return counts | ({"raised_by": RAISED_BY[self.capped_by]} if self.running < self.asked else {})
+        """Concurrent requests for ``/server_info``: requested, possible, the limit, and the flags that raise it."""
+        counts = {"asked": self.sizing.max_running, "running": self.running, "capped_by": self.capped_by}
+        return counts | ({"raised_by": RAISED_BY[self.capped_by]} if self.running < self.sizing.max_running else {})
 
 
-@dataclass(frozen=True)
-class _States:
-    """The states' part of a division, and the bytes that are left for K/V."""
-
-    slots: int
-    running: int
-    left: float
-
-
-def fit(demand: Demand, static_bytes: float, *, replay: bool = False) -> Pools:
+def fit(sizing: Sizing, static_bytes: float, *, replay: bool = False) -> Pools:
     """Divide ``static_bytes`` (``mem_fraction_static`` of the device) as SGLang does.
 
-    ``running`` and ``tokens`` are 0 if the memory does not even hold weights and one request.
-
-    Args:
-        replay: whether verification keeps what tokens write, instead of the state after each of them.
+    ``running`` and ``tokens`` are 0 if the memory does not hold weights and one request.
     """
-    state = demand.state_of(replay=replay)
-    states = _States(0, demand.max_running, static_bytes - demand.weights)
+    state, rest = sizing.replayed if replay else sizing.kept, static_bytes - sizing.weights
+    slots, running = 0, sizing.max_running
     if state.slot:
-        states = (_beside_records if replay else _beside_snapshots)(demand, state, states.left)
-    rest, per_token = states.left, demand.target_kv
-    if demand.ring is None:
-        per_token += demand.draft_kv
+        slots, running, rest = (_fit_replayed if replay else _fit_kept)(sizing, state, rest)
+    per_token = sizing.target_kv
+    if sizing.ring is None:
+        per_token += sizing.draft_kv
     else:
-        rest -= rings(demand.max_running, demand.in_transfer) * demand.ring * demand.draft_kv
-    tokens = max(0, int(rest // max(1, per_token))) // demand.page * demand.page
-    if demand.max_tokens is not None:
-        tokens = min(tokens, demand.max_tokens // demand.page * demand.page)
-    running = min(states.running, tokens // 2)
-    held = running + (demand.in_transfer or 0)
-    slots = max(states.slots, held) if state.slot else 0  # a decoding server's pool has one for every row at least
-    return Pools(
-        replay=replay,
-        target_weights=demand.target_weights,
-        drafter_weights=demand.drafter_weights,
-        target_kv=demand.target_kv,
-        draft_kv=demand.draft_kv,
-        state=state.slot,
-        scratch=demand.scratch(replay=replay),
-        tokens=tokens,
-        page=demand.page,
-        state_slots=slots,
-        slots_per_request=demand.slots_per_request,
-        block=demand.block,
-        asked=demand.max_running,
-        running=running,
-        ring=demand.ring,
-        in_transfer=demand.in_transfer,
-        history=history_bytes(demand.context if demand.copies else None, tokens, demand.block),
-    )
+        rest -= rings(sizing.max_running, sizing.in_transfer) * sizing.ring * sizing.draft_kv
+    tokens = max(0, int(rest // max(1, per_token)))
+    if sizing.max_tokens is not None:
+        tokens = min(tokens, sizing.max_tokens)
+    tokens = tokens // sizing.page * sizing.page
+    running = min(running, tokens // 2)
+    if state.slot:  # a decoding server's pool has at least one for every row
+        slots = max(slots, running + (sizing.in_transfer or 0))
+    return Pools(sizing, replay, tokens, slots, running)
 
 
-def history_bytes(context: int | None, tokens: int, block: int) -> int:
-    """Bytes of a request's history; ``context`` is None where blocks are not copied."""
-    return 0 if context is None else 4 * history_columns(context, tokens, block)
+def _fit_kept(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, int, float]:
+    """Return state slots, running requests, and the bytes that are left for K/V.
+
+    Scratch grows with the running requests. SGLang budgets a whole slot for each position of the block, though
+    convolution windows overlap.
+    """
+    slots, block = sizing.max_states, sizing.block if state.scratch else 0
+    if slots is None:
+        budget = _states_part(sizing, rest) - state.slot * (1 + block)
+        slots = max(0, int(budget // (state.slot * (1 + block / sizing.slots_per_request))))
+    running = min(sizing.max_running, slots // sizing.slots_per_request)
+    return slots, running, rest - state.slot * ((running + 1) * block + slots + 1)
+
+
+def _fit_replayed(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, int, float]:
+    """Return the same as :func:`_fit_kept`. Scratch is reserved for every requested request.
+
+    SGLang takes the records from the states' part. It forgets the convolution windows, which our ``states/replay.py``
+    takes from the whole.
+    """
+    rows = sizing.max_running + 1
+    rest -= rows * (state.scratch - state.records)
+    records, slots = rows * state.records, sizing.max_states
+    if slots is None:
+        slots = max(0, int((_states_part(sizing, rest) - records - state.slot) // state.slot))
+    return slots, min(sizing.max_running, slots // sizing.slots_per_request), rest - records - state.slot * (slots + 1)
+
+
+def _states_part(sizing: Sizing, rest: float) -> float:
+    return max(0.0, rest) * sizing.state_share / (1 + sizing.state_share)
 
 
 def rings(running: int, in_transfer: int | None) -> int:
-    """Rings of the drafter's K/V. On a disaggregated server a row's number is its ring's place: padding has one too."""
+    """Rings of the drafter's K/V. A disaggregated server has one per row number, padding included."""
     return running if in_transfer is None else 1 + running + in_transfer
 
 
 def draft_slots(ring: int | None, tokens: int, running: int, in_transfer: int | None, *, page: int) -> int:
-    """Slots of the drafter's pool: the target's, or under a draft window its rings; with the padding page."""
+    """Slots of the drafter's pool with padding: the target's, or its rings under a draft window."""
     if ring is None:
         return tokens + page
     return rings(running, in_transfer) * ring + (page if in_transfer is None else 0)
 
 
-def _beside_snapshots(demand: Demand, state: StateBytes, rest: float) -> _States:
-    """States and scratch shrink together: a request that finds no slots needs no scratch.
+def higher_ratios(ratio: float) -> list[float]:
+    """Values of ``--mamba-full-memory-ratio`` above ``ratio``, in tenths."""
+    return [each / 10 for each in range(int(ratio * 10) + 1, _HIGHEST_RATIO * 10 + 1)]
 
-    SGLang budgets a whole slot for each position of the block, though convolution windows overlap.
+
+def best_ratio(sizing: Sizing, static_bytes: float, *, replay: bool) -> float:
+    """Return the lowest ratio, from the given one, that lets all requests run; otherwise the one that lets most run.
+
+    A higher ratio leaves K/V for one whole context, unless the given one leaves less.
     """
-    slots, block = demand.max_states, demand.block if demand.verifies else 0
-    if slots is None:
-        budget = _states_share(demand, rest) - state.slot * (1 + block)
-        slots = max(0, int(budget // (state.slot * (1 + block / demand.slots_per_request))))
-    running = min(demand.max_running, slots // demand.slots_per_request)
-    return _States(slots, running, rest - state.slot * ((running + 1) * block + slots + 1))
+    ratios = [sizing.state_share, *higher_ratios(sizing.state_share)]
+    fits = [fit(replace(sizing, state_share=ratio), static_bytes, replay=replay) for ratio in ratios]
+    least = min(sizing.context, fits[0].tokens)
+    return ratios[index_of_most_requests(takewhile(lambda each: each.tokens >= least, fits))]
 
 
-def _beside_records(demand: Demand, state: StateBytes, rest: float) -> _States:
-    """Scratch is set aside for every request that was asked for, whether it finds slots or not.
-
-    SGLang takes the records off the states' part. Our ``states/replay.py`` takes the convolution's windows, which
-    it forgets, off the whole.
-    """
-    rows = demand.max_running + 1
-    rest -= rows * state.windows(demand.block)
-    records = rows * demand.records * state.record
-    slots = demand.max_states
-    if slots is None:
-        slots = max(0, int((_states_share(demand, rest) - records - state.slot) // state.slot))
-    running = min(demand.max_running, slots // demand.slots_per_request)
-    return _States(slots, running, rest - records - state.slot * (slots + 1))
-
-
-def _states_share(demand: Demand, rest: float) -> float:
-    return max(0.0, rest) * demand.state_share / (1 + demand.state_share)
-
-
-TOKENS_PER_REQUEST = 8192  # of K/V for each running request: with less, long answers are retracted and prefilled again
-_HIGHEST = 10
-
-
-def share(demand: Demand, static_bytes: float, *, replay: bool) -> float:
-    """Return the lowest ratio, in tenths from the demand's on, that lets every request run; or else the most.
-
-    A higher ratio than the demand's leaves K/V for one whole context. Where the demand's leaves less, it stays.
-    """
-    tenths = range(int(demand.state_share * 10) + 1, _HIGHEST * 10 + 1)
-    ratios = [demand.state_share, *(each / 10 for each in tenths)]
-    fits = [fit(replace(demand, state_share=ratio), static_bytes, replay=replay) for ratio in ratios]
-    least = min(demand.context, fits[0].tokens)
-    return ratios[best(takewhile(lambda each: each.tokens >= least, fits), demand.context)]
-
-
-def best(fits: Iterable[Pools], context: int) -> int:
-    """Index of the first division that lets the most requests run, counting those with K/V for a long answer.
-
-    Args:
-        context: tokens of the longest request.
-    """
-    running = [min(each.running, each.tokens // min(TOKENS_PER_REQUEST, context)) for each in fits]
+def index_of_most_requests(fits: Iterable[Pools]) -> int:
+    """Return the first index of the most running requests; only those with K/V for a long answer count."""
+    running = [min(each.running, each.tokens // min(TOKENS_PER_REQUEST, each.sizing.context)) for each in fits]
     return running.index(max(running))
 
 
-SPLITS = 8  # SGLang's --triton-attention-num-kv-splits
-SAMPLED_AT_ONCE = 1 << 25  # probabilities that seeded draws filter at once (worker/sampling/seeded.py)
-FLOOR = 2 << 30  # bytes that stay free for what a prefill needs while it runs
-_FILTERS = 4  # copies of them that top-k, top-p and min-p keep at their peak
-
-
 @dataclass(frozen=True)
-class Reader:
-    """A model whose attention is captured.
+class CapturedModel:
+    """A model whose attention is captured in CUDA graphs, on one rank."""
 
-    Attributes:
-        backend: SGLang's name of its attention backend.
-        heads, head_dim: attention heads on one rank.
-        window: tokens that sliding layers see; None without any.
-        drafts: positions that it drafts at most, anchor included; 0 for the target.
-    """
-
-    backend: str
+    backend: str  # SGLang's name
     heads: int
     head_dim: int
-    window: int | None = None
-    drafts: int = 0
+    window: int | None = None  # tokens that sliding layers read
+    drafter_block: int = 0  # positions that it drafts, anchor included; 0 for the target
 
 
-@dataclass(frozen=True)
-class Graphs:
-    """What the graphs of a server are sized by.
+def graph_buffers(model: CapturedModel, *, batch: int, width: int, context: int, page: int) -> int:
+    """Bytes of the buffers of one graph set; 0 for an unknown backend, and for a drafter at widths it does not draft.
 
-    Attributes:
+    Args:
         batch: requests of the largest graph.
-        widths: of a block, each with a set of graphs.
+        width: of the block.
         context: tokens of the longest request.
         page: tokens of a K/V page.
     """
-
-    batch: int
-    widths: tuple[int, ...]
-    context: int
-    page: int
-
-
-def buffers(graphs: Graphs, target: Reader, drafter: Reader) -> int:
-    """Bytes of the buffers of all sets."""
-    return sum(
-        buffers_of(reader, graphs, width)
-        for width in graphs.widths
-        for reader in (target, drafter)
-        if not reader.drafts or 1 < width <= reader.drafts  # nothing to draft, or no more than with other graphs
-    )
-
-
-def buffers_of(reader: Reader, graphs: Graphs, width: int) -> int:
-    """Bytes of one set of one model; 0 for a backend that is not known."""
-    rows, context, wrappers = graphs.batch * width, graphs.context, 1 if reader.window is None else 2
-    table = graphs.batch * -(-context // graphs.page) * 4
-    match reader.backend:
+    drafts = model.drafter_block > 0
+    if drafts and not 1 < width <= model.drafter_block:
+        return 0
+    rows, pages = batch * width, -(-context // page)
+    match model.backend:
         case "fa3" | "fa4":  # plain decode, draft decode, verify, draft extension; and the pages' first positions
-            return 4 * table + 3 * -(-context // graphs.page) * 8
-        case "trtllm_mha":  # a bidirectional block is read as requests of their own
-            return (4 + (width if reader.drafts else 0)) * table
-        case "flashinfer":  # a slot number for each row and token, and a mask
-            return rows * context * (4 * wrappers + 1)
+            return 4 * batch * pages * 4 + 3 * pages * 8
+        case "trtllm_mha":  # every position of a bidirectional block is read as one request
+            return (4 + (width if drafts else 0)) * batch * pages * 4
+        case "flashinfer":  # a slot number per row and token for each wrapper, and a mask
+            return rows * context * (4 * (1 if model.window is None else 2) + 1)
         case "triton":  # the same with 64-bit numbers, and partial results of each split
-            mask = 0 if reader.drafts else rows * (context + width)
-            partial = rows * reader.heads * SPLITS * (reader.head_dim + 1) * 4
-            return rows * (context + (reader.window or 0)) * 8 + mask + partial
+            mask = 0 if drafts else rows * (context + width)
+            partial = rows * model.heads * _KV_SPLITS * (model.head_dim + 1) * 4
+            return rows * (context + (model.window or 0)) * 8 + mask + partial
     return 0
 
 
 def sampling(rows: int, vocab: int) -> int:
-    """Bytes at the peak of a step that samples: the logits in float32, and beside them either their softmax or the
-    filters' copies of some rows."""
+    """Bytes of a sampling step at its peak: float32 logits, and their softmax or the filters' copies of some rows."""
     logits = rows * vocab
     return 4 * (logits + max(logits, _FILTERS * min(logits, SAMPLED_AT_ONCE)))
-
-
-def default_backend(major: int | None) -> str:
-    """The attention backend that suits a GPU.
-
-    Args:
-        major: of its CUDA compute capability; None if unknown.
-    """
-    return {8: "fa3", 9: "fa3", 10: "trtllm_mha", 12: "trtllm_mha"}.get(major or 0, "flashinfer")
-
-
-@dataclass(frozen=True)
-class Outside:
-    """Device memory that is not static, bytes.
-
-    Attributes:
-        sampling: at its peak.
-        buffers: of the attention backends, for CUDA graphs.
-        sets: of graphs, one for each width.
-        left: of the device for activations and the graphs themselves; negative if the others do not fit.
-    """
-
-    sampling: int
-    buffers: int
-    sets: int
-    left: int

@@ -19,27 +19,18 @@ Role = Literal["null", "prefill", "decode"]  # SGLang's --disaggregation-mode
 
 @dataclass(frozen=True)
 class DraftWindow:
-    """The span of context that the drafter reads.
+    """The span of context that the drafter reads."""
 
-    Attributes:
-        tokens: context tokens before the block.
-        block: positions of the widest block.
-        page: slots of a KV page.
-    """
-
-    tokens: int
-    block: int
-    page: int
+    tokens: int  # context tokens before the block
+    block: int  # positions of the widest block
+    page: int  # slots of a KV page
 
     def ring_slots(self, context: int) -> int:
-        """KV slots per request, in whole pages.
+        """Return the KV slots per request, in whole pages, for sequences of up to ``context`` tokens.
 
         Reading starts on a page boundary, up to ``page - 1`` tokens before the window, and ends with the block. A slot
-        must not be written again while it can still be read.
-
-        Args:
-            context: the longest sequence, tokens. The block that ends a request may commit tokens beyond it. The next
-                step reads them if it was launched before the host saw that end. A longer window reads no more.
+        must not be written again while it can still be read. The block that ends a request may commit tokens beyond
+        ``context``, and the next step reads them if it was launched before the host saw that end.
         """
         tokens = min(self.tokens, context + self.block)
         return -(-(tokens + self.page - 1 + self.block) // self.page) * self.page
@@ -65,32 +56,21 @@ def context_window(requested: int | None, drafter: DrafterConfig) -> int | None:
 class ServingPlan:
     """Every decision about how our worker serves a pair.
 
-    Attributes:
-        files, drafter: the drafter's files and its parsed configuration.
-        block: positions of the widest block, anchor included.
-        widths: the adaptive widths; None for a fixed block.
-        window: the draft window; None for the whole context.
-        replay: whether recurrent states are replayed instead of stored per draft token; False for a dense target.
-        records: positions of a request's replay records.
-        copies: whether blocks are copied from text that repeats earlier parts of the same request.
-        overlap: whether the scheduler may overlap with the forward pass.
-        role: in a disaggregated pair of servers.
-        memory: expected memory of one rank; None where it could not be computed.
-        unsized: why it could not be computed.
+    ``memory`` is the expected memory of one rank. ``memory_error`` says why it is None.
     """
 
-    files: ModelFiles
+    files: ModelFiles  # the drafter's
     drafter: DrafterConfig
-    block: int
-    widths: WidthConfig | None
-    window: DraftWindow | None
-    replay: bool
-    records: int
-    copies: bool
-    overlap: bool
+    block: int  # positions of the widest block, anchor included
+    widths: WidthConfig | None  # None for a fixed block
+    window: DraftWindow | None  # None for the whole context
+    replay: bool  # whether recurrent states are replayed instead of stored per draft token
+    records: int  # positions of a request's replay records
+    copies: bool  # whether blocks are copied from text that repeats earlier parts of the same request
+    overlap: bool  # whether the scheduler may overlap with the forward pass
     role: Role
     memory: MemoryTable | None = None
-    unsized: DFlashError | None = None
+    memory_error: DFlashError | None = None
 
     @property
     def drafted(self) -> int:

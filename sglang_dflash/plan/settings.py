@@ -31,12 +31,12 @@ _SHORTEST_RING = 16  # positions: SGLang's kernels multiply tiles of at least 16
 
 
 def _number(default: Any, least: float, most: float, *, suffixed: bool = False) -> Any:
-    """A number in [least, most]. With ``suffixed``, the command line takes ``32k`` too."""
+    """Declare a number in [least, most]; with ``suffixed``, the command line accepts ``32k`` too."""
     return field(default=default, metadata={"limits": (least, most), "suffixed": suffixed})
 
 
 def _variable(name: str, *words: str) -> Any:
-    """An environment variable, empty where unset. With ``words``, one of them or empty."""
+    """Declare an environment variable: empty if unset, otherwise one of ``words`` if given."""
     return field(default="", metadata={"variable": name, "words": words})
 
 
@@ -121,10 +121,9 @@ class Settings:
         return cls(**given)
 
     def validate(self) -> str:
-        """Check words and numbers; numbers only where this package's worker may serve.
+        """Raise a DFlashError that names the first variable or number with an invalid value.
 
-        Raises:
-            DFlashError: naming the first variable or argument with an invalid value.
+        Numbers are checked only if this package's worker may serve.
         """
         for each in _variables():
             value, words = getattr(self, each.name), each.metadata["words"]
@@ -148,7 +147,6 @@ class Settings:
 
     @property
     def wants_builtin(self) -> bool:
-        """Whether the user chose SGLang's own worker."""
         return self.worker_switch == "builtin"
 
     @property
@@ -162,12 +160,11 @@ class Settings:
 
     @property
     def block(self) -> int | None:
-        """Block size that the flags set, tokens; None if they do not."""
+        """Block size that the flags set, tokens."""
         return self.speculative_num_draft_tokens or self.speculative_dflash_block_size
 
     @property
     def running(self) -> int:
-        """Requests that may run at once."""
         return self.max_running_requests or MAX_RUNNING
 
     @property
@@ -180,25 +177,15 @@ class Settings:
 
     @property
     def draft_backend(self) -> str | None:
-        """The drafter's attention backend; None if SGLang chooses it."""
-        asked = (self.speculative_draft_attention_backend, self.prefill_attention_backend, self.attention_backend)
-        return next(filter(None, asked), None)
+        named = (self.speculative_draft_attention_backend, self.prefill_attention_backend, self.attention_backend)
+        return next(filter(None, named), None)
 
     @property
     def decode_backend(self) -> str:
-        """The linear-attention backend of plain decoding."""
         return self.linear_attn_decode_backend or self.linear_attn_backend
 
-    @property
-    def in_transfer(self) -> int | None:
-        return in_transfer(self)
-
-    @property
-    def slots_per_request(self) -> int:
-        return slots_per_request(self)
-
     def flashinfer_states(self, machine: Machine) -> str | None:
-        """The flag that puts bfloat16-only FlashInfer kernels on the recurrent states; None if they are not used."""
+        """Return the flag that selects FlashInfer's kernels for recurrent states, which need bfloat16; or None."""
         backends = {
             "--linear-attn-decode-backend"
             if self.linear_attn_decode_backend
@@ -208,7 +195,6 @@ class Settings:
         return next((flag for flag, name in backends.items() if machine.is_blackwell and name == "flashinfer"), None)
 
     def needs_bfloat16_states(self, machine: Machine) -> bool:
-        """Whether SGLang would refuse these arguments for lack of ``--mamba-ssm-dtype bfloat16``."""
         return self.mamba_ssm_dtype is None and self.flashinfer_states(machine) is not None
 
     @property
@@ -224,11 +210,7 @@ class Settings:
 
     @property
     def replay_choice(self) -> bool | None:
-        """The user's choice, by SGLang's flag or our switch: True to replay, False to keep, None if open.
-
-        Raises:
-            DFlashError: switch and flag contradict each other, or a replay cannot be served.
-        """
+        """The user's choice by SGLang's flag or our switch; an impossible one is a DFlashError."""
         if self.replay_switch == "0" and self.enable_linear_replayssm_spec:
             raise DFlashError(
                 f"{REPLAY_FLAG} and {REPLAY_SWITCH}=0", expected="one of them", remedy=f"unset {REPLAY_SWITCH}"
@@ -244,21 +226,21 @@ class Settings:
         return False if self.replay_switch else None
 
     def record_length(self, block: int) -> int:
-        """Positions of a request's replay records.
+        """Return the positions of a request's replay records.
 
         Raises:
             DFlashError: the user chose fewer than a block needs. SGLang does not check, and the tokens would be wrong.
         """
-        asked, needed = self.linear_replayssm_cache_len, ring_length(block)
-        if asked == Settings.linear_replayssm_cache_len:  # the default, indistinguishable from a user's own
+        chosen, needed = self.linear_replayssm_cache_len, ring_length(block)
+        if chosen == Settings.linear_replayssm_cache_len:  # the default, indistinguishable from a user's own
             return needed
-        if asked < needed or asked & (asked - 1):
+        if chosen < needed or chosen & (chosen - 1):
             raise DFlashError(
-                f"{RECORDS_FLAG} {asked}",
+                f"{RECORDS_FLAG} {chosen}",
                 expected=f"a power of two, at least {needed} for blocks of {block}",
                 remedy=f"leave {RECORDS_FLAG} out",
             )
-        return asked
+        return chosen
 
 
 def argument_fields() -> list[Field[Any]]:
@@ -275,21 +257,18 @@ def flag_of(name: str) -> str:
 
 
 def ring_length(block: int) -> int:
-    """Positions of a request's records: the smallest power of two that holds a block of ``block`` tokens.
+    """Return the smallest power of two that holds a block of ``block`` tokens.
 
-    A ring this short is full after every verify, so every commit brings the state up to date: the prefix cache never
-    receives a stale one, and the next block may have any width.
+    A ring this short is full after every verify, so every commit updates the state: the prefix cache never receives a
+    stale one, and the next block may have any width.
     """
     return max(_SHORTEST_RING, 1 << (block - 1).bit_length())
 
 
 def slots_per_request(settings: Any) -> int:
-    """Recurrent-state slots of a running request: SGLang's ``_calculate_mamba_ratio``.
+    """Return the recurrent-state slots of a running request, as SGLang's ``_calculate_mamba_ratio`` does.
 
-    Its state, the prefix cache's share, and the snapshots of ``extra_buffer``.
-
-    Args:
-        settings: :class:`Settings`, or a server's resolved arguments.
+    ``settings`` are :class:`Settings`, or a server's resolved arguments.
     """
     if settings.disable_radix_cache or settings.disaggregation_mode == "decode":
         return 1
@@ -298,13 +277,10 @@ def slots_per_request(settings: Any) -> int:
 
 
 def in_transfer(settings: Any) -> int | None:
-    """Requests that hold rows while another server sends their prompt: SGLang's ``handle_pd_disaggregation``.
+    """Return the requests that hold rows during a K/V transfer, as SGLang's ``handle_pd_disaggregation`` does.
 
-    Args:
-        settings: :class:`Settings`, or a server's resolved ``get_disagg()``.
-
-    Returns:
-        None for a server that prefills and decodes.
+    ``settings`` are :class:`Settings`, or a server's resolved ``get_disagg()``. None for a server that prefills and
+    decodes.
     """
     if settings.disaggregation_mode == "null":
         return None

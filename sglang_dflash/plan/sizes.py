@@ -22,11 +22,7 @@ _LARGEST = 1 << 31
 
 
 def dtype_bytes(name: Any) -> int:
-    """Bytes of an element.
-
-    Raises:
-        DFlashError: the dtype is unknown.
-    """
+    """Return the bytes of an element; an unknown dtype is a DFlashError."""
     found = DTYPE_BYTES.get(name) if isinstance(name, str) else None
     if found is None:
         raise DFlashError(
@@ -38,14 +34,7 @@ def dtype_bytes(name: Any) -> int:
 
 
 def count(text: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A size that the target's configuration states.
-
-    Args:
-        default: where it states none, or 0; None if it must.
-
-    Raises:
-        DFlashError: it is no size.
-    """
+    """Return a size from the target's configuration, or ``default`` if it is absent or 0; else raise DFlashError."""
     value = text.get(key)
     if default is not None and (value is None or value == 0):
         return default
@@ -60,26 +49,19 @@ def count(text: Mapping[str, Any], key: str, default: int | None = None) -> int:
 
 @dataclass(frozen=True)
 class StateBytes:
-    """One request's recurrent state over all linear layers of one rank; all parts 0 for a dense target.
+    """One request's recurrent state over all linear layers of one rank; all parts 0 for a dense target."""
 
-    Attributes:
-        recurrent: the gated delta rule's matrices.
-        conv: the last ``conv_kernel - 1`` inputs of the causal convolution.
-        conv_column: one of those inputs.
-        record: what one token writes to the matrices: value, key and decay of every head.
-    """
-
-    recurrent: int
-    conv: int
-    conv_column: int
-    record: int = 0
+    recurrent: int  # the gated delta rule's matrices
+    conv: int  # the last conv_kernel - 1 inputs of the causal convolution
+    conv_column: int  # one of those inputs
+    record: int = 0  # what one token writes to the matrices: value, key and decay of every head
 
     @property
     def slot(self) -> int:
         return self.recurrent + self.conv
 
     def windows(self, block: int) -> int:
-        """Convolution inputs of a block of ``block`` tokens and before it: windows that overlap, stored once."""
+        """Convolution inputs of a block and before it: overlapping windows, stored once."""
         return self.conv + (block - 1) * self.conv_column
 
     def snapshots(self, block: int) -> int:
@@ -92,7 +74,7 @@ class StateBytes:
 
 
 def full_layers(text: Mapping[str, Any]) -> int:
-    """Layers of the target that keep K/V."""
+    """Return the number of the target's layers with K/V."""
     types = text.get("layer_types")
     if isinstance(types, list):
         return sum(kind != "linear_attention" for kind in types)
@@ -100,14 +82,13 @@ def full_layers(text: Mapping[str, Any]) -> int:
 
 
 def is_hybrid(config: Mapping[str, Any]) -> bool:
-    """Whether a target has recurrent layers beside its attention."""
+    """Return whether a target has recurrent layers."""
     text = text_config(config)
     layers = text.get("num_hidden_layers")
     return isinstance(layers, int) and full_layers(text) < layers
 
 
 def target_kv_per_token(text: Mapping[str, Any], *, kv_bytes: int, tp_size: int) -> int:
-    """K and V of one token in the target's attention layers, bytes on one rank."""
     heads, head_dim = kv_heads(text), head_size(text)
     return 2 * full_layers(text) * _heads_per_rank(heads, tp_size) * head_dim * kv_bytes
 
@@ -121,15 +102,14 @@ def head_size(text: Mapping[str, Any]) -> int:
 
 
 def draft_kv_per_token(drafter: DrafterConfig, *, kv_bytes: int, tp_size: int) -> int:
-    """K and V of one token in the drafter's layers, bytes on one rank."""
     return 2 * drafter.num_layers * _heads_per_rank(drafter.num_kv_heads, tp_size) * drafter.head_dim * kv_bytes
 
 
 def state_bytes(text: Mapping[str, Any], *, recurrent_bytes: int, conv_bytes: int, tp_size: int) -> StateBytes:
-    """Recurrent state of one request in a gated-delta-net target, on one rank.
+    """Return the recurrent state of one request in a gated-delta-net target, on one rank.
 
-    A number of a record takes 4 bytes whatever the activations' dtype: SGLang stores values and keys of a 16-bit dtype
-    as two such numbers, and decays in float32 (``MambaPool.__init__``).
+    A number of a record takes 4 bytes with any dtype: SGLang stores a 16-bit value or key as two such numbers, and
+    decays in float32 (``MambaPool.__init__``).
     """
     layers = count(text, "num_hidden_layers") - full_layers(text)
     if layers <= 0:
@@ -144,20 +124,14 @@ def state_bytes(text: Mapping[str, Any], *, recurrent_bytes: int, conv_bytes: in
 
 
 def _heads_per_rank(heads: int, tp_size: int) -> int:
-    """Ranks beyond the number of KV heads hold copies."""
-    return max(1, heads // tp_size)
+    return max(1, heads // tp_size)  # ranks beyond the number of KV heads hold copies
 
 
 def history_columns(context: int, tokens: int, block: int) -> int:
-    """Tokens of a request's history, for copied blocks: no request outgrows the context or the K/V pool.
+    """Return the columns of a request's history, for copied blocks.
 
-    The step after the one that ends a request is already under way, so two blocks may lie beyond. Whatever would lie
-    further shares one more column.
-
-    Args:
-        context: tokens of the longest request.
-        tokens: of the K/V pool.
-        block: positions of the widest block.
+    No request outgrows the context or the K/V pool. The step after the one that ends a request is already launched, so
+    two blocks may lie beyond. All tokens further on share one column.
     """
     return min(context, tokens) + 2 * block + 2
 
@@ -168,12 +142,11 @@ FAMILIES = {
 
 
 def is_known(config: Mapping[str, Any]) -> bool:
-    """Whether the sizes computed here hold for the target."""
     return str(text_config(config).get("model_type")) in FAMILIES
 
 
 def target_parameters(config: Mapping[str, Any]) -> int:
-    """Parameters of the target, without the layers for multi-token prediction that its checkpoint may carry."""
+    """Return the target's parameters without those for multi-token prediction, which are not loaded."""
     text = text_config(config)
     hidden, layers = count(text, "hidden_size"), count(text, "num_hidden_layers")
     tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))

@@ -1,9 +1,10 @@
-"""``--speculative-adaptive-config``: a JSON file with the policy and the widths that it may use."""
+"""``--speculative-adaptive-config``: a JSON file with the policy and the widths that it may choose."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ POLICIES = ("adaptive", "random", "fixed")
 class WidthConfig:
     """Settings of the file; every key is optional.
 
-    Args:
-        policy: ``adaptive``; ``random``, for recordings and tests; ``fixed``, always the full block.
-        widths: ascending widths to choose from; empty for 1, 2, 4, ... and the block size.
+    Attributes:
+        policy: ``adaptive``; ``random``, for recordings and tests; ``fixed``, always the widest.
+        widths: ascending; empty for the powers of two and the block sizes of drafter and server.
         seed: for ``random``.
-        copies: whether blocks are copied from what a request repeats; None for yes if the policy is ``adaptive``.
+        copies: whether blocks are copied from text that a request repeats; None for yes if ``policy`` is ``adaptive``.
     """
 
     policy: str = "adaptive"
@@ -30,18 +31,16 @@ class WidthConfig:
     seed: int = 0
     copies: bool | None = None
 
-    def widths_for(self, block_size: int, drafted: int | None = None) -> tuple[int, ...]:
-        """Return the widths, ascending.
+    def widths_for(self, block_size: int, drafter_block: int | None = None) -> tuple[int, ...]:
+        """Return the widths, ascending; one that exceeds the block size is a DFlashError.
 
         Args:
             block_size: positions of the widest block.
-            drafted: those that the drafter drafts, if fewer.
-
-        Raises:
-            DFlashError: a width exceeds the block size.
+            drafter_block: those that the drafter drafts, if fewer.
         """
         if not self.widths:
-            return default_widths(block_size, drafted)
+            powers = {1 << exponent for exponent in range(block_size.bit_length())}
+            return tuple(sorted({*powers, min(drafter_block or block_size, block_size), block_size}))
         if self.widths[-1] > block_size:
             raise DFlashError(
                 f"width {self.widths[-1]} in the file of {FLAG}",
@@ -51,75 +50,56 @@ class WidthConfig:
         return self.widths
 
 
-def default_widths(block_size: int, drafted: int | None = None) -> tuple[int, ...]:
-    """Return the powers of two below the block size, what the drafter drafts, and the block size."""
-    powers = {1 << exponent for exponent in range(block_size.bit_length())}
-    return tuple(
-        sorted({*(width for width in powers if width < block_size), min(drafted or block_size, block_size), block_size})
-    )
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _are_widths(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(_is_int(width) and width >= 1 for width in value)
+
+
+# Key -> what it accepts, in words and as a test.
+_KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "policy": (f"one of {', '.join(POLICIES)}", lambda value: value in POLICIES),
+    "widths": ("a list of widths, each at least 1", _are_widths),
+    "seed": ("an integer", _is_int),
+    "copies": ("true or false", lambda value: isinstance(value, bool)),
+}
 
 
 def read_config(path: str | None) -> WidthConfig:
-    """Read the file; without one, return the defaults.
+    """Read and check the file; return the defaults without one.
 
     Raises:
-        DFlashError: the file is missing or not a JSON object, or as :func:`parse_config`.
+        DFlashError: the file is missing or not a JSON object; an unknown key, or a value that its key does not accept.
     """
     if path is None:
         return WidthConfig()
     try:
         found = read_object(Path(path))
     except DFlashError as error:
-        raise _refusal(
-            error.value, 'a JSON object, such as {"policy": "adaptive"}', "write one, or leave the flag out"
-        ) from None
+        expected, remedy = 'a JSON object, such as {"policy": "adaptive"}', "write one, or leave the flag out"
+        raise DFlashError(f"{FLAG}: {error.value}", expected=expected, remedy=remedy) from None
     return parse_config(found)
 
 
 def parse_config(found: dict[str, Any]) -> WidthConfig:
-    """Check a JSON object and return its settings.
-
-    Raises:
-        DFlashError: an unknown key, or a value that its key does not take.
-    """
-    keys = [field.name for field in fields(WidthConfig)]
+    """Check a JSON object and return its settings; raise as :func:`read_config` does."""
     for key, value in found.items():
-        if key == "ragged":
-            raise _refusal(
-                'key "ragged": requests are no longer cut inside a batch',
-                f"the keys {', '.join(keys)}",
-                "leave it out: every request of a step verifies the same width",
-            )
+        problem, remedy = f"{key}: {_short(value)}", "correct it, or leave it out"
+        expected, accepts = _KEYS.get(key, (f"the keys {', '.join(_KEYS)}", None))
         if key.isdigit():
-            raise _refusal(
-                f"{_short(key)}: a batch size, as in SGLang's own format",
-                f"the keys {', '.join(keys)}",
-                'list the widths, such as {"widths": [1, 2, 4, 8, 16]} (a width is SGLang\'s steps plus 1); which one '
-                "is used at which batch size is measured",
+            problem = f"{_short(key)}: a batch size, as in SGLang's own format"
+            remedy = (
+                'list the widths, such as {"widths": [1, 2, 4, 8, 16]} (a width is SGLang\'s steps plus 1); the server '
+                "measures which one is the fastest at each batch size"
             )
-        if key not in keys:
-            raise _refusal(f"key {_short(key)}", f"the keys {', '.join(keys)}", "correct it, or leave it out")
-        problem = _problem(key, value)
-        if problem:
-            raise _refusal(f"{key}: {_short(value)}", problem, "correct it, or leave it out")
-    widths = tuple(sorted(set(found.get("widths", ()))))
-    return WidthConfig(**{**found, "widths": widths})
-
-
-def _problem(key: str, value: Any) -> str | None:
-    """Return what was expected; None if the value is good."""
-    if key == "policy":
-        return None if value in POLICIES else f"one of {', '.join(POLICIES)}"
-    if key == "seed":
-        return None if _is_int(value) else "an integer"
-    if key == "copies":
-        return None if isinstance(value, bool) else "true or false"
-    good = isinstance(value, list) and value and all(_is_int(width) and width >= 1 for width in value)
-    return None if good else "a list of widths, each at least 1"
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+        elif accepts is None:
+            problem = f"key {_short(key)}"
+        elif accepts(value):
+            continue
+        raise DFlashError(f"{FLAG}: {problem}", expected=expected, remedy=remedy)
+    return WidthConfig(**{**found, "widths": tuple(sorted(set(found.get("widths", ()))))})
 
 
 def _short(value: Any) -> str:
@@ -128,7 +108,3 @@ def _short(value: Any) -> str:
     except RecursionError:
         text = "lists in lists"
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _refusal(value: str, expected: str, remedy: str) -> DFlashError:
-    return DFlashError(f"{FLAG}: {value}", expected=expected, remedy=remedy)

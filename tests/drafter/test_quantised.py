@@ -17,12 +17,13 @@ from sglang_dflash.drafter.checkpoint import ModelFiles, plain_view
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.dequantise import parse
 from sglang_dflash.drafter.tensors import LoadReport
-from sglang_dflash.errors import DFlashError
+from sglang_dflash.errors import DFlashError, judge
 from sglang_dflash.plan.flags import parse as parse_flags
 from sglang_dflash.plan.machine import GPUS
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.pair_rules import check_weights
+from sglang_dflash.plan.pair_rules import WEIGHTS
 from sglang_dflash.plan.plan import decide
+from sglang_dflash.plan.settings import Settings
 from sglang_dflash_lab.pairs import target_path
 from tests.support.configs import target
 from tests.support.quantised import FORMATS, write
@@ -51,8 +52,9 @@ def load(folder: Path) -> dict[str, Tensor]:
 
 def errors(folder: Path) -> list[str]:
     """Errors of ``check`` about a drafter's headers."""
-    files = ModelFiles(str(folder), dequantise=True)
-    findings = check_weights(DrafterConfig.from_dict(files.config), files.tensors, target(), "float32")
+    pair = Pair(ModelFiles("target"), ModelFiles(str(folder), dequantise=True))
+    vars(pair).update(target=target())
+    findings = [judge(about, rule, Settings(dtype="float32"), pair) for about, rule in WEIGHTS.items()]
     return [str(finding) for finding in findings if finding.level == "error"]
 
 
@@ -74,7 +76,7 @@ def test_memory_counts_the_dequantised_weights(tmp_path: Path) -> None:
         args, *_ = parse_flags(flags, target=str(target_path("tiny-dense")), drafter=str(tmp_path / kind))
         memory = decide(args, Pair.of(args), GPUS["h200"], hybrid=False).memory
         assert memory is not None
-        weights.append(memory.demand.drafter_weights)
+        weights.append(memory.served.sizing.drafter_weights)
     assert weights[0] == weights[1] > 0
 
 

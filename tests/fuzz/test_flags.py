@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dflash.hooks.flags import accept_old_flags, explain_environment
+from sglang_dflash.errors import Finding, raise_first_error
+from sglang_dflash.hooks.flags import RENAMED, accept_old_flags, explain_environment, modernise_argv, modernise_kwargs
 from sglang_dflash.plan import machine
-from sglang_dflash.plan.findings import Finding, raise_first_error
-from sglang_dflash.plan.flags import RENAMED, check_unread, known_flags, modernise_kwargs, parse, read_fields
-from sglang_dflash.plan.rules import preflight
+from sglang_dflash.plan.flags import check_unread, known_flags, parse, read_fields
+from sglang_dflash.plan.report import preflight
 from sglang_dflash_cpu.threads import BIND_VARIABLE, parse_cores, threads_of_a_rank
 from tests.fuzz.judge import judged
 from tests.fuzz.values import FLOATS, INTEGERS, VALUES, fuzz
@@ -40,7 +40,7 @@ def check(folder: Path, *flags: str, code: bool = False, **target: Any) -> list[
     if not folder.exists():
         auto_map = {"auto_map": {"AutoConfig": "configuration.Own"}} if code else {}
         write_pair(folder, Broken("", "", drafter=auto_map, target=target))
-    args, _, unread = parse(flags, target=str(folder / "target"), drafter=str(folder / "drafter"))
+    args, unread = parse(modernise_argv(flags)[0], target=str(folder / "target"), drafter=str(folder / "drafter"))
     return [*check_unread(unread), *preflight(args, machine.GPUS["h100"]).findings]
 
 

@@ -19,9 +19,13 @@ from sglang_dflash.drafter import tensors
 from sglang_dflash.drafter.checkpoint import INDEX, LARGEST, MASK_EMBEDDING, ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig, load_config
 from sglang_dflash.drafter.tensors import load_mask_embedding
-from sglang_dflash.plan import findings, flags, pair_rules
+from sglang_dflash.errors import Finding, judge, raise_first_error
+from sglang_dflash.plan import flags
 from sglang_dflash.plan.machine import CPU, GPUS
-from sglang_dflash.plan.rules import preflight
+from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.pair_rules import CONFIGURATIONS, TEXT, WEIGHTS, Rule
+from sglang_dflash.plan.report import preflight
+from sglang_dflash.plan.settings import Settings
 from sglang_dflash.plan.widths import read_config
 from sglang_dflash.width import CostTable, build_policy
 from tests.fuzz.judge import judged
@@ -40,7 +44,7 @@ from tests.fuzz.values import (
     spoilt,
 )
 from tests.support.broken_pairs import Broken, write_pair, write_tensors
-from tests.support.configs import DRAFTER, TARGET, drafter
+from tests.support.configs import DRAFTER, TARGET, drafter, pair_of
 
 OF_TRAINERS, DRAFTERS, TARGETS = (
     [json.loads(file.read_text()) for file in sorted(Path(__file__).parents[1].glob(f"fixtures/{folder}/config.json"))]
@@ -73,20 +77,28 @@ def saved(content: Any, zipped: bool) -> bytes:
 
 
 def read_drafter(model: Path) -> None:
-    config = DrafterConfig.from_dict(load_config(model))
-    tensors.expected_shapes(config)
-    list(pair_rules.check_pair(config, TARGET, flags.parse([], target="", drafter="")[0]))
+    config = load_config(model)
+    tensors.expected_shapes(DrafterConfig.from_dict(config))
+    check(CONFIGURATIONS, pair_of(config))
+
+
+def check(rules: dict[str, Rule], pair: Pair) -> list[Finding]:
+    settings = Settings(dtype="bfloat16")
+    return [judge(about, rule, settings, pair) for about, rule in rules.items()]
 
 
 def read_tensors(model: Path) -> None:
     found = ModelFiles(str(model)).tensors or {}
     assert "secret" not in found and all(0 <= each.num_bytes < 1 << 20 for each in found.values())
-    list(pair_rules.check_weights(CONFIG, found, TARGET, "bfloat16"))
+    pair = pair_of(DRAFTER)
+    vars(pair.drafter_files).update(tensors=found)
+    check(WEIGHTS, pair)
 
 
 def read_tokenizer(model: Path) -> None:
-    files = ModelFiles(str(model))
-    findings.raise_first_error(list(pair_rules.check_tokens(CONFIG, files, files, None)))
+    pair = Pair(ModelFiles(str(model)), ModelFiles(str(model)))
+    vars(pair).update(drafter=CONFIG)
+    raise_first_error(check(TEXT, pair))
 
 
 def read_embedding(model: Path) -> None:
@@ -195,7 +207,7 @@ def test_a_file_that_is_not_the_models(file: str, plant: str, model: Path) -> No
 def test_a_pair(model: Path, drafter: Any, target: Any) -> None:
     (model / "config.json").write_bytes(dumped(drafter))
     (model.parent / "target" / "config.json").write_bytes(dumped(target))
-    args, _, _ = flags.parse(["--dtype", "bfloat16"], target=str(model.parent / "target"), drafter=str(model))
+    args, _ = flags.parse(["--dtype", "bfloat16"], target=str(model.parent / "target"), drafter=str(model))
     for machine in (CPU, GPUS["b200"]):
         with judged(model.parent):
-            findings.raise_first_error(preflight(args, machine).findings)
+            raise_first_error(preflight(args, machine).findings)

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.hooks.flags import explain_environment
-from sglang_dflash.plan.flags import modernise_argv, modernise_kwargs
+from sglang_dflash.hooks.flags import explain_environment, modernise_argv, modernise_kwargs
 
 
 @pytest.mark.parametrize("joined", [False, True])

@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "hooks": STEP | {"plan", "worker"},
     "plugin": STEP | {"plan", "worker", "hooks"},
     "diagnose": GROUND | {"plan", "causes"},
-    "cli": GROUND | {"plan", "diagnose"},
+    "cli": GROUND | {"plan", "diagnose", "hooks"},
 }
 
 

@@ -10,18 +10,16 @@ from typing import Any
 import pytest
 
 from sglang_dflash.drafter.checkpoint import ModelFiles, TensorHeader
-from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.dequantise import set_aside
-from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.findings import Finding
+from sglang_dflash.errors import DFlashError, Finding, judge
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import CPU, UNKNOWN_GPU, Machine
-from sglang_dflash.plan.pair import served_dtype
-from sglang_dflash.plan.pair_rules import check_tokens, check_weights
+from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.pair_rules import TEXT, WEIGHTS
 from sglang_dflash.plan.rules import check_backends, torch_cuda
 from sglang_dflash.plan.settings import Settings
 from tests.support.broken_pairs import write_tensors
-from tests.support.configs import drafter, target
+from tests.support.configs import drafter, pair_of
 
 HOPPER = Machine("gpu", "NVIDIA H200", 141 << 30, (9, 0))
 BLACKWELL = Machine("gpu", "NVIDIA B200", 180 << 30, (10, 0))
@@ -107,7 +105,7 @@ class TestBackends:
         self, flag: str, cuda: str | None, level: str
     ) -> None:
         args = options(flag, "flashinfer", "--mamba-ssm-dtype", "bfloat16")
-        [finding] = check_backends(args, replace(BLACKWELL, told_by="nvidia-smi"), hybrid=True, cuda=cuda)
+        [finding] = check_backends(args, replace(BLACKWELL, source="nvidia-smi"), hybrid=True, cuda=cuda)
         assert finding.level == level and (cuda or "unknown") in finding.value
         [elsewhere] = check_backends(args, BLACKWELL, hybrid=True, cuda=cuda)
         assert elsewhere.level == "warn"  # the torch of another machine
@@ -227,8 +225,9 @@ def text_findings(tmp_path: Path, tokenizer: Any = None, template: str = "", own
             (tmp_path / name / "tokenizer.json").write_text(json.dumps(content))
     if template:
         (tmp_path / "target" / "chat_template.jinja").write_text(template)
-    files = (ModelFiles(str(tmp_path / "drafter")), ModelFiles(str(tmp_path / "target")))
-    return {finding.about: finding for finding in check_tokens(DrafterConfig.from_dict(drafter()), *files, None)}
+    pair = Pair(ModelFiles(str(tmp_path / "target")), ModelFiles(str(tmp_path / "drafter")))
+    vars(pair).update(drafter=pair_of(drafter()).drafter)
+    return {about: judge(about, rule, Settings(), pair) for about, rule in TEXT.items()}
 
 
 def tokenizer(content: str | None = None, words: dict[str, int] | None = None) -> dict[str, Any]:
@@ -277,35 +276,20 @@ class TestDtypes:
         ],
     )
     def test_what_sglang_serves_in(self, stated: str | None, flag: str, served: str) -> None:
-        assert served_dtype({"dtype": stated}, flag) == served
+        assert pair_of(drafter(), {"dtype": stated}).served_dtype(Settings(dtype=flag)) == served
 
-    def test_float16_is_doubtful(self) -> None:
-        config = DrafterConfig.from_dict(drafter())
-        assert [finding.level for finding in check_weights(config, {}, target(), "float16")][1:] == ["warn", "ok"]
-        assert [finding.level for finding in check_weights(config, {}, target(), "bfloat16")][1:] == ["ok", "ok"]
+    @pytest.mark.parametrize(("dtype", "level"), [("float16", "warn"), ("bfloat16", "ok")])
+    def test_serving_in_float16_is_a_warning(self, dtype: str, level: str) -> None:
+        assert weights(drafter(), dtype=dtype)["dtype"].level == level
 
-    def test_a_drafter_is_dequantised_unless_quantised_layers_are_asked_for(self) -> None:
-        config = DrafterConfig.from_dict(set_aside(drafter(quantization_config={"quant_method": "fp8"}), None))
-        finding = list(check_weights(config, {}, target(), "bfloat16"))[2]
+    def test_a_drafter_is_dequantised_unless_a_flag_selects_quantised_layers(self) -> None:
+        config = set_aside(drafter(quantization_config={"quant_method": "fp8"}), None)
+        finding = weights(config, dtype="bfloat16")["quantisation"]
         assert (finding.level, finding.value) == ("ok", "target none, drafter fp8, dequantised to bfloat16 when loaded")
-        asked = list(check_weights(config, {}, target(), "bfloat16", "fp8"))[2]
-        assert asked.level == "warn"
-        assert "--speculative-draft-model-quantization fp8" in asked.value
+        finding = weights(config, speculative_draft_model_quantization="fp8")["quantisation"]
+        assert finding.level == "warn"
+        assert "--speculative-draft-model-quantization fp8" in finding.value
 
 
-class TestOptions:
-    def test_a_cards_command_can_be_pasted(self) -> None:
-        pasted = [
-            "--model-path",
-            "t",
-            "--speculative-algorithm",
-            "DFLASH",
-            "--tp-size",
-            "2",
-            "--mamba-scheduler-strategy",
-        ]
-        args, notes, unread = parse([*pasted, "extra_buffer", "--host", "0.0.0.0"], target="t", drafter="d")
-        assert (args.model_path, args.speculative_draft_model_path, args.tp_size) == ("t", "d", 2)
-        assert args.mamba_radix_cache_strategy == "extra_buffer"
-        assert len(notes) == 1
-        assert unread == ["--host"]
+def weights(config: dict[str, Any], **settings: Any) -> dict[str, Finding]:
+    return {about: judge(about, rule, Settings(**settings), pair_of(config)) for about, rule in WEIGHTS.items()}

@@ -67,7 +67,7 @@ def test_a_width_file_needs_its_flag_and_fits_the_block(tmp_path: Path) -> None:
 def test_a_target_of_unknown_size_is_planned_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sglang_dflash.plan.memory.is_known", lambda _: False)
     plan = decided(arguments(), hybrid=True)
-    assert plan.memory is None and "no sizes are known" in str(plan.unsized)
+    assert plan.memory is None and "no sizes are known" in str(plan.memory_error)
     assert not plan.replay
 
 
@@ -133,7 +133,7 @@ class TestLaunch:
         plan = read_record(args)
         assert isinstance(plan, ServingPlan)
         assert (plan.replay, plan.records, plan.block) == (True, 16, 16) and plan.widths is not None
-        assert not plan.memory or plan.memory.demand.state_share == args.mamba_full_memory_ratio
+        assert not plan.memory or plan.memory.served.sizing.state_share == args.mamba_full_memory_ratio
 
         opened.clear()
         received = pickle.loads(pickle.dumps(args))

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from sglang_dflash.cli import app
-from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.findings import raise_first_error
+from sglang_dflash.errors import DFlashError, raise_first_error
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import GPUS
-from sglang_dflash.plan.pools import Demand, fit
-from sglang_dflash.plan.rules import preflight
+from sglang_dflash.plan.pools import Sizing, fit
+from sglang_dflash.plan.report import preflight
 from tests.support.cards import FOLDER
 
 PAIR = {"target": str(FOLDER / "Qwen3.5-27B" / "target"), "drafter": str(FOLDER / "Qwen3.5-27B" / "drafter")}
 
 
-def demand(*flags: str) -> Demand:
+def demand(*flags: str) -> Sizing:
     memory = preflight(parse(flags, **PAIR)[0], GPUS["h200"]).memory
     assert memory is not None
-    return memory.demand
+    return memory.served.sizing
 
 
 def test_without_a_prefix_cache_there_is_a_state_for_each_request() -> None:
@@ -43,15 +41,14 @@ def test_without_a_prefix_cache_there_is_a_state_for_each_request() -> None:
     ],
 )
 def test_a_ring_of_records_is_as_long_as_needed_or_asked_for(flags: tuple[str, ...], length: int) -> None:
-    assert demand(*flags).records == length
+    assert demand(*flags).replayed.records == length * demand().replayed.records // 16
 
 
 def test_a_replay_keeps_float32_states_unless_a_flag_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_MAMBA_SSM_DTYPE", "bfloat16")
     by_environment, by_flag = demand(), demand("--mamba-ssm-dtype", "bfloat16")
-    assert by_environment.replayed is not None and by_flag.replayed is not None
-    assert by_environment.replayed.recurrent == 2 * by_environment.state.recurrent
-    assert by_flag.replayed == by_flag.state == by_environment.state
+    assert by_environment.replayed.slot - by_environment.kept.slot == 48 * 48 * 128 * 128 * 2
+    assert by_flag.replayed.slot == by_flag.kept.slot == by_environment.kept.slot
 
 
 def test_a_prefill_server_keeps_states_and_has_no_scratch() -> None:
@@ -59,12 +56,12 @@ def test_a_prefill_server_keeps_states_and_has_no_scratch() -> None:
     flags = ("--mem-fraction-static", "0.75", "--disaggregation-mode", "prefill")
     report = preflight(parse(flags, **PAIR)[0], GPUS["h200"])
     assert report.plan is not None and report.plan.describe()["states"] == "kept" and report.memory is not None
-    [served] = report.memory.ways
-    verifying = replace(report.memory.demand, verifies=True)
+    served, verifying = report.memory.served, demand(*flags[:2])
+    assert report.memory.other is None
     assert served.bytes["scratch"] == 0 and served.tokens > 300_000
     assert served.running > fit(verifying, report.memory.static_bytes).running
     assert served.tokens >= fit(verifying, report.memory.static_bytes, replay=True).tokens
-    assert demand(*flags, "--enable-pd-role-switch").verifies  # it may become a decoding server
+    assert demand(*flags, "--enable-pd-role-switch").kept.scratch  # it may become a decoding server
 
 
 def test_every_rank_holds_the_whole_projection_of_the_captured_layers() -> None:

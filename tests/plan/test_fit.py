@@ -10,11 +10,13 @@ import pytest
 
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.drafter.tensors import expected_shapes
+from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.advice import Advice
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import GPUS, asked_about
-from sglang_dflash.plan.pools import FLOOR, Demand, fit
-from sglang_dflash.plan.rules import MemoryTable, preflight
+from sglang_dflash.plan.memory import MemoryTable
+from sglang_dflash.plan.pools import FLOOR, RequestState, Sizing, fit
+from sglang_dflash.plan.report import preflight
 from sglang_dflash.plan.sizes import StateBytes, draft_kv_per_token, state_bytes, target_kv_per_token, target_parameters
 from tests.support.cards import FOLDER, NAMES, card
 from tests.support.configs import drafter
@@ -66,19 +68,25 @@ def test_a_dense_target_has_no_state() -> None:
     assert state_bytes(dense, recurrent_bytes=4, conv_bytes=2, tp_size=1) == StateBytes(0, 0, 0)
 
 
-DENSE = Demand(
+DENSE = Sizing(
     target_weights=1000,
     drafter_weights=200,
     target_kv=8,
     draft_kv=2,
-    state=StateBytes(0, 0, 0),
+    kept=RequestState(),
+    replayed=RequestState(),
     block=4,
     slots_per_request=5,
     context=50,
     state_share=1.0,
     max_running=3,
 )
-RECURRENT = replace(DENSE, state=StateBytes(recurrent=90, conv=10, conv_column=5, record=2), records=8)
+STATE = StateBytes(recurrent=90, conv=10, conv_column=5, record=2)
+RECURRENT = replace(
+    DENSE,
+    kept=RequestState(STATE.slot, STATE.snapshots(4)),
+    replayed=RequestState(STATE.slot, STATE.records(4, 8), 8 * STATE.record),
+)
 
 
 def test_a_dense_target_gives_the_rest_to_kv() -> None:
@@ -98,7 +106,7 @@ def test_recurrent_states_take_their_share_and_bound_the_requests() -> None:
     # 5,000 bytes: (5,000 - 100 * 5) / (100 * (1 + 4 / 5)) = 25 slots, five a request
     assert (fitted.state_slots, fitted.running) == (25, 3)
     assert fitted.bytes["states"] == 26 * 100
-    assert fitted.bytes["scratch"] == 4 * RECURRENT.state.snapshots(4)
+    assert fitted.bytes["scratch"] == 4 * STATE.snapshots(4)
     assert fitted.tokens == (10_000 - 100 * (4 * 4 + 26)) // 10
 
 
@@ -127,7 +135,7 @@ def test_replayed_states_keep_scratch_for_every_request_asked_for() -> None:
 
 
 def test_a_replay_keeps_states_in_its_own_dtype() -> None:
-    wide = StateBytes(recurrent=190, conv=10, conv_column=5, record=2)
+    wide = replace(RECURRENT.replayed, slot=200)
     fitted = fit(replace(RECURRENT, replayed=wide, max_states=10), static_bytes=1200 + 10_000, replay=True)
     assert fitted.bytes["states"] == 11 * 200
     assert fit(replace(RECURRENT, replayed=wide, max_states=10), static_bytes=1200 + 10_000).bytes["states"] == 11 * 100
@@ -163,15 +171,15 @@ def test_the_published_pairs_have_their_published_sizes(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_published_pairs_are_measured_against_a_device(name: str) -> None:
     pair = {"target": str(FOLDER / name / "target"), "drafter": str(FOLDER / name / "drafter")}
-    args = parse(card(name).arguments_for(*pair.values()), **pair)[0]
+    args = parse(modernise_argv(card(name).arguments_for(*pair.values()))[0], **pair)[0]
     report = preflight(args, asked_about(None, memory_gib=268))  # a B300: the coder needs 149 for weights
     assert [finding for finding in report.findings if finding.level == "error"] == []
     assert report.memory is not None
     text = text_config(load_config(FOLDER / name / "target"))
-    demand, ways = report.memory.demand, report.memory.ways
+    demand, ways = report.memory.served.sizing, [report.memory.served, report.memory.other]
     assert demand.target_kv == text["layer_types"].count("full_attention") * 2 * text["num_key_value_heads"] * 256 * 2
-    assert ways[0].running > 0 and len(ways) == 2
-    for each in ways:
+    assert ways[0].running > 0 and ways[1] is not None
+    for each in filter(None, ways):
         assert sum(each.bytes.values()) <= report.memory.static_bytes + demand.page * (
             demand.target_kv + demand.draft_kv
         )
@@ -196,11 +204,11 @@ def test_more_requests_run_where_states_are_replayed(name: str) -> None:
     args = parse([*flags.split(), "--tp-size", "2" if "Coder" in name else "1"], **pair)[0]
     memory = preflight(args, asked_about(None, memory_gib=141)).memory
     assert memory is not None
-    static, sglangs = memory.static_bytes, replace(memory.demand, state_share=0.9)
-    fits = (fit(sglangs, static), fit(sglangs, static, replay=True), memory.ways[0])
+    static, sglangs = memory.static_bytes, replace(memory.served.sizing, state_share=0.9)
+    fits = (fit(sglangs, static), fit(sglangs, static, replay=True), memory.served)
     assert tuple(each.running for each in fits) == AT_ONCE[name]
-    assert memory.ways[0].replay and memory.ways[1] == fits[0]
-    assert memory.ways[0].tokens >= min(CONTEXT, fits[1].tokens)
+    assert memory.served.replay and memory.other == fits[0]
+    assert memory.served.tokens >= min(CONTEXT, fits[1].tokens)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -216,20 +224,20 @@ def test_the_default_split_holds_a_whole_context_and_one_fraction_serves_every_r
 
     backends = ("--attention-backend", "trtllm_mha" if gpu == "b200" else "fa3")
     own_backends = [
-        *card(name).arguments_for(*pair.values()),
+        *modernise_argv(card(name).arguments_for(*pair.values()))[0],
         *backends,
         "--speculative-draft-attention-backend",
         backends[1],
     ]
     memory, advised = checked()
-    served = memory.ways[0]
-    sglangs = fit(replace(memory.demand, state_share=0.9), memory.static_bytes, replay=served.replay)
+    served = memory.served
+    sglangs = fit(replace(memory.served.sizing, state_share=0.9), memory.static_bytes, replay=served.replay)
     assert served.tokens >= min(CONTEXT, sglangs.tokens) and served.running >= sglangs.running
     for advice in advised:
         if advice.flag.startswith("--mem-fraction-static"):
             wider, _ = checked(*advice.flag.split())
-            assert (wider.ways[0].running, wider.ways[0].tokens) == (advice.running, advice.tokens)
-            assert wider.outside is not None and wider.outside.left >= FLOOR
+            assert (wider.served.running, wider.served.tokens) == (advice.running, advice.tokens)
+            assert wider.headroom is not None and wider.headroom.left >= FLOOR
 
 
 def test_a_27b_pair_keeps_two_gibibytes_of_scratch_a_request_or_replays_41_mebibytes() -> None:

@@ -21,7 +21,7 @@ cuda = SimpleNamespace(device_count=lambda: {count}, get_device_properties=lambd
 
 
 @pytest.mark.parametrize(
-    ("program", "has_gpu", "memory", "told_by"),
+    ("program", "has_gpu", "memory", "source"),
     [
         (H200.format(143771), False, 143771, "nvidia-smi"),
         (None, True, 143771, "torch"),
@@ -32,11 +32,11 @@ cuda = SimpleNamespace(device_count=lambda: {count}, get_device_properties=lambd
     ],
     ids=["nvidia-smi", "no nvidia-smi", "it has no answer", "it fails", "nobody knows", "no GPU"],
 )
-def test_the_gpus_memory_is_told_by_one_of_two(
+def test_the_gpus_memory_is_source_one_of_two(
     program: str | None,
     has_gpu: bool,
     memory: int | None,
-    told_by: str | None,
+    source: str | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -46,11 +46,11 @@ def test_the_gpus_memory_is_told_by_one_of_two(
     )
     install(tmp_path, monkeypatch)
     found = find_gpu()
-    if told_by is None:
+    if source is None:
         assert found is None
     else:
         expected = GPUS["h200"].memory if memory else None
-        assert found == Machine("gpu", "NVIDIA H200", expected, (9, 0), told_by)  # type: ignore[arg-type]
+        assert found == Machine("gpu", "NVIDIA H200", expected, (9, 0), source)  # type: ignore[arg-type]
         assert memory is None or found.memory == memory * MIB
     assert "torch" not in sys.modules or sys.modules["torch"].__file__ != str(tmp_path / "torch.py")
 
@@ -73,7 +73,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **environment: str) -
 
 
 @pytest.mark.parametrize(
-    ("environment", "base", "of_torch", "name", "told_by"),
+    ("environment", "base", "of_torch", "name", "source"),
     [
         ({"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, 0, 0, "NVIDIA H200", "nvidia-smi"),
         ({"CUDA_VISIBLE_DEVICES": "0,1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, 1, 0, "NVIDIA H200", "nvidia-smi"),
@@ -91,14 +91,14 @@ def test_the_gpu_is_the_one_that_this_process_will_use(
     base: int,
     of_torch: int,
     name: str,
-    told_by: str,
+    source: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_programs(tmp_path, f"echo {A10!r}\necho {H200.format(143771)!r}", count=of_torch)
     install(tmp_path, monkeypatch, **environment)
     found = find_gpu(base)
-    assert found is not None and (found.name, found.told_by) == (name, told_by)
+    assert found is not None and (found.name, found.source) == (name, source)
 
 
 def test_alike_gpus_need_no_order_and_a_split_one_is_left_to_torch(
@@ -108,12 +108,12 @@ def test_alike_gpus_need_no_order_and_a_split_one_is_left_to_torch(
     write_programs(tmp_path, f"echo {whole!r}\necho {whole!r}", count=0)
     install(tmp_path, monkeypatch, CUDA_VISIBLE_DEVICES="1")
     found = find_gpu()
-    assert found is not None and found.told_by == "nvidia-smi"
+    assert found is not None and found.source == "nvidia-smi"
     split = whole.replace("Disabled", "Enabled").replace("143771", "71000")
     write_programs(tmp_path, f"echo {split!r}", count=1)
     install(tmp_path, monkeypatch)
     found = find_gpu()
-    assert found is not None and (found.told_by, found.memory) == ("torch", 143771 * MIB)
+    assert found is not None and (found.source, found.memory) == ("torch", 143771 * MIB)
 
 
 def test_a_hanging_nvidia_smi_is_left_to_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_a_hanging_nvidia_smi_is_left_to_torch(tmp_path: Path, monkeypatch: pyte
     install(tmp_path, monkeypatch)
     monkeypatch.setattr(machine, "_SECONDS", 3)
     found = find_gpu()
-    assert found is not None and found.told_by == "torch"
+    assert found is not None and found.source == "torch"
 
 
 @pytest.mark.sglang

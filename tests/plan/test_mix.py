@@ -9,22 +9,22 @@ import pytest
 from typer.testing import CliRunner
 
 from sglang_dflash.cli import app
-from sglang_dflash.plan.advice import Mix
-from sglang_dflash.plan.findings import Finding
+from sglang_dflash.errors import Finding
+from sglang_dflash.plan.advice import Load
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import GPUS
 from sglang_dflash.plan.pools import Pools
-from sglang_dflash.plan.rules import preflight
+from sglang_dflash.plan.report import preflight
 from tests.support.cards import FOLDER
 
 BLOCK = ("--speculative-num-draft-tokens", "16")
 
 
-def asked(name: str, mix: Mix, *flags: str, gpu: str = "h200") -> tuple[Finding, Pools]:
+def asked(name: str, mix: Load, *flags: str, gpu: str = "h200") -> tuple[Finding, Pools]:
     pair = {"target": str(FOLDER / name / "target"), "drafter": str(FOLDER / name / "drafter")}
     report = preflight(parse([*BLOCK, *flags], **pair)[0], GPUS[gpu], mix)
     assert report.memory is not None
-    return report.findings[-1], report.memory.ways[0]
+    return report.findings[-1], report.memory.served
 
 
 def proposals(finding: Finding) -> list[tuple[list[str], int, int]]:
@@ -36,39 +36,39 @@ def proposals(finding: Finding) -> list[tuple[list[str], int, int]]:
 @pytest.mark.parametrize(
     ("name", "mix"),
     [
-        ("Qwen3.5-27B", Mix(48, 16_000, 0)),
-        ("Qwen3.6-27B", Mix(16, 8_000, 60)),
-        ("Qwen3.5-4B", Mix(8, 32_000, 60)),
-        ("Qwen3.6-35B-A3B", Mix(48, 16_000, 48)),
+        ("Qwen3.5-27B", Load(48, 16_000, 0)),
+        ("Qwen3.6-27B", Load(16, 8_000, 60)),
+        ("Qwen3.5-4B", Load(8, 32_000, 60)),
+        ("Qwen3.6-35B-A3B", Load(48, 16_000, 48)),
     ],
 )
 @pytest.mark.parametrize("own", [(), ("--mem-fraction-static", "0.75")], ids=["default", "cards'"])
-def test_the_proposed_flags_serve_the_mix(name: str, mix: Mix, own: tuple[str, ...]) -> None:
+def test_the_proposed_flags_serve_the_mix(name: str, mix: Load, own: tuple[str, ...]) -> None:
     finding, before = asked(name, mix, *own)
     if finding.level == "ok":
-        assert mix.served_by(before) and mix.held_by(before) >= mix.conversations
+        assert mix.fits(before) and mix.contexts_in(before) >= mix.conversations
         return
-    assert not (mix.served_by(before) and mix.held_by(before) >= mix.conversations)
+    assert not (mix.fits(before) and mix.contexts_in(before) >= mix.conversations)
     [(flags, tokens, contexts)] = proposals(finding)
     after, pools = asked(name, mix, *own, *flags)
     assert after.level == "ok", after
-    assert (pools.tokens, mix.held_by(pools)) == (tokens, contexts)
+    assert (pools.tokens, mix.contexts_in(pools)) == (tokens, contexts)
     assert pools.running == mix.users and tokens >= mix.users * mix.context and contexts >= mix.conversations
 
 
 def test_states_go_no_further_than_kv_for_them() -> None:
     """A state more or less keeps no more contexts."""
-    mix = Mix(8, 8_000, 60)
+    mix = Load(8, 8_000, 60)
     [(flags, _, contexts)] = proposals(asked("Qwen3.5-27B", mix)[0])
     at = flags.index("--max-mamba-cache-size") + 1
     assert int(flags[at]) > 8 * 5
     for other in (-2, 2):
         changed = [*flags[:at], str(int(flags[at]) + other), *flags[at + 1 :]]
-        assert mix.held_by(asked("Qwen3.5-27B", mix, *changed)[1]) <= contexts
+        assert mix.contexts_in(asked("Qwen3.5-27B", mix, *changed)[1]) <= contexts
 
 
 def test_what_nothing_serves_is_said_with_what_would() -> None:
-    mix = Mix(48, 32_000, 0)
+    mix = Load(48, 32_000, 0)
     finding, _ = asked("Qwen3.5-27B", mix)
     assert finding.level == "warn" and finding.remedy.startswith("nothing serves them here: at most ")
     [most, *others] = proposals(finding)
@@ -81,7 +81,7 @@ def test_what_nothing_serves_is_said_with_what_would() -> None:
 
 
 def test_contexts_that_nothing_keeps_are_counted_as_far_as_they_go() -> None:
-    mix = Mix(8, 32_000, 1000)
+    mix = Load(8, 32_000, 1000)
     [(flags, _, contexts), *_] = proposals(asked("Qwen3.5-4B", mix)[0])
     assert 8 < contexts < 1000
     assert asked("Qwen3.5-4B", replace(mix, conversations=contexts), *flags)[0].level == "ok"

@@ -50,7 +50,7 @@ def test_a_number_of_tokens_is_read_as_sglang_reads_it(text: str) -> None:
     assert parse("--context-length", text)[0].context_length == flags.count(text)
 
 
-def parse(*words: str) -> tuple[Settings, list[str], list[str]]:
+def parse(*words: str) -> tuple[Settings, list[str]]:
     return flags.parse(words, target="t", drafter="d")
 
 
@@ -81,11 +81,11 @@ def test_a_word_that_a_server_does_not_take_is_an_error(words: tuple[str, ...], 
 
 def test_flags_that_the_preflight_does_not_read_are_warned_of_unless_they_cannot_matter() -> None:
     harmless = ("--host", "0.0.0.0", "--bucket-e2e-request-latency", "1", "2", "--enable-metrics")
-    [finding] = check_unread(parse(*harmless)[2])
+    [finding] = check_unread(parse(*harmless)[1])
     assert (finding.level, finding.about) == ("ok", "flags ignored")
     assert set(finding.value.split()) == {"--host", "--bucket-e2e-request-latency", "--enable-metrics"}
     for flag in ("--enable-lora", "--enable-hierarchical-cache", "--enable-mixed-chunk"):
-        [finding] = check_unread(parse(flag)[2])
+        [finding] = check_unread(parse(flag)[1])
         assert finding.level == "warn" and flag in finding.value
 
 
@@ -93,3 +93,10 @@ def test_no_pattern_of_harmless_flags_is_left_over() -> None:
     names = [flag.names[0] for flag in known_flags()]
     for pattern in (*HARMLESS, *HARMFUL):
         assert any(name.startswith(pattern) for name in names), pattern
+
+
+def test_a_cards_command_can_be_pasted_after_the_models() -> None:
+    pasted = ["--model-path", "t", "--speculative-algorithm", "DFLASH", "--tp-size", "2", "--host", "0.0.0.0"]
+    settings, unread = parse(*pasted)
+    assert (settings.model_path, settings.speculative_draft_model_path, settings.tp_size) == ("t", "d", 2)
+    assert unread == ["--host"]

@@ -12,16 +12,15 @@ import pytest
 
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import GPUS
-from sglang_dflash.plan.pools import Graphs, Reader, buffers, buffers_of, sampling
-from sglang_dflash.plan.report import lines
-from sglang_dflash.plan.rules import preflight
+from sglang_dflash.plan.pools import CapturedModel, graph_buffers, sampling
+from sglang_dflash.plan.report import lines, preflight
 from tests.support.cards import FOLDER
 
 BATCH, BLOCK, CONTEXT = 48, 16, 262_144
 
 
-def graphs(page: int = 1, widths: tuple[int, ...] = (1, 4, 16)) -> Graphs:
-    return Graphs(BATCH, widths, CONTEXT, page)
+def buffers(model: CapturedModel, *widths: int, page: int = 1) -> int:
+    return sum(graph_buffers(model, batch=BATCH, width=width, context=CONTEXT, page=page) for width in widths)
 
 
 def tensors(value: Any) -> int:
@@ -45,7 +44,7 @@ KINDS = {
 }
 
 
-def backend(name: str, reader: Reader, page: int, width: int) -> Any:
+def backend(name: str, reader: CapturedModel, page: int, width: int) -> Any:
     """SGLang's backend as its constructor leaves it, in the attributes that size its graphs' buffers."""
     import torch
 
@@ -64,8 +63,8 @@ def backend(name: str, reader: Reader, page: int, width: int) -> Any:
         num_head=reader.heads,
         v_head_dim=reader.head_dim,
         max_kv_splits=8,
-        is_draft_runner=bool(reader.drafts),
-        expand_encoder_only_verify=bool(reader.drafts),
+        is_draft_runner=bool(reader.drafter_block),
+        expand_encoder_only_verify=bool(reader.drafter_block),
         kv_indptr=[torch.empty(0)] * 2,
         topk=1,
         dllm_attention=None,
@@ -104,20 +103,20 @@ def test_a_set_of_graphs_takes_what_sglang_allocates(
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *size, **kw: zeros(*size, **{**kw, "device": "meta"}))
     monkeypatch.setattr(eagle_utils, "_is_cpu", False)
-    reader = Reader(name, 24, 256, window, drafts)
+    reader = CapturedModel(name, 24, 256, window, drafts)
     found = backend(name, reader, page, width)
     before = tensors(list(vars(found).values()))
     found.init_cuda_graph_state(BATCH, BATCH * width)
     allocated = tensors(list(vars(found).values())) - before
-    assert buffers_of(reader, graphs(page), width) == pytest.approx(allocated, rel=0.03)
+    assert buffers(reader, width, page=page) == pytest.approx(allocated, rel=0.03)
 
 
 def test_the_anchor_alone_needs_no_drafter_and_every_width_its_own() -> None:
-    target, drafter = Reader("fa3", 24, 256), Reader("fa3", 32, 128, drafts=BLOCK)
-    one = buffers(graphs(widths=(1,)), target, drafter)
+    target, drafter = CapturedModel("fa3", 24, 256), CapturedModel("fa3", 32, 128, drafter_block=BLOCK)
+    one = buffers(target, 1)
     assert one == pytest.approx(4 * BATCH * CONTEXT * 4, rel=0.05)
-    assert buffers(graphs(widths=(1, 4, 16)), target, drafter) == 5 * one
-    assert buffers(graphs(widths=(1, 4, 16, 32)), target, drafter) == 6 * one, "copies fill what the drafter does not"
+    assert buffers(target, 1, 4, 16, 32) == 4 * one
+    assert buffers(drafter, 1, 4, 16, 32) == 2 * one, "copies fill what the drafter does not"
 
 
 def test_sampling_peaks_at_the_logits_and_a_copy() -> None:
@@ -141,7 +140,7 @@ def test_too_little_beside_the_static_share_is_a_warning_that_names_a_fraction(
     """A 27B on one H200: with the fraction that it names, all is well."""
     found, finding = checked(*flags)
     assert finding.level == level
-    assert any("outside: sampling" in line for line in lines(found.memory.ways, (), found.memory.outside))
+    assert any("outside: sampling" in line for line in lines(found.memory.served, headroom=found.memory.headroom))
     if level == "warn" and (named := re.search(r"--mem-fraction-static ([0-9.]+)", finding.remedy)):
         assert checked(*flags, "--mem-fraction-static", named[1])[1].level == "ok"
 

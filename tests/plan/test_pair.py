@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.findings import Finding, of_error, raise_first_error
+from sglang_dflash.errors import DFlashError, Finding, judge, raise_first_error
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.pair_rules import check_pair
-from tests.support.configs import MISSING, drafter, target
+from sglang_dflash.plan.pair_rules import CONFIGURATIONS
+from sglang_dflash.plan.settings import Settings
+from tests.support.configs import MISSING, drafter, pair_of, target
 
 FLAGS = {"block_size": "--speculative-num-draft-tokens", "draft_window": "--speculative-draft-window-size"}
 
@@ -26,9 +25,12 @@ def findings(
     target_changes: Mapping[str, Any] | None = None,
     **flags: int,
 ) -> dict[str, Finding]:
-    config = DrafterConfig.from_dict(drafter(**(drafter_changes or {})))
-    found = check_pair(config, target(**(target_changes or {})), arguments(**flags))
-    return {finding.about: finding for finding in found}
+    pair = pair_of(drafter(**(drafter_changes or {})), target(**(target_changes or {})))
+    return check(arguments(**flags), pair)
+
+
+def check(settings: Settings, pair: Pair) -> dict[str, Finding]:
+    return {about: judge(about, rule, settings, pair) for about, rule in CONFIGURATIONS.items()}
 
 
 def test_a_pair_that_fits_has_only_ok_findings() -> None:
@@ -37,8 +39,7 @@ def test_a_pair_that_fits_has_only_ok_findings() -> None:
 
 def test_a_multimodal_target_is_read_through_its_text_config() -> None:
     nested = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": target()}
-    found = check_pair(DrafterConfig.from_dict(drafter()), nested, arguments())
-    assert {finding.level for finding in found} == {"ok"}
+    assert {finding.level for finding in check(arguments(), pair_of(drafter(), nested)).values()} == {"ok"}
 
 
 ERRORS = [
@@ -71,7 +72,7 @@ def test_a_pair_that_does_not_fit_is_an_error_that_says_what_to_do(
     with pytest.raises(DFlashError) as raised:
         raise_first_error(found.values())
     first = next(finding for finding in found.values() if finding.level == "error")
-    assert of_error(first.about, raised.value) == first
+    assert Finding.of(first.about, raised.value) == first
 
 
 WARNINGS = [
@@ -98,8 +99,7 @@ def test_more_ranks_than_kv_heads_share_them() -> None:
 def test_a_block_wider_than_the_drafters_is_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(*flags: str) -> Finding:
         settings = parse(["--speculative-num-draft-tokens", "32", *flags], target="t", drafter="d")[0]
-        found = check_pair(DrafterConfig.from_dict(drafter()), target(), settings, Pair.of(settings).widths)
-        return {each.about: each for each in found}["block size"]
+        return check(settings, pair_of(drafter(), adaptive=settings.speculative_adaptive))["block size"]
 
     assert found("--speculative-adaptive").value == "32: 16 drafted, the rest copied"
     assert found().level == "error"

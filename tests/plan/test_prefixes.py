@@ -13,7 +13,7 @@ import pytest
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import asked_about
 from sglang_dflash.plan.pools import Pools
-from sglang_dflash.plan.rules import preflight
+from sglang_dflash.plan.report import preflight
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.generation import generate
 from tests.support.pair_servers import dflash_server
@@ -61,7 +61,7 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     report = preflight(parse([*base, *flags], **pair)[0], asked_about("cpu", 64))
     assert report.memory is not None
     with dflash_server(PAIR, tmp_path_factory.mktemp("kept"), *flags, base=base) as server:
-        yield Kept(server, request.param, report.memory.ways[0])
+        yield Kept(server, request.param, report.memory.served)
 
 
 def prompt(number: int, length: int = 130) -> list[int]:

@@ -11,7 +11,7 @@ from sglang_dflash.cli import app
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import GPUS, asked_about
 from sglang_dflash.plan.memory import MemoryTable
-from sglang_dflash.plan.rules import Report, preflight
+from sglang_dflash.plan.report import Report, preflight
 from tests.support.cards import FOLDER
 
 PAIR = {"target": str(FOLDER / "Qwen3.5-27B" / "target"), "drafter": str(FOLDER / "Qwen3.5-27B" / "drafter")}
@@ -57,7 +57,7 @@ def test_a_flag_gives_what_it_is_said_to_give(switch: str, own: set[str], monkey
         "--speculative-draft-window-size",
     } | own
     for flag, expected in advice.items():
-        fitted = memory(*flag.split()).ways[0]
+        fitted = memory(*flag.split()).served
         assert (fitted.running, fitted.tokens) == expected, flag
 
 
@@ -66,19 +66,19 @@ def test_a_flag_gives_what_it_is_said_to_give(switch: str, own: set[str], monkey
 def test_prefixes_kept_and_what_they_cost(strategy: str, users: str) -> None:
     """Each flag keeps as many as it is said to keep, and leaves as much K/V."""
     own = ("--mamba-radix-cache-strategy", strategy, "--max-running-requests", users)
-    before = memory(*own).ways[0]
+    before = memory(*own).served
     found = {each.flag: (each.running, each.tokens, each.prefixes) for each in checked(*own).prefixes}
     assert {flag.split()[0] for flag in found} == {
-        *("--max-mamba-cache-size", "--mamba-full-memory-ratio", "--mamba-ssm-dtype"),
+        *("--max-mamba-cache-size", "--mamba-ssm-dtype"),
         "--speculative-draft-window-size",
         *(["--mamba-radix-cache-strategy"] if strategy == "extra_buffer" else []),
     }
     for flag, expected in found.items():
-        after = memory(*own, *flag.split()).ways[0]
+        after = memory(*own, *flag.split()).served
         assert after.replay and (after.running, after.tokens, after.prefixes()) == expected, flag
         assert after.prefixes() > before.prefixes() or after.tokens > before.tokens
     size = ("--max-mamba-cache-size", str(before.state_slots + 1), "--enable-linear-replayssm-spec")
-    one_more = memory(*own, *size).ways[0]
+    one_more = memory(*own, *size).served
     assert one_more.prefixes() == before.prefixes() + 1
     assert before.tokens - one_more.tokens == pytest.approx(before.state_price, abs=1)
 
@@ -86,14 +86,15 @@ def test_prefixes_kept_and_what_they_cost(strategy: str, users: str) -> None:
 def test_all_run_with_the_mildest_ratio() -> None:
     short = ("--context-length", "2048")  # a longer one takes the K/V that states for all would leave
     better = preflight(parse([*FLAGS, *short], **PAIR)[0], asked_about(None, 141)).memory
-    assert better is not None and better.demand.state_share == 2.4 and [each.running for each in better.ways] == [48, 7]
-    assert memory(*short, "--mamba-full-memory-ratio", "2.3").ways[0].running < 48
+    assert better is not None and better.other is not None
+    assert better.served.sizing.state_share == 2.4 and (better.served.running, better.other.running) == (48, 7)
+    assert memory(*short, "--mamba-full-memory-ratio", "2.3").served.running < 48
     assert advised(*short)["--mamba-full-memory-ratio 2.4"][0] == 48
 
 
 def test_fewer_requests_are_advised_where_their_scratch_takes_the_states_memory() -> None:
     [flag] = [flag for flag in advised("--max-running-requests", "500") if flag.startswith("--max-running-requests")]
-    assert memory("--max-running-requests", "500").ways[0].running < memory(*flag.split()).ways[0].running
+    assert memory("--max-running-requests", "500").served.running < memory(*flag.split()).served.running
     assert not any(flag.startswith("--max-running-requests") for flag in advised())
 
 
@@ -118,7 +119,7 @@ def test_a_gpu_can_be_asked_about_by_name(name: str) -> None:
     memory = GPUS[name].memory
     assert memory is not None and table["static_bytes"] == int(memory * 0.85)
     assert table["device"] == GPUS[name].name
-    replayed, kept = table["ways"]
+    replayed, kept = table["served"], table["other"]
     assert replayed["replay"] and kept["running"] < replayed["running"]
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.drafter.checkpoint import ModelFiles
-from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.plan.findings import Finding
-from sglang_dflash.plan.pair_rules import check_vocabulary
+from sglang_dflash.errors import Finding, judge
+from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.pair_rules import WEIGHTS
+from sglang_dflash.plan.settings import Settings
 from tests.support.trainers import config, tensors_of, write, write_target
 
 FORMS = ["speculators", "speculators-reduced"]
@@ -23,9 +24,12 @@ def finding(tmp_path: Path, name: str, edit: Edit = lambda tensors: None, *, tie
     tensors = tensors_of(name, write_target(tmp_path / "target", tied=tied))
     edit(tensors)
     folder = write(tmp_path / "drafter", config(name), tensors)
-    files = ModelFiles(str(folder)), ModelFiles(str(tmp_path / "target"))
-    [found] = check_vocabulary(DrafterConfig.load(folder), *files)
-    return found
+    return vocabulary(folder)
+
+
+def vocabulary(drafter: Path) -> Finding:
+    pair = Pair(ModelFiles(str(drafter.parent / "target")), ModelFiles(str(drafter)))
+    return judge("vocabulary", WEIGHTS["drafter's vocabulary"], Settings(), pair)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -78,9 +82,7 @@ def test_without_the_targets_weights_there_is_a_doubt(tmp_path: Path) -> None:
     write_target(tmp_path / "target")
     (tmp_path / "target" / "model.safetensors").unlink()
     folder = write(tmp_path / "drafter", config("speculators"), {"lm_head.weight": torch.zeros(1)})
-    files = ModelFiles(str(folder)), ModelFiles(str(tmp_path / "target"))
-    [found] = check_vocabulary(DrafterConfig.load(folder), *files)
-    assert found.level == "warn"
+    assert vocabulary(folder).level == "warn"
 
 
 def test_a_drafter_that_holds_no_copy_passes(tmp_path: Path) -> None:
@@ -91,8 +93,3 @@ def test_a_drafter_that_holds_no_copy_passes(tmp_path: Path) -> None:
 
     found = finding(tmp_path, "speculators", drop)
     assert found.level == "ok" and found.value == "the target's: the checkpoint holds no copy"
-
-
-def test_a_drafter_without_a_vocabulary_is_not_asked(tmp_path: Path) -> None:
-    files = ModelFiles(str(tmp_path))
-    assert list(check_vocabulary(DrafterConfig.from_dict(config("specforge")), files, files)) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.widths import WidthConfig, default_widths, parse_config, read_config
+from sglang_dflash.plan.widths import WidthConfig, parse_config, read_config
 from sglang_dflash.width import AdaptiveWidth, CostTable, FixedWidth, RandomWidth, build_policy
 
 
@@ -15,7 +15,7 @@ from sglang_dflash.width import AdaptiveWidth, CostTable, FixedWidth, RandomWidt
     "block_size, widths", [(16, (1, 2, 4, 8, 16)), (10, (1, 2, 4, 8, 10)), (2, (1, 2)), (1, (1,)), (9, (1, 2, 4, 8, 9))]
 )
 def test_default_widths_are_powers_of_two_and_the_block_size(block_size, widths):
-    assert default_widths(block_size) == WidthConfig().widths_for(block_size) == widths
+    assert WidthConfig().widths_for(block_size) == widths
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,6 @@ def test_the_requested_policy_is_built():
     assert build_policy(parse_config({"policy": "fixed", "widths": [1, 4]}), 16) == FixedWidth(4)
     drawn = build_policy(parse_config({"policy": "random", "widths": [4]}), 16)
     assert isinstance(drawn, RandomWidth) and drawn.width(1) == 4
-    costs = CostTable({(1, width): 10.0 + width for width in default_widths(16)})
+    costs = CostTable({(1, width): 10.0 + width for width in WidthConfig().widths_for(16)})
     adaptive = build_policy(WidthConfig(), 16, costs)
     assert isinstance(adaptive, AdaptiveWidth) and adaptive.costs is costs

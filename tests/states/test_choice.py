@@ -39,14 +39,14 @@ def test_a_gpu(
     if switch is not None:
         monkeypatch.setenv(SWITCH, switch)
     args = parse(flags, target="t", drafter="d")[0]
-    assert is_replayed(args, UNKNOWN_GPU, args.replay_choice, lets_more_run=lets_more_run) == expected
+    assert is_replayed(args, UNKNOWN_GPU, lets_more_run=lets_more_run) == expected
 
 
 @pytest.mark.parametrize(("switch", "expected"), [("", True), ("0", False)])
 def test_the_cpu_platform_replays_whatever_fits(switch: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, switch)
     args = parse([], target="t", drafter="d")[0]
-    assert is_replayed(args, CPU, args.replay_choice, lets_more_run=False) == expected
+    assert is_replayed(args, CPU, lets_more_run=False) == expected
 
 
 @pytest.mark.parametrize(("flags", "block", "expected"), [([], 16, 16), ([], 4, 16), ([], 17, 32), (["64"], 16, 64)])

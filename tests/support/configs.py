@@ -5,6 +5,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from sglang_dflash.drafter.checkpoint import ModelFiles
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.plan.pair import Pair
+
 DRAFTER: dict[str, Any] = {
     "architectures": ["DFlashDraftModel"],
     "model_type": "qwen3",
@@ -47,6 +51,14 @@ def drafter(**changes: Any) -> dict[str, Any]:
 
 def target(**changes: Any) -> dict[str, Any]:
     return _changed(TARGET, changes)
+
+
+def pair_of(drafter: dict[str, Any], target: dict[str, Any] = TARGET, **fields: Any) -> Pair:
+    """A pair of these configurations, without files."""
+    pair = Pair(ModelFiles("target"), ModelFiles("drafter"), **fields)
+    vars(pair.drafter_files).update(config=drafter, published=drafter, tensors={})
+    vars(pair).update(target=target, drafter=DrafterConfig.from_dict(drafter))
+    return pair
 
 
 def _changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def estimated(target: Path, drafter: Path, *flags: str) -> dict[str, int]:
     done = subprocess.run([*command, *pair, *flags], stdout=subprocess.PIPE, text=True, check=False)
     report: dict[str, Any] = json.loads(done.stdout)
     assert report["memory"], report["findings"]
-    return dict(report["memory"]["ways"][0]["bytes"])
+    return dict(report["memory"]["served"]["bytes"])
 
 
 def allocated(server: Server) -> dict[str, int]:

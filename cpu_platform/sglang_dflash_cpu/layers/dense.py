@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from sglang_dflash.ops import host_rows
 from torch import Tensor
 
+from sglang_dflash.ops import host_rows
 from sglang_dflash.ops.reference import inverse_rms
 
 LARGE = 1 << 22  # multiply-adds

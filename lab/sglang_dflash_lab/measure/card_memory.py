@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import GIB, GPUS
-from sglang_dflash.plan.memory import STATE_SHARE
-from sglang_dflash.plan.pools import fit
-from sglang_dflash.plan.rules import preflight
+from sglang_dflash.plan.pools import STATE_SHARE, fit
+from sglang_dflash.plan.report import preflight
 from sglang_dflash_lab.tables import MISSING, Table
 from tests.support.cards import FOLDER, NAMES, card
 
@@ -23,20 +23,20 @@ def row(name: str, gpu: str, *flags: str) -> list[str]:
     """Return the table's row of one card on one GPU, with flags added to the card's."""
     pair = {"target": str(FOLDER / name / "target"), "drafter": str(FOLDER / name / "drafter")}
     backends = _BLACKWELL if gpu == "b200" else _HOPPER
-    args = parse([*card(name).arguments_for(*pair.values()), *backends, *flags], **pair)[0]
+    args = parse(modernise_argv([*card(name).arguments_for(*pair.values()), *backends, *flags])[0], **pair)[0]
     memory = preflight(args, GPUS[gpu]).memory
-    if memory is None or not memory.ways[0].running:
+    if memory is None or not memory.served.running:
         return [name, gpu, *[MISSING] * 6]
-    served, outside = memory.ways[0], memory.outside
-    sglangs = fit(replace(memory.demand, state_share=STATE_SHARE), memory.static_bytes)
+    served, headroom = memory.served, memory.headroom
+    sglangs = fit(replace(served.sizing, state_share=STATE_SHARE), memory.static_bytes)
     return [
         name,
         gpu,
         "replayed" if served.replay else "kept",
-        f"{served.running} ({sglangs.running}) of {served.asked}",
+        f"{served.running} ({sglangs.running}) of {served.sizing.max_running}",
         f"{served.tokens:,} ({sglangs.tokens:,})",
-        str(memory.demand.state_share) if served.replay else f"{STATE_SHARE}",
-        f"{max(0, outside.left) / GIB:.1f}" if outside else MISSING,
+        str(served.sizing.state_share) if served.replay else f"{STATE_SHARE}",
+        f"{max(0, headroom.left) / GIB:.1f}" if headroom else MISSING,
         f"{memory.fraction}",
     ]
 

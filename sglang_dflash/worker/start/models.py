@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING
 from sglang_dflash.drafter.tensors import load_mask_embedding
 from sglang_dflash.model.vocabulary import TargetVocabulary
-from sglang_dflash.plan.pools import Pools, draft_slots, history_bytes
+from sglang_dflash.plan.pools import Pools, RequestState, Sizing, draft_slots
 from sglang_dflash.plan.report import lines
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import in_transfer, slots_per_request
@@ -67,28 +67,27 @@ def log_memory(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> 
     slots, tokens, page = 0 if states is None else states.size, target.max_total_num_tokens, schedule.page_size
     ring = None if plan.window is None else plan.window.ring_slots(target.model_config.context_len)
     running, transferred = target.max_running_requests, in_transfer(get_disagg())
-    pools = Pools(
-        replay=plan.replay,
+    state = RequestState(memory["states"] // (slots + 1), memory["scratch"] // (running + (transferred or 0) + 1))
+    sizing = Sizing(
         target_weights=memory["target_weights"],
         drafter_weights=memory["drafter_weights"],
         target_kv=memory["target_kv"] // (tokens + page),
         draft_kv=memory["draft_kv"] // draft_slots(ring, tokens, running, transferred, page=page),
-        state=memory["states"] // (slots + 1),
-        scratch=memory["scratch"] // (running + (transferred or 0) + 1),
-        tokens=tokens,
-        page=page,
-        state_slots=slots,
-        slots_per_request=slots_per_request(get_server_args()),
+        kept=state,
+        replayed=state,
         block=plan.block,
-        asked=schedule.max_running_requests,
-        running=running,
+        slots_per_request=slots_per_request(get_server_args()),
+        context=target.model_config.context_len,
+        max_running=schedule.max_running_requests,
+        page=page,
         ring=ring,
         in_transfer=transferred,
-        history=history_bytes(target.model_config.context_len if plan.copies else None, tokens, plan.block),
+        copies=plan.copies,
     )
-    more = [_MORE_PREFIXES] if pools.state and pools.slots_per_request > 1 else []
-    logger.info("DFLASH: memory of this rank\n  %s", "\n  ".join([*lines([pools]), *more]))
-    if pools.running < pools.asked:
+    pools = Pools(sizing, plan.replay, tokens, slots, running)
+    more = [_MORE_PREFIXES] if state.slot and sizing.slots_per_request > 1 else []
+    logger.info("DFLASH: memory of this rank\n  %s", "\n  ".join([*lines(pools), *more]))
+    if running < sizing.max_running:
         logger.warning(
             "DFLASH: --max-running-requests is %d, but only %d requests fit at once; %s are the limit. Fix: %s, or a "
             "higher --mem-fraction-static; run `sglang-dflash check` to see how far each helps",
