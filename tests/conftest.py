@@ -1,4 +1,4 @@
-"""Models on disk, and servers that several files of engine tests share, once a session.
+"""Servers that several files of engine tests share, once per session.
 
 Starting a server takes longer than most tests. Files that share one run in the same worker of pytest-xdist
 (``--dist loadgroup``); every other file is a group of its own, so that its tests share what it starts.
@@ -13,7 +13,6 @@ import torch
 from hypothesis import settings
 
 from sglang_dflash_lab.bench.server import free_port
-from tests.support.checkpoints import Checkpoints
 from tests.support.generation import assert_nothing_leaked
 from tests.support.pair_servers import (
     FEATURES,
@@ -56,11 +55,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("engine") and not item.get_closest_marker("xdist_group"):
             file = item.path.stem
             item.add_marker(pytest.mark.xdist_group("features" if file in FEATURES_FILES else file))
-
-
-@pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.fixture(scope="session")

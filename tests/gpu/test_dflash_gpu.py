@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
-from tests.support.near_tie import assert_diverging_only_at_near_ties
+from tests.support.generation import (
+    Answer,
+    assert_diverging_only_at_near_ties,
+    assert_nothing_leaked,
+    flush,
+    generate_all,
+)
 from tests.support.pair_servers import BFLOAT16, RANDOM_WIDTHS, dflash_server, plain_server, worker_info
 from tests.support.prompts import corpus
 

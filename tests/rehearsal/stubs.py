@@ -18,7 +18,7 @@ from tabulate import tabulate
 
 from tests.rehearsal import report
 from tests.rehearsal.emulator import Graph, captured_by
-from tests.support.renorm import top_k_renorm_prob, top_p_renorm_prob
+from tests.support.probability import top_k_renorm_prob, top_p_renorm_prob
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,15 @@ import pytest
 from sglang_dflash.plan.settings import REPLAY_SWITCH as SWITCH
 from tests.rehearsal.run import FAILS_AT_ONCE, ROOT
 from tests.rehearsal.scenarios import HYBRID, RANDOM_WIDTHS, TURNS
-from tests.support.disaggregated import disaggregated, missing_backend
 from tests.support.generation import Answer, generate_all
-from tests.support.pair_servers import dflash_server, worker_info
+from tests.support.pair_servers import dflash_server, disaggregated, missing_transfer_backend, worker_info
 from tests.support.servers import Server
 
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.slow,
     pytest.mark.timeout(3600),
-    pytest.mark.skipif(missing_backend() is not None, reason="no transfer backend (docs/deployment.md)"),
+    pytest.mark.skipif(missing_transfer_backend() is not None, reason="no transfer backend (docs/deployment.md)"),
 ]
 
 # Four requests take turns in two rows. Without a backup for retracted requests a decoding server overlaps.

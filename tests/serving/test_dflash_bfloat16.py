@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash_lab.pairs import NAMES
-from tests.support.generation import Answer, generate_all
-from tests.support.near_tie import BF16_GAP, assert_diverging_only_at_near_ties, largest_change
+from tests.support.generation import BF16_GAP, Answer, assert_diverging_only_at_near_ties, generate_all, largest_change
 from tests.support.pair_servers import BFLOAT16, dflash_server, plain_server
 from tests.support.prompts import corpus, random_prompts
 from tests.support.servers import Server

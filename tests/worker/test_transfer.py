@@ -19,7 +19,7 @@ from sglang_dflash.worker.start import transfer
 from sglang_dflash.worker.start.transfer import HostBackup, describe_rings, register_rings
 from sglang_dflash.worker.window import DraftRings
 from sglang_dflash_cpu.layers.kv import CpuKVPool
-from tests.support.plan import serve, serve_builtin
+from tests.support.configs import serve, serve_builtin
 
 pytestmark = pytest.mark.sglang
 
