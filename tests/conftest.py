@@ -39,11 +39,11 @@ FEATURES_FILES = {
     "test_dflash_reference",
     "test_diagnose_engine",
     "test_entries",
+    "test_faults",
     "test_host_copies",
     "test_payoff_engine",
     "test_requests",
     "test_requests_batches",
-    "test_requests_mixed",
     "test_state_replay",
     "test_width_engine",
 }
@@ -71,12 +71,13 @@ def plain_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def dflash_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """``tiny-hybrid`` under DFLASH with every request feature.
+    """``tiny-hybrid`` under DFLASH with every request feature; ``test_faults.py`` plants faults in its folder.
 
     SGLang averages accept lengths over whole log intervals only; with intervals of one step it leaves none out.
     """
-    log_every_step = ("--decode-log-interval", "1")
-    with dflash_server("tiny-hybrid", tmp_path_factory.mktemp("dflash"), *log_every_step, base=FEATURES) as server:
+    folder, log_every_step = tmp_path_factory.mktemp("dflash"), ("--decode-log-interval", "1")
+    plugin = with_plugin(folder, "faults")
+    with dflash_server("tiny-hybrid", folder, *log_every_step, base=FEATURES, **plugin) as server:
         yield server
         assert_nothing_leaked(server)
 
