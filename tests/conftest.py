@@ -1,11 +1,13 @@
 """Servers that several files of engine tests share, once per session.
 
 Starting a server takes longer than most tests. Files that share one run in the same worker of pytest-xdist
-(``--dist loadgroup``); every other file is a group of its own, so that its tests share what it starts.
+(``--dist loadgroup``); every other file is a group, so that its tests share what it starts. Engine tests come first, so
+that short tests fill the end of a run (``--no-loadscope-reorder``).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -52,9 +54,20 @@ FEATURES_FILES = {
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("engine") and not item.get_closest_marker("xdist_group"):
-            file = item.path.stem
-            item.add_marker(pytest.mark.xdist_group("features" if file in FEATURES_FILES else file))
+        if not item.get_closest_marker("xdist_group"):
+            shares = item.get_closest_marker("engine") and item.path.stem in FEATURES_FILES
+            item.add_marker(pytest.mark.xdist_group("features" if shares else item.nodeid.partition("::")[0]))
+    items.sort(key=lambda item: item.get_closest_marker("engine") is None)
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Undo what SGLang writes to the environment, which servers that start later would inherit."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")
