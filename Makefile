@@ -32,14 +32,13 @@ demo: setup
 	$(BIN)/python -m sglang_dflash_lab.bench.demo
 
 # A file's tests share what it sets up; engine tests share servers too, in groups (tests/conftest.py).
-PYTEST := $(BIN)/pytest -q -n 2
+PYTEST := $(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
 
 test: setup
-	$(PYTEST) --dist loadfile -m "not engine and not slow and not gpu" tests
-	$(PYTEST) --dist loadgroup -m "engine and not slow and not gpu" tests
+	$(PYTEST) -m "not slow and not gpu" tests
 
 test-slow: setup
-	$(PYTEST) --dist loadgroup -m "slow and not gpu" tests
+	$(PYTEST) -m "slow and not gpu" tests
 
 # Other people's load and evaluation tools, each in an environment of its own (docs/benchmarking.md#other-peoples-tools).
 TOOLS := $(patsubst requirements/tools/%.txt,.cache/tools/%/.installed,$(wildcard requirements/tools/*.txt))
@@ -61,7 +60,7 @@ rehearse: setup
 
 # The slow equality matrix alone; interrupted, it goes on with the cells that are not yet in .cache/matrix.jsonl.
 test-matrix: setup
-	$(PYTEST) --dist loadgroup -m slow tests/serving/test_dflash_equality.py
+	$(PYTEST) -m slow tests/serving/test_dflash_equality.py
 	$(BIN)/python -m tests.support.matrix
 
 soak: setup

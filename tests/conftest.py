@@ -1,11 +1,13 @@
-"""Models on disk, and servers that several files of engine tests share, once a session.
+"""Servers that several files of engine tests share, once per session.
 
 Starting a server takes longer than most tests. Files that share one run in the same worker of pytest-xdist
-(``--dist loadgroup``); every other file is a group of its own, so that its tests share what it starts.
+(``--dist loadgroup``); every other file is a group, so that its tests share what it starts. Engine tests come first, so
+that short tests fill the end of a run (``--no-loadscope-reorder``).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +15,6 @@ import torch
 from hypothesis import settings
 
 from sglang_dflash_lab.bench.server import free_port
-from tests.support.checkpoints import Checkpoints
 from tests.support.generation import assert_nothing_leaked
 from tests.support.pair_servers import (
     FEATURES,
@@ -40,11 +41,11 @@ FEATURES_FILES = {
     "test_dflash_reference",
     "test_diagnose_engine",
     "test_entries",
+    "test_faults",
     "test_host_copies",
     "test_payoff_engine",
     "test_requests",
     "test_requests_batches",
-    "test_requests_mixed",
     "test_state_replay",
     "test_width_engine",
 }
@@ -53,14 +54,20 @@ FEATURES_FILES = {
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("engine") and not item.get_closest_marker("xdist_group"):
-            file = item.path.stem
-            item.add_marker(pytest.mark.xdist_group("features" if file in FEATURES_FILES else file))
+        if not item.get_closest_marker("xdist_group"):
+            shares = item.get_closest_marker("engine") and item.path.stem in FEATURES_FILES
+            item.add_marker(pytest.mark.xdist_group("features" if shares else item.nodeid.partition("::")[0]))
+    items.sort(key=lambda item: item.get_closest_marker("engine") is None)
 
 
-@pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Undo what SGLang writes to the environment, which servers that start later would inherit."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")
@@ -77,12 +84,13 @@ def plain_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def dflash_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """``tiny-hybrid`` under DFLASH with every request feature.
+    """``tiny-hybrid`` under DFLASH with every request feature; ``test_faults.py`` plants faults in its folder.
 
     SGLang averages accept lengths over whole log intervals only; with intervals of one step it leaves none out.
     """
-    log_every_step = ("--decode-log-interval", "1")
-    with dflash_server("tiny-hybrid", tmp_path_factory.mktemp("dflash"), *log_every_step, base=FEATURES) as server:
+    folder, log_every_step = tmp_path_factory.mktemp("dflash"), ("--decode-log-interval", "1")
+    plugin = with_plugin(folder, "faults")
+    with dflash_server("tiny-hybrid", folder, *log_every_step, base=FEATURES, **plugin) as server:
         yield server
         assert_nothing_leaked(server)
 

@@ -1,6 +1,7 @@
-"""Parse command lines with SGLang's own parser in a fresh process: JSON lists in, outcomes out.
+"""Parse command lines with SGLang's parser in a fresh process, first without and then with its plugins loaded.
 
-Run as ``python parse_commands.py plain|plugin``; plugins load before parsing, as in SGLang's launchers.
+Command lines in, outcomes out, as JSON: ``{"plain": [[argument, ...], ...], "plugins": [...]}``. A last outcome is that
+of old keywords of ``sglang.Engine``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import sys
 from typing import Any
 
+from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import prepare_server_args
 
@@ -24,6 +26,10 @@ FIELDS = (
 )
 
 
+def fields(args: Any) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in FIELDS}
+
+
 def outcome(argv: list[str]) -> dict[str, Any]:
     stderr = io.StringIO()
     try:
@@ -31,13 +37,19 @@ def outcome(argv: list[str]) -> dict[str, Any]:
             parsed = prepare_server_args(argv)
     except SystemExit as stopped:
         return {"exit": stopped.code, "error": stderr.getvalue().strip().splitlines()[-1]}
-    return {name: getattr(parsed, name) for name in FIELDS}
+    return fields(parsed)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "plugin":
-        load_plugins()
     commands = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):
-        outcomes = [outcome(argv) for argv in commands]
-    json.dump(outcomes, sys.stdout)
+        outcomes = {"plain": [outcome(argv) for argv in commands["plain"]]}
+        load_plugins()
+        outcomes["plugins"] = [outcome(argv) for argv in commands["plugins"]]
+        old = Engine.server_args_class(
+            model_path="x",
+            mamba_scheduler_strategy="extra_buffer",
+            speculative_dflash_draft_window_size=64,
+            cuda_graph_backend_prefill="tc_piecewise",
+        )
+    json.dump({**outcomes, "engine": fields(old)}, sys.stdout)

@@ -22,40 +22,37 @@ WINDOW = ["--speculative-dflash-draft-window-size", "4096"]
 CONTRADICTION = ["--mamba-radix-cache-strategy", "no_buffer"]
 
 
-def parse(mode: str, commands: list[list[str]]) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def parsed() -> dict[str, Any]:
+    """Outcomes of the cards' commands, and of further flags after the first one."""
+    commands = [card(name).arguments for name in NAMES]
+    plain = [*commands, [*commands[0][:2], *WINDOW]]
+    plugins = [*commands, [*commands[0], *WINDOW], [*commands[0], *CONTRADICTION]]
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), mode],
-        input=json.dumps(commands),
+        [sys.executable, str(SCRIPT)],
+        input=json.dumps({"plain": plain, "plugins": plugins}),
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((os.getcwd(), os.environ.get("PYTHONPATH", "")))},
     )
     assert done.returncode == 0, done.stderr
-    return list(json.loads(done.stdout))
+    return dict(json.loads(done.stdout))
 
 
-@pytest.fixture(scope="module")
-def commands() -> list[list[str]]:
-    return [card(name).arguments for name in NAMES]
-
-
-def test_the_commands_do_not_parse_without_this_package(commands: list[list[str]]) -> None:
-    outcomes = parse("plain", [*commands, [*commands[0][:2], *WINDOW]])
-    reasons = dict(zip([*NAMES, "window"], outcomes, strict=True))
+def test_the_commands_do_not_parse_without_this_package(parsed: dict[str, Any]) -> None:
+    reasons = dict(zip([*NAMES, "window"], parsed["plain"], strict=True))
     assert {name: reason["exit"] for name, reason in reasons.items()} == dict.fromkeys(reasons, 2)
     assert "unrecognized arguments: --speculative-dflash-draft-window-size" in reasons.pop("window")["error"]
     for name, reason in reasons.items():
         assert PLAIN_SGLANG_SAYS[name] in reason["error"]
 
 
-def test_the_commands_parse_with_this_package(commands: list[list[str]]) -> None:
-    *cards, window, contradiction = parse(
-        "plugin", [*commands, [*commands[0], *WINDOW], [*commands[0], *CONTRADICTION]]
-    )
-    for name, parsed in zip(NAMES, cards, strict=True):
+def test_the_commands_parse_with_this_package(parsed: dict[str, Any]) -> None:
+    *cards, window, contradiction = parsed["plugins"]
+    for name, found in zip(NAMES, cards, strict=True):
         small = name == "Qwen3.5-4B"
-        assert parsed == {
+        assert found == {
             "mamba_radix_cache_strategy": "extra_buffer",
             "speculative_draft_window_size": None,
             "cuda_graph_backend_prefill": "breakable" if small else None,
@@ -68,15 +65,7 @@ def test_the_commands_parse_with_this_package(commands: list[list[str]]) -> None
     assert "keep only --mamba-radix-cache-strategy" in contradiction["error"]
 
 
-def test_an_engine_takes_the_old_keywords() -> None:
-    code = (
-        "from sglang.srt.entrypoints.engine import Engine\n"
-        "from sglang.srt.plugins import load_plugins\n"
-        "load_plugins()\n"
-        "args = Engine.server_args_class(model_path='x', mamba_scheduler_strategy='extra_buffer',\n"
-        "    speculative_dflash_draft_window_size=64, cuda_graph_backend_prefill='tc_piecewise')\n"
-        "print(args.mamba_radix_cache_strategy, args.speculative_draft_window_size,\n"
-        "    args.cuda_graph_backend_prefill)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.strip().splitlines()[-1:] == ["extra_buffer 64 breakable"], done.stderr
+def test_an_engine_takes_the_old_keywords(parsed: dict[str, Any]) -> None:
+    found = parsed["engine"]
+    assert (found["mamba_radix_cache_strategy"], found["speculative_draft_window_size"]) == ("extra_buffer", 64)
+    assert found["cuda_graph_backend_prefill"] == "breakable"

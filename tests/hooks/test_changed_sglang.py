@@ -21,14 +21,25 @@ from sglang_dflash_cpu.platform import DFlashCpuPlatform
 
 pytestmark = pytest.mark.sglang
 
-CHANGED = Path(__file__).parent / "resolve_on_changed_sglang.py"
-AS_IT_IS = """
+# Plain decoding first, then the whole command line.
+RESOLVE = """
 import sys
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import prepare_server_args
+from sglang_dflash.upstream import SYMBOLS, Symbol
 load_plugins()
+{change}
+prepare_server_args(sys.argv[1:3]).resolve_once()
+print("plain decoding is served")
 prepare_server_args(sys.argv[1:]).resolve_once()
 """
+AS_IT_IS = RESOLVE.format(change="")
+CHANGED = RESOLVE.format(
+    change="""
+SYMBOLS["gone"] = Symbol("sglang.srt.speculative.spec_utils.gone")
+SYMBOLS["ForwardMode"] = Symbol(SYMBOLS["ForwardMode"].path + ".is_decode", ("colour",))
+"""
+)
 # As SGLang's load tools do, which never load plugins.
 LOAD_TOOL = """
 import argparse
@@ -42,21 +53,21 @@ print(resolving_view(args).attention_backend)
 
 
 def resolve(
-    program: list[str], folder: Path, *flags: str, path: str = "", **variables: str
+    program: str, folder: Path, *, path: str = "", drafter: bool = True, **variables: str
 ) -> subprocess.CompletedProcess[str]:
+    write_pair(folder, Broken("fits", ""))
+    flags = ("--model-path", str(folder / "target"))
+    if drafter:
+        flags += ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(folder / "drafter"))
     environment = {name: value for name, value in os.environ.items() if name != ALLOW_ANY_VERSION}
     return subprocess.run(
-        [sys.executable, *program, "--model-path", str(folder / "target"), *flags],
+        [sys.executable, "-c", program, *flags],
         capture_output=True,
         text=True,
         check=False,
         timeout=300,
         env={**environment, "PYTHONPATH": os.pathsep.join([path, os.getcwd(), *sys.path]), **variables},
     )
-
-
-def dflash(folder: Path) -> tuple[str, ...]:
-    return ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(folder / "drafter"))
 
 
 def call_it(version: str, folder: Path) -> str:
@@ -68,39 +79,33 @@ def call_it(version: str, folder: Path) -> str:
 
 
 def test_everything_that_is_missing_is_in_one_message_and_plain_decoding_goes_on(tmp_path: Path) -> None:
-    write_pair(tmp_path, Broken("fits", ""))
-    refused = resolve([str(CHANGED)], tmp_path, *dflash(tmp_path))
-    assert refused.returncode == 1
+    refused = resolve(CHANGED, tmp_path)
+    assert (refused.returncode, refused.stdout.splitlines()[-1]) == (1, "plain decoding is served")
     [message] = [line for line in refused.stderr.splitlines() if "sglang_dflash.errors.DFlashError: " in line]
     assert "spec_utils.gone: not found" in message
     assert "parameters ['colour'] not in" in message
-    assert resolve([str(CHANGED)], tmp_path).returncode == 0
 
 
 def test_a_build_of_the_tested_release_serves_with_one_note(tmp_path: Path) -> None:
-    write_pair(tmp_path, Broken("fits", ""))
     build = f"{TESTED_SGLANG}.post1"
-    served = resolve(["-c", AS_IT_IS], tmp_path, *dflash(tmp_path), path=call_it(build, tmp_path))
+    served = resolve(AS_IT_IS, tmp_path, path=call_it(build, tmp_path))
     assert served.returncode == 0, served.stderr
     assert served.stderr.count(f"treating SGLang {build} as {TESTED_SGLANG}") == 1
 
 
 def test_another_release_is_refused_for_dflash_alone(tmp_path: Path) -> None:
     """Also on the CPU platform, which ``import sglang`` itself loads."""
-    write_pair(tmp_path, Broken("fits", ""))
-    path = call_it("99.1.0", tmp_path)
-    refused = resolve(["-c", AS_IT_IS], tmp_path, *dflash(tmp_path), path=path)
-    assert refused.returncode == 1
+    refused = resolve(AS_IT_IS, tmp_path, path=call_it("99.1.0", tmp_path))
+    assert (refused.returncode, refused.stdout.splitlines()[-1]) == (1, "plain decoding is served")
     assert "sglang_dflash.errors.DFlashError: sglang-dflash: SGLang 99.1.0" in refused.stderr
-    assert resolve(["-c", AS_IT_IS], tmp_path, path=path).returncode == 0
 
 
 def test_a_process_that_never_loads_plugins_has_the_cpu_platforms_choices_or_is_refused(tmp_path: Path) -> None:
-    write_pair(tmp_path, Broken("fits", ""))
-    chosen = resolve(["-c", LOAD_TOOL], tmp_path)
+    chosen = resolve(LOAD_TOOL, tmp_path / "chosen", drafter=False)
     assert chosen.returncode == 0, chosen.stderr
     assert chosen.stdout.splitlines()[-1] == "torch_dflash"
-    refused = resolve(["-c", LOAD_TOOL], tmp_path, SGLANG_PLUGINS="none", SGLANG_PLATFORM="dflash_cpu")
+    none = {"SGLANG_PLUGINS": "none", "SGLANG_PLATFORM": "dflash_cpu"}
+    refused = resolve(LOAD_TOOL, tmp_path / "refused", drafter=False, **none)
     assert refused.returncode == 1
     assert "replacements are not in place" in refused.stderr
 

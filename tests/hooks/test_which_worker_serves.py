@@ -20,7 +20,7 @@ from sglang_dflash.plan.plan import reason_for_builtin
 from sglang_dflash.plan.settings import SWITCH, Settings
 from sglang_dflash.upstream import SpeculativeAlgorithm
 from sglang_dflash_lab.pairs import drafter_path
-from tests.support.plan import made, serve_builtin
+from tests.support.configs import serve_builtin, serving_plan
 
 pytestmark = pytest.mark.sglang
 
@@ -34,7 +34,7 @@ def choose(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> type:
 def launched(reason: str | None) -> Any:
     """Arguments of a launch that decided so."""
     args = SimpleNamespace()
-    takeover.upstream.write_record(args, reason or made())
+    takeover.upstream.write_record(args, reason or serving_plan())
     return args
 
 

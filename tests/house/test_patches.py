@@ -53,6 +53,7 @@ def test_the_patch_can_be_reversed(tree: Path) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_a_patched_tree_serves_dflash_without_the_entry_point(tree: Path, tmp_path: Path) -> None:
     patch(tree)
     path = os.pathsep.join([str(tree), str(ROOT), str(ROOT / "cpu_platform"), os.environ.get("PYTHONPATH", "")])

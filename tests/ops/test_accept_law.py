@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.ops import Accepted, accept_block, seeded_draw
-from tests.support.chi_square import p_value
+from tests.support.probability import p_value
 
 VOCAB, TEXTS, LENGTH, START = 5, 40_000, 3, 0
 SUCCESSOR = torch.tensor([1, 1, 3, 0, 2])

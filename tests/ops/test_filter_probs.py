@@ -7,7 +7,7 @@ import torch
 
 from sglang_dflash import ops, upstream
 from sglang_dflash.ops import reference
-from tests.support.renorm import top_k_renorm_prob, top_p_renorm_prob
+from tests.support.probability import top_k_renorm_prob, top_p_renorm_prob
 
 NONE = torch.inf  # the top-p value that SeededSampler passes for "no limit"
 

@@ -21,7 +21,7 @@ from sglang_dflash.ops import (
     token_hash,
 )
 from sglang_dflash_cpu.layers.step_ops import find_copies, note_tokens, offer_copies
-from tests.support.chi_square import p_value
+from tests.support.probability import p_value
 
 
 def test_block_starts_with_the_anchor_and_reads_the_request_table() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash_lab.pairs import drafter_path, target_path
-from tests.support.memory import allocated, assert_as_estimated, estimated
+from tests.support.pair_servers import assert_memory_as_estimated, memory_estimate, worker_info
 from tests.support.servers import running
 
 pytestmark = pytest.mark.engine
@@ -39,10 +39,10 @@ def test_the_memory_table_is_what_the_server_allocates(pair: str, flags: tuple[s
     models = (target_path(pair), drafter_path(pair))
     draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(models[1]))
     with running(tmp_path, "--model-path", str(models[0]), *draft, *SIZES, *flags) as server:
-        allocation = allocated(server)
+        allocation = worker_info(server)["memory_bytes"]
     assert all(allocation[pool] for pool in ("target_kv", "draft_kv", "target_weights", "drafter_weights"))
     assert (allocation["states"] > 0) == (pair != "tiny-dense")
-    assert_as_estimated(estimated(*models, *SIZES, *flags), allocation)
+    assert_memory_as_estimated(memory_estimate(*models, *SIZES, *flags), allocation)
 
 
 @pytest.mark.slow
@@ -50,5 +50,5 @@ def test_a_rank_of_two_allocates_the_drafter_that_the_table_counts(tmp_path: Pat
     models, flags = (target_path("tiny-dense"), drafter_path("tiny-dense")), ("--dtype", "float32", "--tp-size", "2")
     draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(models[1]))
     with running(tmp_path, "--model-path", str(models[0]), *draft, *SIZES, *flags) as server:
-        allocation = allocated(server)
-    assert estimated(*models, *SIZES, *flags)["drafter_weights"] == allocation["drafter_weights"]
+        allocation = worker_info(server)["memory_bytes"]
+    assert memory_estimate(*models, *SIZES, *flags)["drafter_weights"] == allocation["drafter_weights"]

@@ -1,4 +1,4 @@
-"""``python -m tests.rehearsal [PART OF A NAME ...]``: rehearses scenarios, two processes at a time; prints a table."""
+"""``python -m tests.rehearsal [PART OF A NAME ...]``: rehearse scenarios, two at a time, and print a table."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ HEADERS = ("scenario", "pair", "kernels: ours", "SGLang's", "nodes: target", "dr
 
 
 def row(scenario: Scenario, found: Outcome) -> tuple[object, ...]:
-    """A line of the table."""
-    seen = found.report
-    ours = sum(name.startswith("sglang_dflash.") for name in seen["launches"])
-    kernels = ours, len(seen["launches"]) - ours
+    seen, met = found.report, found.report["met"]
+    launched = [name for name in met if name.startswith("launches: ")]
+    ours = sum(name.startswith("launches: sglang_dflash.") for name in launched)
     nodes = (
         max((graph["nodes"] for name, graph in seen["graphs"].items() if role in name), default=0)
         for role in ("target", "drafter")
     )
-    counts = (sum(seen[part].values()) for part in ("replays", "eager"))
-    return (scenario.name, scenario.pair, *kernels, *nodes, *counts, round(found.seconds))
+    counts = (sum(n for name, n in met.items() if name.startswith(part)) for part in ("replays: ", "eager: "))
+    return (scenario.name, scenario.pair, ours, len(launched) - ours, *nodes, *counts, round(found.seconds))
 
 
 def main() -> None:

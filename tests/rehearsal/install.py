@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
+import pkgutil
+import textwrap
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -19,7 +22,7 @@ from sglang_dflash.upstream import (
     with_phase,
 )
 from sglang_dflash_cpu import arguments, replacements
-from tests.rehearsal import graphs, interpreter, mutants, report, source_patches, stubs
+from tests.rehearsal import interpreter, mutants, report, stubs
 
 # What stays of the CPU platform's table: kernels that are no Triton there either, exchange between ranks and servers.
 KEPT = (
@@ -27,6 +30,21 @@ KEPT = (
     *("sglang.srt.layers.layernorm.", "sglang.srt.layers.quantization.unquant."),
 )
 PREFILL_GRAPHS = "REHEARSE_PREFILL_GRAPHS"
+# Functions of SGLang with a line that refuses a rehearsal, and what replaces the line.
+PATCHES = (
+    # To SGLang the device "cpu" has no CUDA graphs.
+    (
+        "sglang.srt.model_executor.model_runner_components.cuda_graph_setup.capture_decode_graph",
+        'if model_runner.device == "cpu" and not get_flags().capture.enable_torch_compile:',
+        "if False:",
+    ),
+    # The prefill kernel refuses float32, the only dtype in which tokens can be compared one by one.
+    (
+        "sglang.kernels.ops.attention.fla.chunk.chunk_gated_delta_rule",
+        "assert q.dtype != torch.float32, (",
+        "assert True, (",
+    ),
+)
 
 
 def install() -> None:
@@ -35,8 +53,9 @@ def install() -> None:
     stubs.install()
     replacements.TABLE = tuple(map(_in_place, filter(_is_kept, replacements.TABLE)))
     replacements.install()
-    source_patches.install()
-    graphs.install()
+    for patch in PATCHES:
+        _patch_source(*patch)
+    report.watch_runners()
     register_resolution_hook("handle_hardware_runtime_validation")(arguments.validate_runtime)
     register_resolution_hook("handle_cpu_backends")(_choose_backends)
     for method, hook in (
@@ -89,3 +108,18 @@ def _choose_backends(server_args: Any, previous: Callable[[Any], None]) -> None:
         speculative_draft_attention_backend="triton",
         cuda_graph_config=with_phase(graph_config, Phase.DECODE, backend=Backend.FULL),
     )
+
+
+def _patch_source(function: str, old: str, new: str) -> None:
+    """Replace a line of a function, in its module and wherever it was imported to."""
+    from sglang.srt.plugins.hook_registry import _propagate_patch
+
+    path, _, name = function.rpartition(".")
+    module: Any = pkgutil.resolve_name(path)
+    original = getattr(module, name)
+    source = textwrap.dedent(inspect.getsource(inspect.unwrap(original)))
+    source = source[source.index("def ") :]  # without decorators
+    assert source.count(old) == 1, f"{function} has changed: {old!r} is not in it once"
+    code = "from __future__ import annotations\n" + source.replace(old, new)
+    exec(compile(code, module.__file__, "exec"), module.__dict__)
+    _propagate_patch(original, getattr(module, name), module)

@@ -1,4 +1,4 @@
-"""Runs a scenario on both platforms and compares them."""
+"""Run a scenario on both platforms and compare the answers."""
 
 from __future__ import annotations
 
@@ -29,28 +29,31 @@ FAILS_AT_ONCE = {"SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0", "SGLANG_CUDA_COREDUMP_BE
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an engine answered, or how it ended.
+    """An engine's answers, or its error.
 
     Attributes:
-        answers: SGLang's answers, for each call one for each prompt.
-        report: what a rehearsal saw (:mod:`tests.rehearsal.report`).
-        seconds: from start to end.
+        answers: per call, one per prompt.
+        report: what a rehearsal met (:mod:`tests.rehearsal.report`).
         error: the last lines of its log if it failed.
     """
 
     answers: list[list[dict[str, Any]]]
-    report: dict[str, dict[str, Any]]
+    report: dict[str, Any]
     seconds: float
     error: str = ""
+
+
+def rehearsed() -> dict[str, str]:
+    """Return the environment of a process that rehearses."""
+    path = (str(ROOT), str(ROOT / "tests" / "rehearsal" / "plugin"), os.environ.get("PYTHONPATH"))
+    return {**FAILS_AT_ONCE, "PYTHONPATH": os.pathsep.join(filter(None, path)), "TRITON_INTERPRET": "1"}
 
 
 def run(scenario: Scenario, *, rehearse: bool, mutant: str = "") -> Outcome:
     """Run the scenario's engine in a process of its own, on the torch platform or in a rehearsal."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **FAILS_AT_ONCE, **scenario.environment}
     if rehearse:
-        path = (str(ROOT), str(ROOT / "tests" / "rehearsal" / "plugin"), environment.get("PYTHONPATH"))
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-        environment |= {"TRITON_INTERPRET": "1", VARIABLE: mutant, **scenario.variables()}
+        environment |= {**rehearsed(), VARIABLE: mutant, **scenario.variables()}
     start = time.monotonic()
     asked = {"keywords": scenario.keywords(), "requests": scenario.requests}
     ended = subprocess.run(
@@ -70,18 +73,18 @@ def run(scenario: Scenario, *, rehearse: bool, mutant: str = "") -> Outcome:
 
 
 def both(scenario: Scenario) -> tuple[Outcome, Outcome]:
-    """The scenario on the torch platform and in a rehearsal, side by side."""
+    """Run the scenario on the torch platform and in a rehearsal, at the same time."""
     with ThreadPoolExecutor(2) as pool:
         expected, found = (pool.submit(run, scenario, rehearse=rehearse) for rehearse in (False, True))
         return expected.result(), found.result()
 
 
 def differences(scenario: Scenario, expected: Outcome, found: Outcome) -> list[str]:
-    """What a rehearsal did otherwise than the torch platform, or did not meet; empty if all is well."""
+    """Return what a rehearsal did differently from the torch platform, or did not meet."""
     failed = [f"{name}: {each.error}" for name, each in (("torch", expected), ("rehearsal", found)) if each.error]
     if failed:
         return failed
-    missing = [f"not met: {part}: {name}" for part, name in scenario.met if not found.report[part].get(name)]
+    missing = [f"not met: {name}" for name in scenario.met if not found.report["met"].get(name)]
     if scenario.captured not in (None, captured := len(found.report["graphs"])):
         missing.append(f"{captured} graphs, expected {scenario.captured}")
     missing += [f"compiled late: {key}" for key in found.report["compiled late"] if key.startswith(OF_STEPS)]

@@ -1,4 +1,4 @@
-"""What is rehearsed: engines, requests, and what each of them must have met."""
+"""The scenarios: engines, requests, and what each rehearsal must have met."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class Scenario:
         name: what it is about.
         pair: the shipped pair.
         requests: arguments of ``Engine.generate``, one call after the other.
-        met: what the rehearsal's report must hold: (part, name) pairs, as ("replays", "target 4").
+        met: what the rehearsal must have counted, such as "replays: target 4" (:data:`tests.rehearsal.report.MET`).
         width: of the block.
         graphs: batch sizes that are captured.
         prefill_graphs: numbers of tokens for which a breakable graph of the target's prefill is captured.
         options: further arguments of the engine.
         environment: further variables, for both platforms.
-        captured: graphs of the whole server; None where nothing is said of them.
-        same_blocks: whether every request must take the same number of blocks on both platforms. Not where the moment
-            of a retraction depends on when requests arrive.
+        captured: graphs of the whole server; None to accept any number.
+        same_blocks: whether every request must take the same number of blocks on both platforms; False where a
+            retraction depends on when requests arrive.
     """
 
     name: str
     pair: str
     requests: tuple[Request, ...]
-    met: tuple[tuple[str, str], ...]
+    met: tuple[str, ...]
     drafter: str = "good"
     width: int = 8
     graphs: tuple[int, ...] = (1, 4)
@@ -101,7 +101,7 @@ def adjusted(request: Request) -> Request:
 
 
 def _features(pair: str) -> tuple[Request, ...]:
-    """Every way to adjust or ask for a token that runs another kernel or another part of the worker."""
+    """Return requests for every parameter that runs another kernel or another part of the worker."""
     penalties = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2}
     seeded = {"temperature": 0.9, "sampling_seed": 11}
     rows = (penalties, seeded, seeded | {"top_p": 0.9, "top_k": 40, "min_p": 0.02}, {"logit_bias": {"5": 4.0}})
@@ -114,29 +114,23 @@ def _features(pair: str) -> tuple[Request, ...]:
     )
 
 
-def _met(*names: str) -> tuple[tuple[str, str], ...]:
-    return tuple((part, name) for part, _, name in (each.partition(": ") for each in names))
-
-
 DENSE, HYBRID = "tiny-dense", "tiny-hybrid"
 # For two rows: each is taken twice, and the longer answers cross a track boundary.
 TURNS = ask(HYBRID, 4, 4, growth=8, repeat=3, cut=110)
-_PADDED = _met("replays: target 4", "replays: drafter 4", "replays: target 1", "replays: drafter 1")
-_REPLAYED = _met("replays: target 4", "replays: drafter 4")
+_REPLAYED = ("replays: target 4", "replays: drafter 4")
+_PADDED = (*_REPLAYED, "replays: target 1", "replays: drafter 1")
 _MAMBA = "launches: sglang.kernels.ops.mamba.mamba_state_scatter_triton."
 _SNAPSHOT = f"{_MAMBA}track_mamba_state_if_needed_kernel"
 _BOUNDARY = f"{_MAMBA}_fused_mamba_state_scatter_with_mask_kernel"
 REPLAY = {SWITCH: "1"}
 _KERNELS = "launches: sglang_dflash.states."
-_STATES_REPLAYED = _met(*(f"{_KERNELS}{name}.{name}_kernel" for name in ("gdn_verify", "gdn_commit")))
+_STATES_REPLAYED = tuple(f"{_KERNELS}{name}.{name}_kernel" for name in ("gdn_verify", "gdn_commit"))
 _WIDTHS = Path(__file__).with_name("widths.json")
 RANDOM_WIDTHS = {"speculative_adaptive": True, "speculative_adaptive_config": str(_WIDTHS)}
-_ALL_WIDTHS = _met(
-    "widths: target 1", *(f"widths: {role} {w}" for role in ("target", "drafter") for w in (2, 4, 8, 16))
-)
+_ALL_WIDTHS = ("widths: target 1", *(f"widths: {who} {w}" for who in ("target", "drafter") for w in (2, 4, 8, 16)))
 _OURS = "launches: sglang_dflash.ops.kernels."
-_CHOICES = _met(*(f"{_OURS}sampling.{op}_kernel" for op in ("penalize_block", "seeded_draw")))
-_COPIES = _met(*(f"{_OURS}copies.{op}_kernel" for op in ("note_tokens", "find_copies", "offer_copies")))
+_CHOICES = tuple(f"{_OURS}sampling.{op}_kernel" for op in ("penalize_block", "seeded_draw"))
+_COPIES = tuple(f"{_OURS}copies.{op}_kernel" for op in ("note_tokens", "find_copies", "offer_copies"))
 
 SCENARIOS: tuple[Scenario, ...] = (
     # `make test` runs it: with all that kernels outside of graphs are for, recurrent states and other widths aside.
@@ -151,7 +145,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         "widths at random; more than the largest graph",
         DENSE,
         (ask(DENSE, 5, 12, cut=24),),
-        (*_ALL_WIDTHS, *_met(*(f"eager widths: {who}" for who in ("target 1", "target 4", "drafter 4")))),
+        (*_ALL_WIDTHS, *(f"eager widths: {who}" for who in ("target 1", "target 4", "drafter 4"))),
         width=16,
         graphs=(1, 2, 3, 4),
         # Of width 16 all four for both models; of 1, 2, 4 and 8 three for the target, of 2, 4 and 8 for the drafter.
@@ -170,7 +164,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         "pages of 16, draft window, chunked prefill, mixed batches",
         DENSE,
         (ask(DENSE, 4),),
-        _met("replays: target 4", "events: mixed batches"),
+        ("replays: target 4", "events: mixed batches"),
         options={"page_size": 16, "speculative_draft_window_size": 32, **_CHUNKED},
         same_blocks=False,
     ),
@@ -178,16 +172,16 @@ SCENARIOS: tuple[Scenario, ...] = (
         "retraction",
         DENSE,
         (ask(DENSE, 4, 16, cut=24),),
-        _met("events: retracted"),
+        ("events: retracted",),
         environment={"SGLANG_TEST_RETRACT": "1"},
         same_blocks=False,
     ),
-    Scenario("hybrid", HYBRID, (ask(HYBRID, 3),), (*_PADDED, *_met(_BOUNDARY))),
+    Scenario("hybrid", HYBRID, (ask(HYBRID, 3),), (*_PADDED, _BOUNDARY)),
     Scenario(
         "hybrid: prefix hits, states across track boundaries (extra_buffer)",
         HYBRID,
         (ask(HYBRID, 1, 12, repeat=3, cut=100),) * 2,
-        _met("events: cached tokens"),
+        ("events: cached tokens",),
         options={"mamba_scheduler_strategy": "extra_buffer"},
     ),
     Scenario(
@@ -195,12 +189,8 @@ SCENARIOS: tuple[Scenario, ...] = (
         HYBRID,
         tuple(map(adjusted, (ask(HYBRID, 2, 24, repeat=3, cut=100),) * 2)),
         (
-            *_ALL_WIDTHS,
-            *_STATES_REPLAYED,
-            *_CHOICES,
-            *_COPIES,
-            *_met(_SNAPSHOT),
-            *_met("widths: target 32", "events: cached tokens"),
+            *(*_ALL_WIDTHS, *_STATES_REPLAYED, *_CHOICES, *_COPIES, _SNAPSHOT),
+            *("widths: target 32", "events: cached tokens"),
         ),
         environment=REPLAY,
         width=32,
@@ -212,7 +202,7 @@ SCENARIOS: tuple[Scenario, ...] = (
             f"hybrid: {name}, rows turn over",
             HYBRID,
             (TURNS,) * 2,
-            (*_STATES_REPLAYED, *_met("events: cached tokens", *met)),
+            (*_STATES_REPLAYED, "events: cached tokens", *met),
             environment=REPLAY,
             width=8,
             graphs=(2,),
@@ -238,7 +228,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         "hybrid: pages of 16, chunked prefill, mixed batches",
         HYBRID,
         (ask(HYBRID, 3),),
-        _met("replays: target 4", "events: mixed batches"),
+        ("replays: target 4", "events: mixed batches"),
         options={"page_size": 16, **_CHUNKED},
         same_blocks=False,
     ),
@@ -246,7 +236,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         "hybrid: prefill as breakable graphs",
         HYBRID,
         (ask(HYBRID, 2),),
-        (*_REPLAYED, *_met("replays: prefill")),
+        (*_REPLAYED, "replays: prefill"),
         graphs=(4,),
         prefill_graphs=(160,),
         options={"disable_radix_cache": True},

@@ -1,16 +1,17 @@
-"""``sglang serve``: requests that come, go and end at awkward moments give their slots back; SIGTERM ends it all."""
+"""``sglang serve``: requests that come, go and end at awkward moments give their slots back; a process that dies."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 import sglang_dflash
@@ -28,6 +29,7 @@ PAIR = "tiny-dense"
 CONTEXT = 512
 END_TOKEN = 2
 WHOLE = {"ignore_eos": True}
+DEAD_WITHIN = 60.0  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -183,13 +185,37 @@ def test_counters_reach_server_info_and_prometheus(server: Server) -> None:
     assert float(counted) == sum(after["blocks_by_accept_length"].values())
 
 
-def test_sigterm_leaves_no_process(server: Server) -> None:
+def test_a_dead_scheduler_ends_its_requests_and_the_servers_health(server: Server) -> None:
     """The last test of this server."""
     assert_nothing_leaked(server)
-    family = server.family()
-    assert len(family) > 2, "expected a scheduler and a detokenizer beside the HTTP process"
-    server.process.send_signal(signal.SIGTERM)
-    assert not psutil.wait_procs(family, timeout=60)[1]
+    assert_death_is_noticed(server, "sglang::scheduler")
+
+
+@pytest.mark.slow
+def test_a_dead_rank_of_two_ends_its_requests_and_the_servers_health(tmp_path: Path) -> None:
+    with dflash_server(PAIR, tmp_path, "--tp-size", "2") as server:
+        assert_death_is_noticed(server, "scheduler_TP1")
+
+
+def assert_death_is_noticed(server: Server, name: str) -> None:
+    """Kill a process of the server under load: no request waits for ever, and the server reports bad health."""
+    assert server.get("/health").status_code == 200
+
+    def wait_for_answer(prompt: list[int]) -> None:
+        with contextlib.suppress(httpx.TransportError, AssertionError):
+            generate(server, prompt, 400, sampling_params=WHOLE)
+
+    running = [threading.Thread(target=wait_for_answer, args=(p,), daemon=True) for p in short(8, seed=12)]
+    for thread in running:
+        thread.start()
+    time.sleep(0.3)
+    next(p for p in server.family() if name in " ".join(p.cmdline())).send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + DEAD_WITHIN
+    for thread in running:
+        thread.join(deadline - time.monotonic())
+        assert not thread.is_alive(), "a request still waits"
+    with contextlib.suppress(httpx.TransportError):
+        assert server.get("/health").status_code != 200
 
 
 def wait_until_idle(server: Server, seconds: float = 60) -> None:

@@ -12,9 +12,18 @@ from typing import Any
 
 import pytest
 
-from tests.support.disaggregated import Disaggregated, disaggregated, missing_backend
 from tests.support.generation import Answer, generate_all
-from tests.support.pair_servers import RANDOM_WIDTHS, RETRACTED, WIDE, dflash_server, with_plugin, worker_info
+from tests.support.pair_servers import (
+    RANDOM_WIDTHS,
+    RETRACTED,
+    WIDE,
+    Disaggregated,
+    dflash_server,
+    disaggregated,
+    missing_transfer_backend,
+    with_plugin,
+    worker_info,
+)
 from tests.support.prompts import corpus
 from tests.support.servers import Server
 
@@ -27,7 +36,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.fixture(autouse=True, scope="module")
 def transfer_backend() -> None:
-    if reason := missing_backend():
+    if reason := missing_transfer_backend():
         pytest.skip(f"no transfer backend: {reason}")
 
 

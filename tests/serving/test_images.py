@@ -18,10 +18,22 @@ import transformers
 
 from sglang_dflash_lab.train.drafter import Drafter
 from tests.support.generation import assert_nothing_leaked, flush
-from tests.support.images import Picture, Prompt, Reading, chat, generate, tokens_of
+from tests.support.images import (
+    BLOCK,
+    HYBRIDS,
+    IMAGE_TOKEN,
+    Picture,
+    Prompt,
+    Reading,
+    chat,
+    generate,
+    inputs_of,
+    processor,
+    write_drafter,
+    write_target,
+)
 from tests.support.pair_servers import RANDOM_WIDTHS, RETRACTED, TRACKED, with_plugin, worker_info
 from tests.support.servers import Server, running
-from tests.support.vision_pair import BLOCK, HYBRIDS, IMAGE_TOKEN, processor, write_drafter, write_target
 
 pytestmark = pytest.mark.engine
 
@@ -115,7 +127,7 @@ def test_answers_are_the_targets_together_and_from_the_prefix_cache(pair: Pair, 
 
 
 def first_image_token(pair: Pair, name: str) -> int:
-    return tokens_of(PROMPTS[name], pair.processor).index(IMAGE_TOKEN)
+    return int((inputs_of(PROMPTS[name], pair.processor)["input_ids"][0] == IMAGE_TOKEN).nonzero()[0])
 
 
 def assert_answers(server: Server, answers: dict[str, list[int]]) -> dict[str, int]:

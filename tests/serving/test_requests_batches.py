@@ -1,17 +1,18 @@
-"""What runs beside a request changes nothing: seeds, sessions, and grammars in any company."""
+"""Other requests in a batch change no answer: seeds, sessions, grammars, and prefills in the same step."""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
-from sglang_dflash_lab.pairs.corpus import prompts
+from sglang_dflash_lab.pairs.corpus import Prompt, prompts
 from tests.support.generation import Params, answers, tokens
-from tests.support.pair_servers import FEATURES, dflash_server
+from tests.support.pair_servers import FEATURES, RecordedServer, dflash_server
 from tests.support.prompts import chat_ids, corpus, random_prompts, schema_of
 from tests.support.servers import Server
 
@@ -123,3 +124,43 @@ def test_a_schema_answer_parses_and_its_drafts_are_accepted(temperature: float, 
     metas = [answer["meta_info"] for answer in found]
     # The first token of each answer comes from its prefill.
     assert sum(m["completion_tokens"] - 1 for m in metas) > 1.5 * sum(m["spec_verify_ct"] for m in metas)
+
+
+# A class pickled by reference, as SGLang's ``to_str`` writes one.
+PROCESSOR = json.dumps({"callable": b"cdflash_test_plugin.custom_processor\nBanAFifth\n.".hex()})
+MIXED_KINDS = ("json schema", "regex", "custom processor", "regex and penalty")
+
+
+def params_of(kind: str, prompt: Prompt) -> Params:
+    constraint: dict[str, Params] = {
+        "json schema": {"json_schema": schema_of(prompt)},
+        "regex": {"regex": "([A-Za-z ,]{1,30}[0-9]{1,3}[ .])*"},
+        "custom processor": {"custom_params": {}},
+        "regex and penalty": {"regex": "[A-Za-z ,.]{40,80}", "frequency_penalty": 1.0},
+    }
+    return {"temperature": 0, "max_new_tokens": 64, **constraint[kind]}
+
+
+def test_requests_that_decode_alongside_a_prefill_answer_as_plain_decoding_does(
+    plain_hybrid: Server, recorded_hybrid: RecordedServer
+) -> None:
+    """Under ``--enable-mixed-chunk`` such a batch samples one more token of each.
+
+    With overlap the scheduler has not seen the tokens of the step before, so a grammar lags one step, and so does the
+    history that a custom logit processor reads.
+    """
+    # More prompts than may run, so that the rest are prefilled alongside the first, without timing arrivals.
+    asked, kinds = prompts("json", n=16), MIXED_KINDS * 4
+    params = [params_of(kind, prompt) for kind, prompt in zip(kinds, asked, strict=True)]
+    body = {"custom_logit_processor": [PROCESSOR if kind == "custom processor" else None for kind in kinds]}
+    inputs = chat_ids("tiny-hybrid", asked)
+    expected = answers(plain_hybrid, inputs, params, **body)
+    found = answers(recorded_hybrid.server, inputs, params, **body)
+    for ours, plain, kind in zip(tokens(found), tokens(expected), kinds, strict=True):
+        assert ours == plain, kind
+    unseen = defaultdict(list)
+    kind_of = {answer["meta_info"]["id"]: kind for answer, kind in zip(found, kinds, strict=True)}
+    for line in map(json.loads, (recorded_hybrid.folder / "mixed.jsonl").read_text().splitlines()):
+        unseen[kind_of.get(line["rid"])].append(line["unseen"])
+    for kind in ("regex", "custom processor"):  # the longest answers
+        assert unseen[kind] and min(unseen[kind]) > 0, f"{kind}: no prefill ran alongside, or the scheduler kept up"

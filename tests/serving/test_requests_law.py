@@ -3,10 +3,15 @@
 A wrong acceptance rule shifts a draft's probability by p (1 - p) or so, which is nearly 0 where the target is sure, as
 a trained one mostly is. Hence a pair of random weights: the drafter drafts one token always, and a bias on that token
 gives it a probability of 0.2 to 0.8, so that every rule must accept and reject all the time.
+
+With a trained pair, texts start after random tokens, and the law is counted at those tokens before which no choice had
+a probability of ``UNSURE`` or more: a quarter of them, or a third. A draft is in doubt at few of these, so a wrong rule
+hardly moves that count; it does move the number of drafts that are kept.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +19,16 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from sglang_dflash.plan.settings import COPIES_SWITCH as SWITCH
+from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.train.drafter import FULL, Drafter, DrafterConfig
 from tests.support.checkpoints import build
 from tests.support.generation import Params
-from tests.support.pair_servers import BASE, TRACKED, with_plugin, worker_info
-from tests.support.sampled_law import Sample, assert_seeds_decided, p_of_one_and_two, sample
+from tests.support.pair_servers import BASE, TRACKED, dflash_server, with_plugin, worker_info
+from tests.support.prompts import random_prompts
+from tests.support.sampled_law import Sample, assert_seeds_decided, p_of_kept_drafts, p_of_one_and_two, sample
 from tests.support.servers import Server, running
 
 pytestmark = pytest.mark.engine
@@ -46,7 +54,7 @@ QUICK = ("temperature 1", "penalties and filters")
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The target; its checkpoint is in ``name_or_path``. The embedding of ``DRAFT`` is what its LM head looks for."""
-    model = build("qwen3_5", VOCAB)
+    model = build("qwen3_5", vocab_size=VOCAB)
     with torch.no_grad():
         model.model.embed_tokens.weight[DRAFT] = model.lm_head.weight[DRAFT]
     folder = tmp_path_factory.mktemp("target")
@@ -130,3 +138,62 @@ def test_a_wrong_acceptance_rule_is_noticed(rule: str, target: Any, drafter: Pat
         for name in ("temperature 0.6", "temperature 1.4", "penalties"):
             one, two = p_of_one_and_two(draw(server, target, name, seeded=False).points)
             assert max(one, two) < 1e-6, (name, one, two)
+
+
+# --- a trained pair
+
+PAIR, UNSURE = "tiny-hybrid", 0.9
+TRAINED_PROMPTS, TRAINED_TEXTS = 80, 16
+TRAINED: dict[str, Params] = {
+    **{name: SETTINGS[name] for name in ("temperature 1", "temperature 1.4", "penalties")},
+    "top-p": {"temperature": 1.4, "top_p": 0.95},
+}
+
+
+@pytest.fixture(scope="module")
+def trained() -> transformers.PreTrainedModel:
+    return transformers.AutoModelForCausalLM.from_pretrained(target_path(PAIR), dtype="float32").eval()
+
+
+@contextlib.contextmanager
+def recorded_server(folder: Path, *modes: str) -> Iterator[Server]:
+    """Serve the pair, write its drafts to ``folder``, and load further modes of the plugin."""
+    batch, plugin = ("--max-running-requests", "32"), with_plugin(folder, "drafts", *modes)
+    with dflash_server(PAIR, folder, *batch, block=BLOCK, **plugin) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with recorded_server(tmp_path_factory.mktemp("recorded")) as server:
+        yield server
+
+
+def draw_trained(server: Server, target: transformers.PreTrainedModel, name: str, prompts: int, seeded: bool) -> Sample:
+    generator, size = torch.Generator().manual_seed(0), {"texts": TRAINED_TEXTS, "length": LENGTH}
+    inputs, probe = random_prompts(PAIR, prompts), server.log_path.parent
+    return sample(server, target, inputs, TRAINED[name], **size, seeded=seeded, generator=generator, probe=probe)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", TRAINED)
+def test_sampled_text_of_a_trained_pair_has_the_targets_law(
+    name: str, recorded: Server, trained: transformers.PreTrainedModel
+) -> None:
+    found = draw_trained(recorded, trained, name, TRAINED_PROMPTS, seeded=True)
+    one, two = p_of_one_and_two(found.points[found.tops < UNSURE])
+    kept = p_of_kept_drafts(found)
+    assert min(one, two, kept) > 0.01, (one, two, kept)
+    assert_seeds_decided(found.delays)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("rule", ["draw_twice", "keep_likely"])
+def test_a_wrong_acceptance_rule_on_a_trained_pair_is_noticed(
+    rule: str, trained: transformers.PreTrainedModel, tmp_path: Path
+) -> None:
+    with recorded_server(tmp_path, rule) as server:
+        found = draw_trained(server, trained, "temperature 1.4", TRAINED_PROMPTS // 4, seeded=False)
+    assert p_of_kept_drafts(found) < 1e-6

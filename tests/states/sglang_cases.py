@@ -29,9 +29,9 @@ from sglang_dflash.worker.start import graphs
 from sglang_dflash.worker.start.graphs import WidthGraphs
 from tests.rehearsal import interpreter
 from tests.rehearsal.mutants import by_the_calls_width
+from tests.support.configs import serving_plan
 from tests.support.gated_delta import causal_conv, delta_rule
 from tests.support.gdn_replay import Blocks
-from tests.support.plan import made
 
 interpreter.install()
 
@@ -161,7 +161,7 @@ def test_a_replayed_verify_is_plain_decoding(dtype: torch.dtype, monkeypatch: py
     """SGLang's decode, 16 tokens one by one, against one verify of ours and its commit."""
     width, layer = 16, 0
     blocks = Blocks(2, width, layers=1, K=32, V=16, dtype=dtype)
-    monkeypatch.setattr(serving, "plan", made(replay=True))
+    monkeypatch.setattr(serving, "plan", serving_plan(replay=True))
     mamba = SimpleNamespace(linear_attn_backend="triton", linear_attn_decode_backend=None)
     monkeypatch.setattr(replay, "get_exec", lambda: SimpleNamespace(mamba=mamba))
     monkeypatch.setattr(replay, "gdn_verify", gdn_verify)

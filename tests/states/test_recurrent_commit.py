@@ -21,7 +21,7 @@ from torch import Tensor
 from sglang_dflash.states import commit, replay
 from sglang_dflash.states.commit import RecurrentCommit, crossings, may_cross
 from sglang_dflash_cpu.layers.pools import scatter_steps, track
-from tests.support.plan import serve
+from tests.support.configs import serve
 
 pytestmark = pytest.mark.sglang
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors.torch import save_file
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import expected_shapes
@@ -18,7 +20,12 @@ Edit = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class Broken:
-    """One fault: changed keys, extra server flags, or a change to the files; and what its error must name."""
+    """One fault: changed keys, extra server flags, or a change to the files.
+
+    Attributes:
+        name: of the fault.
+        names: words that its error must contain.
+    """
 
     name: str
     names: str
@@ -29,29 +36,18 @@ class Broken:
 
 
 def write_pair(folder: Path, broken: Broken) -> None:
-    """``folder/target`` and ``folder/drafter``: configurations, and the drafter's safetensors header with zeros."""
-    (folder / "target").mkdir(parents=True)
-    (folder / "target" / "config.json").write_text(json.dumps(target(**broken.target)))
-    (folder / "drafter").mkdir()
-    (folder / "drafter" / "config.json").write_text(json.dumps(drafter(**broken.drafter)))
+    """Write ``folder/target`` and ``folder/drafter``: configurations, and the drafter's tensors as zeros."""
+    for part, config in (("target", target(**broken.target)), ("drafter", drafter(**broken.drafter))):
+        (folder / part).mkdir(parents=True)
+        (folder / part / "config.json").write_text(json.dumps(config))
     write_tensors(folder / "drafter", expected_shapes(DrafterConfig.from_dict(drafter())))
     if broken.edit:
         broken.edit(folder)
 
 
 def write_tensors(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-    """A safetensors file of float32 zeros."""
-    header: dict[str, Any] = {}
-    offset = 0
-    for name, shape in shapes.items():
-        size = 4
-        for extent in shape:
-            size *= extent
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, offset + size]}
-        offset += size
-    text = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text + bytes(offset))
+    """Write a safetensors file of float32 zeros."""
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, folder / "model.safetensors")
 
 
 def _tensors(changes: dict[str, tuple[int, ...] | None]) -> Edit:
@@ -88,6 +84,8 @@ def _key(key: str, value: Any, names: str) -> Broken:
 FULL = {"layer_types": ["full_attention"] * 2}
 WINDOWED = {"layer_types": ["sliding_attention"] * 2}
 YARN = {"rope_theta": 1e4, "rope_type": "yarn"}
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 BROKEN: list[Broken] = [
     # the drafter's configuration
@@ -113,11 +111,7 @@ BROKEN: list[Broken] = [
     _key("is_causal", "no", "is_causal is 'no'"),
     _key("use_sliding_window", True, "layer_types is missing"),
     Broken("sliding layers without a window", "sliding_window is missing", drafter=WINDOWED),
-    Broken(
-        "a window for layers called full",
-        "layer_types",
-        drafter={"layer_types": ["full_attention"] * 2, "use_swa": True},
-    ),
+    Broken("a window for full-attention layers", "layer_types", drafter={**FULL, "use_swa": True}),
     _key("num_key_value_heads", 3, "num_attention_heads is 4"),
     _key("head_dim", MISSING, "head_dim is missing"),
     _key("head_dim", 32, "self_attn"),
@@ -139,15 +133,11 @@ BROKEN: list[Broken] = [
     _key("attention_sink_bias", True, "MiMo"),
     # quantised drafters: of a kind that is not dequantised, without its factors
     _key("quantization_config", {"quant_method": "bitsandbytes"}, "quantised by bitsandbytes"),
-    _key(
-        "quantization_config",
-        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
-        "quantised by modelopt in the format NVFP4",
-    ),
+    _key("quantization_config", NVFP4, "quantised by modelopt in the format NVFP4"),
     Broken(
         "fp8 without factors",
         "layers.0.mlp.down_proj has weight_scale, not weight, weight_scale",
-        drafter={"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+        drafter={"quantization_config": FP8_BLOCKS},
         edit=_tensors({"layers.0.mlp.down_proj.weight_scale_inv": (1, 1)}),
     ),
     # the target

@@ -1,18 +1,14 @@
-"""Tiny random fp32 checkpoints of the four target architectures, and the reference they are held to."""
+"""Tiny random fp32 checkpoints of the four target architectures, and the check of greedy tokens against a model."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from sglang_dflash_lab.pairs import target_path
-
-VOCAB_SIZE = 512
-_COMMON: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
+COMMON: dict[str, Any] = {
+    "vocab_size": 512,
     "hidden_size": 128,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
@@ -43,56 +39,34 @@ EXPERTS: dict[str, Any] = {
     "mlp_only_layers": [],
     "norm_topk_prob": True,
 }
-MROPE = {
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.25,
-        "mrope_section": [2, 1, 1],
-        "mrope_interleaved": True,
-    }
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_interleaved": True}
+MROPE = {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]}}
+# Name -> configuration class, model class, keys in addition to COMMON.
+ARCHITECTURES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {}),
+    "qwen3_next": (
+        transformers.Qwen3NextConfig,
+        transformers.Qwen3NextForCausalLM,
+        {**GDN, **EXPERTS, "partial_rotary_factor": 0.25},
+    ),
+    "qwen3_5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM, {**GDN, **MROPE}),
+    "qwen3_5_moe": (
+        transformers.Qwen3_5MoeTextConfig,
+        transformers.Qwen3_5MoeForCausalLM,
+        {**GDN, **EXPERTS, **MROPE},
+    ),
 }
-_VISION: dict[str, Any] = {
-    "depth": 1,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_heads": 2,
-    "out_hidden_size": 128,
-    "num_position_embeddings": 64,
-    "deepstack_visual_indexes": [],
-}
-HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
-ARCHITECTURES = ("qwen3", *HYBRIDS)
 
 
-def build(name: str, vocab_size: int = VOCAB_SIZE) -> transformers.PreTrainedModel:
-    """A random model, in fp32, whose largest logit is rarely in doubt."""
+def build(name: str, **changes: Any) -> transformers.PreTrainedModel:
+    """Return a random fp32 model whose largest logit is rarely in doubt; ``changes`` of its configuration."""
     torch.manual_seed(0)
-    common = {**_COMMON, "vocab_size": vocab_size}
-    config: transformers.PreTrainedConfig
-    if name == "qwen3":
-        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**common))
-    elif name == "qwen3_next":
-        config = transformers.Qwen3NextConfig(**common, **GDN, **EXPERTS, partial_rotary_factor=0.25)
-        model = transformers.Qwen3NextForCausalLM(config)
-    elif name == "qwen3_5":
-        model = transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**common, **GDN, **MROPE))
-    elif name == "qwen3_5_moe":
-        config = transformers.Qwen3_5MoeTextConfig(**common, **GDN, **EXPERTS, **MROPE)
-        model = transformers.Qwen3_5MoeForCausalLM(config)
-    elif name == "qwen3_5_vision":
-        config = transformers.Qwen3_5Config(
-            text_config={**common, **GDN, **MROPE}, vision_config=_VISION, tie_word_embeddings=False
-        )
-        model = transformers.Qwen3_5ForConditionalGeneration(config)
-    else:
-        raise ValueError(f"no tiny checkpoint named {name!r}")
-    spread_weights(model)
-    return model.float().eval()
+    config, model, keys = ARCHITECTURES[name]
+    return spread_weights(model(config(**{**COMMON, **keys, **changes})))
 
 
-def spread_weights(model: torch.nn.Module) -> None:
-    """Wider than the usual initialisation: activations that matter, decays and gates away from their limits."""
+def spread_weights(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    """Draw weights wider than the usual initialisation: activations that matter, decays and gates off their limits."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "conv1d" in name:
@@ -103,12 +77,13 @@ def spread_weights(model: torch.nn.Module) -> None:
                 parameter.uniform_(0.0, 1.5)
             elif name.endswith("dt_bias"):
                 parameter.uniform_(-1.0, 1.0)
+    return model.float().eval()
 
 
 def assert_greedy(model: transformers.PreTrainedModel, prompt: list[int], output: list[int]) -> None:
-    """Every token of ``output`` is the argmax of the model over everything before it.
+    """Assert that every token of ``output`` is the model's argmax after all tokens before it.
 
-    By induction this is token-for-token equality with the model's own greedy decoding, for one forward pass.
+    By induction this is token-for-token equality with the model's greedy decoding, for one forward pass.
     """
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
@@ -119,29 +94,3 @@ def assert_greedy(model: transformers.PreTrainedModel, prompt: list[int], output
             f"prompt of {len(prompt)} tokens, new token {step}: got {token}, reference {best} "
             f"(leads its second choice {int(top.indices[step, 1])} by {margin:.2e})"
         )
-
-
-def processor() -> transformers.ProcessorMixin:
-    """What SGLang loads for a multimodal architecture whether or not an image ever comes."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(target_path("tiny-hybrid"))
-    image, video = transformers.Qwen2VLImageProcessor(), transformers.Qwen3VLVideoProcessor()
-    return transformers.Qwen3VLProcessor(image, tokenizer, video)
-
-
-class Checkpoints:
-    """Builds each model once, saves it under ``folder`` and keeps it as the reference."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._models: dict[str, transformers.PreTrainedModel] = {}
-
-    def model(self, name: str) -> transformers.PreTrainedModel:
-        if name not in self._models:
-            self._models[name] = build(name)
-            self._models[name].save_pretrained(self.path(name))
-            if name == "qwen3_5_vision":
-                processor().save_pretrained(self.path(name))
-        return self._models[name]
-
-    def path(self, name: str) -> Path:
-        return self.folder / name

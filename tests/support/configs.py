@@ -1,47 +1,40 @@
-"""Configurations that fit together, for tests to break one key at a time."""
+"""Configurations that fit together, for tests to break one key, and a plan that serves them."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
+import pytest
+
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.plan import serving
 from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.serving import ServingPlan
 
-DRAFTER: dict[str, Any] = {
-    "architectures": ["DFlashDraftModel"],
+_SHARED: dict[str, Any] = {
     "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 1024,
+    "max_position_embeddings": 4096,
+}
+TARGET = {**_SHARED, "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 8, "eos_token_id": 2}
+DRAFTER: dict[str, Any] = {
+    **_SHARED,
+    "architectures": ["DFlashDraftModel"],
     "block_size": 16,
     "dflash_config": {"mask_token_id": 900, "target_layer_ids": [1, 4, 6]},
     "num_target_layers": 8,
     "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
     "hidden_act": "silu",
-    "vocab_size": 1024,
-    "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
 }
-
-TARGET: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "num_hidden_layers": 8,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 1024,
-    "max_position_embeddings": 4096,
-    "eos_token_id": 2,
-}
-
 MISSING = object()
 
 
@@ -71,3 +64,21 @@ def _changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         else:
             place[key] = value
     return config
+
+
+def serving_plan(**changes: Any) -> ServingPlan:
+    """Return a plan with a fixed block of 8, no draft window and kept states."""
+    plan: dict[str, Any] = {"files": ModelFiles("drafter"), "drafter": DrafterConfig.from_dict(DRAFTER), "block": 8}
+    plan |= {"widths": None, "window": None, "replay": False, "records": 0}
+    plan |= {"copies": False, "overlap": True, "role": "null"}
+    return ServingPlan(**{**plan, **changes})
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Make our worker serve :func:`serving_plan` in this process."""
+    monkeypatch.setattr(serving, "plan", serving_plan(**changes))
+
+
+def serve_builtin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make SGLang's own worker serve in this process."""
+    monkeypatch.setattr(serving, "plan", None)

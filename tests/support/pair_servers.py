@@ -1,18 +1,23 @@
-"""Servers of the shipped pairs, plain and under DFLASH, and what our worker says of itself."""
+"""Servers of the shipped pairs: plain, under DFLASH, with prefill and decoding separate; and their memory."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
+import math
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_dflash_lab.bench.server import free_port
 from sglang_dflash_lab.pairs import drafter_path, target_path
-from tests.support.servers import LAUNCH_SERVER, Server, running
+from tests.support.servers import LAUNCH_SERVER, Server, running, started
 
 # Track boundaries of the recurrent states every 64 tokens, so that short prompts cross some inside a block.
 TRACKED = ("--mamba-track-interval", "64")
@@ -27,14 +32,20 @@ FEATURES = (
 )
 _ADAPTIVE = ("--speculative-adaptive", "--speculative-adaptive-config")
 _WIDTHS = Path(__file__).parents[1] / "fixtures" / "widths"
-# Another width at each step: whatever a policy may do.
+# Another width at each step.
 RANDOM_WIDTHS = (*_ADAPTIVE, str(_WIDTHS / "random.json"))
 # Always the full block, with copies: a block may be wider than the drafter's.
 WIDE_WIDTHS = (*_ADAPTIVE, str(_WIDTHS / "fixed.json"))
-# Blocks of up to twice the drafter's width, which comes before it on the command line.
+# Blocks of up to twice the drafter's width; overrides an earlier flag.
 WIDE = ("--speculative-num-draft-tokens", "32")
-# Every fourth step a request loses its memory.
+# Retract a request every fourth step.
 RETRACTED = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "4"}
+# Mooncake binds and announces addresses of this machine only. Its wheel loads the system's libibverbs, also for TCP.
+_LOOPBACK = {"SGLANG_HOST_IP": "127.0.0.1", "HOST_IP": "127.0.0.1", "MC_TCP_BIND_ADDRESS": "127.0.0.1"}
+# A machine under test is busy: wait long for a slow peer.
+_PATIENCE = {f"SGLANG_DISAGGREGATION_{each}_TIMEOUT": "1800" for each in ("BOOTSTRAP", "WAITING")}
+_PATIENCE |= {"SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": "1000"}
+MEMORY_TOLERANCE = 0.001  # vectors that SGLang keeps in float32 in any dtype (A_log)
 
 
 def target_arguments(pair: str, base: tuple[str, ...] = BASE) -> tuple[str, ...]:
@@ -65,8 +76,9 @@ def changed_drafter(pair: str, folder: Path, **changes: object) -> Path:
 def plain_server(
     pair: str, folder: Path, *arguments: str, base: tuple[str, ...] = BASE, **environment: str
 ) -> Iterator[Server]:
-    """The pair's target without speculation."""
+    """Serve the pair's target without speculation; assert that our worker does not serve."""
     with running(folder, *target_arguments(pair, base), *arguments, **environment) as server:
+        assert "sglang_dflash" not in server.get("/server_info").json()["internal_states"][0]
         yield server
 
 
@@ -81,7 +93,7 @@ def dflash_server(
     launcher: tuple[str, ...] = LAUNCH_SERVER,
     **environment: str,
 ) -> Iterator[Server]:
-    """The pair under DFLASH; asserts that it is our worker that serves."""
+    """Serve the pair under DFLASH; assert that our worker serves it."""
     command = (*target_arguments(pair, base), *draft_arguments(pair, drafter, block), *arguments)
     with running(folder, *command, launcher=launcher, **environment) as server:
         info = worker_info(server)
@@ -91,19 +103,19 @@ def dflash_server(
 
 @dataclass(frozen=True)
 class RecordedServer:
-    """A server, and the folder in which the plugin records its drafts, states and mixed batches."""
+    """A server, and the folder in which the plugin records its drafts, states, mixed batches and host copies."""
 
     server: Server
     folder: Path
 
 
 def strict() -> dict[str, str]:
-    """Environment of a server in which every host wait inside a step raises."""
+    """Return the environment of a server in which every host wait inside a step raises."""
     return {"SGLANG_DFLASH_FORBID_SYNC": "2", "PYTHONPATH": _path_with_plugin()}
 
 
 def with_plugin(folder: Path, *modes: str) -> dict[str, str]:
-    """Environment of a server that loads ``tests/plugin`` in these modes; ``folder`` is where they write and read."""
+    """Return the environment of a server that loads ``tests/plugin`` in these modes, which use ``folder``."""
     variables = {"SGLANG_DFLASH_TEST_PLUGIN": ",".join(modes), "SGLANG_DFLASH_TEST_FOLDER": str(folder)}
     return {"PYTHONPATH": _path_with_plugin(), **variables}
 
@@ -113,6 +125,65 @@ def _path_with_plugin() -> str:
 
 
 def worker_info(server: Server) -> dict[str, Any]:
-    """What our worker says of itself in ``/server_info``."""
+    """Return our worker's part of ``/server_info``."""
     info: dict[str, Any] = server.get("/server_info").json()["internal_states"][0]["sglang_dflash"]
     return info
+
+
+def missing_transfer_backend() -> str | None:
+    """Return why no K/V can be transferred here; None if Mooncake is installed (``docs/deployment.md``)."""
+    try:
+        importlib.import_module("mooncake.engine")
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+@dataclass(frozen=True)
+class Disaggregated:
+    """SGLang's router, and the two servers behind it."""
+
+    router: Server
+    prefill: Server
+    decode: Server
+
+
+@contextlib.contextmanager
+def disaggregated(
+    pair: str, folder: Path, *arguments: str, drafter: str = "good", **environment: str
+) -> Iterator[Disaggregated]:
+    """Serve the pair under DFLASH with prefill and decoding in two servers."""
+    bootstrap, port = str(free_port()), free_port()
+    command = (*target_arguments(pair), *draft_arguments(pair, drafter), *arguments)
+    transfer = ("--disaggregation-transfer-backend", "mooncake_tcp", "--disaggregation-bootstrap-port", bootstrap)
+    environment = {**_LOOPBACK, **_PATIENCE, **environment}
+    with contextlib.ExitStack() as stack:
+        prefill, decode = (
+            stack.enter_context(running(folder, *command, *transfer, "--disaggregation-mode", role, **environment))
+            for role in ("prefill", "decode")
+        )
+        router = [
+            *(sys.executable, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)),
+            *("--pd-disaggregation", "--policy", "round_robin", "--prometheus-port", str(free_port())),
+            *("--disable-health-check", "--disable-circuit-breaker"),
+            *("--prefill", prefill.url, bootstrap, "--decode", decode.url),
+        ]
+        yield Disaggregated(stack.enter_context(started(folder, port, router, "/readiness")), prefill, decode)
+
+
+def memory_estimate(target: Path, drafter: Path, *flags: str) -> dict[str, int]:
+    """Return the bytes of every pool by ``sglang-dflash check``, on a machine large enough for the flags."""
+    command = [sys.executable, "-m", "sglang_dflash.cli", "check", "--json", "--memory-gib", "64"]
+    pair = [str(target), str(drafter), "--device", "cpu"]
+    done = subprocess.run([*command, *pair, *flags], stdout=subprocess.PIPE, text=True, check=False)
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert report["memory"], report["findings"]
+    return dict(report["memory"]["served"]["bytes"])
+
+
+def assert_memory_as_estimated(estimate: dict[str, int], allocated: dict[str, int]) -> None:
+    """Compare an estimate with ``memory_bytes`` of :func:`worker_info`."""
+    assert estimate.keys() == allocated.keys()
+    for pool, size in allocated.items():
+        print(f"{pool}: {size} bytes allocated, {estimate[pool]} estimated")
+        assert math.isclose(estimate[pool], size, rel_tol=MEMORY_TOLERANCE), pool

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.ops import token_hash
-from tests.support.chi_square import p_value
 from tests.support.generation import Params, answers, tokens
+from tests.support.probability import p_value
 from tests.support.servers import Server
 
 TEXTS_PER_REQUEST = 256  # a request with thousands outlasts any sensible timeout on a slow machine

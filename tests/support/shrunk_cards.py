@@ -1,9 +1,4 @@
-"""The published pairs with every structural key kept and every size shrunk, random weights in the published dtype.
-
-Kept: architecture, the linear/full pattern, experts and how many serve a token, GQA ratios, linear value heads per key
-head, the drafter's layer types, causality, RoPE scaling, number and spacing of captured layers, the mask token's
-distance from the end of the vocabulary. Shrunk: depth, widths, vocabulary, windows and context.
-"""
+"""The published pairs, shrunk (``cards.py``), with random weights in the published dtype, and requests to them."""
 
 from __future__ import annotations
 
@@ -20,43 +15,36 @@ from safetensors.torch import save_file
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash_lab.train.tokenizer import train_tokenizer
-from tests.support.cards import FOLDER
+from tests.support.cards import FOLDER, VOCAB, shrink_drafter, shrink_target
 from tests.support.checkpoints import spread_weights
+from tests.support.generation import answers
 from tests.support.pair_servers import worker_info
 from tests.support.servers import Server
-from tests.support.shrunk_configs import VOCAB, shrink_drafter, shrink_target
 
 DTYPE = torch.bfloat16  # of every published pair
 NEW_TOKENS = 48
-# The one flag added where tokens are compared: in the published bfloat16 a block's forward rounds otherwise than a
-# token's, with any worker.
+# Added where tokens are compared: in the published bfloat16 a block's forward rounds differently from a token's.
 FLOAT32 = ("--dtype", "float32")
 RICHEST = "Qwen3.5-4B"  # the card with the most flags, and an exported variable
 
 
 def build(name: str, folder: Path) -> transformers.PreTrainedModel:
-    """Write ``folder/target`` and ``folder/drafter`` for a card; the target comes back in float32: the reference."""
+    """Write ``folder/target`` and ``folder/drafter`` for a card; return the target in float32, the reference."""
     torch.manual_seed(0)
     published_target = load_config(FOLDER / name / "target")
     published_drafter = load_config(FOLDER / name / "drafter")
     target = shrink_target(published_target)
-    model = _model(target).float()
-    spread_weights(model)
-    _round(model)
+    model = spread_weights(_model(target))
+    with torch.no_grad():  # round the weights but not the RoPE frequencies, which are buffers
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(DTYPE))
     copy.deepcopy(model).to(DTYPE).save_pretrained(folder / "target")
-    # The published keys in place of what transformers 5 writes: it moves some, where SGLang 0.5.23 does not look for
-    # them (a Qwen3-Next's RoPE base).
+    # Restore the published keys: transformers 5 moves some to where SGLang 0.5.23 does not look, such as Qwen3-Next's
+    # RoPE base.
     (folder / "target" / "config.json").write_text(json.dumps(target, indent=2))
     _write_tokenizer(folder / "target", multimodal="vision_config" in target)
     _write_drafter(shrink_drafter(published_drafter, text_config(published_target)), folder / "drafter")
-    return model.eval()
-
-
-def _round(model: torch.nn.Module) -> None:
-    """Weights to what ``DTYPE`` can hold, the model stays in float32: its RoPE frequencies are no weights."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.to(DTYPE))
+    return model
 
 
 def _model(config: dict[str, Any]) -> transformers.PreTrainedModel:
@@ -92,23 +80,16 @@ def prompts() -> list[list[int]]:
     return [draw.choices(range(10, VOCAB - 300), k=length) for length in (3, 16, 17, 40, 64, 65, 130, 220)]
 
 
-def request() -> dict[str, Any]:
-    """Eight requests that arrive together."""
-    sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
-    return {"input_ids": prompts(), "sampling_params": sampling}
-
-
 def generate(server: Server) -> list[dict[str, Any]]:
-    response = server.post("/generate", request())
-    assert response.status_code == 200, response.text
-    answers: list[dict[str, Any]] = response.json()
-    assert [len(answer["output_ids"]) for answer in answers] == [NEW_TOKENS] * 8
-    return answers
+    """Send eight requests that arrive together."""
+    found = answers(server, prompts(), {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True})
+    assert [len(answer["output_ids"]) for answer in found] == [NEW_TOKENS] * 8
+    return found
 
 
-def assert_served_here(answers: list[dict[str, Any]], server: Server) -> None:
-    """It was this package's worker that drafted and verified, in the checkpoint's own dtype."""
+def assert_served_here(found: list[dict[str, Any]], server: Server) -> None:
+    """Assert that our worker drafted and verified, in the checkpoint's dtype."""
     assert "serves DFLASH" in server.log
     assert worker_info(server)["version"], "another worker served"
     assert "KV Cache is allocated. dtype: torch.bfloat16" in server.log
-    assert all(answer["meta_info"]["spec_verify_ct"] > 0 for answer in answers)
+    assert all(answer["meta_info"]["spec_verify_ct"] > 0 for answer in found)

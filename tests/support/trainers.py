@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tests.support.configs import drafter
+
 FOLDER = Path(__file__).parents[1] / "fixtures" / "trainers"
 FULL, SLIDING = "full_attention", "sliding_attention"
 _YARN = {"type": "yarn", "factor": 48.0, "original_max_position_embeddings": 4096, "beta_fast": 1.0, "beta_slow": 1.0}
@@ -18,48 +20,24 @@ _YARN |= {"mscale": 1.0, "mscale_all_dim": 1.0}
 
 # The drafter that all fixtures describe, in z-lab's keys, and what is different in each.
 _PLAIN: dict[str, Any] = {
-    "architectures": ["DFlashDraftModel"],
-    "model_type": "qwen3",
+    **drafter(target_layer_ids=[1, 3, 5]),
     "attention_bias": False,
-    "block_size": 16,
-    "dflash_config": {"mask_token_id": 900, "target_layer_ids": [1, 3, 5]},
     "dtype": "bfloat16",
-    "head_dim": 16,
-    "hidden_act": "silu",
-    "hidden_size": 64,
-    "intermediate_size": 128,
     "layer_types": [FULL, FULL],
-    "max_position_embeddings": 4096,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
-    "num_target_layers": 8,
-    "rms_norm_eps": 1e-6,
     "rope_theta": 1e6,
     "sliding_window": None,
-    "vocab_size": 1024,
 }
 _TWO_TAPS = {"block_size": 8, "dflash_config": {"mask_token_id": 900, "target_layer_ids": [1, 5]}}
+_SLIDING = {"layer_types": [SLIDING, SLIDING], "sliding_window": 2048, "is_causal": False}
 SERVED: dict[str, dict[str, Any]] = {
     "specforge": {"layer_types": [SLIDING, FULL], "sliding_window": 2048, "rope_theta": 1e7},
     "speculators": {"block_size": 8, "num_target_layers": None},
-    "speculators-reduced": {
-        "block_size": 8,
-        "num_target_layers": None,
-        "layer_types": [SLIDING, FULL],
-        "sliding_window": 2048,
-        "is_causal": False,
-    },
+    "speculators-reduced": {**_SLIDING, "block_size": 8, "num_target_layers": None, "layer_types": [SLIDING, FULL]},
     "automodel": {"is_causal": False},
-    "automodel-window": {"layer_types": [SLIDING, SLIDING], "sliding_window": 2048, "is_causal": False},
+    "automodel-window": _SLIDING,
     "automodel-jetspec": {"is_causal": True},
     "modelopt": {**_TWO_TAPS, "rope_scaling": _YARN},
-    "modelopt-window": {
-        **_TWO_TAPS,
-        "layer_types": [SLIDING, SLIDING],
-        "sliding_window": 2048,
-        "is_causal": False,
-    },
+    "modelopt-window": {**_TWO_TAPS, **_SLIDING},
 }
 
 

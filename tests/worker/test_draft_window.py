@@ -150,10 +150,9 @@ def assert_blocks_are_the_references_at_their_places(
         assert drafted == [(at, block_at(case, tokens, hidden, at)) for at, _ in drafted]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "arguments",
-    [(), pytest.param(("--speculative-draft-window-size", "64", *PAGED), marks=pytest.mark.slow)],
-    ids=["no window", "window 64"],
+    "arguments", [(), ("--speculative-draft-window-size", "64", *PAGED)], ids=["no window", "window 64"]
 )
 def test_a_block_wider_than_the_drafters_begins_with_its_drafts(arguments: tuple[str, ...], tmp_path: Path) -> None:
     """Copies fill the rest. They move the blocks that follow, so each is held to the reference's at its own place."""

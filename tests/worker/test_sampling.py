@@ -16,7 +16,7 @@ from sglang_dflash.worker.accept import for_block
 from sglang_dflash.worker.sampling import seeded
 from sglang_dflash.worker.sampling.seeded import SeededSampler, mark_seeded_rows
 from sglang_dflash.worker.start.prewarm import sample
-from tests.support.chi_square import p_value
+from tests.support.probability import p_value
 
 pytestmark = pytest.mark.sglang
 

@@ -18,7 +18,7 @@ from sglang_dflash.upstream import ReqToTokenPool, StateType
 from sglang_dflash.worker import window
 from sglang_dflash.worker.window import DraftRings, describe_rings, prepare_transfer
 from sglang_dflash_cpu.layers.pools import CpuKVPool
-from tests.support.plan import serve, serve_builtin
+from tests.support.configs import serve, serve_builtin
 
 pytestmark = pytest.mark.sglang
 

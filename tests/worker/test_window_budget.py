@@ -15,7 +15,7 @@ from sglang_dflash.plan.serving import DraftWindow
 from sglang_dflash.upstream import ReqToTokenPool
 from sglang_dflash.worker import window as hooks
 from sglang_dflash.worker.window import DraftRings, cap_prefix, charge_rings
-from tests.support.plan import serve
+from tests.support.configs import serve
 
 pytestmark = pytest.mark.sglang
 

@@ -18,12 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.support.cards import FOLDER
+from tests.support.cards import FOLDER, shrink_drafter, shrink_target
 from tests.support.cards import card as published_card
 from tests.support.generation import assert_nothing_leaked, flush
 from tests.support.pair_servers import worker_info
 from tests.support.servers import Server, running
-from tests.support.shrunk_configs import shrink_drafter, shrink_target
 from tools.gpu.run import Run, memory_used
 
 BLOCK, ACCEPT = 16, 4

@@ -13,8 +13,7 @@ from typing import Any
 
 from sglang_dflash.plan.settings import COPIES_SWITCH as COPIES
 from sglang_dflash.plan.settings import REPLAY_SWITCH as REPLAY
-from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
-from tests.support.near_tie import BF16_GAP, divergence, tops_of
+from tests.support.generation import BF16_GAP, Answer, assert_nothing_leaked, divergence, flush, generate_all, tops_of
 from tests.support.pair_servers import RANDOM_WIDTHS, WIDE, strict, worker_info
 from tests.support.prompts import corpus
 from tools.gpu.run import Run

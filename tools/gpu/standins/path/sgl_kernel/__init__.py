@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tests.support.renorm import top_k_renorm_prob as top_k_renorm_prob
-from tests.support.renorm import top_p_renorm_prob as top_p_renorm_prob
+from tests.support.probability import top_k_renorm_prob as top_k_renorm_prob
+from tests.support.probability import top_p_renorm_prob as top_p_renorm_prob
 from tools.gpu.standins.jit import norm
 
 
