@@ -34,10 +34,19 @@ def outcome(argv: list[str]) -> dict[str, Any]:
     return {name: getattr(parsed, name) for name in FIELDS}
 
 
+def engine_outcome() -> dict[str, Any]:
+    """An engine's arguments from the old keywords."""
+    from sglang.srt.entrypoints.engine import Engine
+
+    load_plugins()
+    old = {"mamba_scheduler_strategy": "extra_buffer", "cuda_graph_backend_prefill": "tc_piecewise"}
+    parsed = Engine.server_args_class(model_path="x", speculative_dflash_draft_window_size=64, **old)
+    return {name: getattr(parsed, name) for name in FIELDS}
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "plugin":
-        load_plugins()
     commands = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):
-        outcomes = [outcome(argv) for argv in commands]
+        engine = [engine_outcome()] if sys.argv[1] == "plugin" else []
+        outcomes = [outcome(argv) for argv in commands] + engine
     json.dump(outcomes, sys.stdout)

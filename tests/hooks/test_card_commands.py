@@ -49,8 +49,8 @@ def test_the_commands_do_not_parse_without_this_package(commands: list[list[str]
         assert PLAIN_SGLANG_SAYS[name] in reason["error"]
 
 
-def test_the_commands_parse_with_this_package(commands: list[list[str]]) -> None:
-    *cards, window, contradiction = parse(
+def test_the_commands_and_an_engines_old_keywords_parse_with_this_package(commands: list[list[str]]) -> None:
+    *cards, window, contradiction, engine = parse(
         "plugin", [*commands, [*commands[0], *WINDOW], [*commands[0], *CONTRADICTION]]
     )
     for name, parsed in zip(NAMES, cards, strict=True):
@@ -66,17 +66,5 @@ def test_the_commands_parse_with_this_package(commands: list[list[str]]) -> None
     assert window["speculative_draft_window_size"] == 4096
     assert contradiction["exit"] == 2
     assert "keep only --mamba-radix-cache-strategy" in contradiction["error"]
-
-
-def test_an_engine_takes_the_old_keywords() -> None:
-    code = (
-        "from sglang.srt.entrypoints.engine import Engine\n"
-        "from sglang.srt.plugins import load_plugins\n"
-        "load_plugins()\n"
-        "args = Engine.server_args_class(model_path='x', mamba_scheduler_strategy='extra_buffer',\n"
-        "    speculative_dflash_draft_window_size=64, cuda_graph_backend_prefill='tc_piecewise')\n"
-        "print(args.mamba_radix_cache_strategy, args.speculative_draft_window_size,\n"
-        "    args.cuda_graph_backend_prefill)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.strip().splitlines()[-1:] == ["extra_buffer 64 breakable"], done.stderr
+    assert engine["mamba_radix_cache_strategy"] == "extra_buffer"
+    assert (engine["speculative_draft_window_size"], engine["cuda_graph_backend_prefill"]) == (64, "breakable")
