@@ -31,15 +31,9 @@ UNSURE = 4.0  # a copy replaces a draft whose logit leads the second by less
 class Copies:
     """Token histories of all requests, by row of the target's ``ReqToTokenPool``.
 
-    Column ``p`` of a row holds the request's token at position ``p``, up to the anchor at its committed length. Later
-    columns are stale and never read. Every operation runs on the stream of the steps and none waits.
-
-    Args:
-        target: the target's runner, pools allocated.
-        width: the server's block size.
-
-    Attributes:
-        history: int32 [rows, columns].
+    Column ``p`` of int32 ``history`` [rows, columns] holds the request's token at position ``p``, up to the anchor at
+    its committed length. Later columns are stale and never read. No operation waits. ``width`` is the server's block
+    size.
     """
 
     def __init__(self, target: ModelRunner, width: int) -> None:
@@ -82,7 +76,6 @@ class Copies:
         self._append(batch, batch.seq_lens - 1, next_token_ids[:, None], batch.seq_lens, lens)
 
     def offer(self, step: Step) -> None:
-        """Replace drafts of the block by copies."""
         assert step.margins is not None, "the drafter returned no margins"
         rows, last = step.batch.req_pool_indices, step.batch.seq_lens
         offer_copies(step.tokens, step.margins, self.history, self._found, rows, last, least=LEAST, unsure=UNSURE)
@@ -95,7 +88,6 @@ class Copies:
         return Copied(self._matches, batch.reqs, found, drafted=step.width > 1)
 
     def matched(self, reqs: Sequence[Req]) -> list[bool]:
-        """Return whether each request's latest match on the host can be copied."""
         return [self._matches.get(req, 0) >= LEAST for req in reqs]
 
     def _append(self, batch: ScheduleBatch, after: Tensor, tokens: Tensor, newest: Tensor, lens: list[int]) -> None:
@@ -115,18 +107,12 @@ class Copies:
 
 
 class Copied:
-    """Copies of one step, as received by the host.
+    """Copies of one step: matched ``lengths``, and accepted ``tokens`` where the drafts would have been rejected.
 
     Args:
-        matches: length of each request's latest match; updated with the step's matches.
-        reqs: bs requests.
-        found: int64 [bs, 2], see :func:`sglang_dflash.ops.reference.find_copies`; on the host when the step's accept
-            lengths are.
+        matches: length of each request's latest match; updated with the step's.
+        found: int64 [bs, 2] of ``ops.reference.find_copies``; on the host when the step's accept lengths are.
         drafted: whether the step had drafts that a copy could replace.
-
-    Attributes:
-        lengths: lengths of the copied matches.
-        tokens: accepted tokens of copies where the drafts would have been rejected.
     """
 
     def __init__(

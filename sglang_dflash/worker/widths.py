@@ -37,19 +37,13 @@ REPEATS = 5  # the first one warms up
 def prepare_widths(
     plan: ServingPlan, target: ModelRunner, drafter: ModelRunner, layout: Any
 ) -> tuple[WidthPolicy, WidthGraphs]:
-    """Capture graphs for the plan's widths and build the policy; all ranks use the costs of rank 0.
-
-    Args:
-        target, drafter: the runners; their own graphs are captured.
-        layout: the drafter's parallel layout.
-    """
+    """Capture graphs for the plan's widths and build the policy; all ranks use the costs of rank 0."""
     assert plan.widths is not None
     graphs, config = WidthGraphs(target, drafter, layout, plan.drafted), plan.widths
     config = replace(config, widths=graphs.build(config.widths_for(plan.block, plan.drafted)))
     costs = None
     if config.policy == "adaptive":
-        calibration = Calibration(target, drafter, layout, plan.drafter.mask_token_id, graphs)
-        points = calibration.points(config.widths, target.max_running_requests)
+        points = Calibration(graphs, plan.drafter.mask_token_id).points(config.widths, target.max_running_requests)
         costs = CostTable(get_parallel().tp_group.broadcast_object(points), config.widths)
     if get_parallel().tp_rank == 0:
         logger.info("DFLASH: policy %s, widths %s; %s", config.policy, config.widths, costs or "no cost table")
@@ -65,23 +59,14 @@ class Calibration:
     """Times a step's two forwards and its injection, on batches of the pools' padding row with a short context.
 
     They lack the scheduler's time between steps, which the cost table learns from real steps.
-
-    Args:
-        target, drafter: the runners.
-        layout: the drafter's parallel layout.
-        token_id: fills the batches; any token id works.
-        graphs: resources of each width.
     """
 
-    def __init__(
-        self, target: ModelRunner, drafter: ModelRunner, layout: Any, token_id: int, graphs: WidthGraphs
-    ) -> None:
-        self._target, self._drafter, self._layout, self._token_id = target, drafter, layout, token_id
-        self._graphs = graphs
+    def __init__(self, graphs: WidthGraphs, token_id: int) -> None:
+        self._graphs, self._token_id = graphs, token_id  # of any token
 
     def points(self, widths: Sequence[int], most_requests: int) -> dict[tuple[int, int], float]:
         """Return milliseconds by (batch size, width)."""
-        if torch.device(self._target.device).type == "cpu":
+        if torch.device(self._graphs.target.device).type == "cpu":
             # Run each number of rows once, so that no request waits for oneDNN to compile.
             sizes = {host_rows(bs * widths[-1]): bs for bs in range(1, most_requests + 1)}
             for bs in sizes.values():
@@ -89,7 +74,7 @@ class Calibration:
         return {(bs, width): self._milliseconds(bs, width) for bs in batch_sizes(most_requests) for width in widths}
 
     def _milliseconds(self, bs: int, width: int) -> float:
-        device, taken = torch.get_device_module(self._target.device), []
+        device, taken = torch.get_device_module(self._graphs.target.device), []
         for _ in range(REPEATS):
             device.synchronize()
             start = time.perf_counter()
@@ -103,14 +88,14 @@ class Calibration:
         with self._graphs.at(width):
             if width > 1:
                 drafted = min(width, self._graphs.drafted)
-                with draft_tp_context(self._layout):
-                    self._drafter.forward(self._batch(self._drafter, bs, drafted, CaptureHiddenMode.NULL))
-            batch = self._batch(self._target, bs, width, CaptureHiddenMode.FULL)
-            output = self._target.forward(batch).logits_output
+                with draft_tp_context(self._graphs.layout):
+                    self._graphs.drafter.forward(self._batch(self._graphs.drafter, bs, drafted, CaptureHiddenMode.NULL))
+            batch = self._batch(self._graphs.target, bs, width, CaptureHiddenMode.FULL)
+            output = self._graphs.target.forward(batch).logits_output
             output.next_token_logits.argmax(-1)
             if width > 1:  # plain decoding injects the tokens of many steps together
-                with draft_tp_context(self._layout):
-                    self._drafter.model.context_kv(output.hidden_states[: bs * width], batch.positions)
+                with draft_tp_context(self._graphs.layout):
+                    self._graphs.drafter.model.context_kv(output.hidden_states[: bs * width], batch.positions)
 
     def _batch(self, runner: ModelRunner, bs: int, width: int, capture: CaptureHiddenMode) -> ForwardBatch:
         decodes, device = width == 1, runner.device
@@ -154,9 +139,9 @@ class SharedTimes:
     """Applies rank 0's step times to the width policies of all tensor-parallel ranks, so that they choose alike.
 
     A policy is a function of its observations. Accept counts are equal on all ranks because the tokens are; measured
-    times are not. Rank 0 appends its times to the list of requests that SGLang broadcasts at the start of every
-    iteration of its event loop, and every rank, rank 0 included, applies them there. This adds no message and no wait.
-    Ranks whose policies diverge would choose different widths and deadlock, so the fingerprints are compared.
+    times are not. So rank 0 appends its times to the requests that SGLang broadcasts at the start of every iteration of
+    its event loop, and every rank applies them there. This adds no message and no wait. Ranks whose policies diverge
+    would deadlock, so their fingerprints are compared.
     """
 
     def __init__(self, policy: WidthPolicy, ranks: int) -> None:
@@ -164,7 +149,6 @@ class SharedTimes:
         self._outgoing: list[StepTime] = []
 
     def add(self, records: Sequence[StepRecord]) -> None:
-        """Add steps that this rank has timed."""
         for record in records:
             assert record.milliseconds is not None
             step = (record.batch_size, record.width, record.context, record.milliseconds, record.caught_up)
@@ -174,11 +158,7 @@ class SharedTimes:
                 self._outgoing.append(step)
 
     def broadcast(self, send: Callable[[list[Any] | None], list[Any]], requests: list[Any] | None) -> list[Any]:
-        """Broadcast the requests with rank 0's new step times, and apply the times.
-
-        Args:
-            send: broadcasts the source rank's list, and returns it on every rank.
-            requests: on the source rank; None elsewhere.
+        """Broadcast the source rank's requests (None elsewhere) with rank 0's new step times, and apply the times.
 
         Raises:
             DFlashError: this rank's policy differs from rank 0's.
@@ -210,7 +190,6 @@ shared_times: SharedTimes | None = None
 
 
 def share_times(policy: WidthPolicy) -> SharedTimes:
-    """Share the step times of this process's worker, for its policy."""
     global shared_times
     shared_times = SharedTimes(policy, get_parallel().tp_size)
     return shared_times
