@@ -30,8 +30,7 @@ from sglang_dflash.worker.forwards import Draft, Verify
 from sglang_dflash.worker.inject import Inject
 from sglang_dflash.worker.no_sync import sync_guard
 from sglang_dflash.worker.observe.drafting import payoff
-from sglang_dflash.worker.observe.identity import allocated_bytes, identity
-from sglang_dflash.worker.observe.metrics import StepRecord
+from sglang_dflash.worker.observe.metrics import StepRecord, allocated_bytes, identity
 from sglang_dflash.worker.observe.observer import Observer
 from sglang_dflash.worker.shared_times import SharedTimes, set_current
 from sglang_dflash.worker.start.first_calls import FirstCalls
