@@ -20,6 +20,9 @@ from sglang_dflash_lab.bench.session import Settings, plan
 from tests.bench.runs import run as measured
 
 PAIR = find_pair("tiny-hybrid", None, None)
+INFO = {"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": 16, "internal_states": [{}]}
+OURS = {**INFO, "internal_states": [{"sglang_dflash": {}}]}
+PLAIN = {"internal_states": [{}]}
 
 
 def settings(out: Path, modes: str = "ar,dflash:16", **more: Any) -> Settings:
@@ -30,11 +33,10 @@ def settings(out: Path, modes: str = "ar,dflash:16", **more: Any) -> Settings:
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Starts, ends and runs of servers that answer nothing."""
     found: list[str] = []
-    labels = {"": "ar", "--speculative-num-draft-tokens": "dflash:16"}
 
     @contextlib.contextmanager
     def running(launch: Launch, log: Path) -> Iterator[str]:
-        label = labels["--speculative-num-draft-tokens" if "DFLASH" in launch.args else ""]
+        label = "dflash:16" if "DFLASH" in launch.args else "ar"
         found.append(f"start {label}")
         yield f"http://{label}"
         found.append(f"stop {label}")
@@ -45,9 +47,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return measured(cell, 100.0, ["a", "b"])
 
     def get(url: str, **_: Any) -> httpx.Response:
-        plain = {"version": "0", "internal_states": [{}]}
-        ours = {"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": 16}
-        info = {**plain, **ours, "internal_states": [{"sglang_dflash": {}}]} if "dflash" in url else plain
+        info = {"version": "0", **(OURS if "dflash" in url else PLAIN)}
         return httpx.Response(200, json=info, request=httpx.Request("GET", url))
 
     monkeypatch.setattr(session, "running", running)
@@ -87,11 +87,6 @@ def test_other_settings_need_another_folder(tmp_path: Path, events: list[str]) -
     session.run(settings(tmp_path, "ar"), print)
     with pytest.raises(DFlashError, match=r"measured with seed 0, not 1.*another --out"):
         session.run(settings(tmp_path, "ar", seed=1), print)
-
-
-INFO = {"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": 16, "internal_states": [{}]}
-OURS = {**INFO, "internal_states": [{"sglang_dflash": {}}]}
-PLAIN = {"internal_states": [{}]}
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,28 @@
-"""GPU-only choices map to ours, thread and core defaults, pool sizes: the pure parts of argument handling on a CPU."""
+"""Server arguments on a CPU: refused pairs, mapped GPU-only choices, thread and core defaults, pool sizes."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PretrainedConfig
 
+from sglang_dflash import upstream
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.upstream import AttentionArch
 from sglang_dflash_cpu import threads
-from sglang_dflash_cpu.arguments import CHOICES, check_before_model, cpu_values, pool_defaults
+from sglang_dflash_cpu.arguments import CHOICES, check_before_model, check_pair, cpu_values, pool_defaults
 from sglang_dflash_cpu.layers import ATTENTION_BACKEND
 
-DEFAULTS: dict[str, Any] = {
-    **{choice.field: choice.instead for choice in CHOICES},
-    "attention_backend": None,
-    "sampling_backend": None,
-    "linear_attn_prefill_backend": None,
-    "linear_attn_decode_backend": None,
-    "linear_attn_verify_backend": None,
-    "speculative_draft_attention_backend": None,
-}
+# As SGLang leaves them without a flag.
+UNSET = ("attention_backend", "sampling_backend", "speculative_draft_attention_backend") + tuple(
+    f"linear_attn_{phase}_backend" for phase in ("prefill", "decode", "verify")
+)
+DEFAULTS: dict[str, Any] = {choice.field: choice.instead for choice in CHOICES} | dict.fromkeys(UNSET)
 
 
 def test_arguments_left_alone_change_silently() -> None:
@@ -81,10 +81,8 @@ def test_every_rank_gets_cores_and_no_core_idles(cores: int, ranks: int) -> None
 def test_environment_defaults_leave_the_users_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "SGLANG_MAMBA_CONV_DTYPE", threads.BIND_VARIABLE):
         monkeypatch.delenv(name, raising=False)
-    assert threads.environment_defaults(1, "float32") == {
-        "OMP_NUM_THREADS": "1",
-        "SGLANG_MAMBA_CONV_DTYPE": "float32",
-    }
+    of_one = {"OMP_NUM_THREADS": "1", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
+    assert threads.environment_defaults(1, "float32") == of_one
     of_two = threads.environment_defaults(2, "float32")
     assert len(of_two[threads.BIND_VARIABLE].split("|")) == 2
     assert of_two["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] == "false"
@@ -94,19 +92,11 @@ def test_environment_defaults_leave_the_users_choice(monkeypatch: pytest.MonkeyP
 
 
 HYBRID = {
-    "num_hidden_layers": 4,
+    **{"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4},
+    **{"linear_key_head_dim": 32, "linear_value_head_dim": 32},
     "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-    "linear_conv_kernel_dim": 4,
 }
-
-
 DENSE = {"num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
 
 
@@ -134,3 +124,61 @@ def test_a_hybrid_as_sglang_reads_its_config() -> None:
     for available in (1 << 20, 200 << 20, 1 << 30, 8 << 30):
         options = {"dtype_bytes": 2, "running": 32, "context": 2048, "available": available}
         assert pool_defaults(config, **options) == pool_defaults(HYBRID, **options)
+
+
+NOT_SET = ("quantization", "enable_lora", "lora_paths")
+NO_DRAFTER = ("speculative_draft_model_path", "speculative_draft_model_quantization")
+PLAIN: dict[str, Any] = {"kv_cache_dtype": "auto", **dict.fromkeys((*NOT_SET, *NO_DRAFTER))}
+
+
+@pytest.fixture(autouse=True)
+def no_recurrent_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's answers for a dense target: it reads them from more of a ``ModelConfig`` than these tests build."""
+    for name in ("mambaish_config", "hybrid_gdn_config"):
+        monkeypatch.setattr(upstream, name, lambda config: None)
+
+
+def check(config: dict[str, Any] | None = None, *, arguments: dict[str, Any] | None = None, **model: Any) -> None:
+    hf_config = PretrainedConfig(architectures=["Target"], **(config or {}))
+    usual = {"attention_arch": AttentionArch.MHA, "is_encoder_decoder": False, "hf_config": hf_config}
+    check_pair(SimpleNamespace(**{**usual, **model}), SimpleNamespace(**{**PLAIN, **(arguments or {})}))
+
+
+def test_a_plain_decoder_is_served() -> None:
+    check()
+    check(arguments={"quantization": "unquant", "kv_cache_dtype": "float32"})
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ({"attention_arch": AttentionArch.MLA}, "Target uses MLA attention"),
+        ({"is_encoder_decoder": True}, "Target is an encoder-decoder model"),
+        ({"arguments": {"quantization": "fp8"}}, "Target with fp8 quantisation"),
+        ({"config": {"quantization_config": {"quant_method": "awq"}}}, "Target with awq quantisation"),
+        ({"config": {"quantization_config": {"bits": 4}}}, "Target with unnamed quantisation"),
+        ({"arguments": {"kv_cache_dtype": "fp8_e4m3"}}, "--kv-cache-dtype fp8_e4m3"),
+        ({"arguments": {"enable_lora": True}}, "--enable-lora on a CPU"),
+        ({"arguments": {"enable_lora": True, "lora_paths": ["a"]}}, "--lora-paths on a CPU"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_has_no_torch_implementation_is_refused(case: dict[str, Any], words: str) -> None:
+    with pytest.raises(DFlashError, match=words):
+        check(**case)
+
+
+def test_recurrent_layers_other_than_gated_delta_net_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream, "mambaish_config", lambda config: config)
+    with pytest.raises(DFlashError, match="Target has recurrent layers other than gated-delta-net"):
+        check()
+    monkeypatch.setattr(upstream, "hybrid_gdn_config", lambda config: config)
+    check()
+
+
+@pytest.mark.parametrize("flag", [None, "unquant", "awq"])
+def test_quantised_layers_for_the_drafter_are_refused(flag: str | None) -> None:
+    named = {"speculative_draft_model_path": "drafter", "speculative_draft_model_quantization": flag}
+    refused = pytest.raises(DFlashError, match="--speculative-draft-model-quantization awq on a CPU")
+    with refused if flag == "awq" else nullcontext():
+        check(arguments=named)

@@ -1,228 +1,271 @@
-"""GDN decode and verify of the CPU platform against the recurrence, token by token, in float64."""
+"""GDN prefill, decode and verify of the CPU platform against the recurrence, token by token, in float64."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.testing import assert_close
 
 from sglang_dflash_cpu.layers import gdn
 from tests.support.gated_delta import delta_rule, no_host_sync
 
-SLOTS = 9
+SLOTS, K, V = 9, 8, 6
+HEADS = st.sampled_from([(1, 1), (2, 4), (1, 3)])
+DECAYS = st.sampled_from([1e-3, 1.0, 30.0])
+Inputs = dict[str, Tensor]
 
 
-@dataclass
 class Layer:
     """Random inputs of one GDN layer for ``bs`` requests of ``steps`` tokens."""
 
-    bs: int
-    steps: int
-    H: int = 2
-    HV: int = 4
-    K: int = 8
-    V: int = 6
-    dtype: torch.dtype = torch.float32
-    state_dtype: torch.dtype = torch.float32
-    decay: float = 1.0  # scale of exp(A_log): how fast the state fades
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        generator = torch.Generator().manual_seed(self.seed)
+    def __init__(
+        self,
+        bs: int,
+        steps: int,
+        heads: tuple[int, int] = (2, 4),
+        dtype: torch.dtype = torch.float32,
+        decay: float = 1.0,  # scale of exp(A_log)
+        seed: int = 0,
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=generator)
+            return torch.randn(*shape, generator=generator).to(dtype)
 
-        tokens = self.bs * self.steps
-        self.A_log = torch.log(self.decay * (0.1 + torch.rand(self.HV, generator=generator)))
-        self.dt_bias = normal(self.HV)
-        self.a = normal(tokens, self.HV).to(self.dtype)
-        self.b = normal(tokens, self.HV).to(self.dtype)
-        self.qkv = normal(tokens, 2 * self.H * self.K + self.HV * self.V).to(self.dtype)
-        self.pool = normal(SLOTS, self.HV, self.V, self.K).to(self.state_dtype)
-        self.slots = (1 + torch.randperm(SLOTS - 1, generator=generator)[: self.bs]).to(torch.int32)
+        self.bs, self.steps, (self.H, self.HV), tokens = bs, steps, heads, bs * steps
+        self.A_log = torch.log(decay * (0.1 + torch.rand(self.HV, generator=generator)))
+        self.dt_bias = normal(self.HV).float()
+        self.a, self.b = normal(tokens, self.HV), normal(tokens, self.HV)
+        self.qkv = normal(tokens, 2 * self.H * K + self.HV * V)
+        self.pool = normal(SLOTS, self.HV, V, K)
+        self.slots = (1 + torch.randperm(SLOTS - 1, generator=generator)[:bs]).int()
+        # One row more than there are requests, filled with a mark.
+        self.buffer = torch.full((bs + 1, steps + 2, self.HV, V, K), 7.0, dtype=dtype)
+        self.rows = torch.randperm(bs + 1, generator=generator)
 
-    @property
-    def g(self) -> Tensor:
-        step = torch.nn.functional.softplus(self.a.double() + self.dt_bias.double())
-        return -self.A_log.double().exp() * step
-
-    @property
-    def beta(self) -> Tensor:
-        return self.b.sigmoid().double()  # rounded to its dtype
-
-    def split(self) -> tuple[Tensor, Tensor, Tensor]:
+    def split(self) -> tuple[Tensor, ...]:
         """q, k ``[tokens, H, K]`` and v ``[tokens, HV, V]``, views of the packed projection."""
-        q, k, v = self.qkv.split([self.H * self.K, self.H * self.K, self.HV * self.V], -1)
-        tokens = len(self.qkv)
-        return q.view(tokens, -1, self.K), k.view(tokens, -1, self.K), v.view(tokens, -1, self.V)
+        parts = self.qkv.split([self.H * K, self.H * K, self.HV * V], -1)
+        return tuple(x.view(len(x), -1, size) for x, size in zip(parts, (K, K, V), strict=True))
 
-    def expected(self, request: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    def expected(self, request: int) -> tuple[Tensor, Tensor]:
         own = slice(request * self.steps, (request + 1) * self.steps)
-        q, k, v = (x[own] for x in self.split())
-        state = self.pool[int(self.slots[request])]
-        return delta_rule(q, k, v, self.g[own], self.beta[own], state, dtype=dtype)
+        g = -self.A_log.double().exp() * torch.nn.functional.softplus(self.a.double() + self.dt_bias.double())
+        beta = self.b.sigmoid().double()  # rounded to its dtype
+        return delta_rule(*(x[own] for x in (*self.split(), g, beta)), self.pool[int(self.slots[request])])
 
     def decode(self) -> Tensor:
-        out = self.qkv.new_empty(self.bs, 1, self.HV, self.V)
-        returned, pool = gdn.decode(
-            self.qkv,
-            self.a,
-            self.b,
-            A_log=self.A_log,
-            dt_bias=self.dt_bias,
-            scale=self.K**-0.5,
-            initial_state=self.pool,
-            out=out,
-            ssm_state_indices=self.slots,
-            use_qk_l2norm_in_kernel=True,
-        )
-        assert returned is out and pool is self.pool
+        out = self.qkv.new_empty(self.bs, 1, self.HV, V)
+        state = {"initial_state": self.pool, "ssm_state_indices": self.slots}
+        gates = {"A_log": self.A_log, "dt_bias": self.dt_bias, "scale": K**-0.5}
+        found = gdn.decode(self.qkv, self.a, self.b, **gates, **state, out=out, use_qk_l2norm_in_kernel=True)  # type: ignore[arg-type]
+        assert found[0] is out and found[1] is self.pool
         return out
 
-    def verify(self, buffer: Tensor, rows: Tensor) -> Tensor:
+    def verify(self, **options: Any) -> Tensor:
+        usual = {
+            "use_qk_l2norm_in_kernel": True,
+            "cu_seqlens": torch.arange(0, self.bs * self.steps + 1, self.steps),
+            "disable_state_update": True,
+            "intermediate_states_buffer": self.buffer,
+            "intermediate_state_indices": self.rows,
+        }
         q, k, v = (x.unsqueeze(0) for x in self.split())
-        return gdn.verify(
-            A_log=self.A_log,
-            a=self.a,
-            dt_bias=self.dt_bias,
-            softplus_beta=1.0,
-            softplus_threshold=20.0,
-            q=q,
-            k=k,
-            v=v,
-            b=self.b,
-            initial_state_source=self.pool,
-            initial_state_indices=self.slots,
-            use_qk_l2norm_in_kernel=True,
-            cu_seqlens=torch.arange(0, self.bs * self.steps + 1, self.steps, dtype=torch.int32),
-            is_kda=False,
-            disable_state_update=True,
-            intermediate_states_buffer=buffer,
-            intermediate_state_indices=rows,
-            cache_steps=self.steps,
-            retrieve_parent_token=None,
-        )
-
-    def states(self, buffer: Tensor, rows: Tensor, position: int) -> Tensor:
-        """Every request's state after one block position, ``[bs, HV, V, K]``."""
-        return buffer[rows.long(), position]
-
-    def buffer(self, block: int) -> Tensor:
-        """An intermediate buffer with one row more than there are requests, filled with a mark."""
-        return torch.full((self.bs + 1, block, self.HV, self.V, self.K), 7.0, dtype=self.state_dtype)
+        gates = (self.A_log, self.a, self.dt_bias, 1.0, 20.0)
+        return gdn.verify(*gates, q, k, v, self.b, self.pool, self.slots, **{**usual, **options})
 
 
-HEADS = pytest.mark.parametrize(("H", "HV"), [(1, 1), (2, 2), (2, 4), (1, 3)])
-
-
-@HEADS
+@pytest.mark.parametrize("heads", [(1, 1), (2, 4), (1, 3)])
 @pytest.mark.parametrize("bs", [1, 5])
-def test_decode_advances_each_requests_state(bs: int, H: int, HV: int) -> None:
-    layer = Layer(bs, 1, H, HV)
+def test_decode_advances_each_requests_state_and_no_other(bs: int, heads: tuple[int, int]) -> None:
+    layer = Layer(bs, 1, heads)
     expected = [layer.expected(i) for i in range(bs)]
+    padding = bs == 5
+    if padding:
+        layer.slots[1] = -1
     before = layer.pool.clone()
     out = layer.decode()
-    for i, (outputs, states) in enumerate(expected):
-        torch.testing.assert_close(out[i].double(), outputs, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(layer.pool[int(layer.slots[i])].double(), states[0], rtol=1e-5, atol=1e-6)
-    others = [slot for slot in range(SLOTS) if slot not in layer.slots]
-    assert torch.equal(layer.pool[others], before[others])
-
-
-def test_decode_leaves_every_real_slot_alone_for_padding() -> None:
-    layer = Layer(3, 1)
-    layer.slots[1] = -1
-    before, expected = layer.pool.clone(), layer.expected(2)[0]
-    out = layer.decode()
-    torch.testing.assert_close(out[2].double(), expected, rtol=1e-5, atol=1e-6)
-    untouched = [slot for slot in range(1, SLOTS) if slot not in (int(layer.slots[0]), int(layer.slots[2]))]
-    assert torch.equal(layer.pool[untouched], before[untouched])
-    assert out.isfinite().all()
+    live = [i for i in range(bs) if not (padding and i == 1)]
+    for i in live:
+        assert_close(out[i].double(), expected[i][0], rtol=1e-5, atol=1e-6)
+        assert_close(layer.pool[int(layer.slots[i])].double(), expected[i][1][0], rtol=1e-5, atol=1e-6)
+    others = sorted(set(range(1, SLOTS)) - {int(layer.slots[i]) for i in live})
+    assert torch.equal(layer.pool[others], before[others]) and out.isfinite().all()
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    bs=st.integers(1, 4),
-    steps=st.integers(1, 16),
-    heads=st.sampled_from([(1, 1), (2, 4), (1, 3)]),
-    decay=st.sampled_from([1e-3, 1.0, 30.0]),
-    spare=st.integers(0, 3),
-    seed=st.integers(0, 99),
-)
+@given(bs=st.integers(1, 4), steps=st.integers(1, 16), heads=HEADS, decay=DECAYS, seed=st.integers(0, 99))
 def test_verify_equals_the_recurrence_after_every_token(
-    bs: int, steps: int, heads: tuple[int, int], decay: float, spare: int, seed: int
+    bs: int, steps: int, heads: tuple[int, int], decay: float, seed: int
 ) -> None:
-    layer = Layer(bs, steps, *heads, decay=decay, seed=seed)
-    buffer = layer.buffer(steps + spare)
-    rows = torch.randperm(bs + 1, generator=torch.Generator().manual_seed(seed)).to(torch.int32)
+    layer = Layer(bs, steps, heads, decay=decay, seed=seed)
     pool = layer.pool.clone()
-    out = layer.verify(buffer, rows)
-    assert out.shape == (1, bs * steps, layer.HV, layer.V)
+    out = layer.verify()
+    assert out.shape == (1, bs * steps, layer.HV, V)
     for i in range(bs):
         outputs, states = layer.expected(i)
-        own = out[0, i * steps : (i + 1) * steps]
-        torch.testing.assert_close(own.double(), outputs, rtol=1e-4, atol=1e-5)
-        for t in range(steps):
-            kept = layer.states(buffer, rows[:bs], t)[i]
-            torch.testing.assert_close(kept.double(), states[t], rtol=1e-4, atol=1e-5)
+        assert_close(out[0, i * steps : (i + 1) * steps].double(), outputs, rtol=1e-4, atol=1e-5)
+        assert_close(layer.buffer[layer.rows[i], :steps].double(), states, rtol=1e-4, atol=1e-5)
     assert torch.equal(layer.pool, pool), "a verify must not advance the committed state"
-    assert (buffer[rows[bs]] == 7).all()
+    assert (layer.buffer[layer.rows[bs]] == 7).all() and (layer.buffer[:, steps:] == 7).all()
 
 
 def test_verify_of_bf16_inputs_stores_each_state_rounded_once() -> None:
-    layer = Layer(2, 8, dtype=torch.bfloat16, state_dtype=torch.bfloat16)
-    buffer = layer.buffer(8)
-    out = layer.verify(buffer, torch.arange(2))
+    layer = Layer(2, 8, dtype=torch.bfloat16)
+    out = layer.verify()
     assert out.dtype == torch.bfloat16
     for i in range(2):
         outputs, states = layer.expected(i)
-        torch.testing.assert_close(out[0, i * 8 : i * 8 + 8], outputs.bfloat16(), rtol=2**-7, atol=1e-5)
-        torch.testing.assert_close(
-            layer.states(buffer, torch.arange(2), 7)[i], states[7].bfloat16(), rtol=2**-7, atol=1e-5
-        )
+        assert_close(out[0, i * 8 : i * 8 + 8], outputs.bfloat16(), rtol=2**-7, atol=1e-5)
+        assert_close(layer.buffer[layer.rows[i], 7], states[7].bfloat16(), rtol=2**-7, atol=1e-5)
 
 
-def test_a_block_shorter_than_the_last_one_forgets_what_lies_after_it() -> None:
-    layer = Layer(2, 5)
-    buffer = layer.buffer(8)
-    layer.verify(buffer, torch.arange(2))
-    expected = layer.states(buffer, torch.arange(2), 2)
-    buffer.fill_(float("nan"))
-    layer.verify(buffer, torch.arange(2))
-    assert torch.equal(layer.states(buffer, torch.arange(2), 2), expected)
-
-
-def test_verify_ignores_padding() -> None:
+def test_verify_ignores_padding_and_what_an_earlier_block_left() -> None:
     layer = Layer(3, 4)
     layer.slots[0] = -1
-    out = layer.verify(layer.buffer(4), torch.arange(3))
-    torch.testing.assert_close(out[0, 4:8].double(), layer.expected(1)[0], rtol=1e-4, atol=1e-5)
+    layer.buffer.fill_(float("nan"))
+    out = layer.verify()
+    outputs, states = layer.expected(1)
+    assert_close(out[0, 4:8].double(), outputs, rtol=1e-4, atol=1e-5)
+    assert_close(layer.buffer[layer.rows[1], :4].double(), states, rtol=1e-4, atol=1e-5)
     assert out.isfinite().all()
 
 
-def test_decode_and_verify_never_wait_for_a_value() -> None:
+def test_decode_and_verify_read_no_value_on_the_host() -> None:
+    one, block = Layer(3, 1), Layer(2, 4)
     with no_host_sync():
-        Layer(3, 1).decode()
-        layer = Layer(2, 4)
-        layer.verify(layer.buffer(4), torch.arange(2))
+        one.decode()
+        block.verify()
 
 
-def test_verify_refuses_what_only_other_models_ask_for() -> None:
-    layer = Layer(1, 2)
+@pytest.mark.parametrize("option", ["disable_state_update", "use_qk_l2norm_in_kernel", "is_kda", "cache_ring"])
+def test_a_verify_of_other_models_is_refused(option: str) -> None:
     with pytest.raises(NotImplementedError, match="verify of GDN"):
-        gdn.verify(
-            layer.A_log,
-            layer.a,
-            layer.dt_bias,
-            1.0,
-            20.0,
-            *(x.unsqueeze(0) for x in layer.split()),
-            b=layer.b,
-            initial_state_source=layer.pool,
-            initial_state_indices=layer.slots,
-        )
+        Layer(1, 2).verify(**{option: option in ("is_kda", "cache_ring")})
+
+
+def prompts(
+    lengths: list[int],
+    heads: tuple[int, int] = (2, 4),
+    sizes: tuple[int, int] = (K, V),
+    decay: float = 1.0,
+    seed: int = 0,
+) -> Inputs:
+    """Random inputs of a prefill of prompts of these lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens, (H, HV), (K, V) = sum(lengths), heads, sizes
+    return {
+        "q": torch.randn(1, tokens, H, K, generator=generator),
+        "k": torch.randn(1, tokens, H, K, generator=generator),
+        "v": torch.randn(1, tokens, HV, V, generator=generator),
+        "g": -decay * torch.rand(1, tokens, HV, generator=generator),
+        "beta": torch.rand(1, tokens, HV, generator=generator),
+        "initial_state": torch.randn(SLOTS, HV, V, K, generator=generator),
+        "initial_state_indices": (1 + torch.randperm(SLOTS - 1, generator=generator)[: len(lengths)]).int(),
+        "cu_seqlens": torch.tensor([0, *lengths]).cumsum(0).int(),
+    }
+
+
+PER_TOKEN = ("q", "k", "v", "g", "beta")
+
+
+def expected(x: Inputs, dtype: torch.dtype = torch.float64) -> tuple[Tensor, list[Tensor]]:
+    """Outputs ``[tokens, HV, V]``; and for every sequence the states before its first and after each token."""
+    outputs, states = [], []
+    starts = x["cu_seqlens"].tolist()
+    for slot, start, end in zip(x["initial_state_indices"].tolist(), starts, starts[1:], strict=False):
+        before = x["initial_state"][slot].to(dtype)
+        out, after = before.new_empty(0, *x["v"].shape[2:]), before.new_empty(0, *before.shape)
+        if end > start:
+            out, after = delta_rule(*(x[name][0, start:end] for name in PER_TOKEN), before, dtype=dtype)
+        outputs.append(out)
+        states.append(torch.cat([before[None], after]))
+    return torch.cat(outputs), states
+
+
+def prefill(x: Inputs) -> tuple[Tensor, Tensor]:
+    out, nothing, starts = gdn.prefill(**x, head_first=False, use_qk_l2norm_in_kernel=True)
+    assert nothing is None
+    return out, starts
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=5).filter(any), HEADS, DECAYS, st.integers(0, 99))
+@example([63, 64, 65], (2, 4), 1.0, 0)
+@example([128, 1], (2, 4), 1.0, 0)
+def test_prefill_equals_the_recurrence(lengths: list[int], heads: tuple[int, int], decay: float, seed: int) -> None:
+    x = prompts(lengths, heads, decay=decay, seed=seed)
+    outputs, states = expected(x)
+    before = x["initial_state"].clone()
+    out, starts = prefill(x)
+    assert_close(out[0].double(), outputs, rtol=1e-4, atol=1e-5)
+    every_64th = torch.cat([s[: len(s) - 1][::64] for s in states])
+    assert_close(starts[0].double(), every_64th, rtol=1e-4, atol=1e-5)
+    slots = x["initial_state_indices"].tolist()
+    for slot, own in zip(slots, states, strict=True):
+        assert_close(x["initial_state"][slot].double(), own[-1], rtol=1e-4, atol=1e-5)
+    others = [slot for slot in range(SLOTS) if slot not in slots]
+    assert torch.equal(x["initial_state"][others], before[others])
+
+
+def test_two_parts_of_a_prompt_leave_the_state_of_the_whole() -> None:
+    """Chunked prefill: the second part starts from the state that the first left in the slot."""
+    x = prompts([150])
+    outputs, states = expected(x)
+    for part, length in ((slice(0, 70), 70), (slice(70, 150), 80)):
+        piece = x | {name: x[name][:, part] for name in PER_TOKEN} | {"cu_seqlens": torch.tensor([0, length])}
+        assert_close(prefill(piece)[0][0].double(), outputs[part], rtol=1e-4, atol=1e-5)
+    assert_close(x["initial_state"][x["initial_state_indices"][0]].double(), states[0][-1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("fault", ["padding", "NaN"])
+def test_a_padded_or_broken_sequence_does_not_reach_its_neighbours(fault: str) -> None:
+    x = prompts([70, 5, 9])
+    before, (outputs, _) = x["initial_state"].clone(), expected(x)
+    if fault == "padding":
+        x["initial_state_indices"][1] = -1
+    else:
+        x["v"][0, 70:75] = float("nan")
+    out, _ = prefill(x)
+    assert_close(out[0, :70].double(), outputs[:70], rtol=1e-4, atol=1e-5)
+    assert_close(out[0, 75:].double(), outputs[75:], rtol=1e-4, atol=1e-5)
+    untouched = sorted(set(range(1, SLOTS)) - set(x["initial_state_indices"].tolist()))
+    assert torch.equal(x["initial_state"][untouched], before[untouched])
+
+
+@pytest.mark.parametrize("case", ["little decay", "usual", "strong decay", "mixed decay", "one key, no decay"])
+def test_prefill_is_as_accurate_as_the_recurrence_in_fp32(case: str) -> None:
+    """The largest error against float64 is at most three times that of the recurrence in fp32."""
+    x = prompts([192], (16, 16), (32, 32), decay={"little decay": 1e-3, "strong decay": 50.0}.get(case, 1.0))
+    if case == "mixed decay":
+        x["g"] *= 1e-2
+        x["g"][:, 64] = -1000.0
+    elif case == "one key, no decay":
+        x["k"] = x["k"][:, :1].expand_as(x["k"])
+        x["g"], x["beta"] = torch.zeros_like(x["g"]), torch.full_like(x["beta"], 0.999)
+    exact, recurrence = expected(x), expected(x, torch.float32)
+    out, _ = prefill(x)
+    last = x["initial_state"][x["initial_state_indices"][0]]
+    states = (last, recurrence[1][0][-1], exact[1][0][-1])
+    for ours, theirs, truth in ((out[0], recurrence[0], exact[0]), states):
+        assert (ours - truth).abs().max() <= 3 * (theirs - truth).abs().max()
+
+
+def test_prefill_equals_transformers() -> None:
+    modeling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    x = prompts([150], (4, 4))
+    slot = x["initial_state_indices"][0]
+    theirs, state = modeling.torch_recurrent_gated_delta_rule(
+        *(x[name] for name in PER_TOKEN),
+        initial_state=x["initial_state"][slot][None].transpose(-1, -2),
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )
+    out, _ = prefill(x)
+    assert_close(out, theirs, rtol=1e-4, atol=1e-5)
+    assert_close(x["initial_state"][slot], state[0].transpose(-1, -2), rtol=1e-4, atol=1e-5)

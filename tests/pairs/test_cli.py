@@ -23,10 +23,9 @@ def test_path_prints_the_targets_and_the_drafters_folder() -> None:
 
 
 def test_an_unknown_pair_or_drafter_is_refused_with_the_known_ones() -> None:
-    result = run(app, ["path", "tiny-huge"])
-    assert result.exit_code == 2 and "tiny-hybrid" in result.stderr
-    result = run(app, ["path", "tiny-dense", "--drafter", "swa"])
-    assert result.exit_code == 2 and "good" in result.stderr
+    for words, known in ((["tiny-huge"], "tiny-hybrid"), (["tiny-dense", "--drafter", "swa"], "good")):
+        result = run(app, ["path", *words])
+        assert result.exit_code == 2 and known in result.stderr
 
 
 def test_prompts_prints_checkable_prompts_as_json() -> None:

@@ -27,12 +27,11 @@ def test_train_and_heldout_never_share_a_question_or_its_parameters(task: str) -
     assert all(split_of(f"{task}/{key}") == "heldout" for key in heldout.values())
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_every_turn_of_a_heldout_prompt_is_held_out(task: str) -> None:
-    train = {q for t in TASKS for q in questions(t, "train", 1500, 3)}
-    asked = [m["content"] for p in prompts(task, n=150) for m in p.messages if m["role"] == "user"]
-    assert len(asked) > 250
-    assert not train & set(asked)
+def test_every_turn_of_a_heldout_prompt_is_held_out() -> None:
+    train = {q for task in TASKS for q in questions(task, "train", 1500, 3)}
+    for task in TASKS:
+        asked = [m["content"] for p in prompts(task, n=150) for m in p.messages if m["role"] == "user"]
+        assert len(asked) > 250 and not train & set(asked)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -47,6 +46,7 @@ def test_prompts_repeat_by_seed_and_a_longer_list_starts_with_the_shorter(task: 
 def test_the_given_answer_is_right_and_another_prompts_answer_is_wrong(task: str, shape: str) -> None:
     asked = prompts(task, n=40, shape=shape)
     assert all(p.check(p.answer) for p in asked)
+    assert all(json.loads(json.dumps(p.expected)) == p.expected for p in asked)  # the command line prints it
     assert all(p.check(f"I think first.\n</think>\n\n{p.answer}") for p in asked)
     others = [(p, q) for p, q in zip(asked, asked[1:], strict=False) if p.expected != q.expected]
     assert not any(p.check(q.answer) for p, q in others)
@@ -62,32 +62,14 @@ def test_a_wrong_last_line_or_a_reordered_record_is_wrong() -> None:
     assert not record.check(record.answer[:-1])
 
 
-def test_expected_survives_json_because_the_command_line_prints_it() -> None:
-    for task in TASKS:
-        for prompt in prompts(task, n=10):
-            assert json.loads(json.dumps(prompt.expected)) == prompt.expected
-
-
-def code(body: str) -> str:
-    return f"```python\ndef f(nums):\n    {body}\n```"
-
-
 @pytest.mark.parametrize(
     "body",
-    [
-        "import os",
-        "while True: pass",
-        "return nums.__class__",
-        "return 9 ** 9",
-        "return open('x')",
-        "return [nums.append(n) for n in nums]",
-        "return 1 / 0",
-        "return undefined",
-    ],
+    ["import os", "while True: pass", "return nums.__class__", "return 9 ** 9", "return open('x')"]
+    + ["return [nums.append(n) for n in nums]", "return 1 / 0", "return undefined"],
 )
 def test_code_that_fails_or_could_harm_does_not_run(body: str) -> None:
     expected = {"name": "f", "cases": [[[], 0], [[1, 2], 3]]}
-    assert not code_task.check(expected, code(body))
+    assert not code_task.check(expected, f"```python\ndef f(nums):\n    {body}\n```")
 
 
 @pytest.mark.parametrize(

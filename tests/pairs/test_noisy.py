@@ -9,15 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
-from sglang_dflash.cli import app
 from sglang_dflash.errors import DFlashError
-from sglang_dflash_lab.pairs import NAMES, drafter_path, target_path
+from sglang_dflash_lab.pairs import NAMES, drafter_path
 from sglang_dflash_lab.pairs.noisy import SEED, SIGMA
 from sglang_dflash_lab.train.drafter import Drafter
-
-run = CliRunner().invoke
 
 
 @pytest.fixture(autouse=True)
@@ -64,9 +60,3 @@ def test_a_cache_that_cannot_be_written_is_refused(cache: Path, monkeypatch: pyt
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "file"))
     with pytest.raises(DFlashError, match="set XDG_CACHE_HOME"):
         drafter_path("tiny-hybrid", "noisy")
-
-
-def test_check_finds_that_it_fits() -> None:
-    result = run(app, ["check", str(target_path("tiny-hybrid")), str(drafter_path("tiny-hybrid", "noisy"))])
-    assert result.exit_code == 0
-    assert "25, as config.json describes them" in result.output

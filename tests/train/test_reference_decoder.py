@@ -81,29 +81,31 @@ def test_a_draft_window_changes_drafts_only_where_it_cuts() -> None:
     assert [step.drafted for step in cut.steps] != [step.drafted for step in whole.steps]
 
 
-def test_a_draft_window_reaches_the_full_layer_of_an_interleaved_drafter() -> None:
-    d, prompt = decoder("tiny-hybrid", "interleaved"), asked("json", shape="document")[0]
-    hidden = []
-    for draft_window in (None, len(prompt), 8):
-        target, run = TargetRun(d.target), DrafterRun(d.drafter, d.target, draft_window)
+def hidden_of_block(kind: str, *windows: tuple[int | None, int]) -> list[torch.Tensor]:
+    """Hidden states of a drafted block after a long prompt, under each draft window and page size."""
+    d, prompt = decoder("tiny-hybrid", kind), asked("json", shape="document")[0]
+    found = []
+    for window, page in windows:
+        target, run = TargetRun(d.target), DrafterRun(d.drafter, d.target, window, page)
         run.inject(target.append(prompt)[1], len(prompt))
-        hidden.append(run.block_hidden(prompt[-1], 16))
-    assert torch.equal(hidden[0], hidden[1])
-    assert not torch.allclose(hidden[0], hidden[2], atol=1e-3)
+        found.append(run.block_hidden(prompt[-1], 16))
+    return found
+
+
+def test_a_draft_window_reaches_the_full_layer_of_an_interleaved_drafter() -> None:
+    length = len(asked("json", shape="document")[0])
+    whole, covering, cut = hidden_of_block("interleaved", (None, 1), (length, 1), (8, 1))
+    assert torch.equal(whole, covering)
+    assert not torch.allclose(whole, cut, atol=1e-3)
 
 
 def test_a_draft_window_begins_on_a_page() -> None:
-    d, prompt = decoder("tiny-hybrid"), asked("json", shape="document")[0]
-    window, page = 8, 16
-    length = len(prompt) - (len(prompt) - window) // page * page
+    window, page, prompt = 8, 16, len(asked("json", shape="document")[0])
+    length = prompt - (prompt - window) // page * page
     assert window < length < window + page
-    hidden = []
-    for draft_window, slots in ((window, page), (length, 1), (window, 1)):
-        target, run = TargetRun(d.target), DrafterRun(d.drafter, d.target, draft_window, slots)
-        run.inject(target.append(prompt)[1], len(prompt))
-        hidden.append(run.block_hidden(prompt[-1], 16))
-    assert torch.equal(hidden[0], hidden[1])
-    assert not torch.allclose(hidden[0], hidden[2], atol=1e-3)
+    paged, same, shorter = hidden_of_block("good", (window, page), (length, 1), (window, 1))
+    assert torch.equal(paged, same)
+    assert not torch.allclose(paged, shorter, atol=1e-3)
 
 
 @pytest.mark.parametrize("proposal", [0, 3])

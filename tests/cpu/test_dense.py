@@ -1,15 +1,73 @@
-"""Norms, projection splits and sigmoid gates of the CPU platform against their formulas in float64."""
+"""Products, norms, projection splits, sigmoid gates and argmax of the CPU platform against formulas in float64."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from sglang.srt.layers import layernorm
 from torch import Tensor
 
 from sglang_dflash_cpu.layers import dense, gdn
+from sglang_dflash_cpu.layers.dense import LARGE, empty_weight, mkl_is_fast
+from sglang_dflash_cpu.layers.step_ops import argmax
+
+INPUT, OUTPUT = 256, 192
+
+
+@pytest.fixture(params=["Intel Xeon 2.50GHz", "AMD EPYC 9B14"])
+def processor(request: pytest.FixtureRequest) -> Iterator[str]:
+    mkl_is_fast.cache_clear()
+    with mock.patch.object(torch.cpu, "get_capabilities", return_value={"cpu_name": request.param}):
+        yield request.param
+    mkl_is_fast.cache_clear()
+
+
+def operands(rows: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    return tuple(
+        torch.randn(*shape, generator=generator).to(dtype) for shape in ((rows, INPUT), (OUTPUT, INPUT), (OUTPUT,))
+    )  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("rows", [1, 16, 86, 100, 128, 129, 192, 300])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_the_product_is_the_products(processor: str, rows: int, with_bias: bool) -> None:
+    x, weight, bias = operands(rows)
+    stored = empty_weight(OUTPUT, INPUT, torch.float32).copy_(weight)
+    result = dense.linear(x, stored, bias if with_bias else None)
+    expected = F.linear(x.double(), weight.double(), bias.double() if with_bias else None)
+    assert result.shape == (rows, OUTPUT)
+    assert result.is_contiguous()
+    torch.testing.assert_close(result, expected.float(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch was built without MKL")
+def test_float32_weights_are_stored_input_by_input_where_mkl_is_fast(processor: str) -> None:
+    weights = {dtype: empty_weight(OUTPUT, INPUT, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    assert all(weight.shape == (OUTPUT, INPUT) and weight.dtype == dtype for dtype, weight in weights.items())
+    assert weights[torch.float32].t().is_contiguous() == processor.startswith("Intel")
+    assert weights[torch.bfloat16].is_contiguous()
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
+@pytest.mark.parametrize(
+    ("rows", "dtype", "takes_it"),
+    [(8, torch.float32, False), (300, torch.float32, True), (300, torch.bfloat16, False)],
+)
+def test_onednn_takes_large_float32_products_where_mkl_is_slow(
+    processor: str, rows: int, dtype: torch.dtype, takes_it: bool
+) -> None:
+    assert (8 * INPUT * OUTPUT < LARGE) and (300 * INPUT * OUTPUT >= LARGE)
+    x, weight, _ = operands(rows, dtype)
+    with mock.patch.object(F, "linear", wraps=F.linear) as spy:
+        dense.linear(x, weight)
+    assert spy.called == (not takes_it or processor.startswith("Intel"))
+
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, torch.bfloat16: {"rtol": 2**-7, "atol": 1e-5}}
@@ -29,11 +87,7 @@ def gated_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float, activation: 
 @pytest.mark.parametrize("activation", ["swish", "silu", "sigmoid"])
 @pytest.mark.parametrize("eps", [1e-6, 1e-1])
 def test_gated_norms(dtype: torch.dtype, activation: str, eps: float) -> None:
-    x, weight, z = (
-        normal(12, 16, dtype=dtype),
-        normal(16, dtype=dtype, seed=1),
-        normal(12, 16, dtype=dtype, seed=2),
-    )
+    x, weight, z = (normal(*shape, dtype=dtype, seed=i) for i, shape in enumerate(((12, 16), (16,), (12, 16))))
     expected = gated_norm(x, weight, z, eps, activation)
     kept = x.clone()
     for result in (
@@ -60,17 +114,15 @@ def test_other_norms_are_refused(options: dict[str, object]) -> None:
 @pytest.mark.parametrize(("H", "HV"), [(1, 1), (2, 2), (2, 4), (3, 12)])
 @pytest.mark.parametrize("grouped", [True, False])
 def test_projections_are_split_head_by_head(H: int, HV: int, grouped: bool) -> None:
-    K, V, tokens, ratio = 4, 6, 5, HV // H
+    K, V, tokens = 4, 6, 5
     q, k = normal(tokens, H, K, seed=1), normal(tokens, H, K, seed=2)
     v, z = normal(tokens, HV, V, seed=3), normal(tokens, HV, V, seed=4)
     b, a = normal(tokens, HV, seed=5), normal(tokens, HV, seed=6)
     parts, gate_parts = (q, k, v, z), (b, a)
-    if grouped:
-        groups = [
-            [q[:, h], k[:, h], v[:, h * ratio : (h + 1) * ratio], z[:, h * ratio : (h + 1) * ratio]] for h in range(H)
-        ]
-        parts = tuple(part for group in groups for part in group)
-        gate_parts = tuple(x[:, h * ratio : (h + 1) * ratio] for h in range(H) for x in (b, a))
+    if grouped:  # by key head
+        parts, gate_parts = (
+            tuple(x.chunk(H, 1)[h] for h in range(H) for x in tensors) for tensors in (parts, gate_parts)
+        )
     qkvz = torch.cat([part.reshape(tokens, -1) for part in parts], -1)
     ba = torch.cat(gate_parts, -1)
     split = gdn.split_grouped if grouped else gdn.split
@@ -117,3 +169,13 @@ def test_a_layers_norm_is_sglangs(name: str, residual: bool) -> None:
         got, want = stand_in(original, layer, *args), original(layer, *args)
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
         assert all(torch.equal(arg, was) for arg, was in zip(args, kept, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(0, 8), (1, 1), (3, 1000), (128, 1024)])
+def test_argmax_is_torchs(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    with torch.inference_mode():
+        wide = normal(*shape, dtype=dtype)
+        for logits in (wide, wide[1:, : shape[1] // 2 + 1]):
+            tokens = argmax(logits)
+            assert tokens.dtype == torch.int64 and torch.equal(tokens, logits.argmax(-1))

@@ -1,4 +1,4 @@
-"""Tracking and committing recurrent states, against copies made slot by slot."""
+"""KV slots, the K/V pool, and tracking and committing recurrent states, against copies made slot by slot."""
 
 from __future__ import annotations
 
@@ -6,10 +6,73 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from torch import Tensor
 
 from sglang_dflash_cpu.layers import conv, gdn, pools
+from sglang_dflash_cpu.layers.pools import CpuKVPool, assign_slots, block_slots, last_slots
+from tests.cpu.test_attention_backend import DIM as HEAD_DIM
+from tests.cpu.test_attention_backend import KV_HEADS, POOL, layer
+from tests.cpu.test_attention_backend import SLOTS as KV_SLOTS
 from tests.support.gated_delta import no_host_sync
+
+
+def table(rows: int = 6, columns: int = 40) -> Tensor:
+    return torch.randperm(rows * columns, dtype=torch.int32).view(rows, columns)
+
+
+def test_block_slots() -> None:
+    req_to_token, rows, start = table(), torch.tensor([4, 0, 5]), torch.tensor([0, 17, 32])
+    got = block_slots(
+        req_pool_indices=rows, req_to_token=req_to_token, start_offset=start, draft_token_num=8, batch_size=3
+    )
+    want = [req_to_token[r, s : s + 8].long() for r, s in zip(rows.tolist(), start.tolist(), strict=True)]
+    assert got.dtype == torch.int64
+    assert torch.equal(got, torch.cat(want))
+
+
+def test_assign_slots_of_different_lengths() -> None:
+    got = table()
+    want = got.clone()
+    rows, start, end = torch.tensor([3, 1, 5, 0]), torch.tensor([2, 0, 7, 11]), torch.tensor([5, 9, 7, 12])
+    slots = torch.arange(1000, 1000 + int((end - start).sum()))
+    assign_slots(rows, got, start, end, slots, 4)
+    first = 0
+    for r, s, e in zip(rows.tolist(), start.tolist(), end.tolist(), strict=True):
+        want[r, s:e] = slots[first : first + e - s].int()
+        first += e - s
+    assert torch.equal(got, want)
+
+
+def test_last_slots() -> None:
+    req_to_token = table()
+    got = last_slots(req_to_token, torch.tensor([2, 4, 1]), torch.tensor([1, 0, 40]))
+    assert got.tolist() == [req_to_token[2, 0].item(), -1, req_to_token[1, 39].item()]
+
+
+def test_only_the_accepted_prefix_of_a_block_is_written() -> None:
+    pool = CpuKVPool(KV_SLOTS, layer_num=1, **POOL)
+    slots = torch.tensor([[5, 9, 7], [40, 41, 42], [11, 13, 12]])
+    k, v = torch.randn(9, KV_HEADS, HEAD_DIM), torch.randn(9, KV_HEADS, HEAD_DIM)
+    pool.set_kv_buffer_prefix_valid(layer(0), slots, torch.tensor([3, 0, 1]), k, v)
+    keys, values = pool.get_kv_buffer(0)
+    written = [5, 9, 7, 11]
+    assert torch.equal(keys[written], k[[0, 1, 2, 6]])
+    assert torch.equal(values[written], v[[0, 1, 2, 6]])
+    untouched = [slot for slot in range(1, KV_SLOTS) if slot not in written]
+    assert not keys[untouched].any()
+    assert not values[untouched].any()
+
+
+def test_moving_slots() -> None:
+    pool = CpuKVPool(KV_SLOTS, layer_num=2, enable_kv_cache_copy=True, **POOL)
+    k, v = torch.randn(3, KV_HEADS, HEAD_DIM), torch.randn(3, KV_HEADS, HEAD_DIM)
+    pool.set_kv_buffer(layer(1), KVWriteLoc(torch.tensor([4, 5, 6])), k, v)
+    pool.move_kv_cache(torch.tensor([5, 4]), torch.tensor([4, 6]))
+    keys, values = pool.get_kv_buffer(1)
+    assert torch.equal(keys[[5, 4]], k[[0, 2]])
+    assert torch.equal(values[[5, 4]], v[[0, 2]])
+
 
 LAYERS, SLOTS, BLOCK, DIM, WIDTH = 3, 12, 5, 10, 4
 
@@ -65,14 +128,8 @@ def test_commit_takes_the_state_of_the_last_accepted_token(tracking: bool, rows:
                 ssm[:, to[i]] = cache.intermediate_ssm[:, row, positions[i]]
                 conv[:, to[i]] = windows[:, row, positions[i]]
     with no_host_sync():
-        pools.commit(
-            cache,
-            slots,
-            last,
-            track_slots if tracking else None,
-            track_steps if tracking else None,
-            src_indices_raw=None if rows is None else torch.tensor(rows),
-        )
+        tracked = (track_slots, track_steps) if tracking else (None, None)
+        pools.commit(cache, slots, last, *tracked, src_indices_raw=None if rows is None else torch.tensor(rows))
     # No request reads slot 0: it receives what is not wanted.
     torch.testing.assert_close(cache.temporal[:, 1:], ssm[:, 1:])
     assert torch.equal(cache.conv[0][:, 1:], conv[:, 1:])
@@ -89,51 +146,39 @@ def test_commit_leaves_real_slots_alone_for_padding() -> None:
 @pytest.mark.parametrize("accepted", [[[1, 4], [5, 1], [3, 2]], [[5, 5], [1, 1]]], ids=str)
 def test_rounds_of_verify_and_commit_leave_the_states_of_plain_decoding(accepted: list[list[int]]) -> None:
     """Drafts after the accepted ones are noise, and the buffers hold what earlier blocks left."""
-    bs, heads, key, value = 2, 2, 8, 8
-    dim = 3 * heads * key
+    bs, heads, size = 2, 2, 8
+    dim = 3 * heads * size
     generator = torch.Generator().manual_seed(5)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    slots, rows = torch.tensor([3, 7], dtype=torch.int32), torch.arange(bs)
+    slots, rows, starts = torch.tensor([3, 7], dtype=torch.int32), torch.arange(bs), torch.arange(bs + 1) * BLOCK
     weight, a_log, dt_bias = normal(dim, WIDTH), normal(heads), normal(heads)
-    plain_conv, plain_ssm = normal(1, SLOTS, dim, WIDTH - 1), normal(1, SLOTS, heads, value, key)
+    plain_conv, plain_ssm = normal(1, SLOTS, dim, WIDTH - 1), normal(1, SLOTS, heads, size, size)
     windows = torch.full((1, bs + 1, dim, BLOCK + WIDTH - 2), 7.0).unfold(-1, WIDTH - 1, 1).transpose(2, 3)
-    cache = SimpleNamespace(
-        conv=[plain_conv.clone()],
-        temporal=plain_ssm.clone(),
-        intermediate_ssm=torch.full((1, bs + 1, BLOCK, heads, value, key), 7.0),
-        intermediate_conv_window=[windows],
-    )
+    cache = SimpleNamespace(conv=[plain_conv.clone()], temporal=plain_ssm.clone(), intermediate_conv_window=[windows])
+    cache.intermediate_ssm = torch.full((1, bs + 1, BLOCK, heads, size, size), 7.0)
+    own = {"activation": "silu", "conv_state_indices": slots}
     for lens in accepted:
         x, a, b = normal(bs, BLOCK, dim), normal(bs, BLOCK, heads), normal(bs, BLOCK, heads)
         verified = conv.update(
-            x.transpose(1, 2),
-            cache.conv[0][0],
-            weight,
-            activation="silu",
-            conv_state_indices=slots,
-            intermediate_conv_window=windows[0],
-            intermediate_state_indices=rows,
-        )
-        q, k, v = verified.transpose(1, 2).reshape(1, bs * BLOCK, 3 * heads, key).chunk(3, 2)
+            x.transpose(1, 2), cache.conv[0][0], weight, **own,
+            intermediate_conv_window=windows[0], intermediate_state_indices=rows,
+        )  # fmt: skip
+        q, k, v = verified.transpose(1, 2).reshape(1, bs * BLOCK, 3 * heads, size).chunk(3, 2)
         gdn.verify(
             a_log, a.flatten(0, 1), dt_bias, 1.0, 20.0, q, k, v, b.flatten(0, 1), cache.temporal[0], slots,
-            use_qk_l2norm_in_kernel=True,
-            cu_seqlens=torch.arange(0, bs * BLOCK + 1, BLOCK),
-            disable_state_update=True,
-            intermediate_states_buffer=cache.intermediate_ssm[0],
-            intermediate_state_indices=rows,
+            use_qk_l2norm_in_kernel=True, cu_seqlens=starts, disable_state_update=True,
+            intermediate_states_buffer=cache.intermediate_ssm[0], intermediate_state_indices=rows,
         )  # fmt: skip
         pools.commit(cache, slots, torch.tensor(lens) - 1, None, None)
         for i, length in enumerate(lens):
-            one = slots[i : i + 1]
+            one = slice(i, i + 1)
             for t in range(length):
-                token = conv.update(x[i : i + 1, t], plain_conv[0], weight, activation="silu", conv_state_indices=one)
-                gdn.decode(
-                    token, a[i : i + 1, t], b[i : i + 1, t], a_log, dt_bias, key**-0.5, plain_ssm[0],
-                    torch.empty(1, 1, heads, value), one, use_qk_l2norm_in_kernel=True,
-                )  # fmt: skip
+                token = conv.update(x[one, t], plain_conv[0], weight, None, "silu", conv_state_indices=slots[one])
+                out = torch.empty(1, 1, heads, size)
+                gates = (a[one, t], b[one, t], a_log, dt_bias, size**-0.5)
+                gdn.decode(token, *gates, plain_ssm[0], out, slots[one], use_qk_l2norm_in_kernel=True)
     torch.testing.assert_close(cache.temporal[:, slots.long()], plain_ssm[:, slots.long()], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(cache.conv[0][:, slots.long()], plain_conv[:, slots.long()], rtol=0, atol=0)
