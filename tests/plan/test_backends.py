@@ -44,7 +44,7 @@ def backends(machine: Machine, *flags: str, hybrid: bool = True) -> list[Finding
         (AMPERE, "--attention-backend", "triton", True),
     ],
 )
-def test_a_backend_is_held_against_the_gpu(machine: Machine, flag: str, name: str, fits: bool) -> None:
+def test_a_backend_that_the_gpu_cannot_run_is_an_error(machine: Machine, flag: str, name: str, fits: bool) -> None:
     (finding,) = backends(machine, flag, name)
     assert (finding.level == "ok") is fits
     if not fits:
@@ -53,7 +53,7 @@ def test_a_backend_is_held_against_the_gpu(machine: Machine, flag: str, name: st
 
 
 @pytest.mark.parametrize("machine", [CPU, UNKNOWN_GPU])
-def test_without_a_known_gpu_nothing_is_held_against_it(machine: Machine) -> None:
+def test_without_a_known_gpu_backends_are_not_checked(machine: Machine) -> None:
     assert [finding.level for finding in backends(machine, "--attention-backend", "fa3")] == ["ok"]
 
 
@@ -68,7 +68,7 @@ def test_without_a_known_gpu_nothing_is_held_against_it(machine: Machine) -> Non
         ((), True, HOPPER, None),
     ],
 )
-def test_flashinfer_waits_at_every_step_of_a_drafter_that_slides(
+def test_flashinfer_for_a_drafter_with_sliding_layers_is_a_warning(
     flags: tuple[str, ...], slides: bool, machine: Machine, instead: str | None
 ) -> None:
     found = list(check_backends(options(*flags), machine, hybrid=True, slides=slides))
@@ -76,21 +76,14 @@ def test_flashinfer_waits_at_every_step_of_a_drafter_that_slides(
     assert warnings == ([f"set --speculative-draft-attention-backend {instead}"] if instead else [])
 
 
-def test_flashinfers_linear_decode_on_blackwell_needs_bfloat16_states() -> None:
-    flags = ("--linear-attn-decode-backend", "flashinfer")
-    assert options(*flags).needs_bfloat16_states(BLACKWELL)
-    assert not options(*flags).needs_bfloat16_states(HOPPER)
-    assert not options(*flags).needs_bfloat16_states(UNKNOWN_GPU)
-    assert not options(*flags, "--mamba-ssm-dtype", "bfloat16").needs_bfloat16_states(BLACKWELL)
-    assert [finding.level for finding in backends(BLACKWELL, *flags)] == ["warn"]
-
-
 @pytest.mark.parametrize("flag", ["--linear-attn-verify-backend", "--linear-attn-decode-backend"])
-def test_flashinfer_on_blackwell_takes_no_other_dtype_of_states(flag: str) -> None:
-    """A verify in FlashInfer's kernel needs what a decode needs, with a Triton decode too."""
+def test_flashinfer_on_blackwell_needs_bfloat16_states(flag: str) -> None:
+    """For a verify, with a Triton decode too."""
     flags = (flag, "flashinfer")
     assert [each.level for each in backends(BLACKWELL, *flags)] == ["warn"]
     assert options(*flags).needs_bfloat16_states(BLACKWELL)  # the server sets it
+    assert not any(options(*flags).needs_bfloat16_states(machine) for machine in (HOPPER, UNKNOWN_GPU))
+    assert not options(*flags, "--mamba-ssm-dtype", "bfloat16").needs_bfloat16_states(BLACKWELL)
     assert backends(BLACKWELL, *flags, "--mamba-ssm-dtype", "bfloat16") == []
     [error] = backends(BLACKWELL, *flags, "--mamba-ssm-dtype", "float32")
     assert error.level == "error" and flag in error.value and "float32" in error.value

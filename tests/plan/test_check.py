@@ -20,7 +20,7 @@ from sglang_dflash.plan.pools import Pools, RequestState, Sizing, fit
 from sglang_dflash.plan.report import Report, lines, preflight
 from sglang_dflash.plan.sizes import StateBytes
 from tests.support.broken_pairs import Broken, write_pair
-from tests.support.plan import card_pair, checked
+from tests.support.plan import card_pair
 
 HERE = Machine("gpu", "NVIDIA H200", 141 << 30, (9, 0))
 LARGE_GPU = asked_about(None, 141)
@@ -96,11 +96,6 @@ def report(folder: Path, on: Machine, *flags: str, **changes: Any) -> Report:
     write_pair(folder, Broken("", "", **changes))
     settings, _ = parse(flags, target=str(folder / "target"), drafter=str(folder / "drafter"))
     return preflight(settings, on)
-
-
-def test_blackwells_rules_hold_for_a_b200() -> None:
-    findings = checked("Qwen3.5-27B", "--attention-backend", "fa3", on=GPUS["b200"]).findings
-    assert {found.about: found.level for found in findings}["--attention-backend"] == "error"
 
 
 def test_a_drafter_of_another_kind_is_left_to_sglangs_worker_on_a_gpu_only(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,12 +22,11 @@ from sglang_dflash.plan.plan import decide
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import Settings
 from tests.support.cards import FOLDER
-
-PAIR = {"target": str(FOLDER / "Qwen3.5-27B" / "target"), "drafter": str(FOLDER / "Qwen3.5-27B" / "drafter")}
+from tests.support.plan import card_pair
 
 
 def arguments(*flags: str, **others: Any) -> Settings:
-    return replace(parse(flags, **PAIR)[0], **others)
+    return replace(parse(flags, **card_pair("Qwen3.5-27B"))[0], **others)
 
 
 def decided(settings: Settings, *, hybrid: bool) -> ServingPlan:
@@ -169,14 +169,9 @@ class TestLaunch:
                 raise huggingface_hub.errors.EntryNotFoundError(file)
             return str(folders[repo] / file)
 
-        def unreachable(*_: Any, **__: Any) -> None:
-            raise OSError
-
         monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
         monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **_: str(folders[repo]))
-        monkeypatch.setattr(
-            huggingface_hub, "get_safetensors_metadata", lambda *_, **__: (_ for _ in ()).throw(OSError)
-        )
+        monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", Mock(side_effect=OSError))
         pair = {"model_path": "hub/target", "speculative_draft_model_path": "hub/drafter"}
         args = SimpleNamespace(**asdict(arguments(device="cuda", **pair)), speculative_algorithm="DFLASH")
         launch.after_model_paths(args, lambda _: None)

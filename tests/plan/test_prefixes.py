@@ -71,7 +71,7 @@ def prompt(number: int, length: int = 130) -> list[int]:
 def test_the_tables_rows_are_those_of_the_servers_pools(kept: Kept) -> None:
     rows = dict(re.findall(r"^ +(additional prefixes kept|with \w+) +(\d+)$", kept.server.log, re.MULTILINE))
     fewer = {f"with {name}": each for name, each in (("extra_buffer_lazy", 4), ("no_buffer", 3))}
-    own = kept.predicted.slots_per_request
+    own = kept.predicted.sizing.slots_per_request
     expected = {"additional prefixes kept": kept.predicted.prefixes()}
     expected |= {row: kept.predicted.prefixes(each) for row, each in fewer.items() if each < own}
     assert {row: int(count) for row, count in rows.items()} == expected
