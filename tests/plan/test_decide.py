@@ -21,12 +21,11 @@ from sglang_dflash.plan.plan import decide
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import Settings
 from tests.support.cards import FOLDER
-
-PAIR = {"target": str(FOLDER / "Qwen3.5-27B" / "target"), "drafter": str(FOLDER / "Qwen3.5-27B" / "drafter")}
+from tests.support.configs import card_pair
 
 
 def arguments(*flags: str, **others: Any) -> Settings:
-    return replace(parse(flags, **PAIR)[0], **others)
+    return replace(parse(flags, **card_pair("Qwen3.5-27B"))[0], **others)
 
 
 def decided(settings: Settings, *, hybrid: bool) -> ServingPlan:

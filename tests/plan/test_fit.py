@@ -1,193 +1,40 @@
-"""Sizes by hand for small shapes, the division of memory, and the published pairs."""
+"""The published pairs on known GPUs: sizes, memory, and what fits."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from sglang_dflash.cli import app
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.drafter.tensors import expected_shapes
+from sglang_dflash.errors import DFlashError, raise_first_error
 from sglang_dflash.hooks.flags import modernise_argv
-from sglang_dflash.plan.advice import Advice
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import GPUS, asked_about
-from sglang_dflash.plan.memory import MemoryTable
-from sglang_dflash.plan.pools import FLOOR, RequestState, Sizing, fit
+from sglang_dflash.plan.pools import FLOOR, Sizing, fit
 from sglang_dflash.plan.report import preflight
-from sglang_dflash.plan.sizes import StateBytes, draft_kv_per_token, state_bytes, target_kv_per_token, target_parameters
+from sglang_dflash.plan.sizes import state_bytes, target_parameters
 from tests.support.cards import FOLDER, NAMES, card
-from tests.support.configs import drafter
-
-HYBRID = {
-    "num_hidden_layers": 4,
-    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_value_head_dim": 16,
-    "linear_key_head_dim": 8,
-    "linear_conv_kernel_dim": 4,
-}
-
-
-def test_kv_of_the_target_counts_attention_layers_only() -> None:
-    assert target_kv_per_token(HYBRID, kv_bytes=2, tp_size=1) == 1 * 2 * 2 * 8 * 2
-    assert target_kv_per_token(HYBRID, kv_bytes=2, tp_size=2) == 1 * 2 * 1 * 8 * 2
-    assert target_kv_per_token(HYBRID, kv_bytes=2, tp_size=4) == 1 * 2 * 1 * 8 * 2  # copies
-
-
-def test_kv_of_the_drafter_counts_every_layer() -> None:
-    config = DrafterConfig.from_dict(drafter())
-    assert draft_kv_per_token(config, kv_bytes=2, tp_size=1) == 2 * 2 * 2 * 16 * 2
-
-
-def test_recurrent_state_and_its_scratch() -> None:
-    state = state_bytes(HYBRID, recurrent_bytes=4, conv_bytes=2, tp_size=1)
-    column = (2 * 2 * 8 + 4 * 16) * 2
-    assert (state.recurrent, state.conv, state.conv_column) == (3 * 4 * 16 * 8 * 4, 3 * 3 * column, 3 * column)
-    # a block of 5: five matrices, and one window of 5 + 4 - 2 columns
-    assert state.snapshots(5) == 5 * state.recurrent + 7 * state.conv_column
-
-
-@pytest.mark.parametrize("conv_bytes", [2, 4])
-def test_a_record_is_values_keys_and_decays_of_four_bytes(conv_bytes: int) -> None:
-    state = state_bytes(HYBRID, recurrent_bytes=4, conv_bytes=conv_bytes, tp_size=1)
-    assert state.record == 3 * 4 * (4 * 16 + 2 * 8 + 4)
-    # a ring of 16, and the same window
-    assert state.records(5, 16) == 16 * state.record + 7 * state.conv_column
-    assert state_bytes(HYBRID, recurrent_bytes=4, conv_bytes=2, tp_size=2).record == state.record // 2
-
-
-def test_a_dense_target_has_no_state() -> None:
-    dense = {"num_hidden_layers": 6}
-    assert state_bytes(dense, recurrent_bytes=4, conv_bytes=2, tp_size=1) == StateBytes(0, 0, 0)
-
-
-DENSE = Sizing(
-    target_weights=1000,
-    drafter_weights=200,
-    target_kv=8,
-    draft_kv=2,
-    kept=RequestState(),
-    replayed=RequestState(),
-    block=4,
-    slots_per_request=5,
-    context=50,
-    state_share=1.0,
-    max_running=3,
-)
-STATE = StateBytes(recurrent=90, conv=10, conv_column=5, record=2)
-RECURRENT = replace(
-    DENSE,
-    kept=RequestState(STATE.slot, STATE.snapshots(4)),
-    replayed=RequestState(STATE.slot, STATE.records(4, 8), 8 * STATE.record),
-)
-
-
-def test_a_dense_target_gives_the_rest_to_kv() -> None:
-    fitted = fit(DENSE, static_bytes=2200)
-    assert (fitted.tokens, fitted.running, fitted.bytes["states"], fitted.bytes["scratch"]) == (100, 3, 0, 0)
-    assert (fitted.bytes["target_kv"], fitted.bytes["draft_kv"]) == (101 * 8, 101 * 2)  # one padding token
-
-
-def test_pages_round_down_and_add_a_padding_page() -> None:
-    fitted = fit(replace(DENSE, page=16), static_bytes=2200)
-    assert fitted.tokens == 96
-    assert fitted.bytes["target_kv"] == 112 * 8
-
-
-def test_recurrent_states_take_their_share_and_bound_the_requests() -> None:
-    fitted = fit(RECURRENT, static_bytes=1200 + 10_000)
-    # 5,000 bytes: (5,000 - 100 * 5) / (100 * (1 + 4 / 5)) = 25 slots, five a request
-    assert (fitted.state_slots, fitted.running) == (25, 3)
-    assert fitted.bytes["states"] == 26 * 100
-    assert fitted.bytes["scratch"] == 4 * STATE.snapshots(4)
-    assert fitted.tokens == (10_000 - 100 * (4 * 4 + 26)) // 10
-
-
-def test_fewer_requests_run_where_states_are_scarce() -> None:
-    assert fit(replace(RECURRENT, max_running=100), static_bytes=1200 + 10_000).running == 5
-    assert fit(replace(RECURRENT, max_states=10), static_bytes=1200 + 10_000).running == 2
-
-
-def test_replayed_states_take_the_block_out_of_the_division() -> None:
-    fitted = fit(RECURRENT, static_bytes=1200 + 10_000, replay=True)
-    # windows of 10 + 3 * 5 bytes and records of 8 * 2 for three requests and a row of padding
-    windows, records = 4 * 25, 4 * 16
-    # half of 9,900 bytes: (4,950 - 64 - 100) / 100 slots
-    assert (fitted.state_slots, fitted.running) == (47, 3)
-    assert (fitted.bytes["states"], fitted.bytes["scratch"]) == (48 * 100, windows + records)
-    assert fitted.tokens == (10_000 - windows - records - 48 * 100) // 10
-
-
-def test_replayed_states_keep_scratch_for_every_request_asked_for() -> None:
-    """Of 100 requests 6 find states; 101 rows of scratch are set aside all the same, 7 allocated."""
-    fitted = fit(replace(RECURRENT, max_running=100), static_bytes=1200 + 10_000, replay=True)
-    slots = int((10_000 - 101 * 25) / 2 - 101 * 16 - 100) // 100
-    assert (fitted.state_slots, fitted.running) == (slots, slots // 5)
-    assert fitted.bytes["scratch"] == (slots // 5 + 1) * (25 + 16)
-    assert fitted.tokens == (10_000 - 101 * (25 + 16) - (slots + 1) * 100) // 10
-
-
-def test_a_replay_keeps_states_in_its_own_dtype() -> None:
-    wide = replace(RECURRENT.replayed, slot=200)
-    fitted = fit(replace(RECURRENT, replayed=wide, max_states=10), static_bytes=1200 + 10_000, replay=True)
-    assert fitted.bytes["states"] == 11 * 200
-    assert fit(replace(RECURRENT, replayed=wide, max_states=10), static_bytes=1200 + 10_000).bytes["states"] == 11 * 100
-
-
-def test_limits_of_the_user_hold() -> None:
-    assert fit(replace(DENSE, max_tokens=40), static_bytes=2200).tokens == 40
-
-
-def test_weights_that_do_not_fit_leave_nothing() -> None:
-    fitted = fit(RECURRENT, static_bytes=1000)
-    assert (fitted.tokens, fitted.running) == (0, 0)
-
-
-# Parameters as the publishers state them.
-PUBLISHED = {
-    "Qwen3-Coder-Next": (80e9, 0.5e9),
-    "Qwen3.5-27B": (27e9, 2e9),
-    "Qwen3.5-4B": (4.5e9, 0.63e9),
-    "Qwen3.6-27B": (27e9, 2e9),
-    "Qwen3.6-35B-A3B": (35e9, 0.5e9),
-}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_published_pairs_have_their_published_sizes(name: str) -> None:
-    target, own = PUBLISHED[name]
-    assert target_parameters(load_config(FOLDER / name / "target")) == pytest.approx(target, rel=0.02)
-    shapes = expected_shapes(DrafterConfig.load(FOLDER / name / "drafter"))
-    assert sum(map(math.prod, shapes.values())) == pytest.approx(own, rel=0.15)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_published_pairs_are_measured_against_a_device(name: str) -> None:
-    pair = {"target": str(FOLDER / name / "target"), "drafter": str(FOLDER / name / "drafter")}
-    args = parse(modernise_argv(card(name).arguments_for(*pair.values()))[0], **pair)[0]
-    report = preflight(args, asked_about(None, memory_gib=268))  # a B300: the coder needs 149 for weights
-    assert [finding for finding in report.findings if finding.level == "error"] == []
-    assert report.memory is not None
-    text = text_config(load_config(FOLDER / name / "target"))
-    demand, ways = report.memory.served.sizing, [report.memory.served, report.memory.other]
-    assert demand.target_kv == text["layer_types"].count("full_attention") * 2 * text["num_key_value_heads"] * 256 * 2
-    assert ways[0].running > 0 and ways[1] is not None
-    for each in filter(None, ways):
-        assert sum(each.bytes.values()) <= report.memory.static_bytes + demand.page * (
-            demand.target_kv + demand.draft_kv
-        )
-
+from tests.support.configs import card_pair, checked, memory_of
 
 CONTEXT = 262_144  # tokens of the longest request of each card's target
-
-# Requests at once of 48 asked for, on 141 GiB as most cards start: states kept, replayed, replayed with a better share.
+# Parameters as the publishers state them, in billions.
+PUBLISHED = {
+    "Qwen3-Coder-Next": (80, 0.5),
+    "Qwen3.5-27B": (27, 2),
+    "Qwen3.5-4B": (4.5, 0.63),
+    "Qwen3.6-27B": (27, 2),
+    "Qwen3.6-35B-A3B": (35, 0.5),
+}
+# Requests at once of 48 on 141 GiB as most cards start: states kept, replayed, replayed with the best ratio.
 AT_ONCE = {
     "Qwen3-Coder-Next": (18, 48, 48),  # on two GPUs
     "Qwen3.5-27B": (7, 31, 35),
@@ -197,13 +44,36 @@ AT_ONCE = {
 }
 
 
+def sizing(*flags: str) -> Sizing:
+    return memory_of("Qwen3.5-27B", *flags).served.sizing
+
+
+def card_flags(name: str) -> list[str]:
+    return modernise_argv(card(name).arguments_for(**card_pair(name)))[0]
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_more_requests_run_where_states_are_replayed(name: str) -> None:
-    pair = {"target": str(FOLDER / name / "target"), "drafter": str(FOLDER / name / "drafter")}
+def test_the_published_pairs_have_their_published_sizes_and_fit_a_large_gpu(name: str) -> None:
+    target, own = PUBLISHED[name]
+    config = load_config(FOLDER / name / "target")
+    assert target_parameters(config) == pytest.approx(target * 1e9, rel=0.02)
+    shapes = expected_shapes(DrafterConfig.load(FOLDER / name / "drafter"))
+    assert sum(map(math.prod, shapes.values())) == pytest.approx(own * 1e9, rel=0.15)
+    report = checked(name, *card_flags(name), on=asked_about(None, memory_gib=268))  # a B300
+    assert [finding for finding in report.findings if finding.level == "error"] == []
+    assert report.memory is not None and report.memory.served.running > 0 and report.memory.other is not None
+    text, served = text_config(config), report.memory.served.sizing
+    assert served.target_kv == text["layer_types"].count("full_attention") * 2 * text["num_key_value_heads"] * 256 * 2
+    padding = served.page * (served.target_kv + served.draft_kv)
+    for pools in (report.memory.served, report.memory.other):
+        assert sum(pools.bytes.values()) <= report.memory.static_bytes + padding
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_more_requests_run_if_states_are_replayed(name: str) -> None:
     flags = "--mem-fraction-static 0.75 --speculative-num-draft-tokens 16 --mamba-radix-cache-strategy extra_buffer"
-    args = parse([*flags.split(), "--tp-size", "2" if "Coder" in name else "1"], **pair)[0]
-    memory = preflight(args, asked_about(None, memory_gib=141)).memory
-    assert memory is not None
+    gpus = ("--tp-size", "2" if "Coder" in name else "1")
+    memory = memory_of(name, *flags.split(), *gpus, on=asked_about(None, memory_gib=141))
     static, sglangs = memory.static_bytes, replace(memory.served.sizing, state_share=0.9)
     fits = (fit(sglangs, static), fit(sglangs, static, replay=True), memory.served)
     assert tuple(each.running for each in fits) == AT_ONCE[name]
@@ -213,34 +83,22 @@ def test_more_requests_run_where_states_are_replayed(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("gpu", GPUS)
-def test_the_default_split_holds_a_whole_context_and_one_fraction_serves_every_request(name: str, gpu: str) -> None:
-    """The K/V are no fewer than at SGLang's ratio; the fraction that is advised gives the numbers that it names."""
-    pair = {"target": str(FOLDER / name / "target"), "drafter": str(FOLDER / name / "drafter")}
-
-    def checked(*flags: str) -> tuple[MemoryTable, Sequence[Advice]]:
-        report = preflight(parse([*own_backends, *flags], **pair)[0], GPUS[gpu])
-        assert report.memory is not None
-        return report.memory, report.advice
-
-    backends = ("--attention-backend", "trtllm_mha" if gpu == "b200" else "fa3")
-    own_backends = [
-        *modernise_argv(card(name).arguments_for(*pair.values()))[0],
-        *backends,
-        "--speculative-draft-attention-backend",
-        backends[1],
-    ]
-    memory, advised = checked()
-    served = memory.served
-    sglangs = fit(replace(memory.served.sizing, state_share=0.9), memory.static_bytes, replay=served.replay)
+def test_the_chosen_ratio_leaves_a_whole_context_and_the_advised_fraction_fits_the_gpu(name: str, gpu: str) -> None:
+    backend = "trtllm_mha" if gpu == "b200" else "fa3"
+    flags = [*card_flags(name), "--attention-backend", backend, "--speculative-draft-attention-backend", backend]
+    report = checked(name, *flags, on=GPUS[gpu])
+    assert report.memory is not None
+    served = report.memory.served
+    sglangs = fit(replace(served.sizing, state_share=0.9), report.memory.static_bytes, replay=served.replay)
     assert served.tokens >= min(CONTEXT, sglangs.tokens) and served.running >= sglangs.running
-    for advice in advised:
+    for advice in report.advice:
         if advice.flag.startswith("--mem-fraction-static"):
-            wider, _ = checked(*advice.flag.split())
+            wider = memory_of(name, *flags, *advice.flag.split(), on=GPUS[gpu])
             assert (wider.served.running, wider.served.tokens) == (advice.running, advice.tokens)
             assert wider.headroom is not None and wider.headroom.left >= FLOOR
 
 
-def test_a_27b_pair_keeps_two_gibibytes_of_scratch_a_request_or_replays_41_mebibytes() -> None:
+def test_a_27b_pair_keeps_two_gibibytes_of_scratch_per_request_or_replays_41_mebibytes() -> None:
     """48 linear layers; 48 value heads and 16 key heads of 128; windows of 10,240 bfloat16 inputs, 3 before a block."""
     text = text_config(load_config(FOLDER / "Qwen3.5-27B" / "target"))
     state = state_bytes(text, recurrent_bytes=4, conv_bytes=2, tp_size=1)
@@ -251,7 +109,90 @@ def test_a_27b_pair_keeps_two_gibibytes_of_scratch_a_request_or_replays_41_mebib
     assert state.records(16, 16) == 48 * (16 * record + windows) == pytest.approx(41.0 * (1 << 20), rel=0.001)
 
 
-def test_rings_replace_the_drafters_slot_per_token() -> None:
-    fitted = fit(replace(DENSE, ring=7), static_bytes=2200)
-    assert fitted.tokens == (1000 - 3 * 7 * 2) // 8
-    assert fitted.bytes["draft_kv"] == (3 * 7 + 1) * 2  # one padding token
+def test_without_a_prefix_cache_there_is_one_state_per_request() -> None:
+    alone = sizing("--disable-radix-cache", "--max-running-requests", "9")
+    assert (alone.slots_per_request, alone.max_states) == (1, 9)
+    assert sizing("--disable-radix-cache", "--max-mamba-cache-size", "20").max_states == 20
+    assert sizing("--max-running-requests", "9").max_states is None
+
+
+@pytest.mark.parametrize(("flags", "length"), [((), 16), (("--linear-replayssm-cache-len", "32"), 32)])
+def test_a_ring_of_records_is_as_long_as_needed_or_requested(flags: tuple[str, ...], length: int) -> None:
+    records = sizing("--speculative-num-draft-tokens", "8", *flags).replayed.records
+    assert records == length * sizing().replayed.records // 16
+
+
+def test_a_replay_keeps_float32_states_unless_a_flag_sets_another_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_MAMBA_SSM_DTYPE", "bfloat16")
+    by_variable, by_flag = sizing(), sizing("--mamba-ssm-dtype", "bfloat16")
+    assert by_variable.replayed.slot - by_variable.kept.slot == 48 * 48 * 128 * 128 * 2
+    assert by_flag.replayed.slot == by_flag.kept.slot == by_variable.kept.slot
+
+
+def test_a_prefill_server_keeps_states_and_has_no_verify_scratch() -> None:
+    flags = ("--mem-fraction-static", "0.75", "--disaggregation-mode", "prefill")
+    report = checked("Qwen3.5-27B", *flags)
+    assert report.plan is not None and report.plan.describe()["states"] == "kept" and report.memory is not None
+    served, verifying = report.memory.served, sizing(*flags[:2])
+    assert report.memory.other is None
+    assert served.bytes["scratch"] == 0 and served.tokens > 300_000
+    assert served.running > fit(verifying, report.memory.static_bytes).running
+    assert served.tokens >= fit(verifying, report.memory.static_bytes, replay=True).tokens
+    assert sizing(*flags, "--enable-pd-role-switch").kept.scratch  # it may become a decoding server
+
+
+def test_every_rank_holds_the_whole_projection_of_the_captured_layers() -> None:
+    hidden, layers = 5120, 5
+    alone, of_two = sizing().drafter_weights, sizing("--tp-size", "2").drafter_weights
+    whole = (layers * hidden * hidden + 2 * hidden + 5 * (2 * hidden + 2 * 128)) * 2  # projection and norms
+    assert 2 * of_two - alone == whole
+
+
+@pytest.mark.parametrize("weighed", [True, False], ids=["headers", "no headers"])
+def test_weights_that_cannot_fit_stop_a_server_if_headers_state_their_size(weighed: bool, tmp_path: Path) -> None:
+    folder = shutil.copytree(FOLDER / "Qwen3-Coder-Next", tmp_path / "pair")
+    if weighed:  # a file of 148.4 GiB that takes no disk: it has a header, and a hole
+        shape = [79_674_391_296]
+        header = json.dumps({"w": {"dtype": "BF16", "shape": shape, "data_offsets": [0, 2 * shape[0]]}}).encode()
+        with (folder / "target" / "model.safetensors").open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + 2 * shape[0])
+    pair = {"target": str(folder / "target"), "drafter": str(folder / "drafter")}
+    report = preflight(parse([], **pair)[0], GPUS["h200"])
+    certain = [finding for finding in report.findings if finding.level == "error" and not finding.estimated]
+    assert [finding.about for finding in certain] == (["weights"] if weighed else [])
+    assert CliRunner().invoke(app, ["check", *pair.values(), "--gpu", "h200"]).exit_code == 2
+    if weighed:
+        with pytest.raises(DFlashError, match=r"weights of one rank take 149.* a larger --tp-size"):
+            raise_first_error(report.findings)
+        for smaller in (("--tp-size", "2"), ("--quantization", "fp8"), ("--cpu-offload-gb", "40")):
+            raise_first_error(preflight(parse(smaller, **pair)[0], GPUS["h200"]).findings)
+
+
+TRITON = ("--attention-backend", "triton", "--max-running-requests", "256")
+
+
+@pytest.mark.parametrize(
+    ("flags", "level"),
+    [
+        (("--mem-fraction-static", "0.85"), "ok"),
+        (("--mem-fraction-static", "0.98"), "warn"),
+        (TRITON, "warn"),
+        ((*TRITON, "--cuda-graph-max-bs-decode", "16"), "ok"),
+        ((*TRITON, "--disable-decode-cuda-graph"), "ok"),
+    ],
+)
+def test_too_little_memory_outside_the_static_fraction_is_a_warning_that_names_a_fraction(
+    flags: tuple[str, ...], level: str
+) -> None:
+    """A 27B on one H200; the named fraction leaves enough."""
+
+    def finding(*flags: str) -> tuple[str, str]:
+        about = "memory outside the static fraction"
+        [found] = [each for each in checked("Qwen3.6-27B", *flags).findings if each.about == about]
+        return found.level, found.remedy
+
+    found, remedy = finding(*flags)
+    assert found == level
+    if level == "warn" and (named := re.search(r"--mem-fraction-static ([0-9.]+)", remedy)):
+        assert finding(*flags, "--mem-fraction-static", named[1])[0] == "ok"

@@ -1,54 +1,193 @@
-"""``sglang-dflash check`` knows what the server will allocate for each shipped pair."""
+"""Sizes per unit and the division of memory, by hand for small shapes."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sglang_dflash_lab.pairs import drafter_path, target_path
-from tests.support.pair_servers import assert_memory_as_estimated, memory_estimate, worker_info
-from tests.support.servers import running
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.plan.pools import TOKENS_PER_REQUEST, Pools, RequestState, Sizing, best_ratio, fit
+from sglang_dflash.plan.serving import DraftWindow, context_window
+from sglang_dflash.plan.sizes import StateBytes, draft_kv_per_token, state_bytes, target_kv_per_token
+from tests.support.configs import drafter
 
-pytestmark = pytest.mark.engine
-
-SIZES = (
-    *("--max-total-tokens", "3000"),
-    *("--max-mamba-cache-size", "60"),
-    *("--max-running-requests", "8"),
-    *("--speculative-num-draft-tokens", "12"),
+FULL, SLIDING = "full_attention", "sliding_attention"
+HYBRID = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention"] * 3 + [FULL],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_value_head_dim": 16,
+    "linear_key_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}
+STATE = StateBytes(recurrent=90, conv=10, conv_column=5, record=2)
+DENSE = Sizing(
+    target_weights=1000,
+    drafter_weights=200,
+    target_kv=8,
+    draft_kv=2,
+    kept=RequestState(),
+    replayed=RequestState(),
+    block=4,
+    slots_per_request=5,
+    context=50,
+    state_share=1.0,
+    max_running=3,
 )
-DECODES = ("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "fake")
+RECURRENT = replace(
+    DENSE,
+    kept=RequestState(STATE.slot, STATE.snapshots(4)),
+    replayed=RequestState(STATE.slot, STATE.records(4, 8), 8 * STATE.record),
+)
+STATIC = 1200 + 10_000
 
 
-@pytest.mark.slow
+def test_kv_counts_the_targets_attention_layers_and_all_layers_of_the_drafter() -> None:
+    sizes = [target_kv_per_token(HYBRID, kv_bytes=2, tp_size=tp) for tp in (1, 2, 4)]
+    assert sizes == [1 * 2 * heads * 8 * 2 for heads in (2, 1, 1)]  # ranks beyond the KV heads hold copies
+    assert draft_kv_per_token(DrafterConfig.from_dict(drafter()), kv_bytes=2, tp_size=1) == 2 * 2 * 2 * 16 * 2
+
+
+@pytest.mark.parametrize("conv_bytes", [2, 4])
+def test_a_recurrent_state_its_snapshots_and_its_records(conv_bytes: int) -> None:
+    state = state_bytes(HYBRID, recurrent_bytes=4, conv_bytes=conv_bytes, tp_size=1)
+    column = (2 * 2 * 8 + 4 * 16) * conv_bytes
+    assert (state.recurrent, state.conv, state.conv_column) == (3 * 4 * 16 * 8 * 4, 3 * 3 * column, 3 * column)
+    assert state.record == 3 * 4 * (4 * 16 + 2 * 8 + 4)  # values, keys and decays of four bytes
+    # A block of 5: five matrices or a ring of 16 records, and one window of 5 + 4 - 2 columns.
+    assert state.snapshots(5) == 5 * state.recurrent + 7 * state.conv_column
+    assert state.records(5, 16) == 16 * state.record + 7 * state.conv_column
+    assert state_bytes(HYBRID, recurrent_bytes=4, conv_bytes=conv_bytes, tp_size=2).record == state.record // 2
+    assert state_bytes({"num_hidden_layers": 6}, recurrent_bytes=4, conv_bytes=2, tp_size=1) == StateBytes(0, 0, 0)
+
+
+def test_a_dense_target_gives_the_rest_to_kv() -> None:
+    fitted = fit(DENSE, 2200)
+    assert (fitted.tokens, fitted.running, fitted.bytes["states"], fitted.bytes["scratch"]) == (100, 3, 0, 0)
+    assert (fitted.bytes["target_kv"], fitted.bytes["draft_kv"]) == (101 * 8, 101 * 2)  # one padding token
+    assert fit(replace(DENSE, max_tokens=40), 2200).tokens == 40
+    paged = fit(replace(DENSE, page=16), 2200)
+    assert (paged.tokens, paged.bytes["target_kv"]) == (96, 112 * 8)  # whole pages, and one of padding
+
+
+def test_rings_replace_the_drafters_slot_per_token() -> None:
+    fitted = fit(replace(DENSE, ring=7), 2200)
+    assert fitted.tokens == (1000 - 3 * 7 * 2) // 8
+    assert fitted.bytes["draft_kv"] == (3 * 7 + 1) * 2  # one padding token
+
+
+def test_kept_states_take_their_share_and_limit_the_requests() -> None:
+    fitted = fit(RECURRENT, STATIC)
+    # 5,000 bytes: (5,000 - 100 * 5) / (100 * (1 + 4 / 5)) = 25 slots, five per request
+    assert (fitted.state_slots, fitted.running) == (25, 3)
+    assert fitted.bytes["states"] == 26 * 100
+    assert fitted.bytes["scratch"] == 4 * STATE.snapshots(4)
+    assert fitted.tokens == (10_000 - 100 * (4 * 4 + 26)) // 10
+    assert fit(replace(RECURRENT, max_running=100), STATIC).running == 5
+    assert fit(replace(RECURRENT, max_states=10), STATIC).running == 2
+    weights_only = fit(RECURRENT, 1000)
+    assert (weights_only.tokens, weights_only.running) == (0, 0)
+
+
+def test_replayed_states_take_the_block_out_of_the_division() -> None:
+    fitted = fit(RECURRENT, STATIC, replay=True)
+    # windows of 10 + 3 * 5 bytes and records of 8 * 2 for three requests and a padding row
+    windows, records = 4 * 25, 4 * 16
+    # half of 9,900 bytes: (4,950 - 64 - 100) / 100 slots
+    assert (fitted.state_slots, fitted.running) == (47, 3)
+    assert (fitted.bytes["states"], fitted.bytes["scratch"]) == (48 * 100, windows + records)
+    assert fitted.tokens == (10_000 - windows - records - 48 * 100) // 10
+
+
+def test_a_replay_reserves_scratch_for_every_requested_request_and_has_its_own_state() -> None:
+    """Of 100 requests 6 find states: 101 rows of scratch are reserved, 7 allocated."""
+    fitted = fit(replace(RECURRENT, max_running=100), STATIC, replay=True)
+    slots = int((10_000 - 101 * 25) / 2 - 101 * 16 - 100) // 100
+    assert (fitted.state_slots, fitted.running) == (slots, slots // 5)
+    assert fitted.bytes["scratch"] == (slots // 5 + 1) * (25 + 16)
+    assert fitted.tokens == (10_000 - 101 * (25 + 16) - (slots + 1) * 100) // 10
+    wide = replace(RECURRENT, replayed=replace(RECURRENT.replayed, slot=200), max_states=10)
+    assert [fit(wide, STATIC, replay=replay).bytes["states"] for replay in (True, False)] == [11 * 200, 11 * 100]
+
+
+SPLIT = replace(
+    DENSE,
+    target_weights=0,
+    drafter_weights=0,
+    target_kv=1,
+    draft_kv=0,
+    kept=RequestState(2000),
+    replayed=RequestState(2000),
+    context=2048,
+    state_share=0.9,
+    max_running=8,
+)
+
+
+def with_best_ratio(sizing: Sizing, static: int) -> tuple[float, Pools]:
+    ratio = best_ratio(sizing, static, replay=True)
+    return ratio, fit(replace(sizing, state_share=ratio), static, replay=True)
+
+
+def test_the_best_ratio_is_the_lowest_that_lets_all_requests_run() -> None:
+    """Eight requests hold 40 states, and the pool has one more: 82,000 of 123,000 bytes are two parts to one."""
+    assert fit(SPLIT, 123_000, replay=True).running < 8
+    ratio, fitted = with_best_ratio(SPLIT, 123_000)
+    assert (ratio, fitted.running) == (2.0, 8)
+    for unchanged in (SPLIT, replace(SPLIT, max_states=10), replace(SPLIT, replayed=RequestState())):
+        assert best_ratio(unchanged, 1_000_000 if unchanged is SPLIT else 123_000, replay=True) == 0.9
+
+
+def test_the_best_ratio_leaves_kv_for_running_requests_and_for_one_context() -> None:
+    # With states for eight, some 9,000 tokens would be left.
+    fitted = with_best_ratio(SPLIT, 95_000)[1]
+    assert fit(replace(SPLIT, state_share=9.9), 95_000, replay=True).running == 8
+    assert fitted.running == 7 and fitted.tokens >= 7 * SPLIT.context
+    # With states for all eight, 41,000 tokens would be left.
+    ratio, fitted = with_best_ratio(replace(SPLIT, context=50_000), 123_000)
+    assert 0.9 < ratio < 2.0 and fitted.tokens >= 50_000
+    assert fitted.tokens >= fitted.running * TOKENS_PER_REQUEST
+    tokens = fit(SPLIT, 123_000, replay=True).tokens
+    assert best_ratio(replace(SPLIT, context=tokens + 1), 123_000, replay=True) == 0.9
+
+
 @pytest.mark.parametrize(
-    ("pair", "flags"),
+    ("layers", "requested", "expected"),
     [
-        ("tiny-dense", ("--dtype", "float32")),
-        ("tiny-hybrid", ("--dtype", "bfloat16", "--mamba-radix-cache-strategy", "extra_buffer")),
-        ("tiny-moe", ("--dtype", "float32", "--mamba-ssm-dtype", "bfloat16")),
-        ("tiny-dense", ("--dtype", "float32", "--speculative-draft-window-size", "64", "--page-size", "16")),
-        # A window that no sequence fills.
-        ("tiny-dense", ("--dtype", "float32", "--speculative-draft-window-size", "4096", "--context-length", "256")),
-        ("tiny-hybrid", ("--dtype", "float32", *DECODES)),
-        ("tiny-dense", ("--dtype", "float32", "--speculative-draft-window-size", "64", *DECODES)),
+        ([FULL, FULL], None, None),
+        ([FULL, FULL], 16, 16),
+        ([SLIDING, FULL], None, None),
+        ([SLIDING, FULL], 64, 127),  # the sliding layer keeps its own window, and all layers share the ring
+        ([SLIDING, FULL], 4096, 4096),
+        ([SLIDING, SLIDING], 64, 127),
+        ([SLIDING, SLIDING], 4096, 127),
     ],
 )
-def test_the_memory_table_is_what_the_server_allocates(pair: str, flags: tuple[str, ...], tmp_path: Path) -> None:
-    models = (target_path(pair), drafter_path(pair))
-    draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(models[1]))
-    with running(tmp_path, "--model-path", str(models[0]), *draft, *SIZES, *flags) as server:
-        allocation = worker_info(server)["memory_bytes"]
-    assert all(allocation[pool] for pool in ("target_kv", "draft_kv", "target_weights", "drafter_weights"))
-    assert (allocation["states"] > 0) == (pair != "tiny-dense")
-    assert_memory_as_estimated(memory_estimate(*models, *SIZES, *flags), allocation)
+def test_the_context_that_a_drafter_reads(layers: list[str], requested: int | None, expected: int | None) -> None:
+    config = DrafterConfig.from_dict(drafter(layer_types=layers, sliding_window=128))
+    assert context_window(requested, config) == expected
 
 
-@pytest.mark.slow
-def test_a_rank_of_two_allocates_the_drafter_that_the_table_counts(tmp_path: Path) -> None:
-    models, flags = (target_path("tiny-dense"), drafter_path("tiny-dense")), ("--dtype", "float32", "--tp-size", "2")
-    draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(models[1]))
-    with running(tmp_path, "--model-path", str(models[0]), *draft, *SIZES, *flags) as server:
-        allocation = worker_info(server)["memory_bytes"]
-    assert memory_estimate(*models, *SIZES, *flags)["drafter_weights"] == allocation["drafter_weights"]
+@given(
+    window=st.integers(1, 300),
+    block=st.integers(1, 32),
+    page=st.sampled_from([1, 16, 64]),
+    context=st.integers(1, 1000),
+    length=st.integers(0, 1000),
+)
+def test_a_ring_holds_every_slot_that_one_step_may_touch(
+    window: int, block: int, page: int, context: int, length: int
+) -> None:
+    slots = DraftWindow(window, block, page).ring_slots(context)
+    length = min(length, context + block)  # the last block may run past the end
+    oldest = max(0, length - window) // page * page
+    assert slots % page == 0
+    assert slots >= length + block - oldest
+    assert slots < min(window, context + block) + block + 2 * page

@@ -10,8 +10,14 @@ import pytest
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.plan import serving
+from sglang_dflash.plan.advice import Load
+from sglang_dflash.plan.flags import parse
+from sglang_dflash.plan.machine import GPUS, Machine
+from sglang_dflash.plan.memory import MemoryTable
 from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.report import Report, preflight
 from sglang_dflash.plan.serving import ServingPlan
+from tests.support.cards import FOLDER
 
 _SHARED: dict[str, Any] = {
     "model_type": "qwen3",
@@ -82,3 +88,19 @@ def serve(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 def serve_builtin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make SGLang's own worker serve in this process."""
     monkeypatch.setattr(serving, "plan", None)
+
+
+def card_pair(name: str) -> dict[str, str]:
+    """A published pair's configurations, without weights."""
+    return {model: str(FOLDER / name / model) for model in ("target", "drafter")}
+
+
+def checked(name: str, *flags: str, on: Machine = GPUS["h200"], load: Load | None = None) -> Report:
+    """What ``check`` reports of a published pair with these flags."""
+    return preflight(parse(flags, **card_pair(name))[0], on, load)
+
+
+def memory_of(name: str, *flags: str, on: Machine = GPUS["h200"]) -> MemoryTable:
+    memory = checked(name, *flags, on=on).memory
+    assert memory is not None
+    return memory

@@ -1,20 +1,15 @@
-"""Memory outside the static share: as much as SGLang's attention backends set aside, and what is said of it."""
+"""Memory outside the static fraction: the buffers that SGLang's attention backends allocate, and sampling."""
 
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
-from sglang_dflash.plan.flags import parse
-from sglang_dflash.plan.machine import GPUS
 from sglang_dflash.plan.pools import CapturedModel, graph_buffers, sampling
-from sglang_dflash.plan.report import lines, preflight
-from tests.support.cards import FOLDER
 
 BATCH, BLOCK, CONTEXT = 48, 16, 262_144
 
@@ -50,35 +45,21 @@ def backend(name: str, reader: CapturedModel, page: int, width: int) -> Any:
 
     module, kind = KINDS[name]
     made_of = getattr(importlib.import_module(f"sglang.srt.layers.attention.{module}"), kind)
-    made = made_of.__new__(made_of)
+    made, drafts = made_of.__new__(made_of), bool(reader.drafter_block)
+    sizes = {"max_context_len": CONTEXT, "max_num_pages": -(-CONTEXT // page), "page_size": page, "topk": 1}
+    sizes |= dict.fromkeys(("speculative_num_draft_tokens", "num_draft_tokens"), width)
+    sizes |= {"num_head": reader.heads, "v_head_dim": reader.head_dim, "max_kv_splits": 8}
+    sizes |= {"num_wrappers": 1 if reader.window is None else 2, "lean_total_programs": 1, "lean_block_m": 1}
+    absent = ("dllm_attention", "local_attn_builder", "swa_v_head_dim", "_get_scheduler_metadata")
+    off = ("use_mla", "use_sliding_window_kv_pool", "is_encoder_decoder", "skip_prefill", "has_swa")
     vars(made).update(
+        sizes | dict.fromkeys(absent) | dict.fromkeys(off, False),
         device="meta",
-        max_context_len=CONTEXT,
-        max_num_pages=-(-CONTEXT // page),
-        page_size=page,
-        num_wrappers=1 if reader.window is None else 2,
         sliding_window_size=reader.window,
-        speculative_num_draft_tokens=width,
-        num_draft_tokens=width,
-        num_head=reader.heads,
-        v_head_dim=reader.head_dim,
-        max_kv_splits=8,
-        is_draft_runner=bool(reader.drafter_block),
-        expand_encoder_only_verify=bool(reader.drafter_block),
+        is_draft_runner=drafts,
+        expand_encoder_only_verify=drafts,
         kv_indptr=[torch.empty(0)] * 2,
-        topk=1,
-        dllm_attention=None,
-        local_attn_builder=None,
-        swa_v_head_dim=None,
-        use_mla=False,
-        use_sliding_window_kv_pool=False,
-        is_encoder_decoder=False,
-        skip_prefill=False,
-        has_swa=False,
-        _get_scheduler_metadata=None,
         _alloc_swa_page_table=lambda *_: None,
-        lean_total_programs=1,
-        lean_block_m=1,
     )
     return made
 
@@ -122,32 +103,3 @@ def test_the_anchor_alone_needs_no_drafter_and_every_width_its_own() -> None:
 def test_sampling_peaks_at_the_logits_and_a_copy() -> None:
     assert sampling(768, 248_320) == 8 * 768 * 248_320
     assert sampling(16, 248_320) == 4 * 5 * 16 * 248_320
-
-
-@pytest.mark.parametrize(
-    ("flags", "level"),
-    [
-        (("--mem-fraction-static", "0.85"), "ok"),
-        (("--mem-fraction-static", "0.98"), "warn"),
-        (("--attention-backend", "triton", "--max-running-requests", "256"), "warn"),
-        (("--attention-backend", "triton", "--max-running-requests", "256", "--cuda-graph-max-bs-decode", "16"), "ok"),
-        (("--attention-backend", "triton", "--max-running-requests", "256", "--disable-decode-cuda-graph"), "ok"),
-    ],
-)
-def test_too_little_beside_the_static_share_is_a_warning_that_names_a_fraction(
-    flags: tuple[str, ...], level: str
-) -> None:
-    """A 27B on one H200: with the fraction that it names, all is well."""
-    found, finding = checked(*flags)
-    assert finding.level == level
-    assert any("outside: sampling" in line for line in lines(found.memory.served, headroom=found.memory.headroom))
-    if level == "warn" and (named := re.search(r"--mem-fraction-static ([0-9.]+)", finding.remedy)):
-        assert checked(*flags, "--mem-fraction-static", named[1])[1].level == "ok"
-
-
-def checked(*flags: str) -> tuple[Any, Any]:
-    pair = FOLDER / "Qwen3.6-27B"
-    args = parse(flags, target=str(pair / "target"), drafter=str(pair / "drafter"))[0]
-    found = preflight(args, GPUS["h200"])
-    [finding] = [each for each in found.findings if each.about == "memory outside the static fraction"]
-    return found, finding

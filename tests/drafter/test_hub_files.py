@@ -1,0 +1,90 @@
+"""A model's files: in a folder, on the hub, and in the hub's cache without a network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_dflash.drafter.checkpoint import ModelFiles, TensorHeader
+from sglang_dflash.errors import DFlashError
+from tests.support.broken_pairs import write_tensors
+
+COMMIT = "0" * 40
+
+
+def write_listing(cache: Path, *files: str) -> None:
+    """What the hub's client writes when it downloads a snapshot."""
+    from huggingface_hub._tree_cache import TreeCacheEntry, write_tree_cache
+
+    write_tree_cache(str(cache), COMMIT, {file: TreeCacheEntry(size=1, blob_id="0" * 40) for file in files})
+
+
+def test_headers_are_read_without_the_weights(tmp_path: Path) -> None:
+    header = json.dumps({"__metadata__": {}, "a": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(12))
+    (tmp_path / "config.json").write_text("{}")
+    assert ModelFiles(str(tmp_path)).tensors == {"a": TensorHeader("BF16", (2, 3))}
+    assert TensorHeader("F4", (4, 2)).num_bytes == 4
+
+
+def test_no_file_is_none(tmp_path: Path) -> None:
+    assert ModelFiles(str(tmp_path)).tensors is None
+    assert ModelFiles(str(tmp_path)).json("tokenizer.json") is None
+
+
+def test_a_hub_that_refuses_is_not_a_missing_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter served without its mask embedding would draft badly without a word."""
+    hub = pytest.importorskip("huggingface_hub")
+
+    def refuse(*_: Any, **__: Any) -> str:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(hub, "snapshot_download", refuse)
+    with pytest.raises(DFlashError, match="no config.json found for z-lab/tiny"):
+        ModelFiles("z-lab/tiny").path("mask_embedding.pt")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub's cache of z-lab/tiny, with a configuration and weights, and no hub."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    cache = tmp_path / "models--z-lab--tiny"
+    snapshot = cache / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(COMMIT)
+    (snapshot / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    write_tensors(snapshot, {"a": (2, 3)})
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return cache
+
+
+def test_a_hub_id_is_read_from_the_local_cache(cache: Path) -> None:
+    files = ModelFiles("z-lab/tiny")
+    assert not files.is_local
+    assert files.config == {"model_type": "qwen3"}
+    assert files.tensors == {"a": TensorHeader("F32", (2, 3))}
+
+
+@pytest.mark.parametrize("file", ["mask_embedding.pt", "hf_quant_config.json", "chat_template.jinja"])
+def test_without_the_hub_a_file_is_absent_only_if_the_cache_lists_the_models_files(cache: Path, file: str) -> None:
+    with pytest.raises(DFlashError, match="the local cache of z-lab/tiny may lack files") as error:
+        ModelFiles("z-lab/tiny").path(file)
+    assert "`hf download z-lab/tiny`" in error.value.remedy
+    folder = cache / "snapshots" / COMMIT
+    assert str(folder) in error.value.remedy and ModelFiles(str(folder)).path(file) is None
+    write_listing(cache, "config.json", file)
+    with pytest.raises(DFlashError, match="the local cache of z-lab/tiny may lack files"):
+        ModelFiles("z-lab/tiny").path(file)
+
+
+def test_without_the_hub_the_listing_of_a_downloaded_snapshot_shows_what_the_model_lacks(cache: Path) -> None:
+    write_listing(cache, "config.json", "model.safetensors")
+    assert ModelFiles("z-lab/tiny").path("mask_embedding.pt") is None
+    assert ModelFiles("z-lab/tiny", dequantise=True).config == {"model_type": "qwen3"}
+    with pytest.raises(DFlashError, match="no config.json found for z-lab/other"):
+        ModelFiles("z-lab/other").path("mask_embedding.pt")

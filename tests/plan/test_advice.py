@@ -1,0 +1,168 @@
+"""Advised flags and proposals keep their promise: ``check`` with these flags gives the stated numbers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from sglang_dflash.errors import Finding
+from sglang_dflash.plan.advice import Load
+from sglang_dflash.plan.machine import asked_about
+from sglang_dflash.plan.memory import MemoryTable
+from sglang_dflash.plan.pools import Pools
+from sglang_dflash.plan.report import Report
+from tests.support.configs import checked, memory_of
+
+NAME, GPU = "Qwen3.5-27B", asked_about(None, 141)
+BLOCK = ("--speculative-num-draft-tokens", "16")
+FLAGS = ("--mem-fraction-static", "0.75", *BLOCK, "--mamba-radix-cache-strategy", "extra_buffer")
+OWN_RATIO = ("--mamba-full-memory-ratio", "0.89")  # a launch would replace SGLang's 0.9 by a better one
+FREEING = {"--mem-fraction-static", "--mamba-ssm-dtype", "--speculative-draft-window-size"}
+
+
+def report(*flags: str) -> Report:
+    return checked(NAME, *FLAGS, *OWN_RATIO, *flags, on=GPU)
+
+
+def memory(*flags: str) -> MemoryTable:
+    return memory_of(NAME, *FLAGS, *OWN_RATIO, *flags, on=GPU)
+
+
+def advised(*flags: str) -> dict[str, tuple[int, int]]:
+    return {advice.flag: (advice.running, advice.tokens) for advice in report(*flags).advice}
+
+
+@pytest.mark.parametrize(
+    ("switch", "own"),
+    [
+        # a ring of records is no shorter for a block of 8
+        ("0", {"--speculative-num-draft-tokens", "--mamba-full-memory-ratio"}),
+        # one slot less is little compared with a state for every position; a higher ratio takes a context's K/V
+        ("1", {"--mamba-radix-cache-strategy"}),
+    ],
+    ids=["kept", "replayed"],
+)
+def test_an_advised_flag_lets_as_many_requests_run_as_stated(
+    switch: str, own: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_DFLASH_STATE_REPLAY", switch)
+    advice = advised()
+    assert {flag.split()[0] for flag in advice} == FREEING | own
+    for flag, expected in advice.items():
+        served = memory(*flag.split()).served
+        assert (served.running, served.tokens) == expected, flag
+
+
+@pytest.mark.parametrize("users", ["16", "24"])  # with more slots, 16 would run with kept states too
+@pytest.mark.parametrize("strategy", ["extra_buffer", "extra_buffer_lazy"])
+def test_an_advised_flag_keeps_as_many_prefixes_as_stated(strategy: str, users: str) -> None:
+    own = ("--mamba-radix-cache-strategy", strategy, "--max-running-requests", users)
+    before = memory(*own).served
+    found = {each.flag: (each.running, each.tokens, each.prefixes) for each in report(*own).prefixes}
+    assert {flag.split()[0] for flag in found} == {
+        *("--max-mamba-cache-size", "--mamba-ssm-dtype", "--speculative-draft-window-size"),
+        *(["--mamba-radix-cache-strategy"] if strategy == "extra_buffer" else []),
+    }
+    for flag, expected in found.items():
+        after = memory(*own, *flag.split()).served
+        assert after.replay and (after.running, after.tokens, after.prefixes()) == expected, flag
+        assert after.prefixes() > before.prefixes() or after.tokens > before.tokens
+    size = ("--max-mamba-cache-size", str(before.state_slots + 1), "--enable-linear-replayssm-spec")
+    one_more = memory(*own, *size).served
+    assert one_more.prefixes() == before.prefixes() + 1
+    assert before.tokens - one_more.tokens == pytest.approx(before.state_price, abs=1)
+
+
+def test_all_requests_run_with_the_lowest_ratio() -> None:
+    short = ("--context-length", "2048")  # a longer one takes the K/V that states for all would leave
+    chosen = memory_of(NAME, *FLAGS, *short, on=GPU)
+    assert chosen.other is not None and chosen.served.sizing.state_share == 2.4
+    assert (chosen.served.running, chosen.other.running) == (48, 7)
+    assert memory(*short, "--mamba-full-memory-ratio", "2.3").served.running < 48
+    assert advised(*short)["--mamba-full-memory-ratio 2.4"][0] == 48
+
+
+def test_fewer_requests_are_advised_if_their_scratch_takes_the_states_memory() -> None:
+    [flag] = [flag for flag in advised("--max-running-requests", "500") if flag.startswith("--max-running-requests")]
+    assert memory("--max-running-requests", "500").served.running < memory(*flag.split()).served.running
+    assert not any(flag.startswith("--max-running-requests") for flag in advised())
+
+
+def test_if_all_requests_run_only_a_draft_window_is_advised() -> None:
+    assert [flag.split()[0] for flag in advised("--max-running-requests", "8")] == ["--speculative-draft-window-size"]
+    assert not advised("--max-running-requests", "8", "--speculative-draft-window-size", "4096")
+
+
+def test_a_warning_states_both_numbers_the_limit_and_the_flags() -> None:
+    [finding] = [each for each in report("--max-running-requests", "64").findings if each.about == "running requests"]
+    assert finding.level == "warn"
+    assert finding.value.startswith("only 30 of 64 requests (--max-running-requests) fit at once, with 333")
+    assert "recurrent states" in finding.expected
+    assert "--mamba-full-memory-ratio" in finding.remedy and "(48 fit," not in finding.remedy
+
+
+def loaded(name: str, load: Load, *flags: str) -> tuple[Finding, Pools]:
+    found = checked(name, *BLOCK, *flags, load=load)
+    assert found.memory is not None
+    return found.findings[-1], found.memory.served
+
+
+def proposals(finding: Finding) -> list[tuple[list[str], int, int]]:
+    """Flags, tokens of K/V and contexts of every proposal in a remedy."""
+    found = re.findall(r"(--.+?) \((\d+) tokens of K/V, (\d+) contexts kept\)", finding.remedy)
+    return [(flags.split(), int(tokens), int(contexts)) for flags, tokens, contexts in found]
+
+
+@pytest.mark.parametrize(
+    ("name", "load"),
+    [
+        ("Qwen3.5-27B", Load(48, 16_000, 0)),
+        ("Qwen3.6-27B", Load(16, 8_000, 60)),
+        ("Qwen3.5-4B", Load(8, 32_000, 60)),
+        ("Qwen3.6-35B-A3B", Load(48, 16_000, 48)),
+    ],
+)
+@pytest.mark.parametrize("own", [(), ("--mem-fraction-static", "0.75")], ids=["default", "cards'"])
+def test_proposed_flags_serve_the_load(name: str, load: Load, own: tuple[str, ...]) -> None:
+    finding, before = loaded(name, load, *own)
+    enough = load.fits(before) and load.contexts_in(before) >= load.conversations
+    assert (finding.level == "ok") is enough
+    if enough:
+        return
+    [(flags, tokens, contexts)] = proposals(finding)
+    after, pools = loaded(name, load, *own, *flags)
+    assert after.level == "ok", after
+    assert (pools.tokens, load.contexts_in(pools)) == (tokens, contexts)
+    assert pools.running == load.users and tokens >= load.users * load.context and contexts >= load.conversations
+
+
+def test_one_state_more_or_fewer_than_proposed_keeps_no_more_contexts() -> None:
+    load = Load(8, 8_000, 60)
+    [(flags, _, contexts)] = proposals(loaded(NAME, load)[0])
+    at = flags.index("--max-mamba-cache-size") + 1
+    assert int(flags[at]) > 8 * 5
+    for other in (-2, 2):
+        changed = [*flags[:at], str(int(flags[at]) + other), *flags[at + 1 :]]
+        assert load.contexts_in(loaded(NAME, load, *changed)[1]) <= contexts
+
+
+def test_a_load_that_does_not_fit_is_answered_with_the_most_users_and_with_flags_that_would_serve_it() -> None:
+    load = Load(48, 32_000, 0)
+    finding, _ = loaded(NAME, load)
+    assert finding.level == "warn" and finding.remedy.startswith("nothing serves them here: at most ")
+    [most, *others] = proposals(finding)
+    users = int(most[0][1])
+    assert 1 < users < 48 and loaded(NAME, replace(load, users=users), *most[0])[0].level == "ok"
+    assert loaded(NAME, replace(load, users=users + 1))[0].remedy.startswith("nothing serves")
+    assert [flags[0] for flags, _, _ in others] == ["--tp-size", "--kv-cache-dtype"]
+    for flags, _, _ in others:
+        assert loaded(NAME, load, *flags)[0].level == "ok"
+
+
+def test_more_contexts_than_fit_are_answered_with_the_most_that_fit() -> None:
+    load = Load(8, 32_000, 1000)
+    [(flags, _, contexts), *_] = proposals(loaded("Qwen3.5-4B", load)[0])
+    assert 8 < contexts < 1000
+    assert loaded("Qwen3.5-4B", replace(load, conversations=contexts), *flags)[0].level == "ok"

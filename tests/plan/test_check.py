@@ -1,0 +1,253 @@
+"""``sglang-dflash check``: the rules of the named machine, and the output."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from sglang_dflash.cli import app
+from sglang_dflash.plan import machine
+from sglang_dflash.plan.advice import Advice
+from sglang_dflash.plan.flags import parse
+from sglang_dflash.plan.machine import CPU, GPUS, UNKNOWN_GPU, Machine, asked_about
+from sglang_dflash.plan.pools import Pools, RequestState, Sizing, fit
+from sglang_dflash.plan.report import Report, lines, preflight
+from sglang_dflash.plan.sizes import StateBytes
+from tests.support.broken_pairs import Broken, write_pair
+from tests.support.configs import card_pair
+
+HERE = Machine("gpu", "NVIDIA H200", 141 << 30, (9, 0))
+LARGE_GPU = asked_about(None, 141)
+HYBRID: dict[str, Any] = {
+    "model_type": "qwen3_next",
+    "layer_types": ["linear_attention", "full_attention"] * 4,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_value_head_dim": 16,
+    "linear_key_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}
+CARD = tuple(card_pair("Qwen3.5-27B").values())
+
+
+def run(*words: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, ["check", *words], env={**os.environ, **environment})
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device", "memory_gib", "expected"),
+    [
+        (None, None, None, CPU),
+        (None, "cuda", None, UNKNOWN_GPU),
+        (None, None, 141, Machine("gpu", "a GPU with 141 GiB", 141 << 30)),
+        (None, "cpu", 64, Machine("cpu", "a CPU with 64 GiB", 64 << 30)),
+        (HERE, None, None, HERE),
+        (HERE, "cpu", None, CPU),
+        (HERE, None, 80, Machine("gpu", "a GPU with 80 GiB", 80 << 30)),
+    ],
+)
+def test_the_machine_of_a_command_line(
+    gpu: Machine | None,
+    device: str | None,
+    memory_gib: float | None,
+    expected: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "find_gpu", lambda _: gpu)
+    assert asked_about(device, memory_gib) == expected
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_a_gpu_is_selected_by_name(name: str) -> None:
+    table = json.loads(run(*CARD, "--gpu", name, "--json").stdout)["memory"]
+    memory = GPUS[name].memory
+    assert memory is not None and table["static_bytes"] == int(memory * 0.85)
+    assert table["device"] == GPUS[name].name
+    assert table["served"]["replay"] and table["other"]["running"] < table["served"]["running"]
+    assert GPUS[name].is_blackwell == (name == "b200")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--gpu", "h100", "--memory-gib", "141"), "mutually exclusive"),
+        (("--users", "4"), "must be given together"),
+        (("--speculative-num-draft-tokns", "16"), "set --speculative-num-draft-tokens"),
+    ],
+)
+def test_a_wrong_option_ends_with_one_error(flags: tuple[str, ...], message: str) -> None:
+    ended = run(*CARD, *flags)
+    assert ended.exit_code == 2 and message in ended.output
+
+
+def test_a_load_and_an_undivided_column_are_printed() -> None:
+    """Without a prefix cache, kept states leave no K/V on an H100: that column has no totals."""
+    assert "4 users of 1000 tokens: served" in run(*CARD, "--gpu", "h200", "--users", "4", "--context", "1000").stdout
+    assert "tokens of K/V" in run(*CARD, "--disable-radix-cache", "--gpu", "h100").stdout
+
+
+def report(folder: Path, on: Machine, *flags: str, **changes: Any) -> Report:
+    write_pair(folder, Broken("", "", **changes))
+    settings, _ = parse(flags, target=str(folder / "target"), drafter=str(folder / "drafter"))
+    return preflight(settings, on)
+
+
+def test_a_drafter_of_another_kind_is_left_to_sglangs_worker_on_a_gpu_only(tmp_path: Path) -> None:
+    other = {"dflash_config": {"projector_type": "domino"}}
+    on_gpu = report(tmp_path / "gpu", LARGE_GPU, drafter=other).findings[-1]
+    on_cpu = report(tmp_path / "cpu", CPU, drafter=other).findings[-1]
+    assert (on_gpu.level, on_cpu.level) == ("warn", "error")
+    assert "Domino" in on_gpu.value and "Domino" in on_cpu.value
+
+
+def test_a_gpu_keeps_the_convolutions_inputs_in_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SGLANG_MAMBA_CONV_DTYPE", raising=False)
+    flags = ("--dtype", "float32")
+    on_gpu = report(tmp_path / "gpu", LARGE_GPU, *flags, target=HYBRID).memory
+    on_cpu = report(tmp_path / "cpu", asked_about("cpu", 141), *flags, target=HYBRID).memory
+    assert on_gpu and on_cpu
+    assert on_cpu.served.sizing.kept.slot - on_gpu.served.sizing.kept.slot == 4 * 3 * (2 * 2 * 8 + 4 * 16) * 2
+
+
+def test_a_pair_too_large_for_the_estimate_is_an_error_that_stops_no_server(tmp_path: Path) -> None:
+    [finding] = [found for found in report(tmp_path, asked_about(None, 1e-4)).findings if found.level == "error"]
+    assert finding.estimated and "weights and one request need more" in finding.value
+
+
+def test_a_narrow_terminal_cuts_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / ("a-directory-with-a-long-name-" * 4)
+    write_pair(folder, Broken("", ""))
+    pair = (str(folder / "target"), str(folder / "drafter"))
+    printed = run(*pair, "--speculative-num-draft-tokens", "17", "--memory-gib", "141", COLUMNS="40").stdout
+    assert f"drafter: {pair[1]}\n" in printed
+    assert "remedy: set --speculative-num-draft-tokens 16 or less, or leave it out\n" in printed
+    assert "…" not in printed
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--dp-size", "2", "--tp-size", "2", "--enable-dp-attention"), "DP attention over 2 groups"),
+        (("--attn-dp-size", "2", "--tp-size", "2"), "DP attention over 2 groups"),
+        (("--enable-nvidia-megakernel",), "--enable-nvidia-megakernel"),
+    ],
+)
+def test_flags_that_a_server_refuses_are_refused(flags: tuple[str, ...], named: str, tmp_path: Path) -> None:
+    found = report(tmp_path / "refused", LARGE_GPU, *flags)
+    [error] = [each for each in found.findings if each.level == "error"]
+    assert named in error.value and not error.estimated and found.plan is None
+    assert report(tmp_path / "replicas", LARGE_GPU, "--dp-size", "2").plan is not None
+
+
+@pytest.mark.parametrize(("word", "level"), [("builtin", "warn"), ("on", "error")])
+def test_the_variable_that_selects_the_worker_is_read(
+    word: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_DFLASH", word)
+    found = report(tmp_path, LARGE_GPU)
+    assert [each.level for each in found.findings] == [level] and found.plan is None
+    assert word in found.findings[0].value
+
+
+@pytest.mark.parametrize(
+    "flags", [("--enable-watermark",), ("--attn-cp-size", "2"), ("--speculative-accept-threshold-acc", "0.9")]
+)
+def test_flags_that_only_sglangs_worker_serves_are_a_warning_on_a_gpu(flags: tuple[str, ...], tmp_path: Path) -> None:
+    found = report(tmp_path / "gpu", LARGE_GPU, *flags)
+    assert (found.findings[-1].level, found.findings[-1].about, found.plan) == ("warn", "worker", None)
+    assert report(tmp_path / "cpu", CPU, *flags).findings[-1].level == "error"
+
+
+KIB, MIB = 1 << 10, 1 << 20
+STATE = StateBytes(recurrent=9 * MIB, conv=3 * KIB, conv_column=KIB, record=KIB)
+SIZING = Sizing(
+    target_weights=100 * MIB,
+    drafter_weights=20 * MIB,
+    target_kv=8 * KIB,
+    draft_kv=2 * KIB,
+    kept=RequestState(STATE.slot, STATE.snapshots(4)),
+    replayed=RequestState(STATE.slot, STATE.records(4, 16), 16 * KIB),
+    block=4,
+    slots_per_request=5,
+    context=4096,
+    state_share=1.0,
+    max_running=8,
+)
+WIDE = RequestState(STATE.slot, STATE.snapshots(8))
+LONG = RequestState(STATE.slot, STATE.records(4, 4096), 4096 * KIB)
+DENSE = RequestState()
+
+
+def pools(*, replay: bool = False, **changes: Any) -> Pools:
+    return fit(replace(SIZING, **changes), 1120 * MIB, replay=replay)
+
+
+def rows(table: list[str]) -> dict[str, list[str]]:
+    return {line[:32].strip(): line[32:].split() for line in table}
+
+
+def test_the_table_shows_both_ways_to_store_states_and_the_advice() -> None:
+    table = lines(pools(replay=True), pools(), [Advice("--flag 2", 8, 4096, 0)])
+    found = rows(table)
+    assert found["states of a block"] == ["replayed", "kept"]
+    assert found["recurrent states, 5 slots"][:4] == ["45.0", "MiB", "per", "request"]
+    scratch = found["verify scratch, block of 4"]
+    assert scratch[:4] == ["22.0", "KiB", "per", "request"]  # 16 records, and 3 + 3 inputs
+    assert scratch[6:10] == ["36.0", "MiB", "per", "request"]
+    assert found["requests at once, of 8"] == ["8", "5"]
+    assert table[-1] == "more would fit with --flag 2 (8 requests, 4096 tokens of K/V)"
+
+
+def test_the_table_shows_prefixes_by_strategy_and_the_cost_of_one() -> None:
+    """Of 60 slots, 8 requests hold four each (state, two snapshots, their own prefix); a lazy buffer is one less."""
+    table = lines(pools(replay=True, max_states=60), prefixes=[Advice("--flag 2", 8, 4096, 40)])
+    found = rows(table)
+    assert found["additional prefixes kept"] == ["28"]
+    assert (found["with extra_buffer_lazy"], found["with no_buffer"]) == (["36"], ["44"])
+    # 9 MiB and 3 KiB in tokens of 10 KiB
+    assert found["one more costs"] == ["922", "tokens", "of", "K/V", "9.0", "MiB"]
+    assert table[-1].startswith("prefixes with --flag 2: 40, tokens of K/V -")
+
+
+def test_the_table_has_no_rows_for_what_does_not_exist() -> None:
+    for without in (pools(slots_per_request=1, max_states=8), pools(kept=DENSE)):
+        assert without.prefixes() == 0 and "prefixes" not in "\n".join(lines(without))
+    assert "states" not in "\n".join(lines(pools(kept=DENSE))) and "scratch" not in "\n".join(lines(pools(kept=DENSE)))
+    undivided = lines(fit(SIZING, 0))
+    assert any(line.endswith("8.0 KiB per token") for line in undivided)
+    assert any(line.endswith("36.0 MiB per request") for line in undivided)
+    assert not any(line.startswith(("together", "requests", "capped")) for line in undivided)
+
+
+def test_a_decoding_server_holds_rows_for_requests_in_transfer() -> None:
+    decoding = {"slots_per_request": 1, "max_states": 8, "in_transfer": 16}
+    found = rows(lines(pools(ring=64, replay=True, **decoding)))
+    assert found["recurrent states, 1 slots"][-2:] == ["225.1", "MiB"]  # 8 + 16, and a padding slot
+    assert found["verify scratch, block of 4"][-2:] == ["550.0", "KiB"]
+    assert found["drafter's K/V, 64 slots"][-2:] == ["3.1", "MiB"]  # the padding slot has a ring
+    # Without transfers, five run: as many rings, and a padding slot.
+    assert rows(lines(pools(ring=64)))["drafter's K/V, 64 slots"] == ["128.0", "KiB", "per", "request", "642.0", "KiB"]
+    assert found["capped by"] == ["--max-running-requests"]
+    assert pools(**decoding | {"max_states": 4}).capped_by == "recurrent states"
+
+
+@pytest.mark.parametrize(
+    ("changed", "cap"),
+    [
+        (pools(max_running=2), "--max-running-requests"),
+        (pools(block=8, kept=WIDE), "verify scratch"),
+        (pools(), "recurrent states"),
+        (pools(replay=True, max_running=80), "recurrent states"),
+        (pools(replay=True, max_running=80, replayed=LONG), "verify scratch"),
+        (pools(replay=True, max_tokens=6), "tokens of K/V"),
+        (pools(kept=DENSE, max_tokens=6), "tokens of K/V"),
+    ],
+)
+def test_the_limit_of_running_requests(changed: Pools, cap: str) -> None:
+    assert changed.capped_by == cap

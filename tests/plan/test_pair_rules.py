@@ -1,0 +1,271 @@
+"""Each rule that compares a drafter with its target: what passes, what is doubtful, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sglang_dflash.drafter.checkpoint import ModelFiles
+from sglang_dflash.drafter.dequantise import set_aside
+from sglang_dflash.errors import DFlashError, Finding, judge, raise_first_error
+from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.pair_rules import CONFIGURATIONS, TEXT, WEIGHTS, Rule
+from sglang_dflash.plan.settings import Settings
+from tests.support.configs import MISSING, drafter, pair_of, target
+from tests.support.trainers import config, tensors_of, write, write_target
+
+
+def check(rules: dict[str, Rule], settings: Settings, pair: Pair) -> dict[str, Finding]:
+    return {about: judge(about, rule, settings, pair) for about, rule in rules.items()}
+
+
+def compared(drafter_changes: Any = None, target_changes: Any = None, **settings: int) -> dict[str, Finding]:
+    pair = pair_of(drafter(**(drafter_changes or {})), target(**(target_changes or {})))
+    return check(CONFIGURATIONS, Settings(**settings), pair)  # type: ignore[arg-type]
+
+
+def test_a_pair_that_fits_has_only_ok_findings() -> None:
+    settings = {"speculative_num_draft_tokens": 8, "tp_size": 2, "speculative_draft_window_size": 64}
+    assert {finding.level for finding in compared(**settings).values()} == {"ok"}
+    multimodal = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": target()}
+    assert {each.level for each in check(CONFIGURATIONS, Settings(), pair_of(drafter(), multimodal)).values()} == {"ok"}
+    assert compared(tp_size=4)["heads by tensor parallelism"].level == "ok"  # more ranks than KV heads share them
+    only_flag = compared({"block_size": MISSING}, speculative_num_draft_tokens=8)
+    assert only_flag["block size"].value == "8"
+
+
+@pytest.mark.parametrize(
+    ("about", "drafter_changes", "target_changes", "settings", "named"),
+    [
+        ("hidden size", {"hidden_size": 128}, {}, {}, "hidden_size 128 of the drafter, 64 of the target"),
+        ("vocabulary", {"vocab_size": 1000}, {}, {}, "vocab_size 1000"),
+        ("vocabulary", {}, {"vocab_size": MISSING}, {}, "None of the target"),
+        ("target's layers", {"num_target_layers": 9}, {}, {}, "num_target_layers 9"),
+        ("target_layer_ids", {"target_layer_ids": [1, 4, 7]}, {}, {}, "7 cannot be captured"),
+        ("target_layer_ids", {"target_layer_ids": [1, 40, 6]}, {}, {}, "40 cannot be captured"),
+        ("target_layer_ids", {}, {"num_hidden_layers": MISSING}, {}, "num_hidden_layers None"),
+        ("mask token", {"mask_token_id": 1024}, {}, {}, "mask_token_id 1024"),
+        ("block size", {}, {}, {"speculative_num_draft_tokens": 17}, "block size 17"),
+        ("block size", {}, {}, {"speculative_num_draft_tokens": 1}, "block size 1"),
+        ("block size", {"block_size": MISSING}, {}, {}, "block_size is missing"),
+        ("heads by tensor parallelism", {}, {}, {"tp_size": 3}, "--tp-size 3"),
+        ("heads by tensor parallelism", {}, {}, {"tp_size": 8}, "4 heads"),
+        ("heads by tensor parallelism", {"intermediate_size": 126}, {}, {"tp_size": 4}, "intermediate_size 126"),
+        ("draft window", {}, {}, {"speculative_draft_window_size": 15}, "--speculative-draft-window-size 15"),
+    ],
+)
+def test_a_pair_that_does_not_fit_is_an_error_with_a_remedy(
+    about: str, drafter_changes: Any, target_changes: Any, settings: Any, named: str
+) -> None:
+    found = compared(drafter_changes, target_changes, **settings)
+    assert found[about].level == "error"
+    assert named in found[about].value
+    assert found[about].expected and found[about].remedy
+    with pytest.raises(DFlashError) as raised:
+        raise_first_error(found.values())
+    first = next(finding for finding in found.values() if finding.level == "error")
+    assert Finding.of(first.about, raised.value) == first
+
+
+@pytest.mark.parametrize(
+    ("about", "drafter_changes", "settings"),
+    [
+        ("target's layers", {"num_target_layers": MISSING}, {}),
+        ("mask token", {"mask_token_id": 2}, {}),
+        ("context length", {"max_position_embeddings": 2048}, {}),
+        ("context length", {}, {"context_length": 8192}),
+    ],
+)
+def test_a_doubtful_pair_is_a_warning_and_still_starts(about: str, drafter_changes: Any, settings: Any) -> None:
+    found = compared(drafter_changes, **settings)
+    assert [finding.about for finding in found.values() if finding.level == "warn"] == [about]
+    raise_first_error(found.values())
+
+
+def test_a_block_wider_than_the_drafters_is_for_copies() -> None:
+    def found(*, adaptive: bool, **settings: Any) -> Finding:
+        pair = pair_of(drafter(), adaptive=adaptive)
+        return check(CONFIGURATIONS, Settings(speculative_num_draft_tokens=32, **settings), pair)["block size"]
+
+    assert found(adaptive=True).value == "32: 16 drafted, the rest copied"
+    assert found(adaptive=False).level == "error"
+    assert found(adaptive=True, copies_switch="0").level == "error"
+
+
+def test_layers_are_summed_up() -> None:
+    mixed = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 2048}
+    assert compared(mixed)["drafter's layers"].value == "1 causal sliding, 1 full, window 2048"
+
+
+@pytest.mark.parametrize(
+    ("layers", "requested", "said"),
+    [
+        ("full full", 64, "64 tokens for full-attention layers"),
+        ("sliding full", 64, "64 tokens for full-attention layers"),
+        ("sliding full", 16, "31 tokens: not 16, because sliding layers keep their window of 32"),
+        ("sliding sliding", 64, "31 tokens, as every layer slides"),
+    ],
+)
+def test_the_draft_window_found_is_the_one_served(layers: str, requested: int, said: str) -> None:
+    changes = {"layer_types": [f"{kind}_attention" for kind in layers.split()], "sliding_window": 32}
+    found = compared(changes, speculative_draft_window_size=requested)["draft window"]
+    assert found.level == "ok" and found.value.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("stated", "flag", "served"),
+    [
+        ("bfloat16", "auto", "bfloat16"),
+        ("float32", "auto", "float16"),
+        (None, "auto", "float16"),
+        ("float32", "float32", "float32"),
+        ("bfloat16", "half", "float16"),
+    ],
+)
+def test_the_served_dtype_is_sglangs_and_float16_is_a_warning(stated: str | None, flag: str, served: str) -> None:
+    pair, settings = pair_of(drafter(), {"dtype": stated}), Settings(dtype=flag)
+    assert pair.served_dtype(settings) == served
+    assert check(WEIGHTS, settings, pair)["dtype"].level == ("warn" if served == "float16" else "ok")
+
+
+def test_a_drafter_is_dequantised_unless_a_flag_selects_quantised_layers() -> None:
+    pair = pair_of(set_aside(drafter(quantization_config={"quant_method": "fp8"}), None))
+    finding = check(WEIGHTS, Settings(dtype="bfloat16"), pair)["quantisation"]
+    assert (finding.level, finding.value) == ("ok", "target none, drafter fp8, dequantised to bfloat16 when loaded")
+    finding = check(WEIGHTS, Settings(speculative_draft_model_quantization="fp8"), pair)["quantisation"]
+    assert finding.level == "warn" and "--speculative-draft-model-quantization fp8" in finding.value
+
+
+@pytest.mark.parametrize(
+    ("flag", "stored", "level"),
+    [("fp8", None, "warn"), ("fp8", "fp8", "ok"), ("modelopt_fp8", "modelopt", "ok"), ("awq", "fp8", "warn")],
+)
+def test_weights_that_are_quantised_while_they_load_are_a_warning(flag: str, stored: str | None, level: str) -> None:
+    config = {"quantization_config": {"quant_method": stored}} if stored else {}
+    found = check(WEIGHTS, Settings(quantization=flag), pair_of(drafter(), target(**config)))
+    assert found["target's quantisation"].level == level
+
+
+MASK = "<|MASK|>"
+
+
+def tokenizer(content: str | None = None, words: dict[str, int] | None = None) -> dict[str, Any]:
+    added = [] if content is None else [{"id": 900, "content": content}]
+    return {"added_tokens": added, "model": {"vocab": words or {}}}
+
+
+@pytest.mark.parametrize(
+    ("targets", "drafters", "template", "about", "level", "said"),
+    [
+        (tokenizer(MASK), None, "{{ messages }}", "mask token's name", "ok", MASK),
+        (tokenizer(MASK), None, "{{ messages }}", "tokenizer", "ok", ""),
+        (tokenizer(MASK), None, "{{ messages }}", "chat template", "ok", "no thinking switch"),
+        (tokenizer(), None, "", "mask token's name", "ok", "unused"),
+        (tokenizer("<|im_end|>"), None, "", "mask token's name", "warn", "im_end"),
+        (tokenizer(words={"hello": 900}), None, "", "mask token's name", "warn", "hello"),
+        ({**tokenizer(MASK), "version": "1.0"}, tokenizer(MASK), "", "tokenizer", "ok", ""),
+        (tokenizer(), tokenizer(MASK), "", "tokenizer", "error", "differs"),
+        (tokenizer(), None, "", "chat template", "warn", "the target has none"),
+        (tokenizer(), None, "{% if enable_thinking %}", "chat template", "ok", "has a thinking switch"),
+    ],
+)
+def test_tokenizer_mask_token_and_chat_template(
+    targets: Any, drafters: Any, template: str, about: str, level: str, said: str, tmp_path: Path
+) -> None:
+    for name, content in (("target", targets), ("drafter", drafters)):
+        (tmp_path / name).mkdir()
+        if content is not None:
+            (tmp_path / name / "tokenizer.json").write_text(json.dumps(content))
+    if template:
+        (tmp_path / "target" / "chat_template.jinja").write_text(template)
+    pair = Pair(ModelFiles(str(tmp_path / "target")), ModelFiles(str(tmp_path / "drafter")))
+    vars(pair).update(drafter=pair_of(drafter()).drafter)
+    found = check(TEXT, Settings(), pair)[about]
+    assert found.level == level and said in found.value
+    assert check(TEXT, Settings(chat_template="t.jinja"), pair)["chat template"].level == "ok"
+
+
+FORMS = ["speculators", "speculators-reduced"]
+Edit = Callable[[dict[str, Tensor]], object]
+
+
+def vocabulary(tmp_path: Path, name: str, edit: Edit = lambda tensors: None, *, tied: bool = False) -> Finding:
+    """The finding on a drafter's own embedding and LM head."""
+    tensors = tensors_of(name, write_target(tmp_path / "target", tied=tied))
+    edit(tensors)
+    return vocabulary_of(tmp_path, write(tmp_path / "drafter", config(name), tensors))
+
+
+def vocabulary_of(tmp_path: Path, folder: Path) -> Finding:
+    pair = Pair(ModelFiles(str(tmp_path / "target")), ModelFiles(str(folder)))
+    return judge("vocabulary", WEIGHTS["drafter's vocabulary"], Settings(), pair)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_copy_of_the_targets_vocabulary_passes(tmp_path: Path, name: str, tied: bool) -> None:
+    found = vocabulary(tmp_path, name, tied=tied)
+    assert found.level == "ok"
+    assert "embed_tokens.weight and lm_head.weight compared" in found.value
+    assert f"{512 if name.endswith('reduced') else 1024} tokens" in found.value
+
+
+def test_a_copy_in_a_wider_dtype_and_no_copy_pass(tmp_path: Path) -> None:
+    def widen(tensors: dict[str, Tensor]) -> None:
+        tensors["embed_tokens.weight"] = tensors["embed_tokens.weight"].float()
+
+    def drop(tensors: dict[str, Tensor]) -> None:  # speculators 0.9.0 saves neither table of a whole vocabulary
+        del tensors["embed_tokens.weight"], tensors["lm_head.weight"]
+
+    assert vocabulary(tmp_path / "wide", "speculators", widen).level == "ok"
+    none = vocabulary(tmp_path / "none", "speculators", drop)
+    assert none.level == "ok" and none.value == "the target's: the checkpoint holds no copy"
+
+
+def flip_head(tensors: dict[str, Tensor]) -> None:
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].flip(0).contiguous()
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "edit"),
+    [
+        *(
+            (name, table, lambda tensors, table=table: tensors[table].mul_(1.01))
+            for name in FORMS
+            for table in ("embed_tokens.weight", "lm_head.weight")
+        ),
+        ("speculators-reduced", "lm_head.weight", flip_head),
+    ],
+)
+def test_a_trained_table_or_rows_in_another_order_are_refused(
+    tmp_path: Path, name: str, table: str, edit: Edit
+) -> None:
+    found = vocabulary(tmp_path, name, edit)
+    assert (found.level, found.value) == ("error", f"the drafter's {table} is not the target's")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda tensors: tensors["d2t"].add_(1),
+        lambda tensors: tensors["t2d"].logical_not_(),
+        lambda tensors: tensors["t2d"].fill_(True),
+    ],
+    ids=["shifted", "the other half", "all tokens"],
+)
+def test_two_maps_that_disagree_are_refused(tmp_path: Path, edit: Edit) -> None:
+    found = vocabulary(tmp_path, "speculators-reduced", edit)
+    assert found.level == "error" and found.value.startswith("t2d marks")
+
+
+def test_without_the_targets_weights_the_vocabulary_is_doubtful(tmp_path: Path) -> None:
+    write_target(tmp_path / "target")
+    (tmp_path / "target" / "model.safetensors").unlink()
+    folder = write(tmp_path / "drafter", config("speculators"), {"lm_head.weight": torch.zeros(1)})
+    assert vocabulary_of(tmp_path, folder).level == "warn"

@@ -1,0 +1,150 @@
+"""Servers allocate the memory, and keep the prefixes, that ``sglang-dflash check`` predicts."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from sglang_dflash.plan.flags import parse
+from sglang_dflash.plan.machine import asked_about
+from sglang_dflash.plan.pools import Pools
+from sglang_dflash.plan.report import preflight
+from sglang_dflash_lab.pairs import drafter_path, target_path
+from tests.support.generation import generate
+from tests.support.pair_servers import assert_memory_as_estimated, dflash_server, memory_estimate, worker_info
+from tests.support.servers import Server, running
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+SIZES = "--max-total-tokens 3000 --max-mamba-cache-size 60 --max-running-requests 8 --speculative-num-draft-tokens 12"
+DECODES = "--disaggregation-mode decode --disaggregation-transfer-backend fake"
+
+
+@pytest.mark.parametrize(
+    ("pair", "words"),
+    [
+        ("tiny-dense", "--dtype float32"),
+        ("tiny-hybrid", "--dtype bfloat16 --mamba-radix-cache-strategy extra_buffer"),
+        ("tiny-moe", "--dtype float32 --mamba-ssm-dtype bfloat16"),
+        ("tiny-dense", "--dtype float32 --speculative-draft-window-size 64 --page-size 16"),
+        # A window that no sequence fills.
+        ("tiny-dense", "--dtype float32 --speculative-draft-window-size 4096 --context-length 256"),
+        ("tiny-hybrid", f"--dtype float32 {DECODES}"),
+        ("tiny-dense", f"--dtype float32 --speculative-draft-window-size 64 {DECODES}"),
+        ("tiny-dense", "--dtype float32 --tp-size 2"),
+    ],
+)
+def test_a_server_allocates_the_memory_that_check_predicts(pair: str, words: str, tmp_path: Path) -> None:
+    models, flags = (target_path(pair), drafter_path(pair)), [*SIZES.split(), *words.split()]
+    draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(models[1]))
+    with running(tmp_path, "--model-path", str(models[0]), *draft, *flags) as server:
+        allocation = worker_info(server)["memory_bytes"]
+    estimate = memory_estimate(*models, *flags)
+    if "--tp-size" in words:
+        assert estimate["drafter_weights"] == allocation["drafter_weights"]
+        return
+    assert all(allocation[pool] for pool in ("target_kv", "draft_kv", "target_weights", "drafter_weights"))
+    assert (allocation["states"] > 0) == (pair != "tiny-dense")
+    assert_memory_as_estimated(estimate, allocation)
+
+
+PAIR = "tiny-hybrid"
+SLOTS = 20
+OVERLAP = {"extra_buffer": 4, "extra_buffer_lazy": 3, "no_buffer": 2}  # slots of a running request without its prefix
+TO_THE_END = {"ignore_eos": True}
+
+
+@dataclass(frozen=True)
+class PrefixServer:
+    server: Server
+    strategy: str
+    predicted: Pools
+
+    def keeps_first(self, count: int, new_tokens: int = 8) -> bool:
+        """Send ``count`` conversations one after the other; return whether the first is still cached."""
+        answers = [generate(self.server, prompt(i), new_tokens, sampling_params=TO_THE_END) for i in range(count)]
+        again = [*prompt(0), *answers[0].tokens, 5, 6]
+        return bool(generate(self.server, again, 1).meta["cached_tokens"])
+
+    def most(self, running: int) -> int:
+        """Prefixes that are kept while ``running`` others run, that of the current request included."""
+        return replace(self.predicted, running=running + 1).prefixes() + 1
+
+    def flush(self) -> None:
+        deadline = time.monotonic() + 60
+        while self.server.post("/flush_cache").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+
+@pytest.fixture(scope="module", params=OVERLAP)
+def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefixServer]:
+    sizes = f"--max-mamba-cache-size {SLOTS} --max-total-tokens 30000 --max-running-requests 3"
+    flags = ["--mamba-radix-cache-strategy", request.param, *sizes.split()]
+    if request.param == "no_buffer":
+        flags.append("--disable-overlap-schedule")
+    base = ("--dtype", "float32", "--skip-tokenizer-init")
+    pair = {"target": str(target_path(PAIR)), "drafter": str(drafter_path(PAIR))}
+    report = preflight(parse([*base, *flags], **pair)[0], asked_about("cpu", 64))
+    assert report.memory is not None
+    with dflash_server(PAIR, tmp_path_factory.mktemp("kept"), *flags, base=base) as server:
+        yield PrefixServer(server, request.param, report.memory.served)
+
+
+def prompt(number: int, length: int = 130) -> list[int]:
+    return [2 + (number * 131 + i * 7 + number * i % 11) % 900 for i in range(length)]
+
+
+def test_the_logged_prefixes_are_those_that_check_predicts(kept: PrefixServer) -> None:
+    rows = dict(re.findall(r"^ +(additional prefixes kept|with \w+) +(\d+)$", kept.server.log, re.MULTILINE))
+    own = kept.predicted.sizing.slots_per_request
+    expected = {"additional prefixes kept": kept.predicted.prefixes()}
+    fewer = {"with extra_buffer_lazy": 4, "with no_buffer": 3}
+    expected |= {row: kept.predicted.prefixes(each) for row, each in fewer.items() if each < own}
+    assert {row: int(count) for row, count in rows.items()} == expected
+    assert kept.predicted.prefixes() == SLOTS - 3 * OVERLAP[kept.strategy]
+
+
+@pytest.mark.parametrize("running", [0, 2])
+def test_one_prefix_more_evicts_the_first(kept: PrefixServer, running: int) -> None:
+    if kept.strategy == "no_buffer":
+        pytest.skip("the end of an answer may be a prefix too: one or two per request, as below")
+    most = kept.most(running)
+    # Near a snapshot, a lazy request takes the slot that it has put off.
+    later = running if kept.strategy == "extra_buffer_lazy" else 0
+    found = {}
+    for count in (most - later, most + 1):
+        kept.flush()
+        with ThreadPoolExecutor(running + 1) as pool:
+            long = [
+                pool.submit(generate, kept.server, prompt(90 + i), 4000, sampling_params=TO_THE_END)
+                for i in range(running)
+            ]
+            while running_now(kept.server) < running:
+                time.sleep(0.1)
+            found[count] = kept.keeps_first(count)
+            assert not any(each.done() for each in long)
+            kept.server.post("/abort_request", {"rid": "", "abort_all": True})
+    assert list(found.values()) == [True, False], found
+
+
+def test_a_turn_with_a_long_answer_stores_two_states(kept: PrefixServer) -> None:
+    """The prompt's and the answer's last, so half as many conversations stay.
+
+    With ``no_buffer`` the second one is stored only if no draft was accepted beyond the end.
+    """
+    most, found = kept.most(0), {}
+    for count in (most // 2, most + 1 if kept.strategy == "no_buffer" else most // 2 + 2):
+        kept.flush()
+        found[count] = kept.keeps_first(count, new_tokens=150)
+    assert list(found.values()) == [True, False], found
+
+
+def running_now(server: Server) -> int:
+    return int(server.get("/v1/loads").json()["loads"][0]["num_running_reqs"])

@@ -1,0 +1,163 @@
+"""Server arguments and variables: read by a small parser of ours, with SGLang's flags, defaults and rules."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pytest
+
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan import flags
+from sglang_dflash.plan.flags import HARMFUL, HARMLESS, LIST, check_unread, known_flags
+from sglang_dflash.plan.plan import chooses_copies
+from sglang_dflash.plan.settings import COPIES_SWITCH, Settings, in_transfer, slots_per_request
+from sglang_dflash.plan.widths import WidthConfig
+
+
+def parse(*words: str) -> tuple[Settings, list[str]]:
+    return flags.parse(words, target="t", drafter="d")
+
+
+@pytest.mark.sglang
+def test_flags_and_defaults_are_sglangs() -> None:
+    sglang = pytest.importorskip("sglang")
+    from sglang.srt.server_args import ServerArgs
+
+    from tools import drift
+
+    parser = ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    for flag, field in flags.read_fields().items():
+        action = parser._option_string_actions[flag]
+        assert (action.dest, action.default) == (field.name, field.default), flag
+    assert json.loads(LIST.read_text()) == drift.flags(Path(sglang.__path__[0]).parent), "run `make drift`"
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("text", ["32768", " 32k", "25.6k", "32Ki", "1M", "2Gi", "3G", "1T", "1Ti"])
+def test_a_number_of_tokens_is_parsed_as_sglang_parses_it(text: str) -> None:
+    pytest.importorskip("sglang")
+    from sglang.srt.utils.common import human_readable_int
+
+    assert flags.count(text) == human_readable_int(text)
+    assert parse("--context-length", text)[0].context_length == flags.count(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "found", "remedy"),
+    [
+        ("--speculative-num-draft-tokns 16", "no flag --speculative-num-draft-tokns", "--speculative-num-draft-tokens"),
+        ("--tp-size 2 bogus", "the word 'bogus'", "leave it out"),
+        ("--attention-backend foo", "--attention-backend: invalid choice: 'foo'", "correct"),
+        ("--speculative-draft-attention-backend=foo", "invalid choice: 'foo'", "correct"),
+        ("--log-requests-level 9", "invalid choice: 9", "correct"),
+        ("--chunked-prefill-size many", "--chunked-prefill-size", "correct"),
+        ("--speculative-algorithm EAGLE", "--speculative-algorithm EAGLE", "leave --speculative-algorithm out"),
+        ("--model-path other", "--model-path other", "leave --model-path out"),
+        ("--model t --model-path other", "--model-path other", "leave --model-path out"),
+        ("--speculative-draft-model x", "--speculative-draft-model-path x", "leave"),
+    ],
+)
+def test_a_word_that_a_server_does_not_accept_is_an_error(words: str, found: str, remedy: str) -> None:
+    with pytest.raises(DFlashError) as caught:
+        parse(*words.split())
+    assert found in caught.value.value and remedy in caught.value.remedy
+
+
+def test_a_cards_command_can_be_pasted_after_the_models() -> None:
+    pasted = "--model-path t --speculative-algorithm DFLASH --tp-size 2 --host 0.0.0.0"
+    settings, unread = parse(*pasted.split())
+    assert (settings.model_path, settings.speculative_draft_model_path, settings.tp_size) == ("t", "d", 2)
+    assert unread == ["--host"]
+
+
+def test_an_unread_flag_is_a_warning_unless_it_cannot_change_the_result() -> None:
+    harmless = "--host 0.0.0.0 --bucket-e2e-request-latency 1 2 --enable-metrics"
+    [finding] = check_unread(parse(*harmless.split())[1])
+    assert (finding.level, finding.about) == ("ok", "flags ignored")
+    assert set(finding.value.split()) == {"--host", "--bucket-e2e-request-latency", "--enable-metrics"}
+    for flag in ("--enable-lora", "--enable-hierarchical-cache", "--enable-mixed-chunk"):
+        [finding] = check_unread(parse(flag)[1])
+        assert finding.level == "warn" and flag in finding.value
+    names = [flag.names[0] for flag in known_flags()]
+    for pattern in (*HARMLESS, *HARMFUL):
+        assert any(name.startswith(pattern) for name in names), f"no flag starts with {pattern}"
+
+
+@pytest.mark.parametrize(
+    ("words", "slots"),
+    [
+        ("", 5),
+        ("--mamba-radix-cache-strategy extra_buffer", 5),
+        ("--mamba-radix-cache-strategy extra_buffer_lazy", 4),
+        ("--disable-overlap-schedule", 4),
+        ("--mamba-radix-cache-strategy no_buffer", 3),
+        ("--mamba-radix-cache-strategy extra_buffer --disable-radix-cache", 1),
+        ("--disaggregation-mode decode", 1),
+        ("--disaggregation-mode prefill", 5),
+    ],
+)
+def test_state_slots_of_a_running_request(words: str, slots: int) -> None:
+    assert slots_per_request(parse(*words.split())[0]) == slots
+
+
+@pytest.mark.parametrize(
+    ("words", "waiting"),
+    [
+        ("", None),
+        ("--disaggregation-mode prefill", 0),
+        ("--disaggregation-mode decode", 0),
+        ("--disaggregation-mode decode --max-running-requests 33", 0),
+        ("--disaggregation-mode decode --max-running-requests 32", 64),
+        ("--disaggregation-mode decode --max-running-requests 32 --disaggregation-decode-extra-slots 5", 5),
+    ],
+)
+def test_requests_in_transfer(words: str, waiting: int | None) -> None:
+    assert in_transfer(parse(*words.split())[0]) == waiting
+
+
+@pytest.mark.sglang
+def test_sglang_allocates_no_verify_scratch_on_a_prefill_server() -> None:
+    """Both the budget and the pool call one function, which has three exceptions."""
+    pytest.importorskip("sglang")
+    from sglang.srt.mem_cache import kv_cache_configurator as configurator
+
+    skips = "_pd_prefill_skips_mamba_spec_state()"
+    budget = inspect.getsource(configurator.KVCacheConfigurator._handle_max_mamba_cache)
+    pool = inspect.getsource(configurator.KVCacheConfigurator._build_hybrid_req_pool)
+    assert f"and not {skips}" in budget and f"None\n                if {skips}" in pool
+    rule = inspect.getsource(configurator._pd_prefill_skips_mamba_spec_state)
+    exceptions = ("disagg.enable_pd_role_switch", "get_memory().enable_unified_memory", "_is_npu")
+    assert 'disagg.disaggregation_mode == "prefill"' in rule
+    assert rule.count("and not ") == 3 and all(f"and not {each}" in rule for each in exceptions)
+
+
+@pytest.mark.parametrize(
+    ("switch", "widths", "copied"),
+    [
+        ("", None, False),
+        ("", WidthConfig(), True),
+        ("", WidthConfig("fixed"), False),
+        ("", WidthConfig("random"), False),
+        ("", WidthConfig("fixed", copies=True), True),
+        ("", WidthConfig(copies=False), False),
+        ("1", None, True),
+        ("0", WidthConfig(), False),
+        ("1", WidthConfig("fixed", copies=True), True),
+    ],
+)
+def test_blocks_are_copied_with_adaptive_widths_unless_chosen_otherwise(
+    switch: str, widths: WidthConfig | None, copied: bool
+) -> None:
+    assert chooses_copies(Settings.of(Settings(), {COPIES_SWITCH: switch}), widths) is copied
+
+
+@pytest.mark.parametrize(("switch", "widths"), [("yes", None), ("1", WidthConfig(copies=False))])
+def test_an_invalid_or_contradicting_variable_is_refused(switch: str, widths: WidthConfig | None) -> None:
+    settings = Settings.of(Settings(), {COPIES_SWITCH: switch})
+    with pytest.raises(DFlashError, match=COPIES_SWITCH):
+        settings.validate()
+        chooses_copies(settings, widths)
