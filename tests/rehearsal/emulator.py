@@ -1,15 +1,15 @@
 """CUDA graphs on CPU tensors: a capture records operators and Triton launches, a replay runs them again.
 
-What it keeps of the real thing:
+Like a CUDA graph:
 
-* Python runs at capture only; numbers, shapes and addresses are baked in.
+* Python runs at capture only; numbers, shapes and addresses are constants.
 * A result lives at the address that it had at capture; a replay writes there.
-* Memory from outside is referred to, not owned: a replay that would read what was freed since raises.
-* What makes the host wait, or brings host data in, is refused at capture.
-* The graph's own memory holds garbage before every replay and, but for its outputs, behind it: on a device the next
-  graph of the pool overwrites it.
+* Memory from outside is referenced, not owned: a replay that would read freed memory raises.
+* A capture refuses operators that make the host wait or that read host data.
+* The graph's memory holds garbage before every replay and, except for its outputs, after it: on a device the next graph
+  of the pool overwrites it.
 
-What it does not know: streams, events, collectives, and kernels launched by other means than operators and Triton.
+It does not emulate streams, events, collectives, and kernels that neither an operator nor Triton launches.
 """
 
 from __future__ import annotations
@@ -32,25 +32,17 @@ from tests.rehearsal.interpreter import pause
 
 _ALLOCATION = re.compile(r"aten::(new_)?empty(_\w+)?")
 _GARBAGE = 0xFF  # NaN as a float of any size, -1 as an integer
-_READS = {
-    torch.Tensor.tolist,
-    torch.Tensor.item,
-    torch.Tensor.numpy,
-    torch.Tensor.cpu,
-    torch.Tensor.__bool__,
-    torch.Tensor.__int__,
-    torch.Tensor.__float__,
-    torch.Tensor.__index__,
-}
+_READ_NAMES = ("tolist", "item", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__")
+_READS = {getattr(torch.Tensor, name) for name in _READ_NAMES}
 _HOST_DATA = {torch.tensor, torch.as_tensor, torch.from_numpy}
 
 
 class GraphError(RuntimeError):
-    """A graph cannot be captured or replayed as it is."""
+    """A graph cannot be captured or replayed."""
 
 
 class _External:
-    """A tensor that the graph uses and does not own."""
+    """A tensor that the graph uses but does not own."""
 
     def __init__(self, tensor: torch.Tensor, node: str) -> None:
         self.storage = StorageWeakRef(tensor.untyped_storage())
@@ -75,7 +67,7 @@ class _Node:
 
 
 class Graph:
-    """Stands for ``torch.cuda.CUDAGraph``.
+    """Replacement of ``torch.cuda.CUDAGraph``.
 
     Attributes:
         capturing: the graph that is being captured in this process.
@@ -112,7 +104,7 @@ class Graph:
         pass
 
     def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator and make it a node; kernels that one of SGLang's own launches inside belong to it."""
+        """Run an operator and make it a node; kernels that an operator of SGLang launches belong to it."""
         name = func._schema.name
         frozen = self._freeze(args, name), self._freeze(kwargs, name)
         known = {storage_id(tensor) for tensor in tensors((args, kwargs))}
@@ -167,7 +159,7 @@ class Graph:
 
 @contextlib.contextmanager
 def captured_by(cuda_graph: Graph, pool: Any = None, stream: Any = None, **options: Any) -> Iterator[None]:
-    """Stands for ``torch.cuda.graph``."""
+    """Replacement of ``torch.cuda.graph``."""
     cuda_graph.capture_begin()
     try:
         yield

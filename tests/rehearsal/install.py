@@ -1,4 +1,4 @@
-"""Puts a rehearsal in place, in every process of an engine."""
+"""Install a rehearsal in every process of an engine."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from sglang_dflash.upstream import (
 from sglang_dflash_cpu import arguments, replacements
 from tests.rehearsal import interpreter, mutants, report, stubs
 
-# What stays of the CPU platform's table: kernels that are no Triton there either, exchange between ranks and servers.
+# Rows of the CPU platform's table that stay: kernels that are not Triton's on a GPU, and transfers between processes.
 KEPT = (
     *("sglang.srt.disaggregation.", "sglang.srt.distributed."),
     *("sglang.srt.layers.layernorm.", "sglang.srt.layers.quantization.unquant."),
 )
-PREFILL_GRAPHS = "REHEARSE_PREFILL_GRAPHS"
+PREFILL_GRAPHS = "REHEARSE_PREFILL_GRAPHS"  # number of tokens for which a breakable prefill graph is captured
 # Functions of SGLang with a line that refuses a rehearsal, and what replaces the line.
 PATCHES = (
     # To SGLang the device "cpu" has no CUDA graphs.
@@ -73,7 +73,7 @@ def _is_kept(row: replacements.Replacement) -> bool:
 
 
 def _in_place(row: replacements.Replacement) -> replacements.Replacement:
-    """On a GPU a norm with a residual overwrites both its arguments; whoever still needs them reads something else."""
+    """Make a norm with a residual overwrite both its arguments, as on a GPU."""
     if "RMSNorm.forward_native" not in row.path:
         return row
     norm = row.function
@@ -91,14 +91,13 @@ def _in_place(row: replacements.Replacement) -> replacements.Replacement:
 
 
 def _choose_backends(server_args: Any, previous: Callable[[Any], None]) -> None:
-    """As the CPU platform chooses, but for attention and graphs."""
+    """Choose as the CPU platform does, except for attention and graphs."""
     asked = resolving_view(server_args)
     graph_config = asked.cuda_graph_config
     arguments.choose_backends(server_args, previous)
-    prefill = os.environ.get(PREFILL_GRAPHS)
-    sizes = [int(size) for size in prefill.split(",")] if prefill else []
-    if sizes:
-        graph_config = with_phase(graph_config, Phase.PREFILL, backend=Backend.BREAKABLE, bs=sizes, max_bs=max(sizes))
+    if tokens := os.environ.get(PREFILL_GRAPHS):
+        sizes = {"bs": [int(tokens)], "max_bs": int(tokens)}
+        graph_config = with_phase(graph_config, Phase.PREFILL, backend=Backend.BREAKABLE, **sizes)
     else:
         graph_config = with_phase(graph_config, Phase.PREFILL, backend=Backend.DISABLED)
     declare_resolution(

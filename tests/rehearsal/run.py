@@ -53,7 +53,7 @@ def run(scenario: Scenario, *, rehearse: bool, mutant: str = "") -> Outcome:
     """Run the scenario's engine in a process of its own, on the torch platform or in a rehearsal."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **FAILS_AT_ONCE, **scenario.environment}
     if rehearse:
-        environment |= {**rehearsed(), VARIABLE: mutant, **scenario.variables()}
+        environment |= {**rehearsed(), VARIABLE: mutant}
     start = time.monotonic()
     asked = {"keywords": scenario.keywords(), "requests": scenario.requests}
     ended = subprocess.run(

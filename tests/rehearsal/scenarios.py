@@ -31,7 +31,6 @@ class Scenario:
         met: what the rehearsal must have counted, such as "replays: target 4" (:data:`tests.rehearsal.report.MET`).
         width: of the block.
         graphs: batch sizes that are captured.
-        prefill_graphs: numbers of tokens for which a breakable graph of the target's prefill is captured.
         options: further arguments of the engine.
         environment: further variables, for both platforms.
         captured: graphs of the whole server; None to accept any number.
@@ -46,7 +45,6 @@ class Scenario:
     drafter: str = "good"
     width: int = 8
     graphs: tuple[int, ...] = (1, 4)
-    prefill_graphs: tuple[int, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     captured: int | None = None
@@ -64,10 +62,6 @@ class Scenario:
             "cuda_graph_bs_decode": list(self.graphs),
             **self.options,
         }
-
-    def variables(self) -> dict[str, str]:
-        """Environment of a rehearsal, the ones for both platforms aside."""
-        return {PREFILL_GRAPHS: ",".join(map(str, self.prefill_graphs))} if self.prefill_graphs else {}
 
 
 def ask(
@@ -238,7 +232,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         (ask(HYBRID, 2),),
         (*_REPLAYED, "replays: prefill"),
         graphs=(4,),
-        prefill_graphs=(160,),
+        environment={PREFILL_GRAPHS: "160"},  # only a rehearsal reads it
         options={"disable_radix_cache": True},
     ),
     Scenario("bfloat16", HYBRID, (ask(HYBRID, 2),), _REPLAYED, graphs=(4,), options={"dtype": "bfloat16"}),

@@ -17,11 +17,9 @@ import httpx
 import typer
 
 from sglang_dflash_lab.pairs import target_path
-from tests.soak import report
 from tests.soak.catalogue import PAIR, SEEDED, Entry, catalogue
-from tests.soak.client import answer_of
-from tests.soak.load import Load, drive
-from tests.soak.verdict import Promise, promises, wrong_answers
+from tests.soak.load import answer_of, drive
+from tests.soak.verdict import Promise, plot, promises, text, wrong_answers
 from tests.support.pair_servers import FEATURES, dflash_server, plain_server, with_plugin
 from tests.support.servers import Server
 
@@ -38,7 +36,7 @@ TOOLS = ("--tool-call-parser", "qwen25")
 
 
 def soak(requests: int, out: Path, seed: int = 0, entries: int = ENTRIES) -> list[Promise]:
-    """Ask, judge, and write the report to ``out``."""
+    """Send the requests, judge the answers, and write the report to ``out``."""
     out.mkdir(parents=True, exist_ok=True)
     asked = catalogue(min(entries, requests), seed)
     expected = answers_of_reference(asked, out)
@@ -47,7 +45,11 @@ def soak(requests: int, out: Path, seed: int = 0, entries: int = ENTRIES) -> lis
         load = asyncio.run(drive(server, asked, requests, str(target_path(PAIR)), seed))
         retractions = sum(map(int, re.findall(r"#retracted_reqs: (\d+)", server.log)))
         found = list(promises(load, asked, expected, pools_at_rest(server), retractions))
-    write(out, requests, load, asked, found)
+    command = f"python -m tests.soak --requests {requests}"
+    (out / "soak.md").write_text(text(command, load, asked, found))
+    samples = [asdict(sample) for sample in load.samples]
+    (out / "soak.json").write_text(json.dumps({"samples": samples, "speeds": load.speeds}))
+    plot(load, out / "soak.png")
     wrong = [
         {**asdict(outcome), "body": asked[outcome.entry].body, "expected": expected[outcome.entry]}
         for outcome in wrong_answers(load, expected)
@@ -57,7 +59,7 @@ def soak(requests: int, out: Path, seed: int = 0, entries: int = ENTRIES) -> lis
 
 
 def answers_of_reference(entries: Sequence[Entry], out: Path) -> list[Any]:
-    """Plain decoding's; of a request with a seed, which SGLang ignores here, our worker's at one token a step."""
+    """Return plain decoding's answers; with a seed, which SGLang ignores here, those of our worker at width 1."""
     steps_of_one = out / "widths.json"
     steps_of_one.write_text(json.dumps({"policy": "random", "widths": [1]}))
     seeded = ("--speculative-adaptive", "--speculative-adaptive-config", str(steps_of_one))
@@ -76,18 +78,11 @@ def answer(server: Server, entry: Entry) -> Any:
 
 
 def pools_at_rest(server: Server) -> dict[str, int]:
-    """Slots that are lost, once nothing runs any more."""
+    """Return the slots that are lost once nothing runs."""
     with httpx.Client(base_url=server.url, timeout=60) as http:
         http.get("/health_generate").raise_for_status()
         lost: dict[str, int] = http.get("/server_info").json()["internal_states"][0]["pools"]
     return lost
-
-
-def write(out: Path, requests: int, load: Load, entries: Sequence[Entry], found: Sequence[Promise]) -> None:
-    command = f"python -m tests.soak --requests {requests}"
-    (out / "soak.md").write_text(report.text(command, load, entries, found))
-    (out / "soak.json").write_text(json.dumps({**load.rows(), "speeds": load.speeds}))
-    report.plot(load, out / "soak.png")
 
 
 def main(

@@ -1,25 +1,107 @@
-"""The load: bursts of drawn requests, and beside them what watches the server."""
+"""The load: bursts of drawn requests, each with a fate, while samples of the server are taken."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 import httpx
 
 from tests.soak.catalogue import SEEDED, Entry
-from tests.soak.client import FATES, Outcome, ask
 from tests.support.servers import Server
 
+WHOLE, STREAMED, ABORTED, VANISHED = "whole", "streamed", "aborted", "vanished"
+FATES = {WHOLE: 0.4, STREAMED: 0.4, ABORTED: 0.1, VANISHED: 0.1}
 BURST = 60  # requests
 AT_ONCE = (1, 4, 8, 16, 32)  # up to four times as many as the server runs
 SPEED_ROUNDS = 12
 SPEED_REQUESTS, SPEED_AT_ONCE = 24, 8
 SAMPLE_SECONDS = 1.0
+
+
+@dataclass
+class Outcome:
+    """The result of a request.
+
+    Attributes:
+        entry: its number in the catalogue.
+        answer: token ids, or text and tool calls of a chat; of an interrupted stream, what arrived.
+        complete: whether the server ended the answer.
+        error: what the client did not expect.
+    """
+
+    entry: int
+    fate: str
+    answer: Any
+    complete: bool
+    error: str | None = None
+
+    @property
+    def tokens(self) -> int:
+        return len(self.answer) if isinstance(self.answer, list) else 0
+
+
+async def ask(http: httpx.AsyncClient, entry: Entry, number: int, fate: str, random: Random) -> Outcome:
+    """Send ``entry``, and abort it or drop its connection if that is its fate."""
+    if entry.route != "/generate" or fate == WHOLE:
+        return await _whole(http, entry, number)
+    rid = f"soak-{random.getrandbits(64):x}"
+    if fate == STREAMED:
+        return await _stream(http, entry, number, fate, rid)
+    delay = random.random() ** 2
+    if fate == VANISHED:
+        found = Outcome(number, fate, [], False)
+        with contextlib.suppress(TimeoutError):
+            found = await asyncio.wait_for(_stream(http, entry, number, fate, rid), delay)
+        return found
+    asked = asyncio.create_task(_stream(http, entry, number, fate, rid))
+    await asyncio.sleep(delay)
+    (await http.post("/abort_request", json={"rid": rid})).raise_for_status()
+    return await asked
+
+
+async def _whole(http: httpx.AsyncClient, entry: Entry, number: int) -> Outcome:
+    response = await http.post(entry.route, json=entry.body)
+    if response.status_code != 200:
+        return Outcome(number, WHOLE, None, False, f"{response.status_code}: {response.text[:300]}")
+    return Outcome(number, WHOLE, answer_of(response.json()), True)
+
+
+def answer_of(body: dict[str, Any]) -> Any:
+    if "output_ids" in body:
+        return body["output_ids"]
+    message = body["choices"][0]["message"]
+    calls = [call["function"] for call in message.get("tool_calls") or []]
+    return {"content": message["content"], "calls": calls}
+
+
+async def _stream(http: httpx.AsyncClient, entry: Entry, number: int, fate: str, rid: str) -> Outcome:
+    found = Outcome(number, fate, [], False)
+    body = {**entry.body, "stream": True, "rid": rid}
+    async with http.stream("POST", entry.route, json=body) as response:
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line[6:])
+            if "error" in event or "meta_info" not in event:
+                found.error = None if fate == ABORTED else line[:300]
+                return found
+            reason = event["meta_info"]["finish_reason"]
+            if reason is not None and reason["type"] == "abort":
+                # Its tokens do not count: SGLang does not cut the block at the answer's end then, and returns the token
+                # after an empty prompt for a request whose grammar is still being compiled.
+                break
+            found.answer, found.complete = event["output_ids"], reason is not None
+    if not found.complete and fate == STREAMED:
+        found.error = f"the stream ended with status {response.status_code} before its answer did"
+    return found
 
 
 @dataclass(frozen=True)
@@ -34,11 +116,11 @@ class Sample:
 
 @dataclass
 class Load:
-    """What happened.
+    """Results of the whole load.
 
     Attributes:
         speeds: tokens per second of the same requests, spread evenly over the run.
-        updates: answers of ``/update_weights_from_disk``, asked under load.
+        updates: whether each ``/update_weights_from_disk`` under load succeeded.
         seconds: of the whole load.
     """
 
@@ -48,12 +130,9 @@ class Load:
     updates: list[bool]
     seconds: float = 0.0
 
-    def rows(self) -> dict[str, list[Any]]:
-        return {"samples": [asdict(sample) for sample in self.samples]}
-
 
 async def drive(server: Server, entries: Sequence[Entry], requests: int, weights: str, seed: int) -> Load:
-    """Draw and send ``requests`` of the catalogue; ``weights`` is the folder that the target is loaded from again."""
+    """Draw and send ``requests`` of the catalogue, and reload the target from the folder ``weights`` now and then."""
     load, random, start = Load([], [], [], []), Random(seed), time.monotonic()
     bursts = -(-requests // BURST)
     limits = httpx.Limits(max_connections=None)
@@ -87,7 +166,7 @@ async def _burst(http: httpx.AsyncClient, entries: Sequence[Entry], size: int, r
 
 
 async def _speed(http: httpx.AsyncClient, entries: Sequence[Entry]) -> float:
-    """Tokens per second of the catalogue's first greedy prompts, from an empty prefix cache, all answers as long."""
+    """Return tokens per second of the catalogue's first greedy prompts, from an empty prefix cache, at one length."""
     await flush(http)
     asked = [entry for entry in entries if entry.route == "/generate" and entry.kind != SEEDED][:SPEED_REQUESTS]
     slots = asyncio.Semaphore(SPEED_AT_ONCE)
@@ -104,7 +183,7 @@ async def _speed(http: httpx.AsyncClient, entries: Sequence[Entry]) -> float:
 
 
 async def flush(http: httpx.AsyncClient) -> None:
-    """Empty the prefix cache, once the server has noticed that nobody asks for anything."""
+    """Empty the prefix cache once the server is idle."""
     (await http.post("/flush_cache", params={"timeout": 60})).raise_for_status()
 
 
@@ -117,9 +196,7 @@ async def _watch(server: Server, http: httpx.AsyncClient, load: Load) -> None:
     processes = server.family()
     while True:
         health = (await http.get("/health")).status_code
-        usage = [
-            line for line in (await http.get("/metrics")).text.splitlines() if line.startswith("sglang:token_usage{")
-        ]
+        usage = re.search(r"^sglang:token_usage\{.* (\S+)$", (await http.get("/metrics")).text, re.MULTILINE)
         rss = sum(process.memory_info().rss for process in processes if process.is_running()) / 2**20
-        load.samples.append(Sample(len(load.outcomes), rss, float(usage[0].split()[-1]) if usage else 0.0, health))
+        load.samples.append(Sample(len(load.outcomes), rss, float(usage[1]) if usage else 0.0, health))
         await asyncio.sleep(SAMPLE_SECONDS)

@@ -1,17 +1,20 @@
-"""What the soak says: each promise, whether it held, and the figures that show it."""
+"""The verdict: each promise, whether it held, and the figures that show it, as a table and a plot."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
+from sglang_dflash_lab.bench.report import STYLE
+from sglang_dflash_lab.tables import Table
 from tests.soak.catalogue import Entry
-from tests.soak.client import Outcome
-from tests.soak.load import Load, Sample
+from tests.soak.load import Load, Outcome, Sample
 
 SETTLED = 0.25  # share of the run after which memory should be level
 BLOCKS, STUDENT = 20, 2.101  # stretches, and the 97.5 % point of Student's t with two degrees of freedom less
@@ -86,3 +89,39 @@ def memory_slope(samples: Sequence[Sample]) -> Slope:
 
 def _counted(compared: int, wrong: Counter[str]) -> str:
     return f"{compared} compared, {wrong.total()} wrong {dict(wrong) or ''}".strip()
+
+
+def text(command: str, load: Load, entries: Sequence[Entry], promises: Sequence[Promise]) -> str:
+    fates = Counter(outcome.fate for outcome in load.outcomes)
+    kinds = Counter(entries[outcome.entry].kind for outcome in load.outcomes)
+    rows = [[promise.what, "yes" if promise.held else "**no**", promise.found] for promise in promises]
+    lines = [
+        f"`{command}`, {describe_hardware(hardware())}: {len(load.outcomes)} requests in {load.seconds / 60:.0f} min.",
+        "",
+        Table("", "", ["promise", "held", "found"], rows).markdown(),
+        "",
+        f"Asked: {', '.join(f'{kind} {count}' for kind, count in sorted(kinds.items()))}. "
+        f"Fates: {', '.join(f'{fate} {count}' for fate, count in sorted(fates.items()))}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def plot(load: Load, path: Path) -> None:
+    """Memory, K/V in use and the speed of the same requests, over the requests done."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    done = [sample.done for sample in load.samples]
+    with plt.rc_context(STYLE):
+        figure, (memory, usage, speed) = plt.subplots(3, 1, figsize=(8, 6), sharex=True, layout="constrained")
+        memory.plot(done, [sample.rss for sample in load.samples], linewidth=0.8)
+        memory.set_ylabel("MiB of all processes")
+        usage.plot(done, [sample.kv_usage for sample in load.samples], linewidth=0.5)
+        usage.set(ylabel="share of K/V in use", ylim=(0, 1))
+        speed.plot(np.linspace(0, len(load.outcomes), len(load.speeds)), load.speeds, "o-")
+        speed.set(ylabel="tok/s of one same load", xlabel="requests done", ylim=(0, None))
+        figure.savefig(path, dpi=110)
+        plt.close(figure)
