@@ -1,4 +1,1 @@
-"""The DFLASH worker: one file per stage of a decode step; :mod:`.worker` runs them in order.
-
-``sampling/`` chooses the target's tokens, ``start/`` prepares a server, ``observe/`` counts and times steps.
-"""
+"""The DFLASH worker: a file per stage of a decode step; ``worker.py`` runs them in order."""

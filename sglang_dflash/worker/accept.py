@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 class Accept:
     """Chooses the target's tokens: in a prefill through SGLang, in a block directly.
 
-    Args:
-        runner: the target's; :class:`SeededSampler` replaces its sampler, unless ``--sampling-backend`` chose one.
-        tp_group: ranks that serve the same batch and must commit the same tokens.
+    :class:`SeededSampler` replaces the target's sampler, unless ``--sampling-backend`` chose one. The ranks of
+    ``tp_group`` serve the same batch and must commit the same tokens.
     """
 
     def __init__(self, runner: ModelRunner, tp_group: Any) -> None:

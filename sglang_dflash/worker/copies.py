@@ -31,15 +31,9 @@ UNSURE = 4.0  # a copy replaces a draft whose logit leads the second by less
 class Copies:
     """Token histories of all requests, by row of the target's ``ReqToTokenPool``.
 
-    Column ``p`` of a row holds the request's token at position ``p``, up to the anchor at its committed length. Later
-    columns are stale and never read. Every operation runs on the stream of the steps and none waits.
-
-    Args:
-        target: the target's runner, pools allocated.
-        width: the server's block size.
-
-    Attributes:
-        history: int32 [rows, columns].
+    Column ``p`` of int32 ``history`` [rows, columns] holds the request's token at position ``p``, up to the anchor at
+    its committed length. Later columns are stale and never read. No operation waits. ``width`` is the server's block
+    size.
     """
 
     def __init__(self, target: ModelRunner, width: int) -> None:
@@ -118,10 +112,8 @@ class Copied:
     """Copies of one step, as received by the host.
 
     Args:
-        matches: length of each request's latest match; updated with the step's matches.
-        reqs: bs requests.
-        found: int64 [bs, 2], see :func:`sglang_dflash.ops.reference.find_copies`; on the host when the step's accept
-            lengths are.
+        matches: length of each request's latest match; updated with the step's.
+        found: int64 [bs, 2] of ``ops.reference.find_copies``; on the host when the step's accept lengths are.
         drafted: whether the step had drafts that a copy could replace.
 
     Attributes:

@@ -30,9 +30,7 @@ class Draft:
     """Drafts the block with the drafter; SGLang's runner runs it eagerly or as a CUDA graph.
 
     Args:
-        drafter: the drafter's runner.
         layout: the drafter's parallel layout.
-        rings: the drafter's KV slots under a draft window.
         drafted: the drafter's block size, anchor included.
 
     Attributes:
@@ -69,16 +67,14 @@ class Draft:
 class Verify:
     """Runs the target over the block.
 
-    Recurrent layers start from the committed state without changing it, and record what each position writes;
-    :mod:`sglang_dflash.states.commit` commits the accepted part. A block of the anchor alone runs as plain decoding,
-    which advances the states in place.
+    Recurrent layers read the committed state and record what each position writes; *commit* keeps the accepted part. A
+    block of the anchor alone runs as plain decoding, which advances the states in place.
     """
 
     def __init__(self, target_worker: TpModelWorker) -> None:
         self._target = target_worker
 
     def __call__(self, step: Step) -> None:
-        """Fill ``step.verified``."""
         # Stores this step's snapshot slots on the batch; the forward and SGLang's commit read them there.
         prepare_mamba_track_for_verify(step.batch)
         forward_batch = step.forward_batch(self._target.model_runner, step.target_kv, CaptureHiddenMode.FULL)
@@ -89,10 +85,9 @@ class Inject:
     """Projects the target's hidden states to the drafter's context K/V and writes them to its pool.
 
     Without a draft window both pools use the same slot numbers, so requests that share a prefix in the radix cache
-    share the drafter's K/V too. With a window, each request has a ring of slots.
+    share the drafter's K/V too.
 
     Args:
-        drafter, layout, rings: as for :class:`Draft`.
         defers: whether plainly decoded tokens may wait for :meth:`catch_up`. False on a decoding server, where the
             transfer of the next request may write freed slots first.
     """
@@ -121,12 +116,10 @@ class Inject:
         self._pending_rids = rids
 
     def catch_up(self) -> bool:
-        """Inject pending tokens, before the drafter reads them or their slots change owner; return whether any were.
-
-        All belong to the same requests, one position further per step, so no slot is written twice.
-        """
+        """Inject pending tokens, before the drafter reads them or their slots change owner; return whether any were."""
         if not self._pending:
             return False
+        # The same requests, one position further per step: no slot is written twice.
         hidden, positions, slots = (torch.cat(parts) for parts in zip(*self._pending, strict=True))
         self._pending.clear()
         self.write(hidden, None, positions, slots)
@@ -151,14 +144,7 @@ class Inject:
         return slots
 
     def write(self, hidden: Tensor, rows: Tensor | None, positions: Tensor, slots: Tensor) -> None:
-        """Write context K/V.
-
-        Args:
-            hidden: [N, K * H], hidden states of the target.
-            rows: int64 [T], rows of ``hidden`` to write; None for its first T.
-            positions: int64 [T], absolute positions.
-            slots: int64 [T], slots of the drafter's pool.
-        """
+        """Write context K/V of ``rows`` (else the first T) of ``hidden`` at ``positions`` and ``slots``, int64 [T]."""
         pool, model = self._drafter.token_to_kv_pool, self._drafter.model
         with draft_tp_context(self._layout):
             for start in range(0, len(positions), CHUNK):

@@ -1,7 +1,6 @@
 """A debugging aid: warn of, or raise at, any call inside a step that makes the host wait for the device.
 
-A wait ends the head start of the overlap scheduler. A first call may wait once more, for a compilation or an autotuner,
-so a server should warn and only a test raise.
+A first call may wait, for a compilation or an autotuner, so a server should warn and only a test raise.
 """
 
 from __future__ import annotations

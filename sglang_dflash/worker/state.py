@@ -23,15 +23,13 @@ if TYPE_CHECKING:
 class DraftState(SpecInput):
     """SGLang's ``batch.spec_info`` between steps.
 
-    With overlap scheduling only ``future_indices`` follows the batch through filter and merge. The scheduler relays the
-    values through its buffers, and refills ``bonus_tokens`` and ``batch.seq_lens`` before each step.
+    With overlap scheduling only ``future_indices``, rows of the scheduler's relay buffers, follows the batch through
+    filter and merge. The scheduler refills ``bonus_tokens`` (int64 [bs], anchors of the next block) and
+    ``batch.seq_lens`` before each step.
 
     Attributes:
-        bonus_tokens: int64 [bs], anchors of the next block.
-        new_seq_lens: int64 [bs], committed lengths.
-        future_indices: rows of the scheduler's relay buffers; None without overlap.
         committed_cpu: committed lengths on the host, one step late with overlap.
-        reserved_lens_cpu: int32 [bs] on the host, lengths with KV slots. Both are filled by :meth:`prepare_for_decode`.
+        reserved_lens_cpu: int32 [bs] on the host, lengths with KV slots.
     """
 
     # Relayed for other algorithms; unused by DFLASH.
@@ -83,12 +81,10 @@ class DraftState(SpecInput):
         batch.seq_lens_sum = sum(self.committed_cpu)
 
     def filter_batch(self, new_indices: Tensor, new_indices_cpu: list[int] | None = None) -> None:
-        """Keep the requests at ``new_indices``."""
         for name in self._following():
             setattr(self, name, getattr(self, name)[new_indices])
 
     def merge_batch(self, other: DraftState) -> None:
-        """Append another batch's requests."""
         for name in self._following():
             setattr(self, name, torch.cat((getattr(self, name), getattr(other, name))))
 

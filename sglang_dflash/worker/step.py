@@ -34,10 +34,9 @@ class BlockKV:
     """KV slots and lengths of a block in the pool of the target or the drafter.
 
     Attributes:
-        width: positions of the block, anchor included.
-        seq_lens: int64 [bs], context tokens that attention reads before the block.
+        seq_lens: int64 [bs], context tokens before the block.
         slots: int64 [bs * w], KV slots of the block's positions.
-        host_lens: [bs] on the host, KV lengths that attention reads, block included; upper bounds unless ``exact``.
+        host_lens: [bs] on the host, lengths of context and block; upper bounds unless ``exact``.
         plan: SGLang's plan of these slots, shared by every forward and write of the step.
     """
 
@@ -71,8 +70,7 @@ class Step:
     """A block per request, from layout to commit: ``bs`` requests, ``w`` positions each.
 
     Attributes:
-        batch: the scheduler's batch; ``seq_lens`` holds the committed lengths before the step.
-        state: from the previous step.
+        batch: the scheduler's; ``seq_lens`` holds the committed lengths before the step.
         width: positions ``w`` of the block, anchor included.
         grammar_barrier: commits the previous step's tokens to the grammars; None without overlap.
         positions: int64 [bs * w], absolute positions of the block.
@@ -81,8 +79,7 @@ class Step:
         margins: from *draft* if blocks are copied: float32 [bs, w - 1], logit margin of each draft.
         grammar_tree: from *accept*, before verify: the drafts on the host; None without grammars.
         state_slots: from *commit*, before verify: int64 [bs], slots of a hybrid target's recurrent states.
-        verified: from *verify*: SGLang's ``GenerationBatchResult``, with logits [bs * w, V] and the target's captured
-            hidden states [bs * w, K * H].
+        verified: from *verify*: SGLang's result, with logits [bs * w, V] and hidden states [bs * w, K * H].
         accepted: from *accept*: the tokens that the step commits.
     """
 
@@ -141,11 +138,7 @@ class Step:
         return forward_batch
 
     def result(self, *, counted: bool) -> GenerationBatchResult:
-        """Return the scheduler's view of the step.
-
-        Args:
-            counted: whether SGLang must count verified positions, because widths differ between steps.
-        """
+        """Return the scheduler's view; with ``counted`` SGLang counts verified positions, because widths differ."""
         accepted, output = self.accepted, self.verified.logits_output
         output.hidden_states = None  # the scheduler would copy them to the host
         return GenerationBatchResult(
@@ -206,8 +199,7 @@ def rope_positions(positions: Tensor, inputs: Sequence[Any]) -> Tensor:
     distances from pageable memory, which blocks the host at every step.
 
     Args:
-        positions: int64 [bs * w], positions in the sequence.
-        inputs: SGLang's ``MultimodalInputs`` per request; None for text.
+        positions: int64 [bs * w]; inputs: SGLang's ``MultimodalInputs`` per request, None for text.
     """
     if any(each is not None for each in inputs):
         none = torch.zeros(1, dtype=torch.int64)

@@ -37,12 +37,7 @@ REPEATS = 5  # the first one warms up
 def prepare_widths(
     plan: ServingPlan, target: ModelRunner, drafter: ModelRunner, layout: Any
 ) -> tuple[WidthPolicy, WidthGraphs]:
-    """Capture graphs for the plan's widths and build the policy; all ranks use the costs of rank 0.
-
-    Args:
-        target, drafter: the runners; their own graphs are captured.
-        layout: the drafter's parallel layout.
-    """
+    """Capture graphs for the plan's widths and build the policy; all ranks use the costs of rank 0."""
     assert plan.widths is not None
     graphs, config = WidthGraphs(target, drafter, layout, plan.drafted), plan.widths
     config = replace(config, widths=graphs.build(config.widths_for(plan.block, plan.drafted)))
@@ -65,12 +60,6 @@ class Calibration:
     """Times a step's two forwards and its injection, on batches of the pools' padding row with a short context.
 
     They lack the scheduler's time between steps, which the cost table learns from real steps.
-
-    Args:
-        target, drafter: the runners.
-        layout: the drafter's parallel layout.
-        token_id: fills the batches; any token id works.
-        graphs: resources of each width.
     """
 
     def __init__(
@@ -154,9 +143,9 @@ class SharedTimes:
     """Applies rank 0's step times to the width policies of all tensor-parallel ranks, so that they choose alike.
 
     A policy is a function of its observations. Accept counts are equal on all ranks because the tokens are; measured
-    times are not. Rank 0 appends its times to the list of requests that SGLang broadcasts at the start of every
-    iteration of its event loop, and every rank, rank 0 included, applies them there. This adds no message and no wait.
-    Ranks whose policies diverge would choose different widths and deadlock, so the fingerprints are compared.
+    times are not. So rank 0 appends its times to the requests that SGLang broadcasts at the start of every iteration of
+    its event loop, and every rank applies them there. This adds no message and no wait. Ranks whose policies diverge
+    would deadlock, so their fingerprints are compared.
     """
 
     def __init__(self, policy: WidthPolicy, ranks: int) -> None:
@@ -164,7 +153,6 @@ class SharedTimes:
         self._outgoing: list[StepTime] = []
 
     def add(self, records: Sequence[StepRecord]) -> None:
-        """Add steps that this rank has timed."""
         for record in records:
             assert record.milliseconds is not None
             step = (record.batch_size, record.width, record.context, record.milliseconds, record.caught_up)
@@ -174,11 +162,7 @@ class SharedTimes:
                 self._outgoing.append(step)
 
     def broadcast(self, send: Callable[[list[Any] | None], list[Any]], requests: list[Any] | None) -> list[Any]:
-        """Broadcast the requests with rank 0's new step times, and apply the times.
-
-        Args:
-            send: broadcasts the source rank's list, and returns it on every rank.
-            requests: on the source rank; None elsewhere.
+        """Broadcast the source rank's requests (None elsewhere) with rank 0's new step times, and apply the times.
 
         Raises:
             DFlashError: this rank's policy differs from rank 0's.
@@ -210,7 +194,6 @@ shared_times: SharedTimes | None = None
 
 
 def share_times(policy: WidthPolicy) -> SharedTimes:
-    """Share the step times of this process's worker, for its policy."""
     global shared_times
     shared_times = SharedTimes(policy, get_parallel().tp_size)
     return shared_times

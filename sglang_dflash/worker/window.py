@@ -1,9 +1,8 @@
 """Draft window: a ring of KV slots per request for the drafter, and the hooks that size, transfer and back it up.
 
-Without a window the drafter's pool has the target's slots, one per token. With a window, position ``p`` goes to slot
-``p mod size`` of the request's ring and overwrites a token that has left the window. The drafter reads the ring through
-a separate slot table, rewritten each step, whose first column is the oldest visible token. Its attention counts lengths
-and distances from there; RoPE is already applied, at absolute positions.
+Position ``p`` goes to slot ``p mod size`` of the request's ring and overwrites a token that has left the window. The
+drafter reads the ring through a separate slot table, rewritten each step, whose first column is the oldest visible
+token. Its attention counts lengths and distances from there; RoPE is already applied, at absolute positions.
 """
 
 from __future__ import annotations
@@ -35,10 +34,7 @@ if TYPE_CHECKING:
 
 
 class RowAllocator:
-    """Placeholder for SGLang's slot allocator, of which the drafter's runner and backends read the pool's type only.
-
-    A ring is allocated with its request's row.
-    """
+    """Placeholder for SGLang's slot allocator: a ring is allocated with its request's row."""
 
     post_capture_active = False  # the rings have a fixed size
 
@@ -49,13 +45,11 @@ class RowAllocator:
 class DraftRings:
     """Slots and slot table of the drafter's pool under a draft window.
 
-    A ring holds the tokens injected since the request got its row, not the part of its prefix that another request
-    computed. Each row stores its oldest position, and older positions are never read. :func:`cap_prefix` bounds the
-    missing part of the prefix.
+    A ring holds the tokens injected since the request got its row. Each row stores its oldest position; the part of its
+    prefix that another request computed is older and never read, and :func:`cap_prefix` bounds it.
 
     Args:
         request_pool: the target's ``ReqToTokenPool``; its rows are the requests.
-        window: range that the drafter reads, rounded to a page boundary.
         context: length of the longest sequence, tokens.
         by_row: whether row ``r``'s ring begins at slot ``r * size``, as SGLang's transfer of request rows expects. It
             costs the slots of nearly one ring.
@@ -80,13 +74,10 @@ class DraftRings:
         self.restored: set[int] = set()  # rows whose ring was restored from the host for a retracted request
 
     def prefill(self, batch: ScheduleBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Select the tokens of a target extend to write: those that the block after each request can still see.
+        """Select the tokens of a target extend that the block after each request can still see.
 
         A request that is new in its row starts an empty ring; a later chunk, or a decoding request of a mixed batch,
-        continues its ring.
-
-        Returns:
-            int64 [T]: indices into the batch's tokens, absolute positions, slots of the drafter's pool.
+        continues its ring. Returns int64 [T]: indices into the batch's tokens, absolute positions, slots.
         """
         rows = batch.req_pool_indices_cpu.tolist()
         counts, ends, end_of_last = [], [], 0
@@ -129,13 +120,7 @@ class DraftRings:
         return self._first + (row - 1) * self.size + self._columns
 
     def view(self, kv: BlockKV, positions: Tensor, batch: ScheduleBatch, translator: Any) -> BlockKV:
-        """Return the block in the drafter's pool, with lengths that count from its oldest visible token.
-
-        Args:
-            kv: the block in the target's pool.
-            positions: int64 [bs * w], absolute positions of the block.
-            translator: the drafter's ``kv_index_translator``.
-        """
+        """Return the target's block in the drafter's pool, with lengths that count from its oldest visible token."""
         rows, width = batch.req_pool_indices, kv.width
         start = self._first_read(self._oldest[rows], kv.seq_lens)
         self._table[rows, : self.size] = self._slots(rows[:, None], start[:, None] + self._columns).int()
@@ -173,12 +158,7 @@ class DraftRings:
 def allocate_rings(
     plan: ServingPlan, target: ModelRunner, drafter: TpModelWorker, pool_config: Any, request_pool: Any
 ) -> DraftRings:
-    """Allocate the drafter's pool under a draft window.
-
-    Args:
-        pool_config: SGLang's ``MemoryPoolConfig`` of the target's pool.
-        request_pool: the target's ``ReqToTokenPool``.
-    """
+    """Allocate the drafter's pool under a draft window, from the configuration and request pool of the target's."""
     assert plan.window is not None
     rings = DraftRings(request_pool, plan.window, target.model_config.context_len, by_row=plan.role != "null")
     sizes = {"max_total_num_tokens": rings.slots, "full_max_total_num_tokens": None, "swa_max_total_num_tokens": None}
@@ -193,16 +173,15 @@ def allocate_rings(
 def charge_rings(
     original: Callable[..., Any], configurator: Any, budget_bytes: int, *, cap_tokens: int | None = None
 ) -> Any:
-    """Hook around ``KVCacheConfigurator.config_from_budget``.
+    """Hook around ``KVCacheConfigurator.config_from_budget``: subtract the rings from the K/V budget once.
 
-    SGLang sizes the target's K/V pool so that a drafter's pool with as many slots fits as well. Rings have a fixed
-    size: subtract them from the budget once; then a token costs the target's bytes only.
+    SGLang sizes the target's pool so that a drafter's pool with as many slots fits as well. Rings have a fixed size, so
+    a token costs the target's bytes only.
 
     Args:
-        configurator: SGLang's ``KVCacheConfigurator`` of the target.
         budget_bytes: memory of this rank for the K/V of target and drafter.
-        cap_tokens: the pool's present size. SGLang passes it when it resizes the pool after graph capture
-            (``SGLANG_ENABLE_POST_CAPTURE_KV_SIZING``) to the free memory; the rings are allocated by then.
+        cap_tokens: the pool's present size, when SGLang resizes it after graph capture to the free memory
+            (``SGLANG_ENABLE_POST_CAPTURE_KV_SIZING``); the rings are allocated by then.
     """
     plan, per_token = serving.plan, configurator.dflash_draft_cell_size_per_token
     if plan is None or plan.window is None or not per_token or configurator.is_draft_worker:
@@ -219,15 +198,10 @@ def charge_rings(
 
 
 def cap_prefix(longest: int, req: Any, input_len: int) -> int:
-    """Hook after ``Req._compute_max_prefix_len``: end a prefix hit one window before the prompt does.
+    """Hook after ``Req._compute_max_prefix_len``: end a prefix hit one window before the end of the prompt.
 
-    The prefix cache keeps the target's K/V only. The drafter's K/V come from the target's hidden states, which are not
-    kept, and lie in the ring of the request that computed them. So the prefill recomputes the last window, at most, and
-    the first block sees its whole window.
-
-    Args:
-        longest: SGLang's bound, tokens.
-        input_len: length of the request so far, tokens.
+    The prefix cache keeps the target's K/V only. The drafter's lie in the ring of the request that computed them, so
+    the prefill recomputes the last window, at most, and the first block sees its whole window.
     """
     plan = serving.plan
     return longest if plan is None or plan.window is None else max(0, min(longest, input_len - plan.window.tokens))
@@ -237,14 +211,10 @@ _transferred: tuple[DraftRings, Any] | None = None
 
 
 def prepare_transfer(role: str, allocator: Any, pool: Any, rings: DraftRings | None) -> None:
-    """Prepare a server of a disaggregated pair to transfer the drafter's K/V; do nothing on others.
+    """Prepare a server of a disaggregated pair (``role``) to transfer the drafter's K/V; do nothing on others.
 
     Without rings both pools use the same slot numbers, so SGLang transfers the drafter's K/V too. A ring lies at its
     request's row and is transferred whole: position ``p`` is at ``p mod size`` on both servers.
-
-    Args:
-        role: SGLang's ``--disaggregation-mode``.
-        allocator: the target's; pool: the drafter's.
     """
     global _transferred
     if role == "decode":
@@ -274,8 +244,7 @@ def start_transferred(batch: ScheduleBatch | None, scheduler: Any, *_: Any) -> N
 def back_up_on_host(allocator: Any, pool: Any, rings: DraftRings | None) -> None:
     """Make the target's ``allocator`` back up a retracted request's K/V in the drafter's ``pool`` as well.
 
-    SGLang's decoding server backs up only the target's (hybrid targets), so a resumed request would read the drafter's
-    K/V of another request.
+    SGLang backs up only a hybrid target's, so a resumed request would read the drafter's K/V of another request.
     """
     copy_target, load_target = allocator.get_cpu_copy, allocator.load_cpu_copy
 

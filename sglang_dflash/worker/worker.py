@@ -54,9 +54,6 @@ class DFlashWorker(BaseSpecWorker):
     the worker owns the drafter and runs the stages of a step in order. Between draft and publish nothing waits for the
     device. ``BaseSpecWorker`` and this class define every attribute that SGLang reads of a worker.
 
-    Args:
-        target_worker: SGLang's ``TpModelWorker`` of the target, weights loaded.
-
     Raises:
         DFlashError: the drafter's tensors are unusable, or do not fit the target.
     """
@@ -106,7 +103,6 @@ class DFlashWorker(BaseSpecWorker):
         return [("draft", self._drafter)]
 
     def server_info(self) -> dict[str, Any]:
-        """Identity, plan, counters and allocated memory, for ``/server_info``."""
         memory = allocated_bytes(self._target, self._drafter)
         memory["history"] = 0 if self._copies is None else self._copies.history.nbytes
         observed, width = self._observer.info(self.width_policy), self.width_policy.describe()

@@ -1,1 +1,1 @@
-"""Sampling of the target's token at every block position: penalties, processors' history, seeds."""
+"""The target's tokens."""

@@ -23,12 +23,7 @@ _REQUEST = "__req__"
 
 
 class RequestAt:
-    """A request as of one block position; other attributes are read from the request.
-
-    Args:
-        req: the request.
-        output_ids: tokens generated up to and including that position.
-    """
+    """A request as of one block position: ``output_ids`` end there, other attributes are the request's."""
 
     def __init__(self, req: Req, output_ids: list[int]) -> None:
         self._req = req
@@ -40,11 +35,7 @@ class RequestAt:
 
 
 class HostCopy:
-    """Asynchronous copy of device tensors to the host.
-
-    Args:
-        tensors: must not be written before :meth:`wait` returns.
-    """
+    """Asynchronous copy of device tensors to the host; they must not be written before :meth:`wait` returns."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self._host = [async_d2h(tensor) for tensor in tensors]

@@ -22,15 +22,8 @@ _NEUTRAL = (0.0, 0.0, 1.0)
 
 
 class _Slots(NamedTuple):
-    """Per-request tensors on the device, by slot.
-
-    Attributes:
-        counts: int32 [slots, V], generated tokens.
-        coefficients: float32 [slots, 3], see :func:`~sglang_dflash.ops.reference.penalize_block`.
-    """
-
-    counts: Tensor
-    coefficients: Tensor
+    counts: Tensor  # int32 [slots, V], generated tokens
+    coefficients: Tensor  # float32 [slots, 3], in the order of ``_coefficients``
 
 
 class Penalties:
@@ -57,13 +50,7 @@ class Penalties:
             self._replace_prefill_penalties(batch)
 
     def apply(self, batch: ScheduleBatch, logits: Tensor, draft_tokens: Tensor, positions: Tensor) -> None:
-        """Penalise a block's logits in place.
-
-        Args:
-            logits: float32 [bs, w, V].
-            draft_tokens: int64 [bs, w], column 0 the anchor.
-            positions: int64 [bs, w], absolute positions of the block's tokens.
-        """
+        """Penalise a block's float32 ``logits`` [bs, w, V] in place; tokens and positions are int64 [bs, w]."""
         if self._slots is not None:
             counts, coefficients = self._slots
             penalize_block(logits, draft_tokens, counts, batch.req_pool_indices, coefficients)
@@ -110,10 +97,8 @@ def _start_rows(batch: ScheduleBatch, counts: Tensor, coefficients: Tensor) -> N
 def ban_early_stops(reqs: list[Req], logits: Tensor, positions: Tensor) -> None:
     """Ban the tokens that end a request until it has ``min_new_tokens``, in place.
 
-    Args:
-        reqs: bs requests. A request's n-th new token (from 0) has position ``prompt length + n``.
-        logits: float32 [bs, w, V]; entry [b, j] chooses the token at position ``positions[b, j] + 1``.
-        positions: int64 [bs, w].
+    Entry [b, j] of float32 ``logits`` [bs, w, V] chooses the token at ``positions[b, j] + 1``; a request's n-th new
+    token, from 0, has position ``prompt length + n``.
     """
     # The host's count may lag, so a request may stay in this list a step too long; positions decide below.
     waiting = [len(req.output_ids) < req.sampling_params.min_new_tokens for req in reqs]

@@ -13,12 +13,7 @@ from sglang_dflash.upstream import Sampler, async_h2d
 
 
 class SeededRows(NamedTuple):
-    """The rows of a batch whose requests have a seed.
-
-    Attributes:
-        rows: int64 [k], at least one.
-        seeds: int64 [k], dense.
-    """
+    """Rows of a batch whose requests have a seed, int64 [k], k > 0, and their seeds, int64 [k], dense."""
 
     rows: Tensor
     seeds: Tensor
@@ -27,10 +22,7 @@ class SeededRows(NamedTuple):
 def mark_seeded_rows(sampling_info: Any, reqs: list[Any], width: int = 1) -> None:
     """Mark the rows with a seed for :class:`SeededSampler`, on the only argument that SGLang passes to it.
 
-    Args:
-        sampling_info: of ``len(reqs) * width`` rows, ``width`` consecutive rows per request. A copy by
-            ``dataclasses.replace`` loses the mark.
-        reqs: requests of the batch; only host-side parameters are read.
+    Each request has ``width`` consecutive rows. A copy of the info by ``dataclasses.replace`` loses the mark.
     """
     sampling_info.seeded_rows = None
     if sampling_info.is_all_greedy or sampling_info.sampling_seed is not None:  # SGLang's, in deterministic mode
@@ -48,8 +40,8 @@ class SeededSampler(Sampler):
     """SGLang's sampler, with seeds honoured in every mode and a fast path for greedy batches.
 
     Stock SGLang reads seeds only under ``--enable-deterministic-inference``; then no row is marked, so the output
-    equals plain decoding's. Otherwise the noise of a token is a function of seed, position and token only, and
-    independent of batch, block width and drafter.
+    equals plain decoding's. Otherwise a token's noise is a function of seed, position and token, independent of batch,
+    block width and drafter.
     """
 
     def forward(

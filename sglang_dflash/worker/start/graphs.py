@@ -69,15 +69,11 @@ def sizes_for_narrower(captured: Sequence[int]) -> list[int]:
 
 
 class WidthGraphs:
-    """Resources of every width.
+    """Resources of every width; ``memory_gb`` and ``seconds`` of the additional graphs by SGLang's phase.
 
     Args:
         target, drafter: the runners; their own graphs are captured.
-        layout: the drafter's parallel layout.
-        drafted: the drafter's block size.
-
-    Attributes:
-        memory_gb, seconds: device memory and capture time of the additional graphs, by SGLang's phase.
+        layout: the drafter's parallel layout; drafted: its block size.
     """
 
     def __init__(self, target: ModelRunner, drafter: ModelRunner, layout: Any, drafted: int) -> None:
@@ -92,9 +88,8 @@ class WidthGraphs:
     def build(self, widths: Sequence[int]) -> tuple[int, ...]:
         """Build the resources of ``widths``: width 1 first, then from the widest down.
 
-        Returns:
-            The widths of steps, ascending, equal on all ranks. Widths without memory for their graphs are left out; the
-            server's width remains if no other can run.
+        Returns the widths of steps, ascending, equal on all ranks. Widths without memory for their graphs are left out;
+        the server's width remains if no other can run.
         """
         narrower = sorted({width for width in widths if width < self._full}, key=lambda width: (width > 1, -width))
         if narrower and (reason := reason_for_full_width_only(self._target, self._drafter)):
@@ -173,14 +168,12 @@ def _log(text: str, *values: Any) -> None:
 
 
 def packed(cache: Any, width: int) -> Any:
-    """Return SGLang's ``SpeculativeState`` with ``width`` positions per request, in the same memory.
+    """Return SGLang's ``SpeculativeState`` with ``width`` positions per request, at most its block, in the same memory.
 
     FlashInfer's verify kernels write the state of request i after position t to entry ``i * width + t``. SGLang's
-    Triton kernel writes, and the commit reads, by the tensor's strides. All agree on a tensor of this width.
-
-    Args:
-        cache: its ``intermediate_ssm`` is ``[layers, rows, block, HV, V, K]``, contiguous, block >= width; the result's
-            is ``[layers, rows * block // width, width, HV, V, K]``. Convolution windows are read by strides: unchanged.
+    Triton kernel writes, and the commit reads, by the tensor's strides. All agree on a tensor of this width:
+    ``intermediate_ssm`` ``[layers, rows, block, HV, V, K]`` becomes ``[layers, rows * block // width, width, HV, V,
+    K]``.
     """
     states = cache.intermediate_ssm
     layers, rows, block = states.shape[:3]

@@ -1,10 +1,9 @@
 """Run at start-up what would otherwise first run under load: kernels outside CUDA graphs, and sampling at its peak.
 
-Triton compiles and loads a kernel at its first launch. Under load that blocks all requests for seconds, and loading may
-run out of memory. Triton compiles a kernel again for other dtypes, another 16-byte alignment of a tensor, None for a
-tensor, integers that are 1 or divisible by 16, and other constexprs. :class:`FirstCalls` covers those of steps; draft
-and verify run at graph capture. The kernels of grammars, prefills and paged allocators are SGLang's and start as late
-under SGLang's own worker; its warm-up request runs most.
+Triton compiles and loads a kernel at its first launch, which blocks all requests for seconds and may run out of memory.
+It compiles a kernel again for other dtypes, another 16-byte alignment of a tensor, None for a tensor, integers that are
+1 or divisible by 16, and other constexprs. :class:`FirstCalls` covers those of steps; draft and verify run at graph
+capture. The kernels of grammars, prefills and paged allocators are SGLang's; its warm-up request runs most.
 """
 
 from __future__ import annotations
@@ -50,11 +49,6 @@ class FirstCalls:
     """Launches every kernel that steps use outside CUDA graphs, through the worker's stages where one chooses it.
 
     The calls use the pools' padding request, row 0 and slot 0, which accepts no token, so that no state changes.
-
-    Args:
-        plan: the serving plan.
-        target: the target's runner; pools allocated, graphs captured.
-        commit, copies, inject: stages of the worker.
     """
 
     def __init__(
@@ -151,10 +145,6 @@ def prewarm_largest_step(target: ModelRunner, block: int) -> SamplingPrewarmResu
     """Sample a full batch of blocks with every filter; SGLang's K/V pool leaves the returned peak memory free.
 
     If the step runs out of memory, warn, as SGLang's own worker does: fewer requests, or greedy requests, still fit.
-
-    Args:
-        target: the target's runner; its graphs are captured.
-        block: the server's block size.
 
     Raises:
         DFlashError: not even a full batch of greedy requests fits.

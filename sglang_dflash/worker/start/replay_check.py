@@ -1,8 +1,7 @@
 """Compare the kernels of a state replay with their torch definition, on the device that runs them.
 
-A kernel that is compiled wrongly for this device would produce wrong tokens and no other sign. One block of random
-inputs runs in the pool's memory, at the padding row and slot; the definition runs on the host, without TF32 and without
-kernels of the device. Without compilation it takes less than half a second.
+A kernel compiled wrongly for this device would produce wrong tokens and no other sign. One block of random inputs runs
+in the pool's memory, at the padding row and slot; the definition runs on the host, without TF32.
 """
 
 from __future__ import annotations
@@ -33,11 +32,7 @@ FLOAT32_TOLERANCE = 2**-12
 
 @torch.no_grad()
 def check_replay(runner: ModelRunner, width: int) -> None:
-    """Check ``gdn_verify`` and ``gdn_commit``; do nothing where they run as torch.
-
-    Args:
-        runner: the target's, pools allocated.
-        width: the server's block size.
+    """Check ``gdn_verify`` and ``gdn_commit`` on the target's pools; do nothing where they run as torch.
 
     Raises:
         DFlashError: a kernel cannot run on this device, or its results differ from the definition's.
