@@ -72,7 +72,15 @@ class Accept:
         batch, width, output = step.batch, step.width, step.verified.logits_output
         info, rows = batch.sampling_info, output.next_token_logits
         logits = rows.view(-1, width, rows.shape[-1])
-        grammar_mask = self._grammar_mask(step)
+        grammar_mask = None
+        if step.grammar_tree is not None:  # built on the host while the target's forward runs
+            grammar_mask = build_grammar_vocab_mask(
+                reqs=batch.reqs,
+                tree=step.grammar_tree,
+                sampling_info=info,
+                device=step.tokens.device,
+                barrier=step.grammar_barrier,
+            )
         # The order of plain decoding: penalties, grammar, bias, then (in the sampler) custom processors.
         if info.acc_additive_penalties is not None:  # host-side flag: a request has a penalty
             self._penalties.apply(batch, logits, step.tokens, step.positions.view(-1, width))
@@ -94,18 +102,6 @@ class Accept:
         if batch.return_logprob:
             output.next_token_logprobs = output.next_token_logprobs.view(-1, width)
         return tokens.view(-1, width).long()
-
-    def _grammar_mask(self, step: Step) -> Any:
-        # Built on the host while the target's forward runs.
-        if step.grammar_tree is None:
-            return None
-        return build_grammar_vocab_mask(
-            reqs=step.batch.reqs,
-            tree=step.grammar_tree,
-            sampling_info=step.batch.sampling_info,
-            device=step.tokens.device,
-            barrier=step.grammar_barrier,
-        )
 
     def _count_generated(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
         # Each request generated the first ``lens`` (int [bs]) of its ``tokens`` (int64 [bs, w]).

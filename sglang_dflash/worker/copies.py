@@ -76,7 +76,6 @@ class Copies:
         self._append(batch, batch.seq_lens - 1, next_token_ids[:, None], batch.seq_lens, lens)
 
     def offer(self, step: Step) -> None:
-        """Replace drafts of the block by copies."""
         assert step.margins is not None, "the drafter returned no margins"
         rows, last = step.batch.req_pool_indices, step.batch.seq_lens
         offer_copies(step.tokens, step.margins, self.history, self._found, rows, last, least=LEAST, unsure=UNSURE)
@@ -89,7 +88,6 @@ class Copies:
         return Copied(self._matches, batch.reqs, found, drafted=step.width > 1)
 
     def matched(self, reqs: Sequence[Req]) -> list[bool]:
-        """Return whether each request's latest match on the host can be copied."""
         return [self._matches.get(req, 0) >= LEAST for req in reqs]
 
     def _append(self, batch: ScheduleBatch, after: Tensor, tokens: Tensor, newest: Tensor, lens: list[int]) -> None:
@@ -109,16 +107,12 @@ class Copies:
 
 
 class Copied:
-    """Copies of one step, as received by the host.
+    """Copies of one step: matched ``lengths``, and accepted ``tokens`` where the drafts would have been rejected.
 
     Args:
         matches: length of each request's latest match; updated with the step's.
         found: int64 [bs, 2] of ``ops.reference.find_copies``; on the host when the step's accept lengths are.
         drafted: whether the step had drafts that a copy could replace.
-
-    Attributes:
-        lengths: lengths of the copied matches.
-        tokens: accepted tokens of copies where the drafts would have been rejected.
     """
 
     def __init__(

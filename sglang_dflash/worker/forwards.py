@@ -27,14 +27,9 @@ MAX_PENDING = 16  # most plain decoding steps whose tokens are injected together
 
 
 class Draft:
-    """Drafts the block with the drafter; SGLang's runner runs it eagerly or as a CUDA graph.
+    """Drafts the block with the drafter, whose own block has ``drafted`` positions, anchor included.
 
-    Args:
-        layout: the drafter's parallel layout.
-        drafted: the drafter's block size, anchor included.
-
-    Attributes:
-        broken: int64 [], number of drafted positions so far whose hidden state was not finite.
+    ``broken``, int64 [], counts the drafted positions so far whose hidden state was not finite.
     """
 
     def __init__(self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, drafted: int) -> None:
@@ -85,11 +80,8 @@ class Inject:
     """Projects the target's hidden states to the drafter's context K/V and writes them to its pool.
 
     Without a draft window both pools use the same slot numbers, so requests that share a prefix in the radix cache
-    share the drafter's K/V too.
-
-    Args:
-        defers: whether plainly decoded tokens may wait for :meth:`catch_up`. False on a decoding server, where the
-            transfer of the next request may write freed slots first.
+    share the drafter's K/V too. ``defers`` lets plainly decoded tokens wait for :meth:`catch_up`; not on a decoding
+    server, where the transfer of the next request may write freed slots first.
     """
 
     def __init__(self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, *, defers: bool = True) -> None:

@@ -59,7 +59,6 @@ class BlockKV:
         return replace(self, plan=plan)
 
     def first(self, width: int, translator: Any, rows: Tensor) -> BlockKV:
-        """Return the first ``width`` positions, planned."""
         slots = self.slots.view(-1, self.width)[:, :width].flatten()
         kept = replace(self, width=width, slots=slots, host_lens=self.host_lens - (self.width - width))
         return kept.planned(translator, rows)
@@ -195,11 +194,8 @@ def rope_positions(positions: Tensor, inputs: Sequence[Any]) -> Tensor:
     """Return rotary positions of a block (M-RoPE): time, row and column, int64 [3, bs * w]; equal for text.
 
     An image takes as many positions as its longer side has tokens, so text after it has lower positions (Wang et al.,
-    2024, Qwen2-VL, section 2.1). SGLang computes the distance with the prompt. Its own function for a block copies
-    distances from pageable memory, which blocks the host at every step.
-
-    Args:
-        positions: int64 [bs * w]; inputs: SGLang's ``MultimodalInputs`` per request, None for text.
+    2024, Qwen2-VL, section 2.1). SGLang stores the distance with the prompt's ``MultimodalInputs`` (None for text); its
+    function for a block copies distances from pageable memory, which blocks the host at every step.
     """
     if any(each is not None for each in inputs):
         none = torch.zeros(1, dtype=torch.int64)

@@ -43,8 +43,7 @@ def prepare_widths(
     config = replace(config, widths=graphs.build(config.widths_for(plan.block, plan.drafted)))
     costs = None
     if config.policy == "adaptive":
-        calibration = Calibration(target, drafter, layout, plan.drafter.mask_token_id, graphs)
-        points = calibration.points(config.widths, target.max_running_requests)
+        points = Calibration(graphs, plan.drafter.mask_token_id).points(config.widths, target.max_running_requests)
         costs = CostTable(get_parallel().tp_group.broadcast_object(points), config.widths)
     if get_parallel().tp_rank == 0:
         logger.info("DFLASH: policy %s, widths %s; %s", config.policy, config.widths, costs or "no cost table")
@@ -62,15 +61,12 @@ class Calibration:
     They lack the scheduler's time between steps, which the cost table learns from real steps.
     """
 
-    def __init__(
-        self, target: ModelRunner, drafter: ModelRunner, layout: Any, token_id: int, graphs: WidthGraphs
-    ) -> None:
-        self._target, self._drafter, self._layout, self._token_id = target, drafter, layout, token_id
-        self._graphs = graphs
+    def __init__(self, graphs: WidthGraphs, token_id: int) -> None:
+        self._graphs, self._token_id = graphs, token_id  # of any token
 
     def points(self, widths: Sequence[int], most_requests: int) -> dict[tuple[int, int], float]:
         """Return milliseconds by (batch size, width)."""
-        if torch.device(self._target.device).type == "cpu":
+        if torch.device(self._graphs.target.device).type == "cpu":
             # Run each number of rows once, so that no request waits for oneDNN to compile.
             sizes = {host_rows(bs * widths[-1]): bs for bs in range(1, most_requests + 1)}
             for bs in sizes.values():
@@ -78,7 +74,7 @@ class Calibration:
         return {(bs, width): self._milliseconds(bs, width) for bs in batch_sizes(most_requests) for width in widths}
 
     def _milliseconds(self, bs: int, width: int) -> float:
-        device, taken = torch.get_device_module(self._target.device), []
+        device, taken = torch.get_device_module(self._graphs.target.device), []
         for _ in range(REPEATS):
             device.synchronize()
             start = time.perf_counter()
@@ -92,14 +88,14 @@ class Calibration:
         with self._graphs.at(width):
             if width > 1:
                 drafted = min(width, self._graphs.drafted)
-                with draft_tp_context(self._layout):
-                    self._drafter.forward(self._batch(self._drafter, bs, drafted, CaptureHiddenMode.NULL))
-            batch = self._batch(self._target, bs, width, CaptureHiddenMode.FULL)
-            output = self._target.forward(batch).logits_output
+                with draft_tp_context(self._graphs.layout):
+                    self._graphs.drafter.forward(self._batch(self._graphs.drafter, bs, drafted, CaptureHiddenMode.NULL))
+            batch = self._batch(self._graphs.target, bs, width, CaptureHiddenMode.FULL)
+            output = self._graphs.target.forward(batch).logits_output
             output.next_token_logits.argmax(-1)
             if width > 1:  # plain decoding injects the tokens of many steps together
-                with draft_tp_context(self._layout):
-                    self._drafter.model.context_kv(output.hidden_states[: bs * width], batch.positions)
+                with draft_tp_context(self._graphs.layout):
+                    self._graphs.drafter.model.context_kv(output.hidden_states[: bs * width], batch.positions)
 
     def _batch(self, runner: ModelRunner, bs: int, width: int, capture: CaptureHiddenMode) -> ForwardBatch:
         decodes, device = width == 1, runner.device

@@ -43,16 +43,12 @@ class RowAllocator:
 
 
 class DraftRings:
-    """Slots and slot table of the drafter's pool under a draft window.
+    """Slots and slot table of the drafter's pool under a draft window; the rows of ``request_pool`` are the requests.
 
     A ring holds the tokens injected since the request got its row. Each row stores its oldest position; the part of its
-    prefix that another request computed is older and never read, and :func:`cap_prefix` bounds it.
-
-    Args:
-        request_pool: the target's ``ReqToTokenPool``; its rows are the requests.
-        context: length of the longest sequence, tokens.
-        by_row: whether row ``r``'s ring begins at slot ``r * size``, as SGLang's transfer of request rows expects. It
-            costs the slots of nearly one ring.
+    prefix that another request computed is older and never read, and :func:`cap_prefix` bounds it. With ``by_row``, row
+    ``r``'s ring begins at slot ``r * size``, as SGLang's transfer of request rows expects, at the cost of nearly one
+    ring.
     """
 
     def __init__(self, request_pool: Any, window: DraftWindow, context: int, *, by_row: bool = False) -> None:
@@ -102,10 +98,7 @@ class DraftRings:
         return tokens, positions, self._slots(per_token(row_ids), positions)
 
     def start_transferred(self, batch: ScheduleBatch) -> None:
-        """Claim rings that another server filled, or that were restored from the host: they hold a whole window.
-
-        A retracted request whose ring was not kept starts an empty one.
-        """
+        """Claim rings that another server filled or that were restored: they hold a window. Others start empty."""
         rows = batch.req_pool_indices_cpu.tolist()
         for row, req, length in zip(rows, batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
             self._claim(row, req.rid)
@@ -116,7 +109,6 @@ class DraftRings:
         self._oldest[batch.req_pool_indices] = async_h2d(oldest, dtype=torch.int64, device=self._table.device)
 
     def slots_of(self, row: int) -> Tensor:
-        """Return the slots of a row's ring in the drafter's pool, int64 [size]."""
         return self._first + (row - 1) * self.size + self._columns
 
     def view(self, kv: BlockKV, positions: Tensor, batch: ScheduleBatch, translator: Any) -> BlockKV:
@@ -173,15 +165,11 @@ def allocate_rings(
 def charge_rings(
     original: Callable[..., Any], configurator: Any, budget_bytes: int, *, cap_tokens: int | None = None
 ) -> Any:
-    """Hook around ``KVCacheConfigurator.config_from_budget``: subtract the rings from the K/V budget once.
+    """Hook around ``KVCacheConfigurator.config_from_budget``: subtract the rings from the K/V budget once, bytes.
 
     SGLang sizes the target's pool so that a drafter's pool with as many slots fits as well. Rings have a fixed size, so
-    a token costs the target's bytes only.
-
-    Args:
-        budget_bytes: memory of this rank for the K/V of target and drafter.
-        cap_tokens: the pool's present size, when SGLang resizes it after graph capture to the free memory
-            (``SGLANG_ENABLE_POST_CAPTURE_KV_SIZING``); the rings are allocated by then.
+    a token costs the target's bytes only. With ``cap_tokens`` SGLang resizes the pool to the memory that is free after
+    graph capture (``SGLANG_ENABLE_POST_CAPTURE_KV_SIZING``); the rings are allocated by then.
     """
     plan, per_token = serving.plan, configurator.dflash_draft_cell_size_per_token
     if plan is None or plan.window is None or not per_token or configurator.is_draft_worker:

@@ -192,7 +192,6 @@ class DFlashWorker(BaseSpecWorker):
             on_publish: called with the new committed lengths as soon as they are computed (overlap scheduling); the
                 scheduler prepares the next step while the rest of this one runs.
             grammar_barrier: commits the last step's tokens to the grammars.
-            pp_proxy_tensors: unused; DFLASH runs on one pipeline stage.
         """
         publish: Publish = on_publish or (lambda new_seq_lens: None)
         with torch.inference_mode():  # costs the host less per operator than no_grad

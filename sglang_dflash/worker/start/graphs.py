@@ -61,7 +61,7 @@ class PlainDecodeGraphs(DecodeCudaGraphRunner):
 def sizes_for_narrower(captured: Sequence[int]) -> list[int]:
     """Return the batch sizes to capture for narrower widths; other batches are padded to the next larger size.
 
-    Of the server's sizes, ascending: the smallest that hold 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, ..., and the largest.
+    Of the server's ascending sizes: the smallest that hold 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, ..., and the largest.
     """
     largest = captured[-1]
     steps = {factor << exponent for exponent in range(largest.bit_length()) for factor in (1, 3)} - {3, 6, 12}
@@ -69,15 +69,10 @@ def sizes_for_narrower(captured: Sequence[int]) -> list[int]:
 
 
 class WidthGraphs:
-    """Resources of every width; ``memory_gb`` and ``seconds`` of the additional graphs by SGLang's phase.
-
-    Args:
-        target, drafter: the runners; their own graphs are captured.
-        layout: the drafter's parallel layout; drafted: its block size.
-    """
+    """Resources of every width, and device memory and capture time of the additional graphs by SGLang's phase."""
 
     def __init__(self, target: ModelRunner, drafter: ModelRunner, layout: Any, drafted: int) -> None:
-        self._target, self._drafter, self._layout = target, drafter, layout
+        self.target, self.drafter, self.layout = target, drafter, layout
         self._full, self.drafted = get_spec().speculative_num_draft_tokens, drafted
         self._captured = isinstance(target.decode_cuda_graph_runner, DecodeCudaGraphRunner)
         self._sizes = sizes_for_narrower(target.decode_cuda_graph_runner.capture_bs) if self._captured else []
@@ -92,7 +87,7 @@ class WidthGraphs:
         the server's width remains if no other can run.
         """
         narrower = sorted({width for width in widths if width < self._full}, key=lambda width: (width > 1, -width))
-        if narrower and (reason := reason_for_full_width_only(self._target, self._drafter)):
+        if narrower and (reason := reason_for_full_width_only(self.target, self.drafter)):
             _log("width %d only: %s", self._full, reason)
             return (self._full,)
         if narrower and self._captured:
@@ -128,19 +123,19 @@ class WidthGraphs:
 
     def _build_width(self, width: int) -> None:
         changes = self._changes[width] = []
-        pool = getattr(self._target.req_to_token_pool, "mamba_pool", None)
+        pool = getattr(self.target.req_to_token_pool, "mamba_pool", None)
         if pool is not None and pool.mamba_cache.intermediate_ssm is not None:
             changes.append((pool, "mamba_cache", packed(pool.mamba_cache, width)))
-        if not self._captured and not backends(self._target, self._drafter) & WIDTH_OF_THE_SERVER:
+        if not self._captured and not backends(self.target, self.drafter) & WIDTH_OF_THE_SERVER:
             return
         with get_spec().override(speculative_num_draft_tokens=width):
-            self._build_runner(self._target, width, "decode" if width == 1 else "target_verify")
+            self._build_runner(self.target, width, "decode" if width == 1 else "target_verify")
             if 1 < width < self.drafted:  # width 1 needs no drafter, and wider blocks use its own graphs
-                with draft_pp_context(), draft_tp_context(self._layout):
-                    self._build_runner(self._drafter, width, "draft_decode")
+                with draft_pp_context(), draft_tp_context(self.layout):
+                    self._build_runner(self.drafter, width, "draft_decode")
 
     def _build_runner(self, runner: ModelRunner, width: int, phase: str) -> None:
-        start, free = time.perf_counter(), free_gb(self._target)
+        start, free = time.perf_counter(), free_gb(self.target)
         backend = build_attention_backends(model_runner=runner).attn_backend
         runner.kv_index_translator.bind_and_verify_backends([backend])
         self._changes[width].append((runner, "attn_backend", backend))
@@ -150,16 +145,16 @@ class WidthGraphs:
         config = with_phase(graph.cuda_graph_config, Phase.DECODE, bs=self._sizes)
         with self.at(width), graph.override(cuda_graph_config=config):
             self._changes[width].append((runner, "decode_cuda_graph_runner", graphs(runner)))
-        seconds, memory_gb = time.perf_counter() - start, free - free_gb(self._target)
+        seconds, memory_gb = time.perf_counter() - start, free - free_gb(self.target)
         self.seconds[phase] += seconds
         self.memory_gb[phase] += memory_gb
         _log("graphs of width %d, %s: %.0f MiB, %.1f s", width, phase, memory_gb * 1024, seconds)
 
     def _has_room(self) -> bool:
         # Graphs of a narrower width take no more memory than those of the full width. Rank 0 decides.
-        full = self._target.graph_memory_usage, self._drafter.graph_memory_usage
+        full = self.target.graph_memory_usage, self.drafter.graph_memory_usage
         needed = full[0].get("target_verify", 0.0) + full[1].get("draft_decode", 0.0)
-        return bool(get_parallel().tp_group.broadcast_object(free_gb(self._target) - needed >= FLOOR_GB))
+        return bool(get_parallel().tp_group.broadcast_object(free_gb(self.target) - needed >= FLOOR_GB))
 
 
 def _log(text: str, *values: Any) -> None:
@@ -203,7 +198,6 @@ def free_gb(runner: ModelRunner) -> float:
 
 
 def backends(*runners: ModelRunner) -> set[str]:
-    """Return the names of the runners' attention backends."""
     prefill = {runner.prefill_attention_backend_str for runner in runners}
     return prefill | {runner.decode_attention_backend_str for runner in runners}
 

@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MORE_PREFIXES = (
-    "more prefixes: --max-mamba-cache-size, --mamba-full-memory-ratio, --mamba-ssm-dtype bfloat16; K/V for them: "
-    "--speculative-draft-window-size; run `sglang-dflash check` to see how many and at what cost"
-)
-
 
 def load_drafter(
     plan: ServingPlan, target: ModelRunner, layout: Any, *, server_args: ServerArgs, gpu_id: int, nccl_port: int
@@ -85,8 +80,7 @@ def log_memory(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> 
         copies=plan.copies,
     )
     pools = Pools(sizing, plan.replay, tokens, slots, running)
-    more = [_MORE_PREFIXES] if state.slot and sizing.slots_per_request > 1 else []
-    logger.info("DFLASH: memory of this rank\n  %s", "\n  ".join([*lines(pools), *more]))
+    logger.info("DFLASH: memory of this rank\n  %s", "\n  ".join(lines(pools)))
     if running < sizing.max_running:
         logger.warning(
             "DFLASH: --max-running-requests is %d, but only %d requests fit at once; %s are the limit. Fix: %s, or a "
