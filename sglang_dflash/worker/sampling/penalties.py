@@ -100,23 +100,20 @@ def ban_early_stops(reqs: list[Req], logits: Tensor, positions: Tensor) -> None:
     Entry [b, j] of float32 ``logits`` [bs, w, V] chooses the token at ``positions[b, j] + 1``; a request's n-th new
     token, from 0, has position ``prompt length + n``.
     """
-    # The host's count may lag, so a request may stay in this list a step too long; positions decide below.
-    waiting = [len(req.output_ids) < req.sampling_params.min_new_tokens for req in reqs]
-    if not any(waiting):
+    table = []  # per request: the first position whose token may end it, and the tokens that end it
+    for req in reqs:
+        params, stops, free_from = req.sampling_params, [0], 0
+        # The host's count may lag, so a request may wait here a step too long; positions decide below.
+        if len(req.output_ids) < params.min_new_tokens and (found := _stop_tokens(req)):
+            stops, free_from = sorted(found), len(req.origin_input_ids) + params.min_new_tokens
+        table.append([free_from, *stops])
+    if not any(free_from for free_from, *_ in table):
         return
-    stops = [sorted(_stop_tokens(req)) if wait else [] for req, wait in zip(reqs, waiting, strict=True)]
-    most = max(1, *map(len, stops))
-    free_from = [
-        len(req.origin_input_ids) + req.sampling_params.min_new_tokens if ids else 0
-        for req, ids in zip(reqs, stops, strict=True)
-    ]
-    # One copy to the device: short lists repeat a token, and a request without a ban is free from position 0.
-    table = [
-        [free, *ids, *[ids[0] if ids else 0] * (most - len(ids))] for free, ids in zip(free_from, stops, strict=True)
-    ]
+    columns = max(map(len, table))  # one copy to the device: short lists repeat a token
+    table = [row + row[-1:] * (columns - len(row)) for row in table]
     packed = async_h2d(table, dtype=torch.int64, device=logits.device)
     banned = positions + 1 < packed[:, :1]
-    tokens = packed[:, None, 1:].expand(*positions.shape, most)
+    tokens = packed[:, None, 1:].expand(*positions.shape, columns - 1)
     logits.scatter_(2, tokens, logits.gather(2, tokens).masked_fill(banned[..., None], -torch.inf))
 
 
