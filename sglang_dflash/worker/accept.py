@@ -1,9 +1,9 @@
 """Accept: choose the target's token at every block position, and keep the drafts that equal it.
 
 Plain decoding adjusts one row of logits per request and passes it to SGLang's sampler. Here a request has ``w`` rows,
-one per block position. Each is adjusted and sampled as plain decoding would if the drafts before it were accepted. A
-draft is accepted while it equals the target's token; :func:`sglang_dflash.ops.reference.accept_block` proves that this
-rule is exact.
+one per block position: the anchor, which is the last committed token, then the drafts. Each row is adjusted and sampled
+as plain decoding would if the drafts before it were accepted. A draft is accepted while it equals the target's token;
+:func:`sglang_dflash.ops.reference.accept_block` proves that this rule is exact.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Accept:
         self._history.start(batch)
         info = batch.sampling_info
         if info.has_custom_logit_processor and batch.decoding_reqs:
-            # A mixed batch samples the next token of requests whose last block may not have reached the host.
+            # Requests that decode in the same batch: their last block may not have reached the host.
             batch.sampling_info = dataclasses.replace(info, custom_params=self._history.params(batch))
         mark_seeded_rows(batch.sampling_info, batch.reqs)
 

@@ -49,7 +49,8 @@ logger = logging.getLogger(__name__)
 class DFlashWorker(BaseSpecWorker):
     """Drafts a block with the drafter, verifies it with the target and commits the tokens that the target accepts.
 
-    One instance per tensor-parallel rank. The scheduler owns the requests, the KV slots and the relay between steps;
+    A block is the anchor, which is the last committed token, followed by drafts; its width counts both. There is one
+    instance per tensor-parallel rank. The scheduler owns the requests, the KV slots and the relay between steps;
     the worker owns the drafter and runs the stages of a step in order. Between draft and publish nothing waits for the
     device. ``BaseSpecWorker`` and this class define every attribute that SGLang reads of a worker.
 
@@ -74,13 +75,13 @@ class DFlashWorker(BaseSpecWorker):
         )
         self._drafter: ModelRunner = self._draft_worker.model_runner
         self._rings: DraftRings | None = None
-        self._use(FixedWidth(self.plan.block), nullcontext)
+        self._use_policy(FixedWidth(self.plan.block), nullcontext)
         self.identity = identity(self.plan, self._target, self._drafter)
         if self._is_first:
             settings = "; ".join(f"{name} {value}" for name, value in self.identity.items() if name != "version")
             logger.info("sglang-dflash %s serves DFLASH: %s", self.identity["version"], settings)
 
-    def _use(self, policy: WidthPolicy, at_width: Callable[[int], AbstractContextManager[Any]]) -> None:
+    def _use_policy(self, policy: WidthPolicy, at_width: Callable[[int], AbstractContextManager[Any]]) -> None:
         self.width_policy, self._at_width, self._times = policy, at_width, share_times(policy)
 
     # --- read by the scheduler
@@ -166,7 +167,7 @@ class DFlashWorker(BaseSpecWorker):
             self.identity["requests"] = log_memory(plan, target, drafter).requests
         if plan.widths is not None and plan.role != "prefill":  # a prefill server decodes nothing
             policy, graphs = prepare_widths(plan, target, drafter, self.draft_parallel_layout)
-            self._use(policy, graphs.at)
+            self._use_policy(policy, graphs.at)
             self._additional_graph_memory_usage = graphs.memory_gb
             self._additional_graph_time_usage = graphs.seconds
         calls = FirstCalls(plan, target, self._commit, self._copies, self._inject)

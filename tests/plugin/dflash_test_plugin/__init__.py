@@ -29,50 +29,37 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry
     from sglang.srt.plugins.hook_registry import HookType as When
 
-    from dflash_test_plugin import (
-        copy_rule,
-        faults,
-        history,
-        host_copies,
-        oracle,
-        penalty_order,
-        pools,
-        probe,
-        skew,
-        step_files,
-        widths,
-        wrong_rule,
-    )
+    from dflash_test_plugin import changes, host_copies, probe
 
     modes = {
-        "copy_rule": [(HEAD, copy_rule.tell_probabilities, When.AROUND)],
+        "copy_rule": [(HEAD, changes.tell_probabilities, When.AROUND)],
         "drafts": [(DRAFT, probe.record_drafts, When.AFTER)],
         "faults": [
-            (CONTEXT_KV, faults.spoil_context, When.AFTER),
-            (FORWARD, faults.spoil_drafter, When.BEFORE),
-            (VERIFY, faults.spoil_target, When.AFTER),
+            (CONTEXT_KV, changes.spoil_context, When.AFTER),
+            (FORWARD, changes.spoil_drafter, When.BEFORE),
+            (VERIFY, changes.spoil_target, When.AFTER),
         ],
-        "history": [(DECODE, history.compare, When.BEFORE)],
+        "history": [(DECODE, probe.compare, When.BEFORE)],
         "host_copies": [(DECODE, host_copies.record, When.AROUND)],
         "mixed": [(PREFILL, probe.record_mixed, When.AFTER)],
-        "step_files": [(DECODE, step_files.trace, When.AROUND)],
+        "step_files": [(DECODE, probe.trace, When.AROUND)],
         "states": [
             (COMMIT, probe.record_committed_state, When.AFTER),
             (PREFILL, probe.record_prefilled_state, When.AFTER),
         ],
-        "oracle": [(DRAFT, oracle.know_answers, When.AFTER)],
-        "penalty_order": [(PENALTIES, penalty_order.as_for_a_block_of_one, When.AROUND)],
-        "pools": [(STATE, pools.count, When.AFTER)],
+        "oracle": [(DRAFT, changes.know_answers, When.AFTER)],
+        "penalty_order": [(PENALTIES, changes.as_for_a_block_of_one, When.AROUND)],
+        "pools": [(STATE, probe.count_lost, When.AFTER)],
         "skew": [
-            (HEAD, skew.hidden_states, When.BEFORE),
-            (CHOOSE, skew.logits, When.BEFORE),
-            (f"{STEPS}.timed", skew.times, When.AFTER),
-            (COMMIT, skew.write, When.AFTER),
+            (HEAD, changes.hidden_states, When.BEFORE),
+            (CHOOSE, changes.logits, When.BEFORE),
+            (f"{STEPS}.timed", changes.times, When.AFTER),
+            (COMMIT, changes.write, When.AFTER),
         ],
-        "skew_policy": [(LEARN, skew.accept_lens, When.BEFORE)],
-        "draw_twice": [(CHOOSE, wrong_rule.draw_twice, When.AROUND)],
-        "widths": [(WIDTH, widths.in_turn, When.AFTER)],
-        "keep_likely": [(CHOOSE, wrong_rule.keep_likely, When.AROUND)],
+        "skew_policy": [(LEARN, changes.accept_lens, When.BEFORE)],
+        "draw_twice": [(CHOOSE, changes.draw_twice, When.AROUND)],
+        "widths": [(WIDTH, changes.in_turn, When.AFTER)],
+        "keep_likely": [(CHOOSE, changes.keep_likely, When.AROUND)],
     }
     if os.environ.get("SGLANG_DFLASH_FORBID_SYNC"):
         from dflash_test_plugin import host_waits
@@ -84,7 +71,7 @@ def register() -> None:
 
         modes["streams"] = overlap.hooks(When)
     if "copy_rule" in asked:
-        copy_rule.change()
+        changes.change()
     for mode in asked:
         for target, hook, when in modes[mode]:
             HookRegistry.register(target, hook, when)

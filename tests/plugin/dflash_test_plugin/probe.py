@@ -1,13 +1,19 @@
-"""Records what the worker does, from inside the server, in the folder ``SGLANG_DFLASH_TEST_FOLDER``."""
+"""Modes that record what the worker does, from inside the server, in the folder ``SGLANG_DFLASH_TEST_FOLDER``."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
+
+import sglang_dflash
 
 FOLDER = Path(os.environ.get("SGLANG_DFLASH_TEST_FOLDER", "."))
 
@@ -46,3 +52,67 @@ def record_states(batch: Any, lengths: list[int], target_worker: Any) -> None:
     for req, length, slot in zip(batch.reqs, lengths, slots, strict=True):
         state = {"temporal": cache.temporal[:, slot].clone(), "conv": [c[:, slot].clone() for c in cache.conv]}
         torch.save(state, FOLDER / f"state-{req.rid}-{length}.pt")
+
+
+_compared = 0
+
+
+def compare(worker: Any, batch: Any, *_: Any) -> None:
+    """Mode ``history``, before each decode step: the device's history of each request is what the host knows of it.
+
+    A wrong history changes no text, only what is copied. With overlap the host's tokens lag by a step.
+    """
+    global _compared
+    copies, most = worker._copies, worker.plan.block
+    for row, req, length in zip(batch.req_pool_indices.tolist(), batch.reqs, batch.seq_lens.tolist(), strict=True):
+        tokens = np.concatenate([np.array(ids, dtype=np.int64) for ids in (req.origin_input_ids, req.output_ids)])
+        known = np.where((tokens >= 0) & (tokens < copies._vocabulary), tokens, -1)[: length + 1]
+        wrong = np.flatnonzero(copies.history[row, : len(known)].numpy() != known)
+        assert not len(wrong), f"history of {req.rid}, row {row}, {length} tokens: other tokens at {wrong[:9]}"
+        assert req.finished() or length + 1 - len(known) <= most, f"{req.rid}: {length} tokens, {len(known)} known"
+        _compared += 1
+    (FOLDER / "histories.txt").write_text(str(_compared))
+
+
+def count_lost(result: Any, scheduler: Any, *_: Any) -> Any:
+    """Mode ``pools``: add lost slots to ``/server_info``; of a server at rest all must be 0."""
+    requests, kv, cache = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+    stats = scheduler.pool_stats_observer.get_pool_stats()
+    result.internal_state["pools"] = {
+        "kv slots": kv.size - stats.full_available_size - stats.full_evictable_size,
+        "states": requests.mamba_pool.size - stats.mamba_available_size - stats.mamba_evictable_size,
+        # A row brings its ring of the drafter's K/V and its records of a block, which nothing hands out by themselves.
+        "rows": requests.size - requests.available_size(),
+        "locked in the prefix cache": cache.full_protected_size() + cache.mamba_protected_size(),
+        "steps without counts": len(scheduler.draft_worker._observer._steps._uncounted),
+    }
+    return result
+
+
+ROOT = Path(sglang_dflash.__file__).parent
+TRACED = 5  # the step: what is built on first use has been built
+
+_steps = 0
+
+
+def trace(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Mode ``step_files``: write the files that one decode step passes, each time that control enters one."""
+    global _steps
+    _steps += 1
+    if _steps != TRACED:
+        return original(*args, **options)
+    entries: list[str] = []
+
+    def follow(frame: FrameType, event: str, _: Any) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(ROOT):
+            name = str(path.relative_to(ROOT))
+            if not entries or entries[-1] != name:
+                entries.append(name)
+
+    sys.setprofile(follow)
+    try:
+        return original(*args, **options)
+    finally:
+        sys.setprofile(None)
+        (FOLDER / "step_files.json").write_text(json.dumps(entries))

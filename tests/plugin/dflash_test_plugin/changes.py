@@ -1,0 +1,199 @@
+"""Modes that change what a server does: faults, skewed ranks, wrong rules, known answers, widths and orders."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import json
+import os
+import random
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dflash_test_plugin.probe import FOLDER
+
+# --- faults: numbers that are not finite, while a file of their name exists in the folder
+
+CONTEXT, DRAFTS, TARGET = "nan_context", "nan_drafts", "nan_target"
+
+
+def spoil_context(result: tuple[torch.Tensor, torch.Tensor], *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mode ``faults``: the drafter's context K/V of whatever is injected."""
+    if (FOLDER / CONTEXT).exists():
+        for part in result:
+            part.fill_(torch.nan)
+    return result
+
+
+def spoil_drafter(model: Any, *_: Any) -> None:
+    """The same mode: the drafter's last norm, until the file is gone."""
+    weight, kept = model.norm.weight, getattr(model, "kept_norm", None)
+    if (FOLDER / DRAFTS).exists():
+        if kept is None:
+            model.kept_norm = weight.data.clone()
+        weight.data.fill_(torch.nan)
+    elif kept is not None:
+        weight.data.copy_(kept)
+        del model.kept_norm
+
+
+def spoil_target(_: None, verify: Any, step: Any) -> None:
+    """The same mode: the target's logits of the request whose id is in the file."""
+    file = FOLDER / TARGET
+    if file.exists():
+        rid = file.read_text()
+        for row, req in enumerate(step.batch.reqs):
+            if req.rid == rid:
+                step.verified.logits_output.next_token_logits.unflatten(0, (-1, step.width))[row] = torch.nan
+
+
+# --- oracle: random drafters that guess right, so that blocks of every accept length are committed
+# From the moment that ``answers.json`` exists, some drafts of each block are the answer's next tokens; how many changes
+# between blocks. The file is a list of prompts with their answers, or, for prompts with images, whose tokens only the
+# server knows, the answers by request id up to its slash.
+
+ANSWERS = FOLDER / "answers.json"
+
+
+def know_answers(_: None, draft: Any, step: Any) -> None:
+    """Put the answer's tokens into the block after the anchor, which stands at the committed length."""
+    if not ANSWERS.exists():
+        return
+    step.tokens = step.tokens.clone()
+    for block, req, anchor in zip(step.tokens, step.batch.reqs, step.batch.seq_lens.tolist(), strict=True):
+        right = random.Random(anchor).randrange(len(block))
+        known = tokens_after(req, anchor)[:right]
+        block[1 : 1 + len(known)] = torch.tensor(known, dtype=block.dtype)
+
+
+def tokens_after(req: Any, anchor: int) -> list[int]:
+    """What follows the token at position ``anchor`` of a request; nothing if its answer is not known."""
+    known, prompt = answers(), list(req.origin_input_ids)
+    if isinstance(known, dict):
+        return known.get(req.rid.partition("/")[0], [])[anchor - len(prompt) + 1 :]
+    return next(answer for answer in known if answer[: len(prompt)] == prompt)[anchor + 1 :]
+
+
+@cache
+def answers() -> list[list[int]] | dict[str, list[int]]:
+    known: list[list[int]] | dict[str, list[int]] = json.loads(ANSWERS.read_text())
+    return known
+
+
+# --- skew: everything after rank 0 is skewed, and each rank writes down what it did
+
+
+def rank() -> int:
+    from sglang_dflash.upstream import get_parallel
+
+    return int(get_parallel().tp_rank)
+
+
+def hidden_states(_: Any, hidden: torch.Tensor, **__: Any) -> None:
+    """Mode ``skew``, before the drafter's head: noise, so that this rank's best token is another."""
+    if rank():
+        hidden.add_(torch.randn_like(hidden), alpha=float(hidden.std()))
+
+
+def logits(accept: Any, step: Any) -> None:
+    """The same mode, before the target's tokens are chosen: any token may win."""
+    if rank():
+        step.verified.logits_output.next_token_logits.normal_()
+
+
+def times(records: Any, *_: Any) -> Any:
+    """The same mode, after steps were timed: this rank is a hundred times slower."""
+    for record in records if rank() else ():
+        record.milliseconds *= 100.0
+    return records
+
+
+def write(_: None, commit: Any, step: Any) -> None:
+    """The same mode, after the commit: one line a step."""
+    tokens = {"block": step.tokens.tolist(), "committed": step.accepted.out_tokens.tolist()}
+    with (FOLDER / f"rank-{rank()}.jsonl").open("a") as file:
+        file.write(json.dumps({"width": step.width, "requests": [req.rid for req in step.batch.reqs], **tokens}) + "\n")
+
+
+def accept_lens(policy: Any, width: int, lens: Any, *_: Any) -> None:
+    """Mode ``skew_policy``, before a policy learns: this rank hears of no accepted draft."""
+    if rank():
+        lens[:] = [1] * len(lens)
+
+
+# --- copy_rule: the rule for taking copies in ``copy_rule.json``
+
+_rule: dict[str, Any] = {}
+
+
+def change() -> None:
+    """Shortest match, and the margin below which a copy is taken."""
+    from sglang_dflash.worker import copies
+
+    _rule.update(json.loads((FOLDER / "copy_rule.json").read_text()))
+    copies.UNSURE, copies.LEAST = _rule["unsure"], _rule["least"]
+
+
+def tell_probabilities(original: Callable[..., Any], vocabulary: Any, hidden: Any, **asked: Any) -> Any:
+    """Around ``TargetVocabulary.argmax_token``: the drafts' probabilities in place of margins, if asked for."""
+    tokens, margins = original(vocabulary, hidden, **asked)
+    if margins is None or not _rule["probability"]:
+        return tokens, margins
+    return tokens, vocabulary._shard_logits(hidden).float().softmax(-1).amax(-1)
+
+
+# --- draw_twice and keep_likely: wrong acceptance rules, for the tests that must notice them
+
+LIKELY = 0.3
+
+
+def draw_twice(original: Callable[..., Tensor], accept: Any, step: Any) -> Tensor:
+    """A rejected draft is replaced by a fresh draw from the same law, the rejected token not excluded."""
+    again, step_again = copy.copy(step.verified.logits_output), copy.copy(step)
+    again.next_token_logits = again.next_token_logits.clone()
+    step_again.verified = dataclasses.replace(step.verified, logits_output=again)
+    first = original(accept, step)
+    second = original(accept, step_again)
+    drafts = torch.cat((step.tokens[:, 1:], first[:, -1:]), dim=1)
+    return torch.where(first == drafts, first, second)
+
+
+def keep_likely(original: Callable[..., Tensor], accept: Any, step: Any) -> Tensor:
+    """A draft is kept whenever the target, with the request's bias and temperature, gives it some probability."""
+    info, drafts = step.batch.sampling_info, step.tokens[:, 1:]
+    rows = step.verified.logits_output.next_token_logits
+    logits = rows.view(-1, step.width, rows.shape[-1])[:, :-1]
+    if info.logit_bias is not None:
+        logits = logits + info.logit_bias[:, None]
+    probs = torch.softmax(logits / info.temperatures[:, None], dim=-1)
+    likely = probs.gather(2, drafts[..., None])[..., 0] > LIKELY
+    tokens = original(accept, step)
+    tokens[:, :-1] = torch.where(likely, drafts, tokens[:, :-1])
+    return tokens
+
+
+# --- penalty_order: plain decoding without overlap applies penalties in the order that it has with overlap
+# SGLang keeps its penalizers in a set of classes. Without overlap it applies them in the set's order, which differs
+# between processes, and ``(l - a) / r`` is not ``l / r - a``. With overlap, and for a block (``repeat``), additive
+# penalties come before the one that scales.
+
+
+def as_for_a_block_of_one(original: Callable[..., None], orchestrator: Any, logits: Tensor) -> None:
+    original(orchestrator, logits, repeat=1)
+
+
+# --- widths: another width every step; SGLANG_DFLASH_TEST_WIDTHS lists them, with "," or "." between
+
+_widths = itertools.cycle(
+    int(width) for width in os.environ.get("SGLANG_DFLASH_TEST_WIDTHS", "1").replace(".", ",").split(",")
+)
+
+
+def in_turn(result: int, policy: Any, *_: Any) -> int:
+    """After ``FixedWidth.width``."""
+    return min(next(_widths), result)
