@@ -13,6 +13,7 @@ THINKING = {True: "thinking on", False: "thinking off"}
 CONTEXT, LORA, OTHER_TARGET = "context beyond the drafter's", "LoRA adapter", "drafter of another target"
 DRAFTER, QUANTISED_TARGET, GRAMMAR, SAMPLING = "drafter", "quantised target", "grammar", "sampling"
 
+# The fix of each cause, in the order of suspicion. Causes after drafter rarely cost this much alone.
 FIXES = {
     NOT_FINITE: "compare the drafter's dtype and files with its card",
     LOAD: "none needed, drafting resumes with fewer requests at once (--max-running-requests, or more replicas)",
@@ -31,21 +32,15 @@ FIXES = {
     GRAMMAR: "describe the format in the prompt, so that the target prefers what response_format allows",
     SAMPLING: "lower the temperature",
 }
-"""The fix of each cause, in the order of suspicion. Causes after ``drafter`` rarely cost this much alone."""
 
-ENOUGH = 256
-"""Verified blocks needed to judge an accept length."""
-RECOVERED = 1.2
-"""Drafting pays again from this multiple of the accept length below which it does not."""
+ENOUGH = 256  # verified blocks needed to judge an accept length
+RECOVERED = 1.2  # drafting pays again from this multiple of the accept length below which it does not
+# A trait is blamed if the share of accepted first drafts is lower with it by DIFFERENCE, and at least GOOD without
+# it. Both groups need COMPARED blocks.
 COMPARED, DIFFERENCE, GOOD = 32, 0.15, 0.5
-"""A trait is blamed if the share of accepted first drafts is lower with it by DIFFERENCE, and at least GOOD without it.
-Both groups need COMPARED blocks."""
-NEARLY_ALL = 0.9
-"""Share of recent blocks from which no comparison group is left: the trait is a suspicion."""
-LOW = 0.7
-"""Share of the expected accept length below which ``diagnose`` looks for a cause."""
-GUESSING = 2.0
-"""Tokens per step below which a drafter does not match its target."""
+NEARLY_ALL = 0.9  # share of recent blocks from which no comparison group is left: the trait is a suspicion
+LOW = 0.7  # share of the expected accept length below which diagnose looks for a cause
+GUESSING = 2.0  # tokens per step below which a drafter does not match its target
 
 
 @dataclass

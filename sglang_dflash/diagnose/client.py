@@ -14,11 +14,7 @@ WORKER_KEY = "sglang_dflash"  # this package's entry in the internal state of ``
 
 
 class Client:
-    """A client of one server; use it as an async context manager.
-
-    Raises:
-        DFlashError: from every method: no answer, no access, or an error of the server.
-    """
+    """A client of one server, as an async context manager. Every method can raise DFlashError."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self._url = (url if "://" in url else f"http://{url}").rstrip("/")

@@ -27,14 +27,6 @@ _POOL_SIZES = ("--max-mamba-cache-size", "--max-total-tokens")
 class Server:
     """A DFLASH server, as its ``/server_info`` states it. SGLang's own worker states less than ours.
 
-    Attributes:
-        block: positions of a drafted block; the largest one if ``adaptive``.
-        requests: per replica, requested (``asked``) and possible at once (``running``), and what limits them.
-        known: causes that hold for the whole server, with their evidence.
-        full_block: tokens per full block by the server's survival curve; None with a fixed width.
-        recent_accept_length: None if too few blocks were verified, or if widths differ.
-        recent_cause: most likely cause according to our worker, if drafting does not pay for recent requests.
-
     Raises:
         DFlashError: no DFLASH, or no tokenizer.
     """
@@ -46,15 +38,19 @@ class Server:
         drafting: Mapping[str, Any] = worker.get("drafting") or {}
         self.worker = "sglang-dflash" if worker else "SGLang's worker"
         self.target, self.drafter = str(info["model_path"]), str(info["speculative_draft_model_path"])
+        # Positions of a drafted block; the largest one if the width is adaptive.
         self.block: int = worker.get("drafted", info["speculative_num_draft_tokens"])
         self.adaptive: bool = worker.get("adaptive", False)
         self.longest_notes: int = info["max_req_input_len"] - _ROOM
+        # Per replica: requested ("asked"), possible at once ("running"), and what limits them.
         self.requests: dict[str, Any] = dict(worker.get("requests", {}))
         if pools := [f"a larger {flag}" for flag in _POOL_SIZES if flag in info["launch_command"]]:
             self.requests["raised_by"] = ", ".join([*pools, *filter(None, [self.requests.get("raised_by")])])
         self.known: dict[str, str | None] = drafting.get("known", {})
+        # Tokens per full block by the survival curve of an adaptive width.
         curve = worker.get("width", {}).get("survival", {}).get("curve")
         self.full_block = None if curve is None else 1 + sum(curve)
+        # None if too few blocks were verified, or if widths differ.
         recent = None if self.adaptive or drafting.get("pays") is None else drafting["accept_length"]
         self.recent_accept_length: float | None = recent if worker else state.get("avg_spec_accept_length")
         self.recent_cause = str(Cause(**drafting["causes"][0])) if drafting.get("causes") else None
@@ -77,27 +73,18 @@ def _require_dflash(info: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Probe:
-    """A probe and, once it has run, its answers.
-
-    Attributes:
-        cause: the cause that this probe plants; "" for the baseline.
-        template: whether prompts are rendered by the chat template.
-        thinking: the template's switch; None leaves its default.
-        notes: system message.
-        answers: task and SGLang's ``meta_info`` of each answer that took a verify step.
-        seconds: from the first prompt to the last answer.
-    """
+    """A probe and, once it has run, its answers."""
 
     name: str
-    cause: str = ""
-    template: bool = True
-    thinking: bool | None = None
+    cause: str = ""  # that this probe plants; none for the baseline
+    template: bool = True  # whether prompts are rendered by the chat template
+    thinking: bool | None = None  # the template's switch; None leaves its default
     temperature: float = 0.0
-    notes: str = ""
+    notes: str = ""  # system message
     prompts: int = _FEW
     users: int = 1
-    answers: Sequence[tuple[str, Mapping[str, Any]]] = ()
-    seconds: float = 0.0
+    answers: Sequence[tuple[str, Mapping[str, Any]]] = ()  # task and meta_info of those that took a verify step
+    seconds: float = 0.0  # from the first prompt to the last answer
 
     def accept_length(self, *tasks: str) -> float | None:
         """Return the tokens per verify step, averaged over answers as on the cards; None without a verify step."""
@@ -105,7 +92,7 @@ class Probe:
         return fmean(meta["completion_tokens"] / meta["spec_verify_ct"] for meta in answers) if answers else None
 
     def width(self, block: int) -> float | None:
-        """Return the mean width of a step; SGLang states none for blocks of one width, ``block``."""
+        # SGLang states no width where all blocks have the same.
         steps = [(meta["spec_verify_ct"], meta.get("spec_cap_length") or block) for _, meta in self.answers]
         return sum(count * width for count, width in steps) / sum(count for count, _ in steps) if steps else None
 
@@ -113,9 +100,7 @@ class Probe:
 async def plan_probes(client: Client, thinking: bool | None, long_tokens: int) -> list[Probe]:
     """Return the probes that the server can answer: the baseline first, the one of several users last.
 
-    Args:
-        thinking: the setting of the drafter's reference; None for the template's default.
-        long_tokens: approximate length of the long prompts.
+    ``thinking`` is the setting of the drafter's reference; None for the template's default.
     """
     raw = Probe("raw prompts", NO_TEMPLATE, template=False)
     first, others = replace(raw, cause="", prompts=len(QUESTIONS)), []
@@ -158,7 +143,7 @@ async def _render(client: Client, probe: Probe, prompt: str) -> list[int]:
 
 
 async def _template(client: Client) -> tuple[bool, bool | None]:
-    """Return whether the server has a chat template, and the default of its thinking switch; None without one."""
+    # Whether the server has a chat template, and the default of its thinking switch; None without one.
     try:
         probes = [Probe("", thinking=thinking) for thinking in (None, True, False)]
         default, on, off = [await _render(client, probe, QUESTIONS[0][1]) for probe in probes]

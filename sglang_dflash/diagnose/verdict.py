@@ -26,16 +26,11 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 class Reference(NamedTuple):
-    """Published accept lengths of a drafter.
-
-    Attributes:
-        thinking: whether thinking was on; None if that is unknown.
-        lengths: by task of the probes; may be empty.
-    """
+    """Published accept lengths of a drafter."""
 
     source: str
-    thinking: bool | None
-    lengths: Mapping[str, float]
+    thinking: bool | None  # None if the source does not state it
+    lengths: Mapping[str, float]  # by task of the probes; may be empty
 
 
 def find_reference(drafter: str, block: int) -> Reference | None:
@@ -58,8 +53,7 @@ class Report:
     """The measurements of a server and what follows from them.
 
     Attributes:
-        probes: the baseline first, the one of several users last. Without a chat template on the server, all have raw
-            prompts.
+        probes: the baseline first, the one of several users last; raw prompts without a chat template on the server.
         measured: tokens per step of the baseline; of a full block, if the width is adaptive.
         stated: the reference's accept length on the same tasks; None for an unknown drafter.
         guesses: whether the accept length is that of a drafter that does not match its target.
@@ -87,7 +81,6 @@ class Report:
         return {"verdict": self.verdict, "server": vars(self.server), **figures, "probes": self.rows()}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the figures of each probe."""
         return [
             {
                 "probe": probe.name,
@@ -100,7 +93,6 @@ class Report:
         ]
 
     def __str__(self) -> str:
-        """Return the verdict, then the server and the figures."""
         s, running, asked = self.server, *map(self.server.requests.get, ("running", "asked"))
         word = "LOW ACCEPTANCE" if self.is_low else "PROBLEM" if self.verdict else "HEALTHY"
         stated = f"; {self.stated:.1f} by {self.reference.source}" if self.stated and self.reference else ""
@@ -146,7 +138,7 @@ def _sentences(r: Report) -> Iterator[str]:
 
 
 def _recent_requests(r: Report) -> Iterator[str]:
-    """Blame the variation whose accept length is nearest to that of recent requests, if both are low."""
+    # Blame the variation whose accept length is nearest to that of recent requests, if both are low.
     length = r.server.recent_accept_length
     low = [(found, p) for p in r.probes[1:-1] if (found := p.accept_length()) and found <= causes.LOW * r.measured]
     if length is None or not low:
@@ -159,12 +151,7 @@ def _recent_requests(r: Report) -> Iterator[str]:
 
 
 async def diagnose(client: Client, max_tokens: int, long_tokens: int, report: Callable[[str], None]) -> Report:
-    """Read the server, probe it and judge it.
-
-    Args:
-        max_tokens: per answer.
-        long_tokens: approximate length of the long prompts.
-        report: receives lines about the progress.
+    """Read the server, probe it and judge it; ``report`` receives a line about the duration.
 
     Raises:
         DFlashError: nothing that can be diagnosed.

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from sglang_dflash.worker.step import Step
 
 
+# Snapshots for the prefix cache, int64 [bs]: target slot of each request's snapshot, negative for none, and the
+# block position after which it is taken, -1 if the request crosses no boundary
 Track = tuple[Tensor, Tensor]
-"""Snapshots for the prefix cache, int64 [bs]: target slot of each request's snapshot, negative for none, and the block
-position after which it is taken, -1 if the request crosses no boundary."""
 
 
 class RecurrentCommit:

@@ -10,21 +10,16 @@ from sglang_dflash.width.costs import CostTable
 from sglang_dflash.width.policy import FixedWidth, Prospect, RandomWidth, WidthPolicy
 from sglang_dflash.width.survival import SurvivalByMatch
 
+# Switch to another width at once if it gains this share, or once the gains forgone add up to this many steps
 SWITCH_NOW, SWITCH_AFTER = 0.1, 0.3
-"""Switch to another width at once if it gains this share, or once the gains forgone add up to this many steps."""
-PATIENCE = 32
-"""Consecutive decisions for plain decoding that make a pause."""
-SCHEDULED, PROMPTED = 0.006, 0.003
-"""Shares of the time that probes may lose: on a schedule, and for a reason."""
-SAVED = 3.0
-"""Largest budget, in steps' time: also the most that a probe may be expected to lose."""
-MORE = 0.1
-"""Extra loss, in steps' time, accepted for probing a wider width than the next one."""
+PATIENCE = 32  # consecutive decisions for plain decoding that make a pause
+SCHEDULED, PROMPTED = 0.006, 0.003  # shares of the time that probes may lose: on a schedule, and for a reason
+SAVED = 3.0  # largest budget, in steps' time: also the most that a probe may be expected to lose
+MORE = 0.1  # extra loss, in steps' time, accepted for probing a wider width than the next one
+# Steps between probes of a wider width, on a schedule and while drafts may have improved (the last probe's outcome
+# has arrived by then), and between probes of a doubtful cost
 EVERY, EVERY_IF_BETTER, DOUBT_EVERY = 8, 2, 4
-"""Steps between probes of a wider width, on a schedule and while drafts may have improved (the outcome of the last
-probe has arrived by then), and between probes of a doubtful cost."""
-FEW = 4.0
-"""Blocks with a match that have not faded, below which their survival is uncertain."""
+FEW = 4.0  # blocks with a match that have not faded, below which their survival is uncertain
 
 
 class Budget:
@@ -37,7 +32,7 @@ class Budget:
         self.milliseconds = min(self.milliseconds + self._share * step, SAVED * step)
 
     def spend(self, loss: float, credit: float = 0.0) -> bool:
-        """Spend if the budget allows it; with credit, unless it is overdrawn already."""
+        # Credit is for a budget that is not overdrawn.
         if loss > self.milliseconds + (credit if self.milliseconds >= 0 else 0.0):
             return False
         self.milliseconds -= max(loss, 0.0)
@@ -45,14 +40,12 @@ class Budget:
 
 
 class Explorer:
-    """Chooses the steps that probe another width than the best one, within a budget of lost time.
+    """Chooses the steps that probe another width than the best one, within budgets of lost time.
 
-    A probe loses the time in which the best width would commit the same tokens. There are two reasons for one:
-
-    - A wider width shows whether drafts survive further than expected. It is the next one, or the widest that loses
-      hardly more. It is due every ``EVERY`` steps, on credit when the batch has changed. While drafts may have improved
-      it is due every ``EVERY_IF_BETTER`` steps, from a separate budget.
-    - A width would be the best if its step took as little time as its few measured steps allow.
+    A probe loses the time in which the best width would commit the same tokens. A wider width shows whether drafts
+    survive further than expected: probe one every ``EVERY`` steps, on credit when the batch has changed; if drafts may
+    have improved, every ``EVERY_IF_BETTER`` steps from a separate budget. A width with few measured steps is probed if
+    it would be the best with the least time that they allow.
     """
 
     def __init__(self) -> None:
@@ -74,12 +67,9 @@ class Explorer:
         """Choose the column for this step: ``best``, or a probe.
 
         Args:
-            best: column of the best width.
-            row: milliseconds of a step by column.
-            tokens: expected tokens per request of a step by column.
-            lower_bounds: of ``row``.
-            improved: whether drafts may survive better than ``tokens`` says.
-            changed: whether the batch is not that of the last step, or its copies are of uncertain worth.
+            row, lower_bounds: milliseconds of a step by column, expected and at least.
+            tokens: expected tokens per request by column; ``improved`` if drafts may survive better.
+            changed: whether the batch is not that of the last step, or the gain of its copies is uncertain.
         """
         step, rate = row[best], tokens[best] / row[best]
         losses = [ms - count / rate for ms, count in zip(row, tokens, strict=True)]
@@ -111,11 +101,9 @@ class Explorer:
 class AdaptiveWidth:
     """Maximise expected tokens per millisecond; see ``docs/tuning.md``.
 
-    Survival is a property of the traffic, shared by all batch sizes; a step's cost depends on the batch size.
-
     Args:
         costs: a table over the widths; plain decoding is a choice if 1 is among them.
-        drafted: positions that the drafter drafts, if some widths exceed them: those are for copies. None is all.
+        drafted: positions that the drafter drafts; wider widths are for copies. None is all.
     """
 
     def __init__(self, costs: CostTable, drafted: int | None = None) -> None:
@@ -160,13 +148,7 @@ class AdaptiveWidth:
         return self.widths[column]
 
     def prospect(self, *, alone: bool = False) -> Prospect | None:
-        """Return what the best block with a draft yields in a step like the last, where nothing is copied.
-
-        None if plain decoding is no choice.
-
-        Args:
-            alone: with one request of its batch.
-        """
+        """Return the gain of the best block with a draft, for the last batch size or ``alone``, without copies."""
         if not self.can_pause:
             return None
         tokens, row = self.by_match.tokens(0.0), self.costs.row(1 if alone else self._batch_size)
@@ -204,7 +186,7 @@ class AdaptiveWidth:
         }
 
     def _decide(self, rates: Sequence[float]) -> None:
-        """Update the best width. A small gain must last, so that noise alone does not change it."""
+        # A small gain must last, so that noise alone does not change the best width.
         most = max(rates)
         gain = most / rates[self._best] - 1
         self._missed_gains = self._missed_gains + gain if gain > 0 else 0.0
@@ -212,12 +194,8 @@ class AdaptiveWidth:
             self._best, self._missed_gains = rates.index(most), 0.0
 
     def _count_pauses(self, matching: float) -> None:
-        """Begin a pause after ``PATIENCE`` decisions for plain decoding in a row; any other decision ends it.
-
-        A block that is chosen for its copies is no evidence for the drafter.
-        """
         if self.widths[self._best] > 1:
-            if not matching:
+            if not matching:  # a block that is chosen for its copies is no evidence for the drafter
                 self._plain_in_a_row, self.paused = 0, None
             return
         self._plain_in_a_row += 1
@@ -229,15 +207,10 @@ class AdaptiveWidth:
 def build_policy(
     config: WidthConfig, block_size: int, costs: CostTable | None = None, drafted: int | None = None
 ) -> WidthPolicy:
-    """Build the policy that the settings ask for.
+    """Build the configured policy; errors as of :meth:`WidthConfig.widths_for`.
 
     Args:
-        block_size: positions of the widest block, ``--speculative-num-draft-tokens``.
-        costs: for ``adaptive``, a table over ``config.widths_for(...)``.
-        drafted: positions that the drafter drafts, if fewer.
-
-    Raises:
-        DFlashError: as :meth:`WidthConfig.widths_for`.
+        costs: for ``adaptive``, a table over ``config.widths_for(block_size, drafted)``.
     """
     widths = config.widths_for(block_size, drafted)
     if config.policy == "fixed":

@@ -1,9 +1,8 @@
 """Milliseconds of a decode step by batch size and width: calibrated at start-up, corrected by measured steps.
 
-A prediction is the calibrated time, linear between batch sizes, times a correction per cell of the table and a drift
-that all cells share. Both are geometric means of measured over predicted times: of all steps at first, then with
-weights that fade. So a slower machine corrects widths that are never measured, and a cell that was calibrated wrong is
-corrected by its own steps. Predictions never fall with width.
+A prediction is the calibrated time, linear between batch sizes, times a correction per cell and a drift that all cells
+share. Both are fading geometric means of measured over predicted times. So a slower machine corrects widths that are
+never measured, and a cell with a wrong calibration is corrected by its own steps. Predictions never fall with width.
 """
 
 from __future__ import annotations
@@ -14,24 +13,16 @@ from itertools import accumulate
 from math import exp, inf, log, sqrt
 from typing import Any
 
-FADING = 0.05
-"""Weight of the newest step in a mean of many."""
-OUTLIER = 0.5
-"""Largest logarithm of measured over predicted time that counts: an outlier moves a settled cell by 5 %."""
-DOUBT = 0.3
-"""Logarithm by which a cell that was never measured may be too high; n steps divide it by the root of 1 + n."""
+FADING = 0.05  # weight of the newest step in a mean of many
+OUTLIER = 0.5  # largest logarithm of measured over predicted time that counts: an outlier moves a settled cell by 5 %
+DOUBT = 0.3  # logarithm by which a cell that was never measured may be too high; n steps divide it by the root of 1 + n
 
 
 class CostTable:
-    """Predicted step times.
+    """Predicted step times; a batch size beyond the measured ones costs what the nearest does.
 
     Args:
-        points: measured milliseconds by (batch size, width), at next to no context: all widths, at some batch sizes. A
-            batch size beyond them costs what the nearest does.
-        widths: ascending; all that were measured if None.
-
-    Raises:
-        KeyError: a width was not measured at each of the batch sizes.
+        points: milliseconds by (batch size, width), measured with almost no context; each batch size has all widths.
     """
 
     def __init__(self, points: Mapping[tuple[int, int], float], widths: Sequence[int] | None = None) -> None:
@@ -43,21 +34,17 @@ class CostTable:
         self.measured = 0
 
     def row(self, batch_size: int) -> list[float]:
-        """Predict a step -> milliseconds, in the order of ``widths``."""
+        """Return a step's predicted milliseconds by width, in the order of ``widths``."""
         return list(accumulate(self._interpolated(self._cells, batch_size, self._drift), max))
 
     def lower_bounds(self, batch_size: int) -> list[float]:
-        """Return how short a step might be, as cells with few measured steps may be wrong -> as :meth:`row`."""
+        """Return the milliseconds that a step may take at least, as cells with few measured steps may be wrong."""
         cells = self._interpolated(self._cells, batch_size, self._drift)
         steps = self._interpolated(self._steps, batch_size)
         return list(accumulate((ms * exp(-DOUBT / sqrt(1 + n)) for ms, n in zip(cells, steps, strict=True)), max))
 
     def observe(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
-        """Learn from a measured step; ignore a width that the table does not have.
-
-        Args:
-            at_most: the step did extra work, so it can only show that the prediction is too high.
-        """
+        """Learn from a measured step. With ``at_most``, it can only show that the prediction is too high."""
         if width not in self.widths or not 0 < milliseconds < inf:
             return
         column = self.widths.index(width)
@@ -79,7 +66,7 @@ class CostTable:
         return (factor * (a + share * (b - a)) for a, b in zip(rows[low], rows[high], strict=True))
 
     def _between(self, batch_size: int) -> tuple[int, int, float]:
-        """Find the table's rows around a batch size -> lower, higher, share of the higher one."""
+        # Indices of the rows around a batch size, and the share of the higher one.
         sizes = self.batch_sizes
         high = bisect_right(sizes, batch_size)
         if not 0 < high < len(sizes):
@@ -92,7 +79,6 @@ class CostTable:
         return "ms a step by width, " + ", ".join(f"batch size {size}: {row}" for size, row in rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """The part of ``/server_info``, ready for JSON."""
         return {
             "widths": list(self.widths),
             "batch_sizes": list(self.batch_sizes),

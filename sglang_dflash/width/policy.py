@@ -10,19 +10,12 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Prospect:
-    """What drafting yields compared with plain decoding.
+    """Expected gain of drafting over plain decoding."""
 
-    Args:
-        width: of the best block with a draft.
-        first_accepted: share of first drafts that the target accepts, 0 to 1.
-        tokens: tokens that a step of that width is expected to commit per request.
-        cost: time of such a step over that of a plain one, at the same batch size and context.
-    """
-
-    width: int
-    first_accepted: float
-    tokens: float
-    cost: float
+    width: int  # of the best block with a draft
+    first_accepted: float  # share of first drafts that the target accepts
+    tokens: float  # committed per request by a step of that width
+    cost: float  # time of such a step over that of a plain one, at the same batch size
 
     def __str__(self) -> str:
         return (
@@ -34,57 +27,48 @@ class Prospect:
 class WidthPolicy(Protocol):
     """Chooses each step's block width; every tensor-parallel rank has its own.
 
-    A policy is a function of the calls it received: no clock, no unseeded randomness. Ranks that receive the same calls
-    in the same order choose the same widths.
+    A policy is a function of the calls it received: no clock, no unseeded randomness. So ranks that receive the same
+    calls in the same order choose the same widths.
     """
 
     @property
-    def widths(self) -> tuple[int, ...]:
-        """All widths that it may choose, ascending; 1 is plain decoding, without the drafter."""
+    def widths(self) -> tuple[int, ...]: ...  # ascending; 1 is plain decoding, without the drafter
 
     @property
-    def max_width(self) -> int:
-        """The last of ``widths``; KV slots and graphs are sized for it."""
+    def max_width(self) -> int: ...  # the last of widths; KV slots and graphs are sized for it
 
     @property
-    def paused(self) -> Prospect | None:
-        """Expected gain of the best block while plain decoding is preferred; otherwise None."""
+    def paused(self) -> Prospect | None: ...  # gain of the best block while plain decoding is preferred; else None
 
     def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         """Choose the positions of the next block, anchor included, out of ``widths``.
 
         Args:
             context: committed tokens, summed over the batch.
-            matching: share of the batch's requests with a match, by the host's last read.
+            matching: share of the batch's requests with a match, as last seen by the host.
         """
 
     def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
         """Record a finished step. Steps arrive in launch order, one step late.
 
         Args:
-            accept_lens: accepted drafts plus bonus token of each request, 1 to ``width``.
-            matched: for each request, whether it had a match when the width was chosen; empty for none.
+            accept_lens: per request, accepted drafts plus bonus token, 1 to ``width``.
+            matched: per request, whether it had a match when the width was chosen; empty for none.
         """
 
     def observe_time(
         self, batch_size: int, width: int, context: int, milliseconds: float, at_most: bool = False
     ) -> None:
-        """Record a decode step's time, from its start to the start of the next one. Many steps may go unmeasured.
-
-        Args:
-            at_most: the step did extra work, so its time is an upper bound for this width.
-        """
+        """Record a decode step's time; an upper bound with ``at_most``. Many steps may go unmeasured."""
 
     def fingerprint(self) -> int:
-        """Return a number that is equal on all ranks that received the same calls."""
+        """Return a number that is equal on ranks that received the same calls."""
 
     def describe(self) -> dict[str, Any]:
         """Return the policy's part of ``/server_info``, ready for JSON."""
 
 
 class _Unlearned:
-    """The learning half of the interface, for a policy that ignores it."""
-
     paused: Prospect | None = None
 
     def fingerprint(self) -> int:
@@ -117,12 +101,7 @@ class FixedWidth(_Unlearned):
 
 
 class RandomWidth(_Unlearned):
-    """A width drawn uniformly for each step, for recordings and tests.
-
-    Args:
-        widths: in any order; duplicates count once.
-        seed: the same seed gives the same sequence of widths.
-    """
+    """A width drawn uniformly for each step, for recordings and tests."""
 
     def __init__(self, widths: Sequence[int], seed: int = 0) -> None:
         self.widths = tuple(sorted(set(widths)))

@@ -1,12 +1,8 @@
 """Expected tokens of a block: how far its drafts survive, learned from blocks of any width.
 
-The hazard ``h_j``, j = 1 ... max_width - 1, is P(draft j is committed | drafts 1 ... j-1 are). A step of width w
-observes a request up to its first rejection, or up to draft w - 1, and no later draft. The estimate is therefore
-commits over tries, counted among the requests that reached draft j (Kaplan and Meier, 1958), with counts that fade.
-Where evidence runs out, the hazard falls back to that of the position before, and the first one to a prior.
-
-A CUSUM test (Page, 1954) detects a change of traffic and drops the evidence from before it. Copies and drafts are
-accepted at different rates, so requests with a match and requests without one have separate survival curves.
+The hazard ``h_j`` is P(draft j is committed | drafts 1 ... j-1 are). It is estimated as commits over tries among the
+requests that reached draft j (Kaplan and Meier, 1958), with counts that fade. Without evidence it falls back to the
+position before, and at last to a prior. A CUSUM test (Page, 1954) detects a change of traffic and drops older evidence.
 """
 
 from __future__ import annotations
@@ -16,22 +12,16 @@ from itertools import compress
 from operator import not_
 from typing import Any
 
-PRIOR, MATCHED_PRIOR = 0.8, 0.9
-"""Hazards before any observation: published drafters accept about 4 to 6 tokens of 16."""
-FIRST_PRIOR_TRIES, NEIGHBOUR_TRIES = 1.0, 4.0
-"""Weight, in tries, of the prior and of the previous position's hazard."""
+PRIOR, MATCHED_PRIOR = 0.8, 0.9  # hazards before any observation: published drafters accept about 4 to 6 tokens of 16
+FIRST_PRIOR_TRIES, NEIGHBOUR_TRIES = 1.0, 4.0  # weight, in tries, of the prior and of the previous position's hazard
+# Extra weight of the prior at the start, which fades: the first requests are often a warm-up with odd prompts
 START_TRIES = 10.0
-"""Extra weight of the prior at the start, which fades: the first requests are often a warm-up with odd prompts."""
-MEMORY, PLAIN_MEMORY = 64.0, 1024.0
-"""Drafting steps, and plain steps, after which evidence has faded to 1/e."""
-KEPT_TRIES = 2.0
-"""Tries per position that the evidence from before a change still counts for."""
-TILT = 1.5
-"""Size of the change to detect, in log odds of a draft's acceptance: from 0.5 to 0.8, say."""
-CERTAIN = 7.0
-"""Log-likelihood ratio at which a change is certain: about one false alarm in several thousand steps."""
+MEMORY, PLAIN_MEMORY = 64.0, 1024.0  # drafting steps, and plain steps, after which evidence has faded to 1/e
+KEPT_TRIES = 2.0  # tries per position that the evidence from before a change still counts for
+TILT = 1.5  # size of the change to detect, in log odds of a draft's acceptance: from 0.5 to 0.8, say
+CERTAIN = 7.0  # log-likelihood ratio at which a change is certain: about one false alarm in several thousand steps
+# Log-likelihood ratio at which a change for the better is worth a probe: one success where few are usual
 SUSPICION = 0.75
-"""Log-likelihood ratio at which a change for the better is worth a probe: one success where few are usual."""
 _LEAST_SPREAD = 0.02  # at a hazard of 1 the variance would be 0, and the first rejection would count as a change
 _RESCALE = 1e9
 
@@ -42,24 +32,14 @@ class Cusum:
     """One-sided test for a change: a log-likelihood ratio of change over none that restarts at 0.
 
     A step in which s more drafts are committed than expected adds, to second order, ``TILT * s - TILT**2 / 2 * v``,
-    where v is the variance of s. The last restart is the likeliest moment of the change.
-
-    Attributes:
-        score: the log-likelihood ratio, at least 0.
-        rose: whether the last step raised it.
-        before: the caller's counts at the last restart; the caller replaces them while ``score`` is 0.
+    where v is the variance of s. The last restart is the likeliest moment of the change; ``before`` has its counts.
     """
 
     def __init__(self, before: Counts) -> None:
         self.score, self.rose, self.before = 0.0, False, before
 
     def is_certain(self, surplus: float, variance: float) -> bool:
-        """Add a step and return whether a change is certain.
-
-        Args:
-            surplus: commits beyond the expected ones, in the direction to detect.
-            variance: of the surplus, if nothing has changed.
-        """
+        """Add a step's surplus of commits in the direction to detect, and return whether a change is certain."""
         step = TILT * surplus - TILT * TILT / 2 * variance
         self.rose = step > 0
         self.score = max(self.score + step, 0.0)
@@ -69,12 +49,7 @@ class Cusum:
 class Survival:
     """Hazards of the drafted positions, pooled over requests.
 
-    Args:
-        max_width: widest block, anchor included.
-        prior: hazard before any observation.
-
-    Attributes:
-        tokens: by width, those that a step commits per request, bonus included: 1 + sum over k < width of S_k.
+    ``tokens``, by width, are those that a step commits per request, bonus included: 1 + sum over k < width of S_k.
     """
 
     def __init__(self, max_width: int, prior: float = PRIOR) -> None:
@@ -92,11 +67,11 @@ class Survival:
         self.changes = 0
 
     def curve(self) -> list[float]:
-        """Survival S_j = h_1 ... h_j = P(draft j is committed), j = 1 ... max_width - 1."""
+        """Return the survival S_j = h_1 ... h_j = P(draft j is committed), j = 1 ... max_width - 1."""
         return [self.tokens[j + 1] - self.tokens[j] for j in range(1, self.max_width)]
 
     def evidence(self) -> list[float]:
-        """Tries behind each hazard that have not faded, j = 1 ... max_width - 1."""
+        """Return the tries behind each hazard that have not faded, j = 1 ... max_width - 1."""
         return [tries / self._unit for tries in self._tries[1:]]
 
     @property
@@ -105,12 +80,7 @@ class Survival:
         return self._better.rose and self._better.score > SUSPICION
 
     def observe(self, width: int, accept_lens: Sequence[int]) -> None:
-        """Count a finished step.
-
-        Args:
-            width: positions of the block, anchor included.
-            accept_lens: accepted drafts plus bonus of each request: 1 ... width.
-        """
+        """Count a finished step; arguments as in :meth:`WidthPolicy.observe`."""
         if width <= 1:
             self._unit *= 1 + 1 / PLAIN_MEMORY
             return
@@ -122,7 +92,7 @@ class Survival:
         self._refresh()
 
     def _count(self, width: int, accept_lens: Sequence[int]) -> tuple[float, float]:
-        """Add a step's tries and commits -> commits beyond those expected, and the variance of that difference."""
+        # Add a step's tries and commits; return the commits beyond those expected, and the variance of that surplus.
         ends = [0] * (width + 1)
         for length in accept_lens:
             ends[length] += 1
@@ -156,7 +126,6 @@ class Survival:
                     test.before = counts
 
     def _forget(self, tries: Sequence[float], commits: Sequence[float]) -> None:
-        """Drop all but ``KEPT_TRIES`` of these earlier counts."""
         kept = KEPT_TRIES * self._unit
         for j, (tried, committed) in enumerate(zip(tries, commits, strict=True)):
             if tried > kept:
@@ -168,7 +137,6 @@ class Survival:
         return self._tries[:], self._commits[:]
 
     def _refresh(self) -> None:
-        """Derive the hazards and the tokens of each width from the counts."""
         tries, commits, hazards, tokens = self._tries, self._commits, self.hazards, self.tokens
         weight, hazard, survival, total = FIRST_PRIOR_TRIES * self._unit, self._prior, 1.0, 1.0
         tokens[1] = 1.0
@@ -189,7 +157,6 @@ class Survival:
         self._tries, self._commits, self._unit = scaled(self._tries), scaled(self._commits), 1.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The part of ``/server_info``, by draft position 1 ... max_width - 1."""
         by_position = {"hazards": self.hazards[1:], "curve": self.curve(), "evidence": self.evidence()}
         return {name: [round(value, 4) for value in values] for name, values in by_position.items()} | {
             "changes": self.changes
@@ -197,14 +164,10 @@ class Survival:
 
 
 class SurvivalByMatch:
-    """Survival of requests without and with a match: text to copy.
+    """Separate survival of requests with and without a match: copies and drafts are accepted at different rates.
 
     A request has a match if it had one when the host chose the width. So the survival of matched requests includes
-    matches that have ended since, and copies that the drafter overrules.
-
-    Args:
-        widths: ascending.
-        drafted: positions that the drafter drafts at most. Beyond them an unmatched request has nothing to verify.
+    matches that have ended since, and copies that the drafter overrides. The drafter drafts ``drafted`` positions.
     """
 
     def __init__(self, widths: Sequence[int], drafted: int) -> None:
@@ -212,7 +175,7 @@ class SurvivalByMatch:
         self.unmatched, self.matched = Survival(drafted), Survival(widths[-1], MATCHED_PRIOR)
 
     def tokens(self, matching: float) -> list[float]:
-        """Return a request's expected tokens by width, if this share of the requests has a match."""
+        """Return a request's expected tokens by width, if the share ``matching`` of requests has a match."""
         without = self._by_width(self.unmatched)
         if not matching:
             return without
@@ -220,7 +183,6 @@ class SurvivalByMatch:
         return [rest * a + matching * b for a, b in zip(without, matched, strict=True)]
 
     def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool]) -> None:
-        """Count a finished step; arguments as in :meth:`WidthPolicy.observe`."""
         if True in matched:
             self.matched.observe(width, list(compress(accept_lens, matched)))
             accept_lens = list(compress(accept_lens, map(not_, matched)))

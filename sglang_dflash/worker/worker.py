@@ -29,8 +29,7 @@ from sglang_dflash.worker.copies import Copies
 from sglang_dflash.worker.forwards import Draft, Inject, Verify
 from sglang_dflash.worker.no_sync import sync_guard
 from sglang_dflash.worker.observe.drafting import payoff
-from sglang_dflash.worker.observe.identity import allocated_bytes, identity
-from sglang_dflash.worker.observe.metrics import StepRecord
+from sglang_dflash.worker.observe.metrics import StepRecord, allocated_bytes, identity
 from sglang_dflash.worker.observe.observer import Observer
 from sglang_dflash.worker.start.graphs import drafter_has_room
 from sglang_dflash.worker.start.models import load_drafter, log_memory

@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.memory_pool import MambaPool
 from sglang_dflash.drafter.config import load_config, text_config
 from sglang_dflash.plan.settings import ring_length
 from sglang_dflash.plan.sizes import StateBytes, full_layers, state_bytes
-from sglang_dflash.worker.observe.identity import allocated_bytes
+from sglang_dflash.worker.observe.metrics import allocated_bytes
 from tests.support.cards import FOLDER, NAMES
 
 pytestmark = pytest.mark.sglang

@@ -12,7 +12,7 @@ pytest.importorskip("sglang")
 
 from sglang.srt.mem_cache.memory_pool import MambaPool
 
-from sglang_dflash.worker.observe.identity import allocated_bytes
+from sglang_dflash.worker.observe.metrics import allocated_bytes
 
 pytestmark = pytest.mark.sglang
 

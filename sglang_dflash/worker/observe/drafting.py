@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RECENT = 1024
-"""Verified blocks after which all counts are halved, so that old traffic fades."""
+RECENT = 1024  # verified blocks after which all counts are halved, so that old traffic fades
+# Least time between two warnings of one cause, and between two searches for causes while drafting does not pay
 QUIET_SECONDS, CHECK_SECONDS = 3600.0, 60.0
-"""Least time between two warnings of one cause, and between two searches for causes while drafting does not pay."""
 _HEAD, _TAIL = 8, 32  # prompt tokens that hold a template's first turn, and the beginning of the answer's turn
 _FIRST = 4  # output tokens that hold the beginning of a thought, if the prompt does not
 

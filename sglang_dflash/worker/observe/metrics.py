@@ -1,12 +1,15 @@
-"""Counters of decode steps, for ``/server_info`` and for SGLang's Prometheus endpoint."""
+"""Figures of a worker for ``/server_info`` and for SGLang's Prometheus endpoint."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from sglang_dflash import __version__
 from sglang_dflash.upstream import get_observability, get_parallel, get_serving
 from sglang_dflash.width import AdaptiveWidth, WidthPolicy
 from sglang_dflash.worker.copies import LONGEST, Copied
@@ -14,55 +17,35 @@ from sglang_dflash.worker.copies import LONGEST, Copied
 if TYPE_CHECKING:
     from prometheus_client import Gauge, Histogram
 
-    from sglang_dflash.upstream import Req
+    from sglang_dflash.plan.serving import ServingPlan
+    from sglang_dflash.upstream import ModelRunner, Req
 
 
 @dataclass
 class StepRecord:
-    """One decode step.
+    """One decode step."""
 
-    Attributes:
-        width: positions of the block, anchor included.
-        batch_size: requests.
-        context: committed tokens, summed over the batch, as last seen by the host.
-        milliseconds: time from the step's start to the next step's; None until it is measured, and if another forward
-            ran in between.
-        accept_lens: per request, accepted drafts plus the bonus token; empty until the host has them.
-        matched: per request, whether it had a match to copy when the step was launched; empty without copied blocks.
-        copied: matches and copied tokens; None without copied blocks.
-        requests: SGLang's requests, until the step is counted.
-        caught_up: whether the step also injected the tokens of earlier plain steps; its time is then an upper bound.
-    """
-
-    width: int
+    width: int  # positions of the block, anchor included
     batch_size: int
-    context: int
-    milliseconds: float | None = None
-    accept_lens: Sequence[int] = ()
-    matched: Sequence[bool] = ()
-    copied: Copied | None = None
-    requests: Sequence[Req] = ()
-    caught_up: bool = False
+    context: int  # committed tokens, summed over the batch, as last seen by the host
+    milliseconds: float | None = None  # to the next step's start; None until then, and after another forward
+    accept_lens: Sequence[int] = ()  # per request, accepted drafts plus the bonus token; empty until the host has them
+    matched: Sequence[bool] = ()  # per request, whether it had a match at the launch; empty without copied blocks
+    copied: Copied | None = None  # None without copied blocks
+    requests: Sequence[Req] = ()  # until the step is counted
+    caught_up: bool = False  # the step also injected the tokens of plain steps, so its time is an upper bound
 
 
 @dataclass
 class StepStats:
-    """Counters of one worker since it started.
+    """Counters of one worker since it started."""
 
-    Attributes:
-        widths: steps by block width.
-        accept_lens: verified blocks by accept length (accepted drafts plus the bonus token).
-        match_lens: copied blocks by the length of their match.
-        copied_tokens: accepted tokens that copies added to those of the drafts that they replaced.
-    """
-
-    widths: Counter[int] = field(default_factory=Counter)
-    accept_lens: Counter[int] = field(default_factory=Counter)
-    match_lens: Counter[int] = field(default_factory=Counter)
-    copied_tokens: int = 0
+    widths: Counter[int] = field(default_factory=Counter)  # steps by block width
+    accept_lens: Counter[int] = field(default_factory=Counter)  # verified blocks by accept length
+    match_lens: Counter[int] = field(default_factory=Counter)  # copied blocks by the length of their match
+    copied_tokens: int = 0  # accepted tokens that copies added to those of the drafts that they replaced
 
     def count(self, record: StepRecord) -> None:
-        """Count a finished step."""
         self.widths[record.width] += 1
         self.accept_lens.update(record.accept_lens)
         if record.copied is not None:
@@ -87,19 +70,7 @@ class StepStats:
 
 
 class StepMetrics:
-    """The series of one scheduler process. SGLang's ``/metrics`` merges all processes.
-
-    ``sglang_dflash:accept_length`` (histogram): accepted drafts plus the bonus token, per verified block.
-    ``sglang_dflash:width`` (histogram): positions of a step's block; 1 is plain decoding.
-    ``sglang_dflash:steps_total`` (counter, by ``width``): decode steps.
-    ``sglang_dflash:tokens_per_ms`` (gauge, by ``kind``): ``measured`` of the last timed step; with an adaptive width
-    also ``predicted`` of the last launched step.
-    ``sglang_dflash:survival`` (gauge, by ``position``): with an adaptive width, the chance that a draft is committed.
-    ``sglang_dflash:drafting_pays`` (gauge): 0 while drafting does not pay (:mod:`.drafting`), else 1.
-    ``sglang_dflash:broken_drafts`` (gauge): drafted positions at which the drafter's output was not finite.
-    ``sglang_dflash:match_length`` (histogram) and ``sglang_dflash:copied_tokens_total`` (counter): matches of copied
-    blocks, and accepted tokens that copies added.
-    """
+    """The series of one scheduler process. SGLang's ``/metrics`` merges all processes."""
 
     def __init__(self, max_width: int) -> None:
         # Imported late: the client reads the variable that SGLang sets for shared series at its import.
@@ -119,6 +90,7 @@ class StepMetrics:
         )
         self._width = histogram("width", "Positions of a step's block; 1 is plain decoding.")
         self._steps = Counter("sglang_dflash:steps", "Decode steps.", (*labels, "width"))
+        # "measured": the last timed step; "predicted", with an adaptive width: the last launched step
         self._rate = gauge("tokens_per_ms", "Tokens of a decode step over its milliseconds.", "kind")
         self._survival = gauge("survival", "Chance that the draft at a position is committed.", "position")
         self._pays = gauge("drafting_pays", "0 while drafting does not pay, else 1.")
@@ -130,12 +102,7 @@ class StepMetrics:
     def observe(
         self, record: StepRecord, timed: Sequence[StepRecord], policy: WidthPolicy, not_finite: int, pays: bool | None
     ) -> None:
-        """Count a finished step and newly timed steps.
-
-        Args:
-            not_finite: such drafts since the start.
-            pays: whether drafting pays; None before it is judged.
-        """
+        """Count a finished step and newly timed steps; ``pays`` is None before it is judged."""
         self._width.observe(record.width)
         self._steps.labels(**self._labels, width=record.width).inc()
         self._not_finite.labels(**self._labels).set(not_finite)
@@ -162,3 +129,47 @@ def step_metrics(max_width: int) -> StepMetrics | None:
     """Return the series if this process exports metrics (``--enable-metrics``, one rank per replica), else None."""
     enabled = get_observability().enable_metrics and get_parallel().attn_tp_rank == 0
     return StepMetrics(max_width) if enabled else None
+
+
+# With ``--enable-linear-replayssm-spec``, SGLang keeps these inputs instead of a state per block position.
+_REPLAYED = ("replayssm_d", "replayssm_k", "replayssm_g", "replayssm_rawv", "replayssm_rawk", "replayssm_beta")
+
+
+def identity(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> dict[str, object]:
+    """Return the constant part of a worker's ``/server_info``: version, models and plan."""
+    return {
+        "version": __version__,
+        "target": target.model_config.model_path,
+        "drafter": drafter.model_config.model_path,
+        "dtype": str(target.model_config.dtype).removeprefix("torch."),
+        "draft_attention_backend": drafter.draft_attention_backend,
+        **plan.describe(),
+    }
+
+
+def allocated_bytes(target: ModelRunner, drafter: ModelRunner) -> dict[str, int]:
+    """Return the allocated bytes by the names of ``sglang-dflash check``."""
+    states, scratch = _recurrent(target.req_to_token_pool)
+    return {
+        "target_weights": _size(target.model.parameters()),
+        "drafter_weights": _size(drafter.model.parameters()),
+        "target_kv": int(sum(target.token_to_kv_pool.get_kv_size_bytes())),  # a numpy integer is not JSON
+        "draft_kv": int(sum(drafter.token_to_kv_pool.get_kv_size_bytes())),
+        "states": states,
+        "scratch": scratch,
+    }
+
+
+def _recurrent(request_pool: Any) -> tuple[int, int]:
+    pool = getattr(request_pool, "mamba_pool", None)
+    if pool is None:
+        return 0, 0
+    cache = pool.mamba_cache
+    # Convolution windows overlap in storage, so their view is larger than the allocation. A prefill server has none.
+    windows = getattr(pool, "_intermediate_conv_window_phys", None) or getattr(cache, "intermediate_conv_window", [])
+    kept = [getattr(cache, name, None) for name in ("intermediate_ssm", *_REPLAYED)]
+    return _size([*cache.conv, cache.temporal]), _size([*windows, *(tensor for tensor in kept if tensor is not None)])
+
+
+def _size(tensors: Iterable[Tensor]) -> int:
+    return sum(int(tensor.numel() * tensor.element_size()) for tensor in tensors)

@@ -27,11 +27,7 @@ READ_EVERY = 32  # steps between two reads of the drafter's count of non-finite 
 
 
 class Clock:
-    """Non-blocking timestamps: events on the current stream of an accelerator, or ``perf_counter`` on a CPU.
-
-    Attributes:
-        now: returns a timestamp.
-    """
+    """Non-blocking timestamps: events on the current stream of an accelerator, or ``perf_counter`` on a CPU."""
 
     now: Callable[[], Any]
 
@@ -49,17 +45,11 @@ class Clock:
         return self._events is None or bool(timestamp.query())
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the time between two timestamps that have passed."""
         return float(end - start if self._events is None else start.elapsed_time(end) / 1000)
 
 
 class Stages:
-    """Profiler ranges ``dflash.<stage>``, and the stages' times with ``SGLANG_DFLASH_STAGE_TIMES=1``.
-
-    Args:
-        device: the device that runs the steps; its times are measured between events on the stream.
-        timed: whether to measure times.
-    """
+    """Profiler ranges ``dflash.<stage>``, and the stages' times with ``SGLANG_DFLASH_STAGE_TIMES=1``."""
 
     def __init__(self, device: torch.device | str, timed: bool) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -77,7 +67,7 @@ class Stages:
             self._measured.append((stage, start, self._clock.now()))
 
     def collect(self) -> dict[str, float]:
-        """Return the seconds per stage since the server started, as far as the device has finished them."""
+        """Return the seconds per stage since the server started, of stages that the device has finished."""
         while self._measured and self._clock.has_passed(self._measured[0][2]):
             stage, start, end = self._measured.popleft()
             self._seconds[stage] += self._clock.seconds(start, end)
@@ -88,9 +78,6 @@ class Steps:
     """The steps in flight. Each is returned once when its counts arrive, and once when its time does.
 
     A step's time ends at the start of the next decode step, so it includes the scheduler's work between the two.
-
-    Args:
-        device: the device that runs the steps.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -100,7 +87,6 @@ class Steps:
         self._last: tuple[StepRecord, Any] | None = None
 
     def started(self, record: StepRecord) -> None:
-        """Start a step's time, and end that of the step before it."""
         now = self._clock.now()
         if self._last is not None:
             self._untimed.append((*self._last, now))
@@ -108,11 +94,10 @@ class Steps:
         self._uncounted.append(record)
 
     def interrupted(self) -> None:
-        """Leave the last step untimed, because another forward follows it."""
         self._last = None
 
     def counted(self, accept_lens: Sequence[int]) -> StepRecord:
-        """Assign accept lengths to the oldest step without them, and return it: counts arrive in launch order."""
+        # Counts arrive in launch order.
         record = self._uncounted.popleft()
         record.accept_lens = accept_lens
         if record.copied is not None:
@@ -133,10 +118,6 @@ class NotFinite:
     """Copies the drafter's count of non-finite positions to the host without blocking, and warns of the first.
 
     The target rejects such drafts, so no other figure shows that the drafter is broken.
-
-    Args:
-        count: int64 [], on the device.
-        warns: whether this rank logs the warning.
     """
 
     def __init__(self, count: Tensor, warns: bool) -> None:
@@ -146,13 +127,11 @@ class NotFinite:
         self.total = 0
 
     def read(self) -> None:
-        """Start a copy to the host, on the stream that counts."""
         if self._reading is None:
             self._on_host.copy_(self._count, non_blocking=True)
             self._reading = self._clock.now()
 
     def collect(self) -> int:
-        """Return the latest count on the host."""
         if self._reading is not None and self._clock.has_passed(self._reading):
             self._reading, before, self.total = None, self.total, int(self._on_host)
             if self.total and not before and self._warns:
@@ -169,9 +148,8 @@ class Observer:
     """Call ``started``, ``interrupted`` and ``finished``; read ``info``.
 
     Args:
-        device: the device that runs the steps.
         max_width: positions of the widest block.
-        not_finite: int64 [], the drafter's count of non-finite positions.
+        not_finite: int64 [] on the device, the drafter's count of non-finite positions.
         payoff: judges whether drafting pays; None on a rank that does not log.
     """
 
@@ -185,11 +163,12 @@ class Observer:
         self._payoff, self._launched = payoff, 0
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """Mark a stage of the step if a profiler records or stages are timed: a range costs several small ops."""
+        """Mark a stage of the step."""
+        # Only if a profiler records or stages are timed: a range costs several small ops.
         return self._stages(name) if self._times_stages or torch.autograd._profiler_enabled() else nullcontext()
 
     def started(self, record: StepRecord) -> None:
-        """Register a decode step before it is launched, on its stream."""
+        """Register a decode step before its launch, on its stream."""
         self._steps.started(record)
         self._launched += 1
         if self._launched % READ_EVERY == 0:
@@ -200,14 +179,11 @@ class Observer:
         self._steps.interrupted()
 
     def finished(self, accept_lens: Sequence[int], policy: WidthPolicy) -> tuple[StepRecord, list[StepRecord]]:
-        """Count the oldest step in flight.
+        """Count the oldest step in flight; return it, and all steps whose time has become available.
 
         Args:
             accept_lens: per request, accepted drafts plus the bonus token.
             policy: the width policy, before it observes this step.
-
-        Returns:
-            The step, and all steps whose time has become available.
         """
         record, timed = self._steps.counted(accept_lens), self._steps.timed()
         self._stats.count(record)

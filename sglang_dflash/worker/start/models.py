@@ -20,7 +20,7 @@ from sglang_dflash.upstream import (
     get_schedule,
     get_server_args,
 )
-from sglang_dflash.worker.observe.identity import allocated_bytes
+from sglang_dflash.worker.observe.metrics import allocated_bytes
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner, ServerArgs, TpModelWorker
