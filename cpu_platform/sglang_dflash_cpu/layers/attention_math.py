@@ -46,7 +46,7 @@ class Contexts:
 
 @dataclass(frozen=True)
 class Keys:
-    """Pool slots to read and a mask to add to the scores: ``[B*C]`` and ``[B, 1, T, C]`` (broadcasts), None for no mask."""
+    """Pool slots to read and a mask to add to the scores, or None: ``[B*C]`` and ``[B, 1, T, C]`` (it broadcasts)."""
 
     slots: Tensor
     mask: Tensor | None
