@@ -139,11 +139,7 @@ def check_before_model(cfg: Any, known: list[str]) -> None:
 
 
 def check_pair(model_config: Any, cfg: Any) -> None:
-    """Refuse a pair that the platform has no torch implementation for, and adapters.
-
-    Args:
-        model_config: SGLang's ``ModelConfig`` of the target; cfg: server arguments, read by attribute.
-    """
+    """Refuse a pair that the platform has no torch implementation for, and adapters."""
     from sglang_dflash.upstream import AttentionArch, hybrid_gdn_config, mambaish_config
 
     name = ", ".join(model_config.hf_config.architectures or ["unnamed"])

@@ -56,7 +56,6 @@ def reason_to_stay_out(
     """Return why the CPU platform must not be active on this machine, or None.
 
     Args:
-        env: the process environment.
         usable, unused: accelerators that torch can use, and those with a loaded driver, whose torch is most likely
             broken.
         others: other installed platform plugins.

@@ -46,11 +46,7 @@ class Contexts:
 
 @dataclass(frozen=True)
 class Keys:
-    """Pool slots to read, and a mask to add to the scores (None: everything may be read).
-
-    For a batch: ``slots [B*C]``, ``mask`` that broadcasts to ``[B, 1, T, C]``; for one request: ``slots [C]``,
-    ``mask [T, C]``.
-    """
+    """Pool slots to read and a mask to add to the scores, or None: ``[B*C]`` and ``[B, 1, T, C]`` (it broadcasts)."""
 
     slots: Tensor
     mask: Tensor | None
@@ -88,12 +84,11 @@ def decode_keys(contexts: Contexts, *, window: int | None) -> list[Keys]:
 
 
 def block_keys(contexts: Contexts, block_slots: Tensor, *, causal: bool, window: int | None) -> list[Keys]:
-    """Return the keys of ``T`` tokens per request, context and block: of one padded batch, or of each request.
+    """Return the keys of ``T`` tokens per request, of one padded batch or of each request.
 
     Args:
         contexts: without the block; block_slots: KV slots of the block ``[B, T]``.
         causal: true for verification; in the drafter's block every position sees the whole block.
-        window: sliding window, or None.
     """
     if padding_pays(contexts.lengths(), block_slots.shape[1], window):
         return [padded_block_keys(contexts, block_slots, causal=causal, window=window)]

@@ -60,7 +60,6 @@ def create_weights(original: Callable[..., None], self: Any, layer: Any, *args: 
 
 
 def apply(self: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``UnquantizedLinearMethod.apply``."""
     return linear(x, layer.weight, bias)
 
 
@@ -138,10 +137,7 @@ def layernorm_gated(
 def sigmoid_mul(attn_output: Tensor, gate: Tensor, inplace: bool = False, quant: bool = False) -> Tensor:
     """Return ``attn_output * sigmoid(gate)``, computed in fp32 and rounded once.
 
-    Args:
-        attn_output: ``[tokens, heads * D]``; overwritten if ``inplace``.
-        gate: the same elements, ``[tokens, heads * D]`` or a strided ``[tokens, heads, D]``.
-        quant: refused; it requests an FP8 result.
+    ``attn_output`` is ``[tokens, heads * D]``, ``gate`` the same or a strided ``[tokens, heads, D]``.
     """
     if quant:
         raise NotImplementedError("on a CPU, fused_sigmoid_mul has no FP8 output")

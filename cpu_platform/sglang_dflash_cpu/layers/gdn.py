@@ -152,15 +152,12 @@ def verify(
 
     Args:
         A_log, dt_bias: ``[HV]``; a, b: ``[bs * T, HV]``; softplus_beta, softplus_threshold: of the decay.
-        q, k: ``[1, bs * T, H, K]``; v: ``[1, bs * T, HV, V]``.
+        q, k: ``[1, bs * T, H, K]``; v and the result: ``[1, bs * T, HV, V]``.
         initial_state_source: the pool; initial_state_indices: slot of each request, ``[bs]``.
         scale: factor of the queries, ``K ** -0.5`` by default.
         cu_seqlens: ``[bs + 1]``; only its length is read.
-        intermediate_states_buffer: ``[rows, block >= T, HV, V, K]``, written in place.
-        intermediate_state_indices: row of each request in it, at least ``[bs]``.
-
-    Returns:
-        Outputs in the shape of ``v`` and the dtype of ``q``.
+        intermediate_states_buffer, intermediate_state_indices: ``[rows, block >= T, HV, V, K]``, written in place, and
+            the row of each request, at least ``[bs]``.
     """
     softplus = (softplus_beta, softplus_threshold) == (1, THRESHOLD)
     chain = softplus and use_qk_l2norm_in_kernel and disable_state_update and intermediate_states_buffer is not None
@@ -198,10 +195,7 @@ def _ungrouped_columns(heads_qk: int, heads_v: int, head_qk: int, head_v: int) -
 def split_grouped(
     mixed_qkvz: Tensor, mixed_ba: Tensor, num_heads_qk: int, num_heads_v: int, head_qk: int, head_v: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Split Qwen3-Next's projections, whose columns are grouped by key head.
-
-    Args:
-        mixed_qkvz, mixed_ba: ``[tokens, ...]``; a group is ``q|k|v|z`` or ``b|a``, with HV / H value heads.
+    """Split Qwen3-Next's projections, whose columns are grouped by key head: ``q|k|v|z`` and ``b|a`` of each.
 
     Returns:
         ``mixed_qkv [tokens, q|k|v]``, ``z [tokens, HV, V]``, ``b [tokens, HV]``, ``a [tokens, HV]``.
