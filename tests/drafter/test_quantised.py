@@ -111,6 +111,12 @@ def test_reads_model_optimizers_quantisation_file(tmp_path: Path) -> None:
 
 
 BREAKS: dict[str, tuple[str, Any, str]] = {
+    # Its bytes would be loaded as weights.
+    "plain weights and a tensor in FP8": (
+        "fc.weight",
+        torch.zeros(128, 384).to(torch.float8_e4m3fn),
+        "fc.weight is of torch.float8_e4m3fn, and config.json declares no quantisation",
+    ),
     "a factor is missing": ("layers.1.mlp.up_proj.weight_scale_inv", None, "layers.1.mlp.up_proj has weight, not"),
     "factors of other blocks": (
         "layers.1.mlp.up_proj.weight_scale_inv",
@@ -127,7 +133,7 @@ BREAKS: dict[str, tuple[str, Any, str]] = {
 def test_a_misfit_is_one_error_in_check_and_in_the_loader(case: str, tmp_path: Path) -> None:
     name, tensor, words = BREAKS[case]
     write("fp8, a factor a block", tmp_path)
-    folder = tmp_path / "quantised"
+    folder = tmp_path / ("plain" if case.startswith("plain") else "quantised")
     tensors = load_file(folder / "model.safetensors")
     tensors.pop(name, None)
     save_file(tensors if tensor is None else {**tensors, name: tensor}, folder / "model.safetensors")
@@ -136,19 +142,6 @@ def test_a_misfit_is_one_error_in_check_and_in_the_loader(case: str, tmp_path: P
     with pytest.raises(DFlashError) as raised:
         load(folder)
     assert words in str(raised.value)
-
-
-def test_fp8_without_declared_quantisation_is_refused(tmp_path: Path) -> None:
-    """Its bytes would be loaded as weights."""
-    write("fp8, a factor a block", tmp_path)
-    folder = tmp_path / "plain"
-    tensors = {**load_file(folder / "model.safetensors")}
-    tensors["fc.weight"] = tensors["fc.weight"].to(torch.float8_e4m3fn)
-    save_file(tensors, folder / "model.safetensors")
-    (found,) = errors(folder)
-    assert "fc.weight is of torch.float8_e4m3fn, and config.json declares no quantisation" in found
-    with pytest.raises(DFlashError, match=r"fc\.weight is of torch\.float8_e4m3fn"):
-        load(folder)
 
 
 @pytest.mark.parametrize("method", ["awq", "gptq"])
@@ -160,19 +153,20 @@ def test_a_group_may_be_a_whole_row(method: str) -> None:
     assert torch.equal(read["layer.weight"], plain)
 
 
-def test_gptq_groups_of_unequal_size_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"group_size": 32}, "g_idx whose groups are not of 32 columns"),
+        ({"group_size": 128}, "groups of 128 columns in a weight of 96"),
+    ],
+)
+def test_groups_that_are_unequal_or_do_not_divide_a_row_are_refused(changes: dict[str, int], words: str) -> None:
     tensors = load_file(FIXTURES / "gptq-4.safetensors")
     del tensors["plain"]
     tensors["layer.g_idx"] = torch.zeros_like(tensors["layer.g_idx"])
-    checkpoint = parse({"quant_method": "gptq", "bits": 4, "group_size": 32})
-    with pytest.raises(DFlashError, match="g_idx whose groups are not of 32 columns"):
+    checkpoint = parse({"quant_method": "gptq", "bits": 4, **changes})
+    with pytest.raises(DFlashError, match=words):
         list(checkpoint.plain(tensors.items(), {"layer.weight": (64, 96)}, []))
-
-
-def test_groups_that_do_not_divide_a_row_are_refused() -> None:
-    checkpoint = parse({"quant_method": "awq", "bits": 4, "group_size": 128})
-    with pytest.raises(DFlashError, match="groups of 128 columns in a weight of 96"):
-        list(checkpoint.plain([("layer.qweight", torch.empty(96, 8))], {"layer.weight": (64, 96)}, []))
 
 
 def test_a_named_layers_scheme_takes_precedence() -> None:
@@ -180,12 +174,9 @@ def test_a_named_layers_scheme_takes_precedence() -> None:
     eight = {"weights": {"num_bits": 8, "strategy": "channel"}, "format": "int-quantized"}
     groups = {"a": {**four, "targets": ["Linear"]}, "b": {**eight, "targets": ["re:.*down_proj"]}}
     checkpoint = parse({"quant_method": "compressed-tensors", "config_groups": groups, "format": "mixed-precision"})
-    stored = [
-        ("x.down_proj.weight", torch.ones(4, 32, dtype=torch.int8)),
-        ("x.down_proj.weight_scale", torch.ones(4, 1)),
-    ]
-    problems: list[str] = []
-    assert dict(checkpoint.plain(stored, {"x.down_proj.weight": (4, 32)}, problems)).keys() == {"x.down_proj.weight"}
+    stored = {"weight": torch.ones(4, 32, dtype=torch.int8), "weight_scale": torch.ones(4, 1)}
+    weights, problems = [(f"x.down_proj.{part}", each) for part, each in stored.items()], list[str]()
+    assert dict(checkpoint.plain(weights, {"x.down_proj.weight": (4, 32)}, problems)).keys() == {"x.down_proj.weight"}
     assert problems == []
 
 
@@ -198,8 +189,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "modelopt nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt in the format NVFP4"),
     "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
-    "gguf": ({"quant_method": "gguf"}, "gguf"),
-    "mxfp4": ({"quant_method": "mxfp4"}, "mxfp4"),
     "K/V factors": ({**_CT, "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "factors for the K/V cache"),
     "modelopt K/V factors": (
         {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},

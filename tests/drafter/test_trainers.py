@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.formats import kind_left_to_builtin, plain_form
 from sglang_dflash.drafter.tensors import LoadReport, expected_shapes
@@ -51,6 +51,13 @@ def test_is_read_as_the_same_drafter_in_the_plain_form(name: str) -> None:
     assert dataclasses.replace(found, draft_vocab_size=None, copies_vocabulary=False) == plain
     assert found.draft_vocab_size == (512 if name == "speculators-reduced" else None)
     assert found.copies_vocabulary == name.startswith("speculators")
+    once = plain_form(config(name))
+    assert plain_form(once) == once
+
+
+@pytest.mark.parametrize("name", ["specforge", "modelopt", "zlab-later"])
+def test_a_plain_configuration_is_unchanged(name: str) -> None:
+    assert plain_form(config(name)) == config(name)
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -64,19 +71,11 @@ def test_loads_the_tensors_of_the_same_drafter_in_the_plain_form(name: str, tmp_
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("name", SERVED)
-def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
-    tensors = tensors_of(name, write_target(tmp_path / "target"))
-    lost = "t2d" if "t2d" in tensors else "layers.1.self_attn.v_proj.weight"
-    del tensors[lost]
-    with pytest.raises(DFlashError, match=f"missing: {lost}"):
-        loaded(write(tmp_path / "trainer", config(name), tensors))
-
-
-def test_a_copied_vocabulary_of_another_shape_is_refused(tmp_path: Path) -> None:
+def test_a_reduced_vocabulary_without_its_tokens_or_of_another_shape_is_refused(tmp_path: Path) -> None:
     tensors = tensors_of("speculators-reduced", write_target(tmp_path / "target"))
+    del tensors["t2d"]
     tensors["lm_head.weight"] = tensors["lm_head.weight"][:100].clone()
-    with pytest.raises(DFlashError, match=r"lm_head.weight is \[100, 64\], not \[512, 64\]"):
+    with pytest.raises(DFlashError, match=r"missing: t2d.*lm_head.weight is \[100, 64\], not \[512, 64\]"):
         loaded(write(tmp_path / "trainer", config("speculators-reduced"), tensors))
 
 
@@ -86,68 +85,42 @@ def test_a_plain_drafter_with_its_own_vocabulary_is_refused(tmp_path: Path) -> N
         loaded(write(tmp_path / "plain", plain_config("speculators"), tensors))
 
 
-def test_model_files_return_the_plain_form(tmp_path: Path) -> None:
-    folder = write(tmp_path / "d", config("automodel"), {"a": torch.zeros(1)})
-    files = ModelFiles(str(folder))
-    assert files.published["architectures"] == ["Qwen3DFlashDraftModel"]
-    assert files.config["architectures"] == ["DFlashDraftModel"]
-
-
-@pytest.mark.parametrize("name", ["specforge", "modelopt", "zlab-later"])
-def test_a_plain_configuration_is_unchanged(name: str) -> None:
-    assert plain_form(config(name)) == config(name)
-
-
 def test_scales_of_a_speculators_drafter_are_kept() -> None:
     written = {**config("speculators"), "input_embedding_scale": 2.5, "logit_scale": 0.5}
     found = DrafterConfig.from_dict(written)
     assert (found.input_scale, found.output_scale) == (2.5, 0.5)
 
 
-def test_the_plain_form_of_a_plain_form_is_equal() -> None:
-    for name in SERVED:
-        plain = plain_form(config(name))
-        assert plain_form(plain) == plain
-
-
 class TestRefused:
     @pytest.mark.parametrize(
-        ("name", "kind"),
-        [
-            ("specforge-domino", "Domino"),
-            ("specforge-dspark", "DSpark .Markov head., as SpecForge writes it"),
-            ("automodel-domino", "Domino"),
-        ],
-    )
-    def test_another_kind_is_named(self, name: str, kind: str) -> None:
-        with pytest.raises(DFlashError, match=f"of the kind {kind}"):
-            DrafterConfig.from_dict(config(name))
-
-    @pytest.mark.parametrize(
-        ("changes", "kind"),
+        ("written", "kind"),
         [
             # Its block has no token for the anchor, which alone would make it one of Nemotron's.
-            ({"architectures": ["Qwen3XPressModel"], "sample_from_anchor": False}, "XPress"),
-            ({"dflash_config": {"thresh_head_direct_len": True}}, "AdaFlash"),
+            (drafter(architectures=["Qwen3XPressModel"], sample_from_anchor=False), "XPress.*, which SGLang does not"),
+            (drafter(dflash_config={"thresh_head_direct_len": True}), "AdaFlash.*, which SGLang does not serve"),
+            (config("specforge-dspark"), "DSpark .Markov head., as SpecForge writes it"),
         ],
     )
-    def test_a_kind_that_sglang_does_not_serve_is_named(self, changes: dict[str, Any], kind: str) -> None:
-        with pytest.raises(DFlashError, match=f"of the kind {kind}.*, which SGLang does not serve"):
-            plain_form(drafter(**changes))
+    def test_a_kind_that_sglang_does_not_serve_as_dflash_is_named(self, written: dict[str, Any], kind: str) -> None:
+        with pytest.raises(DFlashError, match=f"of the kind {kind}"):
+            plain_form(written)
 
-    def test_kinds_that_sglang_serves_get_sglangs_class_name(self) -> None:
-        for name in ("specforge-domino", "automodel-domino"):
-            plain = plain_form(config(name))
+    @pytest.mark.parametrize(
+        ("name", "changes", "kind"),
+        [
+            ("specforge-domino", {}, "Domino (GRU correction)"),
+            ("automodel-domino", {}, "Domino (GRU correction)"),
+            ("automodel", {"architectures": ["Qwen3DFlash2DraftModel"]}, "DFlash2 (candidate selector)"),
+            ("modelopt", {"projector_type": "dspark"}, "DSpark (Markov head)"),
+        ],
+    )
+    def test_a_kind_that_sglang_serves_is_named(self, name: str, changes: dict[str, Any], kind: str) -> None:
+        plain = plain_form({**config(name), **changes})
+        assert kind_left_to_builtin(plain) == kind
+        with pytest.raises(DFlashError, match=f"of the kind {re.escape(kind)}"):
+            DrafterConfig.from_dict(plain)
+        if kind.startswith("Domino"):
             assert plain["architectures"] == ["DFlashDraftModel"]
-            assert kind_left_to_builtin(plain) == "Domino (GRU correction)"
-        dflash2 = plain_form({**config("automodel"), "architectures": ["Qwen3DFlash2DraftModel"]})
-        assert kind_left_to_builtin(dflash2) == "DFlash2 (candidate selector)"
-
-    def test_a_modelopt_head_is_named(self) -> None:
-        dspark = config("modelopt")
-        dspark["dflash_config"]["projector_type"] = "dspark"
-        with pytest.raises(DFlashError, match="DSpark"):
-            DrafterConfig.from_dict(dspark)
 
     @pytest.mark.parametrize(
         ("changes", "named"),
@@ -178,45 +151,28 @@ class TestRefused:
         assert "dflash_config.causal, which is True" in error.value.expected
 
 
-class TestSpeculatorsRope:
-    """A target's multimodal RoPE, copied into the drafter's configuration, which its trainer does not apply."""
-
-    @pytest.mark.parametrize(
-        "copied",
-        [
-            {"mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25},
-            {"mrope_section": [3, 3, 2], "mrope_interleaved": True, "partial_rotary_factor": 1.0},
-        ],
-    )
-    def test_the_whole_head_is_rotated(self, copied: dict[str, Any]) -> None:
-        written = config("speculators")
-        written["transformer_layer_config"]["rope_parameters"] |= copied
+def test_a_targets_multimodal_rope_in_a_speculators_drafter_is_not_applied() -> None:
+    """Its trainer rotates the whole head, by the sliding layers' parameters."""
+    written = config("speculators")
+    rope = written["transformer_layer_config"]["rope_parameters"]
+    copied = {"mrope_section": [3, 3, 2], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
+    for parameters in ({**rope, **copied}, {"sliding_attention": rope, "full_attention": {"rope_theta": 7.0}}):
+        written["transformer_layer_config"]["rope_parameters"] = parameters
         assert DrafterConfig.from_dict(written) == DrafterConfig.from_dict(config("speculators"))
 
-    def test_the_sliding_layers_rope_is_used(self) -> None:
-        written = config("speculators")
-        both = {"sliding_attention": {"rope_theta": 5.0}, "full_attention": {"rope_theta": 7.0}}
-        written["transformer_layer_config"]["rope_parameters"] = both
-        assert DrafterConfig.from_dict(written).rope_theta == 5.0
 
+def test_a_published_drafter_that_was_replaced_by_another_shape_is_read_without_the_earlier_weights() -> None:
+    later = DrafterConfig.from_dict(config("zlab-later"))
+    assert (later.num_layers, later.block_size, later.sliding_window) == (6, 16, 4096)
+    assert later.target_layer_ids == (1, 6, 11, 16, 22, 27, 32, 37)
+    assert later.causal == (True,) * 5 + (False,)
+    shapes = expected_shapes(later)
+    assert (len(shapes), sum(map(math.prod, shapes.values()))) == (69, 385_906_176)
 
-class TestLaterRevision:
-    """A published drafter that was replaced in place by one of another shape."""
-
-    def test_layers_captured_layers_and_window_are_read(self) -> None:
-        later = DrafterConfig.from_dict(config("zlab-later"))
-        assert (later.num_layers, later.block_size, later.sliding_window) == (6, 16, 4096)
-        assert later.target_layer_ids == (1, 6, 11, 16, 22, 27, 32, 37)
-        assert later.causal == (True,) * 5 + (False,)
-        shapes = expected_shapes(later)
-        assert (len(shapes), sum(map(math.prod, shapes.values()))) == (69, 385_906_176)
-
-    def test_weights_of_the_earlier_version_are_refused(self) -> None:
-        earlier = json.loads((FOLDER.parent / "cards" / "Qwen3.6-35B-A3B" / "drafter" / "config.json").read_text())
-        report = LoadReport(DrafterConfig.from_dict(config("zlab-later")))
-        shapes = expected_shapes(DrafterConfig.from_dict(earlier))
-        list(report.place((name, torch.empty(shape, device="meta")) for name, shape in shapes.items()))
-        with pytest.raises(DFlashError) as error:
-            report.check(complete=True)
-        assert "fc.weight is [2048, 10240], not [2048, 16384]" in error.value.value
-        assert "unexpected: layers.6." in error.value.value
+    report, card = LoadReport(later), FOLDER.parent / "cards" / "Qwen3.6-35B-A3B" / "drafter" / "config.json"
+    earlier = expected_shapes(DrafterConfig.from_dict(json.loads(card.read_text())))
+    list(report.place((name, torch.empty(shape, device="meta")) for name, shape in earlier.items()))
+    with pytest.raises(DFlashError) as error:
+        report.check(complete=True)
+    assert "fc.weight is [2048, 10240], not [2048, 16384]" in error.value.value
+    assert "unexpected: layers.6." in error.value.value

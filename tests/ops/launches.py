@@ -1,7 +1,6 @@
-"""A launcher's kernels, compiled for a GPU that is not there: tensors without storage, launches without a device.
+"""Compile a launcher's kernels for an absent GPU: tensors without storage, launches without a device.
 
-The launcher is called as on a GPU. What Triton compiles for its arguments, and which launches share a compilation, is
-Triton's own doing: its warm-up runs, only the driver that it asks for the device is ours.
+Triton's own warm-up decides what is compiled and which launches share a compilation; only its driver is replaced.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 CUDA = torch.device("cuda", 0)
-# What one block of threads may ask for, with the opt-in that Triton makes.
+# Bytes that one block of threads may request, with the opt-in that Triton makes.
 SHARED_MEMORY = {90: 232_448, 100: 232_448, 120: 101_376}
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What the assembler gave out: registers and stack bytes (spills) a thread, shared memory bytes a block."""
+    """Registers and stack bytes (spills) per thread, shared memory bytes per block."""
 
     registers: int
     stack: int
@@ -41,7 +40,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: the kernel's name, its grid, and what Triton compiled for it."""
+    """One launch: the kernel's name, its grid, and Triton's compilation."""
 
     kernel: str
     grid: Any
@@ -49,7 +48,6 @@ class Launch:
 
     @property
     def key(self) -> str:
-        """Launches that are equal in this share a compilation."""
         return str(self.compiled.hash)
 
     @property
@@ -58,7 +56,7 @@ class Launch:
 
 
 class OnCuda(TorchFunctionMode):
-    """Tensors made for a CUDA device have no storage (PyTorch's ``meta``) and say that they are on it."""
+    """Create tensors of a CUDA device without storage (PyTorch's ``meta``), which report that device."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -76,7 +74,7 @@ class OnCuda(TorchFunctionMode):
 
 @contextmanager
 def compiled_for(capability: int) -> Iterator[list[Launch]]:
-    """Collects the launches inside, compiled for ``capability`` (90 for sm_90)."""
+    """Collect the launches inside, compiled for ``capability`` (90 for sm_90)."""
     launches: list[Launch] = []
     device = SimpleNamespace(
         get_current_target=lambda: GPUTarget("cuda", capability, 32),

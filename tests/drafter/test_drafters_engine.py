@@ -1,8 +1,9 @@
-"""In a real server a shipped drafter drafts the same tokens in the forms of speculators and AutoModel."""
+"""In a real server a drafter in another trainer's or tool's form drafts what its plain form drafts."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sglang_dflash_lab.pairs import drafter_path, target_path
-from tests.support.generation import Answer, generate_all
+from tests.support.generation import Answer, generate, generate_all
 from tests.support.pair_servers import dflash_server, draft_arguments, target_arguments, worker_info
 from tests.support.prompts import corpus
+from tests.support.quantised import FORMATS, write
+from tests.support.reference_decoder import ReferenceDecoder
 from tests.support.servers import running
 
-PAIR, PROMPTS = "tiny-dense", 4
+PAIR, PROMPTS, NEW_TOKENS = "tiny-dense", 4, 48
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -64,8 +67,7 @@ def as_speculators(folder: Path, not_drafted: set[int]) -> None:
 
 
 def answers_with(drafter: Path, tmp_path: Path) -> list[Answer]:
-    path = ("--speculative-draft-model-path", str(drafter))
-    command = (*target_arguments(PAIR), *draft_arguments(PAIR), *path)
+    command = (*target_arguments(PAIR), *draft_arguments(PAIR, drafter))
     with running(tmp_path, *command, XDG_CACHE_HOME=str(tmp_path / "cache")) as server:
         assert worker_info(server)["drafter"].startswith(str(tmp_path / "cache"))
         return generate_all(server, corpus(PAIR, PROMPTS), 1)
@@ -99,5 +101,37 @@ def test_a_token_outside_its_vocabulary_is_never_drafted(plain: list[Answer], tm
     as_speculators(folder, {token for answer in plain for token in answer.tokens})
     answers = answers_with(folder, tmp_path)
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in plain]
-    # The prefill gives the first token, and every step after it only the target's own.
+    # The prefill yields the first token, and every step after it only the target's.
     assert [answer.meta["spec_verify_ct"] for answer in answers] == [len(answer.tokens) - 1 for answer in plain]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_quantised_drafter_drafts_as_its_dequantised_weights(name: str, tmp_path: Path) -> None:
+    write(name, tmp_path, PAIR)
+    reference = ReferenceDecoder.load(target_path(PAIR), tmp_path / "plain")
+    steps = tokens = 0
+    cache = str(tmp_path / "cache")
+    command = (*target_arguments(PAIR), *draft_arguments(PAIR, tmp_path / "quantised"))
+    with running(tmp_path, *command, XDG_CACHE_HOME=cache) as server:
+        assert worker_info(server)["drafter"].startswith(cache)
+        for prompt in corpus(PAIR, 6):
+            answer, expected = generate(server, prompt, NEW_TOKENS), reference.decode(prompt, NEW_TOKENS, width=16)
+            assert answer.tokens == expected.tokens == reference.plain(prompt, NEW_TOKENS)
+            assert answer.meta["spec_verify_ct"] == len(expected.steps)
+            steps += len(expected.steps)
+            tokens += len(expected.tokens)
+    # Rounding costs little here; numbers without their factors, or in another order, accept next to nothing.
+    assert tokens > 3 * steps
+
+
+def test_another_mask_embedding_changes_drafts_and_no_output(plain: list[Answer], tmp_path: Path) -> None:
+    drafter = tmp_path / "drafter"
+    shutil.copytree(drafter_path(PAIR), drafter)
+    noise = 100 * torch.randn(published()["hidden_size"], generator=torch.Generator().manual_seed(0))
+    token_id = published()["dflash_config"]["mask_token_id"]
+    torch.save({"embedding": noise, "mask_token_id": token_id}, drafter / "mask_embedding.pt")
+    with running(tmp_path, *target_arguments(PAIR), *draft_arguments(PAIR, drafter)) as server:
+        answers = generate_all(server, corpus(PAIR, PROMPTS), 1)
+    assert [answer.tokens for answer in answers] == [answer.tokens for answer in plain]
+    length, spoilt = (sum(each.meta["spec_accept_length"] for each in every) for every in (plain, answers))
+    assert spoilt < length / 2

@@ -1,0 +1,165 @@
+"""A drafter's files: tensors as its configuration states, a mask embedding that fits, and the view of other forms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING, ModelFiles, plain_view
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.tensors import (
+    LARGEST_EMBEDDING,
+    LoadReport,
+    destination,
+    expected_shapes,
+    load_mask_embedding,
+)
+from sglang_dflash.errors import DFlashError
+from tests.support.configs import drafter
+from tests.support.trainers import config, plain_config, tensors_of, write, write_target
+
+CONFIG = DrafterConfig.from_dict(drafter())
+SHAPES = expected_shapes(CONFIG)
+
+
+class TestTensors:
+    def report(self, tensors: dict[str, tuple[int, ...]], **changes: Any) -> LoadReport:
+        result = LoadReport(DrafterConfig.from_dict(drafter(**changes)))
+        list(result.place((name, torch.empty(shape, device="meta")) for name, shape in tensors.items()))
+        return result
+
+    def test_every_layer_and_the_context_projection_are_expected(self) -> None:
+        assert SHAPES["fc.weight"] == (64, 3 * 64)
+        assert SHAPES["layers.1.self_attn.q_proj.weight"] == (64, 64)
+        assert SHAPES["layers.1.self_attn.k_proj.weight"] == (32, 64)
+        assert not any(name.endswith("bias") for name in SHAPES) and len(SHAPES) == 2 * 11 + 3
+        self.report(SHAPES).check(complete=True)
+        with_bias = expected_shapes(DrafterConfig.from_dict(drafter(attention_bias=True)))
+        biased = {name.split(".")[3] for name in with_bias if name.endswith("bias")}
+        assert biased == {f"{module}_proj" for module in "qkvo"}
+
+    @pytest.mark.parametrize(
+        ("name", "expected"),
+        [
+            ("layers.0.self_attn.k_proj.weight", ("layers.0.self_attn.qkv_proj.weight", "k")),
+            ("layers.3.mlp.up_proj.weight_scale", ("layers.3.mlp.gate_up_proj.weight_scale", 1)),
+            ("layers.0.self_attn.k_norm.weight", ("layers.0.self_attn.k_norm.weight", None)),
+        ],
+    )
+    def test_parts_load_into_fused_modules(self, name: str, expected: tuple[str, object]) -> None:
+        assert destination(name) == expected
+
+    def test_every_problem_is_named(self) -> None:
+        tensors = {**SHAPES, "embed_tokens.weight": (1024, 64), "norm.weight": (65,)}
+        del tensors["layers.0.mlp.gate_proj.weight"]
+        with pytest.raises(DFlashError) as error:
+            self.report(tensors).check(complete=True)
+        text = str(error.value)
+        assert "missing: layers.0.mlp.gate_proj.weight, norm.weight" in text
+        assert "unexpected: embed_tokens.weight" in text
+        assert "norm.weight is [65], not [64]" in text
+
+    def test_a_partial_update_may_omit_tensors_and_adds_none(self) -> None:
+        self.report({"fc.weight": SHAPES["fc.weight"]}).check(complete=False)
+        with pytest.raises(DFlashError, match="unexpected: fd.weight"):
+            self.report({"fd.weight": (1,)}).check(complete=False)
+
+    def test_a_quantised_checkpoint_is_compared_by_module(self) -> None:
+        quantised = {"quantization_config": {"quant_method": "fp8"}}
+        tensors = {name.replace("proj.weight", "proj.weight_packed"): (1,) for name in SHAPES}
+        self.report(tensors, **quantised).check(complete=True)
+        del tensors["layers.1.self_attn.o_proj.weight_packed"]
+        with pytest.raises(DFlashError, match=r"missing: layers\.1\.self_attn\.o_proj[;)]"):
+            self.report(tensors, **quantised).check(complete=True)
+
+
+class TestMaskEmbedding:
+    def load(self, folder: Path, content: Any = None, **changes: Any) -> torch.Tensor | None:
+        embedding = {"embedding": torch.arange(64.0), "mask_token_id": 900, **changes}
+        torch.save(content or embedding, folder / MASK_EMBEDDING)
+        return load_mask_embedding(folder / MASK_EMBEDDING, CONFIG)
+
+    def test_is_read_where_there_is_one(self, tmp_path: Path) -> None:
+        embedding = self.load(tmp_path, per_position=False)
+        assert embedding is not None and embedding.tolist() == list(range(64))
+        assert load_mask_embedding(None, CONFIG) is None
+
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"mask_token_id": 899}, "mask_token_id 899"),
+            ({"mask_token_id": "900"}, "cannot be read"),
+            ({"mask_token_id": None}, "cannot be read"),
+            ({"per_position": True}, "one embedding per position"),
+            ({"per_position": torch.ones(3)}, "one embedding per position"),
+            ({"embedding": torch.zeros(15, 64)}, r"shape \[15, 64\]"),
+            ({"embedding": [0.0] * 64}, "cannot be read"),
+            ({"embedding": torch.full((64,), float("nan"))}, "finite floating-point numbers"),
+            ({"embedding": torch.zeros(64, dtype=torch.int32)}, "finite floating-point numbers"),
+            ({"embedding": torch.zeros(64).to_sparse()}, "finite floating-point numbers"),
+            ({"content": [1, 2]}, "holds a list"),
+            ({"more": torch.zeros(LARGEST_EMBEDDING // 4)}, "is larger than 16 MiB"),
+        ],
+        ids=lambda value: str(value)[:40],
+    )
+    def test_of_another_drafter_or_without_usable_numbers_is_refused(
+        self, tmp_path: Path, changes: dict[str, Any], named: str
+    ) -> None:
+        with pytest.raises(DFlashError, match=named):
+            self.load(tmp_path, **changes)
+
+    def test_of_another_format_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / MASK_EMBEDDING).write_bytes(b"not a checkpoint")
+        with pytest.raises(DFlashError, match="cannot be read"):
+            load_mask_embedding(tmp_path / MASK_EMBEDDING, CONFIG)
+
+
+class TestPlainView:
+    """The folder from which SGLang loads another trainer's drafter."""
+
+    @pytest.fixture(autouse=True)
+    def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        return tmp_path / "cache"
+
+    def test_holds_the_plain_form_and_the_same_weights(self, tmp_path: Path) -> None:
+        tensors = tensors_of("speculators", write_target(tmp_path / "target"))
+        folder = write(tmp_path / "drafter", config("speculators"), tensors)
+        (folder / MASK_EMBEDDING).write_bytes(b"m")
+        (folder / "dflash.py").write_text("raise SystemExit")
+        view = plain_view(ModelFiles(str(folder)))
+        assert view is not None
+        assert sorted(file.name for file in view.iterdir()) == ["config.json", MASK_EMBEDDING, "model.safetensors"]
+        written = json.loads((view / "config.json").read_text())
+        assert written["architectures"] == ["DFlashDraftModel"] and "speculators_model_type" not in written
+        assert DrafterConfig.load(view) == DrafterConfig.load(folder)
+        assert ModelFiles(str(view)).path(MASK_EMBEDDING) == view / MASK_EMBEDDING
+        loaded = load_file(view / "model.safetensors")
+        assert loaded.keys() == tensors.keys()
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+        assert json.loads((folder / "config.json").read_text()) == config("speculators")
+
+    def test_is_kept_until_the_drafter_changes(self, tmp_path: Path) -> None:
+        folder = write(tmp_path / "drafter", config("automodel"), {"a": torch.zeros(1)})
+        first = plain_view(ModelFiles(str(folder)))
+        assert first is not None and plain_view(ModelFiles(str(folder))) == first
+        assert [entry.name for entry in first.parent.iterdir()] == [first.name]
+        (folder / "config.json").write_text(json.dumps({**config("automodel"), "block_size": 8}))
+        assert plain_view(ModelFiles(str(folder))) != first
+
+    def test_is_not_written_for_a_plain_drafter(self, tmp_path: Path, cache: Path) -> None:
+        folder = write(tmp_path / "drafter", plain_config("automodel"), {"a": torch.zeros(1)})
+        assert plain_view(ModelFiles(str(folder))) is None
+        assert not cache.exists()
+
+    def test_that_cannot_be_written_is_an_error_with_its_remedy(self, tmp_path: Path, cache: Path) -> None:
+        cache.write_text("a file")
+        folder = write(tmp_path / "drafter", config("automodel"), {"a": torch.zeros(1)})
+        with pytest.raises(DFlashError, match="cannot be written") as error:
+            plain_view(ModelFiles(str(folder)))
+        assert "XDG_CACHE_HOME" in error.value.remedy
