@@ -1,4 +1,4 @@
-"""What may come of an input: success, a DFlashError that a terminal can show, or an exit with a usage error."""
+"""Allowed outcomes of an input: success, a DFlashError that a terminal can show, or an exit with a usage error."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-from hypothesis import currently_in_test_context, event
-
 import sglang_dflash
 from sglang_dflash.errors import LONGEST, DFlashError
 
@@ -28,10 +26,9 @@ _watched: tuple[str, list[str]] | None = None
 
 @contextmanager
 def judged(folder: Path | str = os.devnull, *, refuse: bool = False) -> Iterator[None]:
-    """Fail unless the block ends in one of these ways, in time, and touches nothing that is none of its business.
+    """Fail unless the block ends in one of these ways, in time, and opens files in ``folder`` only.
 
     Args:
-        folder: the only place where files may be opened; by default none may.
         refuse: whether the block must end in an error.
     """
     global _watched
@@ -52,8 +49,6 @@ def judged(folder: Path | str = os.devnull, *, refuse: bool = False) -> Iterator
     assert_showable(refusal)
     assert not touched and process_time() - began < SECONDS and peak < MEMORY, (touched, peak)
     assert refusal or not refuse, "accepted"
-    if currently_in_test_context():
-        event("refused" if refusal else "accepted")  # pytest --hypothesis-show-statistics
 
 
 def assert_showable(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Flags, variables and what the driver says are the operator's: a mistake in them ends in one error that names it."""
+"""A mistake in flags, variables or the driver's answer ends in one error that names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request is a stranger's: one that no sampler can compute with is refused by name, and stops no other."""
+"""A request that no sampler can compute with is refused by name, and stops no other."""
 
 from __future__ import annotations
 
@@ -111,8 +111,7 @@ def serve(*asked: dict[str, Any]) -> list[str | None]:
 
 
 def our_sampler() -> SeededSampler:
-    """Outside a server SGLang's constructor finds no parallel state."""
-    made = SeededSampler.__new__(SeededSampler)
+    made = SeededSampler.__new__(SeededSampler)  # its constructor needs a server's parallel state
     torch.nn.Module.__init__(made)
     made.tp_sync_group = made.cp_sync_group = made.rl_on_policy_target = None
     made.enable_deterministic = made.use_log_softmax_logprob = made.use_ascend_backend = False
@@ -141,8 +140,8 @@ UNUSUAL: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("params", BAD + UNUSUAL, ids=lambda params: ascii(params)[:60])
-def test_a_request_beside_a_good_one(params: dict[str, Any]) -> None:
-    """The first are refused by name: each of them once ended the scheduler. The others are merely unusual."""
+def test_an_unusable_request_is_refused_and_a_good_one_in_the_same_batch_is_served(params: dict[str, Any]) -> None:
+    """Each of ``BAD`` once ended the scheduler; the others are merely unusual."""
     refused, served = serve(params, GOOD)
     assert served is None and (refused is not None) is (params in BAD)
     if refused is not None:

@@ -1,4 +1,4 @@
-"""Strategies for hostile values, and for real documents and files after somebody spoilt them."""
+"""Strategies for hostile values, and for damaged documents and files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _edited(document: Any, edits: list[tuple[int, str, str, Any]]) -> Any:
 
 
 def _places(document: Any) -> Iterator[tuple[Any, Any]]:
-    """(container, key or index) of everything in a JSON document."""
+    """Container and key or index of every value in a JSON document."""
     inner = (
         document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
     )
@@ -68,6 +68,6 @@ def damaged(whole: bytes) -> SearchStrategy[bytes]:
 
 
 def json_files(documents: Sequence[Any], values: SearchStrategy[Any] = VALUES) -> SearchStrategy[bytes]:
-    """A spoilt document as a file, a damaged one, or what is hardly JSON."""
+    """A spoilt document as a file, a damaged one, or text that is hardly JSON."""
     wild = st.sampled_from([b"", b"\xff{}", b'{"a":' * 5000, LONG_NUMBER.encode(), DEEP.encode()]) | VALUES.map(dumped)
     return spoilt(documents, values).map(dumped) | damaged(dumped(documents[0])) | wild

@@ -35,16 +35,13 @@ print(json.dumps([reports, opened]))
 """
 
 
-@pytest.mark.parametrize("adaptive", [True, False])
-def test_whether_widths_are_adaptive_is_decided_at_launch_and_needs_no_file_later(
-    adaptive: bool, tmp_path: Path
-) -> None:
+def test_whether_widths_are_adaptive_is_decided_at_launch_and_needs_no_file_later(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     folder.mkdir()
     write_pair(folder, Broken("fits", ""))
     (folder / "widths.json").write_text('{"widths": [1, 2, 4]}')
     flags = ("--model-path", "target", "--speculative-draft-model-path", "drafter", "--speculative-algorithm", "DFLASH")
-    flags += ("--speculative-adaptive", "--speculative-adaptive-config", "widths.json") if adaptive else ()
+    flags += ("--speculative-adaptive", "--speculative-adaptive-config", "widths.json")
     flags = tuple(str(folder / flag) if (folder / flag).exists() else flag for flag in flags)
     ran = subprocess.run(
         [sys.executable, "-c", REPORTS, str(folder), *flags],
@@ -55,4 +52,4 @@ def test_whether_widths_are_adaptive_is_decided_at_launch_and_needs_no_file_late
         env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
     assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout.splitlines()[-1]) == [[adaptive] * 3, []]
+    assert json.loads(ran.stdout.splitlines()[-1]) == [[True] * 3, []]
