@@ -79,6 +79,17 @@ def test_without_an_accelerator_the_core_refuses_dflash_and_names_the_cpu_platfo
 
 
 @pytest.mark.sglang
+def test_without_an_accelerator_the_cores_doctor_exits_with_1_and_names_the_cpu_platform(
+    core_alone: dict[str, str],
+) -> None:
+    ended = run(core_alone, "-m", "sglang_dflash.cli", "doctor")
+    assert ended.returncode == 1, ended.stderr
+    verdict, fix = ended.stdout.splitlines()[:2]
+    assert verdict.endswith("(expected: a CUDA GPU, or the CPU platform of sglang-dflash-cpu).")
+    assert fix == f"Fix: pip install sglang-dflash-cpu=={__version__} to serve on the CPU."
+
+
+@pytest.mark.sglang
 def test_the_core_does_not_take_over_sglang_on_a_machine_without_an_accelerator(core_alone: dict[str, str]) -> None:
     program = (
         "from sglang.srt.plugins import load_plugins; load_plugins()\n"

@@ -34,7 +34,8 @@ ALLOWED: dict[str, set[str]] = {
     "hooks": STEP | {"plan", "worker"},
     "plugin": STEP | {"plan", "worker", "hooks"},
     "diagnose": COMMAND | {"plan", "causes"},
-    "cli": COMMAND | {"plan", "diagnose"},
+    "doctor": COMMAND | {"plan", "hooks", "plugin"},
+    "cli": COMMAND | {"plan", "diagnose", "doctor"},
 }
 
 

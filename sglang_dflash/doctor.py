@@ -1,0 +1,181 @@
+"""``sglang-dflash doctor``: which worker would serve DFLASH on this machine, with which versions."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Annotated, Any
+
+import typer
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from sglang_dflash import __version__, upstream
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.machine import CPU, Machine, find_gpu, size
+from sglang_dflash.plan.settings import SWITCH, Settings
+from sglang_dflash.upstream import TESTED_SGLANG, check_version
+
+# Distributions by the name that users know. All tests run on a CPU: no version is tested on a GPU.
+PARTS = {
+    "SGLang": "sglang",
+    "torch": "torch",
+    "Triton": "triton",
+    "FlashInfer": "flashinfer-python",
+    "sgl-kernel": "sglang-kernel",
+}
+TESTED = {"SGLang": TESTED_SGLANG, "torch": "2.13.0", "Triton": "3.8.0"}
+
+
+class Builtin(DFlashError):
+    """DFLASH that SGLang's own worker would serve on a GPU, and nothing on a CPU."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A version: the installed one, what SGLang requires (``"==2.14.1"``), and the one that our tests run with."""
+
+    name: str
+    installed: str | None
+    required: str | None = None
+    tested: str | None = None
+
+    @property
+    def is_untested(self) -> bool:
+        return self.installed is not None and self.installed.partition("+")[0] != self.tested
+
+    @property
+    def note(self) -> str:
+        if self.installed is None:
+            return f"SGLang requires {self.required}" if self.required else ""
+        known = [f"our tests use {self.tested}"] if self.tested else []
+        known += [f"SGLang requires {self.required}"] if self.required else []
+        return "; ".join(["untested", *known] if self.is_untested else ["tested on CPUs", *known[1:]])
+
+
+@dataclass(frozen=True)
+class Report:
+    """``machine`` is the device that would serve; ``problem`` is None if this package would serve DFLASH there."""
+
+    machine: Machine
+    parts: list[Part]
+    problem: DFlashError | None
+
+    @property
+    def worker(self) -> str:
+        if self.problem is None:
+            return "sglang-dflash"
+        return "SGLang's own" if isinstance(self.problem, Builtin) and self.machine.kind == "gpu" else "none"
+
+    @property
+    def untested(self) -> list[str]:
+        gpu = [self.machine.name] if self.machine.kind == "gpu" else []
+        return gpu + [f"{part.name} {part.installed}" for part in self.parts if part.is_untested]
+
+    def as_json(self) -> dict[str, Any]:
+        error = self.problem
+        return {
+            "served": error is None,
+            "problem": error and {"value": error.value, "expected": error.expected, "fix": error.remedy},
+            "worker": self.worker,
+            "device": asdict(self.machine),
+            "untested": self.untested,
+            "versions": {part.name: asdict(part) for part in self.parts},
+        }
+
+    def lines(self) -> Iterator[str]:
+        if self.problem is None:
+            yield f"sglang-dflash {__version__} serves DFLASH on {self.machine.name}."
+        else:
+            reason = f"{self.problem.value} (expected: {self.problem.expected})"
+            yield f"sglang-dflash {__version__} does not serve DFLASH here: {reason}."
+            yield f"Fix: {self.problem.remedy}."
+        if self.untested:
+            yield f"Untested: {', '.join(self.untested)}."
+        yield f"\n{'worker':12}{self.worker}"
+        memory = f", {size(self.machine.memory)}" if self.machine.memory else ""
+        yield f"{'device':12}{self.machine.name}{memory}"
+        for part in self.parts:
+            yield f"{part.name:12}{part.installed or 'none':16}{part.note}".rstrip()
+
+
+def examine() -> Report:
+    """Check this environment as a launch would, without a model; import SGLang and load its plugins."""
+    machine, problem = find_gpu() or CPU, None
+    try:
+        machine = _check(machine)
+    except DFlashError as error:
+        problem = error
+    return Report(machine, [*_parts(), Part("CUDA", _cuda())], problem)
+
+
+def _check(machine: Machine) -> Machine:
+    """Return the device that would serve.
+
+    Raises:
+        DFlashError: this package would not serve DFLASH.
+    """
+    check_version()  # SGLang may be absent
+    settings = Settings.of(Settings())
+    settings.validate()
+    if settings.wants_builtin:
+        raise Builtin(f"{SWITCH}=builtin selects SGLang's own worker", expected="unset", remedy=f"unset {SWITCH}")
+    warnings.simplefilter("ignore")  # SGLang's modules warn of each accelerator that is absent
+    try:
+        upstream.load_plugins()
+        from sglang_dflash.hooks import takeover
+        from sglang_dflash.plugin import is_registered
+    except (ImportError, OSError, RuntimeError) as error:
+        raise DFlashError(
+            f"SGLang {upstream.installed_version()} cannot be imported ({type(error).__name__}: {error})",
+            expected="an SGLang that can be imported",
+            remedy="repair the installation until `python -m sglang.launch_server --help` works",
+        ) from error
+    takeover.check_sglang(machine)
+    if not is_registered():
+        raise Builtin(
+            "SGLang did not load the plugin",
+            expected="the plugin `dflash`",
+            remedy="install sglang-dflash in SGLang's environment; unset SGLANG_PLUGINS, or add `dflash` to it",
+        )
+    takeover.refuse_without_accelerator()
+    takeover.refuse_unapplied_hooks()
+    return CPU if takeover.on_our_cpu_platform() else machine
+
+
+def _parts() -> Iterator[Part]:
+    wanted = map(Requirement, (upstream.installed_version() and requires("sglang")) or ())
+    pins = {canonicalize_name(each.name): str(each.specifier) for each in wanted if "extra" not in str(each.marker)}
+    for name, distribution in PARTS.items():
+        yield Part(name, _installed(distribution), pins.get(canonicalize_name(distribution)), TESTED.get(name))
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _cuda() -> str | None:
+    try:
+        import torch
+    except (ImportError, OSError):
+        return None
+    return torch.version.cuda
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False) -> None:
+    """Check this environment: which worker would serve DFLASH, on which device, and which versions are untested.
+
+    Loads SGLang's plugins as a launch does, without a model. Exit status: 0 this package would serve DFLASH, 1 it would
+    not (the first line gives the reason).
+
+    Example: sglang-dflash doctor
+    """
+    report = examine()
+    typer.echo(json.dumps(report.as_json(), indent=2) if as_json else "\n".join(report.lines()))
+    raise typer.Exit(1 if report.problem else 0)
