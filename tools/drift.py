@@ -1,4 +1,6 @@
-"""``make drift SGLANG=X.Y.Z``: what another SGLang release lacks of what this package uses, by name.
+"""``make drift SGLANG=X.Y.Z``: what another SGLang lacks of what this package uses, by name.
+
+A release is a version, ``newest``, or a folder that holds ``sglang``.
 
 The release is installed beside the environment's own (``.cache/sglang``, about 120 MB, without its dependencies) and
 checked in a process of its own. Exits with 1 if anything is missing. For the tested release, the list of its server
@@ -27,11 +29,13 @@ RELEASES = ROOT / ".cache/sglang"
 
 
 def install(release: str, folder: Path = RELEASES) -> Path:
-    """Download a release's wheel once; the folder that holds ``sglang``.
+    """Return the folder that holds a release's ``sglang``; download its wheel once.
 
     Raises:
         SystemExit: the package index has no such release for this Python.
     """
+    if Path(release, "sglang").is_dir():
+        return Path(release).resolve()
     target, unfinished = folder / release, folder / f"{release}.part"
     if not target.exists():
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -41,6 +45,13 @@ def install(release: str, folder: Path = RELEASES) -> Path:
             raise SystemExit(f"sglang=={release} could not be installed")
         unfinished.rename(target)
     return target
+
+
+def newest() -> str:
+    """Return the newest release on the package index."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-deps", "sglang"]
+    report = subprocess.check_output([*pip, "--dry-run", "--ignore-installed", "--report", "-"], text=True)
+    return str(json.loads(report)["install"][0]["metadata"]["version"])
 
 
 def used() -> list[Symbol]:
@@ -136,7 +147,7 @@ def compare_flags(found: list[dict[str, Any]]) -> None:
 
 def main(releases: list[str]) -> None:
     symbols, fits = used(), True
-    for release in releases:
+    for release in (newest() if release == "newest" else release for release in releases):
         folder = install(release)
         found = problems(symbols, folder)
         fits &= not found
