@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires
 from typing import Annotated, Any
 
 import typer
@@ -17,9 +18,9 @@ from sglang_dflash import __version__, upstream
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.machine import CPU, Machine, find_gpu, size
 from sglang_dflash.plan.settings import SWITCH, Settings
-from sglang_dflash.upstream import TESTED_SGLANG, check_version
+from sglang_dflash.upstream import TESTED_SGLANG, check_version, installed_version
 
-# Distributions by the name that users know. All tests run on a CPU: no version is tested on a GPU.
+# Distributions by the name that users know, and the versions of our tests, which all run on a CPU.
 PARTS = {
     "SGLang": "sglang",
     "torch": "torch",
@@ -49,11 +50,12 @@ class Part:
 
     @property
     def note(self) -> str:
-        if self.installed is None:
-            return f"SGLang requires {self.required}" if self.required else ""
-        known = [f"our tests use {self.tested}"] if self.tested else []
-        known += [f"SGLang requires {self.required}"] if self.required else []
-        return "; ".join(["untested", *known] if self.is_untested else ["tested on CPUs", *known[1:]])
+        notes = [] if self.installed is None else ["untested" if self.is_untested else "tested on CPUs"]
+        if self.is_untested and self.tested:
+            notes.append(f"tests use {self.tested}")
+        if self.required:
+            notes.append(f"SGLang requires {self.required}")
+        return "; ".join(notes)
 
 
 @dataclass(frozen=True)
@@ -77,14 +79,9 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         error = self.problem
-        return {
-            "served": error is None,
-            "problem": error and {"value": error.value, "expected": error.expected, "fix": error.remedy},
-            "worker": self.worker,
-            "device": asdict(self.machine),
-            "untested": self.untested,
-            "versions": {part.name: asdict(part) for part in self.parts},
-        }
+        problem = error and {"value": error.value, "expected": error.expected, "fix": error.remedy}
+        about = {"worker": self.worker, "device": asdict(self.machine), "untested": self.untested}
+        return {"problem": problem, **about, "versions": {part.name: asdict(part) for part in self.parts}}
 
     def lines(self) -> Iterator[str]:
         if self.problem is None:
@@ -109,7 +106,7 @@ def examine() -> Report:
         machine = _check(machine)
     except DFlashError as error:
         problem = error
-    return Report(machine, [*_parts(), Part("CUDA", _cuda())], problem)
+    return Report(machine, list(_parts()), problem)
 
 
 def _check(machine: Machine) -> Machine:
@@ -130,7 +127,7 @@ def _check(machine: Machine) -> Machine:
         from sglang_dflash.plugin import is_registered
     except (ImportError, OSError, RuntimeError) as error:
         raise DFlashError(
-            f"SGLang {upstream.installed_version()} cannot be imported ({type(error).__name__}: {error})",
+            f"SGLang {installed_version()} cannot be imported ({type(error).__name__}: {error})",
             expected="an SGLang that can be imported",
             remedy="repair the installation until `python -m sglang.launch_server --help` works",
         ) from error
@@ -147,25 +144,12 @@ def _check(machine: Machine) -> Machine:
 
 
 def _parts() -> Iterator[Part]:
-    wanted = map(Requirement, (upstream.installed_version() and requires("sglang")) or ())
+    wanted = map(Requirement, (installed_version() and requires("sglang")) or ())
     pins = {canonicalize_name(each.name): str(each.specifier) for each in wanted if "extra" not in str(each.marker)}
     for name, distribution in PARTS.items():
-        yield Part(name, _installed(distribution), pins.get(canonicalize_name(distribution)), TESTED.get(name))
-
-
-def _installed(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
-
-
-def _cuda() -> str | None:
-    try:
-        import torch
-    except (ImportError, OSError):
-        return None
-    return torch.version.cuda
+        yield Part(name, installed_version(distribution), pins.get(canonicalize_name(distribution)), TESTED.get(name))
+    torch = sys.modules.get("torch")  # SGLang has imported it, if it can
+    yield Part("CUDA", torch.version.cuda if torch else None)
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False) -> None:

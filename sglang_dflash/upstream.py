@@ -319,10 +319,10 @@ def read_record(server_args: Any) -> object:
     return getattr(server_args, "_sglang_dflash", None)
 
 
-def installed_version() -> str | None:
-    """Version of the installed SGLang distribution, None if there is none."""
+def installed_version(distribution: str = "sglang") -> str | None:
+    """Version of the installed distribution, None if there is none."""
     try:
-        return version("sglang")
+        return version(distribution)
     except PackageNotFoundError:
         return None
 
