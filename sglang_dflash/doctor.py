@@ -103,13 +103,13 @@ def examine() -> Report:
     """Check this environment as a launch would, without a model; import SGLang and load its plugins."""
     machine, problem = find_gpu() or CPU, None
     try:
-        machine = _check(machine)
+        machine = _serving_machine()
     except DFlashError as error:
         problem = error
     return Report(machine, list(_parts()), problem)
 
 
-def _check(machine: Machine) -> Machine:
+def _serving_machine() -> Machine:
     """Return the device that would serve.
 
     Raises:
@@ -123,8 +123,10 @@ def _check(machine: Machine) -> Machine:
     warnings.simplefilter("ignore")  # SGLang's modules warn of each accelerator that is absent
     try:
         upstream.load_plugins()
-        from sglang_dflash.hooks import takeover
+        from sglang_dflash.hooks import launch, takeover
         from sglang_dflash.plugin import is_registered
+
+        machine = launch.this_machine(0)
     except (ImportError, OSError, RuntimeError) as error:
         raise DFlashError(
             f"SGLang {installed_version()} cannot be imported ({type(error).__name__}: {error})",
@@ -140,7 +142,7 @@ def _check(machine: Machine) -> Machine:
         )
     takeover.refuse_without_accelerator()
     takeover.refuse_unapplied_hooks()
-    return CPU if takeover.on_our_cpu_platform() else machine
+    return machine
 
 
 def _parts() -> Iterator[Part]:
