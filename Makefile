@@ -70,6 +70,7 @@ soak: setup
 fuzz: setup
 	FUZZ_EXAMPLES=$(or $(EXAMPLES),3000) $(PYTEST) --dist worksteal --hypothesis-show-statistics tests/fuzz
 
+# SGLANG: versions, `newest`, or folders that hold `sglang`.
 drift: setup
 	$(BIN)/python -m tools.drift $(or $(SGLANG),0.5.23)
 

@@ -6,8 +6,9 @@ set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 source "$here/cards.sh"
 
-ROUTER_PORT=${ROUTER_PORT-30000} FIRST_PORT=${FIRST_PORT-30001} FIRST_GPUS=${FIRST_GPUS-0} SECOND_GPUS=${SECOND_GPUS-1}
-POLICY=${POLICY-cache_aware} PYTHON=${PYTHON-python}
+CARD+=([ROUTER_PORT]=30000 [FIRST_PORT]=30001 [FIRST_GPUS]=0 [SECOND_GPUS]=1 [POLICY]=cache_aware)
+ROUTER_PORT=$(value ROUTER_PORT) FIRST_PORT=$(value FIRST_PORT) POLICY=$(value POLICY) PYTHON=$(value PYTHON)
+FIRST_GPUS=$(value FIRST_GPUS) SECOND_GPUS=$(value SECOND_GPUS)
 
 usage() {
     cat <<TEXT
@@ -17,20 +18,19 @@ PAIR is one of: ${PAIRS[*]}
   --dry-run     print the three commands and stop
   --check       run the preflight with the replicas' flags and stop
 
-Environment variables, besides those of serve.sh:
-  ROUTER_PORT   port of the router [$ROUTER_PORT]
-  FIRST_PORT    port of the first replica; the second has the next one [$FIRST_PORT]
-  FIRST_GPUS    CUDA_VISIBLE_DEVICES of the first replica [$FIRST_GPUS]
-  SECOND_GPUS   CUDA_VISIBLE_DEVICES of the second [$SECOND_GPUS]
-  POLICY        the router's policy [$POLICY]
-  PYTHON        interpreter that has SGLang and its router [$PYTHON]
+Environment variables, in addition to those of serve.sh:
+  SGLANG_DFLASH_ROUTER_PORT   port of the router [$ROUTER_PORT]
+  SGLANG_DFLASH_FIRST_PORT    port of the first replica; the second has the next one [$FIRST_PORT]
+  SGLANG_DFLASH_FIRST_GPUS    CUDA_VISIBLE_DEVICES of the first replica [$FIRST_GPUS]
+  SGLANG_DFLASH_SECOND_GPUS   CUDA_VISIBLE_DEVICES of the second [$SECOND_GPUS]
+  SGLANG_DFLASH_POLICY        the router's policy [$POLICY]
+  SGLANG_DFLASH_PYTHON        interpreter that has SGLang and its router [$PYTHON]
+
+Example: SGLANG_DFLASH_ROUTER_PORT=8000 launch/replicas.sh qwen3.5-27b --enable-metrics
 TEXT
 }
 
-if [[ ${1-} != @(--help|-h) ]] && ! card "${1-}"; then
-    usage >&2
-    exit 2
-fi
+if [[ ${1-} != @(--help|-h) ]]; then card "${1-}"; fi
 DRY_RUN='' arguments=()
 for word; do
     case $word in
@@ -50,7 +50,7 @@ router=("$PYTHON" -m sglang_router.launch_router --port "$ROUTER_PORT" --policy 
 
 # replica GPUS PORT: replace the (sub)shell with one server, so that signals reach it.
 replica() {
-    exec env CUDA_VISIBLE_DEVICES="$1" LISTEN_HOST=127.0.0.1 LISTEN_PORT="$2" PYTHON="$PYTHON" \
+    exec env CUDA_VISIBLE_DEVICES="$1" SGLANG_DFLASH_LISTEN_HOST=127.0.0.1 SGLANG_DFLASH_LISTEN_PORT="$2" \
         "$here/serve.sh" "${arguments[0]}" ${DRY_RUN:+--dry-run} "${arguments[@]:1}"
 }
 
@@ -62,7 +62,7 @@ if [[ $DRY_RUN ]]; then
     exit
 fi
 "$PYTHON" -c 'import sglang_router' || {
-    echo 'replicas.sh: sglang_router is not installed; pip install sglang-router' >&2
+    echo "replicas.sh: SGLang's router is not installed. Fix: pip install sglang-router" >&2
     exit 1
 }
 # When one of the three ends, or this script gets a signal, stop all of them.

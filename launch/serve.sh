@@ -9,12 +9,15 @@ usage() {
 launch/serve.sh PAIR [options]; PAIR is one of: ${PAIRS[*]}
 
 Options:
-  --help           this text; after a pair's name also its values
+  --help           print this text; after a pair's name also its values
   --dry-run        print the command and stop
   --check          run the preflight (sglang-dflash check) with these flags and stop
-  --long-context   limit how far back full-attention drafter layers read (DRAFT_WINDOW)
-  --multi-gpu      split the models across GPUs (TP)
+  --long-context   limit how far back full-attention drafter layers read (SGLANG_DFLASH_DRAFT_WINDOW)
+  --multi-gpu      split the models across two GPUs (SGLANG_DFLASH_TP)
   anything else    goes to the server
+
+A start prints the verdict of the preflight first.
+Example: SGLANG_DFLASH_BLOCK_SIZE=8 launch/serve.sh qwen3.5-27b --enable-metrics
 TEXT
 }
 
@@ -22,11 +25,8 @@ if [[ ${1-} == @(--help|-h) ]]; then
     usage
     exit
 fi
-if ! card "${1-}"; then
-    usage >&2
-    exit 2
-fi
-PAIR_NAME=$1 ACTION=serve EXTRA=()
+card "${1-}"
+ACTION=serve EXTRA=() GPU=''
 shift
 while (($#)); do
     case $1 in
@@ -39,67 +39,77 @@ while (($#)); do
         EXTRA+=("${@:2}")
         break
         ;;
-    *) EXTRA+=("$1") ;;
+    *)
+        if [[ $1 == --gpu ]]; then GPU=${2-}; fi
+        EXTRA+=("$1")
+        ;;
     esac
     shift
 done
 
-PYTHON=${PYTHON-python}
+PYTHON=$(value PYTHON)
 if [[ $PAIR_NAME == demo ]]; then
-    PAIR=${PAIR-${CARD[PAIR]}}
-    CARD[TARGET]=$("$PYTHON" -m sglang_dflash.cli pairs path "$PAIR")
-    CARD[DRAFTER]=$("$PYTHON" -m sglang_dflash.cli pairs path "$PAIR" --drafter good)
+    CARD[TARGET]=$("$PYTHON" -m sglang_dflash.cli pairs path "$(value PAIR)")
+    CARD[DRAFTER]=$("$PYTHON" -m sglang_dflash.cli pairs path "$(value PAIR)" --drafter good)
+fi
+# On another GPU than the card's, SGLang chooses the fraction of memory.
+if [[ $ACTION != help && ${CARD[MEM_FRACTION]-} && ! ${SGLANG_DFLASH_MEM_FRACTION+set} ]]; then
+    gpu=${GPU:-$("$PYTHON" -c 'from sglang_dflash.plan import machine; print((machine.find_gpu() or machine.CPU).name)')}
+    if [[ ${gpu^^} != *"$CARD_GPU"* ]]; then CARD[MEM_FRACTION]=''; fi
 fi
 
 COMMAND=(--speculative-algorithm DFLASH) ENVIRONMENT=() KNOBS=()
 if [[ $PAIR_NAME != demo ]]; then COMMAND+=(--trust-remote-code); fi
-# A knob is an environment variable whose default is the card's value. It sets a server flag or a variable in the
-# server's environment; an empty one sets nothing.
-while read -r knob flag meaning; do
-    value=${!knob-${CARD[$knob]-}}
-    KNOBS+=("$(printf '  %-26s %-32s %s' "$knob" "${CARD[$knob]:-(none)}" "$meaning")")
-    printf -v "$knob" '%s' "$value"
-    if [[ ! $value ]]; then continue; fi
-    case $flag in
-    --*) COMMAND+=("$flag" "$value") ;;
-    *=) ENVIRONMENT+=("$flag$value") ;;
+# A variable sets a server flag, or a variable in the server's environment; an empty one sets nothing.
+while read -r variable flag meaning; do
+    name=${variable#SGLANG_DFLASH_}
+    KNOBS+=("$(printf '  %-38s %-32s %s' "$variable" "${CARD[$name]:-(none)}" "$meaning")")
+    case $(value "$name"):$flag in
+    :*) ;;
+    *:--*) COMMAND+=("$flag" "$(value "$name")") ;;
+    *=) ENVIRONMENT+=("$flag$(value "$name")") ;;
     esac
 done <<TABLE
-TARGET                  --model-path                        target: hub id or folder
-DRAFTER                 --speculative-draft-model-path      drafter: hub id or folder
-BLOCK_SIZE              $BLOCK_SIZE_FLAG                    tokens of a draft block
-ATTENTION_BACKEND       --attention-backend                 the target's attention
-DRAFT_ATTENTION_BACKEND --speculative-draft-attention-backend  the drafter's attention, if different
-LINEAR_PREFILL_BACKEND  --linear-attn-prefill-backend       the recurrent layers' prefill
-LINEAR_DECODE_BACKEND   --linear-attn-decode-backend        the recurrent layers' decode
-DTYPE                   --dtype                             dtype; a CPU is fastest in float32
-MEM_FRACTION            --mem-fraction-static               fraction of memory for weights, K/V and states
-MAMBA_STRATEGY          --mamba-radix-cache-strategy        snapshots of recurrent states for the prefix cache
-GRAPH_MAX_BS            --cuda-graph-max-bs-decode          largest batch with a CUDA graph
-PREFILL_GRAPH           --cuda-graph-backend-prefill        CUDA graphs of prefill
-ALLREDUCE_FUSION        --flashinfer-allreduce-fusion-backend  all-reduce fused with the norm after it
-OVERLAP_PLAN_STREAM     SGLANG_ENABLE_OVERLAP_PLAN_STREAM=  prepare the next step on its own stream
-TP                      --tp-size                           GPUs per replica
-DP                      --dp-size                           replicas behind one address
-CONTEXT_LENGTH          --context-length                    longest sequence in tokens
-DRAFT_WINDOW            --speculative-draft-window-size     context tokens that full-attention drafter layers read
-MAX_RUNNING             --max-running-requests              requests at once
-LISTEN_HOST             --host                              address to listen on
-LISTEN_PORT             --port                              port to listen on
+SGLANG_DFLASH_TARGET                  --model-path                        target: hub id or folder
+SGLANG_DFLASH_DRAFTER                 --speculative-draft-model-path      drafter: hub id or folder
+SGLANG_DFLASH_BLOCK_SIZE              $BLOCK_SIZE_FLAG                    tokens of a draft block
+SGLANG_DFLASH_ATTENTION_BACKEND       --attention-backend                 the target's attention
+SGLANG_DFLASH_DRAFT_ATTENTION_BACKEND --speculative-draft-attention-backend  the drafter's attention, if different
+SGLANG_DFLASH_LINEAR_PREFILL_BACKEND  --linear-attn-prefill-backend       the recurrent layers' prefill
+SGLANG_DFLASH_LINEAR_DECODE_BACKEND   --linear-attn-decode-backend        the recurrent layers' decode
+SGLANG_DFLASH_DTYPE                   --dtype                             dtype; a CPU is fastest in float32
+SGLANG_DFLASH_MEM_FRACTION            --mem-fraction-static               fraction of memory for weights, K/V and states; SGLang's choice on a GPU other than $CARD_GPU
+SGLANG_DFLASH_MAMBA_STRATEGY          --mamba-radix-cache-strategy        snapshots of recurrent states for the prefix cache
+SGLANG_DFLASH_GRAPH_MAX_BS            --cuda-graph-max-bs-decode          largest batch with a CUDA graph
+SGLANG_DFLASH_PREFILL_GRAPH           --cuda-graph-backend-prefill        CUDA graphs of prefill
+SGLANG_DFLASH_ALLREDUCE_FUSION        --flashinfer-allreduce-fusion-backend  all-reduce fused with the norm after it
+SGLANG_DFLASH_OVERLAP_PLAN_STREAM     SGLANG_ENABLE_OVERLAP_PLAN_STREAM=  prepare the next step on its own stream
+SGLANG_DFLASH_TP                      --tp-size                           GPUs per replica
+SGLANG_DFLASH_DP                      --dp-size                           replicas behind one address
+SGLANG_DFLASH_CONTEXT_LENGTH          --context-length                    longest sequence in tokens
+SGLANG_DFLASH_DRAFT_WINDOW            --speculative-draft-window-size     context tokens that full-attention drafter layers read
+SGLANG_DFLASH_MAX_RUNNING             --max-running-requests              requests at once
+SGLANG_DFLASH_LISTEN_HOST             --host                              address to listen on
+SGLANG_DFLASH_LISTEN_PORT             --port                              port to listen on
 TABLE
 
 server=("$PYTHON" -m sglang.launch_server "${COMMAND[@]}" "${EXTRA[@]}")
+check=("$PYTHON" -m sglang_dflash.cli check "$(value TARGET)" "$(value DRAFTER)" "${COMMAND[@]}" "${EXTRA[@]}")
 case $ACTION in
 help)
     printf '%s\n\n' "$ABOUT"
     usage
-    printf '\nEnvironment variable         Default                          Meaning\n'
-    printf '%s\n' "${KNOBS[@]}" "$(printf '  %-26s %-32s %s' PYTHON python 'interpreter that has SGLang')"
+    printf '\n  %-38s %-32s %s\n' 'Environment variable' Default Meaning
+    printf '%s\n' "${KNOBS[@]}" "$(printf '  %-38s %-32s %s' SGLANG_DFLASH_PYTHON python 'interpreter that has SGLang')"
     ;;
 print)
     printf '%q ' "${ENVIRONMENT[@]}" "${server[@]}" | sed 's/ *$//'
     echo
     ;;
-check) "$PYTHON" -m sglang_dflash.cli check "$TARGET" "$DRAFTER" "${COMMAND[@]}" "${EXTRA[@]}" ;;
-serve) exec env "${ENVIRONMENT[@]}" "${server[@]}" ;;
+check) exec env "${ENVIRONMENT[@]}" "${check[@]}" ;;
+serve)
+    # The server applies the same rules itself, so a failing check does not stop it.
+    env "${ENVIRONMENT[@]}" "${check[@]}" >&2 || true
+    exec env "${ENVIRONMENT[@]}" "${server[@]}"
+    ;;
 esac

@@ -6,12 +6,14 @@ import json
 from dataclasses import replace
 from enum import Enum
 from importlib.metadata import entry_points
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from sglang_dflash import __version__
 from sglang_dflash.diagnose.cli import diagnose
+from sglang_dflash.doctor import doctor
 from sglang_dflash.errors import DFlashError, Finding
 from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.advice import Load
@@ -19,23 +21,55 @@ from sglang_dflash.plan.flags import check_unread, parse
 from sglang_dflash.plan.machine import GPUS, asked_about
 from sglang_dflash.plan.report import Report, plan_lines, preflight, to_json
 
-# Commands of sglang-dflash-lab, and their help where it is not installed.
-LAB = {
-    "bench": "Measure plain decoding against DFLASH (sglang-dflash-lab).",
-    "report": "Write a page from a benchmark's results (sglang-dflash-lab).",
-    "pairs": "List tiny trained pairs (sglang-dflash-lab).",
+# In the order of use.
+SUMMARIES = {
+    "check": "Check a pair, its memory and server flags before a start.",
+    "doctor": "Check which worker serves DFLASH here, and with which versions.",
+    "diagnose": "Measure how much drafting helps on a running server.",
+    "bench": "Measure plain decoding and DFLASH on real servers.",
+    "report": "Write a page of tables and plots from a benchmark's results.",
+    "pairs": "List and find the tiny trained pairs, or print prompts.",
+    "version": "Print the versions of this package and of SGLang.",
 }
+LAB = ("bench", "report", "pairs")  # commands of sglang-dflash-lab
 OTHER_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
 ANY_ARGUMENTS = {**OTHER_ARGUMENTS, "help_option_names": []}
 Gpu = Enum("Gpu", {name: name for name in GPUS})  # type: ignore[misc]  # typer lists its values in --help
 _COLOUR = {"ok": "green", "warn": "yellow", "error": "red"}
 
-DESCRIPTION = "DFLASH speculative decoding for stock SGLang."
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=DESCRIPTION)
-app.command("diagnose")(diagnose)
+
+class Commands(TyperGroup):
+    """The commands in the order of use, then those of other distributions."""
+
+    def list_commands(self, context: Any) -> list[str]:
+        found = super().list_commands(context)
+        return sorted(found, key=lambda name: [*SUMMARIES, name].index(name))
 
 
-@app.command(context_settings=OTHER_ARGUMENTS)
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+for command in (diagnose, doctor):
+    app.command(short_help=SUMMARIES[command.__name__])(command)
+
+
+def print_version(asked: bool) -> None:
+    from sglang_dflash.upstream import TESTED_SGLANG, installed_version
+
+    if asked:
+        typer.echo(f"sglang-dflash {__version__} for SGLang {TESTED_SGLANG}; installed: {installed_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[bool, typer.Option("--version", callback=print_version, help=SUMMARIES["version"])] = False,
+) -> None:
+    """Check, serve and measure DFLASH speculative decoding with stock SGLang.
+
+    Example: sglang-dflash check Qwen/Qwen3.5-4B z-lab/Qwen3.5-4B-DFlash
+    """
+
+
+@app.command(short_help=SUMMARIES["check"], context_settings=OTHER_ARGUMENTS)
 def check(
     flags: typer.Context,
     target: Annotated[str, typer.Argument(help="Target: directory or hub id.")],
@@ -56,6 +90,8 @@ def check(
 
     Put the server's flags after the two models. Only configurations and safetensors headers are read.
     Exit status: 0 no problem, 1 warnings, 2 errors.
+
+    Example: sglang-dflash check Qwen/Qwen3.5-4B z-lab/Qwen3.5-4B-DFlash
     """
     if gpu and memory_gib is not None:
         raise typer.BadParameter("--gpu and --memory-gib are mutually exclusive")
@@ -93,24 +129,27 @@ def _report(
     return replace(found, findings=[*read, *check_unread(unread), *found.findings])
 
 
-@app.command()
+@app.command(short_help=SUMMARIES["version"])
 def version() -> None:
-    """Print the package version, the SGLang version it targets and the one installed."""
-    from sglang_dflash.upstream import TESTED_SGLANG, installed_version
+    """Print the package version, the SGLang version it targets and the one installed, as --version does.
 
-    typer.echo(f"sglang-dflash {__version__} for SGLang {TESTED_SGLANG}; installed: {installed_version()}")
+    Example: sglang-dflash version
+    """
+    print_version(True)
 
 
 def add_commands_of_other_distributions() -> None:
     found = {point.name: point for point in entry_points(group="sglang_dflash.commands")}
     for name, point in found.items():
-        command = point.load()
+        command, short_help = point.load(), SUMMARIES.get(name)
         if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
+            app.add_typer(command, name=name, short_help=short_help)
         else:
-            app.command(name)(command)
-    for name in LAB.keys() - found.keys():
-        app.command(name, help=LAB[name], context_settings=ANY_ARGUMENTS)(name_the_lab)
+            app.command(name, short_help=short_help)(command)
+    for name in LAB:
+        if name not in found:
+            text = f"{SUMMARIES[name]} Needs sglang-dflash-lab."
+            app.command(name, help=text, context_settings=ANY_ARGUMENTS)(name_the_lab)
 
 
 def name_the_lab(context: typer.Context) -> None:

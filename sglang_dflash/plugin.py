@@ -31,6 +31,13 @@ def register() -> None:
         raise
 
 
+def is_registered() -> bool:
+    """Return whether SGLang takes DFLASH's worker from this package in this process."""
+    from sglang_dflash.upstream import HookRegistry
+
+    return any(hook is _choose_worker for _, hook, _ in HookRegistry._hooks.get(SYMBOLS[CREATE_WORKER].path, ()))
+
+
 def _register_hooks() -> None:
     from sglang_dflash.hooks import flags, launch, reports
     from sglang_dflash.upstream import HookRegistry, HookType, register_resolution_hook

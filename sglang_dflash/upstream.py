@@ -310,10 +310,10 @@ def read_record(server_args: Any) -> object:
     return getattr(server_args, "_sglang_dflash", None)
 
 
-def installed_version() -> str | None:
-    """Return the version of the installed SGLang, or None."""
+def installed_version(distribution: str = "sglang") -> str | None:
+    """Return the version of an installed distribution, or None."""
     try:
-        return version("sglang")
+        return version(distribution)
     except PackageNotFoundError:
         return None
 

@@ -1,5 +1,7 @@
 """``make drift SGLANG=X.Y.Z``: list the names that this package uses and another SGLang release lacks.
 
+A release is a version, ``newest``, or a folder that contains ``sglang``.
+
 The release is installed in ``.cache/sglang`` (about 120 MB, without its dependencies) and checked in a separate
 process. The exit status is 1 if anything is missing. For the tested release, the list of its server flags is written to
 ``sglang_dflash/plan/sglang_flags.json``. For another release, the differences are printed.
@@ -32,6 +34,8 @@ def install(release: str, folder: Path = RELEASES) -> Path:
     Raises:
         SystemExit: the package index has no such release for this Python.
     """
+    if Path(release, "sglang").is_dir():
+        return Path(release).resolve()
     target, unfinished = folder / release, folder / f"{release}.part"
     if not target.exists():
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -41,6 +45,13 @@ def install(release: str, folder: Path = RELEASES) -> Path:
             raise SystemExit(f"sglang=={release} could not be installed")
         unfinished.rename(target)
     return target
+
+
+def newest() -> str:
+    """Return the newest release on the package index."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-deps", "sglang"]
+    report = subprocess.check_output([*pip, "--dry-run", "--ignore-installed", "--report", "-"], text=True)
+    return str(json.loads(report)["install"][0]["metadata"]["version"])
 
 
 def used() -> list[Symbol]:
@@ -135,7 +146,7 @@ def compare_flags(found: list[dict[str, Any]]) -> None:
 
 def main(releases: list[str]) -> None:
     symbols, fits = used(), True
-    for release in releases:
+    for release in (newest() if release == "newest" else release for release in releases):
         folder = install(release)
         found = problems(symbols, folder)
         fits &= not found

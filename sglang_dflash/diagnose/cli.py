@@ -25,6 +25,8 @@ def diagnose(
 
     Reads the server's state and sends it 36 short prompts. Exit status: 0 nothing found, 1 something is wrong (the
     verdict says what to change), 2 no DFLASH server at this address.
+
+    Example: sglang-dflash diagnose http://127.0.0.1:30000
     """
     with user_errors():
         report = asyncio.run(_measure(url, api_key, max_tokens, context))

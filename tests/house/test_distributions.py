@@ -78,3 +78,14 @@ def test_without_an_accelerator_the_core_leaves_sglang_alone_and_refuses_dflash_
     assert (refused.returncode, refused.stdout.split()[-1]) == (1, "SRTPlatform")
     assert DFlashError.__name__ in refused.stderr.splitlines()[-1], refused.stderr
     assert f"pip install sglang-dflash-cpu=={__version__}" in refused.stderr
+
+
+@pytest.mark.sglang
+def test_without_an_accelerator_the_cores_doctor_exits_with_1_and_names_the_cpu_platform(
+    core_alone: dict[str, str],
+) -> None:
+    ended = run(core_alone, "-m", "sglang_dflash.cli", "doctor")
+    assert ended.returncode == 1, ended.stderr
+    verdict, fix = ended.stdout.splitlines()[:2]
+    assert verdict.endswith("(expected: a CUDA GPU, or the CPU platform of sglang-dflash-cpu).")
+    assert fix == f"Fix: pip install sglang-dflash-cpu=={__version__} to serve on the CPU."

@@ -32,7 +32,8 @@ ALLOWED: dict[str, set[str]] = {
     "hooks": STEP | {"plan", "worker"},
     "plugin": STEP | {"plan", "worker", "hooks"},
     "diagnose": GROUND | {"plan", "causes"},
-    "cli": GROUND | {"plan", "diagnose", "hooks"},
+    "doctor": GROUND | {"plan", "hooks", "plugin"},
+    "cli": GROUND | {"plan", "diagnose", "doctor", "hooks"},
 }
 
 

@@ -1,4 +1,4 @@
-"""The launch scripts print the cards' commands, take their knobs from the environment, and are clean shell."""
+"""The launch scripts print the cards' commands, read prefixed variables, check before a start, and are clean shell."""
 
 from __future__ import annotations
 
@@ -16,19 +16,36 @@ from tests.support.cards import FOLDER, NAMES, card
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch"
+PREFIX = "SGLANG_DFLASH_"
+B200 = "NVIDIA B200, 183359, 10.0, GPU-0, [N/A]"  # as nvidia-smi prints it
 PAIRS = [*(name.lower() for name in NAMES), "demo"]
 
 
-def run(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME")}
+def run(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The script with ``variables``, which get the prefix unless they are ``PATH``."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("SGLANG_")}
+    given = {key if key == "PATH" else f"{PREFIX}{key}": value for key, value in variables.items()}
     return subprocess.run(
         [str(LAUNCH / script), *arguments],
         capture_output=True,
         text=True,
         check=False,
-        env={**clean, "PYTHON": sys.executable, **environment},
+        env={**clean, f"{PREFIX}PYTHON": sys.executable, **given},
         cwd=ROOT,
     )
+
+
+def program(folder: Path, name: str, body: str) -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def on_gpu(folder: Path, line: str) -> str:
+    """A ``PATH`` whose ``nvidia-smi`` prints ``line``."""
+    program(folder, "nvidia-smi", f"echo '{line}'")
+    return f"{folder}:{os.environ['PATH']}"
 
 
 def serve(pair: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -70,15 +87,22 @@ def card_name(pair: str) -> str:
 
 @pytest.mark.parametrize("script", ["serve.sh", "replicas.sh"])
 @pytest.mark.parametrize("arguments", [(), ("cards",), ("qwen3.5-27b.sh",), ("--dry-run",)])
-def test_what_is_no_pair_is_refused_with_the_known_ones(script: str, arguments: tuple[str, ...]) -> None:
+def test_an_unknown_pair_is_named_with_the_known_ones(script: str, arguments: tuple[str, ...]) -> None:
     refused = run(script, *arguments)
     assert (refused.returncode, refused.stdout) == (2, "")
+    found = f"there is no pair {arguments[0]}" if arguments else "name a pair"
+    assert refused.stderr.startswith(f"{script}: {found}\n")
     assert all(pair in refused.stderr for pair in PAIRS)
 
 
+def test_a_pair_is_named_in_any_case_or_by_its_targets_hub_id() -> None:
+    printed = {serve(name, "--dry-run").stdout for name in ("qwen3.5-27b", "Qwen3.5-27B", "Qwen/Qwen3.5-27B")}
+    assert len(printed) == 1 and "Qwen/Qwen3.5-27B" in printed.pop()
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_a_pair_prints_its_cards_command(name: str) -> None:
-    printed = shlex.split(serve(name.lower(), "--dry-run").stdout)
+def test_a_pair_prints_its_cards_command_on_the_cards_gpu(name: str, tmp_path: Path) -> None:
+    printed = shlex.split(serve(name.lower(), "--dry-run", PATH=on_gpu(tmp_path, B200)).stdout)
     start = printed.index(sys.executable)
     assert dict(word.split("=", 1) for word in printed[:start]) == card(name).environment
     assert printed[start : start + 3] == [sys.executable, "-m", "sglang.launch_server"]
@@ -89,13 +113,29 @@ def test_a_pair_prints_its_cards_command(name: str) -> None:
     assert flags(printed[start + 3 :]) == expected
 
 
+def test_the_memory_fraction_is_left_to_sglang_on_another_gpu_unless_it_is_set(tmp_path: Path) -> None:
+    path = on_gpu(tmp_path, "NVIDIA H100 80GB HBM3, 81559, 9.0, GPU-0, Disabled")
+    assert "--mem-fraction-static" not in flags(shlex.split(serve("qwen3.5-27b", "--dry-run", PATH=path).stdout))
+    for words, variables in ((("--gpu", "b200"), {}), ((), {"MEM_FRACTION": "0.75"})):
+        printed = serve("qwen3.5-27b", "--dry-run", *words, PATH=path, **variables).stdout
+        assert flags(shlex.split(printed))["--mem-fraction-static"] == "0.75"
+
+
+def test_a_variable_without_the_prefix_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = serve("qwen3.5-27b", "--dry-run").stdout
+    monkeypatch.setenv("DTYPE", "float64")
+    monkeypatch.setenv("TP", "4")
+    assert serve("qwen3.5-27b", "--dry-run").stdout == before
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_knob_reaches_the_command(name: str) -> None:
     help_text = serve(name.lower(), "--help").stdout
-    knobs = re.findall(r"^  ([A-Z_]+) ", help_text, flags=re.MULTILINE)
+    knobs = re.findall(rf"^  {PREFIX}([A-Z_]+) ", help_text, flags=re.MULTILINE)
     assert len(knobs) > 12
-    for knob in set(knobs) - {"PYTHON"}:
-        assert f"4711{knob}" in serve(name.lower(), "--dry-run", **{knob: f"4711{knob}"}).stdout
+    values = {knob: f"4711{knob}" for knob in knobs if knob != "PYTHON"}
+    printed = serve(name.lower(), "--dry-run", **values).stdout
+    assert not [value for value in values.values() if value not in printed]
 
 
 def test_variants_and_further_flags() -> None:
@@ -113,6 +153,15 @@ def test_check_runs_the_preflight() -> None:
     assert done.returncode == 1, done.stderr  # configurations without weights: warnings
     assert pair["DRAFTER"] in done.stdout
     assert serve("qwen3.5-27b", "--check", **pair, BLOCK_SIZE="17").returncode == 2
+
+
+def test_a_start_prints_the_preflights_verdict_and_then_becomes_the_server(tmp_path: Path) -> None:
+    said = 'case "$2" in sglang_dflash.cli) echo "FITS: $3"; exit 1 ;; *) echo "served by $2 as process $$: $*" ;; esac'
+    python = program(tmp_path, "python", said)
+    started = serve("qwen3.5-27b", "--enable-metrics", PYTHON=str(python), MEM_FRACTION="")
+    assert started.returncode == 0
+    assert started.stderr == "FITS: check\n"
+    assert started.stdout.startswith("served by sglang.launch_server") and "--enable-metrics" in started.stdout
 
 
 def test_replicas_differ_in_gpu_and_port_only() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash import __version__
+from sglang_dflash.doctor import TESTED
 from sglang_dflash.upstream import TESTED_SGLANG
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +52,12 @@ def test_every_place_names_this_release(file: str, line: str) -> None:
     assert line.format(sglang=TESTED_SGLANG, ours=__version__) in text(file)
 
 
+def test_the_doctors_tested_versions_are_those_of_make_setup() -> None:
+    pins = f"{text('Makefile')}\n{text('requirements/cpu.txt')}"
+    pinned = dict(re.findall(r"^(?:\w+ := )?(sglang|torch|triton)==(\S+)", pins, re.MULTILINE))
+    assert {name.lower(): version for name, version in TESTED.items()} == pinned
+
+
 def test_the_extra_brings_the_tested_sglang() -> None:
     assert PROJECT["optional-dependencies"]["gpu"] == [f"sglang=={TESTED_SGLANG}"]
 
@@ -58,7 +65,7 @@ def test_the_extra_brings_the_tested_sglang() -> None:
 def test_declared_pythons_are_those_of_the_page_and_of_ci() -> None:
     declared = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
     assert PROJECT["requires-python"] == f">={declared[0]},<3.{int(declared[-1][2:]) + 1}"
-    assert re.findall(r'"(3\.\d+)"', text(".github/workflows/ci.yml")) == declared
+    assert re.findall(r'"(3\.\d+)"', text(".github/workflows/test.yml")) == declared
     [row] = re.findall(rf"^\| {re.escape(__version__)} \|.*$", text("docs/compatibility.md"), re.MULTILINE)
     assert re.findall(r"\b3\.\d+", row) == declared
     assert re.search(r"TORCH := torch==(\S+)", text("Makefile"))[1] in row

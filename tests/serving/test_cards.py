@@ -79,7 +79,9 @@ def test_the_launch_script(tmp_path: Path) -> None:
 
 def test_the_demo_script(tmp_path: Path) -> None:
     port = free_port()
-    with started(tmp_path, port, [SERVE, "demo"], PYTHON=sys.executable, LISTEN_PORT=str(port)) as server:
+    with started(
+        tmp_path, port, [SERVE, "demo"], SGLANG_DFLASH_PYTHON=sys.executable, SGLANG_DFLASH_LISTEN_PORT=str(port)
+    ) as server:
         body = {"model": "m", "messages": [{"role": "user", "content": "What is 3 plus 4?"}], "temperature": 0}
         answer = server.post("/v1/chat/completions", body).json()
         assert "serves DFLASH" in server.log

@@ -57,7 +57,7 @@ def test_the_core_installs_alone_and_the_three_wheels_serve_the_demo_beside_stoc
     port = free_port()
     script = bin.parent / "share/sglang-dflash/launch/serve.sh"
     command = ["env", f"--chdir={tmp_path}", str(script), "demo"]  # away from the checkout's own package
-    with started(tmp_path, port, command, **away, LISTEN_PORT=str(port)) as server:
+    with started(tmp_path, port, command, **away, SGLANG_DFLASH_LISTEN_PORT=str(port)) as server:
         assert f"sglang-dflash {__version__} serves DFLASH" in server.log
         assert worker_info(server)["drafter"].startswith(str(bin.parent / "lib"))
         body: dict[str, object] = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0}

@@ -19,6 +19,7 @@ def test_missing_names_and_parameters_are_found(tmp_path: Path) -> None:
         Symbol("sglang.spec.gone"),
         Symbol("sglang.broken.name"),
     ]
+    assert drift.install(str(tmp_path)) == tmp_path  # a checkout's folder is not downloaded
     assert drift.problems(symbols[:1], tmp_path) == {}
     assert drift.problems(symbols[1:], tmp_path) == {
         "sglang.spec.verify": "parameters ['rank'] not in (block, width)",

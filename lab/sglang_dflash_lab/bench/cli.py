@@ -44,6 +44,8 @@ def bench(
 
     Modes: ar, dflash:BLOCK, adaptive:BLOCK, builtin:BLOCK, mtp:STEPS; +NAME=VALUE after a mode sets an environment
     variable of its server. Tasks: those of the tiny pairs, or files with `messages` in each row.
+
+    Example: sglang-dflash bench --pair Qwen3.5-4B --modes ar,dflash:16
     """
     with user_errors():
         from sglang_dflash_lab.bench.arms import Pair, find_pair, parse_arms
@@ -72,7 +74,10 @@ def bench(
 
 
 def report(folder: Annotated[Path, Argument(help="Results folder (the benchmark's --out).")]) -> None:
-    """Write one self-contained HTML page, Markdown tables and a CSV file into a benchmark's results folder."""
+    """Write one self-contained HTML page, Markdown tables and a CSV file into a benchmark's results folder.
+
+    Example: sglang-dflash report bench-results
+    """
     with user_errors():
         from sglang_dflash_lab.bench.report import write_report
 

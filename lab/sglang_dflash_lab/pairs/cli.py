@@ -13,7 +13,13 @@ from sglang_dflash.errors import user_errors
 from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
 from sglang_dflash_lab.pairs.corpus import TASKS, prompts
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""List and find the tiny trained pairs, or print prompts.
+
+    Example: sglang-dflash pairs path tiny-hybrid --drafter good
+    """,
+)
 Name = Annotated[str, typer.Argument(help=", ".join(NAMES))]
 
 
@@ -22,14 +28,22 @@ def path(
     name: Name,
     drafter: Annotated[str | None, typer.Option(help="Print this drafter's folder (noisy: generated once).")] = None,
 ) -> None:
-    """Print the folder of a pair's target, or of one of its drafters."""
+    """Print the folder of a pair's target, or of one of its drafters.
+
+    Example: sglang-dflash pairs path tiny-hybrid --drafter good
+    """
     with user_errors():
         typer.echo(drafter_path(name, drafter) if drafter else target_path(name))
 
 
 @app.command("list")
 def list_pairs() -> None:
-    """Print sizes, correct answers of targets, and accept lengths of drafters at block 16, as measured in training."""
+    """Print sizes, correct answers and accept lengths.
+
+    Both are measured after training, accept lengths at block 16.
+
+    Example: sglang-dflash pairs list
+    """
     typer.echo("\n".join(_lines()))
 
 
@@ -57,7 +71,10 @@ def print_prompts(
     shape: Annotated[str | None, typer.Option(help="single, turns or document; default: a mixture")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """Print prompts with their checkable answers. All pairs are trained on the same tasks."""
+    """Print prompts with their checkable answers. All pairs are trained on the same tasks.
+
+    Example: sglang-dflash pairs prompts tiny-hybrid --task math -n 2
+    """
     with user_errors():
         target_path(name)
         asked = prompts(task, split, n, seed, shape)

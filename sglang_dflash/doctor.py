@@ -1,0 +1,166 @@
+"""``sglang-dflash doctor``: which worker would serve DFLASH on this machine, with which versions."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import requires
+from typing import Annotated, Any
+
+import typer
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from sglang_dflash import __version__, upstream
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.machine import CPU, Machine, find_gpu, size
+from sglang_dflash.plan.settings import SWITCH, Settings
+from sglang_dflash.upstream import TESTED_SGLANG, check_version, installed_version
+
+# Distributions by the name that users know, and the versions of our tests, which all run on a CPU.
+PARTS = {
+    "SGLang": "sglang",
+    "torch": "torch",
+    "Triton": "triton",
+    "FlashInfer": "flashinfer-python",
+    "sgl-kernel": "sglang-kernel",
+}
+TESTED = {"SGLang": TESTED_SGLANG, "torch": "2.13.0", "Triton": "3.8.0"}
+
+
+class Builtin(DFlashError):
+    """DFLASH that SGLang's own worker would serve on a GPU, and nothing on a CPU."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A version: the installed one, what SGLang requires (``"==2.14.1"``), and the one that our tests run with."""
+
+    name: str
+    installed: str | None
+    required: str | None = None
+    tested: str | None = None
+
+    @property
+    def is_untested(self) -> bool:
+        return self.installed is not None and self.installed.partition("+")[0] != self.tested
+
+    @property
+    def note(self) -> str:
+        notes = [] if self.installed is None else ["untested" if self.is_untested else "tested on CPUs"]
+        if self.is_untested and self.tested:
+            notes.append(f"tests use {self.tested}")
+        if self.required:
+            notes.append(f"SGLang requires {self.required}")
+        return "; ".join(notes)
+
+
+@dataclass(frozen=True)
+class Report:
+    """``machine`` is the device that would serve; ``problem`` is None if this package would serve DFLASH there."""
+
+    machine: Machine
+    parts: list[Part]
+    problem: DFlashError | None
+
+    @property
+    def worker(self) -> str:
+        if self.problem is None:
+            return "sglang-dflash"
+        return "SGLang's own" if isinstance(self.problem, Builtin) and self.machine.kind == "gpu" else "none"
+
+    @property
+    def untested(self) -> list[str]:
+        gpu = [self.machine.name] if self.machine.kind == "gpu" else []
+        return gpu + [f"{part.name} {part.installed}" for part in self.parts if part.is_untested]
+
+    def as_json(self) -> dict[str, Any]:
+        error = self.problem
+        problem = error and {"value": error.value, "expected": error.expected, "fix": error.remedy}
+        about = {"worker": self.worker, "device": asdict(self.machine), "untested": self.untested}
+        return {"problem": problem, **about, "versions": {part.name: asdict(part) for part in self.parts}}
+
+    def lines(self) -> Iterator[str]:
+        if self.problem is None:
+            yield f"sglang-dflash {__version__} serves DFLASH on {self.machine.name}."
+        else:
+            reason = f"{self.problem.value} (expected: {self.problem.expected})"
+            yield f"sglang-dflash {__version__} does not serve DFLASH here: {reason}."
+            yield f"Fix: {self.problem.remedy}."
+        if self.untested:
+            yield f"Untested: {', '.join(self.untested)}."
+        yield f"\n{'worker':12}{self.worker}"
+        memory = f", {size(self.machine.memory)}" if self.machine.memory else ""
+        yield f"{'device':12}{self.machine.name}{memory}"
+        for part in self.parts:
+            yield f"{part.name:12}{part.installed or 'none':16}{part.note}".rstrip()
+
+
+def examine() -> Report:
+    """Check this environment as a launch would, without a model; import SGLang and load its plugins."""
+    machine, problem = find_gpu() or CPU, None
+    try:
+        machine = _serving_machine()
+    except DFlashError as error:
+        problem = error
+    return Report(machine, list(_parts()), problem)
+
+
+def _serving_machine() -> Machine:
+    """Return the device that would serve.
+
+    Raises:
+        DFlashError: this package would not serve DFLASH.
+    """
+    check_version()  # SGLang may be absent
+    settings = Settings.of(Settings())
+    settings.validate()
+    if settings.wants_builtin:
+        raise Builtin(f"{SWITCH}=builtin selects SGLang's own worker", expected="unset", remedy=f"unset {SWITCH}")
+    warnings.simplefilter("ignore")  # SGLang's modules warn of each accelerator that is absent
+    try:
+        upstream.load_plugins()
+        from sglang_dflash.hooks import launch, takeover
+        from sglang_dflash.plugin import is_registered
+
+        machine = launch.this_machine(0)
+    except (ImportError, OSError, RuntimeError) as error:
+        raise DFlashError(
+            f"SGLang {installed_version()} cannot be imported ({type(error).__name__}: {error})",
+            expected="an SGLang that can be imported",
+            remedy="repair the installation until `python -m sglang.launch_server --help` works",
+        ) from error
+    if not is_registered():
+        raise Builtin(
+            "SGLang did not load the plugin",
+            expected="the plugin `dflash`",
+            remedy="install sglang-dflash in SGLang's environment; unset SGLANG_PLUGINS, or add `dflash` to it",
+        )
+    takeover.refuse_without_accelerator()
+    takeover.check_sglang(machine)
+    return machine
+
+
+def _parts() -> Iterator[Part]:
+    wanted = map(Requirement, (installed_version() and requires("sglang")) or ())
+    pins = {canonicalize_name(each.name): str(each.specifier) for each in wanted if "extra" not in str(each.marker)}
+    for name, distribution in PARTS.items():
+        yield Part(name, installed_version(distribution), pins.get(canonicalize_name(distribution)), TESTED.get(name))
+    torch = sys.modules.get("torch")  # SGLang has imported it, if it can
+    yield Part("CUDA", torch.version.cuda if torch else None)
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False) -> None:
+    """Check this environment: which worker would serve DFLASH, on which device, and which versions are untested.
+
+    Loads SGLang's plugins as a launch does, without a model. Exit status: 0 this package would serve DFLASH, 1 it would
+    not (the first line gives the reason).
+
+    Example: sglang-dflash doctor
+    """
+    report = examine()
+    typer.echo(json.dumps(report.as_json(), indent=2) if as_json else "\n".join(report.lines()))
+    raise typer.Exit(1 if report.problem else 0)

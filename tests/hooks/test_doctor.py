@@ -1,0 +1,84 @@
+"""``sglang-dflash doctor`` gives a launch's verdict on this environment, and the versions that no test ran with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from sglang_dflash import __version__, doctor, upstream
+from sglang_dflash.doctor import Builtin, Report
+from sglang_dflash.plan.machine import GPUS
+from sglang_dflash.upstream import TESTED_SGLANG
+from tests.hooks.test_changed_sglang import call_it
+
+pytestmark = pytest.mark.sglang
+pytest.importorskip("sglang")
+
+
+def run(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = ["env", *(f"{name}={value}" for name, value in environment.items())]
+    command += [sys.executable, "-m", "sglang_dflash.cli", "doctor", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_on_the_cpu_platform_our_worker_serves() -> None:
+    ended = run("--json")
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads(ended.stdout)
+    assert (report["problem"], report["worker"]) == (None, "sglang-dflash")
+    assert report["device"]["kind"] == "cpu"
+    assert report["versions"]["SGLang"]["installed"] == TESTED_SGLANG
+
+
+@pytest.mark.parametrize(
+    ("environment", "found", "fix"),
+    [
+        ({"SGLANG_DFLASH": "builtin"}, "SGLANG_DFLASH=builtin selects SGLang's own worker", "unset SGLANG_DFLASH"),
+        ({"SGLANG_DFLASH": "on"}, "SGLANG_DFLASH='on' (expected: builtin, or unset)", "unset SGLANG_DFLASH"),
+        ({"SGLANG_PLATFORM": "absent"}, "cannot be imported (RuntimeError: SGLANG_PLATFORM='absent'", "launch_server"),
+        ({"SGLANG_PLUGINS": "none", "SGLANG_PLATFORM": "dflash_cpu"}, "did not load the plugin", "SGLANG_PLUGINS"),
+    ],
+)
+def test_what_keeps_dflash_from_our_worker_is_the_first_line_and_its_fix_the_second(
+    environment: dict[str, str], found: str, fix: str
+) -> None:
+    ended = run(**environment)
+    assert ended.returncode == 1, ended.stderr
+    verdict, remedy = ended.stdout.splitlines()[:2]
+    assert verdict.startswith(f"sglang-dflash {__version__} does not serve DFLASH here: ") and found in verdict
+    assert remedy.startswith("Fix: ") and fix in remedy
+
+
+def test_another_sglang_is_refused_before_it_is_imported(tmp_path: Path) -> None:
+    ended = run(PYTHONPATH=f"{call_it('99.1.0', tmp_path)}:{':'.join(filter(None, sys.path))}")
+    assert ended.returncode == 1
+    assert f"SGLang 99.1.0 (expected: {TESTED_SGLANG}" in ended.stdout
+    assert f"Fix: install sglang=={TESTED_SGLANG}" in ended.stdout
+
+
+def test_what_no_test_ran_with_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"sglang": TESTED_SGLANG, "torch": "2.13.0+cu130", "triton": "9.9.9", "flashinfer-python": "0.7.2"}
+    required = ["torch==2.14.1", "flashinfer_python[cu13]==0.7.2", "triton==1; extra == 'other'"]
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(upstream, "version", version)
+    monkeypatch.setattr(doctor, "requires", lambda _: required)
+    on_gpu = Report(GPUS["h100"], list(doctor._parts()), None)
+    assert on_gpu.untested == ["NVIDIA H100 80GB HBM3", "Triton 9.9.9", "FlashInfer 0.7.2"]
+    text = "\n".join(on_gpu.lines())
+    assert text.startswith(
+        f"sglang-dflash {__version__} serves DFLASH on NVIDIA H100 80GB HBM3.\nUntested: NVIDIA H100"
+    )
+    assert "torch       2.13.0+cu130    tested on CPUs; SGLang requires ==2.14.1" in text
+    assert "Triton      9.9.9           untested; tests use " in text
+    chosen = Builtin("SGLANG_DFLASH=builtin", expected="unset", remedy="unset it")
+    assert Report(GPUS["h100"], [], chosen).worker == "SGLang's own"
