@@ -109,7 +109,7 @@ class Explorer:
 
 
 class AdaptiveWidth:
-    """Maximise expected tokens per millisecond; see ``docs/tuning.md``.
+    """Maximise expected tokens per millisecond; see ``docs/settings.md``.
 
     Survival is a property of the traffic, shared by all batch sizes; a step's cost depends on the batch size.
 
