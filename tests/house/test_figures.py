@@ -65,6 +65,11 @@ def test_the_table_of_pairs_has_every_card() -> None:
     assert {row[0].strip("`").removeprefix("Qwen/") for row in PAIRS} == {each.name for each in FOLDER.glob("*/")}
 
 
+def test_the_readme_compares_kept_and_replayed_states_as_check_does() -> None:
+    replayed, kept = (way["running"] for way in check("Qwen3.5-27B", "--gpu", "h200")["memory"]["ways"])
+    assert f"`check` predicts {replayed} requests of Qwen3.5-27B, against {kept} if" in README.read_text()
+
+
 def speed(name: str, block: int, concurrency: int, task: str = "math500") -> dict[str, Any]:
     [found] = [
         each
