@@ -67,7 +67,9 @@ def test_the_table_of_pairs_has_every_card() -> None:
 
 def test_the_readme_compares_kept_and_replayed_states_as_check_does() -> None:
     replayed, kept = (way["running"] for way in check("Qwen3.5-27B", "--gpu", "h200")["memory"]["ways"])
-    assert f"`check` predicts {replayed} requests of Qwen3.5-27B, against {kept} if" in README.read_text()
+    assert f"`check` predicts {replayed} requests of Qwen3.5-27B, against {kept} if" in " ".join(
+        README.read_text().split()
+    )
 
 
 def speed(name: str, block: int, concurrency: int, task: str = "math500") -> dict[str, Any]:
@@ -97,7 +99,7 @@ def test_cards_are_faster_with_blocks_of_8_at_32_users_as_often_as_the_page_stat
         at_32 = [each for each in card.get("speed", []) if (each["arm"], each["concurrency"]) == ("dflash", 32)]
         by_block = {(each["task"], each["block"]): each["tokens_per_s"] for each in at_32}
         faster += [by_block[task, 8] > by_block[task, 16] for task, block in by_block if block == 16]
-    assert f"faster with 8 in {sum(faster)} of {len(faster)} cells" in SETTINGS.read_text()
+    assert f"faster with 8 in {sum(faster)} of {len(faster)} cells" in " ".join(SETTINGS.read_text().split())
 
 
 def numbers(value: Any) -> Iterator[str]:
