@@ -15,7 +15,7 @@ import typer
 from sglang_router.router_args import RouterArgs
 
 from sglang_dflash.cli import app
-from sglang_dflash.plan.flags import LIST, RENAMED
+from sglang_dflash.plan.flags import LIST
 
 ROOT = Path(__file__).parents[2]
 READMES = [folder / "README.md" for folder in (ROOT, ROOT / "patches", ROOT / "cpu_platform", ROOT / "lab")]
@@ -94,8 +94,10 @@ def options(command: click.Command) -> set[str]:
     return found.union(*map(options, getattr(command, "commands", {}).values()), {"--help"})
 
 
+# Of the cards, rewritten by this package.
+OLD = {"--mamba-scheduler-strategy", "--speculative-dflash-draft-window-size"}
 OURS = typer.main.get_command(app)
-OF_SERVER = {name for flag in json.loads(LIST.read_text()) for name in flag["names"]} | RENAMED.keys()
+OF_SERVER = {name for flag in json.loads(LIST.read_text()) for name in flag["names"]} | OLD
 ROUTER = argparse.ArgumentParser()
 RouterArgs.add_cli_args(ROUTER)
 OF_OTHERS = {flag for script in (ROOT / "launch").glob("*.sh") for flag in FLAG.findall(script.read_text())}
