@@ -1,4 +1,4 @@
-"""What docs/results/sglang-worker.md says that SGLang's own DFLASH worker does not do, tested on the installed SGLang."""
+"""What docs/results/sglang-worker.md says of SGLang's own DFLASH worker, tested on the installed SGLang."""
 
 from __future__ import annotations
 
