@@ -99,7 +99,7 @@ class Explorer:
 
 
 class AdaptiveWidth:
-    """Maximise expected tokens per millisecond; see ``docs/tuning.md``.
+    """Maximise expected tokens per millisecond; see ``docs/settings.md``.
 
     Args:
         costs: a table over the widths; plain decoding is a choice if 1 is among them.

@@ -1,4 +1,4 @@
-"""What the README says that SGLang's own DFLASH worker does not do, held against the installed SGLang."""
+"""What docs/results/sglang-worker.md says of SGLang's own DFLASH worker, tested on the installed SGLang."""
 
 from __future__ import annotations
 

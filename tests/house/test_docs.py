@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+import typer
+from sglang_router.router_args import RouterArgs
 
 from sglang_dflash.cli import app
+from sglang_dflash.plan.flags import LIST
 
 ROOT = Path(__file__).parents[2]
 READMES = [folder / "README.md" for folder in (ROOT, ROOT / "patches", ROOT / "cpu_platform", ROOT / "lab")]
@@ -20,6 +26,10 @@ FOLDERS = "sglang_dflash|cpu_platform|lab|tests|tools|launch|containers|docs|req
 PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./*-]*[\w*]")
 MODULE = re.compile(r"\bsglang_dflash(?:_cpu|_lab)?(?:\.\w+)+")
 VARIABLE = re.compile(r"\bSGLANG_DFLASH\w*")
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+GUIDES = sorted((ROOT / "docs").glob("*.md"))
+# Pages with commands of other tools; their own flags are those tools'.
+FOREIGN = {"benchmarking.md", "development.md"}
 
 
 def texts() -> Iterator[tuple[Path, str]]:
@@ -69,13 +79,70 @@ def test_make_targets_exist() -> None:
 def test_commands_exist() -> None:
     commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     commands |= {group.name for group in app.registered_groups if group.name}
-    assert mentioned(r"\bsglang-dflash (\w+)") <= commands
+    assert mentioned(r"\bsglang-dflash ([a-z]\w*)") <= commands
 
 
 def test_variables_are_read() -> None:
     tracked = subprocess.check_output(["git", "ls-files", "*.py", "*.sh"], cwd=ROOT, text=True).split()
     code = {name for file in tracked for name in VARIABLE.findall((ROOT / file).read_text())}
     assert {found for _, text in texts() for found in VARIABLE.findall(text)} <= code
+
+
+def options(command: click.Command) -> set[str]:
+    """Options of a command and of its subcommands."""
+    found = {option for parameter in command.params for option in parameter.opts}
+    return found.union(*map(options, getattr(command, "commands", {}).values()), {"--help"})
+
+
+# Of the cards, rewritten by this package.
+OLD = {"--mamba-scheduler-strategy", "--speculative-dflash-draft-window-size"}
+OURS = typer.main.get_command(app)
+OF_SERVER = {name for flag in json.loads(LIST.read_text()) for name in flag["names"]} | OLD
+ROUTER = argparse.ArgumentParser()
+RouterArgs.add_cli_args(ROUTER)
+OF_OTHERS = {flag for script in (ROOT / "launch").glob("*.sh") for flag in FLAG.findall(script.read_text())}
+OF_OTHERS |= set(ROUTER._option_string_actions)
+
+
+@pytest.mark.parametrize("page", [READMES[0], *GUIDES], ids=lambda page: page.name)
+def test_flags_exist(page: Path) -> None:
+    """Of the server, our commands, the launch scripts and SGLang's router."""
+    if page.name not in FOREIGN:
+        named = set(re.findall(FLAG.pattern + r"(?![\w-]|\*)", page.read_text()))
+        assert named <= OF_SERVER | OF_OTHERS | options(OURS)
+
+
+def test_commands_take_the_flags_that_pages_show() -> None:
+    for _, text in texts():
+        for command, rest in re.findall(r"(?m)^\$? ?sglang-dflash ([a-z]\w*)(.*)$", text.replace("\\\n", " ")):
+            known = options(OURS.commands[command]) | (OF_SERVER if command == "check" else set())
+            assert set(FLAG.findall(rest.partition("#")[0].partition('"')[0])) <= known, rest
+        for rest in re.findall(r"(?m)^python -m sglang.launch_server (.*)$", text.replace("\\\n", " ")):
+            assert set(FLAG.findall(re.sub(r"\$\([^)]*\)", "", rest))) <= OF_SERVER, rest
+
+
+def test_the_readme_is_short_and_has_short_cells() -> None:
+    text = READMES[0].read_text()
+    assert len(text.splitlines()) <= 130
+    assert not re.findall(r"(?m)^#.*\?$", text)
+    cells = [cell for row in re.findall(r"(?m)^\|(.*)\|$", text) for cell in row.split("|")]
+    assert max(len(re.sub(r"\]\([^)]*\)", "]", cell).split()) for cell in cells) <= 20
+
+
+def test_there_are_at_most_ten_guides_and_each_begins_with_its_use() -> None:
+    assert len(GUIDES) <= 10
+    for page in GUIDES:
+        assert re.match(r"# .+\n\nAfter this page you ", page.read_text()), page.name
+        assert not re.findall(r"(?m)^#.*\?$", page.read_text()), page.name
+
+
+def test_every_page_of_results_is_quoted() -> None:
+    quoted = {
+        (page.parent / link).resolve()
+        for page in [READMES[0], *GUIDES]
+        for link in re.findall(r"\]\(([^)#]+)", page.read_text())
+    }
+    assert set((ROOT / "docs/results").glob("*.md")) <= quoted
 
 
 def test_every_page_is_listed() -> None:
