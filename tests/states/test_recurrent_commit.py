@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 pytest.importorskip("sglang")
 
 import torch
-from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
 from sglang.srt.mem_cache import memory_pool
 from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 from torch import Tensor
@@ -22,6 +21,7 @@ from sglang_dflash.states import commit, replay
 from sglang_dflash.states.commit import RecurrentCommit, crossings, may_cross
 from sglang_dflash_cpu.layers.pools import scatter_steps, track
 from tests.support.configs import serve
+from tests.support.gdn_replay import cache_params
 
 pytestmark = pytest.mark.sglang
 
@@ -63,16 +63,6 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
     monkeypatch.setattr(commit, "get_alloc_reserve_per_decode", lambda: 32)
     mamba = SimpleNamespace(linear_attn_backend="triton", linear_attn_decode_backend=None)
     monkeypatch.setattr(replay, "get_exec", lambda: SimpleNamespace(mamba=mamba))
-    shape = Mamba2StateShape.create(
-        tp_world_size=1,
-        intermediate_size=HV * V,
-        n_groups=H,
-        num_heads=HV,
-        head_dim=V,
-        state_size=K,
-        conv_kernel=WINDOW + 1,
-    )
-    dtypes = Mamba2StateDType(conv=torch.float32, temporal=torch.float32)
     requests = HybridReqToTokenPool(
         size=4,
         mamba_size=8,
@@ -80,7 +70,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
         max_context_len=8,
         device="cpu",
         enable_memory_saver=False,
-        cache_params=Mamba2CacheParams(shape=shape, layers=[0, 1], dtype=dtypes),
+        cache_params=cache_params(LAYERS, H, HV, K, V, WINDOW),
         mamba_layer_ids=[0, 1],
         enable_mamba_extra_buffer=True,
         speculative_num_draft_tokens=8,
