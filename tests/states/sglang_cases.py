@@ -30,7 +30,7 @@ from tests.rehearsal import interpreter
 from tests.rehearsal.mutants import by_the_calls_width
 from tests.support.configs import serving_plan
 from tests.support.gated_delta import causal_conv, delta_rule
-from tests.support.gdn_replay import Blocks, cache_params
+from tests.support.gdn_replay import Blocks, cache_params, of_records, rings
 
 interpreter.install()
 
@@ -166,12 +166,10 @@ def test_a_replayed_verify_is_plain_decoding(dtype: torch.dtype, monkeypatch: py
         decoded.append(out)
 
     out = torch.empty(blocks.bs * width, blocks.HV, blocks.V, dtype=dtype)
-    rings = {f"{name}_cache": x[layer] if x is not None else None for name, x in zip(
-        ("d", "k", "g", "rawv", "rawk"), blocks.records, strict=True
-    )}  # fmt: skip
     replay.verify(
         lambda **_: pytest.fail("SGLang's own kernel was called"),
-        **{name: getattr(blocks, name)[layer] for name in ("q", "k", "v", "a", "b")}, **rings,
+        **{name: getattr(blocks, name)[layer] for name in ("q", "k", "v", "a", "b")},
+        **rings(of_records(blocks.records, lambda x: x[layer])),
         A_log=blocks.A_log, dt_bias=blocks.dt_bias, checkpoint_state=blocks.states[layer], out=out, scale=blocks.scale,
         ssm_state_indices=blocks.slots, replay_indices=blocks.rows, max_spec_len=width,
     )  # fmt: skip

@@ -172,5 +172,10 @@ def cache_params(
     return Mamba2CacheParams(shape=shape, layers=list(range(layers)), dtype=dtypes)
 
 
+def rings(records: Records) -> dict[str, Tensor | None]:
+    """The records of a layer, by SGLang's names of its arguments."""
+    return {f"{name}_cache": part for name, part in zip(("d", "k", "g", "rawv", "rawk"), records, strict=True)}
+
+
 def of_records(records: Records, change: Callable[[Tensor], Any]) -> Records:
     return Records(*(None if part is None else change(part) for part in records))
