@@ -15,7 +15,6 @@ import torch
 from sglang.kernels.ops.attention.fla.fused_recurrent import fused_recurrent_gated_delta_rule_packed_decode
 from sglang.kernels.ops.mamba.causal_conv1d_triton import causal_conv1d_update
 from sglang.kernels.ops.mamba.mamba_state_scatter_triton import scatter_mamba_states_after_mtp_verify
-from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
 from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
 from sglang.srt.mem_cache import memory_pool
 from sglang.srt.mem_cache.memory_pool import MambaPool
@@ -31,7 +30,7 @@ from tests.rehearsal import interpreter
 from tests.rehearsal.mutants import by_the_calls_width
 from tests.support.configs import serving_plan
 from tests.support.gated_delta import causal_conv, delta_rule
-from tests.support.gdn_replay import Blocks
+from tests.support.gdn_replay import Blocks, cache_params, of_records, rings
 
 interpreter.install()
 
@@ -45,20 +44,10 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> MambaPool:
     """Of a server with blocks of 8, with a state kept for each token."""
     monkeypatch.setattr(memory_pool, "conv_window_dedup_enabled", lambda *_: True)  # as on CUDA
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True))
-    shape = Mamba2StateShape.create(
-        tp_world_size=1,
-        intermediate_size=HV * V,
-        n_groups=H,
-        num_heads=HV,
-        head_dim=V,
-        state_size=K,
-        conv_kernel=WINDOW + 1,
-    )
-    dtypes = Mamba2StateDType(conv=torch.float32, temporal=torch.float32)
     pool = MambaPool(
         size=2 * REQUESTS + 1,
         spec_state_size=REQUESTS,
-        cache_params=Mamba2CacheParams(shape=shape, layers=list(range(LAYERS)), dtype=dtypes),
+        cache_params=cache_params(LAYERS, H, HV, K, V, WINDOW),
         mamba_layer_ids=list(range(LAYERS)),
         device="cpu",
         speculative_num_draft_tokens=BLOCK,
@@ -177,12 +166,10 @@ def test_a_replayed_verify_is_plain_decoding(dtype: torch.dtype, monkeypatch: py
         decoded.append(out)
 
     out = torch.empty(blocks.bs * width, blocks.HV, blocks.V, dtype=dtype)
-    rings = {f"{name}_cache": x[layer] if x is not None else None for name, x in zip(
-        ("d", "k", "g", "rawv", "rawk"), blocks.records, strict=True
-    )}  # fmt: skip
     replay.verify(
         lambda **_: pytest.fail("SGLang's own kernel was called"),
-        **{name: getattr(blocks, name)[layer] for name in ("q", "k", "v", "a", "b")}, **rings,
+        **{name: getattr(blocks, name)[layer] for name in ("q", "k", "v", "a", "b")},
+        **rings(of_records(blocks.records, lambda x: x[layer])),
         A_log=blocks.A_log, dt_bias=blocks.dt_bias, checkpoint_state=blocks.states[layer], out=out, scale=blocks.scale,
         ssm_state_indices=blocks.slots, replay_indices=blocks.rows, max_spec_len=width,
     )  # fmt: skip

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 pytest.importorskip("sglang")
 
 import torch
-from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
 from sglang.srt.mem_cache import memory_pool
 from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 from torch import Tensor
 
 from sglang_dflash.states import commit, replay
 from sglang_dflash.states.commit import RecurrentCommit, crossings, may_cross
+from sglang_dflash.states.reference import Records
 from sglang_dflash_cpu.layers.pools import scatter_steps, track
 from tests.support.configs import serve
+from tests.support.gdn_replay import cache_params, rings
 
 pytestmark = pytest.mark.sglang
 
@@ -49,7 +50,7 @@ class Pools:
         return RecurrentCommit(target, replays=replays)
 
     def changed(self, before: Tensor) -> set[int]:
-        """Slots whose state is another now; slot 0 is nobody's."""
+        """Slots whose state has changed, without the reserved slot 0."""
         return {slot for slot in range(1, before.shape[1]) if not torch.equal(self.temporal[:, slot], before[:, slot])}
 
 
@@ -63,16 +64,6 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
     monkeypatch.setattr(commit, "get_alloc_reserve_per_decode", lambda: 32)
     mamba = SimpleNamespace(linear_attn_backend="triton", linear_attn_decode_backend=None)
     monkeypatch.setattr(replay, "get_exec", lambda: SimpleNamespace(mamba=mamba))
-    shape = Mamba2StateShape.create(
-        tp_world_size=1,
-        intermediate_size=HV * V,
-        n_groups=H,
-        num_heads=HV,
-        head_dim=V,
-        state_size=K,
-        conv_kernel=WINDOW + 1,
-    )
-    dtypes = Mamba2StateDType(conv=torch.float32, temporal=torch.float32)
     requests = HybridReqToTokenPool(
         size=4,
         mamba_size=8,
@@ -80,7 +71,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
         max_context_len=8,
         device="cpu",
         enable_memory_saver=False,
-        cache_params=Mamba2CacheParams(shape=shape, layers=[0, 1], dtype=dtypes),
+        cache_params=cache_params(LAYERS, H, HV, K, V, WINDOW),
         mamba_layer_ids=[0, 1],
         enable_mamba_extra_buffer=True,
         speculative_num_draft_tokens=8,
@@ -113,38 +104,28 @@ def a_step(width: int, accepted: list[int], lens: tuple[int, int] = (62, 100)) -
 
 
 def verify(pools: Pools, width: int, *, stale: int = 0) -> None:
-    """Write a block's records as SGLang's attention backend does; ``stale`` is what a row's last owner left."""
-    pool, rings, tokens = (
-        pools.requests.mamba_pool,
-        replay.pool_records(pools.requests.mamba_pool.mamba_cache),
-        2 * width,
-    )
+    """Write a block's records as SGLang's attention backend does; ``stale`` is left by a row's last owner."""
+    cache = pools.requests.mamba_pool.mamba_cache
+    records, tokens = replay.pool_records(cache), 2 * width
     cursors = {name: torch.full((5,), stale, dtype=torch.int32) for name in ("write_pos", "cache_base", "is_flush")}
+    shapes = {"q": (H, K), "k": (H, K), "v": (HV, V), "a": (HV,), "b": (HV,)}
     torch.manual_seed(1)
     for layer in range(LAYERS):
         replay.verify(
             refuse,
-            q=torch.randn(tokens, H, K),
-            k=torch.randn(tokens, H, K),
-            v=torch.randn(tokens, HV, V),
-            a=torch.randn(tokens, HV),
-            b=torch.randn(tokens, HV),
+            **{name: torch.randn(tokens, *shape) for name, shape in shapes.items()},
+            **rings(Records(*(part[layer] for part in records.parts))),
+            **cursors,
             A_log=torch.rand(HV),
             dt_bias=torch.rand(HV),
             checkpoint_state=pools.temporal[layer],
-            d_cache=rings.updates[layer],
-            k_cache=rings.keys[layer],
-            g_cache=rings.decays[layer],
-            rawv_cache=None,
-            rawk_cache=None,
             out=torch.empty(tokens, HV, V),
             ssm_state_indices=SLOTS,
             replay_indices=ROWS,
-            **cursors,
             max_spec_len=width,
             scale=K**-0.5,
         )
-    pool.mamba_cache.intermediate_conv_window[0].normal_()
+    cache.intermediate_conv_window[0].normal_()
 
 
 def refuse(**_: Any) -> None:

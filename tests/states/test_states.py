@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("sglang")
 
 import torch
-from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
 from sglang.srt.mem_cache import memory_pool
 from sglang.srt.mem_cache.memory_pool import MambaPool
 
@@ -19,6 +18,7 @@ from sglang_dflash.plan.settings import ring_length
 from sglang_dflash.plan.sizes import StateBytes, full_layers, state_bytes
 from sglang_dflash.worker.observe.metrics import allocated_bytes
 from tests.support.cards import FOLDER, NAMES
+from tests.support.gdn_replay import cache_params
 
 pytestmark = pytest.mark.sglang
 
@@ -26,21 +26,12 @@ SLOTS, BLOCK, ASKED = 5, 16, 48
 KV = 65_536  # bytes a token
 
 
-def params(name: str, conv: torch.dtype, tp: int) -> Mamba2CacheParams:
-    """SGLang's description of a target's state."""
+def params(name: str, conv: torch.dtype, tp: int) -> Any:
     text = text_config(load_config(FOLDER / name / "target"))
-    head = int(text["linear_value_head_dim"])
-    shape = Mamba2StateShape.create(
-        tp_world_size=tp,
-        intermediate_size=head * int(text["linear_num_value_heads"]),
-        n_groups=int(text["linear_num_key_heads"]),
-        num_heads=int(text["linear_num_value_heads"]),
-        head_dim=head,
-        state_size=int(text["linear_key_head_dim"]),
-        conv_kernel=int(text["linear_conv_kernel_dim"]),
-    )
-    layers = list(range(int(text["num_hidden_layers"]) - full_layers(text)))
-    return Mamba2CacheParams(shape=shape, layers=layers, dtype=Mamba2StateDType(conv=conv, temporal=torch.float32))
+    keys = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
+    heads = [int(text[key]) for key in keys]
+    layers = int(text["num_hidden_layers"]) - full_layers(text)
+    return cache_params(layers, *heads, window=int(text["linear_conv_kernel_dim"]) - 1, tp=tp, conv=conv)
 
 
 def state(name: str, conv: torch.dtype = torch.bfloat16, tp: int = 1) -> StateBytes:

@@ -160,5 +160,22 @@ def server_pool(
     return SimpleNamespace(get_speculative_mamba2_params_all_layers=lambda: states)
 
 
+def cache_params(
+    layers: int, H: int, HV: int, K: int, V: int, window: int, tp: int = 1, conv: torch.dtype = torch.float32
+) -> Any:
+    """SGLang's description of a target's states; ``window`` tokens of convolution before the current one."""
+    from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
+
+    heads = {"n_groups": H, "num_heads": HV, "head_dim": V, "state_size": K}
+    shape = Mamba2StateShape.create(tp_world_size=tp, intermediate_size=HV * V, conv_kernel=window + 1, **heads)
+    dtypes = Mamba2StateDType(conv=conv, temporal=torch.float32)
+    return Mamba2CacheParams(shape=shape, layers=list(range(layers)), dtype=dtypes)
+
+
+def rings(records: Records) -> dict[str, Tensor | None]:
+    """The records of a layer, by SGLang's names of its arguments."""
+    return {f"{name}_cache": part for name, part in zip(("d", "k", "g", "rawv", "rawk"), records, strict=True)}
+
+
 def of_records(records: Records, change: Callable[[Tensor], Any]) -> Records:
     return Records(*(None if part is None else change(part) for part in records))

@@ -1,4 +1,4 @@
-"""Probes: what they may lose, and when they come."""
+"""Probes of other widths: their budget and their schedule."""
 
 from __future__ import annotations
 
@@ -22,46 +22,45 @@ ROW = [10.0, 15.0, 30.0]
 TOKENS = [1.0, 1.2, 1.3]
 
 
-def columns(explorer: Explorer, steps: int, row=ROW, tokens=TOKENS, lower_bounds=None, **what: bool) -> list[int]:
-    return [explorer.column(0, row, tokens, lower_bounds or row, **what) for _ in range(steps)]
+def columns(explorer: Explorer, steps: int, row=ROW, tokens=TOKENS, lower_bounds=None, **flags: bool) -> list[int]:
+    return [explorer.column(0, row, tokens, lower_bounds or row, **flags) for _ in range(steps)]
 
 
 def loss(probe: int, best: int, row=ROW, tokens=TOKENS) -> float:
     return row[probe] - tokens[probe] * row[best] / tokens[best]
 
 
-@pytest.mark.parametrize("row", [ROW, [10.0, 25.0, 60.0]], ids=["cheap", "dearer than a step"])
-def test_the_next_wider_width_is_probed_as_often_as_its_loss_can_be_afforded(row):
+@pytest.mark.parametrize("row", [ROW, [10.0, 25.0, 60.0]], ids=["cheap", "more than a step"])
+def test_the_next_wider_width_is_probed_as_often_as_the_budget_allows(row):
     chosen = columns(Explorer(), 2000, row=row)
     assert set(chosen) == {0, 1}
     assert chosen.count(1) == pytest.approx(2000 * SCHEDULED * row[0] / loss(1, 0, row), rel=0.1, abs=1.5)
 
 
-def test_a_wider_one_that_hardly_loses_more_is_probed_in_its_place():
-    """Where a step's fixed part is most of it, a wider block says more for the same."""
+def test_the_widest_width_that_loses_hardly_more_is_probed_instead():
     assert set(columns(Explorer(), 400, row=[10.0, 15.0, 15.5])) == {0, 2}
     assert set(columns(Explorer(), 400, row=[10.0, 15.0, 18.0])) == {0, 1}
 
 
-def test_news_of_the_batch_is_probed_ahead_of_what_was_saved():
+def test_a_changed_batch_is_probed_on_credit():
     explorer, row = Explorer(), [10.0, 25.0, 60.0]
     columns(explorer, EVERY, row=row)
     assert columns(explorer, 1, row=row, changed=True) == [1]
-    assert 1 not in columns(explorer, EVERY, row=row, changed=True), "the purse is in debt"
+    assert 1 not in columns(explorer, EVERY, row=row, changed=True), "the budget is overdrawn"
 
 
-def test_a_probe_that_loses_nothing_still_leaves_steps_between():
+def test_free_probes_keep_their_distance():
     chosen = columns(Explorer(), 800, tokens=[1.0, 1.5, 1.6])
     assert chosen.count(1) == 800 // EVERY
 
 
-def test_on_a_suspicion_probes_follow_each_other_as_soon_as_an_outcome_is_known():
+def test_if_drafts_may_have_improved_a_probe_follows_each_outcome():
     explorer = Explorer()
-    columns(explorer, EVERY * 10, row=[10.0, 60.0, 90.0])  # nothing was affordable so far
+    columns(explorer, EVERY * 10, row=[10.0, 60.0, 90.0])
     assert columns(explorer, 2 * EVERY_IF_BETTER, improved=True) == [1, *[0] * (EVERY_IF_BETTER - 1)] * 2
 
 
-def test_a_width_whose_time_is_in_doubt_is_probed_if_it_might_be_the_best():
+def test_a_width_with_a_doubtful_time_is_probed_if_it_might_be_the_best():
     chosen = columns(Explorer(), DOUBT_EVERY, row=[10.0, 15.0, 14.0], lower_bounds=[10.0, 15.0, 12.0])
     assert chosen == [0] * (DOUBT_EVERY - 1) + [2]
 
@@ -73,7 +72,7 @@ def test_a_width_whose_time_is_in_doubt_is_probed_if_it_might_be_the_best():
     st.integers(0, 1000),
 )
 def test_expected_losses_stay_within_the_budget(row, gains, improved, seed):
-    """Whatever the costs: a share of the time, and what the purses held at first or may overdraw by once."""
+    """A share of the time, the first balance and one overdraft, at any costs."""
     tokens = [1.0, 1.0 + gains[0], 1.0 + gains[0] + gains[1]]
     best = max(range(3), key=lambda column: tokens[column] / row[column])
     explorer, steps, lost, random = Explorer(), 600, 0.0, Random(seed)

@@ -1,4 +1,4 @@
-"""The policies that learn nothing, and the promises of every policy."""
+"""The fixed and random policies, and what holds for every policy."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def policies() -> list[WidthPolicy]:
 
 
 def answers(policy: WidthPolicy, seed: int) -> list[tuple[int, str]]:
-    """The policy's answers to random batches, with late and missing news of any kind."""
-    random, found, news = Random(seed), [], []
+    """The policy's choices for random batches, with late and missing observations."""
+    random, found, late = Random(seed), [], []
     for _ in range(120):
         size, context = random.randint(1, 40), random.randint(0, 10_000)
         width = policy.width(size, context)
         found.append((width, str(policy.paused)))
-        news.append((width, [random.randint(1, width) for _ in range(size)]))
-        if len(news) > random.randint(0, 2):
-            policy.observe(*news.pop(0))
+        late.append((width, [random.randint(1, width) for _ in range(size)]))
+        if len(late) > random.randint(0, 2):
+            policy.observe(*late.pop(0))
         if random.random() < 0.7:
             policy.observe_time(size, width, context, random.uniform(0.01, 1000))
     return found

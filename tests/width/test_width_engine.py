@@ -1,4 +1,4 @@
-"""``--speculative-adaptive`` on a real server: it rests where drafts are refused, comes back, and says so."""
+"""``--speculative-adaptive`` on a real server: drafting pauses where drafts are rejected, and resumes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ USERS = 8
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Without copies, for which a block is worth its width where a target that babbles repeats itself."""
+    """Without copies, which would pay on the repetitions of a target that babbles."""
     folder = tmp_path_factory.mktemp("adaptive")
     switches = {"SGLANG_DFLASH_COPIES": "0"}
     with dflash_server(PAIR, folder, "--speculative-adaptive", drafter="noisy", **switches) as server:
@@ -40,7 +40,7 @@ def width_info(server: Server) -> dict[str, Any]:
 
 
 def metrics(server: Server) -> dict[str, float]:
-    """Our series, by name and labels without those that all have."""
+    """Our series by name and own labels."""
     lines = re.findall(r"^sglang_dflash:(\w+)\{(.*)\} (\S+)$", server.get("/metrics").text, re.MULTILINE)
     found = {}
     for name, labels, value in lines:
@@ -55,23 +55,23 @@ def mean_width_of_the_last(answers: list[Answer]) -> float:
 
 
 def first_round(ask: Callable[[], list[Answer]], wanted: Callable[[float], bool]) -> list[Answer] | None:
-    """The first of eight rounds whose last answers have a wanted mean width: times are a busy machine's."""
+    """The first of eight rounds whose last answers have a wanted mean width: the machine may be busy."""
     rounds = itertools.islice(iter(ask, None), 8)
     return next((answers for answers in rounds if wanted(mean_width_of_the_last(answers))), None)
 
 
 def unknown(number: int) -> list[list[int]]:
-    """Prompts of random tokens: the target babbles, and no drafter knows what."""
+    """Prompts of random tokens: the target babbles, and drafts are rejected."""
     return random_prompts(PAIR, number)
 
 
-def test_the_start_says_what_steps_cost(server: Server) -> None:
+def test_the_log_states_step_times_at_the_start(server: Server) -> None:
     assert "adaptive width up to 16" in server.log
     assert re.search(r"DFLASH: policy adaptive, widths \(1, 2, 4, 8, 16\); ms a step", server.log)
     assert len(width_info(server)["costs"]["milliseconds"][0]) == 5
 
 
-def test_it_rests_where_drafts_are_refused_and_comes_back(server: Server, plain_hybrid: Server) -> None:
+def test_drafting_pauses_where_drafts_are_rejected_and_resumes(server: Server, plain_hybrid: Server) -> None:
     known = corpus(PAIR, 24)
     before = generate_all(server, known, USERS, NEW_TOKENS)
     babble = partial(generate_all, server, unknown(32), USERS, NEW_TOKENS, sampling_params={"ignore_eos": True})
@@ -121,7 +121,7 @@ def test_sglangs_own_figures_count_the_drafts_that_were_verified(server: Server)
     assert server.get("/server_info").json()["speculative_adaptive"] is True
 
 
-def test_the_dashboard_asks_for_series_that_the_server_exports(server: Server) -> None:
+def test_the_server_exports_the_series_of_the_dashboard(server: Server) -> None:
     for _ in range(2):  # the second time from the prefix cache; an answer must come in more than one part
         generate_all(server, corpus(PAIR, USERS, 5), USERS, NEW_TOKENS, sampling_params={"ignore_eos": True})
     exported = set(re.findall(r"^([\w:]+)\{", server.get("/metrics").text, re.MULTILINE))

@@ -55,7 +55,7 @@ def best_width(machine: Machine, hazard: float, batch_size: int) -> int:
 
 @dataclass
 class Run:
-    """What a policy did, step by step; tokens are the expected ones of its widths, so that luck does not count."""
+    """The steps of a policy; tokens are the expected ones of its widths, so that luck does not count."""
 
     widths: list[int] = field(default_factory=list)
     tokens: list[float] = field(default_factory=list)
@@ -73,7 +73,7 @@ def drive(
     batch_size: Callable[[int], int],
     seed: int = 0,
 ) -> Run:
-    """Let a policy choose ``steps`` widths; what a step brought is seen after the next one has started."""
+    """Let a policy choose ``steps`` widths; it observes a step after the next one has started."""
     random, run, late = Random(seed), Run(), None
     for step in range(steps):
         size, chance = batch_size(step), hazard(step)
@@ -89,19 +89,18 @@ def drive(
 
 
 def switches(widths: Sequence[int]) -> int:
-    """How often a step is as wide as the one before it was not."""
     return sum(left != right for left, right in zip(widths, widths[1:], strict=False))
 
 
 @dataclass(frozen=True)
 class Copying:
-    """Requests that repeat themselves now and then.
+    """Requests that repeat themselves.
 
     Args:
-        drafted: hazard of a drafted row; copied: of a copied one.
+        drafted, copied: hazards of a drafted and of a copied block.
         share: of a request's steps that have a match.
         stays: steps that a stretch with matches lasts, on average.
-        taken: share of the matches that the drafter lets pass.
+        taken: share of the matches that the drafter does not override.
         block: widest block of the drafter.
     """
 
@@ -130,19 +129,19 @@ class Copying:
 
 def drive_copying(
     policy: WidthPolicy, machine: Machine, traffic: Callable[[int], Copying], steps: int, batch_size: int,
-    seed: int = 0, *, told: bool = True,
+    seed: int = 0, *, sees: bool = True,
 ) -> tuple[Run, list[float]]:  # fmt: skip
-    """As :func:`drive`, with copies -> the run, and the tokens that the best widths would have brought in its time.
+    """As :func:`drive`, with copies: return the run, and the tokens that the best widths yield in its time.
 
     Args:
-        told: whether the policy hears of copies; otherwise it sees accept lengths alone.
+        sees: whether the policy receives matches; otherwise only accept lengths.
     """
     random, run, ideal, late = Random(seed), Run(), [], None
     matches = [random.random() < traffic(0).share for _ in range(batch_size)]
-    heard = [False] * batch_size
+    seen = [False] * batch_size
     for step in range(steps):
         now = traffic(step)
-        width = policy.width(batch_size, 0, sum(heard) / batch_size if told else 0.0)
+        width = policy.width(batch_size, 0, sum(seen) / batch_size if sees else 0.0)
         if late is not None:
             policy.observe(*late)
         copied = [match and random.random() < now.taken for match in matches]
@@ -150,12 +149,12 @@ def drive_copying(
             accept_lens(lambda _, hazard=now.copied if copy else now.drafted: hazard,
                         width if copy else min(width, now.block), 1, random)[0] for copy in copied
         ]  # fmt: skip
-        late = (width, lengths, heard) if told else (width, lengths)
+        late = (width, lengths, seen) if sees else (width, lengths)
         policy.observe_time(batch_size, width, 0, machine.measured(batch_size, width, random))
         matching = sum(matches) / batch_size
         run.widths.append(width)
         run.tokens.append(now.yields(width, matching))
         run.milliseconds.append(machine.milliseconds(batch_size, width))
         ideal.append(now.best(machine, policy.widths, batch_size, matching) * run.milliseconds[-1])
-        heard, matches = matches, now.next(matches, random)
+        seen, matches = matches, now.next(matches, random)
     return run, ideal
