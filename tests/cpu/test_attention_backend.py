@@ -27,13 +27,10 @@ HEADS, KV_HEADS, DIM, SCALE = 4, 2, 16, 0.3
 SLOTS, PAGE = 256, 1
 WINDOW = 6
 POOL: dict[str, Any] = {
-    "page_size": PAGE,
-    "dtype": torch.float32,
-    "head_num": KV_HEADS,
-    "head_dim": DIM,
-    "device": "cpu",
-    "enable_memory_saver": False,
+    **{"page_size": PAGE, "dtype": torch.float32, "head_num": KV_HEADS, "head_dim": DIM},
+    **{"device": "cpu", "enable_memory_saver": False},
 }
+SLIDING = {"swa_attention_layer_ids": [1], "full_attention_layer_ids": [0], "token_to_kv_pool_class": CpuKVPool}
 
 
 def layer(
@@ -55,25 +52,12 @@ class Requests:
         for row, slots in zip(self.rows.tolist(), shares, strict=False):
             self.table.req_to_token[row, : min(64, slots.shape[0])] = slots[:64].int()
         if sliding_pool:
-            self.pool: Any = SWAKVPool(
-                SLOTS,
-                SLOTS,
-                swa_attention_layer_ids=[1],
-                full_attention_layer_ids=[0],
-                token_to_kv_pool_class=CpuKVPool,
-                **POOL,
-            )
+            self.pool: Any = SWAKVPool(SLOTS, SLOTS, **SLIDING, **POOL)
             self.pool.register_mapping(torch.cat([torch.zeros(1, dtype=torch.int64), torch.randperm(SLOTS) + 1]))
         else:
             self.pool = CpuKVPool(SLOTS, layer_num=2, **POOL)
-        runner = SimpleNamespace(
-            device="cpu",
-            req_to_token_pool=self.table,
-            token_to_kv_pool=self.pool,
-            kv_index_translator=None,
-            model_config=SimpleNamespace(context_len=64),
-        )
-        self.backend = TorchAttentionBackend(runner)
+        places = {"req_to_token_pool": self.table, "token_to_kv_pool": self.pool, "kv_index_translator": None}
+        self.backend = TorchAttentionBackend(SimpleNamespace(**places))
         self.k = [torch.randn(64, KV_HEADS, DIM) for _ in lens]
         self.v = [torch.randn(64, KV_HEADS, DIM) for _ in lens]
 
@@ -103,18 +87,8 @@ class Requests:
         self.backend.init_forward_metadata(batch)
         return q, [self.backend.forward(q.view(q.shape[0], -1), k, v, one, batch) for one in layers]
 
-    def prefill(self, layers: list[RadixAttention]) -> None:
-        self.run(ForwardMode.EXTEND, layers, [0] * len(self.lens), self.lens)
-
     def expect(
-        self,
-        q: Tensor,
-        out: Tensor,
-        starts: list[int],
-        stops: list[int],
-        *,
-        causal: bool,
-        window: int | None,
+        self, q: Tensor, out: Tensor, starts: list[int], stops: list[int], causal: bool, window: int | None
     ) -> None:
         first = 0
         for i, (start, stop) in enumerate(zip(starts, stops, strict=True)):
@@ -133,20 +107,17 @@ def test_every_forward_mode_on_full_and_sliding_layers(lens: list[int], sliding_
     requests = Requests(lens, sliding_pool=sliding_pool)
     layers, windows = [layer(0), layer(1, window=WINDOW)], [None, WINDOW]
     begin, half, end = [0] * len(lens), [n // 2 for n in lens], lens
-    for mode, starts, stops in [
-        (ForwardMode.EXTEND, begin, half),
-        (ForwardMode.EXTEND, half, end),
-        (ForwardMode.DECODE, end, [n + 1 for n in end]),
-        (ForwardMode.TARGET_VERIFY, [n + 1 for n in end], [n + 5 for n in end]),
-    ]:
+    prompt = [(ForwardMode.EXTEND, begin, half), (ForwardMode.EXTEND, half, end)]
+    one, five = ([n + more for n in end] for more in (1, 5))
+    for mode, starts, stops in [*prompt, (ForwardMode.DECODE, end, one), (ForwardMode.TARGET_VERIFY, one, five)]:
         q, outs = requests.run(mode, layers, starts, stops)
         for out, window in zip(outs, windows, strict=True):
             requests.expect(q, out, starts, stops, causal=True, window=window)
     block = [layer(0, kind=AttentionType.ENCODER_ONLY), layer(1, window=WINDOW, kind=AttentionType.ENCODER_ONLY)]
-    starts, stops = [n + 5 for n in end], [n + 9 for n in end]
-    q, outs = requests.run(ForwardMode.TARGET_VERIFY, block, starts, stops)
+    nine = [n + 9 for n in end]
+    q, outs = requests.run(ForwardMode.TARGET_VERIFY, block, five, nine)
     for out, window in zip(outs, windows, strict=True):
-        requests.expect(q, out, starts, stops, causal=False, window=window)
+        requests.expect(q, out, five, nine, causal=False, window=window)
 
 
 def test_a_mixed_batch_of_a_prompt_and_a_decode() -> None:
@@ -158,23 +129,14 @@ def test_a_mixed_batch_of_a_prompt_and_a_decode() -> None:
 
 
 def test_an_idle_batch_gives_nothing() -> None:
-    backend = Requests([4]).backend
-    empty = torch.zeros(0, dtype=torch.int64)
-    batch = ForwardBatch(
-        forward_mode=ForwardMode.IDLE,
-        batch_size=0,
-        input_ids=empty,
-        req_pool_indices=empty,
-        seq_lens=empty,
-        out_cache_loc=empty,
-        seq_lens_sum=0,
-    )
+    backend, empty = Requests([4]).backend, torch.zeros(0, dtype=torch.int64)
+    tensors = dict.fromkeys(("input_ids", "req_pool_indices", "seq_lens", "out_cache_loc"), empty)
+    batch = ForwardBatch(forward_mode=ForwardMode.IDLE, batch_size=0, seq_lens_sum=0, **tensors)
     backend.init_forward_metadata(batch)
     nothing = torch.zeros(0, KV_HEADS, DIM)
     assert backend.forward(torch.zeros(0, HEADS * DIM), nothing, nothing, layer(0), batch).shape == (0, HEADS * DIM)
 
 
 def test_what_would_be_ignored_is_refused() -> None:
-    requests = Requests([5])
     with pytest.raises(DFlashError, match=r"logit_cap=30"):
-        requests.prefill([layer(0, cap=30.0)])
+        Requests([5]).run(ForwardMode.EXTEND, [layer(0, cap=30.0)], [0], [5])

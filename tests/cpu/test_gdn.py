@@ -159,12 +159,12 @@ def prompts(
     """Random inputs of a prefill of prompts of these lengths."""
     generator = torch.Generator().manual_seed(seed)
     tokens, (H, HV), (K, V) = sum(lengths), heads, sizes
+    shapes = {"q": (H, K), "k": (H, K), "v": (HV, V), "g": (HV,), "beta": (HV,)}
+    x = {name: torch.randn(1, tokens, *shape, generator=generator) for name, shape in shapes.items()}
     return {
-        "q": torch.randn(1, tokens, H, K, generator=generator),
-        "k": torch.randn(1, tokens, H, K, generator=generator),
-        "v": torch.randn(1, tokens, HV, V, generator=generator),
-        "g": -decay * torch.rand(1, tokens, HV, generator=generator),
-        "beta": torch.rand(1, tokens, HV, generator=generator),
+        **x,
+        "g": -decay * x["g"].abs(),
+        "beta": x["beta"].sigmoid(),
         "initial_state": torch.randn(SLOTS, HV, V, K, generator=generator),
         "initial_state_indices": (1 + torch.randperm(SLOTS - 1, generator=generator)[: len(lengths)]).int(),
         "cu_seqlens": torch.tensor([0, *lengths]).cumsum(0).int(),
