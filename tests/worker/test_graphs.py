@@ -1,20 +1,13 @@
-"""Steps of each width: provided for within the memory there is, in place during such a step and only then.
-
-What is captured and replayed is rehearsed (``tests/rehearsal``).
-"""
+"""Resources of every width fit into memory and are in place during such a step only; ``tests/rehearsal`` runs them."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sglang.srt.model_executor.cuda_graph_config import CudaGraphConfig
 
-from sglang_dflash.upstream import Phase, with_phase
 from sglang_dflash.worker import widths
 from sglang_dflash.worker.start import graphs
 from sglang_dflash.worker.start.graphs import WidthGraphs, reason_for_full_width_only, sizes_for_narrower
@@ -89,55 +82,6 @@ def test_narrower_widths_have_graphs_of_few_batch_sizes(captured: list[int], kep
 def test_costs_are_measured_at_batch_sizes_that_need_no_padding() -> None:
     """Between them the table is linear, as between a graph and the next."""
     assert set(widths.batch_sizes(48)) <= set(sizes_for_narrower(SIZES))
-
-
-def test_each_narrower_width_captures_the_few_sizes_and_their_number_is_logged_before(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Runner:
-        """Of SGLang's class, which captures each size of the configuration."""
-
-        def __init__(self, model_runner: Any) -> None:
-            captured.extend(exec_.graph.cuda_graph_config.decode.bs)
-            logged.append(len(caplog.records))
-
-    class Graph(SimpleNamespace):
-        def override(self, **values: Any) -> Any:
-            return overridden(self, values)
-
-    captured, logged = list[int](), list[int]()
-    config = with_phase(CudaGraphConfig(), Phase.DECODE, bs=SIZES)
-    exec_ = SimpleNamespace(
-        graph=Graph(cuda_graph_config=config), overlap=SimpleNamespace(enable_two_batch_overlap=False)
-    )
-    parallel = SimpleNamespace(tp_rank=0)
-    monkeypatch.setattr(graphs, "get_exec", lambda: exec_)
-    monkeypatch.setattr(graphs, "get_parallel", lambda: parallel)
-    for name in ("DecodeCudaGraphRunner", "PlainDecodeGraphs"):
-        monkeypatch.setattr(graphs, name, Runner)
-    for name in ("draft_pp_context", "draft_tp_context"):
-        monkeypatch.setattr(graphs, name, lambda *_: nullcontext())
-    monkeypatch.setattr(graphs, "build_attention_backends", lambda model_runner: SimpleNamespace(attn_backend=None))
-    monkeypatch.setattr(graphs, "free_gb", lambda runner: 80.0)
-    monkeypatch.setattr(WidthGraphs, "_has_room", lambda self: True)
-    own = Runner.__new__(Runner)
-    own.capture_bs = SIZES  # type: ignore[attr-defined]
-    translator = SimpleNamespace(bind_and_verify_backends=lambda backends: None)
-    target, drafter = (runner(decode_cuda_graph_runner=own, kv_index_translator=translator) for _ in range(2))
-    with caplog.at_level(logging.INFO):
-        WidthGraphs(target, drafter, None, FULL).build(WIDTHS)
-    # Widths 1, 2 and 4 of the target, 2 and 4 of the drafter.
-    assert sorted(captured) == sorted(sizes_for_narrower(SIZES) * 5)
-    assert logged[0] == 1 and f"capturing {len(captured)} more CUDA graphs" in caplog.records[0].message
-    assert exec_.graph.cuda_graph_config.decode.bs == SIZES
-
-
-@contextmanager
-def overridden(owner: Any, values: dict[str, Any]) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in values.items():
-            patch.setattr(owner, name, value)
-        yield
 
 
 def test_a_step_runs_with_its_width_and_leaves_sglangs_behind() -> None:

@@ -1,4 +1,4 @@
-"""The check of the replay's kernels at the start: a wrong one stops the server, and the pool stays as it was."""
+"""The start-up check of the replay kernels: a wrong kernel stops the server, and the pool does not change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDTH = 5
 
 
 def gdn_verify(*inputs: Any, width: int, scale: float) -> Any:
-    """Stands for the kernel: the definition, which writes nothing for padding here."""
+    """The definition in place of the kernel; skips padding."""
     *per_token, A_log, dt_bias, states, slots, records, rows = inputs
     live = slots >= 0
     tokens = live.repeat_interleave(width)
@@ -31,7 +31,7 @@ def gdn_verify(*inputs: Any, width: int, scale: float) -> Any:
 
 
 def gdn_commit(states: Any, records: Any, rows: Any, slots: Any, counts: Any, *track: Any) -> None:
-    """The same of the commit; a state moves on after its snapshot was taken."""
+    """The same for the commit; the snapshot is taken before the state advances."""
     live = (slots >= 0) & (counts > 0)
     if track[0] is not None:
         snapshot = states[:, slots[live]].clone()
@@ -54,7 +54,7 @@ def runner(dtype: torch.dtype = torch.bfloat16, state_dtype: torch.dtype = torch
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
-def test_right_kernels_pass_and_the_pool_stays_as_it_was(dtype: torch.dtype, state_dtype: torch.dtype) -> None:
+def test_right_kernels_pass_and_the_pool_does_not_change(dtype: torch.dtype, state_dtype: torch.dtype) -> None:
     server = runner(dtype, state_dtype)
     states = server.req_to_token_pool.get_speculative_mamba2_params_all_layers()
     tensors = [value for value in vars(states).values() if value is not None]
@@ -124,7 +124,7 @@ def test_a_wrong_kernel_stops_the_start(
     assert found in caught.value.value and f"{SWITCH}=0" in caught.value.remedy
 
 
-def test_a_server_without_memory_is_not_told_that_its_kernels_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_out_of_memory_error_does_not_blame_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     def lacks_memory(*inputs: Any, **options: Any) -> Any:
         raise torch.OutOfMemoryError
 

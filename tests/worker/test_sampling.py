@@ -1,4 +1,4 @@
-"""The sampler's parts, with SGLang's own classes: parameters over a block's rows, seeds whatever the batch."""
+"""The sampler with SGLang's own classes: parameters over a block's rows, seeds in any batch."""
 
 from __future__ import annotations
 
@@ -56,19 +56,14 @@ def requests(seeds: Iterable[int | None]) -> list[SimpleNamespace]:
     return [SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=seed)) for seed in seeds]
 
 
-def test_every_row_of_a_seeded_requests_block_is_marked() -> None:
-    block = for_block(info(4, sampling_seed=None), 3)
-    mark_seeded_rows(block, requests([None, 7, None, -5]), 3)
-    assert block.seeded_rows.rows.tolist() == [3, 4, 5, 9, 10, 11]
-    assert block.seeded_rows.seeds.tolist() == [7, 7, 7, -5, -5, -5]
-
-
 @pytest.mark.parametrize("width", [1, 3])
-@pytest.mark.parametrize("seeds", [[7, None, -5], [7], [None, 7]])
-def test_seeds_are_dense(seeds: list[int | None], width: int) -> None:
-    """The kernel steps from one to the next without a stride: it would draw with another number for a seed."""
+@pytest.mark.parametrize("seeds", [[None, 7, None, -5], [7]])
+def test_every_row_of_a_seeded_request_is_marked_and_seeds_are_dense(seeds: list[int | None], width: int) -> None:
+    """The kernel reads seeds without a stride: others would draw with another number."""
     block = for_block(info(len(seeds), sampling_seed=None), width)
     mark_seeded_rows(block, requests(seeds), width)
+    expected = [(i * width + j, seed) for i, seed in enumerate(seeds) if seed is not None for j in range(width)]
+    assert list(zip(*(values.tolist() for values in block.seeded_rows), strict=True)) == expected
     assert all(values.stride() == (1,) for values in block.seeded_rows)
 
 
@@ -77,7 +72,7 @@ def test_seeds_are_dense(seeds: list[int | None], width: int) -> None:
     [([None, None], False, None), ([7, None], True, None), ([7, None], False, torch.tensor([7, 42]))],
     ids=["no seed", "no draw", "deterministic mode"],
 )
-def test_nothing_is_marked_that_sglang_draws_itself(
+def test_rows_that_sglang_draws_itself_are_not_marked(
     seeds: list[int | None], greedy: bool, sglangs: torch.Tensor | None
 ) -> None:
     params = info(2, is_all_greedy=greedy, sampling_seed=sglangs)
@@ -119,19 +114,19 @@ def unfiltered(rows: int) -> dict[str, torch.Tensor]:
     return {"top_ps": torch.ones(rows), "top_ks": torch.full((rows,), TOP_K_ALL), "min_ps": torch.zeros(rows)}
 
 
-def test_a_seed_draws_the_same_beside_requests_that_filter(sampler: SeededSampler) -> None:
+def test_a_seed_draws_the_same_token_alongside_requests_with_filters(sampler: SeededSampler) -> None:
     torch.manual_seed(0)
     rows = 400
     probs = torch.softmax(torch.randn(rows, 300) * 4, dim=-1)
     alone = draw(sampler, probs, info(rows, **unfiltered(rows)), simple=True)
     # A neighbour's top-p sends the whole batch through the filters.
-    beside = draw(sampler, probs, info(rows, **unfiltered(rows)), simple=False)
-    assert torch.equal(alone, beside)
+    filtered = draw(sampler, probs, info(rows, **unfiltered(rows)), simple=False)
+    assert torch.equal(alone, filtered)
     assert len(set(alone.tolist())) > 10
 
 
 @pytest.mark.parametrize("simple", [True, False])
-def test_only_seeded_rows_leave_sglangs_own_sampling(
+def test_only_seeded_rows_leave_sglangs_sampling(
     sampler: SeededSampler, simple: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
@@ -155,7 +150,7 @@ def test_only_seeded_rows_leave_sglangs_own_sampling(
         alone = draw(sampler, probs[row : row + 1], info(1, **own), simple=simple, seeds=[seeds[row]])
         assert alone.item() == mixed[row]
 
-    # SGLang draws the others anew every time, within their filters.
+    # SGLang draws new tokens for the others, within their filters.
     others = [row for row in range(rows) if seeds[row] is None]
     again = draw(sampler, probs, info(rows, **params), simple=simple, seeds=seeds)
     assert torch.equal(again[chosen], mixed[chosen]) and not torch.equal(again[others], mixed[others])
@@ -164,7 +159,7 @@ def test_only_seeded_rows_leave_sglangs_own_sampling(
 
 
 @pytest.mark.parametrize("seeds", [range(12), [None, *range(11)]], ids=["all", "some"])
-def test_rows_are_filtered_some_at_a_time(
+def test_filters_copy_a_bounded_number_of_rows(
     seeds: Iterable[int | None], sampler: SeededSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """48 requests of a 27B would copy 2.5 GB at once. The same tokens come out."""
@@ -181,7 +176,7 @@ def test_rows_are_filtered_some_at_a_time(
 
 
 @pytest.mark.parametrize("with_seed", [True, False])
-def test_the_rehearsal_at_the_start_samples_every_row_through_the_servers_sampler(
+def test_the_prewarm_step_samples_every_row_through_the_servers_sampler(
     with_seed: bool, sampler: SeededSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = list[int]()
@@ -198,7 +193,7 @@ def test_the_rehearsal_at_the_start_samples_every_row_through_the_servers_sample
     assert drawn == ([6] if with_seed else [])
 
 
-def test_unseeded_rows_keep_their_law_beside_a_seeded_one(sampler: SeededSampler) -> None:
+def test_unseeded_rows_keep_their_law_alongside_a_seeded_one(sampler: SeededSampler) -> None:
     torch.manual_seed(0)
     rows = 40_000
     law = torch.tensor([0.5, 0.25, 0.15, 0.1])

@@ -1,4 +1,4 @@
-"""Tensor-parallel ranks choose the same widths, whatever each of them measures."""
+"""Tensor-parallel ranks choose the same widths although they measure different times."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def test_ranks_that_measure_differently_choose_the_same(seed: int) -> None:
     assert ranks.policies[0].costs.measured == ranks.policies[1].costs.measured > 0
 
 
-def test_ranks_that_were_told_different_things_are_stopped() -> None:
-    """Before they choose different widths, and wait for each other for ever."""
+def test_ranks_whose_policies_diverge_stop() -> None:
+    """Before they choose different widths and deadlock."""
     ranks = Ranks()
     for rank, accepted in enumerate((4, 3)):
         ranks.policies[rank].observe(4, [accepted])
@@ -73,7 +73,7 @@ def test_ranks_that_were_told_different_things_are_stopped() -> None:
         ranks.turn([])
 
 
-def test_news_ride_only_when_there_are_any() -> None:
+def test_times_are_sent_only_when_there_are_any() -> None:
     sent: list[Any] = []
     times = SharedTimes(FixedWidth(4), 2)
     assert times.broadcast(lambda requests: sent.append(requests) or requests, ["a"]) == ["a"]  # type: ignore[func-returns-value, return-value]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,6 @@ from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.pools import sampling as sampling_bytes
 from sglang_dflash.worker.start import graphs, prewarm
-from sglang_dflash.worker.worker import DFlashWorker
 
 pytestmark = pytest.mark.sglang
 
@@ -36,27 +34,10 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_drafter_runs_without_graphs_below_one_gb(
     free: float, captured: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked = list[bool]()
-    drafter = SimpleNamespace(
-        init_cuda_graphs=lambda capture_decode_cuda_graph=True: asked.append(capture_decode_cuda_graph),
-    )
-    worker: Any = SimpleNamespace(
-        _draft_worker=drafter,
-        _drafter=SimpleNamespace(device="cuda", gpu_id=0),
-        _target=SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=torch.empty(0))),
-        _drafters_context=nullcontext,
-        _is_first=False,
-        _commit=None,
-        _copies=None,
-        _inject=None,
-        _at_width=None,
-        width_policy=SimpleNamespace(widths=()),
-        plan=SimpleNamespace(widths=None),
-    )
+    drafter: Any = SimpleNamespace(device="cuda", gpu_id=0)
     monkeypatch.setattr(graphs, "get_available_gpu_memory", lambda *_, **__: free)
     with caplog.at_level(logging.WARNING):
-        DFlashWorker.init_cuda_graphs(worker)
-    assert asked == [captured]
+        assert graphs.drafter_has_room(drafter) is captured
     assert [record.message.count("0.50 GB") for record in caplog.records] == ([] if captured else [1])
 
 

@@ -45,28 +45,20 @@ def set_up(window: DraftWindow | None, monkeypatch: pytest.MonkeyPatch, role: st
     monkeypatch.setattr(hooks, "get_schedule", lambda: SimpleNamespace(max_running_requests=REQUESTS))
 
 
-@pytest.mark.parametrize("tokens", [64, 10 * CONTEXT])
+@pytest.mark.parametrize(
+    ("tokens", "role", "extra"),
+    [(64, "null", 0), (10 * CONTEXT, "null", 0), (64, "prefill", 0), (64, "decode", 8)],
+)
 def test_the_budget_is_charged_for_the_rings_and_not_for_a_slot_per_token(
-    tokens: int, configurator: Any, monkeypatch: pytest.MonkeyPatch
+    tokens: int, role: str, extra: int, configurator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    window = DraftWindow(tokens, block=16, page=1)
-    set_up(window, monkeypatch)
-    rings = DraftRings(ReqToTokenPool(REQUESTS, CONTEXT + 20, "cpu", False), window, CONTEXT)
-    assert charge_rings(divide, configurator, BYTES) == (BYTES - rings.slots * PER_TOKEN, None, None)
+    window, by_row = DraftWindow(tokens, block=16, page=1), role != "null"
+    set_up(window, monkeypatch, role, extra)
+    rings = DraftRings(ReqToTokenPool(REQUESTS + extra, CONTEXT + 20, "cpu", False), window, CONTEXT, by_row=by_row)
+    charged = (rings.slots + window.page * by_row) * PER_TOKEN
+    assert charge_rings(divide, configurator, BYTES) == (BYTES - charged, None, None)
     assert configurator.spec_aux_config.dflash_draft_num_layers == 5
     assert configurator.dflash_draft_cell_size_per_token == PER_TOKEN
-
-
-@pytest.mark.parametrize(("role", "extra"), [("prefill", 0), ("decode", 8)])
-def test_a_disaggregated_server_is_charged_for_every_row(
-    role: str, extra: int, configurator: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    window = DraftWindow(64, block=16, page=1)
-    set_up(window, monkeypatch, role, extra)
-    pool = ReqToTokenPool(REQUESTS + extra, CONTEXT + 20, "cpu", False)
-    rings = DraftRings(pool, window, CONTEXT, by_row=True)
-    charged = BYTES - charge_rings(divide, configurator, BYTES)[0]
-    assert charged == (rings.slots + window.page) * PER_TOKEN
 
 
 @pytest.mark.parametrize(("window", "drafters_layers"), [(DraftWindow(64, block=16, page=1), None), (None, 5)])
