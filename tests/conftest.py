@@ -88,9 +88,9 @@ def dflash_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
     SGLang averages accept lengths over whole log intervals only; with intervals of one step it leaves none out.
     """
-    folder, log_every_step = tmp_path_factory.mktemp("dflash"), ("--decode-log-interval", "1")
-    plugin = with_plugin(folder, "faults")
-    with dflash_server("tiny-hybrid", folder, *log_every_step, base=FEATURES, **plugin) as server:
+    folder = tmp_path_factory.mktemp("dflash")
+    flags, plugin = ("--enable-metrics", "--decode-log-interval", "1"), with_plugin(folder, "faults")
+    with dflash_server("tiny-hybrid", folder, *flags, base=FEATURES, **plugin) as server:
         yield server
         assert_nothing_leaked(server)
 

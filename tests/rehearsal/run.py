@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_dflash.plan.settings import REPLAY_SWITCH
 from tests.rehearsal.mutants import VARIABLE
 from tests.rehearsal.scenarios import Scenario
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 900
+# As on a GPU, unless a scenario replays states; the CPU platform replays them by default.
+KEPT_STATES = {REPLAY_SWITCH: "0"}
 LOGPROB_ROUNDING = 1e-4  # kernels add up in another order
 # Kernels that a step launches outside of graphs: ours, and those of SGLang that it calls there.
 OF_STEPS = (
@@ -51,7 +54,7 @@ def rehearsed() -> dict[str, str]:
 
 def run(scenario: Scenario, *, rehearse: bool, mutant: str = "") -> Outcome:
     """Run the scenario's engine in a process of its own, on the torch platform or in a rehearsal."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **FAILS_AT_ONCE, **scenario.environment}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **FAILS_AT_ONCE, **KEPT_STATES, **scenario.environment}
     if rehearse:
         environment |= {**rehearsed(), VARIABLE: mutant}
     start = time.monotonic()
