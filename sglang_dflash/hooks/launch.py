@@ -60,7 +60,7 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
     if not settings.speculative_draft_model_path:
         return
     if pair.kind is None and settings.speculative_draft_model_quantization is None:
-        # SGLang would quantise the drafter's layers as the flag says of the target's.
+        # SGLang would apply the target's quantisation flag to the drafter's layers.
         _declare(server_args, speculative_draft_model_quantization=PLAIN_LAYERS)
     if view := plain_view(pair.loaded_files):
         logger.warning("DFLASH: the drafter %s is loaded from its plain form in %s", pair.drafter_files.name, view)

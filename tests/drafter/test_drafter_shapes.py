@@ -40,15 +40,15 @@ FACTOR, ORIGINAL = 4.0, 64
 
 @dataclass(frozen=True)
 class Shape:
-    """A drafter beside the plain one.
+    """A variant of the plain drafter.
 
     Attributes:
         fields: changes to the plain drafter's configuration.
         keys: further keys of its ``config.json``.
         flag: block size on the command line; None leaves it to the checkpoint.
-        causal: what the reference makes of ``is_causal``.
+        causal: the reference's ``is_causal``.
         yarn: whether the reference scales its rotation.
-        input_scale: what the reference multiplies the block's embeddings by.
+        input_scale: factor of the reference's block embeddings.
         matters: whether the drafts differ from those of the same weights under plain attention.
     """
 
@@ -110,7 +110,7 @@ def write(shape: Shape, folder: Path) -> Path:
 def visible_where(
     causal: bool, layer_type: str, query: Tensor, key: Tensor, start: Tensor, sliding: int | None, window: int | None
 ) -> Tensor:
-    """``pairs.drafter.visible`` with ``is_causal`` said for all layers; a sliding layer looks as far ahead as back."""
+    """``pairs.drafter.visible`` with ``is_causal`` set for all layers; a sliding layer reads as far ahead as back."""
     if layer_type == SLIDING and sliding:
         near = (query - key).abs() < sliding
     else:

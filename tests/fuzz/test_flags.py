@@ -49,20 +49,20 @@ def check(folder: Path, *flags: str, code: bool = False, **target: Any) -> list[
 def test_a_command(tmp_path: Path, words: list[str], keywords: dict[str, Any]) -> None:
     parser = ArgumentParser()
     accept_old_flags(None, parser)
-    for read, said in ((parser.parse_known_args, words), (modernise_kwargs, keywords)):
+    for read, given_values in ((parser.parse_known_args, words), (modernise_kwargs, keywords)):
         with judged():
-            read(said)
+            read(given_values)
     with judged(tmp_path):
         raise_first_error(check(tmp_path / "pair", *words, **HYBRID))
 
 
 @fuzz
 @given(st.dictionaries(st.sampled_from(VARIABLES), WORD, min_size=1))
-def test_an_environment(tmp_path: Path, said: dict[str, str]) -> None:
-    with patch.dict(os.environ, said):
-        for read in (explain_environment, threads_of_a_rank, lambda _: parse_cores(said.get(BIND_VARIABLE, ""))):
+def test_an_environment(tmp_path: Path, variables: dict[str, str]) -> None:
+    with patch.dict(os.environ, variables):
+        for read in (explain_environment, threads_of_a_rank, lambda _: parse_cores(variables.get(BIND_VARIABLE, ""))):
             with judged():
-                read(said)
+                read(variables)
         with judged(tmp_path):
             raise_first_error(check(tmp_path / "pair", **HYBRID))
 

@@ -71,7 +71,7 @@ def resolve(
 
 
 def call_it(version: str, folder: Path) -> str:
-    """A path on which the installed SGLang says that it has this version."""
+    """A path on which the installed SGLang reports this version."""
     info = folder / f"path/sglang-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n")

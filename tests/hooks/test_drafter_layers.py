@@ -1,4 +1,4 @@
-"""Which layers a drafter gets: plain ones whatever the target's are, unless a flag asks for quantised ones."""
+"""A drafter gets plain layers, for a quantised target too, unless a flag requests quantised ones."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def resolved(tmp_path: Path, *flags: str, drafter: dict[str, Any], **others: Any
 
 
 @pytest.mark.parametrize("asked", [None, "fp8"])
-def test_a_plain_drafter_stays_plain_beside_an_fp8_target(asked: str | None, tmp_path: Path) -> None:
+def test_a_plain_drafter_stays_plain_with_an_fp8_target(asked: str | None, tmp_path: Path) -> None:
     """SGLang would hand the target's ``--quantization`` on."""
     args = resolved(tmp_path, drafter={}, quantization=asked)
     assert args.speculative_draft_model_quantization == "unquant"
@@ -77,7 +77,7 @@ def test_a_quantised_drafter_gets_plain_layers(flags: tuple[str, ...], tmp_path:
     assert plan.drafter.stored is not None and plan.drafter.quantization is None
 
 
-def test_a_flag_asks_for_sglangs_quantised_layers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_flag_selects_sglangs_quantised_layers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     args = resolved(tmp_path, FLAG, "fp8", drafter={"quantization_config": FP8})
     assert args.speculative_draft_model_quantization == "fp8"
     assert args.speculative_draft_model_path == str(tmp_path / "drafter")

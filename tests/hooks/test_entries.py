@@ -1,4 +1,4 @@
-"""Ways into a server: whichever answers counts the drafts that were verified, and says that widths are adaptive.
+"""Every entry into a server counts the drafts that were verified and reports adaptive widths.
 
 HTTP with one tokenizer: ``tests/serving/test_requests.py``, ``tests/width/test_width_engine.py``.
 """

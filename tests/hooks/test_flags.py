@@ -80,7 +80,7 @@ class TestEnvironment:
     @pytest.mark.sglang
     @pytest.mark.parametrize("value", ["1", "0"])
     def test_the_plan_stream_has_no_effect_under_our_worker(self, value: str) -> None:
-        """SGLang reads it for DFLASH in the draft input of its own worker only, which ours does not use."""
+        """For DFLASH, SGLang reads it only in its own worker's draft input, which our worker does not use."""
         sglang = pytest.importorskip("sglang")
         from sglang_dflash.worker.state import DraftState
 

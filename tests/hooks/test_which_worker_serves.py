@@ -1,4 +1,4 @@
-"""One answer to "does our worker serve here": the one that SGLang was given when it asked for the class."""
+"""Every hook uses the worker class that SGLang received."""
 
 from __future__ import annotations
 

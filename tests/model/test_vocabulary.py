@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 pytest.importorskip("sglang")
 
@@ -33,34 +33,28 @@ def target(**attributes: Any) -> Target:
     return Target(table=table, lm_head=table, **attributes)
 
 
-def test_masked_positions_use_the_targets_row() -> None:
-    model = target()
-    seen = TargetVocabulary.of(model, mask_token_id=MASK, mask_embedding=None).embed(IDS)
-    assert torch.equal(seen, model.table.weight[IDS])
+@pytest.fixture
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """Hidden states of six tokens, on a server without tensor parallelism."""
+    alone = SimpleNamespace(tp_group=SimpleNamespace(world_size=1))
+    monkeypatch.setattr("sglang_dflash.model.vocabulary.get_parallel", lambda: alone)
+    return torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
 
 
-def test_masked_positions_use_the_drafters_embedding_and_the_table_is_unchanged() -> None:
-    model = target()
-    before, own = model.table.weight.clone(), torch.arange(4.0)
-    seen = TargetVocabulary.of(model, mask_token_id=MASK, mask_embedding=own).embed(IDS)
-    assert torch.equal(seen[1:3], own.expand(2, 4))
-    assert torch.equal(seen[[0, 3]], before[[1, 0]])
+@pytest.mark.parametrize(("targets", "drafters"), [(1.0, 1.0), (3.0, 1.0), (1.0, 3.0), (1.5, 2.0)])
+def test_mask_tokens_have_the_drafters_embedding_or_the_targets_row_scaled_and_the_table_is_unchanged(
+    targets: float, drafters: float
+) -> None:
+    model, own = target(get_dflash_noise_embedding_scale=lambda: targets), torch.arange(4.0)
+    before, scale = model.table.weight.clone(), targets * drafters
+    for embedding, mask in ((None, before[MASK]), (own, own)):
+        vocabulary = TargetVocabulary.of(model, mask_token_id=MASK, mask_embedding=embedding, input_scale=drafters)
+        assert torch.equal(vocabulary.embed(IDS), scale * torch.stack((before[1], mask, mask, before[0])))
     assert torch.equal(model.table.weight, before)
 
 
-@pytest.mark.parametrize(("targets", "drafters"), [(3.0, 1.0), (1.0, 3.0), (1.5, 2.0)])
-def test_the_scales_are_applied_to_both(targets: float, drafters: float) -> None:
-    model, own = target(get_dflash_noise_embedding_scale=lambda: targets), torch.arange(4.0)
-    vocabulary = TargetVocabulary.of(model, mask_token_id=MASK, mask_embedding=own, input_scale=drafters)
-    seen = vocabulary.embed(IDS)
-    assert torch.equal(seen[1], targets * drafters * own)
-    assert torch.equal(seen[0], targets * drafters * model.table.weight[1])
-
-
-def test_a_logit_scale_changes_margins_and_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = SimpleNamespace(tp_group=SimpleNamespace(world_size=1))
-    monkeypatch.setattr("sglang_dflash.model.vocabulary.get_parallel", lambda: alone)
-    hidden = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+def test_a_logit_scale_changes_margins_and_no_tokens(one_rank: Tensor) -> None:
+    hidden = one_rank
     (plain, margins), (tokens, scaled) = [
         TargetVocabulary.of(target(), mask_token_id=MASK, mask_embedding=None, logit_scale=scale).argmax_token(
             hidden, margins=True
@@ -78,10 +72,8 @@ def test_a_target_without_an_lm_head_is_refused() -> None:
         TargetVocabulary.of(model, mask_token_id=MASK, mask_embedding=None)
 
 
-def test_only_a_reduced_vocabularys_tokens_are_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = SimpleNamespace(tp_group=SimpleNamespace(world_size=1))
-    monkeypatch.setattr("sglang_dflash.model.vocabulary.get_parallel", lambda: alone)
-    hidden = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+def test_only_a_reduced_vocabularys_tokens_are_drafted(one_rank: Tensor) -> None:
+    hidden = one_rank
     vocabulary = TargetVocabulary.of(target(), mask_token_id=MASK, mask_embedding=None)
     drafted = torch.tensor([True, False, False, True, False, True, False, False])
     logits = hidden @ vocabulary.lm_head.weight.T
@@ -99,9 +91,9 @@ def test_ranks_agree_on_tokens_and_margins(margins: bool, monkeypatch: pytest.Mo
     logits = hidden @ whole.lm_head.weight.T
     shards = [replace(whole, first_id=first, num_ids=4, lm_head=target().table) for first in (0, 4)]
     shards[1].lm_head.weight.data = shards[1].lm_head.weight[4:]
-    sent: list[torch.Tensor] = []
+    sent: list[Tensor] = []
 
-    def all_gather(mine: torch.Tensor, dim: int) -> torch.Tensor:
+    def all_gather(mine: Tensor, dim: int) -> Tensor:
         sent.append(mine)
         return torch.cat((sent * 2)[:2], dim)
 

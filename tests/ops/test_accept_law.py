@@ -1,4 +1,4 @@
-"""The acceptance rule on a toy target: emitted text has the target's law, whatever the drafter proposes.
+"""The acceptance rule on a toy target: emitted text has the target's law for any drafter.
 
 The target is a Markov chain over 5 tokens, the drafter a fixed successor per token, so the law of the first
 tokens can be written down. Each test speculates 40,000 texts and compares the counts of their first three
