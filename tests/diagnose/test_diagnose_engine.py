@@ -107,7 +107,7 @@ def test_a_drafter_of_another_target_is_named_by_the_verdict_and_once_in_the_log
 @pytest.mark.slow
 def test_a_drafter_of_another_revision_and_requests_limited_by_memory(tmp_path: Path) -> None:
     other = tmp_path / "tiny-hybrid" / "drafter-good"
-    shutil.copytree(drafter_path("tiny-hybrid", "noisy"), other)
+    shutil.copytree(drafter_path("tiny-hybrid", "weak"), other)
     shutil.copy(drafter_path("tiny-hybrid", "good") / "provenance.json", other)
     memory = ("--dtype", "float32", "--max-running-requests", "64", "--max-mamba-cache-size", "36")
     with serving(tmp_path, *memory, drafter=other) as server:
