@@ -27,17 +27,14 @@ def processor(request: pytest.FixtureRequest) -> Iterator[str]:
     mkl_is_fast.cache_clear()
 
 
-def operands(rows: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(rows)
-    return tuple(
-        torch.randn(*shape, generator=generator).to(dtype) for shape in ((rows, INPUT), (OUTPUT, INPUT), (OUTPUT,))
-    )  # type: ignore[return-value]
+def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 86, 100, 128, 129, 192, 300])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_the_product_is_the_products(processor: str, rows: int, with_bias: bool) -> None:
-    x, weight, bias = operands(rows)
+    x, weight, bias = normal(rows, INPUT), normal(OUTPUT, INPUT, seed=1), normal(OUTPUT, seed=2)
     stored = empty_weight(OUTPUT, INPUT, torch.float32).copy_(weight)
     result = dense.linear(x, stored, bias if with_bias else None)
     expected = F.linear(x.double(), weight.double(), bias.double() if with_bias else None)
@@ -63,7 +60,7 @@ def test_onednn_takes_large_float32_products_where_mkl_is_slow(
     processor: str, rows: int, dtype: torch.dtype, takes_it: bool
 ) -> None:
     assert (8 * INPUT * OUTPUT < LARGE) and (300 * INPUT * OUTPUT >= LARGE)
-    x, weight, _ = operands(rows, dtype)
+    x, weight = normal(rows, INPUT, dtype=dtype), normal(OUTPUT, INPUT, dtype=dtype, seed=1)
     with mock.patch.object(F, "linear", wraps=F.linear) as spy:
         dense.linear(x, weight)
     assert spy.called == (not takes_it or processor.startswith("Intel"))
@@ -71,10 +68,6 @@ def test_onednn_takes_large_float32_products_where_mkl_is_slow(
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, torch.bfloat16: {"rtol": 2**-7, "atol": 1e-5}}
-
-
-def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def gated_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float, activation: str) -> Tensor:

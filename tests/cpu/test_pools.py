@@ -21,14 +21,15 @@ def table(rows: int = 6, columns: int = 40) -> Tensor:
     return torch.randperm(rows * columns, dtype=torch.int32).view(rows, columns)
 
 
-def test_block_slots() -> None:
+def test_block_slots_and_last_slots() -> None:
     req_to_token, rows, start = table(), torch.tensor([4, 0, 5]), torch.tensor([0, 17, 32])
-    got = block_slots(
-        req_pool_indices=rows, req_to_token=req_to_token, start_offset=start, draft_token_num=8, batch_size=3
-    )
+    block = {"req_pool_indices": rows, "start_offset": start, "draft_token_num": 8, "batch_size": 3}
+    got = block_slots(req_to_token=req_to_token, **block)
     want = [req_to_token[r, s : s + 8].long() for r, s in zip(rows.tolist(), start.tolist(), strict=True)]
     assert got.dtype == torch.int64
     assert torch.equal(got, torch.cat(want))
+    last = last_slots(req_to_token, torch.tensor([2, 4, 1]), torch.tensor([1, 0, 40]))
+    assert last.tolist() == [req_to_token[2, 0].item(), -1, req_to_token[1, 39].item()]
 
 
 def test_assign_slots_of_different_lengths() -> None:
@@ -42,12 +43,6 @@ def test_assign_slots_of_different_lengths() -> None:
         want[r, s:e] = slots[first : first + e - s].int()
         first += e - s
     assert torch.equal(got, want)
-
-
-def test_last_slots() -> None:
-    req_to_token = table()
-    got = last_slots(req_to_token, torch.tensor([2, 4, 1]), torch.tensor([1, 0, 40]))
-    assert got.tolist() == [req_to_token[2, 0].item(), -1, req_to_token[1, 39].item()]
 
 
 def test_only_the_accepted_prefix_of_a_block_is_written() -> None:

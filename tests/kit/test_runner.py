@@ -72,8 +72,7 @@ def test_a_failed_measurement_is_recorded_and_repeated_by_the_next_call(tmp_path
 
 
 def test_the_page_has_the_newest_rows_of_a_real_device_and_the_ratio_of_step_times(tmp_path: Path) -> None:
-    rows = [("ours", [9.0, 9.0]), ("builtin", [4.0, 5.0]), ("ours", [3.0, 4.0])]
-    for arm, times in rows:
+    for arm, times in (("ours", [9.0, 9.0]), ("builtin", [4.0, 5.0]), ("ours", [3.0, 4.0])):
         row = {"device": "cuda", "pair": "P", "batch": 8, "arm": arm, "step_ms": times}
         records.append(tmp_path, "steptimes", row)
     records.append(tmp_path, "machine", {"device": "cpu", "packages": {"torch": "1"}})

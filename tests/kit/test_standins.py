@@ -36,10 +36,8 @@ def test_rope_turns_the_first_part_of_a_head_and_stores_it(neox: bool) -> None:
     caches = torch.zeros(6, 2, 8), torch.zeros(6, 16)
     module = jit.load_jit("fused_rope", str(neox).lower(), "4", cuda_wrappers=[("run_rope_store", "F::run")])
     module.run_rope_store(q, k, v, *caches, torch.cat([table.cos(), table.sin()], -1), positions, slots)
-    for found, want in zip(
-        (q, k, caches[0][slots.long()], caches[1][slots.long()].view(3, 2, 8)), (*expected, expected[1], v), strict=True
-    ):
-        torch.testing.assert_close(found, want)
+    stored = [cache[slots.long()].view(3, 2, 8) for cache in caches]
+    torch.testing.assert_close([q, k, *stored], [*expected, expected[1], v])
     assert not caches[0][[0, 3, 4]].any()
 
 

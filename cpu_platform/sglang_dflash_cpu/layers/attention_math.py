@@ -2,7 +2,7 @@
 
 Every query and key has an absolute position, and :func:`visible` decides from the two alone whether the query may read
 the key. Slots and masks are built once per forward, and a batch is two gathers and one SDPA call, because small models
-are bound by dispatch. Scores, softmax and sums are float32 whatever the model's dtype: torch's bfloat16 attention of
+are bound by dispatch. Scores, softmax and sums are float32 for every model dtype: torch's bfloat16 attention of
 one query is 3 to 10 times slower than converting the gathered keys (AMD EPYC with AVX512-BF16; equal for prompts).
 
 Shapes: ``B`` requests, ``T`` queries per request, ``C`` keys per request (padded), ``H``/``G`` query/KV heads, ``D``

@@ -1,7 +1,7 @@
 """Gated delta net on a pool of states: prefill, decode (one token per request), verify (a block per request).
 
 The mathematics is in :mod:`sglang_dflash.states.reference`. Shapes: H key heads, HV value heads; the pool is
-``[slots, HV, V, K]``, and states are advanced in fp32 whatever its dtype. A slot < 0 is padding (:mod:`pools`). Beta is
+``[slots, HV, V, K]``, and states are advanced in fp32. A slot < 0 is padding (:mod:`pools`). Beta is
 rounded to the dtype of its input, as in SGLang's Triton kernels of decoding and prefill.
 """
 

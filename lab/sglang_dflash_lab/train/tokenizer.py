@@ -13,10 +13,10 @@ from sglang_dflash_lab.train.hf import transformers
 
 VOCAB_SIZE = 1024
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>", "<think>", "</think>")
-# Qwen's split: a digit is a piece of its own, which keeps arithmetic learnable.
+# Qwen's split: each digit is a separate piece, which keeps arithmetic learnable.
 SPLIT_PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 # As Qwen's: ChatML, earlier answers without their thoughts, and a switch for the last one. Thinking is off
-# unless asked for (as in the small Qwen3.5 models), so that a bare prompt is answered directly.
+# unless requested (as in the small Qwen3.5 models), so that a bare prompt is answered directly.
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{{ '<|im_start|>' + message.role + '\n' }}"
