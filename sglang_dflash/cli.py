@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from enum import Enum
 from importlib.metadata import entry_points
+from shlex import join, quote
 from typing import Annotated, Any
 
 import typer
@@ -18,8 +18,8 @@ from sglang_dflash.errors import DFlashError, Finding
 from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.advice import Load
 from sglang_dflash.plan.flags import check_unread, parse
-from sglang_dflash.plan.machine import GPUS, asked_about
-from sglang_dflash.plan.report import Report, plan_lines, preflight, to_json
+from sglang_dflash.plan.machine import GPUS, Machine, asked_about
+from sglang_dflash.plan.report import Report, plan_lines, preflight, summary, to_json
 
 # In the order of use.
 SUMMARIES = {
@@ -34,8 +34,7 @@ SUMMARIES = {
 LAB = ("bench", "report", "pairs")  # commands of sglang-dflash-lab
 OTHER_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
 ANY_ARGUMENTS = {**OTHER_ARGUMENTS, "help_option_names": []}
-Gpu = Enum("Gpu", {name: name for name in GPUS})  # type: ignore[misc]  # typer lists its values in --help
-_COLOUR = {"ok": "green", "warn": "yellow", "error": "red"}
+_COLOUR = {"ok": "green", "note": "blue", "warn": "yellow", "error": "red"}
 
 
 class Commands(TyperGroup):
@@ -74,12 +73,15 @@ def check(
     flags: typer.Context,
     target: Annotated[str, typer.Argument(help="Target: directory or hub id.")],
     drafter: Annotated[str, typer.Argument(help="Drafter: directory or hub id.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="List all checks and the memory table.")] = False,
     memory_gib: Annotated[
         float | None,
         typer.Option(help="Check against a GPU with this much memory, or a CPU with --device cpu."),
     ] = None,
-    gpu: Annotated[Gpu | None, typer.Option(help="Check against this GPU instead of the local one.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help=f"Check against this GPU instead of the local one: {', '.join(GPUS)}.")
+    ] = None,
     users: Annotated[int | None, typer.Option(min=1, help="Concurrent requests: find flags that serve them.")] = None,
     context: Annotated[int | None, typer.Option(min=1, help="Tokens per request, prompt plus answer.")] = None,
     conversations: Annotated[
@@ -88,8 +90,8 @@ def check(
 ) -> None:
     """Check a pair and server flags before starting a server: compatibility, memory and flags.
 
-    Put the server's flags after the two models. Only configurations and safetensors headers are read.
-    Exit status: 0 no problem, 1 warnings, 2 errors.
+    Put the server's flags after the two models. Only configurations and safetensors headers are read. The first line is
+    the verdict. Exit status: 0 no problem, 1 warnings, 2 errors.
 
     Example: sglang-dflash check Qwen/Qwen3.5-4B z-lab/Qwen3.5-4B-DFlash
     """
@@ -98,35 +100,42 @@ def check(
     if (users is None) != (context is None):
         raise typer.BadParameter("--users and --context must be given together")
     load = Load(users, context, conversations) if users and context else None
-    found = _report(target, drafter, flags.args, memory_gib, gpu, load)
+    found, machine = _report(target, drafter, flags.args, memory_gib, gpu, load)
     levels = {finding.level for finding in found.findings}
     exit_code = 2 if "error" in levels else 1 if "warn" in levels else 0
     if as_json:
         typer.echo(json.dumps(to_json(found, exit_code), indent=2))
     else:
         # Plain lines: paths and flags stay whole at any terminal width.
-        for finding in found.findings:
-            level = typer.style(f"{finding.level:<6}", fg=_COLOUR[finding.level])
-            typer.echo(f"{level}{finding.about}: {finding.value}")
-            if finding.level != "ok":
-                typer.echo(f"      expected: {finding.expected}\n      remedy: {finding.remedy}")
-        for line in plan_lines(found):
+        models = f"{target} + {drafter}"
+        draft = f"--speculative-algorithm DFLASH --speculative-draft-model-path {quote(drafter)}"
+        command = f"python -m sglang.launch_server --model-path {quote(target)} {draft} {join(flags.args)}"
+        for line in summary(found, models if machine is None else f"{models} on {machine.name}", command.rstrip()):
             typer.echo(line)
+        if verbose:
+            typer.echo("\nChecks")
+            for finding in found.findings:
+                level = typer.style(f"{finding.level:<6}", fg=_COLOUR[finding.level])
+                typer.echo(f"{level}{finding.about}: {finding.value}")
+                if finding.level != "ok":
+                    typer.echo(f"      expected: {finding.expected}\n      fix: {finding.remedy}")
+            for line in plan_lines(found):
+                typer.echo(line)
     raise typer.Exit(exit_code)
 
 
 def _report(
-    target: str, drafter: str, flags: list[str], memory_gib: float | None, gpu: Gpu | None, load: Load | None
-) -> Report:
+    target: str, drafter: str, flags: list[str], memory_gib: float | None, gpu: str | None, load: Load | None
+) -> tuple[Report, Machine | None]:
     try:
         modern, notes = modernise_argv(flags)
         settings, unread = parse(modern, target=target, drafter=drafter)
-        machine = asked_about(settings.device, memory_gib, gpu and gpu.value, base_gpu_id=settings.base_gpu_id)
+        machine = asked_about(settings.device, memory_gib, gpu, base_gpu_id=settings.base_gpu_id)
     except DFlashError as raised:
-        return Report([Finding.of("flags", raised)])
+        return Report([Finding.of("flags", raised)]), None
     found = preflight(settings, machine, load)
-    read = [Finding("ok", "old flag", note) for note in notes]
-    return replace(found, findings=[*read, *check_unread(unread), *found.findings])
+    read = [Finding("note", "old flag", note) for note in notes]
+    return replace(found, findings=[*read, *check_unread(unread), *found.findings]), machine
 
 
 @app.command(short_help=SUMMARIES["version"])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, ParamSpec
 
 Parameters = ParamSpec("Parameters")
+Level = Literal["ok", "note", "warn", "error"]
 LONGEST = 4000  # characters of each part of an error, which may quote a whole file
 
 
@@ -32,6 +33,10 @@ class Doubt(DFlashError):
     """A warning about a pair or flag, which is served nevertheless."""
 
 
+class Note(Doubt):
+    """A remark that needs no action, and never changes the exit status of ``check``."""
+
+
 def printable(text: str) -> str:
     """Escape control characters, which could forge log lines or drive a terminal, and surrogates; cut long text."""
     if len(text) > LONGEST:
@@ -49,7 +54,7 @@ class Finding:
         estimated: whether it depends on estimated sizes: a server logs it as a warning and starts.
     """
 
-    level: Literal["ok", "warn", "error"]
+    level: Level
     about: str
     value: str
     expected: str = ""
@@ -64,7 +69,7 @@ class Finding:
 
     @classmethod
     def of(cls, about: str, error: DFlashError, *, estimated: bool = False) -> Finding:
-        level: Literal["warn", "error"] = "warn" if isinstance(error, Doubt) else "error"
+        level: Level = "note" if isinstance(error, Note) else "warn" if isinstance(error, Doubt) else "error"
         return cls(level, about, error.value, error.expected, error.remedy, estimated)
 
 

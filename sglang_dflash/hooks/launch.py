@@ -150,7 +150,7 @@ def _log_findings(findings: Iterable[Finding]) -> None:
     found = list(findings)
     raise_first_error(found)
     for finding in found:
-        if finding.level != "ok":
+        if finding.level in ("warn", "error"):
             logger.warning("DFLASH: %s", finding)
 
 

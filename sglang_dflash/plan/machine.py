@@ -159,10 +159,16 @@ def asked_about(
 
     Args:
         device: ``--device``; ``"cpu"`` is the CPU platform.
-        gpu: a name in :data:`GPUS`; decides alone.
+        gpu: a name in :data:`GPUS`, in any case; decides alone.
+
+    Raises:
+        DFlashError: no such GPU, or no such memory.
     """
     if gpu is not None:
-        return GPUS[gpu]
+        if gpu.lower() not in GPUS:
+            remedy = "state the GPU's memory instead: --memory-gib 80"
+            raise DFlashError(f"--gpu {gpu}", expected=f"one of {', '.join(GPUS)}", remedy=remedy)
+        return GPUS[gpu.lower()]
     if memory_gib is not None:
         if not 0 < memory_gib < _MOST_GIB:
             raise DFlashError(f"--memory-gib {memory_gib}", expected=f"up to {_MOST_GIB}", remedy="correct it")

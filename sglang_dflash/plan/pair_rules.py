@@ -11,7 +11,7 @@ from sglang_dflash.drafter.config import DrafterConfig, quantization
 from sglang_dflash.drafter.formats import FULL
 from sglang_dflash.drafter.template import added_tokens, chat_template
 from sglang_dflash.drafter.tensors import DRAFT_TO_TARGET, EMBEDDING, HEAD, TARGET_TO_DRAFT, LoadReport
-from sglang_dflash.errors import DFlashError, Doubt
+from sglang_dflash.errors import DFlashError, Doubt, Note
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import chooses_copies
 from sglang_dflash.plan.serving import context_window
@@ -191,7 +191,7 @@ def _tensors(settings: Settings, pair: Pair) -> str:
     """Compare names and shapes with the configuration, by the loader's rules."""
     tensors = pair.drafter_files.tensors
     if tensors is None:
-        raise Doubt(
+        raise Note(
             "no safetensors header can be read",
             expected="a safetensors checkpoint",
             remedy="none needed: names and shapes are checked at load time",

@@ -1,23 +1,33 @@
-"""``sglang-dflash check``: the preflight of a command line, and its result as JSON or as a table."""
+"""``sglang-dflash check``: the preflight of a command line, and its result: a verdict, a table or JSON."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sglang_dflash.errors import DFlashError, Doubt, Finding, judge
+from sglang_dflash.errors import DFlashError, Doubt, Finding, Level, judge
 from sglang_dflash.plan.advice import Advice, Adviser, Load
 from sglang_dflash.plan.machine import Machine, size
 from sglang_dflash.plan.memory import Headroom, MemoryTable
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import decide, reason_for_builtin
 from sglang_dflash.plan.pools import Pools
-from sglang_dflash.plan.rules import check_memory, check_rules
+from sglang_dflash.plan.rules import RUNNING, check_memory, check_rules
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.plan.settings import SLOTS, SWITCH, Settings
+from sglang_dflash.plan.settings import SLOTS, SWITCH, WINDOW_FLAG, Settings
 
-_ABOUT, _EACH, _WHOLE = 32, 22, 13  # columns of text
+_TITLE = 72  # columns before the verdict
+_ABOUT, _EACH, _WHOLE = 32, 22, 13  # columns of the table
+_MARK = {"error": "x", "warn": "!", "note": "-"}
+_NAMES = {"error": "error", "warn": "warning", "note": "note"}
+_PRICES = {
+    "--mamba-ssm-dtype": "rounds the target's states",
+    "--speculative-num-draft-tokens": "shorter drafts",
+    WINDOW_FLAG: "the drafter reads this many tokens",
+    "--mamba-radix-cache-strategy": "fewer snapshots",
+}
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,8 @@ def preflight(settings: Settings, machine: Machine, load: Load | None = None) ->
     if load is not None:
         about = f"{load.users} users of {load.context} tokens"
         finding = judge(about, _load, settings, machine, pair, plan.memory, adviser, load)
-        findings.append(replace(finding, estimated=True))
+        level: Level = "note" if finding.level == "ok" else finding.level  # it answers a question of the user
+        findings.append(replace(finding, level=level, estimated=True))
     return Report(findings, plan, advice, adviser.more_prefixes())
 
 
@@ -110,9 +121,9 @@ def _load(settings: Settings, machine: Machine, pair: Pair, memory: MemoryTable,
         ):
             if wider := Adviser(changed, machine, pair, memory).propose(load):
                 remedy += f"; or {flag} {wider}"
-    wanted = f"{load.users} at once, {max(load.users, load.conversations) * load.context} tokens of K/V"
+    wanted = f"{load.users} at once, {max(load.users, load.conversations) * load.context:,} tokens of K/V"
     raise Doubt(
-        f"{served.running} at once, with {served.tokens} tokens of K/V in total; {contexts} contexts kept",
+        f"{served.running} at once, with {served.tokens:,} tokens of K/V in total; {contexts} contexts kept",
         expected=f"{wanted}, {load.conversations} contexts kept" if load.conversations else wanted,
         remedy=remedy,
     )
@@ -138,6 +149,68 @@ def to_json(report: Report, exit_code: int) -> dict[str, Any]:
 
 def _pools_json(pools: Pools) -> dict[str, Any]:
     return asdict(pools) | {"bytes": pools.bytes, "capped_by": pools.capped_by}
+
+
+def verdict(report: Report) -> str:
+    """Return whether the pair can be served here, in a few words."""
+    errors = sum(finding.level == "error" for finding in report.findings)
+    memory = report.memory
+    if memory is not None and memory.static_bytes and not memory.served.running:
+        return "DOES NOT FIT"
+    if errors:
+        return f"REFUSED: {errors} error{'s' if errors > 1 else ''}"
+    if report.plan is None:
+        return "SGLANG'S OWN WORKER SERVES"
+    if memory is None or not memory.static_bytes:
+        return "COMPATIBLE: memory unknown"
+    return f"FITS: {memory.served.running} of {memory.served.sizing.max_running} requests at once"
+
+
+def summary(report: Report, title: str, command: str) -> Iterator[str]:
+    """Yield the verdict, the plan, the division of the memory, what is wrong, and the command to start.
+
+    Args:
+        title: the pair and the machine.
+        command: that starts the server.
+    """
+    yield f"{title:{_TITLE}} {verdict(report)}"
+    if (plan := report.plan) is not None:
+        width = "fixed width" if plan.widths is None else "adaptive width"
+        copies = "copied blocks" if plan.copies else "no copies"
+        states = f", states {'replayed' if plan.replay else 'kept'}" if plan.memory and plan.memory.other else ""
+        yield f"  block {plan.block}, {width}, {copies}{states}"
+    if (memory := report.memory) is not None and memory.served.tokens:
+        yield f"  {', '.join(_division(memory))}"
+    others = [finding for finding in report.findings if finding.level != "ok"]
+    for finding in others:
+        yield f"\n  {_MARK[finding.level]} {finding.about}: {finding.value}"
+        if finding.about == RUNNING and report.advice:
+            yield from _advice_rows(report.advice)
+        elif finding.level != "note":
+            yield f"      Fix: {finding.remedy}"
+    counts = Counter[str](finding.level for finding in report.findings)
+    found = [f"{n} {name}{'s' if n > 1 else ''}" for level, name in _NAMES.items() if (n := counts[level])]
+    yield "\n" + ", ".join([f"{counts['ok']} checks passed (-v lists them)", *found]) + "."
+    if not counts["error"]:
+        yield f"Start: {command}"
+
+
+def _division(memory: MemoryTable) -> Iterator[str]:
+    served = memory.served
+    yield f"K/V {served.tokens:,} tokens ({served.tokens // max(1, served.running):,} per request)"
+    if served.state.slot and served.sizing.slots_per_request > 1:
+        yield f"{served.prefixes():,} cached prefixes"
+    if memory.headroom is not None:
+        left = max(0, memory.headroom.left)
+        yield f"{size(left) or 'nothing'} left for activations and graphs"
+
+
+def _advice_rows(advice: Sequence[Advice]) -> Iterator[str]:
+    rows = [(each.flag, f"{each.running:,} requests", f"{each.tokens:,} tokens") for each in advice]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for flag, requests, tokens in rows:
+        price = next((price for name, price in _PRICES.items() if flag.startswith(name)), "")
+        yield f"      {flag:{widths[0]}}   {requests:>{widths[1]}}   {tokens:>{widths[2]}}   {price}".rstrip()
 
 
 def plan_lines(report: Report) -> Iterator[str]:
@@ -173,11 +246,11 @@ def lines(
         }
         text += [about.ljust(_ABOUT) + _cells("", size(count)) for about, count in rows.items()]
     text += [
-        f"more would fit with {each.flag} ({each.running} requests, {each.tokens} tokens of K/V)" for each in advice
+        f"more would fit with {each.flag} ({each.running} requests, {each.tokens:,} tokens of K/V)" for each in advice
     ]
     for each in prefixes:
         change = each.tokens - served.tokens
-        text.append(f"prefixes with {each.flag}: {each.prefixes}, tokens of K/V {change:+}")
+        text.append(f"prefixes with {each.flag}: {each.prefixes}, tokens of K/V {change:+,}")
     return text
 
 
@@ -197,7 +270,7 @@ def _column(pools: Pools) -> dict[str, tuple[str, str]]:
             prefixes = {
                 "additional prefixes kept": ("", str(pools.prefixes())),
                 **fewer,
-                "  one more costs": (f"{pools.state_price} tokens of K/V", size(state.slot)),
+                "  one more costs": (f"{pools.state_price:,} tokens of K/V", size(state.slot)),
                 "  an evicted prefix costs": ("", "a full prefill"),
             }
     rows += [("target's K/V", f"{size(sizing.target_kv)} per token", whole["target_kv"])]
@@ -212,7 +285,7 @@ def _column(pools: Pools) -> dict[str, tuple[str, str]]:
         return heading | {about: (each, "" if each else size(total)) for about, each, total in rows}
     totals = {
         "together": ("", size(sum(whole.values()))),
-        "tokens of K/V": (f"{pools.tokens // max(1, pools.running)} per request", str(pools.tokens)),
+        "tokens of K/V": (f"{pools.tokens // max(1, pools.running):,} per request", f"{pools.tokens:,}"),
         f"requests at once, of {sizing.max_running}": ("", str(pools.running)),
         "capped by": ("", pools.capped_by),
         **prefixes,

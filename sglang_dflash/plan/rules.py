@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sglang_dflash.errors import DFlashError, Doubt, Finding, judge
+from sglang_dflash.errors import DFlashError, Doubt, Finding, Note, judge
 from sglang_dflash.plan.advice import HIGHEST_FRACTION, Advice
 from sglang_dflash.plan.machine import Machine, size
 from sglang_dflash.plan.memory import Headroom, MemoryTable
@@ -28,6 +28,7 @@ from sglang_dflash.plan.settings import Settings, flag_of
 _MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}}
 _HYBRID_ON_BLACKWELL = {"triton", "trtllm_mha", "flashinfer", "fa4"}
 _TARGET_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+RUNNING = "running requests"
 _NO_DEVICE = "no GPU here; use --gpu or --memory-gib to check another machine"
 
 
@@ -152,11 +153,7 @@ def _bfloat16_states(flag: str, dtype: str | None, machine: Machine) -> str:
             expected="--mamba-ssm-dtype bfloat16",
             remedy=f"set --mamba-ssm-dtype bfloat16, or {flag} triton",
         )
-    raise Doubt(
-        value,
-        expected="--mamba-ssm-dtype bfloat16",
-        remedy="none: the server sets it. Pass it explicitly to silence this warning",
-    )
+    raise Note(value, expected="--mamba-ssm-dtype bfloat16", remedy="nothing: the server sets it")
 
 
 def _cuda_13(cuda: str | None) -> str:
@@ -201,7 +198,7 @@ def check_memory(plan: ServingPlan, advice: Sequence[Advice] = ()) -> Iterator[F
         yield Finding("ok", about, _both_ways(memory.served, memory.other))
     if memory.static_bytes and memory.weighed:
         yield judge("weights", _weights, memory)
-    yield replace(judge("running requests", _running, memory, advice), estimated=True)
+    yield replace(judge(RUNNING, _running, memory, advice), estimated=True)
     if memory.headroom is not None:
         finding = judge("memory outside the static fraction", _headroom, memory, memory.headroom)
         yield replace(finding, estimated=True)
@@ -233,7 +230,7 @@ def _running(memory: MemoryTable, advice: Sequence[Advice]) -> str:
     if memory.static_bytes == 0:
         return _NO_DEVICE
     if served.running >= wanted:
-        return f"{wanted} at once, with {served.tokens} tokens of K/V in total"
+        return f"{wanted} at once, with {served.tokens:,} tokens of K/V in total"
     if served.running == 0:
         raise DFlashError(
             f"weights and one request need more than the {size(memory.static_bytes)} of static memory",
@@ -241,14 +238,14 @@ def _running(memory: MemoryTable, advice: Sequence[Advice]) -> str:
             remedy="use more GPUs (--tp-size), a larger --mem-fraction-static or a quantised target",
         )
     more = [
-        f"{each.flag} ({each.running} fit, {each.tokens} tokens of K/V)"
+        f"{each.flag} ({each.running} fit, {each.tokens:,} tokens of K/V)"
         for each in advice
         if each.running > served.running
     ]
     other = "use more or larger GPUs, or accept the smaller number; `sglang-dflash check` names flags that help"
     raise Doubt(
-        f"only {served.running} of {wanted} requests (--max-running-requests) fit at once, with "
-        f"{served.tokens} tokens of K/V in total",
+        f"{served.running} of {wanted} requests (--max-running-requests) fit at once, with {served.tokens:,} tokens of "
+        f"K/V in total; the limit: {served.capped_by}",
         expected=f"memory for {wanted} requests; limited by {served.capped_by}",
         remedy=f"set {', or '.join(more)}" if more else other,
     )

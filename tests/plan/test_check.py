@@ -73,6 +73,22 @@ def test_a_gpu_is_selected_by_name(name: str) -> None:
     assert GPUS[name].is_blackwell == (name == "b200")
 
 
+def test_the_verdict_comes_first_and_a_note_never_changes_the_exit_status(tmp_path: Path) -> None:
+    write_pair(tmp_path, Broken("", ""))
+    pair = (str(tmp_path / "target"), str(tmp_path / "drafter"))
+    (tmp_path / "target" / "tokenizer.json").write_text('{"added_tokens": [], "model": {"vocab": {}}}')
+    (tmp_path / "target" / "chat_template.jinja").write_text("{{ messages }}")
+    fits = run(*pair, "--dtype", "bfloat16", "--memory-gib", "141", "--users", "4", "--context", "100")
+    verdict, *_, counts, start = fits.stdout.splitlines()
+    assert verdict.endswith(" FITS: 48 of 48 requests at once") and "1 note." in counts
+    assert start.startswith(f"Start: python -m sglang.launch_server --model-path {pair[0]}")
+    assert fits.exit_code == 0, fits.stdout
+    refused = run(*pair, "--gpu", "H100", "--speculative-num-draft-tokens", "17")
+    assert refused.stdout.splitlines()[0].endswith(" REFUSED: 1 error") and "Start:" not in refused.stdout
+    unknown = run(*pair, "--gpu", "a100")
+    assert unknown.exit_code == 2 and "--memory-gib 80" in unknown.stdout
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -89,7 +105,7 @@ def test_a_wrong_option_ends_with_one_error(flags: tuple[str, ...], message: str
 def test_a_load_and_an_undivided_column_are_printed() -> None:
     """Without a prefix cache, kept states leave no K/V on an H100: that column has no totals."""
     assert "4 users of 1000 tokens: served" in run(*CARD, "--gpu", "h200", "--users", "4", "--context", "1000").stdout
-    assert "tokens of K/V" in run(*CARD, "--disable-radix-cache", "--gpu", "h100").stdout
+    assert "tokens of K/V" in run(*CARD, "--disable-radix-cache", "--gpu", "h100", "-v").stdout
 
 
 def report(folder: Path, on: Machine, *flags: str, **changes: Any) -> Report:
@@ -124,9 +140,9 @@ def test_a_narrow_terminal_cuts_nothing(tmp_path: Path) -> None:
     folder = tmp_path / ("a-directory-with-a-long-name-" * 4)
     write_pair(folder, Broken("", ""))
     pair = (str(folder / "target"), str(folder / "drafter"))
-    printed = run(*pair, "--speculative-num-draft-tokens", "17", "--memory-gib", "141", COLUMNS="40").stdout
+    printed = run(*pair, "--speculative-num-draft-tokens", "17", "--memory-gib", "141", "-v", COLUMNS="40").stdout
     assert f"drafter: {pair[1]}\n" in printed
-    assert "remedy: set --speculative-num-draft-tokens 16 or less, or leave it out\n" in printed
+    assert "Fix: set --speculative-num-draft-tokens 16 or less, or leave it out\n" in printed
     assert "…" not in printed
 
 
@@ -201,7 +217,7 @@ def test_the_table_shows_both_ways_to_store_states_and_the_advice() -> None:
     assert scratch[:4] == ["22.0", "KiB", "per", "request"]  # 16 records, and 3 + 3 inputs
     assert scratch[6:10] == ["36.0", "MiB", "per", "request"]
     assert found["requests at once, of 8"] == ["8", "5"]
-    assert table[-1] == "more would fit with --flag 2 (8 requests, 4096 tokens of K/V)"
+    assert table[-1] == "more would fit with --flag 2 (8 requests, 4,096 tokens of K/V)"
 
 
 def test_the_table_shows_prefixes_by_strategy_and_the_cost_of_one() -> None:
