@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash_lab.bench.figures import Summary, speed_up, tables, warnings
+from sglang_dflash_lab.bench.figures import Summary, conclusion, speed_up, tables, warnings
 from sglang_dflash_lab.bench.report import write_report
 from tests.bench.runs import write
 
@@ -38,6 +38,9 @@ def test_the_figures_of_a_cell(tmp_path: Path) -> None:
     assert details.rows[1][-1] == "6 / 6"
     assert stages.rows == [["dflash:16", "draft", "1.00"]]
     assert list(warnings(Summary(tmp_path))) == []
+    said = "dflash:16: 2.0x for 1 user, over plain decoding; 6 of 6 answers identical"
+    assert list(conclusion(Summary(tmp_path))) == [said]
+    assert said in write_report(tmp_path).read_text()
 
 
 def test_answers_that_differ_and_slower_arms_are_reported_first(tmp_path: Path) -> None:

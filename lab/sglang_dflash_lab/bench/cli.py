@@ -69,7 +69,6 @@ def bench(
             status = _INTERRUPTED
             console.print("interrupted: the tables show the finished runs")
         print_results(out, console)
-        console.print(f"results: {out / 'results.jsonl'}; page: sglang-dflash report {out}")
     raise typer.Exit(status)
 
 

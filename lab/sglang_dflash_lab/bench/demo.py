@@ -85,7 +85,8 @@ def main(
     repeats: Annotated[int, typer.Option(help="Runs of each arm, alternating.")] = 5,
 ) -> None:
     """Show answers of three small models through stock SGLang, then compare DFLASH with plain decoding."""
-    with user_errors(), tempfile.TemporaryDirectory(prefix="sglang-dflash-demo-") as folder:
+    with user_errors():
+        folder = tempfile.mkdtemp(prefix="sglang-dflash-demo-")  # kept: the last line names it
         settings = Settings(
             *(find_pair(pair, None, None), parse_arms(f"{AR},{DFLASH}"), [tasks.QUESTIONS], [1, 8]),
             *(num_prompts, repeats, Path(folder)),

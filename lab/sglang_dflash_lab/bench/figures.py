@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,20 @@ class Summary:
         )
 
 
+def conclusion(summary: Summary) -> Iterator[str]:
+    """Yield a sentence per arm: speed over plain decoding by number of users, and how many answers are identical."""
+    for mode in summary.modes:
+        rows = [row for row in summary.rows.values() if row.mode == mode != AR and not math.isnan(row.speed_up)]
+        speeds = []
+        for users in summary.concurrencies:
+            if ratios := [row.speed_up for row in rows if row.concurrency == users]:
+                speeds.append(f"{geometric_mean(ratios):.1f}x for {users} user{'s' if users > 1 else ''}")
+        if speeds:
+            compared = sum(row.compared for row in rows)
+            same = f"; {sum(row.equal for row in rows)} of {compared} answers identical"
+            yield f"{mode}: {', '.join(speeds)}, over plain decoding" + (same if compared else "")
+
+
 def warnings(summary: Summary) -> Iterator[str]:
     """Yield sentences about answers that differ, arms slower than plain decoding, and a busy machine."""
     for mode in summary.modes:
@@ -209,12 +224,16 @@ def tables(summary: Summary) -> Iterator[Table]:
 
 
 def print_results(folder: Path, console: Console) -> None:
-    """Print the tables and the warnings of a results folder."""
+    """Print the tables, the warnings, the conclusion and the path of the rows of a results folder."""
     summary = Summary(folder)
     for table in tables(summary):
         table.print(console)
     for warning in warnings(summary):
         console.print(f"warning: {warning}")
+    console.print()
+    for sentence in conclusion(summary):
+        console.print(sentence, style="bold", highlight=False)
+    console.print(f"rows: {folder / results.FILE_NAME}; page: sglang-dflash report {folder}", highlight=False)
 
 
 def _speed(row: Figures) -> str:

@@ -21,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from sglang_dflash_lab.bench.arms import AR
-from sglang_dflash_lab.bench.figures import Figures, Summary, tables, warnings
+from sglang_dflash_lab.bench.figures import Figures, Summary, conclusion, tables, warnings
 from sglang_dflash_lab.bench.provenance import describe_hardware
 
 STYLE: Any = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25}
@@ -42,7 +42,7 @@ def write_report(folder: Path) -> Path:
     versions, hardware = last["versions"], describe_hardware(last["hardware"])
     measured = f"{hardware}; SGLang {versions['sglang']}, commit {last['commit']}, {last['time']}"
     head = f"```bash\n{last['command']}\n```\n\n{measured}.\n"
-    found = [f"* {warning}\n" for warning in warnings(summary)]
+    found = [f"* {line}\n" for line in (*conclusion(summary), *warnings(summary))]
     shown = [f"### {table.title}\n\n{table.markdown()}\n\n{table.caption}\n" for table in tables(summary)]
     (folder / "tables.md").write_text("\n".join([head, *found, *shown]))
     environment = Environment(
@@ -54,6 +54,7 @@ def write_report(folder: Path) -> Path:
             settings=last["settings"],
             hardware=hardware,
             versions=versions,
+            conclusion=list(conclusion(summary)),
             warnings=list(warnings(summary)),
             compared=sum(row.compared for row in summary.rows.values()),
             tables=list(tables(summary)),
