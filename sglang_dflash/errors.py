@@ -23,7 +23,7 @@ class DFlashError(ValueError):
 
     def __init__(self, value: str, *, expected: str, remedy: str) -> None:
         self.value, self.expected, self.remedy = printable(value), printable(expected), remedy
-        super().__init__(f"sglang-dflash: {self.value}. Expected: {self.expected}. Remedy: {self.remedy}.")
+        super().__init__(f"sglang-dflash: {self.value}. Expected: {self.expected}. Fix: {self.remedy}.")
 
     def __reduce__(self) -> tuple[object, ...]:  # exceptions with keyword arguments do not pickle
         return (_rebuild, (type(self), self.value, self.expected, self.remedy))
@@ -65,7 +65,7 @@ class Finding:
         object.__setattr__(self, "value", printable(self.value))  # it may quote a file
 
     def __str__(self) -> str:
-        return f"{self.value}. Expected: {self.expected}. Remedy: {self.remedy}."
+        return f"{self.value}. Expected: {self.expected}. Fix: {self.remedy}."
 
     @classmethod
     def of(cls, about: str, error: DFlashError, *, estimated: bool = False) -> Finding:

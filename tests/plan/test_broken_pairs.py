@@ -91,7 +91,7 @@ def test_a_broken_pair_is_refused(broken: Broken, refusals: dict[str, str | None
     assert "DFlashError" in refusal
     assert broken.names in refusal
     assert "Expected: " in refusal
-    assert "Remedy: " in refusal
+    assert "Fix: " in refusal
 
 
 def test_a_missing_drafter_is_refused(refusals: dict[str, str | None]) -> None:

@@ -22,6 +22,6 @@ def test_a_process_with_a_broken_pair_ends_with_one_error_before_it_loads_weight
     status, printed = run_to_exit(*pair, "--speculative-algorithm", "DFLASH", timeout=120)
     assert status not in (0, None)
     (error,) = {line.partition("sglang-dflash:")[2] for line in printed.splitlines() if "sglang-dflash:" in line}
-    for words in (broken.names, "Expected:", "Remedy:"):
+    for words in (broken.names, "Expected:", "Fix:"):
         assert words in error
     assert "Load weight" not in printed
