@@ -174,13 +174,11 @@ def summary(report: Report, title: str, command: str) -> Iterator[str]:
         command: that starts the server.
     """
     yield f"{title:{_TITLE}} {verdict(report)}"
-    if (plan := report.plan) is not None:
-        width = "fixed width" if plan.widths is None else "adaptive width"
-        copies = "copied blocks" if plan.copies else "no copies"
-        states = f", states {'replayed' if plan.replay else 'kept'}" if plan.memory and plan.memory.other else ""
-        yield f"  block {plan.block}, {width}, {copies}{states}"
-    if (memory := report.memory) is not None and memory.served.tokens:
-        yield f"  {', '.join(_division(memory))}"
+    memory = report.memory
+    if report.plan is not None:
+        yield f"  {plan_in_short(report.plan, recurrent=memory is not None and memory.other is not None)}"
+    if memory is not None and memory.served.tokens:
+        yield f"  {', '.join(division_in_short(memory.served, memory.headroom))}"
     others = [finding for finding in report.findings if finding.level != "ok"]
     for finding in others:
         yield f"\n  {_MARK[finding.level]} {finding.about}: {finding.value}"
@@ -195,14 +193,18 @@ def summary(report: Report, title: str, command: str) -> Iterator[str]:
         yield f"Start: {command}"
 
 
-def _division(memory: MemoryTable) -> Iterator[str]:
-    served = memory.served
-    yield f"K/V {served.tokens:,} tokens ({served.tokens // max(1, served.running):,} per request)"
-    if served.state.slot and served.sizing.slots_per_request > 1:
-        yield f"{served.prefixes():,} cached prefixes"
-    if memory.headroom is not None:
-        left = max(0, memory.headroom.left)
-        yield f"{size(left) or 'nothing'} left for activations and graphs"
+def plan_in_short(plan: ServingPlan, *, recurrent: bool) -> str:
+    width = "fixed width" if plan.widths is None else "adaptive width"
+    states = [f"states {'replayed' if plan.replay else 'kept'}"] if recurrent else []
+    return ", ".join([f"block {plan.block}", width, "copied blocks" if plan.copies else "no copies", *states])
+
+
+def division_in_short(pools: Pools, headroom: Headroom | None = None) -> Iterator[str]:
+    yield f"K/V {pools.tokens:,} tokens ({pools.tokens // max(1, pools.running):,} per request)"
+    if pools.state.slot and pools.sizing.slots_per_request > 1:
+        yield f"{pools.prefixes():,} cached prefixes"
+    if headroom is not None:
+        yield f"{size(max(0, headroom.left)) or 'nothing'} left for activations and graphs"
 
 
 def _advice_rows(advice: Sequence[Advice]) -> Iterator[str]:

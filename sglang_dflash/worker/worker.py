@@ -78,8 +78,8 @@ class DFlashWorker(BaseSpecWorker):
         self._use_policy(FixedWidth(self.plan.block), nullcontext)
         self.identity = identity(self.plan, self._target, self._drafter)
         if self._is_first:
-            settings = "; ".join(f"{name} {value}" for name, value in self.identity.items() if name != "version")
-            logger.info("sglang-dflash %s serves DFLASH: %s", self.identity["version"], settings)
+            names = (self.identity[key] for key in ("version", "target", "drafter", "dtype"))
+            logger.info("sglang-dflash %s serves DFLASH: %s + %s in %s", *names)
 
     def _use_policy(self, policy: WidthPolicy, at_width: Callable[[int], AbstractContextManager[Any]]) -> None:
         self.width_policy, self._at_width, self._times = policy, at_width, share_times(policy)

@@ -9,7 +9,7 @@ from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING
 from sglang_dflash.drafter.tensors import load_mask_embedding
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.plan.pools import Pools, RequestState, Sizing, draft_slots
-from sglang_dflash.plan.report import lines
+from sglang_dflash.plan.report import division_in_short, lines, plan_in_short
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import in_transfer, slots_per_request
 from sglang_dflash.upstream import (
@@ -80,7 +80,11 @@ def log_memory(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> 
         copies=plan.copies,
     )
     pools = Pools(sizing, plan.replay, tokens, slots, running)
-    logger.info("DFLASH: memory of this rank\n  %s", "\n  ".join(lines(pools)))
+    logger.info(
+        "DFLASH: %d of %d requests at once; %s; %s\n  %s",
+        *(running, sizing.max_running, plan_in_short(plan, recurrent=state.slot > 0)),
+        *(", ".join(division_in_short(pools)), "\n  ".join(lines(pools))),
+    )
     if running < sizing.max_running:
         logger.warning(
             "DFLASH: --max-running-requests is %d, but only %d requests fit at once; %s are the limit. Fix: %s, or a "
