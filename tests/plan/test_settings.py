@@ -1,4 +1,4 @@
-"""Server arguments and variables: read by a small parser of ours, with SGLang's flags, defaults and rules."""
+"""Server arguments and variables: read by our parser, which has SGLang's flags, defaults and rules."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def test_a_dead_rank_of_two_ends_its_requests_and_the_servers_health(tmp_path: P
 
 
 def assert_death_is_noticed(server: Server, name: str) -> None:
-    """Kill a process of the server under load: no request waits for ever, and the server reports bad health."""
+    """Kill a process of the server under load: every request ends, and the server reports bad health."""
     assert server.get("/health").status_code == 200
 
     def wait_for_answer(prompt: list[int]) -> None:

@@ -111,7 +111,7 @@ def stock_distributions(asked: Iterable[str]) -> list[Distribution]:
             continue
         try:
             found[name] = distribution(name)
-        except PackageNotFoundError:  # such as CUDA's libraries beside a CPU build of torch
+        except PackageNotFoundError:  # such as CUDA's libraries, which a CPU build of torch lacks
             continue
         waiting += [Requirement(line) for line in found[name].requires or ()]
     return list(found.values())

@@ -23,7 +23,7 @@ CONTEXT, DRAFTS, TARGET = "nan_context", "nan_drafts", "nan_target"
 
 
 def spoil_context(result: tuple[torch.Tensor, torch.Tensor], *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mode ``faults``: the drafter's context K/V of whatever is injected."""
+    """Mode ``faults``: corrupt the drafter's context K/V of injected tokens."""
     if (FOLDER / CONTEXT).exists():
         for part in result:
             part.fill_(torch.nan)
@@ -121,7 +121,7 @@ def write(_: None, commit: Any, step: Any) -> None:
 
 
 def accept_lens(policy: Any, width: int, lens: Any, *_: Any) -> None:
-    """Mode ``skew_policy``, before a policy learns: this rank hears of no accepted draft."""
+    """Mode ``skew_policy``, before a policy learns: this rank counts no accepted draft."""
     if rank():
         lens[:] = [1] * len(lens)
 
@@ -140,7 +140,7 @@ def change() -> None:
 
 
 def tell_probabilities(original: Callable[..., Any], vocabulary: Any, hidden: Any, **asked: Any) -> Any:
-    """Around ``TargetVocabulary.argmax_token``: the drafts' probabilities in place of margins, if asked for."""
+    """Around ``TargetVocabulary.argmax_token``: where margins are requested, return the drafts' probabilities instead."""
     tokens, margins = original(vocabulary, hidden, **asked)
     if margins is None or not _rule["probability"]:
         return tokens, margins
