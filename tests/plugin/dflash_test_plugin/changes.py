@@ -140,7 +140,7 @@ def change() -> None:
 
 
 def tell_probabilities(original: Callable[..., Any], vocabulary: Any, hidden: Any, **asked: Any) -> Any:
-    """Around ``TargetVocabulary.argmax_token``: where margins are requested, return the drafts' probabilities instead."""
+    """Around ``TargetVocabulary.argmax_token``: return probabilities of the drafts where margins are requested."""
     tokens, margins = original(vocabulary, hidden, **asked)
     if margins is None or not _rule["probability"]:
         return tokens, margins
