@@ -132,7 +132,7 @@ def check_backends(
         yield judge("recurrent state's dtype", _bfloat16_states, flag, settings.mamba_ssm_dtype, machine)
     prefill = settings.linear_attn_prefill_backend or settings.linear_attn_backend
     if machine.is_blackwell and prefill == "flashinfer":
-        yield judge("torch's CUDA", _cuda_13, cuda if machine.source else None)
+        yield judge("torch's CUDA", _cuda_13, cuda if machine.is_local else None)
 
 
 def torch_cuda() -> str | None:
