@@ -144,7 +144,7 @@ def to_json(report: Report, exit_code: int) -> dict[str, Any]:
 
 
 def _pools_json(pools: Pools) -> dict[str, Any]:
-    return asdict(pools) | {"bytes": pools.bytes, "capped_by": pools.capped_by}
+    return asdict(pools) | {"bytes": pools.bytes, "capped_by": pools.capped_by, "prefixes": pools.prefixes()}
 
 
 def verdict(report: Report) -> str:
