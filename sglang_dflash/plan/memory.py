@@ -33,10 +33,8 @@ from sglang_dflash.plan.sizes import (
     draft_kv_per_token,
     dtype_bytes,
     head_size,
-    is_known,
     state_bytes,
     target_kv_per_token,
-    target_parameters,
 )
 
 MEM_FRACTION = 0.85  # assumed; SGLang computes one from the device and its graphs
@@ -73,10 +71,10 @@ def expected_memory(
     """Divide the machine's memory as SGLang will.
 
     Raises:
-        Doubt: no sizes are known for the target's family.
+        Doubt: no sizes are known for the target's family, or the size of its weights is unknown.
         DFlashError: a size in a configuration is unusable.
     """
-    if not is_known(pair.target):
+    if pair.text.get("model_type") not in FAMILIES:
         raise Doubt(
             f"no sizes are known for targets of model_type {pair.text.get('model_type')!r}",
             expected=f"one of {', '.join(sorted(FAMILIES))}",
@@ -191,7 +189,13 @@ def _is_weighed(settings: Settings, pair: Pair) -> bool:
 def _target_weights(pair: Pair, dtype: str) -> int:
     headers = pair.target_files.tensors
     if headers is None:
-        return target_parameters(pair.target) * dtype_bytes(dtype)
+        if (stated := pair.target_files.stated_size) is not None:
+            return stated
+        raise Doubt(
+            f"the size of the target's weights is unknown: {pair.target_files.name} has no safetensors header or index",
+            expected="a safetensors checkpoint",
+            remedy="none needed: SGLang divides the memory when it starts",
+        )
     quantized = quantization(pair.target)
     read = (header for name, header in headers.items() if not name.startswith("mtp."))  # multi-token prediction's
     return sum(_loaded(header, dtype, quantized) for header in read)

@@ -20,7 +20,7 @@ from sglang_dflash.plan.machine import Machine, size
 from sglang_dflash.plan.memory import Headroom, MemoryTable
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import CONFIGURATIONS, TEXT, WEIGHTS, Rule
-from sglang_dflash.plan.pools import FLOOR, Pools
+from sglang_dflash.plan.pools import FLOOR
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import Settings, flag_of
 
@@ -193,24 +193,12 @@ def check_memory(plan: ServingPlan, advice: Sequence[Advice] = ()) -> Iterator[F
         yield Finding.of("memory", plan.memory_error, estimated=True)
     if (memory := plan.memory) is None:
         return
-    if memory.static_bytes and memory.other:
-        about = f"states {'replayed' if memory.served.replay else 'kept'}"
-        yield Finding("ok", about, _both_ways(memory.served, memory.other))
     if memory.static_bytes and memory.weighed:
         yield judge("weights", _weights, memory)
     yield replace(judge(RUNNING, _running, memory, advice), estimated=True)
     if memory.headroom is not None:
         finding = judge("memory outside the static fraction", _headroom, memory, memory.headroom)
         yield replace(finding, estimated=True)
-
-
-def _both_ways(served: Pools, other: Pools) -> str:
-    kept, replayed = sorted((served, other), key=lambda pools: pools.replay)
-    fit = f"({replayed.running} of {kept.sizing.max_running} fit)"
-    return (
-        f"{size(replayed.state.scratch)} of scratch per request if replayed {fit}, "
-        f"{size(kept.state.scratch)} if kept ({kept.running} fit)"
-    )
 
 
 def _weights(memory: MemoryTable) -> str:

@@ -52,7 +52,6 @@ def test_a_pair_that_fits_has_only_ok_findings() -> None:
         ("target_layer_ids", {}, {"num_hidden_layers": MISSING}, {}, "num_hidden_layers None"),
         ("mask token", {"mask_token_id": 1024}, {}, {}, "mask_token_id 1024"),
         ("block size", {}, {}, {"speculative_num_draft_tokens": 17}, "block size 17"),
-        ("block size", {}, {}, {"speculative_num_draft_tokens": 1}, "block size 1"),
         ("block size", {"block_size": MISSING}, {}, {}, "block_size is missing"),
         ("heads by tensor parallelism", {}, {}, {"tp_size": 3}, "--tp-size 3"),
         ("heads by tensor parallelism", {}, {}, {"tp_size": 8}, "4 heads"),
@@ -96,11 +95,6 @@ def test_a_block_wider_than_the_drafters_is_for_copies() -> None:
     assert found(adaptive=True).value == "32: 16 drafted, the rest copied"
     assert found(adaptive=False).level == "error"
     assert found(adaptive=True, copies_switch="0").level == "error"
-
-
-def test_layers_are_summed_up() -> None:
-    mixed = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 2048}
-    assert compared(mixed)["drafter's layers"].value == "1 causal sliding, 1 full, window 2048"
 
 
 @pytest.mark.parametrize(
