@@ -39,12 +39,6 @@ def known_flags() -> tuple[Flag, ...]:
     return tuple(Flag(**each) for each in json.loads(LIST.read_text(encoding="utf-8")))
 
 
-def nearest(word: str) -> str | None:
-    """The flag whose spelling is nearest to ``word``; None if none is similar."""
-    names = [name for flag in known_flags() for name in flag.names]
-    return next(iter(get_close_matches(word.partition("=")[0], names, 1)), None)
-
-
 # These configure the HTTP server, logs, metrics and host processes.
 _HARMLESS_GROUPS = {"device", "observability", "serving"}
 HARMFUL = {"--base-gpu-id", "--forward-hooks", "--kv-canary", "--kv-canary-real-data", "--use-ray"}
@@ -185,9 +179,10 @@ def _refuse_unknown(word: str) -> None:
             expected="flags of `sglang serve` with their values after the two models",
             remedy="leave it out, or put its flag before it",
         )
-    similar = nearest(word)
+    name, known = word.partition("=")[0], [name for flag in known_flags() for name in flag.names]
+    similar = next(iter(get_close_matches(name, known, 1)), None)
     raise DFlashError(
-        f"SGLang {TESTED_SGLANG} has no flag {word.partition('=')[0]}",
+        f"SGLang {TESTED_SGLANG} has no flag {name}",
         expected=f"a flag of `sglang serve`{f', such as {similar}' if similar else ''}",
         remedy=f"set {similar}, or leave the flag out" if similar else "leave the flag out",
     )
