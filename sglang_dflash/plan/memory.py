@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sglang_dflash.drafter.checkpoint import TensorHeader
-from sglang_dflash.drafter.config import quantization
-from sglang_dflash.drafter.tensors import copied_shapes, expected_shapes, sharing_ranks
+from sglang_dflash.drafter.config import DrafterConfig, quantization
+from sglang_dflash.drafter.tensors import expected_shapes, sharing_ranks
 from sglang_dflash.errors import Doubt
 from sglang_dflash.plan.machine import Machine
 from sglang_dflash.plan.pair import Pair
@@ -132,7 +131,7 @@ def sizing_of(settings: Settings, machine: Machine, pair: Pair, *, copies: bool)
     window, context = context_window(settings.speculative_draft_window_size, drafter), _longest(settings, pair)
     return Sizing(
         target_weights=_target_weights(pair, dtype) // tp,
-        drafter_weights=_drafter_weights(pair, dtype, tp),
+        drafter_weights=_drafter_weights(drafter, dtype, tp),
         target_kv=target_kv_per_token(text, kv_bytes=kv_bytes, tp_size=tp),
         draft_kv=draft_kv_per_token(drafter, kv_bytes=draft_kv_bytes, tp_size=tp),
         kept=kept,
@@ -196,26 +195,18 @@ def _target_weights(pair: Pair, dtype: str) -> int:
             expected="a safetensors checkpoint",
             remedy="none needed: SGLang divides the memory when it starts",
         )
-    quantized = quantization(pair.target)
+    is_plain = quantization(pair.target) is None
     read = (header for name, header in headers.items() if not name.startswith("mtp."))  # multi-token prediction's
-    return sum(_loaded(header, dtype, quantized) for header in read)
+    return sum(  # plain floats in ``dtype``, everything else as stored
+        each.numel * dtype_bytes(dtype) if is_plain and each.dtype in _FLOATS else each.num_bytes for each in read
+    )
 
 
-def _drafter_weights(pair: Pair, dtype: str, tp_size: int) -> int:
-    drafter, headers = pair.drafter, pair.drafter_files.tensors
-    if drafter.stored is not None or headers is None:  # dequantised, or no header
-        held = {name: math.prod(shape) * dtype_bytes(dtype) for name, shape in expected_shapes(drafter).items()}
-    else:
-        copied = copied_shapes(drafter)
-        held = {
-            name: _loaded(each, dtype, drafter.quantization) for name, each in headers.items() if name not in copied
-        }
-    return sum(size // sharing_ranks(name, drafter, tp_size) for name, size in held.items())
-
-
-def _loaded(header: TensorHeader, dtype: str, quantized: str | None) -> int:
-    """Bytes of a checkpoint tensor as served: plain floats in ``dtype``, everything else as stored."""
-    return header.numel * dtype_bytes(dtype) if quantized is None and header.dtype in _FLOATS else header.num_bytes
+def _drafter_weights(drafter: DrafterConfig, dtype: str, tp_size: int) -> int:
+    held = (
+        math.prod(shape) // sharing_ranks(name, drafter, tp_size) for name, shape in expected_shapes(drafter).items()
+    )
+    return sum(held) * dtype_bytes(dtype)
 
 
 def _headroom(

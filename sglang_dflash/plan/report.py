@@ -76,17 +76,16 @@ def preflight(settings: Settings, machine: Machine, load: Load | None = None) ->
         plan = decide(settings, pair, machine, hybrid=pair.hybrid)
     except DFlashError as error:
         return Report([*findings, Finding.of("flags", error)])
+    findings += check_memory(plan)
     if plan.memory is None or not plan.memory.static_bytes:
-        return Report([*findings, *check_memory(plan)], plan)
+        return Report(findings, plan)
     adviser = Adviser(settings, machine, pair, plan.memory)
-    advice = adviser.more_requests()
-    findings += check_memory(plan, advice)
     if load is not None:
         about = f"{load.users} users of {load.context} tokens"
         finding = judge(about, _load, settings, machine, pair, plan.memory, adviser, load)
         level: Level = "note" if finding.level == "ok" else finding.level  # it answers a question of the user
         findings.append(replace(finding, level=level, estimated=True))
-    return Report(findings, plan, advice)
+    return Report(findings, plan, adviser.more_requests())
 
 
 def _worker(settings: Settings, pair: Pair, machine: Machine) -> str:
