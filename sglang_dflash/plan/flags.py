@@ -61,35 +61,28 @@ HARMLESS = (
     *("--allowed-media-domains", "--image-processor-backend", "--limit-mm-data-per-request", "--media-url-max"),
     *("--mm-io-", "--mm-preprocess-", "--mm-process", "--trust-mm-content-hashes"),
 )
-_EFFECTS = {
-    "lora": "LoRA adapters and their buffers take memory that is not counted",
-    "memory": "they change the prefix cache, which is counted as SGLang's own on the device",
-    "": "the flags in this file are not read",
-}
 
 
 def check_unread(unread: Iterable[str]) -> Iterator[Finding]:
     """Yield findings on flags that the preflight does not read: warnings, unless they cannot change its result."""
-    harmless, harmful = [], dict[str, list[str]]()
     given = set(unread)
-    for flag in known_flags():
-        if (name := flag.names[0]) not in given:
-            continue
-        if name not in HARMFUL and (flag.group in _HARMLESS_GROUPS or name.startswith(HARMLESS)):
-            harmless.append(name)
-        else:
-            effect = _EFFECTS.get(flag.group, "they may change memory, kernels or parallelism")
-            harmful.setdefault(effect, []).append(name)
+    known = [flag for flag in known_flags() if flag.names[0] in given]
+    harmless = [flag.names[0] for flag in known if _is_harmless(flag)]
     if harmless:
         yield Finding("ok", "flags ignored", " ".join(harmless))
-    for effect, names in harmful.items():
+    if others := [flag.names[0] for flag in known if flag.names[0] not in harmless]:
         yield Finding(
             "warn",
             "flags not counted",
-            f"{' '.join(names)}: {effect}",
+            f"{' '.join(others)}: they may change memory, kernels or parallelism",
             expected="flags that this check reads",
             remedy="read the memory that the server logs at its start, and lower --mem-fraction-static if it runs out",
         )
+
+
+def _is_harmless(flag: Flag) -> bool:
+    name = flag.names[0]
+    return name not in HARMFUL and (flag.group in _HARMLESS_GROUPS or name.startswith(HARMLESS))
 
 
 def count(text: str) -> int:

@@ -128,7 +128,8 @@ def sizing_of(settings: Settings, machine: Machine, pair: Pair, *, copies: bool)
     )
     kept, replayed = _request_states(settings, machine, text, block, activations=dtype)
     running, slots = settings.running, slots_per_request(settings)
-    window, context = context_window(settings.speculative_draft_window_size, drafter), _longest(settings, pair)
+    window = context_window(settings.speculative_draft_window_size, drafter)
+    context = settings.context_length or count(text, "max_position_embeddings", drafter.max_position_embeddings)
     return Sizing(
         target_weights=_target_weights(pair, dtype) // tp,
         drafter_weights=_drafter_weights(drafter, dtype, tp),
@@ -171,11 +172,6 @@ def _request_states(
         RequestState(kept.slot, kept.snapshots(block)),
         RequestState(replayed.slot, replayed.records(block, ring), ring * replayed.record),
     )
-
-
-def _longest(settings: Settings, pair: Pair) -> int:
-    drafter_context = pair.drafter.max_position_embeddings
-    return settings.context_length or count(pair.text, "max_position_embeddings", drafter_context)
 
 
 def _is_weighed(settings: Settings, pair: Pair) -> bool:

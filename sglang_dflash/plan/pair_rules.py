@@ -16,6 +16,7 @@ from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import chooses_copies
 from sglang_dflash.plan.serving import context_window
 from sglang_dflash.plan.settings import PLAIN_LAYERS, Settings
+from sglang_dflash.plan.sizes import count
 
 # Returns what was found, or raises DFlashError or Doubt.
 Rule = Callable[[Settings, Pair], str]
@@ -23,7 +24,6 @@ SAMPLE = 64  # rows of an embedding or LM head that are compared
 _CODE = "AutoConfig"  # the only entry of auto_map that SGLang requests; weights load into our own classes
 _IN_CHATS = ("im_start", "im_end", "endoftext", "think", "tool")  # parts of added tokens that chats contain
 _ITS_DRAFTER = "use the drafter that was trained for this target"
-_ITS_MASK_TOKEN = "check it against the drafter's training: a wrong mask token ruins acceptance"
 
 
 def _code(settings: Settings, pair: Pair) -> str:
@@ -66,13 +66,7 @@ def _target_layers(settings: Settings, pair: Pair) -> str:
 
 
 def _layer_ids(settings: Settings, pair: Pair) -> str:
-    ids, actual = list(pair.drafter.target_layer_ids), pair.text.get("num_hidden_layers")
-    if not isinstance(actual, int):
-        raise DFlashError(
-            f"num_hidden_layers {actual!r} in the target's config.json",
-            expected="an integer",
-            remedy="check the target's config.json",
-        )
+    ids, actual = list(pair.drafter.target_layer_ids), count(pair.text, "num_hidden_layers")
     beyond = [layer for layer in ids if layer >= actual - 1]
     if not beyond:
         return f"{ids} of {actual}"
@@ -91,12 +85,6 @@ def _mask_token(settings: Settings, pair: Pair) -> str:
             f"mask_token_id {token}, the target's embedding has {rows} rows",
             expected=f"an id from 0 to {rows - 1}",
             remedy=_ITS_DRAFTER,
-        )
-    if token in [pair.text.get(key) for key in ("eos_token_id", "pad_token_id", "bos_token_id")]:
-        raise Doubt(
-            f"mask_token_id {token} is also the target's eos, pad or bos token",
-            expected="an id that the tokenizer does not use",
-            remedy=_ITS_MASK_TOKEN,
         )
     return str(token)
 
@@ -310,7 +298,7 @@ def _mask_token_name(settings: Settings, pair: Pair) -> str:
     raise Doubt(
         f"mask_token_id {token} is {name!r} in the target's tokenizer",
         expected="a token that no text contains",
-        remedy=_ITS_MASK_TOKEN,
+        remedy="check it against the drafter's training: a wrong mask token ruins acceptance",
     )
 
 
