@@ -35,7 +35,7 @@ MASK_EMBEDDING = "mask_embedding.pt"
 TOKENIZER, TOKENIZER_CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 LARGEST = 64 << 20  # bytes of a text file; the largest tokenizers have half of that
 
-_READ = [CONFIG, MODELOPT, MASK_EMBEDDING, TOKENIZER, TOKENIZER_CONFIG, TEMPLATE]
+_READ = [CONFIG, INDEX, MODELOPT, MASK_EMBEDDING, TOKENIZER, TOKENIZER_CONFIG, TEMPLATE]
 _WEIGHTS = ".safetensors"
 _LINKED = (_WEIGHTS, ".json", ".jinja", ".txt", ".model", MASK_EMBEDDING)
 _COMPLETE = "a complete safetensors checkpoint"
@@ -144,9 +144,9 @@ class ModelFiles:
             DFlashError: a local file does not hold what its header describes.
         """
         if self.is_local:
-            return _headers(self.folder) or None
+            return self._headers() or None
         with suppress(DFlashError):  # the cache may lack some shards; the hub has their headers
-            if cached := _headers(self.folder):
+            if cached := self._headers():
                 return cached
         try:
             files = hub.get_safetensors_metadata(self.name, revision=self.revision).files_metadata.values()
@@ -155,6 +155,33 @@ class ModelFiles:
             return None
         found = (tensor for file in files for tensor in file.tensors.items())
         return {name: TensorHeader(str(info.dtype), tuple(info.shape)) for name, info in found}
+
+    @cached_property
+    def index(self) -> dict[str, Any] | None:
+        """The index of a sharded checkpoint; None without one."""
+        file = self.folder / INDEX
+        return read_object(file) if file.is_file() else None
+
+    @property
+    def stated_size(self) -> int | None:
+        """Bytes of all tensors as the index states them; None if it does not."""
+        metadata = (self.index or {}).get("metadata")
+        size = metadata.get("total_size") if isinstance(metadata, dict) else None
+        return int(size) if isinstance(size, int | float) else None
+
+    def _headers(self) -> dict[str, TensorHeader]:
+        # Of the safetensors files that the index names, or of all.
+        files = _weight_files(self.folder)
+        if self.index is not None:
+            shards, index = self.index.get("weight_map"), self.folder / INDEX
+            if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+                raise _unreadable(index, "has no weight_map of file names", _COMPLETE)
+            # SGLang joins the names to the folder: a name that contains a path could be any file of the machine.
+            if strange := sorted(set(shards.values()) - {file.name for file in files}):
+                problem = f"names {strange[0]!r}, which is no safetensors file of the model's folder"
+                raise _unreadable(index, problem, _COMPLETE)
+            files = [file for file in files if file.name in shards.values()]
+        return {name: header for file in files for name, header in _read_header(file).items()}
 
     def _incomplete(self, folder: Path) -> DFlashError:
         revision = f" --revision {self.revision}" if self.revision else ""
@@ -282,22 +309,6 @@ def parse_object(text: str | bytes, source: str) -> dict[str, Any]:
 
 def _weight_files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.glob(f"*{_WEIGHTS}") if file.is_file())
-
-
-def _headers(folder: Path) -> dict[str, TensorHeader]:
-    # Of the safetensors files that the folder's index names, or of all.
-    files, index = _weight_files(folder), folder / INDEX
-    if index.is_file():
-        shards = read_object(index).get("weight_map")
-        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-            raise _unreadable(index, "has no weight_map of file names", _COMPLETE)
-        # SGLang joins the names to the folder: a name that contains a path could be any file of the machine.
-        if strange := sorted(set(shards.values()) - {file.name for file in files}):
-            raise _unreadable(
-                index, f"names {strange[0]!r}, which is no safetensors file of the model's folder", _COMPLETE
-            )
-        files = [file for file in files if file.name in shards.values()]
-    return {name: header for file in files for name, header in _read_header(file).items()}
 
 
 def _read_header(file: Path) -> dict[str, TensorHeader]:

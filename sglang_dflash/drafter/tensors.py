@@ -25,9 +25,10 @@ _FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 TARGET_TO_DRAFT, DRAFT_TO_TARGET = "t2d", "d2t"
 
-LARGEST_EMBEDDING = 16 << 20  # bytes
-_SAVED = "a dict of embedding and mask_token_id"
-_DAMAGED = (EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError)
+_SAVED = "a dict of embedding and mask_token_id, as torch.save writes it"
+_DAMAGED = (
+    AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError,
+)  # fmt: skip
 
 
 def destination(name: str) -> tuple[str, str | int | None]:
@@ -159,28 +160,20 @@ def load_mask_embedding(file: Path | None, config: DrafterConfig) -> Tensor | No
     """
     if file is None:
         return None
-    saved, problem = None, f"is larger than {LARGEST_EMBEDDING >> 20} MiB"
     try:
-        if file.stat().st_size <= LARGEST_EMBEDDING:
-            saved = torch.load(file, map_location="cpu", weights_only=True)
-            problem = f"holds a {type(saved).__name__}"
+        saved = torch.load(file, map_location="cpu", weights_only=True)
+        embedding, token_id, shape = saved["embedding"], saved["mask_token_id"], list(saved["embedding"].shape)
     except _DAMAGED as error:
-        problem = f"cannot be read ({str(error)[:200]})"
-    if not isinstance(saved, dict):
-        raise _unusable(file, problem, f"{_SAVED}, as torch.save writes it")
-    embedding, token_id, per_position = (saved.get(key) for key in ("embedding", "mask_token_id", "per_position"))
-    if not isinstance(embedding, Tensor) or not isinstance(token_id, int):
-        raise _unusable(file, "cannot be read (an entry is missing)", _SAVED)
+        raise _unusable(file, f"cannot be read ({str(error)[:200]})", _SAVED) from None
+    per_position = saved.get("per_position")
     if per_position is not None and per_position is not False:
         raise _unusable(file, "has one embedding per position of the block", "one for all mask tokens")
     if token_id != config.mask_token_id:
         expected = f"mask_token_id {config.mask_token_id}, as in config.json"
         raise _unusable(file, f"was trained with mask_token_id {token_id}", expected)
-    if embedding.shape != (config.hidden_size,):
-        found = f"holds a tensor of shape {list(embedding.shape)}"
-        raise _unusable(file, found, f"[{config.hidden_size}], the hidden size")
-    is_plain = embedding.layout == torch.strided and embedding.device.type == "cpu" and embedding.is_floating_point()
-    if not is_plain or not embedding.float().isfinite().all():
+    if shape != [config.hidden_size]:
+        raise _unusable(file, f"holds a tensor of shape {shape}", f"[{config.hidden_size}], the hidden size")
+    if not embedding.is_floating_point() or not embedding.isfinite().all():
         raise _unusable(file, f"holds {embedding.dtype} numbers", "finite floating-point numbers")
     return embedding
 

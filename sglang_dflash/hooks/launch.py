@@ -16,7 +16,7 @@ from sglang_dflash.drafter.formats import ARCHITECTURES
 from sglang_dflash.errors import Finding, raise_first_error
 from sglang_dflash.hooks.flags import explain_environment
 from sglang_dflash.hooks.takeover import check_sglang, on_our_cpu_platform, refuse_without_accelerator
-from sglang_dflash.plan.machine import CPU, UNKNOWN_GPU, Machine, find_gpu, size
+from sglang_dflash.plan.machine import CPU, UNKNOWN_GPU, Machine, find_gpu
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import decide, reason_for_builtin
 from sglang_dflash.plan.rules import check_memory, check_rules
@@ -135,13 +135,11 @@ def this_machine(base_gpu_id: int) -> Machine:
         return CPU
     machine = find_gpu(base_gpu_id) or UNKNOWN_GPU
     if machine.memory is None:
-        unknown = "could not read the memory of %s from nvidia-smi or torch; cannot estimate how many requests fit, so"
-        logger.warning(f"DFLASH: {unknown} recurrent states are kept (%s=1 replays them)", machine.name, REPLAY_SWITCH)
-    elif machine.source == "torch":
         logger.warning(
-            "DFLASH: nvidia-smi does not give the memory of this GPU; torch reports %s for %s",
-            size(machine.memory),
+            "DFLASH: could not read the memory of %s; cannot estimate how many requests fit, so recurrent states are "
+            "kept (%s=1 replays them)",
             machine.name,
+            REPLAY_SWITCH,
         )
     return machine
 

@@ -15,7 +15,7 @@ from sglang_dflash.plan.settings import REPLAY_FLAG, SLOTS, WINDOW_FLAG, Setting
 
 WINDOW = 2048  # draft window, tokens
 HIGHEST_FRACTION = 0.9  # of the device; activations and graphs take the rest
-_CLEAR_GAIN = 1.1  # times as many requests or prefixes
+_CLEAR_GAIN = 1.1  # times as many requests
 _MOST_TRIES = 64  # values of one flag
 Change = tuple[str, dict[str, Any]]  # a flag with its value, and the settings that it changes
 
@@ -91,27 +91,6 @@ class Adviser:
         ]
         found = [self._best(changes) for changes in flags if changes]
         return [each for each in found if self._lets_more_run(each)]
-
-    def more_prefixes(self) -> list[Advice]:
-        """Return flags that keep more prefixes of a hybrid target: twice as many, or one more per request.
-
-        A draft window keeps no more of them, but frees K/V for them.
-        """
-        before = self._table.served
-        kept = before.prefixes()
-        if not before.state.slot or before.sizing.slots_per_request == 1:
-            return []
-        slots = before.state_slots + max(kept, before.running)
-        found = []
-        for flag, changes in (_change("--max-mamba-cache-size", max_mamba_cache_size=slots), *self._mild_changes()):
-            after = self._pools(changes)
-            if before.replay and not after.replay:  # kept states would take the K/V
-                flag = f"{flag} {REPLAY_FLAG}"
-                after = self._pools({**changes, "enable_linear_replayssm_spec": True})
-            gains = after.prefixes() > _CLEAR_GAIN * kept or flag.startswith(WINDOW_FLAG)
-            if after.running >= before.running and gains:
-                found.append(Advice(flag, after.running, after.tokens, after.prefixes()))
-        return found
 
     def propose(self, load: Load) -> Proposal | None:
         """Return flags that serve the load, the least harmful ones and no superfluous one; None if none do.

@@ -39,12 +39,6 @@ def known_flags() -> tuple[Flag, ...]:
     return tuple(Flag(**each) for each in json.loads(LIST.read_text(encoding="utf-8")))
 
 
-def nearest(word: str) -> str | None:
-    """The flag whose spelling is nearest to ``word``; None if none is similar."""
-    names = [name for flag in known_flags() for name in flag.names]
-    return next(iter(get_close_matches(word.partition("=")[0], names, 1)), None)
-
-
 # These configure the HTTP server, logs, metrics and host processes.
 _HARMLESS_GROUPS = {"device", "observability", "serving"}
 HARMFUL = {"--base-gpu-id", "--forward-hooks", "--kv-canary", "--kv-canary-real-data", "--use-ray"}
@@ -67,35 +61,28 @@ HARMLESS = (
     *("--allowed-media-domains", "--image-processor-backend", "--limit-mm-data-per-request", "--media-url-max"),
     *("--mm-io-", "--mm-preprocess-", "--mm-process", "--trust-mm-content-hashes"),
 )
-_EFFECTS = {
-    "lora": "LoRA adapters and their buffers take memory that is not counted",
-    "memory": "they change the prefix cache, which is counted as SGLang's own on the device",
-    "": "the flags in this file are not read",
-}
 
 
 def check_unread(unread: Iterable[str]) -> Iterator[Finding]:
     """Yield findings on flags that the preflight does not read: warnings, unless they cannot change its result."""
-    harmless, harmful = [], dict[str, list[str]]()
     given = set(unread)
-    for flag in known_flags():
-        if (name := flag.names[0]) not in given:
-            continue
-        if name not in HARMFUL and (flag.group in _HARMLESS_GROUPS or name.startswith(HARMLESS)):
-            harmless.append(name)
-        else:
-            effect = _EFFECTS.get(flag.group, "they may change memory, kernels or parallelism")
-            harmful.setdefault(effect, []).append(name)
+    known = [flag for flag in known_flags() if flag.names[0] in given]
+    harmless = [flag.names[0] for flag in known if _is_harmless(flag)]
     if harmless:
         yield Finding("ok", "flags ignored", " ".join(harmless))
-    for effect, names in harmful.items():
+    if others := [flag.names[0] for flag in known if flag.names[0] not in harmless]:
         yield Finding(
             "warn",
             "flags not counted",
-            f"{' '.join(names)}: {effect}",
+            f"{' '.join(others)}: they may change memory, kernels or parallelism",
             expected="flags that this check reads",
             remedy="read the memory that the server logs at its start, and lower --mem-fraction-static if it runs out",
         )
+
+
+def _is_harmless(flag: Flag) -> bool:
+    name = flag.names[0]
+    return name not in HARMFUL and (flag.group in _HARMLESS_GROUPS or name.startswith(HARMLESS))
 
 
 def count(text: str) -> int:
@@ -185,9 +172,10 @@ def _refuse_unknown(word: str) -> None:
             expected="flags of `sglang serve` with their values after the two models",
             remedy="leave it out, or put its flag before it",
         )
-    similar = nearest(word)
+    name, known = word.partition("=")[0], [name for flag in known_flags() for name in flag.names]
+    similar = next(iter(get_close_matches(name, known, 1)), None)
     raise DFlashError(
-        f"SGLang {TESTED_SGLANG} has no flag {word.partition('=')[0]}",
+        f"SGLang {TESTED_SGLANG} has no flag {name}",
         expected=f"a flag of `sglang serve`{f', such as {similar}' if similar else ''}",
         remedy=f"set {similar}, or leave the flag out" if similar else "leave the flag out",
     )

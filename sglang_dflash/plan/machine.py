@@ -1,14 +1,10 @@
-"""The machine that serves a pair: this one, as its driver or torch describes it, or another that a user names."""
+"""The machine that serves a pair: this one, as its driver describes it, or another that a user names."""
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from sglang_dflash.errors import DFlashError
@@ -27,17 +23,26 @@ def size(count: float) -> str:
 
 
 _MOST_GIB = 1 << 20
-_QUERY = ("--query-gpu=name,memory.total,compute_cap,uuid,mig.mode.current", "--format=csv,noheader,nounits")
-_SECONDS = 60  # to wait for one answer
-_DRIVER = Path("/dev/nvidiactl")  # there wherever the kernel has the driver, in containers too
-# The same line from torch, in a process of its own: this one may neither load torch nor create a CUDA context.
-_ASK_TORCH = """
+_SECONDS = 60  # to wait for the driver
+_NO_GPU = 1  # exit status of the program below, also without a driver
+_ASK_DRIVER = """
 import sys
-import torch
-index = int(sys.argv[1])
-if index < torch.cuda.device_count():
-    gpu = torch.cuda.get_device_properties(index)
-    print(gpu.name, gpu.total_memory >> 20, f"{gpu.major}.{gpu.minor}", "", "", sep=", ")
+from ctypes import CDLL, byref, c_int, c_size_t, create_string_buffer
+
+cuda = CDLL("libcuda.so.1")
+device, name, memory, major, minor = c_int(), create_string_buffer(256), c_size_t(), c_int(), c_int()
+
+def call(function, *arguments):
+    if error := function(*arguments):
+        sys.exit(1 if error == 100 else 2)  # CUDA_ERROR_NO_DEVICE
+
+call(cuda.cuInit, 0)
+call(cuda.cuDeviceGet, byref(device), int(sys.argv[1]))
+call(cuda.cuDeviceGetName, name, len(name), device)
+call(cuda.cuDeviceTotalMem_v2, byref(memory), device)
+call(cuda.cuDeviceGetAttribute, byref(major), 75, device)  # compute capability
+call(cuda.cuDeviceGetAttribute, byref(minor), 76, device)
+print(name.value.decode(), memory.value, major.value, minor.value, sep="\\n")
 """
 
 
@@ -49,7 +54,7 @@ class Machine:
     name: str
     memory: int | None = None  # bytes
     capability: tuple[int, int] | None = None  # CUDA compute capability: (9, 0) is Hopper
-    source: Literal["nvidia-smi", "torch"] | None = None
+    is_local: bool = False  # whether this process runs on it
 
     @property
     def is_blackwell(self) -> bool:
@@ -74,82 +79,29 @@ GPUS = {
 }
 
 
-@dataclass(frozen=True)
-class _Row:
-    """One line of nvidia-smi."""
-
-    machine: Machine
-    uuid: str
-    is_split: bool  # into MIG instances, whose memory only torch reads
-
-
 def find_gpu(base_gpu_id: int = 0) -> Machine | None:
     """Return the NVIDIA GPU that a server's first rank will use; None without a driver or a GPU.
 
-    nvidia-smi is fast, but many containers lack it, and it reports neither the memory of integrated GPUs nor that of
-    MIG instances. It ignores ``CUDA_VISIBLE_DEVICES``, into which ``base_gpu_id`` is an index. If its answer is
-    ambiguous or late, torch is queried.
+    CUDA's driver applies ``CUDA_VISIBLE_DEVICES``, its own order of GPUs, and MIG. It is queried in a separate process,
+    because a process that has initialised CUDA cannot fork others that use it.
     """
-    command = shutil.which("nvidia-smi")
-    rows = parse(_answer(command, *_QUERY)) if command else []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = _select(rows, visible, base_gpu_id)
-    if found is not None and found.machine.memory is not None and not found.is_split:
-        return replace(found.machine, source="nvidia-smi")
-    asks = bool(rows) or _DRIVER.exists()
-    by_torch = parse(_answer(sys.executable, "-c", _ASK_TORCH, str(base_gpu_id))) if asks else []
-    if by_torch:
-        return replace(by_torch[0].machine, source="torch")
-    if found is not None:
-        return replace(found.machine, memory=None, source="torch")
-    return replace(UNKNOWN_GPU, source="torch") if rows and visible != "" else None
-
-
-def _select(rows: list[_Row], visible: str | None, index: int) -> _Row | None:
-    # CUDA counts the fastest GPU first, nvidia-smi goes by the PCI bus: the order matters if GPUs differ.
-    entries = (
-        [each.strip() for each in visible.split(",")] if visible is not None else [str(i) for i in range(len(rows))]
+    asked = subprocess.Popen(
+        [sys.executable, "-c", _ASK_DRIVER, str(base_gpu_id)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
-    entry = entries[index] if index < len(entries) else ""
-    if entry.startswith("GPU-"):
-        return next((row for row in rows if row.uuid.startswith(entry)), None)
-    if not re.fullmatch("[0-9]{1,4}", entry) or int(entry) >= len(rows):
-        return None
-    are_alike = len({(row.machine, row.is_split) for row in rows}) == 1
-    if are_alike or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
-        return rows[int(entry)]
-    return None
-
-
-def _answer(*command: str) -> str:
-    try:
-        asked = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    except OSError:
-        return ""
     try:
         answer, _ = asked.communicate(timeout=_SECONDS)
     except subprocess.TimeoutExpired:
         asked.kill()  # without waiting: a process that hangs in the driver does not end
-        return ""
-    return answer if asked.returncode == 0 else ""
-
-
-def parse(answer: str) -> list[_Row]:
-    """Parse lines of name, memory in MiB, compute capability, UUID and MIG mode; a number may be ``[N/A]``."""
-    return [_row(*line.rsplit(",", 4)) for line in answer.splitlines() if line.count(",") >= 4]
-
-
-def _row(*columns: str) -> _Row:
-    name, memory, capability, uuid, mig = (part.strip() for part in columns)
-    major, _, minor = capability.partition(".")
-    known = all(re.fullmatch("[0-9]{1,3}", each) for each in (major, minor or "0"))
-    machine = Machine(
-        "gpu",
-        name,
-        int(memory) * MIB if re.fullmatch("[0-9]{1,9}", memory) else None,
-        (int(major), int(minor or 0)) if known else None,
-    )
-    return _Row(machine, uuid, is_split=mig == "Enabled")
+    if asked.returncode == _NO_GPU:
+        return None
+    if asked.returncode != 0:
+        return replace(UNKNOWN_GPU, is_local=True)
+    name, *numbers = answer.splitlines()
+    memory, major, minor = map(int, numbers)
+    return Machine("gpu", name, memory, (major, minor), is_local=True)
 
 
 def asked_about(

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sglang_dflash.drafter.checkpoint import TensorHeader
-from sglang_dflash.drafter.config import quantization
-from sglang_dflash.drafter.tensors import copied_shapes, expected_shapes, sharing_ranks
+from sglang_dflash.drafter.config import DrafterConfig, quantization
+from sglang_dflash.drafter.tensors import expected_shapes, sharing_ranks
 from sglang_dflash.errors import Doubt
 from sglang_dflash.plan.machine import Machine
 from sglang_dflash.plan.pair import Pair
@@ -33,10 +32,8 @@ from sglang_dflash.plan.sizes import (
     draft_kv_per_token,
     dtype_bytes,
     head_size,
-    is_known,
     state_bytes,
     target_kv_per_token,
-    target_parameters,
 )
 
 MEM_FRACTION = 0.85  # assumed; SGLang computes one from the device and its graphs
@@ -73,10 +70,10 @@ def expected_memory(
     """Divide the machine's memory as SGLang will.
 
     Raises:
-        Doubt: no sizes are known for the target's family.
+        Doubt: no sizes are known for the target's family, or the size of its weights is unknown.
         DFlashError: a size in a configuration is unusable.
     """
-    if not is_known(pair.target):
+    if pair.text.get("model_type") not in FAMILIES:
         raise Doubt(
             f"no sizes are known for targets of model_type {pair.text.get('model_type')!r}",
             expected=f"one of {', '.join(sorted(FAMILIES))}",
@@ -131,10 +128,11 @@ def sizing_of(settings: Settings, machine: Machine, pair: Pair, *, copies: bool)
     )
     kept, replayed = _request_states(settings, machine, text, block, activations=dtype)
     running, slots = settings.running, slots_per_request(settings)
-    window, context = context_window(settings.speculative_draft_window_size, drafter), _longest(settings, pair)
+    window = context_window(settings.speculative_draft_window_size, drafter)
+    context = settings.context_length or count(text, "max_position_embeddings", drafter.max_position_embeddings)
     return Sizing(
         target_weights=_target_weights(pair, dtype) // tp,
-        drafter_weights=_drafter_weights(pair, dtype, tp),
+        drafter_weights=_drafter_weights(drafter, dtype, tp),
         target_kv=target_kv_per_token(text, kv_bytes=kv_bytes, tp_size=tp),
         draft_kv=draft_kv_per_token(drafter, kv_bytes=draft_kv_bytes, tp_size=tp),
         kept=kept,
@@ -176,11 +174,6 @@ def _request_states(
     )
 
 
-def _longest(settings: Settings, pair: Pair) -> int:
-    drafter_context = pair.drafter.max_position_embeddings
-    return settings.context_length or count(pair.text, "max_position_embeddings", drafter_context)
-
-
 def _is_weighed(settings: Settings, pair: Pair) -> bool:
     """Whether headers were read, and no argument makes the weights smaller than they state."""
     quantised = settings.quantization and quantization(pair.target) is None
@@ -191,27 +184,25 @@ def _is_weighed(settings: Settings, pair: Pair) -> bool:
 def _target_weights(pair: Pair, dtype: str) -> int:
     headers = pair.target_files.tensors
     if headers is None:
-        return target_parameters(pair.target) * dtype_bytes(dtype)
-    quantized = quantization(pair.target)
+        if (stated := pair.target_files.stated_size) is not None:
+            return stated
+        raise Doubt(
+            f"the size of the target's weights is unknown: {pair.target_files.name} has no safetensors header or index",
+            expected="a safetensors checkpoint",
+            remedy="none needed: SGLang divides the memory when it starts",
+        )
+    is_plain = quantization(pair.target) is None
     read = (header for name, header in headers.items() if not name.startswith("mtp."))  # multi-token prediction's
-    return sum(_loaded(header, dtype, quantized) for header in read)
+    return sum(  # plain floats in ``dtype``, everything else as stored
+        each.numel * dtype_bytes(dtype) if is_plain and each.dtype in _FLOATS else each.num_bytes for each in read
+    )
 
 
-def _drafter_weights(pair: Pair, dtype: str, tp_size: int) -> int:
-    drafter, headers = pair.drafter, pair.drafter_files.tensors
-    if drafter.stored is not None or headers is None:  # dequantised, or no header
-        held = {name: math.prod(shape) * dtype_bytes(dtype) for name, shape in expected_shapes(drafter).items()}
-    else:
-        copied = copied_shapes(drafter)
-        held = {
-            name: _loaded(each, dtype, drafter.quantization) for name, each in headers.items() if name not in copied
-        }
-    return sum(size // sharing_ranks(name, drafter, tp_size) for name, size in held.items())
-
-
-def _loaded(header: TensorHeader, dtype: str, quantized: str | None) -> int:
-    """Bytes of a checkpoint tensor as served: plain floats in ``dtype``, everything else as stored."""
-    return header.numel * dtype_bytes(dtype) if quantized is None and header.dtype in _FLOATS else header.num_bytes
+def _drafter_weights(drafter: DrafterConfig, dtype: str, tp_size: int) -> int:
+    held = (
+        math.prod(shape) // sharing_ranks(name, drafter, tp_size) for name, shape in expected_shapes(drafter).items()
+    )
+    return sum(held) * dtype_bytes(dtype)
 
 
 def _headroom(

@@ -81,7 +81,7 @@ class Pair:
     @cached_property
     def loaded_files(self) -> ModelFiles:
         """The drafter's files as they are loaded: SGLang's own worker dequantises nothing."""
-        return self.drafter_files if self.kind is None else _already_read(self.drafter_files, dequantise=False)
+        return self.drafter_files if self.kind is None else replace(self.drafter_files, dequantise=False)
 
     def block_size(self, settings: Settings) -> int:
         """Positions of the widest block, anchor included."""
@@ -95,17 +95,5 @@ class Pair:
         return "float16" if stated in (None, "float32") else str(stated)
 
     def loaded_from(self, view: Path) -> Pair:
-        """The same pair, whose drafter is loaded from its plain form in ``view``; nothing is read again."""
-        files = _already_read(self.loaded_files, name=str(view), revision=None)
-        vars(files).update(config=self.loaded_files.config, published=self.loaded_files.config)
-        moved = replace(self, drafter_files=files)
-        own = {name: value for name, value in vars(self).items() if name in ("target", "drafter", "kind", "widths")}
-        vars(moved).update(own)
-        return moved
-
-
-def _already_read(files: ModelFiles, **changes: Any) -> ModelFiles:
-    """A copy with changed fields, and with the content that does not depend on them."""
-    changed = replace(files, **changes)
-    vars(changed).update({name: value for name, value in vars(files).items() if name in ("published", "tensors")})
-    return changed
+        """The same pair, whose drafter is loaded from its plain form in ``view``; the target is not read again."""
+        return replace(self, drafter_files=ModelFiles(str(view)))

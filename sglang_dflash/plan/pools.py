@@ -215,17 +215,13 @@ def draft_slots(ring: int | None, tokens: int, running: int, in_transfer: int | 
     return rings(running, in_transfer) * ring + (page if in_transfer is None else 0)
 
 
-def higher_ratios(ratio: float) -> list[float]:
-    """Values of ``--mamba-full-memory-ratio`` above ``ratio``, in tenths."""
-    return [each / 10 for each in range(int(ratio * 10) + 1, _HIGHEST_RATIO * 10 + 1)]
-
-
 def best_ratio(sizing: Sizing, static_bytes: float, *, replay: bool) -> float:
     """Return the lowest ratio, from the given one, that lets all requests run; otherwise the one that lets most run.
 
     A higher ratio leaves K/V for one whole context, unless the given one leaves less.
     """
-    ratios = [sizing.state_share, *higher_ratios(sizing.state_share)]
+    tenths = range(int(sizing.state_share * 10) + 1, _HIGHEST_RATIO * 10 + 1)
+    ratios = [sizing.state_share, *(each / 10 for each in tenths)]
     fits = [fit(replace(sizing, state_share=ratio), static_bytes, replay=replay) for ratio in ratios]
     least = min(sizing.context, fits[0].tokens)
     return ratios[index_of_most_requests(takewhile(lambda each: each.tokens >= least, fits))]

@@ -34,15 +34,12 @@ _PRICES = {
 class Report:
     """Findings in the order of the rules, and the plan unless an earlier finding stops the pair.
 
-    Attributes:
-        advice: flags that would let more requests run.
-        prefixes: flags that would keep more prefixes, or K/V for them.
+    ``advice`` are flags that would let more requests run.
     """
 
     findings: list[Finding]
     plan: ServingPlan | None = None
     advice: Sequence[Advice] = ()
-    prefixes: Sequence[Advice] = ()
 
     @property
     def memory(self) -> MemoryTable | None:
@@ -79,17 +76,16 @@ def preflight(settings: Settings, machine: Machine, load: Load | None = None) ->
         plan = decide(settings, pair, machine, hybrid=pair.hybrid)
     except DFlashError as error:
         return Report([*findings, Finding.of("flags", error)])
+    findings += check_memory(plan)
     if plan.memory is None or not plan.memory.static_bytes:
-        return Report([*findings, *check_memory(plan)], plan)
+        return Report(findings, plan)
     adviser = Adviser(settings, machine, pair, plan.memory)
-    advice = adviser.more_requests()
-    findings += check_memory(plan, advice)
     if load is not None:
         about = f"{load.users} users of {load.context} tokens"
         finding = judge(about, _load, settings, machine, pair, plan.memory, adviser, load)
         level: Level = "note" if finding.level == "ok" else finding.level  # it answers a question of the user
         findings.append(replace(finding, level=level, estimated=True))
-    return Report(findings, plan, advice, adviser.more_prefixes())
+    return Report(findings, plan, adviser.more_requests())
 
 
 def _worker(settings: Settings, pair: Pair, machine: Machine) -> str:
@@ -141,14 +137,13 @@ def to_json(report: Report, exit_code: int) -> dict[str, Any]:
             "served": _pools_json(memory.served),
             "other": memory.other and _pools_json(memory.other),
             "advice": [asdict(each) for each in report.advice],
-            "prefixes": [asdict(each) for each in report.prefixes],
         },
         "exit_code": exit_code,
     }
 
 
 def _pools_json(pools: Pools) -> dict[str, Any]:
-    return asdict(pools) | {"bytes": pools.bytes, "capped_by": pools.capped_by}
+    return asdict(pools) | {"bytes": pools.bytes, "capped_by": pools.capped_by, "prefixes": pools.prefixes()}
 
 
 def verdict(report: Report) -> str:
@@ -225,7 +220,7 @@ def plan_lines(report: Report) -> Iterator[str]:
     if (memory := plan.memory) is not None:
         static = f", {size(memory.static_bytes)} static" if memory.static_bytes else ""
         yield f"\nMemory of one rank ({memory.device}{static})"
-        yield from lines(memory.served, memory.other, report.advice, memory.headroom, report.prefixes)
+        yield from lines(memory.served, memory.other, report.advice, memory.headroom)
 
 
 def lines(
@@ -233,7 +228,6 @@ def lines(
     other: Pools | None = None,
     advice: Sequence[Advice] = (),
     headroom: Headroom | None = None,
-    prefixes: Sequence[Advice] = (),
 ) -> list[str]:
     """Return the memory table: per unit and in total, with one column for each way to store states."""
     columns = [_column(pools) for pools in (served, other) if pools is not None]
@@ -247,13 +241,9 @@ def lines(
             "left: activations, graphs": max(0, headroom.left),
         }
         text += [about.ljust(_ABOUT) + _cells("", size(count)) for about, count in rows.items()]
-    text += [
+    return text + [
         f"more would fit with {each.flag} ({each.running} requests, {each.tokens:,} tokens of K/V)" for each in advice
     ]
-    for each in prefixes:
-        change = each.tokens - served.tokens
-        text.append(f"prefixes with {each.flag}: {each.prefixes}, tokens of K/V {change:+,}")
-    return text
 
 
 def _column(pools: Pools) -> dict[str, tuple[str, str]]:

@@ -10,17 +10,17 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from sglang_dflash.errors import DFlashError, Doubt, Finding, Note, judge
-from sglang_dflash.plan.advice import HIGHEST_FRACTION, Advice
+from sglang_dflash.plan.advice import HIGHEST_FRACTION
 from sglang_dflash.plan.machine import Machine, size
 from sglang_dflash.plan.memory import Headroom, MemoryTable
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import CONFIGURATIONS, TEXT, WEIGHTS, Rule
-from sglang_dflash.plan.pools import FLOOR, Pools
+from sglang_dflash.plan.pools import FLOOR
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import Settings, flag_of
 
@@ -132,7 +132,7 @@ def check_backends(
         yield judge("recurrent state's dtype", _bfloat16_states, flag, settings.mamba_ssm_dtype, machine)
     prefill = settings.linear_attn_prefill_backend or settings.linear_attn_backend
     if machine.is_blackwell and prefill == "flashinfer":
-        yield judge("torch's CUDA", _cuda_13, cuda if machine.source else None)
+        yield judge("torch's CUDA", _cuda_13, cuda if machine.is_local else None)
 
 
 def torch_cuda() -> str | None:
@@ -187,30 +187,18 @@ def _backend(flag: str, backend: str, machine: Machine, capability: tuple[int, i
     )
 
 
-def check_memory(plan: ServingPlan, advice: Sequence[Advice] = ()) -> Iterator[Finding]:
+def check_memory(plan: ServingPlan) -> Iterator[Finding]:
     """Yield findings on the plan's expected memory. All but the weights are estimates."""
     if plan.memory_error is not None:
         yield Finding.of("memory", plan.memory_error, estimated=True)
     if (memory := plan.memory) is None:
         return
-    if memory.static_bytes and memory.other:
-        about = f"states {'replayed' if memory.served.replay else 'kept'}"
-        yield Finding("ok", about, _both_ways(memory.served, memory.other))
     if memory.static_bytes and memory.weighed:
         yield judge("weights", _weights, memory)
-    yield replace(judge(RUNNING, _running, memory, advice), estimated=True)
+    yield replace(judge(RUNNING, _running, memory), estimated=True)
     if memory.headroom is not None:
         finding = judge("memory outside the static fraction", _headroom, memory, memory.headroom)
         yield replace(finding, estimated=True)
-
-
-def _both_ways(served: Pools, other: Pools) -> str:
-    kept, replayed = sorted((served, other), key=lambda pools: pools.replay)
-    fit = f"({replayed.running} of {kept.sizing.max_running} fit)"
-    return (
-        f"{size(replayed.state.scratch)} of scratch per request if replayed {fit}, "
-        f"{size(kept.state.scratch)} if kept ({kept.running} fit)"
-    )
 
 
 def _weights(memory: MemoryTable) -> str:
@@ -225,7 +213,7 @@ def _weights(memory: MemoryTable) -> str:
     )
 
 
-def _running(memory: MemoryTable, advice: Sequence[Advice]) -> str:
+def _running(memory: MemoryTable) -> str:
     served, wanted = memory.served, memory.served.sizing.max_running
     if memory.static_bytes == 0:
         return _NO_DEVICE
@@ -237,17 +225,11 @@ def _running(memory: MemoryTable, advice: Sequence[Advice]) -> str:
             expected=f"more than {size(served.sizing.weights)}",
             remedy="use more GPUs (--tp-size), a larger --mem-fraction-static or a quantised target",
         )
-    more = [
-        f"{each.flag} ({each.running} fit, {each.tokens:,} tokens of K/V)"
-        for each in advice
-        if each.running > served.running
-    ]
-    other = "use more or larger GPUs, or accept the smaller number; `sglang-dflash check` names flags that help"
     raise Doubt(
         f"{served.running} of {wanted} requests (--max-running-requests) fit at once, with {served.tokens:,} tokens of "
         f"K/V in total; the limit: {served.capped_by}",
         expected=f"memory for {wanted} requests; limited by {served.capped_by}",
-        remedy=f"set {', or '.join(more)}" if more else other,
+        remedy="use more or larger GPUs, or accept the smaller number; `sglang-dflash check` names flags that help",
     )
 
 

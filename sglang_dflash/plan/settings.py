@@ -97,13 +97,13 @@ class Settings:
     speculative_accept_threshold_single: float = 1.0
     speculative_adaptive: bool = False
     speculative_adaptive_config: str | None = None
-    speculative_dflash_block_size: int | None = _number(None, 1, 1 << 12)
+    speculative_dflash_block_size: int | None = _number(None, 2, 1 << 12)
     speculative_draft_attention_backend: str | None = None
     speculative_draft_kv_cache_dtype: str | None = None
     speculative_draft_model_quantization: str | None = None
     speculative_draft_model_revision: str | None = None
     speculative_draft_window_size: int | None = _number(None, 1, 1 << 31)
-    speculative_num_draft_tokens: int | None = _number(None, 1, 1 << 12)
+    speculative_num_draft_tokens: int | None = _number(None, 2, 1 << 12)  # an anchor and a draft
     tp_size: int = _number(1, 1, 1 << 16)
     trust_remote_code: bool = False
 

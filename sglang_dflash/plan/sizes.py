@@ -89,12 +89,8 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
 
 
 def target_kv_per_token(text: Mapping[str, Any], *, kv_bytes: int, tp_size: int) -> int:
-    heads, head_dim = kv_heads(text), head_size(text)
-    return 2 * full_layers(text) * _heads_per_rank(heads, tp_size) * head_dim * kv_bytes
-
-
-def kv_heads(text: Mapping[str, Any]) -> int:
-    return count(text, "num_key_value_heads", 0) or count(text, "num_attention_heads")
+    heads = count(text, "num_key_value_heads", 0) or count(text, "num_attention_heads")
+    return 2 * full_layers(text) * _heads_per_rank(heads, tp_size) * head_size(text) * kv_bytes
 
 
 def head_size(text: Mapping[str, Any]) -> int:
@@ -136,66 +132,6 @@ def history_columns(context: int, tokens: int, block: int) -> int:
     return min(context, tokens) + 2 * block + 2
 
 
-FAMILIES = {
+FAMILIES = {  # targets whose K/V and states have the sizes that are computed here
     "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text",
 }  # fmt: skip
-
-
-def is_known(config: Mapping[str, Any]) -> bool:
-    return str(text_config(config).get("model_type")) in FAMILIES
-
-
-def target_parameters(config: Mapping[str, Any]) -> int:
-    """Return the target's parameters without those for multi-token prediction, which are not loaded."""
-    text = text_config(config)
-    hidden, layers = count(text, "hidden_size"), count(text, "num_hidden_layers")
-    tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
-    embeddings = count(text, "vocab_size") * hidden * (1 if tied else 2)
-    full = min(layers, full_layers(text))
-    norms = layers * 2 * hidden + hidden
-    mixers = full * _attention(text) + (layers - full) * _linear_attention(text)
-    return embeddings + norms + mixers + layers * _feed_forward(text) + _vision(config.get("vision_config"))
-
-
-def _attention(text: Mapping[str, Any]) -> int:
-    hidden, heads = count(text, "hidden_size"), count(text, "num_attention_heads")
-    head, kv = head_size(text), kv_heads(text)
-    gated = text.get("attn_output_gate", "linear_num_value_heads" in text)  # hybrids gate their attention's output
-    queries = heads * head * (2 if gated else 1)
-    return hidden * (queries + 2 * kv * head) + heads * head * hidden + 2 * head
-
-
-def _linear_attention(text: Mapping[str, Any]) -> int:
-    if "linear_num_value_heads" not in text:
-        return 0
-    hidden, heads = count(text, "hidden_size"), count(text, "linear_num_value_heads")
-    keys = count(text, "linear_num_key_heads") * count(text, "linear_key_head_dim")
-    values = heads * count(text, "linear_value_head_dim")
-    mixed = 2 * keys + values
-    projections = hidden * (mixed + values + 2 * heads) + values * hidden
-    return (
-        projections + mixed * count(text, "linear_conv_kernel_dim") + 2 * heads + count(text, "linear_value_head_dim")
-    )
-
-
-def _feed_forward(text: Mapping[str, Any]) -> int:
-    hidden = count(text, "hidden_size")
-    experts = count(text, "num_experts", 0)
-    if not experts:
-        return 3 * hidden * count(text, "intermediate_size")
-    shared = count(text, "shared_expert_intermediate_size", 0)
-    gate = hidden if shared else 0
-    return hidden * experts + 3 * hidden * (experts * count(text, "moe_intermediate_size") + shared) + gate
-
-
-def _vision(vision: object) -> int:
-    if not isinstance(vision, Mapping) or not vision:
-        return 0
-    hidden, inner = count(vision, "hidden_size"), count(vision, "intermediate_size")
-    patch = count(vision, "in_channels") * count(vision, "temporal_patch_size") * count(vision, "patch_size") ** 2
-    block = 4 * hidden * hidden + 4 * hidden + 2 * hidden * inner + inner + hidden + 4 * hidden
-    merged = hidden * count(vision, "spatial_merge_size") ** 2
-    merger = 2 * hidden + merged * merged + merged + merged * count(vision, "out_hidden_size")
-    positions = count(vision, "num_position_embeddings", 0) * hidden
-    depth, out = count(vision, "depth"), count(vision, "out_hidden_size")
-    return patch * hidden + hidden + positions + depth * block + merger + out

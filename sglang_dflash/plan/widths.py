@@ -86,25 +86,17 @@ def read_config(path: str | None) -> WidthConfig:
 def parse_config(found: dict[str, Any]) -> WidthConfig:
     """Check a JSON object and return its settings; raise as :func:`read_config` does."""
     for key, value in found.items():
-        problem, remedy = f"{key}: {_short(value)}", "correct it, or leave it out"
+        problem, remedy = f"{key}: {json.dumps(value)}", "correct it, or leave it out"
         expected, accepts = _KEYS.get(key, (f"the keys {', '.join(_KEYS)}", None))
         if key.isdigit():
-            problem = f"{_short(key)}: a batch size, as in SGLang's own format"
+            problem = f"{json.dumps(key)}: a batch size, as in SGLang's own format"
             remedy = (
                 'list the widths, such as {"widths": [1, 2, 4, 8, 16]} (a width is SGLang\'s steps plus 1); the server '
                 "measures which one is the fastest at each batch size"
             )
         elif accepts is None:
-            problem = f"key {_short(key)}"
+            problem = f"key {json.dumps(key)}"
         elif accepts(value):
             continue
         raise DFlashError(f"{FLAG}: {problem}", expected=expected, remedy=remedy)
     return WidthConfig(**{**found, "widths": tuple(sorted(set(found.get("widths", ()))))})
-
-
-def _short(value: Any) -> str:
-    try:
-        text = json.dumps(value)
-    except RecursionError:
-        text = "lists in lists"
-    return text if len(text) <= 60 else f"{text[:57]}..."

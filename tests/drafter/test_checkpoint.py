@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING, ModelFiles, plain_view
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import (
-    LARGEST_EMBEDDING,
     LoadReport,
     destination,
     expected_shapes,
@@ -93,17 +92,15 @@ class TestMaskEmbedding:
         ("changes", "named"),
         [
             ({"mask_token_id": 899}, "mask_token_id 899"),
-            ({"mask_token_id": "900"}, "cannot be read"),
-            ({"mask_token_id": None}, "cannot be read"),
+            ({"mask_token_id": "900"}, "mask_token_id 900"),
+            ({"mask_token_id": None}, "mask_token_id None"),
             ({"per_position": True}, "one embedding per position"),
             ({"per_position": torch.ones(3)}, "one embedding per position"),
             ({"embedding": torch.zeros(15, 64)}, r"shape \[15, 64\]"),
             ({"embedding": [0.0] * 64}, "cannot be read"),
             ({"embedding": torch.full((64,), float("nan"))}, "finite floating-point numbers"),
             ({"embedding": torch.zeros(64, dtype=torch.int32)}, "finite floating-point numbers"),
-            ({"embedding": torch.zeros(64).to_sparse()}, "finite floating-point numbers"),
-            ({"content": [1, 2]}, "holds a list"),
-            ({"more": torch.zeros(LARGEST_EMBEDDING // 4)}, "is larger than 16 MiB"),
+            ({"content": [1, 2]}, "cannot be read"),
         ],
         ids=lambda value: str(value)[:40],
     )

@@ -68,10 +68,8 @@ def test_an_environment(tmp_path: Path, variables: dict[str, str]) -> None:
 
 
 @fuzz
-@given(st.lists(WORD | st.sampled_from(["NVIDIA GB10", "[N/A]", "81559", "12.1"]), max_size=4), st.floats())
-def test_a_machine(answer: list[str], gib: float) -> None:
-    with judged():
-        machine.parse(", ".join(answer))
+@given(st.floats())
+def test_a_machine(gib: float) -> None:
     with judged(refuse=not 0 < gib < float("inf")):
         machine.asked_about("cuda", gib)
 

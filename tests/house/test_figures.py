@@ -139,17 +139,14 @@ BLOCKS = [(page.name, *found) for page in PAGES for found in MARKED.findall(page
     "_, commands, block", BLOCKS, ids=[f"{name} {index}" for index, (name, *_) in enumerate(BLOCKS)]
 )
 def test_marked_predictions_are_those_of_check(_: str, commands: str, block: str) -> None:
-    """A comment names pairs and flags. A table's row adds its own flags, or is a proposal of the comment's command."""
+    """A comment names pairs and flags. A table's row adds its own flags."""
     reports = [check(*command.split()) for command in commands.split("; ")]
     if not block.startswith("|"):
         predicted(block, *reports)
         return
     for flags, *cells in list(rows(block))[2:]:
         added = re.findall(r"`(--.*)`", flags)
-        proposals = [each for way in ("advice", "prefixes") for each in reports[0]["memory"][way]]
-        proposed = [each for each in proposals if each["flag"] in added]
-        row = proposed or [check(*commands.split(), *" ".join(added).split())]
-        predicted(" ".join(cells), *row)
+        predicted(" ".join(cells), check(*commands.split(), *" ".join(added).split()))
 
 
 def measured(page: Path) -> Iterator[tuple[str, list[Path]]]:

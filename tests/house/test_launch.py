@@ -13,18 +13,18 @@ import pytest
 
 from sglang_dflash.hooks.flags import modernise_argv
 from tests.support.cards import FOLDER, NAMES, card
+from tests.support.cuda_driver import driver
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch"
 PREFIX = "SGLANG_DFLASH_"
-B200 = "NVIDIA B200, 183359, 10.0, GPU-0, [N/A]"  # as nvidia-smi prints it
 PAIRS = [*(name.lower() for name in NAMES), "demo"]
 
 
 def run(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The script with ``variables``, which get the prefix unless they are ``PATH``."""
+    """The script with ``variables``, which get the prefix unless they are ``LD_LIBRARY_PATH``."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("SGLANG_")}
-    given = {key if key == "PATH" else f"{PREFIX}{key}": value for key, value in variables.items()}
+    given = {key if key == "LD_LIBRARY_PATH" else f"{PREFIX}{key}": value for key, value in variables.items()}
     return subprocess.run(
         [str(LAUNCH / script), *arguments],
         capture_output=True,
@@ -40,12 +40,6 @@ def program(folder: Path, name: str, body: str) -> Path:
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return path
-
-
-def on_gpu(folder: Path, line: str) -> str:
-    """A ``PATH`` whose ``nvidia-smi`` prints ``line``."""
-    program(folder, "nvidia-smi", f"echo '{line}'")
-    return f"{folder}:{os.environ['PATH']}"
 
 
 def serve(pair: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -102,7 +96,7 @@ def test_a_pair_is_named_in_any_case_or_by_its_targets_hub_id() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_pair_prints_its_cards_command_on_the_cards_gpu(name: str, tmp_path: Path) -> None:
-    printed = shlex.split(serve(name.lower(), "--dry-run", PATH=on_gpu(tmp_path, B200)).stdout)
+    printed = shlex.split(serve(name.lower(), "--dry-run", LD_LIBRARY_PATH=driver(tmp_path, "NVIDIA B200")).stdout)
     start = printed.index(sys.executable)
     assert dict(word.split("=", 1) for word in printed[:start]) == card(name).environment
     assert printed[start : start + 3] == [sys.executable, "-m", "sglang.launch_server"]
@@ -114,10 +108,11 @@ def test_a_pair_prints_its_cards_command_on_the_cards_gpu(name: str, tmp_path: P
 
 
 def test_the_memory_fraction_is_left_to_sglang_on_another_gpu_unless_it_is_set(tmp_path: Path) -> None:
-    path = on_gpu(tmp_path, "NVIDIA H100 80GB HBM3, 81559, 9.0, GPU-0, Disabled")
-    assert "--mem-fraction-static" not in flags(shlex.split(serve("qwen3.5-27b", "--dry-run", PATH=path).stdout))
+    path = driver(tmp_path, "NVIDIA H100 80GB HBM3")
+    printed = serve("qwen3.5-27b", "--dry-run", LD_LIBRARY_PATH=path).stdout
+    assert "--mem-fraction-static" not in flags(shlex.split(printed))
     for words, variables in ((("--gpu", "b200"), {}), ((), {"MEM_FRACTION": "0.75"})):
-        printed = serve("qwen3.5-27b", "--dry-run", *words, PATH=path, **variables).stdout
+        printed = serve("qwen3.5-27b", "--dry-run", *words, LD_LIBRARY_PATH=path, **variables).stdout
         assert flags(shlex.split(printed))["--mem-fraction-static"] == "0.75"
 
 

@@ -55,20 +55,9 @@ def test_an_advised_flag_lets_as_many_requests_run_as_stated(
         assert (served.running, served.tokens) == expected, flag
 
 
-@pytest.mark.parametrize("users", ["16", "24"])  # with more slots, 16 would run with kept states too
-@pytest.mark.parametrize("strategy", ["extra_buffer", "extra_buffer_lazy"])
-def test_an_advised_flag_keeps_as_many_prefixes_as_stated(strategy: str, users: str) -> None:
-    own = ("--mamba-radix-cache-strategy", strategy, "--max-running-requests", users)
+def test_one_state_more_keeps_one_prefix_more_for_its_price_in_kv() -> None:
+    own = ("--max-running-requests", "16")
     before = memory(*own).served
-    found = {each.flag: (each.running, each.tokens, each.prefixes) for each in report(*own).prefixes}
-    assert {flag.split()[0] for flag in found} == {
-        *("--max-mamba-cache-size", "--mamba-ssm-dtype", "--speculative-draft-window-size"),
-        *(["--mamba-radix-cache-strategy"] if strategy == "extra_buffer" else []),
-    }
-    for flag, expected in found.items():
-        after = memory(*own, *flag.split()).served
-        assert after.replay and (after.running, after.tokens, after.prefixes()) == expected, flag
-        assert after.prefixes() > before.prefixes() or after.tokens > before.tokens
     size = ("--max-mamba-cache-size", str(before.state_slots + 1), "--enable-linear-replayssm-spec")
     one_more = memory(*own, *size).served
     assert one_more.prefixes() == before.prefixes() + 1
@@ -95,12 +84,11 @@ def test_if_all_requests_run_only_a_draft_window_is_advised() -> None:
     assert not advised("--max-running-requests", "8", "--speculative-draft-window-size", "4096")
 
 
-def test_a_warning_states_both_numbers_the_limit_and_the_flags() -> None:
+def test_a_warning_states_both_numbers_and_the_limit() -> None:
     [finding] = [each for each in report("--max-running-requests", "64").findings if each.about == "running requests"]
     assert finding.level == "warn"
     assert finding.value.startswith("30 of 64 requests (--max-running-requests) fit at once, with 333")
     assert "the limit: recurrent states" in finding.value
-    assert "--mamba-full-memory-ratio" in finding.remedy and "(48 fit," not in finding.remedy
 
 
 def loaded(name: str, load: Load, *flags: str) -> tuple[Finding, Pools]:

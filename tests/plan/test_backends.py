@@ -94,7 +94,7 @@ def test_flashinfer_on_blackwell_needs_bfloat16_states(flag: str) -> None:
 @pytest.mark.parametrize("flag", ["--linear-attn-prefill-backend", "--linear-attn-backend"])
 def test_flashinfers_linear_prefill_on_blackwell_needs_cuda_13(flag: str, cuda: str | None, level: str) -> None:
     args = options(flag, "flashinfer", "--mamba-ssm-dtype", "bfloat16")
-    [finding] = check_backends(args, replace(BLACKWELL, source="nvidia-smi"), hybrid=True, cuda=cuda)
+    [finding] = check_backends(args, replace(BLACKWELL, is_local=True), hybrid=True, cuda=cuda)
     assert finding.level == level and (cuda or "unknown") in finding.value
     [elsewhere] = check_backends(args, BLACKWELL, hybrid=True, cuda=cuda)
     assert elsewhere.level == "warn"  # the torch of another machine

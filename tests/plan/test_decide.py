@@ -63,10 +63,15 @@ def test_a_width_file_needs_its_flag_and_fits_the_block(tmp_path: Path) -> None:
         decided(arguments(*adaptive, "--speculative-num-draft-tokens", "8"), hybrid=True)
 
 
-def test_a_target_of_unknown_size_is_planned_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglang_dflash.plan.memory.is_known", lambda _: False)
+@pytest.mark.parametrize(
+    ("attribute", "value"), [("plan.memory.FAMILIES", set()), ("drafter.checkpoint.ModelFiles.stated_size", None)]
+)
+def test_a_target_of_unknown_size_is_planned_without_memory(
+    attribute: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"sglang_dflash.{attribute}", value)
     plan = decided(arguments(), hybrid=True)
-    assert plan.memory is None and "no sizes are known" in str(plan.memory_error)
+    assert plan.memory is None and "known" in str(plan.memory_error)
     assert not plan.replay
 
 

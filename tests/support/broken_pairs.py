@@ -41,6 +41,8 @@ def write_pair(folder: Path, broken: Broken) -> None:
         (folder / part).mkdir(parents=True)
         (folder / part / "config.json").write_text(json.dumps(config))
     write_tensors(folder / "drafter", expected_shapes(DrafterConfig.from_dict(drafter())))
+    index = {"metadata": {"total_size": 1_966_336}, "weight_map": {}}
+    (folder / "target" / "model.safetensors.index.json").write_text(json.dumps(index))
     if broken.edit:
         broken.edit(folder)
 
@@ -154,7 +156,7 @@ BROKEN: list[Broken] = [
     Broken("fc of another width", "fc.weight", edit=_tensors({"fc.weight": (64, 128)})),
     # flags
     Broken("block wider than trained", "block size 17", flags=("--speculative-num-draft-tokens", "17")),
-    Broken("block of one", "block size 1", flags=("--speculative-num-draft-tokens", "1")),
+    Broken("block of one", "--speculative-num-draft-tokens 1", flags=("--speculative-num-draft-tokens", "1")),
     Broken(
         "two block sizes",
         "--speculative-num-draft-tokens 16 and --speculative-dflash-block-size 8",
