@@ -229,7 +229,7 @@ def _hub_problem(endpoint: str, offline: bool) -> str | None:
     if offline:
         return "HF_HUB_OFFLINE is set"
     try:
-        hub.get_session().head(endpoint, timeout=Timeout(5, connect=2))
+        hub.get_session().head(endpoint, timeout=Timeout(5, connect=2), follow_redirects=False)  # any answer will do
     except (TransportError, OSError) as error:
         return f"{endpoint}: {error}"
     return None
