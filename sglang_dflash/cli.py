@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import entry_points
-from shlex import join, quote
+from shlex import join
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from typer.core import TyperGroup
 from sglang_dflash import __version__
 from sglang_dflash.diagnose.cli import diagnose
 from sglang_dflash.doctor import doctor
+from sglang_dflash.drafter.published import card_of_drafter, fastest_blocks
 from sglang_dflash.errors import DFlashError, Finding
 from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.advice import Load
@@ -82,8 +84,12 @@ def check(
     gpu: Annotated[
         str | None, typer.Option(help=f"Check against this GPU instead of the local one: {', '.join(GPUS)}.")
     ] = None,
-    users: Annotated[int | None, typer.Option(min=1, help="Concurrent requests: find flags that serve them.")] = None,
-    context: Annotated[int | None, typer.Option(min=1, help="Tokens per request, prompt plus answer.")] = None,
+    users: Annotated[
+        int | None, typer.Option(min=1, help="Concurrent requests: name the block that the drafter's card had fastest.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per request, prompt plus answer: find flags that serve all users.")
+    ] = None,
     conversations: Annotated[
         int, typer.Option(min=0, help="Contexts to keep in the prefix cache, including running requests.")
     ] = 0,
@@ -97,10 +103,12 @@ def check(
     """
     if gpu and memory_gib is not None:
         raise typer.BadParameter("--gpu and --memory-gib are mutually exclusive")
-    if (users is None) != (context is None):
-        raise typer.BadParameter("--users and --context must be given together")
+    if context is not None and users is None:
+        raise typer.BadParameter("--context needs --users")
     load = Load(users, context, conversations) if users and context else None
     found, machine = _report(target, drafter, flags.args, memory_gib, gpu, load)
+    if users and found.plan is not None:
+        found = replace(found, findings=[*found.findings, *_fastest_block(drafter, users)])
     levels = {finding.level for finding in found.findings}
     exit_code = 2 if "error" in levels else 1 if "warn" in levels else 0
     if as_json:
@@ -108,9 +116,8 @@ def check(
     else:
         # Plain lines: paths and flags stay whole at any terminal width.
         models = f"{target} + {drafter}"
-        draft = f"--speculative-algorithm DFLASH --speculative-draft-model-path {quote(drafter)}"
-        command = f"python -m sglang.launch_server --model-path {quote(target)} {draft} {join(flags.args)}"
-        for line in summary(found, models if machine is None else f"{models} on {machine.name}", command.rstrip()):
+        command = _start_command(target, drafter, flags.args)
+        for line in summary(found, models if machine is None else f"{models} on {machine.name}", command):
             typer.echo(line)
         if verbose:
             typer.echo("\nChecks")
@@ -122,6 +129,20 @@ def check(
             for line in plan_lines(found):
                 typer.echo(line)
     raise typer.Exit(exit_code)
+
+
+def _fastest_block(drafter: str, users: int) -> Iterator[Finding]:
+    card = card_of_drafter(drafter)
+    if card and (fastest := fastest_blocks(card, users)):
+        won = ", ".join(f"block {block} in {n} of {sum(fastest.values())} tasks" for block, n in fastest.items())
+        yield Finding("note", "block size", f"fastest with {users} users on {card['drafter']}'s card: {won}")
+
+
+def _start_command(target: str, drafter: str, flags: list[str]) -> str:
+    pair = {"--model-path": target, "--speculative-algorithm": "DFLASH", "--speculative-draft-model-path": drafter}
+    given = [word.partition("=")[0] for word in flags if word.startswith("--")]  # SGLang accepts abbreviated flags
+    own = [word for flag, value in pair.items() if not any(map(flag.startswith, given)) for word in (flag, value)]
+    return join(["python", "-m", "sglang.launch_server", *own, *flags])
 
 
 def _report(
@@ -164,7 +185,7 @@ def add_commands_of_other_distributions() -> None:
 def name_the_lab(context: typer.Context) -> None:
     typer.echo(
         f"`sglang-dflash {context.info_name}` is part of sglang-dflash-lab, which is not installed. "
-        f"Fix: pip install sglang-dflash-lab=={__version__}",
+        f"Fix: run `pip install ./lab` in a checkout of sglang-dflash {__version__}.",
         err=True,
     )
     raise typer.Exit(2)

@@ -330,8 +330,7 @@ def check_version() -> str | None:
     raise DFlashError(
         f"SGLang {found or 'not installed'}",
         expected=f"{TESTED_SGLANG}, which sglang-dflash {__version__} is for",
-        remedy=f"install sglang=={TESTED_SGLANG}, or the sglang-dflash whose version begins with your SGLang's, "
-        f"or set {ALLOW_ANY_VERSION}=1 to try this pair",
+        remedy=f"install sglang=={TESTED_SGLANG}, or set {ALLOW_ANY_VERSION}=1 to try this pair",
     )
 
 
@@ -342,5 +341,5 @@ def check_symbols(extra: Iterable[Symbol] = ()) -> None:
         raise DFlashError(
             f"SGLang {installed_version()} differs from what sglang-dflash {__version__} calls: " + "; ".join(problems),
             expected=f"the interfaces of SGLang {TESTED_SGLANG}",
-            remedy=f"install sglang=={TESTED_SGLANG}, or the sglang-dflash whose version begins with your SGLang's",
+            remedy=f"install sglang=={TESTED_SGLANG}",
         )

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from argparse import ArgumentParser
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +96,7 @@ def build(folder: Path, which: Distribution = CORE) -> tuple[Path, Path]:
 
 
 if __name__ == "__main__":
+    ArgumentParser(description=__doc__).parse_args()
     for which in DISTRIBUTIONS:
         for path in build(ROOT / "dist", which):
             print(f"{path.relative_to(ROOT)}  {path.stat().st_size / 1e6:.2f} MB, checked")

@@ -144,8 +144,10 @@ def compare_flags(found: list[dict[str, Any]]) -> None:
     print(f"flags new: {' '.join(sorted(theirs - ours)) or 'none'}")
 
 
-def main(releases: list[str]) -> None:
-    symbols, fits = used(), True
+def main() -> None:
+    parser = ArgumentParser(prog="python -m tools.drift", description=__doc__)
+    parser.add_argument("releases", nargs="+", metavar="RELEASE", help="a version, newest, or a folder with sglang")
+    releases, symbols, fits = parser.parse_args().releases, used(), True
     for release in (newest() if release == "newest" else release for release in releases):
         folder = install(release)
         found = problems(symbols, folder)
@@ -160,4 +162,4 @@ def main(releases: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    {"--look": look, "--flags": describe_flags}.get(sys.argv[-1], lambda: main(sys.argv[1:]))()
+    {"--look": look, "--flags": describe_flags}.get(sys.argv[-1], main)()

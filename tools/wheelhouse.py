@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -101,4 +102,5 @@ def build() -> None:
 
 
 if __name__ == "__main__":
+    ArgumentParser(description=__doc__).parse_args()
     build()

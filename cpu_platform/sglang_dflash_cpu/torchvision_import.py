@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.abc
 import sys
 import sysconfig
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -72,4 +73,5 @@ def write_pth() -> Path:
 
 
 if __name__ == "__main__":
+    ArgumentParser(description=__doc__).parse_args()
     print(write_pth())

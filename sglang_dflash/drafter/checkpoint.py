@@ -14,14 +14,14 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub as hub
 import torch
-from httpx import TransportError
-from huggingface_hub import errors
+from httpx import Timeout, TransportError
+from huggingface_hub import constants, errors
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -112,10 +112,15 @@ class ModelFiles:
         """
         if self.is_local:
             return Path(self.name)
+        problem = hub_problem()
+        offline = problem is not None
         try:
-            return Path(hub.snapshot_download(self.name, revision=self.revision, allow_patterns=_READ))
+            return Path(hub.snapshot_download(self.name, revision=self.revision, allow_patterns=_READ,
+                                              local_files_only=offline))  # fmt: skip
         except errors.IncompleteSnapshotError as error:
             raise self._incomplete(Path(error.snapshot_path)) from error
+        except errors.LocalEntryNotFoundError as error:
+            raise self._unreachable(problem or str(error.__cause__).partition("\n")[0]) from error
         except (errors.HFValidationError, TransportError, OSError, ValueError) as error:
             raise self._not_found() from error
 
@@ -148,6 +153,8 @@ class ModelFiles:
         with suppress(DFlashError):  # the cache may lack some shards; the hub has their headers
             if cached := self._headers():
                 return cached
+        if hub_problem():
+            return None
         try:
             files = hub.get_safetensors_metadata(self.name, revision=self.revision).files_metadata.values()
         except (errors.HFValidationError, errors.SafetensorsParsingError, errors.NotASafetensorsRepoError,
@@ -183,13 +190,24 @@ class ModelFiles:
             files = [file for file in files if file.name in shards.values()]
         return {name: header for file in files for name, header in _read_header(file).items()}
 
+    @property
+    def _download(self) -> str:
+        return f"`hf download {self.name}{f' --revision {self.revision}' if self.revision else ''}`"
+
     def _incomplete(self, folder: Path) -> DFlashError:
-        revision = f" --revision {self.revision}" if self.revision else ""
         return DFlashError(
             f"the hub cannot be reached, and the local cache of {self.name} may lack files",
             expected=f"{', '.join(_READ)}, as far as the model has them",
-            remedy=f"run `hf download {self.name}{revision}` once where the hub can be reached; or, if "
+            remedy=f"run {self._download} once where the hub can be reached; or, if "
             f"{folder} holds every file of the model, pass that folder in place of the id",
+        )
+
+    def _unreachable(self, problem: str) -> DFlashError:
+        return DFlashError(
+            f"the hub cannot be reached ({problem}), and {self.name} is neither a local folder nor in the local cache",
+            expected="a model directory, a model in the local cache, or a hub that answers",
+            remedy=f"pass a local folder in place of the id, or run {self._download} where the hub can be reached; "
+            "HF_ENDPOINT names another hub",
         )
 
     def _not_found(self) -> DFlashError:
@@ -223,6 +241,25 @@ class StoredTensors:
                 if rows and max(rows) < part.get_shape()[0]:
                     return torch.cat([part[row : row + 1] for row in rows])
         return None
+
+
+def hub_problem() -> str | None:
+    """Return why the hub cannot be reached, within seconds; None if it answers.
+
+    The hub's client waits without a limit where a firewall drops its packets.
+    """
+    return _hub_problem(constants.ENDPOINT, constants.HF_HUB_OFFLINE)
+
+
+@cache
+def _hub_problem(endpoint: str, offline: bool) -> str | None:
+    if offline:
+        return "HF_HUB_OFFLINE is set"
+    try:
+        hub.get_session().head(endpoint, timeout=Timeout(5, connect=2), follow_redirects=False)  # any answer will do
+    except (TransportError, OSError) as error:
+        return f"{endpoint}: {error}"
+    return None
 
 
 def plain_view(files: ModelFiles) -> Path | None:

@@ -34,7 +34,7 @@ def refuse_without_accelerator() -> None:
         raise DFlashError(
             "SGLang found no accelerator on this machine",
             expected="a CUDA GPU, or the CPU platform of sglang-dflash-cpu",
-            remedy=f"pip install sglang-dflash-cpu=={__version__} to serve on the CPU",
+            remedy=f"run `pip install ./cpu_platform` in a checkout of sglang-dflash {__version__}",
         )
 
 

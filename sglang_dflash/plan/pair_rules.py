@@ -102,7 +102,7 @@ def _block(settings: Settings, pair: Pair) -> str:
     if pair.widths is not None and chooses_copies(settings, pair.widths):
         return f"{block}: {trained} drafted, the rest copied"
     raise DFlashError(
-        f"block size {block} (--speculative-num-draft-tokens), the drafter was trained with {trained}",
+        f"--speculative-num-draft-tokens {block} exceeds the drafter's block of {trained}",
         expected=f"2 to {trained}, or --speculative-adaptive, where more than {trained} are for copied blocks",
         remedy=f"set --speculative-num-draft-tokens {trained} or less, or leave it out",
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,16 +37,24 @@ def test_no_file_is_none(tmp_path: Path) -> None:
     assert ModelFiles(str(tmp_path)).json("tokenizer.json") is None
 
 
-def test_a_hub_that_refuses_is_not_a_missing_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_answer_is_named_at_once_and_is_not_a_missing_file(tmp_path: Path) -> None:
     """A drafter served without its mask embedding would draft badly without a word."""
-    hub = pytest.importorskip("huggingface_hub")
-
-    def refuse(*_: Any, **__: Any) -> str:
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(hub, "snapshot_download", refuse)
-    with pytest.raises(DFlashError, match="no config.json found for z-lab/tiny"):
-        ModelFiles("z-lab/tiny").path("mask_embedding.pt")
+    nobody = "http://127.0.0.1:9"
+    environment = {**os.environ, "HF_ENDPOINT": nobody, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "sglang_dflash.cli", "check", "Qwen/tiny", "z-lab/tiny"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2, ended.stderr
+    [problem, fix] = [line for line in ended.stdout.splitlines() if line.startswith(("  x ", "      "))]
+    assert f"the hub cannot be reached ({nobody}: " in problem and "z-lab/tiny is neither a local folder nor" in problem
+    assert "pass a local folder" in fix and "`hf download z-lab/tiny`" in fix
+    read = "from sglang_dflash.drafter.checkpoint import ModelFiles; ModelFiles('z-lab/tiny').path('mask_embedding.pt')"
+    ended = subprocess.run([sys.executable, "-c", read], env=environment, capture_output=True, text=True, check=False)
+    assert "DFlashError: sglang-dflash: the hub cannot be reached" in ended.stderr
 
 
 @pytest.fixture
@@ -86,5 +96,5 @@ def test_without_the_hub_the_listing_of_a_downloaded_snapshot_shows_what_the_mod
     write_listing(cache, "config.json", "model.safetensors")
     assert ModelFiles("z-lab/tiny").path("mask_embedding.pt") is None
     assert ModelFiles("z-lab/tiny", dequantise=True).config == {"model_type": "qwen3"}
-    with pytest.raises(DFlashError, match="no config.json found for z-lab/other"):
+    with pytest.raises(DFlashError, match=r"\(HF_HUB_OFFLINE is set\), and z-lab/other is neither"):
         ModelFiles("z-lab/other").path("mask_embedding.pt")

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
+import runpy
+import sys
+import warnings
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from sglang_dflash import __version__
 from sglang_dflash.cli import SUMMARIES, app
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "Makefile", *(ROOT / "docs").rglob("*.md")]
 
 
 def shown(*words: str) -> str:
@@ -31,3 +38,22 @@ def test_the_help_of_a_command_has_an_example_of_it_on_one_line(command: str) ->
 def test_version_is_an_option_too() -> None:
     assert shown("--version") == shown("version")
     assert __version__ in shown("--version")
+
+
+MODULES = sorted(
+    module
+    for module in {found for page in PAGES for found in re.findall(r"python -m ([\w.]+)", page.read_text())}
+    if module.partition(".")[0] in ("tests", "tools", "sglang_dflash_cpu", "sglang_dflash_lab")
+)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_that_the_pages_run_prints_its_help_and_does_nothing_else(
+    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [module, "--help"])
+    with pytest.raises(SystemExit) as ended, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # runpy, of a module that another test has imported
+        runpy.run_module(module, run_name="__main__")
+    assert ended.value.code in (None, 0)
+    assert "usage: " in capsys.readouterr().out.lower()

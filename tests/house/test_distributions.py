@@ -64,7 +64,7 @@ def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
 def test_a_command_of_the_absent_lab_says_how_to_install_it(core_alone: dict[str, str], command: str) -> None:
     ended = run(core_alone, "-m", "sglang_dflash.cli", command, "--anything", "here")
     assert ended.returncode == 2
-    assert f"Fix: pip install sglang-dflash-lab=={__version__}" in ended.stderr
+    assert f"Fix: run `pip install ./lab` in a checkout of sglang-dflash {__version__}." in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
@@ -77,7 +77,7 @@ def test_without_an_accelerator_the_core_leaves_sglang_alone_and_refuses_dflash_
     refused = run(core_alone, "-c", RESOLVE, "--model-path", str(tmp_path / "target"), *draft)
     assert (refused.returncode, refused.stdout.split()[-1]) == (1, "SRTPlatform")
     assert DFlashError.__name__ in refused.stderr.splitlines()[-1], refused.stderr
-    assert f"pip install sglang-dflash-cpu=={__version__}" in refused.stderr
+    assert f"`pip install ./cpu_platform` in a checkout of sglang-dflash {__version__}" in refused.stderr
 
 
 @pytest.mark.sglang
@@ -88,4 +88,4 @@ def test_without_an_accelerator_the_cores_doctor_exits_with_1_and_names_the_cpu_
     assert ended.returncode == 1, ended.stderr
     verdict, fix = ended.stdout.splitlines()[:2]
     assert verdict.endswith("(expected: a CUDA GPU, or the CPU platform of sglang-dflash-cpu).")
-    assert fix == f"Fix: pip install sglang-dflash-cpu=={__version__} to serve on the CPU."
+    assert fix == f"Fix: run `pip install ./cpu_platform` in a checkout of sglang-dflash {__version__}."

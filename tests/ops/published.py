@@ -6,6 +6,7 @@ No GPU is needed: the launchers are called on tensors without storage, under Tri
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -195,6 +196,7 @@ def _cell(usage: Usage) -> str:
 
 
 if __name__ == "__main__":
+    ArgumentParser(description=__doc__).parse_args()
     print(f"| kernel | width | {' | '.join(f'sm_{capability}' for capability in SHARED_MEMORY)} |")
     print(f"|---|---|{'---|' * len(SHARED_MEMORY)}")
     print(*rows([usages(capability, rank_shapes()) for capability in SHARED_MEMORY]), sep="\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ HYBRID: dict[str, Any] = {
     "linear_conv_kernel_dim": 4,
 }
 CARD = tuple(card_pair("Qwen3.5-27B").values())
+USERS = ("8", "24", "32")
 
 
 def run(*words: str, **environment: str) -> Result:
@@ -93,13 +95,32 @@ def test_the_verdict_comes_first_and_a_note_never_changes_the_exit_status(tmp_pa
     ("flags", "message"),
     [
         (("--gpu", "h100", "--memory-gib", "141"), "mutually exclusive"),
-        (("--users", "4"), "must be given together"),
+        (("--context", "100"), "--context needs --users"),
         (("--speculative-num-draft-tokns", "16"), "set --speculative-num-draft-tokens"),
     ],
 )
 def test_a_wrong_option_ends_with_one_error(flags: tuple[str, ...], message: str) -> None:
     ended = run(*CARD, *flags)
     assert ended.exit_code == 2 and message in ended.output
+
+
+def test_users_alone_name_the_block_that_the_drafters_card_had_fastest_at_that_load(tmp_path: Path) -> None:
+    target, drafter = CARD
+    (tmp_path / "Qwen3.5-27B-DFlash").symlink_to(drafter)  # a card is found by the drafter's last part
+    shown = {users: run(target, str(tmp_path / "Qwen3.5-27B-DFlash"), "--users", users).stdout for users in USERS}
+    fastest = "fastest with {} users on z-lab/Qwen3.5-27B-DFlash's card: "
+    assert fastest.format(8) + "block 16 in 4 of 5 tasks, block 8 in 1 of 5 tasks" in shown["8"]
+    assert fastest.format(32) + "block 8 in 5 of 5 tasks" in shown["32"]
+    assert "fastest" not in shown["24"], "the card has no figure for 24 users"
+    assert "fastest" not in run(*CARD, "--users", "32").stdout, "no card is known for this drafter"
+
+
+def test_the_start_line_names_no_flag_of_the_pair_twice(tmp_path: Path) -> None:
+    write_pair(tmp_path, Broken("", ""))
+    target, drafter = str(tmp_path / "target"), str(tmp_path / "drafter")
+    own = ("--speculative-algo=dflash", "--speculative-draft-model", drafter, "--tp-size", "1")
+    start = run(target, drafter, "--memory-gib", "141", *own).stdout.splitlines()[-1]
+    assert start == "Start: " + shlex.join([*f"python -m sglang.launch_server --model-path {target}".split(), *own])
 
 
 def test_a_load_and_an_undivided_column_are_printed() -> None:

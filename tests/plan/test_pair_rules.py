@@ -51,7 +51,7 @@ def test_a_pair_that_fits_has_only_ok_findings() -> None:
         ("target_layer_ids", {"target_layer_ids": [1, 40, 6]}, {}, {}, "40 cannot be captured"),
         ("target_layer_ids", {}, {"num_hidden_layers": MISSING}, {}, "num_hidden_layers is None"),
         ("mask token", {"mask_token_id": 1024}, {}, {}, "mask_token_id 1024"),
-        ("block size", {}, {}, {"speculative_num_draft_tokens": 17}, "block size 17"),
+        ("block size", {}, {}, {"speculative_num_draft_tokens": 17}, "17 exceeds the drafter's block of 16"),
         ("block size", {"block_size": MISSING}, {}, {}, "block_size is missing"),
         ("heads by tensor parallelism", {}, {}, {"tp_size": 3}, "--tp-size 3"),
         ("heads by tensor parallelism", {}, {}, {"tp_size": 8}, "4 heads"),

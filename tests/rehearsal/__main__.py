@@ -1,8 +1,9 @@
-"""``python -m tests.rehearsal [PART OF A NAME ...]``: rehearse scenarios, two at a time, and print a table."""
+"""Rehearse the GPU path on this CPU, two scenarios at a time, and print a table."""
 
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser
 from concurrent.futures import ThreadPoolExecutor
 
 from tabulate import tabulate
@@ -26,7 +27,9 @@ def row(scenario: Scenario, found: Outcome) -> tuple[object, ...]:
 
 
 def main() -> None:
-    asked = sys.argv[1:] or [""]
+    parser = ArgumentParser(prog="python -m tests.rehearsal", description=__doc__)
+    parser.add_argument("parts", nargs="*", default=[""], metavar="PART", help="part of a name; default: all scenarios")
+    asked = parser.parse_args().parts
     chosen = [scenario for scenario in SCENARIOS if any(part in scenario.name for part in asked)]
     rows, failed = [], False
     with ThreadPoolExecutor(2) as pool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -196,7 +197,9 @@ def main() -> None:
     from tests.rehearsal.run import differences, run
     from tests.rehearsal.scenarios import RANDOM_WIDTHS, REPLAY, Scenario, ask
 
-    chosen = {name: MUTANTS[name] for name in sys.argv[1:] or MUTANTS}
+    parser = ArgumentParser(prog="python -m tests.rehearsal.mutants", description=__doc__)
+    parser.add_argument("names", nargs="*", default=list(MUTANTS), metavar="NAME", help=f"of {', '.join(MUTANTS)}")
+    chosen = {name: MUTANTS[name] for name in parser.parse_args().names}
     scenarios = {
         (pair, widths, replay): Scenario(
             "mutants", pair, (ask(pair, 2, 12),), (), width=4, graphs=(2,), options=RANDOM_WIDTHS

@@ -13,6 +13,7 @@ has no figure for that drafter and width: another processor may round it the oth
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -75,6 +76,7 @@ def counts_of(decoded: Decoded) -> Counts | None:
 
 
 def main() -> None:
+    ArgumentParser(description=__doc__).parse_args()
     torch.set_num_threads(1)
     lines = []
     for pair in NAMES:

@@ -155,7 +155,11 @@ BROKEN: list[Broken] = [
     Broken("a tensor too many", "markov_head", edit=_tensors({"markov_head.weight": (4,)})),
     Broken("fc of another width", "fc.weight", edit=_tensors({"fc.weight": (64, 128)})),
     # flags
-    Broken("block wider than trained", "block size 17", flags=("--speculative-num-draft-tokens", "17")),
+    Broken(
+        "block wider than trained",
+        "17 exceeds the drafter's block of 16",
+        flags=("--speculative-num-draft-tokens", "17"),
+    ),
     Broken("block of one", "--speculative-num-draft-tokens 1", flags=("--speculative-num-draft-tokens", "1")),
     Broken(
         "two block sizes",

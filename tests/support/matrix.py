@@ -11,6 +11,7 @@ import importlib.metadata
 import itertools
 import json
 import sys
+from argparse import ArgumentParser
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -127,6 +128,7 @@ FINISHED = Record(Path(__file__).parents[2] / ".cache" / "matrix.jsonl")
 
 
 def main() -> None:
+    ArgumentParser(description=__doc__).parse_args()
     results = FINISHED.results()
     compared = [results[str(cell)] for cell in MATRIX if str(cell) in results]
     print(f"{sum(compared)} generations compared in {len(compared)} of {len(MATRIX)} cells, package {FINISHED.key}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,4 +226,6 @@ def main(pair: str = "tiny-dense") -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = ArgumentParser(description=main.__doc__)
+    parser.add_argument("pair", nargs="?", default="tiny-dense")
+    main(parser.parse_args().pair)

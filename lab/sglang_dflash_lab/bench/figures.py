@@ -198,7 +198,8 @@ def tables(summary: Summary) -> Iterator[Table]:
             by_cell.append([task, str(concurrency), *(_speed(row) if row else MISSING for row in rows)])
     yield Table(
         "Throughput and speed-up",
-        "output tokens/s, prefill included, median over repeats (speed-up over ar [95 % bootstrap interval])",
+        "output tokens/s, prefill included, median over repeats (speed-up over ar, which is plain decoding "
+        "[95 % bootstrap interval]); c: concurrent users",
         ["task", "c", *summary.modes],
         by_cell,
     )

@@ -70,10 +70,11 @@ def plots(summary: Summary) -> Iterator[tuple[str, Figure]]:
     """Yield a caption and a figure each; none without speculation."""
     modes = [mode for mode in summary.modes if mode != AR]
     if modes and AR in summary.modes:
-        caption = "Speed-up over plain decoding; bars: 95 % interval"
+        caption = "Speed-up over plain decoding, with its 95 % interval"
         yield caption, _bars(summary, modes, lambda row: (row.speed_up, row.low, row.high), "speed-up")
     if modes:
-        yield "Accept length", _bars(summary, modes, lambda row: (row.accept, math.nan, math.nan), "tokens per step")
+        caption = "Accept length: tokens per verify step, accepted drafts and the target's own token"
+        yield caption, _bars(summary, modes, lambda row: (row.accept, math.nan, math.nan), "tokens per step")
 
 
 def _bars(
@@ -91,11 +92,15 @@ def _bars(
             heights, low, high = np.array([bar(row) if row else missing for row in rows]).T
             x = np.arange(len(rows)) + (index - (len(modes) - 1) / 2) * 0.8 / len(modes)
             interval = np.clip([heights - low, high - heights], 0, None)
-            axes.bar(x, heights, 0.8 / len(modes), yerr=interval, capsize=2, label=mode)
+            bars = axes.bar(x, heights, 0.8 / len(modes), yerr=interval, capsize=2, label=mode)
+            axes.bar_label(bars, fmt="%.1f", fontsize=8, padding=1)
         axes.set_title(task)
-        axes.set_xticks(range(len(summary.concurrencies)), [f"c={c}" for c in summary.concurrencies])
+        axes.set_xticks(
+            range(len(summary.concurrencies)), [f"{c} user{'s' if c > 1 else ''}" for c in summary.concurrencies]
+        )
     grid[0, 0].set_ylabel(label)
-    grid[0, -1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    if len(modes) > 1:
+        grid[0, -1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 

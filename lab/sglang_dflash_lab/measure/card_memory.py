@@ -5,6 +5,7 @@ The numbers are those of ``sglang-dflash check TARGET DRAFTER FLAGS --gpu GPU``;
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from dataclasses import replace
 
 from sglang_dflash.hooks.flags import modernise_argv
@@ -48,4 +49,5 @@ def table(*flags: str) -> Table:
 
 
 if __name__ == "__main__":
+    ArgumentParser(description=__doc__).parse_args()
     print(table().markdown())

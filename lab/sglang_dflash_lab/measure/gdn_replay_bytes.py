@@ -6,6 +6,7 @@ cache. A product of two parts counts as two, one of TF32 in three parts as three
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections.abc import Iterator
 
 from sglang_dflash_lab.tables import Table
@@ -58,4 +59,5 @@ def table(batches: tuple[int, ...] = (8, 32)) -> Table:
 
 
 if __name__ == "__main__":
+    ArgumentParser(description=__doc__).parse_args()
     print(table().markdown())
