@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash.errors import DFlashError
+from sglang_dflash_lab.bench import results
 from sglang_dflash_lab.bench.figures import Summary, conclusion, speed_up, tables, warnings
+from sglang_dflash_lab.bench.load import Cell
 from sglang_dflash_lab.bench.report import write_report
-from tests.bench.runs import write
+from tests.bench.runs import run, write
 
 SPEEDS = {"ar": [100.0, 110.0, 90.0], "dflash:16": [200.0, 240.0, 190.0]}
 SAME = {"ar": ["one", "two"], "dflash:16": ["one", "two"]}
@@ -67,6 +69,15 @@ def test_a_report_is_one_page_with_plots_and_its_tables_as_files(tmp_path: Path)
     with (tmp_path / "summary.csv").open() as file:
         assert [row["mode"] for row in csv.DictReader(file)] == ["ar", "dflash:16"]
     assert "### Throughput and speed-up" in (tmp_path / "tables.md").read_text()
+
+
+def test_changing_traffic_is_a_picture_with_each_arms_total(tmp_path: Path) -> None:
+    write(tmp_path, SPEEDS, SAME)
+    for mode, speed, seconds in (("ar", 10.0, 27.0), ("dflash:16", 60.0, 1.0)):
+        results.append(tmp_path, "run", run(Cell(mode, "math", 8, 0), speed, SAME[mode], duration=seconds))
+    assert Summary(tmp_path).totals() == {"ar": 570 / 30, "dflash:16": 690 / 4}
+    assert write_report(tmp_path).read_text().count("data:image/png;base64,") == 3
+    assert len(list(tmp_path.glob("picture-*.png"))) == 3
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

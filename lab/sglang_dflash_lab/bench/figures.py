@@ -111,12 +111,22 @@ class Summary:
         self.tasks = list(dict.fromkeys(task for _, task, _ in self._runs))
         self.concurrencies = sorted({concurrency for _, _, concurrency in self._runs})
         cells = [(m, t, c) for t in self.tasks for c in self.concurrencies for m in self.modes]
+        self.repeats = sorted({repeat for runs in self._runs.values() for repeat in runs})
         self.rows = {cell: self._figures(*cell) for cell in cells if cell in self._runs}
 
     def speeds(self, mode: str, task: str, concurrency: int) -> dict[int, float]:
         """Return output tokens/s by repeat."""
         runs = self._runs.get((mode, task, concurrency), {})
         return {repeat: run["output_throughput"] for repeat, run in runs.items()}
+
+    def totals(self) -> dict[str, float]:
+        """Return output tokens/s of all runs together, by arm."""
+        seconds, tokens = Counter[str](), Counter[str]()
+        for (mode, _, _), runs in self._runs.items():
+            for run in runs.values():
+                seconds[mode] += run["duration"]
+                tokens[mode] += run["duration"] * run["output_throughput"]
+        return {mode: tokens[mode] / seconds[mode] for mode in self.modes}
 
     def stage_milliseconds(self, mode: str) -> dict[str, float]:
         """Return milliseconds per step in each stage of our worker at concurrency 1; empty without stage times."""

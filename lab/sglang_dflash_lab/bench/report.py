@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import csv
-import io
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ STYLE: Any = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid":
 
 
 def write_report(folder: Path) -> Path:
-    """Write ``report.html``, ``tables.md`` and ``summary.csv`` into the results folder, and return the page.
+    """Write ``report.html``, its pictures, ``tables.md`` and ``summary.csv`` into the folder, and return the page.
 
     Raises:
         DFlashError: the folder has no finished run.
@@ -58,7 +58,10 @@ def write_report(folder: Path) -> Path:
             warnings=list(warnings(summary)),
             compared=sum(row.compared for row in summary.rows.values()),
             tables=list(tables(summary)),
-            pictures=[{"caption": caption, "base64": _png(figure)} for caption, figure in plots(summary)],
+            pictures=[
+                {"caption": caption, "base64": _png(figure, folder / f"picture-{number}.png")}
+                for number, (caption, figure) in enumerate(plots(summary), 1)
+            ],
             provenance=summary.provenance,
             servers=summary.servers,
         )
@@ -72,9 +75,33 @@ def plots(summary: Summary) -> Iterator[tuple[str, Figure]]:
     if modes and AR in summary.modes:
         caption = "Speed-up over plain decoding, with its 95 % interval"
         yield caption, _bars(summary, modes, lambda row: (row.speed_up, row.low, row.high), "speed-up")
+    if modes and len(summary.tasks) * len(summary.concurrencies) > 1:
+        caption = (
+            "Speed while task and number of users (c) change; legend: tokens per second of all runs, over the first"
+        )
+        yield caption, _traffic(summary)
     if modes:
         caption = "Accept length: tokens per verify step, accepted drafts and the target's own token"
         yield caption, _bars(summary, modes, lambda row: (row.accept, math.nan, math.nan), "tokens per step")
+
+
+def _traffic(summary: Summary) -> Figure:
+    """One line per arm over the runs in the order in which they were measured; the last arm's line is on top."""
+    cells = list(product(summary.repeats, summary.concurrencies, summary.tasks))
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(10, 3.6), layout="constrained")
+    totals = summary.totals()
+    for mode in summary.modes:
+        speeds = [summary.speeds(mode, task, users).get(repeat, math.nan) for repeat, users, task in cells]
+        is_last = mode == summary.modes[-1]
+        color, width = ("black", 2.2) if is_last else (None, 1.3)
+        label = f"{mode}: {totals[mode] / totals[summary.modes[0]]:.2f}x"
+        axes.step(range(len(cells)), speeds, where="mid", label=label, color=color, linewidth=width)
+    axes.set_yscale("log")
+    axes.set_ylabel("tokens/s")
+    axes.set_xticks(range(len(cells)), [f"{task}\nc={users}" for _, users, task in cells], fontsize=6, rotation=45)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
 
 
 def _bars(
@@ -104,9 +131,8 @@ def _bars(
     return figure
 
 
-def _png(figure: Figure) -> str:
-    """Return the figure as base64 text, and close it."""
-    data = io.BytesIO()
-    figure.savefig(data, dpi=130, format="png")
+def _png(figure: Figure, path: Path) -> str:
+    """Save and close the figure, and return it as base64 text."""
+    figure.savefig(path, dpi=130)
     plt.close(figure)
-    return base64.b64encode(data.getvalue()).decode()
+    return base64.b64encode(path.read_bytes()).decode()
