@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_dflash.causes import ENOUGH, FIXES
+from sglang_dflash.causes import COMPARED, ENOUGH, FIXES
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.published import published_pairs
 from sglang_dflash.drafter.template import TemplateTokens, template_tokens
@@ -185,6 +185,27 @@ def test_plain_steps_copies_and_finished_requests_are_not_counted_and_old_traffi
     assert server.section()["accept_length"] == pytest.approx(3, abs=0.1)
 
 
+def paused(accepted: float, cost: Callable[[int, int], float]) -> AdaptiveWidth:
+    """A policy that rests after 600 steps of eight requests."""
+    policy = AdaptiveWidth(CostTable({(size, w): cost(size, w) for size in (1, 8) for w in (1, 2, 4, 8, 16)}))
+    for step in range(600):
+        width = policy.width(8, 800)
+        policy.observe(width, [1 + (width > 1 and (step + row) % 100 < 100 * accepted) for row in range(8)])
+        policy.observe_time(8, width, 800, cost(8, width))
+    assert policy.paused is not None
+    return policy
+
+
+def test_a_warning_waits_until_a_trait_can_be_compared(server: Server) -> None:
+    server.judging(AdaptiveWidth(CostTable({(1, w): 1.0 for w in (1, 16)}))).serve(request, 6, 50)
+    server.policy = paused(0.1, lambda size, width: 1.0 + 0.2 * width)
+    server.serve(BLAMED["no chat template"], 1, COMPARED // 8 - 1)
+    assert server.section()["pays"] is False and server.lines() == []
+    server.serve(BLAMED["no chat template"], 1, 1)
+    (line,) = server.lines()
+    assert "Most likely cause: no chat template (" in line
+
+
 @pytest.mark.parametrize(
     ("accepted", "cost", "causes"),
     [
@@ -196,12 +217,7 @@ def test_plain_steps_copies_and_finished_requests_are_not_counted_and_old_traffi
 def test_an_adaptive_width_is_judged_by_its_costs(
     accepted: float, cost: Callable[[int, int], float], causes: list[str], server: Server
 ) -> None:
-    policy = AdaptiveWidth(CostTable({(size, w): cost(size, w) for size in (1, 8) for w in (1, 2, 4, 8, 16)}))
-    for step in range(600):
-        width = policy.width(8, 800)
-        policy.observe(width, [1 + (width > 1 and (step + row) % 100 < 100 * accepted) for row in range(8)])
-        policy.observe_time(8, width, 800, cost(8, width))
-    assert policy.paused is not None
+    policy = paused(accepted, cost)
     server.judging(policy).serve(request, 1, width=2)
     (line,) = server.lines()
     assert "drafting does not pay: a block of 2 yields 1." in line and "times as long as a plain step" in line

@@ -131,6 +131,13 @@ class RecentBlocks:
             if (theirs := self._by_trait.get(name)) and theirs.number >= 1
         }
 
+    def undecided(self) -> bool:
+        """Whether a trait of recent requests, but not of nearly all, has too few blocks to be compared."""
+        return any(
+            share < causes.NEARLY_ALL and min(theirs.number, others.number) < causes.COMPARED
+            for share, theirs, others in self.compare().values()
+        )
+
 
 class Payoff:
     """Judges recent steps, and logs one warning per cause and hour while drafting does not pay.
@@ -159,19 +166,24 @@ class Payoff:
         self._break_even, self._card = cheapest_step(card, block), card and _card_section(card, block)
         self.pays: bool | None = None
         self._warned: dict[str, float] = {}
-        self._has_warned, self._next_check = False, 0.0
+        self._has_warned, self._next_check, self._waited = False, 0.0, 0
 
     def count(self, record: StepRecord, policy: WidthPolicy, not_finite: int) -> None:
         """Count a finished step; ``not_finite`` is the number of such drafts since the start."""
         self._recent.count(record)
         if not_finite:
             self._known[causes.NOT_FINITE] = f"{not_finite} positions"
-        self.pays, before = self._judge(policy), self.pays
-        if self.pays is False and (before is not False or self._clock() >= self._next_check):
-            self._warn(policy)
-        elif self.pays and self._has_warned:
-            self._has_warned = False
-            logger.info("DFLASH: drafting pays again: %s", self._figures(policy))
+        self.pays = self._judge(policy)
+        if self.pays is not False:
+            self._next_check, self._waited = 0.0, 0
+            if self.pays and self._has_warned:
+                self._has_warned = False
+                logger.info("DFLASH: drafting pays again: %s", self._figures(policy))
+        elif self._clock() >= self._next_check:
+            # A trait with too few blocks to be compared may be the cause: the next blocks decide it.
+            self._waited += len(record.requests) if record.width > 1 else 0
+            if self._waited >= causes.COMPARED or not self._recent.undecided():
+                self._warn(policy)
 
     def section(self, policy: WidthPolicy) -> dict[str, Any]:
         """Return the part ``drafting`` of ``/server_info``, ready for JSON."""
