@@ -120,14 +120,6 @@ def test_every_forward_mode_on_full_and_sliding_layers(lens: list[int], sliding_
         requests.expect(q, out, five, nine, causal=False, window=window)
 
 
-def test_a_mixed_batch_of_a_prompt_and_a_decode() -> None:
-    requests = Requests([20, 7])
-    layers = [layer(0)]
-    requests.run(ForwardMode.EXTEND, layers, [0, 0], [8, 7])
-    q, (out,) = requests.run(ForwardMode.MIXED, layers, [8, 7], [20, 8])
-    requests.expect(q, out, [8, 7], [20, 8], causal=True, window=None)
-
-
 def test_an_idle_batch_gives_nothing() -> None:
     backend, empty = Requests([4]).backend, torch.zeros(0, dtype=torch.int64)
     tensors = dict.fromkeys(("input_ids", "req_pool_indices", "seq_lens", "out_cache_loc"), empty)

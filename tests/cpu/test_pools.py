@@ -9,12 +9,11 @@ import torch
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from torch import Tensor
 
-from sglang_dflash_cpu.layers import conv, gdn, pools
+from sglang_dflash_cpu.layers import pools
 from sglang_dflash_cpu.layers.pools import CpuKVPool, assign_slots, block_slots, last_slots
 from tests.cpu.test_attention_backend import DIM as HEAD_DIM
 from tests.cpu.test_attention_backend import KV_HEADS, POOL, layer
 from tests.cpu.test_attention_backend import SLOTS as KV_SLOTS
-from tests.support.gated_delta import no_host_sync
 
 
 def table(rows: int = 6, columns: int = 40) -> Tensor:
@@ -122,9 +121,8 @@ def test_commit_takes_the_state_of_the_last_accepted_token(tracking: bool, rows:
             if positions[i] >= 0:
                 ssm[:, to[i]] = cache.intermediate_ssm[:, row, positions[i]]
                 conv[:, to[i]] = windows[:, row, positions[i]]
-    with no_host_sync():
-        tracked = (track_slots, track_steps) if tracking else (None, None)
-        pools.commit(cache, slots, last, *tracked, src_indices_raw=None if rows is None else torch.tensor(rows))
+    tracked = (track_slots, track_steps) if tracking else (None, None)
+    pools.commit(cache, slots, last, *tracked, src_indices_raw=None if rows is None else torch.tensor(rows))
     # No request reads slot 0: it receives what is not wanted.
     torch.testing.assert_close(cache.temporal[:, 1:], ssm[:, 1:])
     assert torch.equal(cache.conv[0][:, 1:], conv[:, 1:])
@@ -136,44 +134,3 @@ def test_commit_leaves_real_slots_alone_for_padding() -> None:
     pools.commit(cache, torch.tensor([-1, 0]), torch.tensor([2, 1]), None, None)
     assert torch.equal(cache.temporal[:, 1:], before[0][:, 1:])
     assert torch.equal(cache.conv[0][:, 1:], before[1][:, 1:])
-
-
-@pytest.mark.parametrize("accepted", [[[1, 4], [5, 1], [3, 2]], [[5, 5], [1, 1]]], ids=str)
-def test_rounds_of_verify_and_commit_leave_the_states_of_plain_decoding(accepted: list[list[int]]) -> None:
-    """Drafts after the accepted ones are noise, and the buffers hold what earlier blocks left."""
-    bs, heads, size = 2, 2, 8
-    dim = 3 * heads * size
-    generator = torch.Generator().manual_seed(5)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    slots, rows, starts = torch.tensor([3, 7], dtype=torch.int32), torch.arange(bs), torch.arange(bs + 1) * BLOCK
-    weight, a_log, dt_bias = normal(dim, WIDTH), normal(heads), normal(heads)
-    plain_conv, plain_ssm = normal(1, SLOTS, dim, WIDTH - 1), normal(1, SLOTS, heads, size, size)
-    windows = torch.full((1, bs + 1, dim, BLOCK + WIDTH - 2), 7.0).unfold(-1, WIDTH - 1, 1).transpose(2, 3)
-    cache = SimpleNamespace(conv=[plain_conv.clone()], temporal=plain_ssm.clone(), intermediate_conv_window=[windows])
-    cache.intermediate_ssm = torch.full((1, bs + 1, BLOCK, heads, size, size), 7.0)
-    own = {"activation": "silu", "conv_state_indices": slots}
-    for lens in accepted:
-        x, a, b = normal(bs, BLOCK, dim), normal(bs, BLOCK, heads), normal(bs, BLOCK, heads)
-        verified = conv.update(
-            x.transpose(1, 2), cache.conv[0][0], weight, **own,
-            intermediate_conv_window=windows[0], intermediate_state_indices=rows,
-        )  # fmt: skip
-        q, k, v = verified.transpose(1, 2).reshape(1, bs * BLOCK, 3 * heads, size).chunk(3, 2)
-        gdn.verify(
-            a_log, a.flatten(0, 1), dt_bias, 1.0, 20.0, q, k, v, b.flatten(0, 1), cache.temporal[0], slots,
-            use_qk_l2norm_in_kernel=True, cu_seqlens=starts, disable_state_update=True,
-            intermediate_states_buffer=cache.intermediate_ssm[0], intermediate_state_indices=rows,
-        )  # fmt: skip
-        pools.commit(cache, slots, torch.tensor(lens) - 1, None, None)
-        for i, length in enumerate(lens):
-            one = slice(i, i + 1)
-            for t in range(length):
-                token = conv.update(x[one, t], plain_conv[0], weight, None, "silu", conv_state_indices=slots[one])
-                out = torch.empty(1, 1, heads, size)
-                gates = (a[one, t], b[one, t], a_log, dt_bias, size**-0.5)
-                gdn.decode(token, *gates, plain_ssm[0], out, slots[one], use_qk_l2norm_in_kernel=True)
-    torch.testing.assert_close(cache.temporal[:, slots.long()], plain_ssm[:, slots.long()], rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(cache.conv[0][:, slots.long()], plain_conv[:, slots.long()], rtol=0, atol=0)

@@ -45,24 +45,6 @@ def test_old_and_new_must_not_contradict(order: int) -> None:
         modernise_kwargs({"speculative_dflash_draft_window_size": 64, "speculative_draft_window_size": 128})
 
 
-def test_engine_arguments_become_todays() -> None:
-    modern, notes = modernise_kwargs(
-        {
-            "model_path": "x",
-            "mamba_scheduler_strategy": "extra_buffer",
-            "speculative_dflash_draft_window_size": 64,
-            "cuda_graph_backend_prefill": "tc_piecewise",
-        }
-    )
-    assert modern == {
-        "model_path": "x",
-        "mamba_radix_cache_strategy": "extra_buffer",
-        "speculative_draft_window_size": 64,
-        "cuda_graph_backend_prefill": "breakable",
-    }
-    assert len(notes) == 3
-
-
 class TestEnvironment:
     def test_nothing_set_nothing_said(self) -> None:
         assert explain_environment({"SGLANG_PLUGINS": "dflash"}) == []

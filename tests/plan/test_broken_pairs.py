@@ -49,8 +49,6 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
         drafter = ("--speculative-draft-model-path", str(pair / "drafter"))
         commands[broken.name] = ["--model-path", str(pair / "target"), *NO_DRAFTER[2:], *drafter, *broken.flags]
     commands["no drafter"] = ["--model-path", str(folder / "0" / "target"), *NO_DRAFTER[2:]]
-    contradiction = ["--mamba-scheduler-strategy", "extra_buffer", "--mamba-radix-cache-strategy", "no_buffer"]
-    commands["contradiction"] = [*commands["fits"], *contradiction]
     commands["lossy"] = [*commands["fits"], "--speculative-accept-threshold-single", "0.5"]
     commands["other names"] = ["--model-path", str(gpt2(folder / "gpt2"))]
     done = subprocess.run(
@@ -101,7 +99,3 @@ def test_a_missing_drafter_is_refused(refusals: dict[str, str | None]) -> None:
 def test_what_only_sglangs_worker_serves_is_refused_on_a_cpu(refusals: dict[str, str | None]) -> None:
     assert "not lossless" in str(refusals["lossy"])
     assert "on the CPU platform" in str(refusals["lossy"])
-
-
-def test_an_old_and_a_new_flag_that_contradict_are_a_usage_error(refusals: dict[str, str | None]) -> None:
-    assert "keep only --mamba-radix-cache-strategy" in str(refusals["contradiction"])

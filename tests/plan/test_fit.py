@@ -21,7 +21,7 @@ from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import GPUS, asked_about
 from sglang_dflash.plan.pools import FLOOR, Sizing, fit
 from sglang_dflash.plan.report import preflight
-from sglang_dflash.plan.sizes import state_bytes, target_parameters
+from sglang_dflash.plan.sizes import target_parameters
 from tests.support.cards import FOLDER, NAMES, card
 from tests.support.configs import card_pair, checked, memory_of
 
@@ -96,17 +96,6 @@ def test_the_chosen_ratio_leaves_a_whole_context_and_the_advised_fraction_fits_t
             wider = memory_of(name, *flags, *advice.flag.split(), on=GPUS[gpu])
             assert (wider.served.running, wider.served.tokens) == (advice.running, advice.tokens)
             assert wider.headroom is not None and wider.headroom.left >= FLOOR
-
-
-def test_a_27b_pair_keeps_two_gibibytes_of_scratch_per_request_or_replays_41_mebibytes() -> None:
-    """48 linear layers; 48 value heads and 16 key heads of 128; windows of 10,240 bfloat16 inputs, 3 before a block."""
-    text = text_config(load_config(FOLDER / "Qwen3.5-27B" / "target"))
-    state = state_bytes(text, recurrent_bytes=4, conv_bytes=2, tp_size=1)
-    matrices, record, windows = 48 * 128 * 128 * 4, (48 * 128 + 16 * 128 + 48) * 4, (3 + 15) * 10_240 * 2
-    assert state.recurrent == 48 * matrices
-    assert 48 * 16 * matrices == 2.25 * (1 << 30)
-    assert state.snapshots(16) == 48 * (16 * matrices + windows)
-    assert state.records(16, 16) == 48 * (16 * record + windows) == pytest.approx(41.0 * (1 << 20), rel=0.001)
 
 
 def test_without_a_prefix_cache_there_is_one_state_per_request() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.plan.pools import TOKENS_PER_REQUEST, Pools, RequestState, Sizing, best_ratio, fit
 from sglang_dflash.plan.serving import DraftWindow, context_window
-from sglang_dflash.plan.sizes import StateBytes, draft_kv_per_token, state_bytes, target_kv_per_token
+from sglang_dflash.plan.sizes import StateBytes, draft_kv_per_token, target_kv_per_token
 from tests.support.configs import drafter
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -53,19 +53,6 @@ def test_kv_counts_the_targets_attention_layers_and_all_layers_of_the_drafter() 
     sizes = [target_kv_per_token(HYBRID, kv_bytes=2, tp_size=tp) for tp in (1, 2, 4)]
     assert sizes == [1 * 2 * heads * 8 * 2 for heads in (2, 1, 1)]  # ranks beyond the KV heads hold copies
     assert draft_kv_per_token(DrafterConfig.from_dict(drafter()), kv_bytes=2, tp_size=1) == 2 * 2 * 2 * 16 * 2
-
-
-@pytest.mark.parametrize("conv_bytes", [2, 4])
-def test_a_recurrent_state_its_snapshots_and_its_records(conv_bytes: int) -> None:
-    state = state_bytes(HYBRID, recurrent_bytes=4, conv_bytes=conv_bytes, tp_size=1)
-    column = (2 * 2 * 8 + 4 * 16) * conv_bytes
-    assert (state.recurrent, state.conv, state.conv_column) == (3 * 4 * 16 * 8 * 4, 3 * 3 * column, 3 * column)
-    assert state.record == 3 * 4 * (4 * 16 + 2 * 8 + 4)  # values, keys and decays of four bytes
-    # A block of 5: five matrices or a ring of 16 records, and one window of 5 + 4 - 2 columns.
-    assert state.snapshots(5) == 5 * state.recurrent + 7 * state.conv_column
-    assert state.records(5, 16) == 16 * state.record + 7 * state.conv_column
-    assert state_bytes(HYBRID, recurrent_bytes=4, conv_bytes=conv_bytes, tp_size=2).record == state.record // 2
-    assert state_bytes({"num_hidden_layers": 6}, recurrent_bytes=4, conv_bytes=2, tp_size=1) == StateBytes(0, 0, 0)
 
 
 def test_a_dense_target_gives_the_rest_to_kv() -> None:

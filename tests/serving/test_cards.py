@@ -75,15 +75,3 @@ def test_the_launch_script(tmp_path: Path) -> None:
     pair = {"TARGET": str(tmp_path / "target"), "DRAFTER": str(tmp_path / "drafter")}
     with started(tmp_path, port, [SERVE, RICHEST.lower()], **address, **pair) as server:
         assert_served_here(generate(server), server)
-
-
-def test_the_demo_script(tmp_path: Path) -> None:
-    port = free_port()
-    with started(
-        tmp_path, port, [SERVE, "demo"], SGLANG_DFLASH_PYTHON=sys.executable, SGLANG_DFLASH_LISTEN_PORT=str(port)
-    ) as server:
-        body = {"model": "m", "messages": [{"role": "user", "content": "What is 3 plus 4?"}], "temperature": 0}
-        answer = server.post("/v1/chat/completions", body).json()
-        assert "serves DFLASH" in server.log
-    assert answer["choices"][0]["finish_reason"] == "stop"
-    assert answer["choices"][0]["message"]["content"]

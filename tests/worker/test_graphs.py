@@ -84,17 +84,6 @@ def test_costs_are_measured_at_batch_sizes_that_need_no_padding() -> None:
     assert set(widths.batch_sizes(48)) <= set(sizes_for_narrower(SIZES))
 
 
-def test_a_step_runs_with_its_width_and_leaves_sglangs_behind() -> None:
-    target = runner()
-    width_graphs = WidthGraphs(target, runner(), None, FULL)
-    width_graphs._changes[4] = [(target, "attn_backend", "of 4"), (target, "decode_cuda_graph_runner", "graphs of 4")]
-    with pytest.raises(RuntimeError), width_graphs.at(4):
-        assert (target.attn_backend, target.decode_cuda_graph_runner) == ("of 4", "graphs of 4")
-        raise RuntimeError
-    with width_graphs.at(FULL):
-        assert (target.attn_backend, target.decode_cuda_graph_runner) == ("SGLang's own", None)
-
-
 @pytest.mark.parametrize(
     ("attention", "again"),
     [("fa3", True), ("fa4", True), ("trtllm_mha", True), ("triton", False), ("flashinfer", False)],
