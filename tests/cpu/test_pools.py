@@ -10,38 +10,10 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from torch import Tensor
 
 from sglang_dflash_cpu.layers import pools
-from sglang_dflash_cpu.layers.pools import CpuKVPool, assign_slots, block_slots, last_slots
+from sglang_dflash_cpu.layers.pools import CpuKVPool
 from tests.cpu.test_attention_backend import DIM as HEAD_DIM
 from tests.cpu.test_attention_backend import KV_HEADS, POOL, layer
 from tests.cpu.test_attention_backend import SLOTS as KV_SLOTS
-
-
-def table(rows: int = 6, columns: int = 40) -> Tensor:
-    return torch.randperm(rows * columns, dtype=torch.int32).view(rows, columns)
-
-
-def test_block_slots_and_last_slots() -> None:
-    req_to_token, rows, start = table(), torch.tensor([4, 0, 5]), torch.tensor([0, 17, 32])
-    block = {"req_pool_indices": rows, "start_offset": start, "draft_token_num": 8, "batch_size": 3}
-    got = block_slots(req_to_token=req_to_token, **block)
-    want = [req_to_token[r, s : s + 8].long() for r, s in zip(rows.tolist(), start.tolist(), strict=True)]
-    assert got.dtype == torch.int64
-    assert torch.equal(got, torch.cat(want))
-    last = last_slots(req_to_token, torch.tensor([2, 4, 1]), torch.tensor([1, 0, 40]))
-    assert last.tolist() == [req_to_token[2, 0].item(), -1, req_to_token[1, 39].item()]
-
-
-def test_assign_slots_of_different_lengths() -> None:
-    got = table()
-    want = got.clone()
-    rows, start, end = torch.tensor([3, 1, 5, 0]), torch.tensor([2, 0, 7, 11]), torch.tensor([5, 9, 7, 12])
-    slots = torch.arange(1000, 1000 + int((end - start).sum()))
-    assign_slots(rows, got, start, end, slots, 4)
-    first = 0
-    for r, s, e in zip(rows.tolist(), start.tolist(), end.tolist(), strict=True):
-        want[r, s:e] = slots[first : first + e - s].int()
-        first += e - s
-    assert torch.equal(got, want)
 
 
 def test_only_the_accepted_prefix_of_a_block_is_written() -> None:

@@ -53,16 +53,3 @@ def test_measured_runs_never_differed_from_plain_greedy_decoding(name: str, kind
     for task in TASKS:
         assert table[task]["runs"] >= 48 and table[task]["differing_from_plain"] == 0
         assert all(1.0 <= table[task]["accept_length"][str(b)] <= b for b in (4, 8, 16))
-
-
-def accept_lengths(name: str, kind: str) -> list[float]:
-    """At block 16, by task."""
-    table = read_provenance(drafter_path(name, kind))["accept_lengths"]
-    return [table[task]["accept_length"]["16"] for task in TASKS]
-
-
-def test_the_good_drafter_is_good_and_the_weak_one_weak() -> None:
-    assert min(accept_lengths("tiny-hybrid", "good")) >= 6
-    weak = accept_lengths("tiny-hybrid", "weak")
-    assert min(weak) >= 1.5 and max(weak) <= 3.5
-    assert max(accept_lengths("tiny-hybrid", "mismatched")) < min(accept_lengths("tiny-hybrid", "good"))

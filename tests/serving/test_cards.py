@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from sglang_dflash_lab.bench.server import free_port
+from tests.serving.shrunk_cards import FLOAT32, RICHEST, assert_served_here, build, generate, prompts
 from tests.support.cards import NAMES, card
 from tests.support.checkpoints import assert_greedy
+from tests.support.generation import flush
 from tests.support.pair_servers import assert_memory_as_estimated, memory_estimate, with_plugin, worker_info
 from tests.support.servers import LAUNCH_SERVER, SGLANG_SERVE, Server, running, started
-from tests.support.shrunk_cards import FLOAT32, RICHEST, assert_served_here, build, generate, prompts
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -32,7 +33,7 @@ def test_tokens_are_the_targets_and_memory_is_as_estimated(name: str, tmp_path: 
     with running(tmp_path, *flags, **card(name).environment, **with_plugin(tmp_path, "oracle")) as server:
         answers = generate(server)
         oracle.write_text(json.dumps([p + a["output_ids"] for p, a in zip(prompts(), answers, strict=True)]))
-        assert server.post("/flush_cache").status_code == 200
+        flush(server)
         accepting = generate(server)
         allocation, found = worker_info(server)["memory_bytes"], sizes(server)
     for prompt, answer, again in zip(prompts(), answers, accepting, strict=True):
