@@ -1,8 +1,6 @@
-"""GDN prefill and verify of the CPU platform against the recurrence, token by token, in float64."""
+"""GDN prefill of the CPU platform against the recurrence, token by token, in float64."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
@@ -20,78 +18,14 @@ DECAYS = st.sampled_from([1e-3, 1.0, 30.0])
 Inputs = dict[str, Tensor]
 
 
-class Layer:
-    """Random inputs of one GDN layer for ``bs`` requests of ``steps`` tokens."""
-
-    def __init__(
-        self,
-        bs: int,
-        steps: int,
-        heads: tuple[int, int] = (2, 4),
-        decay: float = 1.0,  # scale of exp(A_log)
-        seed: int = 0,
-    ) -> None:
-        generator = torch.Generator().manual_seed(seed)
-
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=generator)
-
-        self.bs, self.steps, (self.H, self.HV), tokens = bs, steps, heads, bs * steps
-        self.A_log = torch.log(decay * (0.1 + torch.rand(self.HV, generator=generator)))
-        self.dt_bias = normal(self.HV)
-        self.a, self.b = normal(tokens, self.HV), normal(tokens, self.HV)
-        self.qkv = normal(tokens, 2 * self.H * K + self.HV * V)
-        self.pool = normal(SLOTS, self.HV, V, K)
-        self.slots = (1 + torch.randperm(SLOTS - 1, generator=generator)[:bs]).int()
-        # One row more than there are requests, filled with a mark.
-        self.buffer = torch.full((bs + 1, steps + 2, self.HV, V, K), 7.0)
-        self.rows = torch.randperm(bs + 1, generator=generator)
-
-    def split(self) -> tuple[Tensor, ...]:
-        """q, k ``[tokens, H, K]`` and v ``[tokens, HV, V]``, views of the packed projection."""
-        parts = self.qkv.split([self.H * K, self.H * K, self.HV * V], -1)
-        return tuple(x.view(len(x), -1, size) for x, size in zip(parts, (K, K, V), strict=True))
-
-    def expected(self, request: int) -> tuple[Tensor, Tensor]:
-        own = slice(request * self.steps, (request + 1) * self.steps)
-        g = -self.A_log.double().exp() * torch.nn.functional.softplus(self.a.double() + self.dt_bias.double())
-        beta = self.b.sigmoid().double()  # rounded to its dtype
-        return delta_rule(*(x[own] for x in (*self.split(), g, beta)), self.pool[int(self.slots[request])])
-
-    def verify(self, **options: Any) -> Tensor:
-        usual = {
-            "use_qk_l2norm_in_kernel": True,
-            "cu_seqlens": torch.arange(0, self.bs * self.steps + 1, self.steps),
-            "disable_state_update": True,
-            "intermediate_states_buffer": self.buffer,
-            "intermediate_state_indices": self.rows,
-        }
-        q, k, v = (x.unsqueeze(0) for x in self.split())
-        gates = (self.A_log, self.a, self.dt_bias, 1.0, 20.0)
-        return gdn.verify(*gates, q, k, v, self.b, self.pool, self.slots, **{**usual, **options})
-
-
-@settings(max_examples=40, deadline=None)
-@given(bs=st.integers(1, 4), steps=st.integers(1, 16), heads=HEADS, decay=DECAYS, seed=st.integers(0, 99))
-def test_verify_equals_the_recurrence_after_every_token(
-    bs: int, steps: int, heads: tuple[int, int], decay: float, seed: int
-) -> None:
-    layer = Layer(bs, steps, heads, decay=decay, seed=seed)
-    pool = layer.pool.clone()
-    out = layer.verify()
-    assert out.shape == (1, bs * steps, layer.HV, V)
-    for i in range(bs):
-        outputs, states = layer.expected(i)
-        assert_close(out[0, i * steps : (i + 1) * steps].double(), outputs, rtol=1e-4, atol=1e-5)
-        assert_close(layer.buffer[layer.rows[i], :steps].double(), states, rtol=1e-4, atol=1e-5)
-    assert torch.equal(layer.pool, pool), "a verify must not advance the committed state"
-    assert (layer.buffer[layer.rows[bs]] == 7).all() and (layer.buffer[:, steps:] == 7).all()
-
-
 @pytest.mark.parametrize("option", ["disable_state_update", "use_qk_l2norm_in_kernel", "is_kda", "cache_ring"])
 def test_a_verify_of_other_models_is_refused(option: str) -> None:
+    """A chain's verify is the definition that ``tests/states`` has."""
+    nothing = torch.empty(0)
+    own = {"use_qk_l2norm_in_kernel": True, "disable_state_update": True, "intermediate_states_buffer": nothing}
+    changed = {**own, option: option in ("is_kda", "cache_ring")}
     with pytest.raises(NotImplementedError, match="verify of GDN"):
-        Layer(1, 2).verify(**{option: option in ("is_kda", "cache_ring")})
+        gdn.verify(nothing, nothing, nothing, 1.0, 20.0, *[nothing] * 6, **changed)
 
 
 def prompts(

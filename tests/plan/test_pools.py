@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -102,6 +103,26 @@ def test_a_replay_reserves_scratch_for_every_requested_request_and_has_its_own_s
     assert fitted.tokens == (10_000 - 101 * (25 + 16) - (slots + 1) * 100) // 10
     wide = replace(RECURRENT, replayed=replace(RECURRENT.replayed, slot=200), max_states=10)
     assert [fit(wide, STATIC, replay=replay).bytes["states"] for replay in (True, False)] == [11 * 200, 11 * 100]
+
+
+WIDE = RequestState(STATE.slot, STATE.snapshots(8))
+LONG = RequestState(STATE.slot, STATE.records(4, 400), 400 * STATE.record)
+
+
+@pytest.mark.parametrize(
+    ("changes", "replay", "cap"),
+    [
+        ({"max_running": 2}, False, "--max-running-requests"),
+        ({"max_running": 80, "block": 8, "kept": WIDE}, False, "verify scratch"),
+        ({"max_running": 80}, False, "recurrent states"),
+        ({"max_running": 20}, True, "recurrent states"),
+        ({"max_running": 80, "replayed": LONG}, True, "verify scratch"),
+        ({"max_tokens": 2}, True, "tokens of K/V"),
+        ({"max_tokens": 2, "kept": RequestState()}, False, "tokens of K/V"),
+    ],
+)
+def test_the_limit_of_running_requests(changes: dict[str, Any], replay: bool, cap: str) -> None:
+    assert fit(replace(RECURRENT, **changes), STATIC, replay=replay).capped_by == cap
 
 
 SPLIT = replace(
