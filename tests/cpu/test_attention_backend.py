@@ -1,4 +1,4 @@
-"""The attention backend with SGLang's own layers, batches and pools, against a loop."""
+"""The attention backend with SGLang's own layers, batches and pools, against a loop; the K/V pool."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("sglang")
 
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
-from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc, ReqToTokenPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
@@ -151,3 +151,27 @@ def test_an_idle_batch_gives_nothing() -> None:
 def test_what_would_be_ignored_is_refused() -> None:
     with pytest.raises(DFlashError, match=r"logit_cap=30"):
         Requests([5]).run(ForwardMode.EXTEND, [layer(0, cap=30.0)], [0], [5])
+
+
+def test_only_the_accepted_prefix_of_a_block_is_written() -> None:
+    pool = CpuKVPool(SLOTS, layer_num=1, **POOL)
+    slots = torch.tensor([[5, 9, 7], [40, 41, 42], [11, 13, 12]])
+    k, v = torch.randn(9, KV_HEADS, DIM), torch.randn(9, KV_HEADS, DIM)
+    pool.set_kv_buffer_prefix_valid(layer(0), slots, torch.tensor([3, 0, 1]), k, v)
+    keys, values = pool.get_kv_buffer(0)
+    written = [5, 9, 7, 11]
+    assert torch.equal(keys[written], k[[0, 1, 2, 6]])
+    assert torch.equal(values[written], v[[0, 1, 2, 6]])
+    untouched = [slot for slot in range(1, SLOTS) if slot not in written]
+    assert not keys[untouched].any()
+    assert not values[untouched].any()
+
+
+def test_moving_slots() -> None:
+    pool = CpuKVPool(SLOTS, layer_num=2, enable_kv_cache_copy=True, **POOL)
+    k, v = torch.randn(3, KV_HEADS, DIM), torch.randn(3, KV_HEADS, DIM)
+    pool.set_kv_buffer(layer(1), KVWriteLoc(torch.tensor([4, 5, 6])), k, v)
+    pool.move_kv_cache(torch.tensor([5, 4]), torch.tensor([4, 6]))
+    keys, values = pool.get_kv_buffer(1)
+    assert torch.equal(keys[[5, 4]], k[[0, 2]])
+    assert torch.equal(values[[5, 4]], v[[0, 2]])

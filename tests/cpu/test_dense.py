@@ -1,20 +1,17 @@
-"""Products, norms and argmax of the CPU platform; its other operators are in every server of ``tests/serving``."""
+"""Products of the CPU platform, and what it refuses; its other operators are in every server of ``tests/serving``."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
-from sglang.srt.layers import layernorm
 from torch import Tensor
 
 from sglang_dflash_cpu.layers import dense
 from sglang_dflash_cpu.layers.dense import LARGE, empty_weight, mkl_is_fast
-from sglang_dflash_cpu.layers.step_ops import argmax
 
 INPUT, OUTPUT = 256, 192
 
@@ -76,28 +73,3 @@ def test_other_norms_are_refused(options: dict[str, object]) -> None:
         dense.layernorm_gated(normal(2, 16), normal(16), None, **({"z": normal(2, 16), "is_rms_norm": True} | options))
     with pytest.raises(NotImplementedError, match="rms_norm_gated"):
         dense.rms_norm_gated(normal(2, 16), normal(2, 16), normal(16), None, prenorm=True)
-
-
-@pytest.mark.parametrize("residual", [True, False])
-@pytest.mark.parametrize("name", ["RMSNorm", "GemmaRMSNorm"])
-def test_a_layers_norm_is_sglangs(name: str, residual: bool) -> None:
-    layer = getattr(layernorm, name)(24, eps=1e-2)
-    layer.weight.data.copy_(normal(24, seed=3))
-    stand_in = {"RMSNorm": dense.rms_norm, "GemmaRMSNorm": dense.gemma_rms_norm}[name]
-    original = inspect.unwrap(getattr(layernorm, name).forward_native)
-    for dtype in (torch.float32, torch.bfloat16):
-        args = (normal(5, 24, dtype=dtype), *([normal(5, 24, dtype=dtype, seed=1)] if residual else []))
-        kept = [arg.clone() for arg in args]
-        got, want = stand_in(original, layer, *args), original(layer, *args)
-        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
-        assert all(torch.equal(arg, was) for arg, was in zip(args, kept, strict=True))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(0, 8), (1, 1), (3, 1000), (128, 1024)])
-def test_argmax_is_torchs(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    with torch.inference_mode():
-        wide = normal(*shape, dtype=dtype)
-        for logits in (wide, wide[1:, : shape[1] // 2 + 1]):
-            tokens = argmax(logits)
-            assert tokens.dtype == torch.int64 and torch.equal(tokens, logits.argmax(-1))

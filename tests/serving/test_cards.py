@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sglang_dflash_lab.bench.server import free_port
 from tests.serving.shrunk_cards import FLOAT32, RICHEST, assert_served_here, build, generate, prompts
 from tests.support.cards import NAMES, card
 from tests.support.checkpoints import assert_greedy
 from tests.support.generation import flush
 from tests.support.pair_servers import assert_memory_as_estimated, memory_estimate, with_plugin, worker_info
-from tests.support.servers import LAUNCH_SERVER, SGLANG_SERVE, Server, running, started
+from tests.support.servers import LAUNCH_SERVER, SGLANG_SERVE, Server, running
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-SERVE = str(ROOT / "launch" / "serve.sh")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -66,13 +63,4 @@ def test_the_command_as_printed_serves(name: str, launcher: tuple[str, ...], tmp
     build(name, tmp_path)
     arguments = card(name).arguments_for(tmp_path / "target", tmp_path / "drafter")
     with running(tmp_path, *arguments, launcher=launcher, **card(name).environment) as server:
-        assert_served_here(generate(server), server)
-
-
-def test_the_launch_script(tmp_path: Path) -> None:
-    build(RICHEST, tmp_path)
-    port = free_port()
-    address = {"LISTEN_HOST": "127.0.0.1", "LISTEN_PORT": str(port), "PYTHON": sys.executable}
-    pair = {"TARGET": str(tmp_path / "target"), "DRAFTER": str(tmp_path / "drafter")}
-    with started(tmp_path, port, [SERVE, RICHEST.lower()], **address, **pair) as server:
         assert_served_here(generate(server), server)

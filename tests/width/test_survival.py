@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import inf
 from random import Random
-from statistics import median
 from unittest.mock import patch
 
 import pytest
@@ -32,18 +31,6 @@ def test_the_curve_is_a_survival_function_and_tokens_are_its_sum(observed):
         assert all(0 <= later <= earlier <= 1 for earlier, later in zip([1.0, *curve], curve, strict=False))
         tokens = [survival.tokens[width] for width in range(1, 9)]
         assert tokens == pytest.approx([1 + sum(curve[: width - 1]) for width in range(1, 9)])
-
-
-@pytest.mark.parametrize("width", [4, 16])
-def test_censored_counts_find_the_hazards_of_the_positions(width):
-    hazards = [0.9, 0.5, 0.8, *[0.7] * 12]
-    survival, random = Survival(16), Random(0)
-    found = []
-    for _ in range(400):
-        survival.observe(width, accept_lens(lambda j: hazards[j - 1], width, 16, random))
-        found.append(survival.hazards[1 : min(width, 7)])
-    typical = [median(position) for position in zip(*found, strict=True)]
-    assert typical == pytest.approx(hazards[: len(typical)], abs=0.04)
 
 
 @without_start

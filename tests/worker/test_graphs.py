@@ -31,7 +31,11 @@ def runner(attention: str = "fa3", **others: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of block 8, on one rank."""
+    serve_blocks_of_8(monkeypatch)
+
+
+def serve_blocks_of_8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one rank."""
     spec = SimpleNamespace(speculative_num_draft_tokens=FULL, override=lambda **_: nullcontext())
     off = SimpleNamespace(overlap=SimpleNamespace(enable_two_batch_overlap=False), enable_pdmux=False, tp_rank=0)
     monkeypatch.setattr(graphs, "get_spec", lambda: spec)
