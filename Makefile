@@ -61,7 +61,7 @@ rehearse: setup
 # The slow equality matrix alone; interrupted, it goes on with the cells that are not yet in .cache/matrix.jsonl.
 test-matrix: setup
 	$(PYTEST) -m slow tests/serving/test_dflash_equality.py
-	$(BIN)/python -m tests.support.matrix
+	$(BIN)/python -m tests.serving.matrix
 
 soak: setup
 	$(BIN)/python -m tests.soak $(if $(OUT),--out $(OUT))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -154,16 +153,14 @@ def test_a_plain_decoder_is_served() -> None:
     [
         ({"attention_arch": AttentionArch.MLA}, "Target uses MLA attention"),
         ({"is_encoder_decoder": True}, "Target is an encoder-decoder model"),
-        ({"arguments": {"quantization": "fp8"}}, "Target with fp8 quantisation"),
         ({"config": {"quantization_config": {"quant_method": "awq"}}}, "Target with awq quantisation"),
         ({"config": {"quantization_config": {"bits": 4}}}, "Target with unnamed quantisation"),
-        ({"arguments": {"kv_cache_dtype": "fp8_e4m3"}}, "--kv-cache-dtype fp8_e4m3"),
-        ({"arguments": {"enable_lora": True}}, "--enable-lora on a CPU"),
         ({"arguments": {"enable_lora": True, "lora_paths": ["a"]}}, "--lora-paths on a CPU"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_has_no_torch_implementation_is_refused(case: dict[str, Any], words: str) -> None:
+    """Further cases, in a server: ``tests/plan/test_broken_pairs.py``."""
     with pytest.raises(DFlashError, match=words):
         check(**case)
 
@@ -174,11 +171,3 @@ def test_recurrent_layers_other_than_gated_delta_net_are_refused(monkeypatch: py
         check()
     monkeypatch.setattr(upstream, "hybrid_gdn_config", lambda config: config)
     check()
-
-
-@pytest.mark.parametrize("flag", [None, "unquant", "awq"])
-def test_quantised_layers_for_the_drafter_are_refused(flag: str | None) -> None:
-    named = {"speculative_draft_model_path": "drafter", "speculative_draft_model_quantization": flag}
-    refused = pytest.raises(DFlashError, match="--speculative-draft-model-quantization awq on a CPU")
-    with refused if flag == "awq" else nullcontext():
-        check(arguments=named)

@@ -1,4 +1,4 @@
-"""The attention backend with SGLang's own layers, batches and pools, against a loop."""
+"""The attention backend with SGLang's own layers, batches and pools, against a loop; the K/V pool."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from torch import Tensor
 pytest.importorskip("sglang")
 
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
-from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc, ReqToTokenPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash_cpu.layers.attention_backend import TorchAttentionBackend
 from sglang_dflash_cpu.layers.pools import CpuKVPool
-from tests.support.attention import loop_attention, rule
 
 pytestmark = pytest.mark.sglang
 
@@ -39,6 +38,26 @@ def layer(
     return RadixAttention(
         HEADS, DIM, SCALE, KV_HEADS, layer_id, logit_cap=cap, sliding_window_size=window, attn_type=kind
     )
+
+
+def loop_attention(q: Tensor, k: Tensor, v: Tensor, allowed: list[list[bool]], scale: float) -> Tensor:
+    """``q [T, H, D]`` over ``k, v [C, G, D]`` with ``allowed[t][c]``: one query and head at a time, fp64."""
+    out = torch.zeros(*q.shape[:2], v.shape[2], dtype=torch.float64)
+    for t in range(q.shape[0]):
+        readable = [c for c in range(k.shape[0]) if allowed[t][c]]
+        for head in range(q.shape[1]):
+            group = head // (q.shape[1] // k.shape[1])
+            scores = torch.stack([q[t, head].double() @ k[c, group].double() * scale for c in readable])
+            weights = torch.softmax(scores, 0)
+            out[t, head] = sum(w * v[c, group].double() for w, c in zip(weights, readable, strict=True))
+    return out
+
+
+def rule(query: int, key: int, *, causal: bool, window: int | None) -> bool:
+    """Whether the query at one position may read the key at another."""
+    if causal and key > query:
+        return False
+    return window is None or abs(query - key) <= window
 
 
 class Requests:
@@ -120,14 +139,6 @@ def test_every_forward_mode_on_full_and_sliding_layers(lens: list[int], sliding_
         requests.expect(q, out, five, nine, causal=False, window=window)
 
 
-def test_a_mixed_batch_of_a_prompt_and_a_decode() -> None:
-    requests = Requests([20, 7])
-    layers = [layer(0)]
-    requests.run(ForwardMode.EXTEND, layers, [0, 0], [8, 7])
-    q, (out,) = requests.run(ForwardMode.MIXED, layers, [8, 7], [20, 8])
-    requests.expect(q, out, [8, 7], [20, 8], causal=True, window=None)
-
-
 def test_an_idle_batch_gives_nothing() -> None:
     backend, empty = Requests([4]).backend, torch.zeros(0, dtype=torch.int64)
     tensors = dict.fromkeys(("input_ids", "req_pool_indices", "seq_lens", "out_cache_loc"), empty)
@@ -140,3 +151,27 @@ def test_an_idle_batch_gives_nothing() -> None:
 def test_what_would_be_ignored_is_refused() -> None:
     with pytest.raises(DFlashError, match=r"logit_cap=30"):
         Requests([5]).run(ForwardMode.EXTEND, [layer(0, cap=30.0)], [0], [5])
+
+
+def test_only_the_accepted_prefix_of_a_block_is_written() -> None:
+    pool = CpuKVPool(SLOTS, layer_num=1, **POOL)
+    slots = torch.tensor([[5, 9, 7], [40, 41, 42], [11, 13, 12]])
+    k, v = torch.randn(9, KV_HEADS, DIM), torch.randn(9, KV_HEADS, DIM)
+    pool.set_kv_buffer_prefix_valid(layer(0), slots, torch.tensor([3, 0, 1]), k, v)
+    keys, values = pool.get_kv_buffer(0)
+    written = [5, 9, 7, 11]
+    assert torch.equal(keys[written], k[[0, 1, 2, 6]])
+    assert torch.equal(values[written], v[[0, 1, 2, 6]])
+    untouched = [slot for slot in range(1, SLOTS) if slot not in written]
+    assert not keys[untouched].any()
+    assert not values[untouched].any()
+
+
+def test_moving_slots() -> None:
+    pool = CpuKVPool(SLOTS, layer_num=2, enable_kv_cache_copy=True, **POOL)
+    k, v = torch.randn(3, KV_HEADS, DIM), torch.randn(3, KV_HEADS, DIM)
+    pool.set_kv_buffer(layer(1), KVWriteLoc(torch.tensor([4, 5, 6])), k, v)
+    pool.move_kv_cache(torch.tensor([5, 4]), torch.tensor([4, 6]))
+    keys, values = pool.get_kv_buffer(1)
+    assert torch.equal(keys[[5, 4]], k[[0, 2]])
+    assert torch.equal(values[[5, 4]], v[[0, 2]])

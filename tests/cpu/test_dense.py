@@ -1,20 +1,17 @@
-"""Products, norms, projection splits, sigmoid gates and argmax of the CPU platform against formulas in float64."""
+"""Products of the CPU platform, and what it refuses; its other operators are in every server of ``tests/serving``."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
-from sglang.srt.layers import layernorm
 from torch import Tensor
 
-from sglang_dflash_cpu.layers import dense, gdn
+from sglang_dflash_cpu.layers import dense
 from sglang_dflash_cpu.layers.dense import LARGE, empty_weight, mkl_is_fast
-from sglang_dflash_cpu.layers.step_ops import argmax
 
 INPUT, OUTPUT = 256, 192
 
@@ -66,32 +63,6 @@ def test_onednn_takes_large_float32_products_where_mkl_is_slow(
     assert spy.called == (not takes_it or processor.startswith("Intel"))
 
 
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, torch.bfloat16: {"rtol": 2**-7, "atol": 1e-5}}
-
-
-def gated_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float, activation: str) -> Tensor:
-    x, weight, gate = x.double(), weight.double(), gate.double()
-    act = gate.sigmoid() if activation == "sigmoid" else gate * gate.sigmoid()
-    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight * act
-
-
-@DTYPES
-@pytest.mark.parametrize("activation", ["swish", "silu", "sigmoid"])
-@pytest.mark.parametrize("eps", [1e-6, 1e-1])
-def test_gated_norms(dtype: torch.dtype, activation: str, eps: float) -> None:
-    x, weight, z = (normal(*shape, dtype=dtype, seed=i) for i, shape in enumerate(((12, 16), (16,), (12, 16))))
-    expected = gated_norm(x, weight, z, eps, activation)
-    kept = x.clone()
-    for result in (
-        dense.rms_norm_gated(x, z, weight, None, activation, residual=None, eps=eps),
-        dense.layernorm_gated(x, weight, None, z=z, eps=eps, is_rms_norm=True, activation=activation),
-    ):
-        assert result.dtype == dtype
-        torch.testing.assert_close(result, expected.to(dtype), **TOLERANCE[dtype])
-    assert torch.equal(x, kept)
-
-
 @pytest.mark.parametrize(
     "options",
     [{"is_rms_norm": False}, {"norm_before_gate": False}, {"group_size": 8}, {"z": None}],
@@ -102,73 +73,3 @@ def test_other_norms_are_refused(options: dict[str, object]) -> None:
         dense.layernorm_gated(normal(2, 16), normal(16), None, **({"z": normal(2, 16), "is_rms_norm": True} | options))
     with pytest.raises(NotImplementedError, match="rms_norm_gated"):
         dense.rms_norm_gated(normal(2, 16), normal(2, 16), normal(16), None, prenorm=True)
-
-
-@pytest.mark.parametrize(("H", "HV"), [(1, 1), (2, 2), (2, 4), (3, 12)])
-@pytest.mark.parametrize("grouped", [True, False])
-def test_projections_are_split_head_by_head(H: int, HV: int, grouped: bool) -> None:
-    K, V, tokens = 4, 6, 5
-    q, k = normal(tokens, H, K, seed=1), normal(tokens, H, K, seed=2)
-    v, z = normal(tokens, HV, V, seed=3), normal(tokens, HV, V, seed=4)
-    b, a = normal(tokens, HV, seed=5), normal(tokens, HV, seed=6)
-    parts, gate_parts = (q, k, v, z), (b, a)
-    if grouped:  # by key head
-        parts, gate_parts = (
-            tuple(x.chunk(H, 1)[h] for h in range(H) for x in tensors) for tensors in (parts, gate_parts)
-        )
-    qkvz = torch.cat([part.reshape(tokens, -1) for part in parts], -1)
-    ba = torch.cat(gate_parts, -1)
-    split = gdn.split_grouped if grouped else gdn.split
-    mixed_qkv, z_out, b_out, a_out = split(qkvz, ba, H, HV, K, V)
-    assert torch.equal(mixed_qkv, torch.cat([x.reshape(tokens, -1) for x in (q, k, v)], -1))
-    assert torch.equal(z_out, z) and torch.equal(b_out, b) and torch.equal(a_out, a)
-
-
-@DTYPES
-@pytest.mark.parametrize("inplace", [True, False])
-@pytest.mark.parametrize("strided", [True, False])
-def test_sigmoid_mul(dtype: torch.dtype, inplace: bool, strided: bool) -> None:
-    attn = normal(5, 12, dtype=dtype)
-    gate = normal(5, 3, 8, dtype=dtype, seed=1)[..., 4:] if strided else normal(5, 12, dtype=dtype, seed=1)
-    expected = (attn.double() * gate.reshape(5, 12).double().sigmoid()).to(dtype)
-    kept, kept_gate = attn.clone(), gate.clone()
-    out = dense.sigmoid_mul(attn, gate, inplace=inplace)
-    torch.testing.assert_close(out, expected, **TOLERANCE[dtype])
-    assert torch.equal(attn, out if inplace else kept) and torch.equal(gate, kept_gate)
-    with pytest.raises(NotImplementedError, match="FP8"):
-        dense.sigmoid_mul(attn, gate, quant=True)
-
-
-@DTYPES
-def test_shared_expert_is_added_in_place(dtype: torch.dtype) -> None:
-    hidden, weight = normal(5, 12, dtype=dtype), normal(12, dtype=dtype, seed=1)
-    shared, routed = normal(5, 12, dtype=dtype, seed=2), normal(5, 12, dtype=dtype, seed=3)
-    gate = (hidden.double() @ weight.double()).sigmoid()[:, None]
-    expected = (routed.double() + gate * shared.double()).to(dtype)
-    dense.add_gated(hidden, weight, shared, routed)
-    torch.testing.assert_close(routed, expected, **TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("residual", [True, False])
-@pytest.mark.parametrize("name", ["RMSNorm", "GemmaRMSNorm"])
-def test_a_layers_norm_is_sglangs(name: str, residual: bool) -> None:
-    layer = getattr(layernorm, name)(24, eps=1e-2)
-    layer.weight.data.copy_(normal(24, seed=3))
-    stand_in = {"RMSNorm": dense.rms_norm, "GemmaRMSNorm": dense.gemma_rms_norm}[name]
-    original = inspect.unwrap(getattr(layernorm, name).forward_native)
-    for dtype in (torch.float32, torch.bfloat16):
-        args = (normal(5, 24, dtype=dtype), *([normal(5, 24, dtype=dtype, seed=1)] if residual else []))
-        kept = [arg.clone() for arg in args]
-        got, want = stand_in(original, layer, *args), original(layer, *args)
-        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
-        assert all(torch.equal(arg, was) for arg, was in zip(args, kept, strict=True))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(0, 8), (1, 1), (3, 1000), (128, 1024)])
-def test_argmax_is_torchs(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    with torch.inference_mode():
-        wide = normal(*shape, dtype=dtype)
-        for logits in (wide, wide[1:, : shape[1] // 2 + 1]):
-            tokens = argmax(logits)
-            assert tokens.dtype == torch.int64 and torch.equal(tokens, logits.argmax(-1))

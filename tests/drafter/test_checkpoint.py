@@ -14,7 +14,6 @@ from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING, ModelFiles, plain_v
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import (
     LoadReport,
-    destination,
     expected_shapes,
     load_mask_embedding,
 )
@@ -41,27 +40,6 @@ class TestTensors:
         with_bias = expected_shapes(DrafterConfig.from_dict(drafter(attention_bias=True)))
         biased = {name.split(".")[3] for name in with_bias if name.endswith("bias")}
         assert biased == {f"{module}_proj" for module in "qkvo"}
-
-    @pytest.mark.parametrize(
-        ("name", "expected"),
-        [
-            ("layers.0.self_attn.k_proj.weight", ("layers.0.self_attn.qkv_proj.weight", "k")),
-            ("layers.3.mlp.up_proj.weight_scale", ("layers.3.mlp.gate_up_proj.weight_scale", 1)),
-            ("layers.0.self_attn.k_norm.weight", ("layers.0.self_attn.k_norm.weight", None)),
-        ],
-    )
-    def test_parts_load_into_fused_modules(self, name: str, expected: tuple[str, object]) -> None:
-        assert destination(name) == expected
-
-    def test_every_problem_is_named(self) -> None:
-        tensors = {**SHAPES, "embed_tokens.weight": (1024, 64), "norm.weight": (65,)}
-        del tensors["layers.0.mlp.gate_proj.weight"]
-        with pytest.raises(DFlashError) as error:
-            self.report(tensors).check(complete=True)
-        text = str(error.value)
-        assert "missing: layers.0.mlp.gate_proj.weight, norm.weight" in text
-        assert "unexpected: embed_tokens.weight" in text
-        assert "norm.weight is [65], not [64]" in text
 
     def test_a_partial_update_may_omit_tensors_and_adds_none(self) -> None:
         self.report({"fc.weight": SHAPES["fc.weight"]}).check(complete=False)

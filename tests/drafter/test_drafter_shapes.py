@@ -22,12 +22,13 @@ from torch import Tensor
 
 from sglang_dflash.drafter import config
 from sglang_dflash.plan.serving import context_window
-from sglang_dflash_lab.pairs import drafter_path, target_path
+from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.train import drafter
-from sglang_dflash_lab.train.drafter import FULL, SLIDING, Drafter, DrafterConfig
+from sglang_dflash_lab.train.drafter import FULL, SLIDING
 from tests.support import reference_decoder
+from tests.support.checkpoints import write_drafter
 from tests.support.generation import generate
-from tests.support.pair_servers import target_arguments, with_plugin, worker_info
+from tests.support.pair_servers import recorded_blocks, target_arguments, with_plugin, worker_info
 from tests.support.prompts import corpus
 from tests.support.reference_decoder import Decoded, ReferenceDecoder
 from tests.support.servers import running
@@ -92,16 +93,7 @@ WINDOWS = {None: 1, 16: 1, 64: 16, 4096: 1}  # tokens of a draft window -> page 
 
 
 def write(shape: Shape, folder: Path) -> Path:
-    torch.manual_seed(0)
-    plain = DrafterConfig.load(drafter_path(PAIR, "good"))
-    model = Drafter(dataclasses.replace(plain, **shape.fields))
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if name.endswith("o_proj.weight"):
-                weight.mul_(20)
-            elif name.endswith("q_norm.weight"):
-                weight.mul_(4)
-    model.save(folder)
+    write_drafter(folder, **shape.fields)
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **shape.keys}))
     return folder
@@ -183,7 +175,6 @@ def test_drafts_equal_the_reference(
     with running(tmp_path, *target_arguments(PAIR), *command, **with_plugin(tmp_path, "drafts")) as server:
         assert (worker_info(server)["block_size"], worker_info(server)["window"]) == (width, reads)
         answers = [generate(server, prompt, NEW_TOKENS) for prompt in prompts]
-    lines = [json.loads(line) for line in (tmp_path / "drafts.jsonl").read_text().splitlines()]
     reference = Reference(shape, folder, width, page, monkeypatch)
     rivals: dict[str, Callable[[list[int]], Decoded]] = {}
     if shape.matters:
@@ -193,7 +184,7 @@ def test_drafts_equal_the_reference(
     told_apart = dict.fromkeys(rivals, False)
     for prompt, answer in zip(prompts, answers, strict=True):
         expected = reference.decode(prompt, reads)
-        drafted = [tuple(line["block"][1:]) for line in lines if line["rid"] == answer.meta["id"]]
+        drafted = [tuple(block[1:]) for _, block in recorded_blocks(tmp_path, answer.meta["id"])]
         assert answer.tokens == expected.tokens
         assert drafted[: len(expected.steps)] == drafts(expected)
         for rival, decode in rivals.items():

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sglang_dflash_lab.pairs import drafter_path, target_path
-from tests.support.generation import Answer, generate, generate_all
+from tests.support.generation import Answer, counted, generate, generate_all
 from tests.support.pair_servers import dflash_server, draft_arguments, target_arguments, worker_info
 from tests.support.prompts import corpus
 from tests.support.quantised import FORMATS, write
@@ -79,11 +79,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
         return generate_all(server, corpus(PAIR, PROMPTS), 1)
 
 
-def drafted(answers: list[Answer]) -> list[tuple[list[int], int]]:
-    """Tokens, and in how many steps: other drafts would take another number."""
-    return [(answer.tokens, answer.meta["spec_verify_ct"]) for answer in answers]
-
-
 @pytest.mark.parametrize("trainer", ["automodel", "speculators"])
 def test_drafts_as_in_the_plain_form(trainer: str, plain: list[Answer], tmp_path: Path) -> None:
     folder = tmp_path / "drafter"
@@ -91,7 +86,7 @@ def test_drafts_as_in_the_plain_form(trainer: str, plain: list[Answer], tmp_path
     answered = {token for answer in plain for token in answer.tokens}
     unused = next(token for token in reversed(range(published()["vocab_size"])) if token not in answered)
     as_automodel(folder) if trainer == "automodel" else as_speculators(folder, {unused})
-    assert drafted(answers_with(folder, tmp_path)) == drafted(plain)
+    assert counted(answers_with(folder, tmp_path)) == counted(plain)
     assert all(answer.meta["spec_accept_length"] > 2 for answer in plain)
 
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.cards import NAMES, PLAIN_SGLANG_SAYS, card
+from tests.support.parse_commands import outcomes
 
 pytestmark = pytest.mark.sglang
 
 pytest.importorskip("sglang")
 
-SCRIPT = Path(__file__).parent / "parse_commands.py"
 WINDOW = ["--speculative-dflash-draft-window-size", "4096"]
 CONTRADICTION = ["--mamba-radix-cache-strategy", "no_buffer"]
 
@@ -28,16 +23,7 @@ def parsed() -> dict[str, Any]:
     commands = [card(name).arguments for name in NAMES]
     plain = [*commands, [*commands[0][:2], *WINDOW]]
     plugins = [*commands, [*commands[0], *WINDOW], [*commands[0], *CONTRADICTION]]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT)],
-        input=json.dumps({"plain": plain, "plugins": plugins}),
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((os.getcwd(), os.environ.get("PYTHONPATH", "")))},
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
+    return outcomes(plain=plain, plugins=plugins)
 
 
 def test_the_commands_do_not_parse_without_this_package(parsed: dict[str, Any]) -> None:

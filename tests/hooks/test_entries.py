@@ -1,6 +1,6 @@
 """Every entry into a server counts the drafts that were verified and reports adaptive widths.
 
-HTTP with one tokenizer: ``tests/serving/test_requests.py``, ``tests/width/test_width_engine.py``.
+HTTP with one tokenizer: ``tests/width/test_width_engine.py``.
 """
 
 from __future__ import annotations

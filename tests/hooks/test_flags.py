@@ -36,31 +36,10 @@ def test_todays_command_line_stays_as_it_is(argv: list[str]) -> None:
     assert modernise_argv(argv) == (argv, [])
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_old_and_new_must_not_contradict(order: int) -> None:
-    pair = [["--mamba-scheduler-strategy", "extra_buffer"], ["--mamba-radix-cache-strategy", "no_buffer"]]
-    with pytest.raises(DFlashError, match="both mean --mamba-radix-cache-strategy"):
-        modernise_argv(sum(pair[::order], []))
+def test_old_and_new_keywords_must_not_contradict() -> None:
+    """As on a command line: ``test_card_commands.py``."""
     with pytest.raises(DFlashError, match="both mean --speculative-draft-window-size"):
         modernise_kwargs({"speculative_dflash_draft_window_size": 64, "speculative_draft_window_size": 128})
-
-
-def test_engine_arguments_become_todays() -> None:
-    modern, notes = modernise_kwargs(
-        {
-            "model_path": "x",
-            "mamba_scheduler_strategy": "extra_buffer",
-            "speculative_dflash_draft_window_size": 64,
-            "cuda_graph_backend_prefill": "tc_piecewise",
-        }
-    )
-    assert modern == {
-        "model_path": "x",
-        "mamba_radix_cache_strategy": "extra_buffer",
-        "speculative_draft_window_size": 64,
-        "cuda_graph_backend_prefill": "breakable",
-    }
-    assert len(notes) == 3
 
 
 class TestEnvironment:

@@ -91,23 +91,19 @@ def test_ours_serves_both_roles_of_a_disaggregated_pair(role: str, on_cpu: bool)
     assert reason(on_cpu, disaggregation_mode=role) is None
 
 
-def test_dp_attention_is_refused_by_name(on_cpu: bool) -> None:
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"attn_dp_size": 2}, "DP attention over 2 groups of ranks"),
+        # replaces the target's forward in the steps that its graphs would capture
+        ({"enable_nvidia_megakernel": True}, "--enable-nvidia-megakernel"),
+    ],
+)
+def test_what_no_worker_of_ours_serves_is_refused_by_name(flags: dict[str, Any], named: str, on_cpu: bool) -> None:
     """On a GPU too, where SGLang's worker would have served without a word from ours but a line in the log."""
-    with pytest.raises(DFlashError, match="DP attention over 2 groups of ranks") as caught:
-        reason(on_cpu, attn_dp_size=2)
-    assert ("SGLANG_DFLASH=builtin" in caught.value.remedy) is not on_cpu
-    assert "--enable-dp-attention" in caught.value.remedy
-
-
-def test_the_megakernel_is_refused_by_name(on_cpu: bool) -> None:
-    """It replaces the target's forward in the decode and verify steps that its graphs would capture."""
-    with pytest.raises(DFlashError, match="--enable-nvidia-megakernel") as caught:
-        reason(on_cpu, enable_nvidia_megakernel=True)
-    assert "SGLANG_DFLASH=builtin" in caught.value.remedy
-    pytest.importorskip("sglang")
-    from sglang.srt.kernel_plugins.nvidia import binding
-
-    assert "model.forward = dispatch.wrapped()" in inspect.getsource(binding.install_megakernel)
+    with pytest.raises(DFlashError, match=named) as caught:
+        reason(on_cpu, **flags)
+    assert ("SGLANG_DFLASH=builtin" in caught.value.remedy) is not (on_cpu and "attn_dp_size" in flags)
 
 
 def test_the_switch_gives_sglangs_worker_what_ours_refuses_and_takes_no_other_word(

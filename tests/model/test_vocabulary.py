@@ -72,17 +72,6 @@ def test_a_target_without_an_lm_head_is_refused() -> None:
         TargetVocabulary.of(model, mask_token_id=MASK, mask_embedding=None)
 
 
-def test_only_a_reduced_vocabularys_tokens_are_drafted(one_rank: Tensor) -> None:
-    hidden = one_rank
-    vocabulary = TargetVocabulary.of(target(), mask_token_id=MASK, mask_embedding=None)
-    drafted = torch.tensor([True, False, False, True, False, True, False, False])
-    logits = hidden @ vocabulary.lm_head.weight.T
-    best = logits.masked_fill(~drafted, float("-inf")).softmax(-1).max(-1)
-    reduced = vocabulary.reduced(drafted)
-    tokens, _ = reduced.argmax_token(hidden)
-    assert torch.equal(tokens, best.indices) and not torch.equal(tokens, vocabulary.argmax_token(hidden)[0])
-
-
 @pytest.mark.parametrize("margins", [False, True])
 def test_ranks_agree_on_tokens_and_margins(margins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks of four tokens each. The two best tokens of a row are on one rank or on both."""

@@ -12,66 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dflash import ops, upstream
-from sglang_dflash.ops import accept_block, norm_rope, prepare_block, reference, seeded_draw, token_hash
+from sglang_dflash.ops import reference, token_hash
 from sglang_dflash_cpu.layers.step_ops import find_copies, note_tokens, offer_copies
-from tests.support.probability import p_value, top_k_renorm_prob, top_p_renorm_prob
-
-
-def test_a_block_starts_with_the_anchor_and_uses_the_padding_slot_past_the_context_limit() -> None:
-    table = torch.arange(1, 41, dtype=torch.int32).view(4, 10)
-    bonus, seq_lens, rows = torch.tensor([[7, 8, 9], [3, 0, 8], [2, 1, 3]])
-    block = prepare_block(bonus, seq_lens, rows, table, width=3, mask_token_id=99)
-    assert block.tokens.tolist() == [[7, 99, 99], [8, 99, 99], [9, 99, 99]]
-    assert block.positions.tolist() == [3, 4, 5, 0, 1, 2, 8, 9, 10]
-    assert block.slots.tolist() == [24, 25, 26, 11, 12, 13, 39, 40, 0]
-
-
-def accepted_by_loop(draft: list[int], target: list[int], seq_len: int) -> tuple[list[int], int]:
-    new = []
-    for j, token in enumerate(target):
-        new.append(token)
-        if j + 1 == len(draft) or draft[j + 1] != token:
-            break
-    return new, seq_len + len(new)
-
-
-def blocks(width: int) -> st.SearchStrategy[list[tuple[list[int], ...]]]:
-    tokens = st.lists(st.integers(0, 2), min_size=width, max_size=width)
-    return st.lists(st.tuples(tokens, tokens), min_size=1, max_size=5)
-
-
-@given(st.integers(1, 9).flatmap(blocks))
-def test_accept_keeps_the_agreeing_prefix_and_adds_the_targets_token(rows: list[tuple[list[int], list[int]]]) -> None:
-    draft, target = (torch.tensor(side) for side in zip(*rows, strict=True))
-    seq_lens = torch.arange(len(rows)) * 10
-    accepted = accept_block(draft, target, seq_lens)
-    for b, (d, t) in enumerate(rows):
-        new, seq_len = accepted_by_loop(d, t, 10 * b)
-        assert accepted.out_tokens[b, : accepted.accept_lens[b]].tolist() == new
-        assert accepted.bonus[b] == new[-1]
-        assert accepted.new_seq_lens[b] == seq_len
-    assert accepted.accept_lens.dtype == torch.int32
-
-
-@pytest.mark.parametrize("neox", [True, False])
-def test_heads_are_normalised_and_rotated_as_complex_numbers(neox: bool) -> None:
-    torch.manual_seed(0)
-    heads, weight = torch.randn(2, 3, 2, 12), torch.rand(2, 2, 12)
-    angles = torch.rand(50, 4)
-    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
-    positions = torch.tensor([0, 17, 49])
-    actual = norm_rope(heads, weight, 1e-6, positions, cos_sin, neox=neox)
-    assert actual.shape == (2, 3, 2, 12) and actual.is_contiguous()
-    for layer in range(2):
-        for t, position in enumerate(positions.tolist()):
-            for head in range(2):
-                k = heads[layer, t, head]
-                k = k / (k.square().mean() + 1e-6).sqrt() * weight[layer, head]
-                pairs = k[:8].view(2, 4).T if neox else k[:8].view(4, 2)
-                turned = torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones(4), angles[position])
-                pairs = torch.view_as_real(turned)
-                expected = torch.cat((pairs.T.flatten() if neox else pairs.flatten(), k[8:]))
-                torch.testing.assert_close(actual[layer, t, head], expected)
+from tests.support.probability import top_k_renorm_prob, top_p_renorm_prob
 
 
 def murmur3_x86_32(data: bytes) -> int:
@@ -97,20 +40,6 @@ def test_token_hash_is_murmur3() -> None:
     for i, (seed, position) in enumerate(zip(seeds.tolist(), positions.tolist(), strict=True)):
         for j, token in enumerate((0, 1, 151_935)):
             assert actual[i, j] == murmur3_x86_32(struct.pack("<qII", seed, position, token))
-
-
-@pytest.mark.parametrize("vary", ["seed", "position"])
-def test_seeded_draws_follow_the_weights(vary: str) -> None:
-    draws = 40_000
-    weights = torch.tensor([0.0, 3.0, 1.0, 0.5, 0.0, 5.0, 0.01])
-    counter, fixed = torch.arange(draws), torch.full((draws,), 11)
-    seeds, positions = (counter, fixed) if vary == "seed" else (fixed, counter)
-    tokens = seeded_draw(weights.expand(draws, -1), seeds, positions)
-    counts = torch.bincount(tokens, minlength=7)
-    assert p_value(counts, weights / weights.sum()) > 0.01
-    # The draw at the next position does not depend on this one.
-    pairs = torch.bincount(tokens[0::2] * 7 + tokens[1::2], minlength=49)
-    assert p_value(pairs, torch.outer(weights, weights).flatten() / weights.sum() ** 2) > 0.01
 
 
 def test_the_filters_on_cuda_equal_their_definition(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,16 +88,6 @@ def published_rows() -> list[str]:
     return [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
 
 
-def test_the_page_has_every_kernel_and_every_step() -> None:
-    """Its figures are compared in ``make test-slow``."""
-    found: dict[str, set[str]] = {}
-    for kernel, step in (re.findall(r"`(\w+)` \| ([^|]+) \|", row)[0] for row in published_rows()):
-        found.setdefault(kernel, set()).add(step)
-    assert set(found) == KERNELS
-    assert all(steps in ({"any"}, set(STEPS)) for steps in found.values())
-    assert found["gdn_verify_kernel"] == set(STEPS)
-
-
 @pytest.mark.slow
 def test_the_page_is_what_the_command_prints() -> None:
     if f"Triton {triton.__version__}" not in PAGE.read_text():

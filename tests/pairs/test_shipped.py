@@ -9,7 +9,6 @@ import pytest
 from safetensors import safe_open
 
 from sglang_dflash_lab.pairs import NAMES, WEIGHTS, drafter_kinds, drafter_path, target_path
-from sglang_dflash_lab.pairs.corpus import TASKS
 from sglang_dflash_lab.train.loop import read_provenance
 
 DRAFTERS = [(name, kind) for name in NAMES for kind in drafter_kinds(name)]
@@ -44,25 +43,3 @@ def test_targets_answer_the_questions_of_tests_and_demo(name: str, math: float) 
     assert accuracy["math"]["correct"] >= math and accuracy["json"]["correct"] >= 0.8
     assert accuracy["code"]["runs"] == 1.0 and (name == "tiny-moe" or accuracy["code"]["correct"] == 1.0)
     assert {task["prompts"] for task in accuracy.values()} == {100}
-
-
-@pytest.mark.parametrize(("name", "kind"), DRAFTERS)
-def test_measured_runs_never_differed_from_plain_greedy_decoding(name: str, kind: str) -> None:
-    table = read_provenance(drafter_path(name, kind))["accept_lengths"]
-    assert table.keys() == set(TASKS)
-    for task in TASKS:
-        assert table[task]["runs"] >= 48 and table[task]["differing_from_plain"] == 0
-        assert all(1.0 <= table[task]["accept_length"][str(b)] <= b for b in (4, 8, 16))
-
-
-def accept_lengths(name: str, kind: str) -> list[float]:
-    """At block 16, by task."""
-    table = read_provenance(drafter_path(name, kind))["accept_lengths"]
-    return [table[task]["accept_length"]["16"] for task in TASKS]
-
-
-def test_the_good_drafter_is_good_and_the_weak_one_weak() -> None:
-    assert min(accept_lengths("tiny-hybrid", "good")) >= 6
-    weak = accept_lengths("tiny-hybrid", "weak")
-    assert min(weak) >= 1.5 and max(weak) <= 3.5
-    assert max(accept_lengths("tiny-hybrid", "mismatched")) < min(accept_lengths("tiny-hybrid", "good"))

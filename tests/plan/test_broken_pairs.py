@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.broken_pairs import BROKEN, Broken, write_pair
+from tests.support.parse_commands import outcomes
 
 pytestmark = pytest.mark.sglang
 
 pytest.importorskip("sglang")
 
-SCRIPT = Path(__file__).parent / "refuse_pairs.py"
 NO_DRAFTER = ("--model-path", "TARGET", "--speculative-algorithm", "DFLASH")
 
 FP8 = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
@@ -40,7 +37,6 @@ NOT_ON_A_CPU = [
 
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
-    """One process resolves them all: importing SGLang is what takes time."""
     folder = tmp_path_factory.mktemp("pairs")
     commands = {}
     for index, broken in enumerate([*BROKEN, *NOT_ON_A_CPU, Broken("fits", "")]):
@@ -49,21 +45,10 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
         drafter = ("--speculative-draft-model-path", str(pair / "drafter"))
         commands[broken.name] = ["--model-path", str(pair / "target"), *NO_DRAFTER[2:], *drafter, *broken.flags]
     commands["no drafter"] = ["--model-path", str(folder / "0" / "target"), *NO_DRAFTER[2:]]
-    contradiction = ["--mamba-scheduler-strategy", "extra_buffer", "--mamba-radix-cache-strategy", "no_buffer"]
-    commands["contradiction"] = [*commands["fits"], *contradiction]
     commands["lossy"] = [*commands["fits"], "--speculative-accept-threshold-single", "0.5"]
     commands["other names"] = ["--model-path", str(gpt2(folder / "gpt2"))]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT)],
-        input=json.dumps(list(commands.values())),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(zip(commands, json.loads(done.stdout), strict=True))
+    found = outcomes(resolved=list(commands.values()))["resolved"]
+    return {name: each.get("error") for name, each in zip(commands, found, strict=True)}
 
 
 def gpt2(folder: Path) -> Path:
@@ -101,7 +86,3 @@ def test_a_missing_drafter_is_refused(refusals: dict[str, str | None]) -> None:
 def test_what_only_sglangs_worker_serves_is_refused_on_a_cpu(refusals: dict[str, str | None]) -> None:
     assert "not lossless" in str(refusals["lossy"])
     assert "on the CPU platform" in str(refusals["lossy"])
-
-
-def test_an_old_and_a_new_flag_that_contradict_are_a_usage_error(refusals: dict[str, str | None]) -> None:
-    assert "keep only --mamba-radix-cache-strategy" in str(refusals["contradiction"])

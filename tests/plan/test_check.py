@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,9 @@ from typer.testing import CliRunner, Result
 
 from sglang_dflash.cli import app
 from sglang_dflash.plan import machine
-from sglang_dflash.plan.advice import Advice
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import CPU, GPUS, UNKNOWN_GPU, Machine, asked_about
-from sglang_dflash.plan.pools import Pools, RequestState, Sizing, fit
-from sglang_dflash.plan.report import Report, lines, preflight
-from sglang_dflash.plan.sizes import StateBytes
+from sglang_dflash.plan.report import Report, preflight
 from tests.support.broken_pairs import Broken, write_pair
 from tests.support.configs import card_pair
 
@@ -199,90 +195,3 @@ def test_flags_that_only_sglangs_worker_serves_are_a_warning_on_a_gpu(flags: tup
     found = report(tmp_path / "gpu", LARGE_GPU, *flags)
     assert (found.findings[-1].level, found.findings[-1].about, found.plan) == ("warn", "worker", None)
     assert report(tmp_path / "cpu", CPU, *flags).findings[-1].level == "error"
-
-
-KIB, MIB = 1 << 10, 1 << 20
-STATE = StateBytes(recurrent=9 * MIB, conv=3 * KIB, conv_column=KIB, record=KIB)
-SIZING = Sizing(
-    target_weights=100 * MIB,
-    drafter_weights=20 * MIB,
-    target_kv=8 * KIB,
-    draft_kv=2 * KIB,
-    kept=RequestState(STATE.slot, STATE.snapshots(4)),
-    replayed=RequestState(STATE.slot, STATE.records(4, 16), 16 * KIB),
-    block=4,
-    slots_per_request=5,
-    context=4096,
-    state_share=1.0,
-    max_running=8,
-)
-WIDE = RequestState(STATE.slot, STATE.snapshots(8))
-LONG = RequestState(STATE.slot, STATE.records(4, 4096), 4096 * KIB)
-DENSE = RequestState()
-
-
-def pools(*, replay: bool = False, **changes: Any) -> Pools:
-    return fit(replace(SIZING, **changes), 1120 * MIB, replay=replay)
-
-
-def rows(table: list[str]) -> dict[str, list[str]]:
-    return {line[:32].strip(): line[32:].split() for line in table}
-
-
-def test_the_table_shows_both_ways_to_store_states_and_the_advice() -> None:
-    table = lines(pools(replay=True), pools(), [Advice("--flag 2", 8, 4096, 0)])
-    found = rows(table)
-    assert found["states of a block"] == ["replayed", "kept"]
-    assert found["recurrent states, 5 slots"][:4] == ["45.0", "MiB", "per", "request"]
-    scratch = found["verify scratch, block of 4"]
-    assert scratch[:4] == ["22.0", "KiB", "per", "request"]  # 16 records, and 3 + 3 inputs
-    assert scratch[6:10] == ["36.0", "MiB", "per", "request"]
-    assert found["requests at once, of 8"] == ["8", "5"]
-    assert table[-1] == "more would fit with --flag 2 (8 requests, 4,096 tokens of K/V)"
-
-
-def test_the_table_shows_prefixes_by_strategy_and_the_cost_of_one() -> None:
-    """Of 60 slots, 8 requests hold four each (state, two snapshots, their own prefix); a lazy buffer is one less."""
-    found = rows(lines(pools(replay=True, max_states=60)))
-    assert found["additional prefixes kept"] == ["28"]
-    assert (found["with extra_buffer_lazy"], found["with no_buffer"]) == (["36"], ["44"])
-    # 9 MiB and 3 KiB in tokens of 10 KiB
-    assert found["one more costs"] == ["922", "tokens", "of", "K/V", "9.0", "MiB"]
-
-
-def test_the_table_has_no_rows_for_what_does_not_exist() -> None:
-    for without in (pools(slots_per_request=1, max_states=8), pools(kept=DENSE)):
-        assert without.prefixes() == 0 and "prefixes" not in "\n".join(lines(without))
-    assert "states" not in "\n".join(lines(pools(kept=DENSE))) and "scratch" not in "\n".join(lines(pools(kept=DENSE)))
-    undivided = lines(fit(SIZING, 0))
-    assert any(line.endswith("8.0 KiB per token") for line in undivided)
-    assert any(line.endswith("36.0 MiB per request") for line in undivided)
-    assert not any(line.startswith(("together", "requests", "capped")) for line in undivided)
-
-
-def test_a_decoding_server_holds_rows_for_requests_in_transfer() -> None:
-    decoding = {"slots_per_request": 1, "max_states": 8, "in_transfer": 16}
-    found = rows(lines(pools(ring=64, replay=True, **decoding)))
-    assert found["recurrent states, 1 slots"][-2:] == ["225.1", "MiB"]  # 8 + 16, and a padding slot
-    assert found["verify scratch, block of 4"][-2:] == ["550.0", "KiB"]
-    assert found["drafter's K/V, 64 slots"][-2:] == ["3.1", "MiB"]  # the padding slot has a ring
-    # Without transfers, five run: as many rings, and a padding slot.
-    assert rows(lines(pools(ring=64)))["drafter's K/V, 64 slots"] == ["128.0", "KiB", "per", "request", "642.0", "KiB"]
-    assert found["capped by"] == ["--max-running-requests"]
-    assert pools(**decoding | {"max_states": 4}).capped_by == "recurrent states"
-
-
-@pytest.mark.parametrize(
-    ("changed", "cap"),
-    [
-        (pools(max_running=2), "--max-running-requests"),
-        (pools(block=8, kept=WIDE), "verify scratch"),
-        (pools(), "recurrent states"),
-        (pools(replay=True, max_running=80), "recurrent states"),
-        (pools(replay=True, max_running=80, replayed=LONG), "verify scratch"),
-        (pools(replay=True, max_tokens=6), "tokens of K/V"),
-        (pools(kept=DENSE, max_tokens=6), "tokens of K/V"),
-    ],
-)
-def test_the_limit_of_running_requests(changed: Pools, cap: str) -> None:
-    assert changed.capped_by == cap

@@ -181,19 +181,3 @@ class TestLaunch:
         launch.after_model_paths(args, lambda _: None)
         launch.around_speculation(args, lambda _: None)
         assert requested == {"hub/target": 1, "hub/drafter": 1 if name == "plain" else 2}
-
-
-@pytest.mark.sglang
-def test_sglangs_arguments_carry_the_plan_to_other_processes() -> None:
-    """Underscore attributes may be set during and after resolution, and survive pickling."""
-    pytest.importorskip("sglang")
-    from sglang.srt.server_args import ServerArgs
-
-    from sglang_dflash.upstream import read_record, write_record
-
-    args = ServerArgs(model_path="m")
-    args._input_frozen = True
-    write_record(args, "during")
-    args._resolution_finished = True
-    write_record(args, "after")
-    assert read_record(pickle.loads(pickle.dumps(args))) == "after"

@@ -21,7 +21,6 @@ from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import GPUS, asked_about
 from sglang_dflash.plan.pools import FLOOR, Sizing, fit
 from sglang_dflash.plan.report import preflight
-from sglang_dflash.plan.sizes import state_bytes
 from tests.support.cards import FOLDER, NAMES, card
 from tests.support.configs import card_pair, checked, memory_of
 
@@ -96,28 +95,11 @@ def test_the_chosen_ratio_leaves_a_whole_context_and_the_advised_fraction_fits_t
             assert wider.headroom is not None and wider.headroom.left >= FLOOR
 
 
-def test_a_27b_pair_keeps_two_gibibytes_of_scratch_per_request_or_replays_41_mebibytes() -> None:
-    """48 linear layers; 48 value heads and 16 key heads of 128; windows of 10,240 bfloat16 inputs, 3 before a block."""
-    text = text_config(load_config(FOLDER / "Qwen3.5-27B" / "target"))
-    state = state_bytes(text, recurrent_bytes=4, conv_bytes=2, tp_size=1)
-    matrices, record, windows = 48 * 128 * 128 * 4, (48 * 128 + 16 * 128 + 48) * 4, (3 + 15) * 10_240 * 2
-    assert state.recurrent == 48 * matrices
-    assert 48 * 16 * matrices == 2.25 * (1 << 30)
-    assert state.snapshots(16) == 48 * (16 * matrices + windows)
-    assert state.records(16, 16) == 48 * (16 * record + windows) == pytest.approx(41.0 * (1 << 20), rel=0.001)
-
-
 def test_without_a_prefix_cache_there_is_one_state_per_request() -> None:
     alone = sizing("--disable-radix-cache", "--max-running-requests", "9")
     assert (alone.slots_per_request, alone.max_states) == (1, 9)
     assert sizing("--disable-radix-cache", "--max-mamba-cache-size", "20").max_states == 20
     assert sizing("--max-running-requests", "9").max_states is None
-
-
-@pytest.mark.parametrize(("flags", "length"), [((), 16), (("--linear-replayssm-cache-len", "32"), 32)])
-def test_a_ring_of_records_is_as_long_as_needed_or_requested(flags: tuple[str, ...], length: int) -> None:
-    records = sizing("--speculative-num-draft-tokens", "8", *flags).replayed.records
-    assert records == length * sizing().replayed.records // 16
 
 
 def test_a_replay_keeps_float32_states_unless_a_flag_sets_another_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,13 +119,6 @@ def test_a_prefill_server_keeps_states_and_has_no_verify_scratch() -> None:
     assert served.running > fit(verifying, report.memory.static_bytes).running
     assert served.tokens >= fit(verifying, report.memory.static_bytes, replay=True).tokens
     assert sizing(*flags, "--enable-pd-role-switch").kept.scratch  # it may become a decoding server
-
-
-def test_every_rank_holds_the_whole_projection_of_the_captured_layers() -> None:
-    hidden, layers = 5120, 5
-    alone, of_two = sizing().drafter_weights, sizing("--tp-size", "2").drafter_weights
-    whole = (layers * hidden * hidden + 2 * hidden + 5 * (2 * hidden + 2 * 128)) * 2  # projection and norms
-    assert 2 * of_two - alone == whole
 
 
 @pytest.mark.parametrize("weighed", [True, False], ids=["headers", "no headers"])

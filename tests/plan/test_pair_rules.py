@@ -40,36 +40,12 @@ def test_a_pair_that_fits_has_only_ok_findings() -> None:
     assert only_flag["block size"].value == "8"
 
 
-@pytest.mark.parametrize(
-    ("about", "drafter_changes", "target_changes", "settings", "named"),
-    [
-        ("hidden size", {"hidden_size": 128}, {}, {}, "hidden_size 128 of the drafter, 64 of the target"),
-        ("vocabulary", {"vocab_size": 1000}, {}, {}, "vocab_size 1000"),
-        ("vocabulary", {}, {"vocab_size": MISSING}, {}, "None of the target"),
-        ("target's layers", {"num_target_layers": 9}, {}, {}, "num_target_layers 9"),
-        ("target_layer_ids", {"target_layer_ids": [1, 4, 7]}, {}, {}, "7 cannot be captured"),
-        ("target_layer_ids", {"target_layer_ids": [1, 40, 6]}, {}, {}, "40 cannot be captured"),
-        ("target_layer_ids", {}, {"num_hidden_layers": MISSING}, {}, "num_hidden_layers is None"),
-        ("mask token", {"mask_token_id": 1024}, {}, {}, "mask_token_id 1024"),
-        ("block size", {}, {}, {"speculative_num_draft_tokens": 17}, "17 exceeds the drafter's block of 16"),
-        ("block size", {"block_size": MISSING}, {}, {}, "block_size is missing"),
-        ("heads by tensor parallelism", {}, {}, {"tp_size": 3}, "--tp-size 3"),
-        ("heads by tensor parallelism", {}, {}, {"tp_size": 8}, "4 heads"),
-        ("heads by tensor parallelism", {"intermediate_size": 126}, {}, {"tp_size": 4}, "intermediate_size 126"),
-        ("draft window", {}, {}, {"speculative_draft_window_size": 15}, "--speculative-draft-window-size 15"),
-    ],
-)
-def test_a_pair_that_does_not_fit_is_an_error_with_a_remedy(
-    about: str, drafter_changes: Any, target_changes: Any, settings: Any, named: str
-) -> None:
-    found = compared(drafter_changes, target_changes, **settings)
-    assert found[about].level == "error"
-    assert named in found[about].value
-    assert found[about].expected and found[about].remedy
+def test_an_error_that_is_found_is_the_one_that_is_raised() -> None:
+    """``test_broken_pairs.py`` has a server's error for each rule."""
+    found = compared({"hidden_size": 128})
     with pytest.raises(DFlashError) as raised:
         raise_first_error(found.values())
-    first = next(finding for finding in found.values() if finding.level == "error")
-    assert Finding.of(first.about, raised.value) == first
+    assert Finding.of("hidden size", raised.value) == found["hidden size"]
 
 
 @pytest.mark.parametrize(

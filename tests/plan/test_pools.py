@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.plan.pools import TOKENS_PER_REQUEST, Pools, RequestState, Sizing, best_ratio, fit
 from sglang_dflash.plan.serving import DraftWindow, context_window
-from sglang_dflash.plan.sizes import StateBytes, draft_kv_per_token, state_bytes, target_kv_per_token
+from sglang_dflash.plan.sizes import StateBytes, draft_kv_per_token, target_kv_per_token
 from tests.support.configs import drafter
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -53,19 +54,6 @@ def test_kv_counts_the_targets_attention_layers_and_all_layers_of_the_drafter() 
     sizes = [target_kv_per_token(HYBRID, kv_bytes=2, tp_size=tp) for tp in (1, 2, 4)]
     assert sizes == [1 * 2 * heads * 8 * 2 for heads in (2, 1, 1)]  # ranks beyond the KV heads hold copies
     assert draft_kv_per_token(DrafterConfig.from_dict(drafter()), kv_bytes=2, tp_size=1) == 2 * 2 * 2 * 16 * 2
-
-
-@pytest.mark.parametrize("conv_bytes", [2, 4])
-def test_a_recurrent_state_its_snapshots_and_its_records(conv_bytes: int) -> None:
-    state = state_bytes(HYBRID, recurrent_bytes=4, conv_bytes=conv_bytes, tp_size=1)
-    column = (2 * 2 * 8 + 4 * 16) * conv_bytes
-    assert (state.recurrent, state.conv, state.conv_column) == (3 * 4 * 16 * 8 * 4, 3 * 3 * column, 3 * column)
-    assert state.record == 3 * 4 * (4 * 16 + 2 * 8 + 4)  # values, keys and decays of four bytes
-    # A block of 5: five matrices or a ring of 16 records, and one window of 5 + 4 - 2 columns.
-    assert state.snapshots(5) == 5 * state.recurrent + 7 * state.conv_column
-    assert state.records(5, 16) == 16 * state.record + 7 * state.conv_column
-    assert state_bytes(HYBRID, recurrent_bytes=4, conv_bytes=conv_bytes, tp_size=2).record == state.record // 2
-    assert state_bytes({"num_hidden_layers": 6}, recurrent_bytes=4, conv_bytes=2, tp_size=1) == StateBytes(0, 0, 0)
 
 
 def test_a_dense_target_gives_the_rest_to_kv() -> None:
@@ -115,6 +103,26 @@ def test_a_replay_reserves_scratch_for_every_requested_request_and_has_its_own_s
     assert fitted.tokens == (10_000 - 101 * (25 + 16) - (slots + 1) * 100) // 10
     wide = replace(RECURRENT, replayed=replace(RECURRENT.replayed, slot=200), max_states=10)
     assert [fit(wide, STATIC, replay=replay).bytes["states"] for replay in (True, False)] == [11 * 200, 11 * 100]
+
+
+WIDE = RequestState(STATE.slot, STATE.snapshots(8))
+LONG = RequestState(STATE.slot, STATE.records(4, 400), 400 * STATE.record)
+
+
+@pytest.mark.parametrize(
+    ("changes", "replay", "cap"),
+    [
+        ({"max_running": 2}, False, "--max-running-requests"),
+        ({"max_running": 80, "block": 8, "kept": WIDE}, False, "verify scratch"),
+        ({"max_running": 80}, False, "recurrent states"),
+        ({"max_running": 20}, True, "recurrent states"),
+        ({"max_running": 80, "replayed": LONG}, True, "verify scratch"),
+        ({"max_tokens": 2}, True, "tokens of K/V"),
+        ({"max_tokens": 2, "kept": RequestState()}, False, "tokens of K/V"),
+    ],
+)
+def test_the_limit_of_running_requests(changes: dict[str, Any], replay: bool, cap: str) -> None:
+    assert fit(replace(RECURRENT, **changes), STATIC, replay=replay).capped_by == cap
 
 
 SPLIT = replace(

@@ -8,15 +8,9 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import CPU, UNKNOWN_GPU
 from sglang_dflash.plan.memory import is_replayed
-from sglang_dflash.plan.settings import ring_length
 
 SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 FLAG = "--enable-linear-replayssm-spec"
-
-
-@pytest.mark.parametrize(("block", "length"), [(1, 16), (2, 16), (15, 16), (16, 16), (17, 32), (32, 32), (33, 64)])
-def test_a_ring_holds_the_block_in_a_power_of_two_from_sixteen(block: int, length: int) -> None:
-    assert ring_length(block) == length
 
 
 @pytest.mark.parametrize(

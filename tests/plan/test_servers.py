@@ -16,7 +16,7 @@ from sglang_dflash.plan.machine import asked_about
 from sglang_dflash.plan.pools import Pools
 from sglang_dflash.plan.report import preflight
 from sglang_dflash_lab.pairs import drafter_path, target_path
-from tests.support.generation import generate
+from tests.support.generation import flush, generate
 from tests.support.pair_servers import assert_memory_as_estimated, dflash_server, memory_estimate, worker_info
 from tests.support.servers import Server, running
 
@@ -76,12 +76,6 @@ class PrefixServer:
         """Prefixes that are kept while ``running`` others run, that of the current request included."""
         return replace(self.predicted, running=running + 1).prefixes() + 1
 
-    def flush(self) -> None:
-        deadline = time.monotonic() + 60
-        while self.server.post("/flush_cache").status_code != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-
 
 @pytest.fixture(scope="module", params=OVERLAP)
 def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefixServer]:
@@ -120,7 +114,7 @@ def test_one_prefix_more_evicts_the_first(kept: PrefixServer, running: int) -> N
     later = running if kept.strategy == "extra_buffer_lazy" else 0
     found = {}
     for count in (most - later, most + 1):
-        kept.flush()
+        flush(kept.server)
         with ThreadPoolExecutor(running + 1) as pool:
             long = [
                 pool.submit(generate, kept.server, prompt(90 + i), 4000, sampling_params=TO_THE_END)
@@ -141,7 +135,7 @@ def test_a_turn_with_a_long_answer_stores_two_states(kept: PrefixServer) -> None
     """
     most, found = kept.most(0), {}
     for count in (most // 2, most + 1 if kept.strategy == "no_buffer" else most // 2 + 2):
-        kept.flush()
+        flush(kept.server)
         found[count] = kept.keeps_first(count, new_tokens=150)
     assert list(found.values()) == [True, False], found
 

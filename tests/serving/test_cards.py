@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sglang_dflash_lab.bench.server import free_port
+from tests.serving.shrunk_cards import FLOAT32, RICHEST, assert_served_here, build, generate, prompts
 from tests.support.cards import NAMES, card
 from tests.support.checkpoints import assert_greedy
+from tests.support.generation import flush
 from tests.support.pair_servers import assert_memory_as_estimated, memory_estimate, with_plugin, worker_info
-from tests.support.servers import LAUNCH_SERVER, SGLANG_SERVE, Server, running, started
-from tests.support.shrunk_cards import FLOAT32, RICHEST, assert_served_here, build, generate, prompts
+from tests.support.servers import LAUNCH_SERVER, SGLANG_SERVE, Server, running
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-SERVE = str(ROOT / "launch" / "serve.sh")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -32,7 +30,7 @@ def test_tokens_are_the_targets_and_memory_is_as_estimated(name: str, tmp_path: 
     with running(tmp_path, *flags, **card(name).environment, **with_plugin(tmp_path, "oracle")) as server:
         answers = generate(server)
         oracle.write_text(json.dumps([p + a["output_ids"] for p, a in zip(prompts(), answers, strict=True)]))
-        assert server.post("/flush_cache").status_code == 200
+        flush(server)
         accepting = generate(server)
         allocation, found = worker_info(server)["memory_bytes"], sizes(server)
     for prompt, answer, again in zip(prompts(), answers, accepting, strict=True):
@@ -66,24 +64,3 @@ def test_the_command_as_printed_serves(name: str, launcher: tuple[str, ...], tmp
     arguments = card(name).arguments_for(tmp_path / "target", tmp_path / "drafter")
     with running(tmp_path, *arguments, launcher=launcher, **card(name).environment) as server:
         assert_served_here(generate(server), server)
-
-
-def test_the_launch_script(tmp_path: Path) -> None:
-    build(RICHEST, tmp_path)
-    port = free_port()
-    address = {"LISTEN_HOST": "127.0.0.1", "LISTEN_PORT": str(port), "PYTHON": sys.executable}
-    pair = {"TARGET": str(tmp_path / "target"), "DRAFTER": str(tmp_path / "drafter")}
-    with started(tmp_path, port, [SERVE, RICHEST.lower()], **address, **pair) as server:
-        assert_served_here(generate(server), server)
-
-
-def test_the_demo_script(tmp_path: Path) -> None:
-    port = free_port()
-    with started(
-        tmp_path, port, [SERVE, "demo"], SGLANG_DFLASH_PYTHON=sys.executable, SGLANG_DFLASH_LISTEN_PORT=str(port)
-    ) as server:
-        body = {"model": "m", "messages": [{"role": "user", "content": "What is 3 plus 4?"}], "temperature": 0}
-        answer = server.post("/v1/chat/completions", body).json()
-        assert "serves DFLASH" in server.log
-    assert answer["choices"][0]["finish_reason"] == "stop"
-    assert answer["choices"][0]["message"]["content"]

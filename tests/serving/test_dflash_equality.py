@@ -13,6 +13,7 @@ import pytest
 
 from sglang_dflash_lab.pairs import NAMES, target_path
 from sglang_dflash_lab.train.hf import load_model
+from tests.serving.matrix import CHUNKED, FINISHED, MATRIX, PAGED, SYNC, Cell
 from tests.support import acceptance
 from tests.support.checkpoints import assert_greedy
 from tests.support.generation import (
@@ -23,7 +24,6 @@ from tests.support.generation import (
     generate_all,
     largest_change,
 )
-from tests.support.matrix import CHUNKED, FINISHED, MATRIX, PAGED, SYNC, Cell
 from tests.support.pair_servers import BFLOAT16, dflash_server, plain_server
 from tests.support.prompts import corpus, random_prompts
 from tests.support.servers import Server
@@ -81,7 +81,7 @@ def test_equal_tokens_without_overlap_in_pages_and_chunks_on_two_ranks(tmp_path:
 def test_equal_tokens_everywhere(cell: Cell, tmp_path: Path) -> None:
     finished = FINISHED.results()
     if str(cell) in finished:
-        pytest.skip("passed before with this very package (tests/support/matrix.py)")
+        pytest.skip("passed before with this very package (tests/serving/matrix.py)")
     if cell.pair not in finished:
         with plain_server(cell.pair, tmp_path) as server:
             FINISHED.add(cell.pair, greedy_tokens(server, cell.pair))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.generation import flush, generate
-from tests.support.pair_servers import TRACKED, RecordedServer
+from tests.support.pair_servers import TRACKED, RecordedServer, recorded_blocks
 from tests.support.prompts import corpus
 from tests.support.reference_decoder import ReferenceDecoder
 from tests.support.servers import Server
@@ -34,12 +33,6 @@ def probe(recorded_hybrid: RecordedServer) -> Path:
     return recorded_hybrid.folder
 
 
-def blocks(probe: Path, rid: str) -> list[list[int]]:
-    """The blocks that the worker verified for a request, in order."""
-    lines = map(json.loads, (probe / "drafts.jsonl").read_text().splitlines())
-    return [line["block"] for line in lines if line["rid"] == rid]
-
-
 def test_drafts_and_accept_lengths_equal_the_reference_step_by_step(server: Server, probe: Path) -> None:
     reference = ReferenceDecoder.load(target_path(PAIR), drafter_path(PAIR))
     accepted = 0
@@ -48,8 +41,8 @@ def test_drafts_and_accept_lengths_equal_the_reference_step_by_step(server: Serv
         answer = generate(server, prompt, NEW_TOKENS)
         expected = reference.decode(prompt, NEW_TOKENS, width=16)
         assert answer.tokens == expected.tokens
-        verified = blocks(probe, answer.meta["id"])[: len(expected.steps)]
-        assert [tuple(block[1:]) for block in verified] == [step.drafted for step in expected.steps]
+        verified = recorded_blocks(probe, answer.meta["id"])[: len(expected.steps)]
+        assert [tuple(block[1:]) for _, block in verified] == [step.drafted for step in expected.steps]
         assert answer.meta["spec_verify_ct"] == len(expected.steps)
         accepted += sum(expected.accept_lengths) - len(expected.steps)
     assert accepted > 0, "no draft was ever accepted: the comparison says nothing"

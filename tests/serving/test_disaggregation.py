@@ -6,13 +6,12 @@ Steps are compared too because tokens would be right with any drafter K/V.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.generation import Answer, generate_all
+from tests.support.generation import Answer, counted, flush, generate_all
 from tests.support.pair_servers import (
     RANDOM_WIDTHS,
     RETRACTED,
@@ -40,15 +39,10 @@ def transfer_backend() -> None:
         pytest.skip(f"no transfer backend: {reason}")
 
 
-def counted(answers: Sequence[Answer]) -> list[tuple[list[int], int]]:
-    """Tokens, and the steps that they took."""
-    return [(answer.tokens, answer.meta["spec_verify_ct"]) for answer in answers]
-
-
 def assert_idle_and_whole(servers: Disaggregated) -> None:
     """SGLang checks its KV and state slots whenever it is idle, and ends the server if some are missing."""
     for server in (servers.prefill, servers.decode):
-        assert server.post("/flush_cache").status_code == 200
+        flush(server)
         assert server.process.poll() is None
         assert worker_info(server)["version"]
 

@@ -17,8 +17,7 @@ import pytest
 import transformers
 
 from sglang_dflash_lab.train.drafter import Drafter
-from tests.support.generation import assert_nothing_leaked, flush
-from tests.support.images import (
+from tests.serving.images import (
     BLOCK,
     HYBRIDS,
     IMAGE_TOKEN,
@@ -26,13 +25,14 @@ from tests.support.images import (
     Prompt,
     Reading,
     chat,
+    drafter_for_images,
     generate,
     inputs_of,
     processor,
-    write_drafter,
     write_target,
 )
-from tests.support.pair_servers import RANDOM_WIDTHS, RETRACTED, TRACKED, with_plugin, worker_info
+from tests.support.generation import assert_nothing_leaked, flush
+from tests.support.pair_servers import RANDOM_WIDTHS, RETRACTED, TRACKED, recorded_blocks, with_plugin, worker_info
 from tests.support.servers import Server, running
 
 pytestmark = pytest.mark.engine
@@ -66,7 +66,9 @@ class Pair:
 
     @classmethod
     def write(cls, name: str, folder: Path) -> Pair:
-        return cls(name, folder, write_target(name, folder / "target"), write_drafter(folder / "drafter"), processor())
+        return cls(
+            name, folder, write_target(name, folder / "target"), drafter_for_images(folder / "drafter"), processor()
+        )
 
     @contextlib.contextmanager
     def plain(self, folder: Path, *flags: str, **environment: str) -> Iterator[Server]:
@@ -151,14 +153,13 @@ def assert_drafts(pair: Pair, server: Server, folder: Path, window: int | None =
     names = [name for name in PROMPTS if name != "text"]
     flush(server)
     answers = {(name, attempt): a for attempt in ("fresh", "cached") for name, a in ask(server, names, attempt).items()}
-    lines = list(map(json.loads, (folder / "drafts.jsonl").read_text().splitlines()))
     told_apart = {"rope": False, "blind": False}
     for (name, attempt), answer in answers.items():
         reading = Reading(pair.model, pair.processor, pair.drafter, PROMPTS[name], answer["output_ids"])
         assert reading.greedy == answer["output_ids"], name
-        found = {line["position"]: line["block"] for line in lines if line["rid"] == f"{name}/{attempt}"}
         # A step that was launched before the request's end was known has a block after it.
-        blocks = {at: block for at, block in found.items() if at < len(reading.tokens)}
+        found = recorded_blocks(folder, f"{name}/{attempt}")
+        blocks = {at: block for at, block in found if at < len(reading.tokens)}
         assert len(blocks) > 1
         for at, block in blocks.items():
             drafts = reading.drafts(at, len(block), window)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
 
 from sglang_dflash_lab.pairs.corpus import Prompt, prompts
 from tests.support.generation import Params, answers, tokens
-from tests.support.pair_servers import FEATURES, RecordedServer, dflash_server
+from tests.support.pair_servers import RecordedServer
 from tests.support.prompts import chat_ids, corpus, random_prompts, schema_of
 from tests.support.servers import Server
 
@@ -81,15 +80,6 @@ def test_a_seed_gives_the_same_text_when_it_joins_a_running_batch(
 def test_samples_of_one_prompt_share_its_seed(dflash_hybrid: Server, alone: list[list[int]]) -> None:
     found = answers(dflash_hybrid, PROMPTS[:1], {**SEEDED[0], "n": 3})
     assert tokens(found) == [alone[0]] * 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("drafter", "block"), [("weak", 4), ("mismatched", 16)])
-def test_a_seed_gives_the_same_text_with_any_drafter(
-    drafter: str, block: int, alone: list[list[int]], tmp_path: Path
-) -> None:
-    with dflash_server(PAIR, tmp_path, base=FEATURES, drafter=drafter, block=block) as server:
-        assert tokens(answers(server, PROMPTS, SEEDED)) == alone
 
 
 def test_a_session_continues_where_it_ended(dflash_hybrid: Server) -> None:

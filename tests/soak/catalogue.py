@@ -18,7 +18,6 @@ from tests.support.prompts import chat_ids, corpus, message_ids, schema_of
 
 PAIR = "tiny-hybrid"
 LONGEST_PROMPT, LONGEST_ANSWER = 1500, 96
-PREFIXES = 4
 REPEATED = ("edit-json", "edit-code", "edit-chat", "repeat")
 TOOL = {
     "type": "function",

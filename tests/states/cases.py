@@ -1,4 +1,4 @@
-"""The Triton kernels of the gated delta net's replay against their torch definitions.
+"""The Triton kernels of the gated delta net's replay against their torch definitions, also as a server checks them.
 
 Not collected by itself: tests/states/test_gdn_replay.py runs it under Triton's interpreter (``TRITON_INTERPRET=1``);
 on a device it runs with ``OPS_DEVICE=cuda``.
@@ -7,12 +7,16 @@ on a device it runs with ``OPS_DEVICE=cuda``.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.settings import REPLAY_SWITCH
 from sglang_dflash.states import reference, replay
 from sglang_dflash.states.gdn_commit import gdn_commit
 from sglang_dflash.states.gdn_verify import gdn_verify
@@ -119,16 +123,100 @@ def test_no_requests() -> None:
     gdn_commit(blocks.states, blocks.records, blocks.rows, blocks.slots, blocks.slots)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
-def test_the_check_at_the_start_passes(
-    dtype: torch.dtype, state_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that runs the kernels."""
     monkeypatch.setattr(replay_check, "runs_kernels", lambda tensor: True)
     monkeypatch.setattr(replay, "gdn_verify", gdn_verify)
     monkeypatch.setattr(replay, "gdn_commit", gdn_commit)
-    pool = server_pool(dtype, state_dtype, H=1, HV=2, K=128, V=128, device=DEVICE)
-    replay_check.check_replay(SimpleNamespace(dtype=dtype, req_to_token_pool=pool), RING)  # type: ignore[arg-type]
+
+
+def runner(dtype: torch.dtype, state_dtype: torch.dtype, size: int) -> Any:
+    pool = server_pool(dtype, state_dtype, H=1, HV=2, K=size, V=size, device=DEVICE)
+    return SimpleNamespace(dtype=dtype, req_to_token_pool=pool)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+def test_the_check_at_the_start_passes_and_the_pool_does_not_change(
+    dtype: torch.dtype, state_dtype: torch.dtype
+) -> None:
+    server = runner(dtype, state_dtype, 128)
+    states = server.req_to_token_pool.get_speculative_mamba2_params_all_layers()
+    tensors = [value for value in vars(states).values() if value is not None]
+    before = [tensor.clone() for tensor in tensors]
+    replay_check.check_replay(server, RING)
+    assert all(map(torch.equal, tensors, before))
+
+
+def forgets_the_decay(*inputs: Any, **options: Any) -> Any:
+    q, k, v, a, *others = inputs
+    return gdn_verify(q, k, v, torch.full_like(a, -30.0), *others, **options)
+
+
+def takes_another_requests_inputs(*inputs: Any, **options: Any) -> Any:
+    return gdn_verify(*(x.roll(options["width"], 0) for x in inputs[:5]), *inputs[5:], **options)
+
+
+def leaves_a_nan(*inputs: Any, **options: Any) -> Any:
+    outputs = gdn_verify(*inputs, **options)
+    outputs[-1, -1, -1] = torch.nan
+    return outputs
+
+
+def loses_low_parts(*inputs: Any, **options: Any) -> Any:
+    outputs, records = gdn_verify(*inputs, **options), inputs[9]
+    records.updates_low.zero_()
+    return outputs
+
+
+def commits_one_token_less(states: Any, records: Any, rows: Any, slots: Any, counts: Any, *track: Any) -> None:
+    gdn_commit(states, records, rows, slots, counts - 1, *track)
+
+
+def tracks_the_last_token(states: Any, records: Any, rows: Any, slots: Any, counts: Any, *track: Any) -> None:
+    gdn_commit(states, records, rows, slots, counts, track[0], track[0] if track[0] is None else counts)
+
+
+def commits_one_layer(states: Any, records: Any, *others: Any) -> None:
+    gdn_commit(states[:1], Records(*(part[:1] for part in records.parts)), *others)
+
+
+def fails(*inputs: Any, **options: Any) -> Any:
+    raise RuntimeError("Triton Error [CUDA]: invalid argument")
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        (forgets_the_decay, "outputs of gdn_verify"),
+        (takes_another_requests_inputs, "updates of gdn_verify"),
+        (leaves_a_nan, "outputs of gdn_verify by nan"),
+        (loses_low_parts, "updates of gdn_verify"),
+        (commits_one_token_less, "without a snapshot"),
+        (tracks_the_last_token, "with a snapshot"),
+        (commits_one_layer, "states of gdn_commit"),
+        (fails, "do not run on this device: Triton Error"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_a_wrong_kernel_stops_the_start(wrong: Callable[..., Any], found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "gdn_commit" if "commit" in found or "snapshot" in found else "gdn_verify", wrong)
+    with pytest.raises(DFlashError) as caught:
+        replay_check.check_replay(runner(torch.bfloat16, torch.float32, 16), 5)
+    assert found in caught.value.value and f"{REPLAY_SWITCH}=0" in caught.value.remedy
+
+
+@pytest.mark.usefixtures("kernels")
+def test_an_out_of_memory_error_does_not_blame_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks_memory(*inputs: Any, **options: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(replay, "gdn_verify", lacks_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        replay_check.check_replay(runner(torch.bfloat16, torch.float32, 16), 5)
 
 
 def test_outputs_go_where_they_are_asked_to() -> None:

@@ -6,7 +6,6 @@ Not collected by itself: tests/states/test_sglang_kernels.py runs it in a proces
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,13 +23,13 @@ from sglang_dflash.plan import serving
 from sglang_dflash.states import replay
 from sglang_dflash.states.gdn_commit import gdn_commit
 from sglang_dflash.states.gdn_verify import gdn_verify
-from sglang_dflash.worker.start import graphs
 from sglang_dflash.worker.start.graphs import WidthGraphs
 from tests.rehearsal import interpreter
 from tests.rehearsal.mutants import by_the_calls_width
 from tests.support.configs import serving_plan
 from tests.support.gated_delta import causal_conv, delta_rule
 from tests.support.gdn_replay import Blocks, cache_params, of_records, rings
+from tests.worker.test_graphs import runner, serve_blocks_of_8
 
 interpreter.install()
 
@@ -59,20 +58,9 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> MambaPool:
 
 def graphs_of(pool: MambaPool, width: int, monkeypatch: pytest.MonkeyPatch) -> WidthGraphs:
     """What a server with this pool provides for ``width``."""
-    spec = SimpleNamespace(speculative_num_draft_tokens=BLOCK, override=lambda **_: nullcontext())
-    off = SimpleNamespace(overlap=SimpleNamespace(enable_two_batch_overlap=False), enable_pdmux=False, tp_rank=0)
-    monkeypatch.setattr(graphs, "get_spec", lambda: spec)
-    for name in ("get_exec", "get_disagg", "get_parallel"):
-        monkeypatch.setattr(graphs, name, lambda: off)
-    runner: Any = SimpleNamespace(
-        attn_backend=None,
-        prefill_attention_backend_str="triton",
-        decode_attention_backend_str="triton",
-        decode_cuda_graph_runner=None,
-        req_to_token_pool=SimpleNamespace(mamba_pool=pool),
-        lora_manager=None,
-    )
-    width_graphs = WidthGraphs(runner, runner, None, BLOCK)
+    serve_blocks_of_8(monkeypatch)
+    served = runner("triton", attn_backend=None, req_to_token_pool=SimpleNamespace(mamba_pool=pool))
+    width_graphs = WidthGraphs(served, served, None, BLOCK)
     assert width_graphs.build((width, BLOCK)) == tuple(sorted({width, BLOCK}))
     return width_graphs
 

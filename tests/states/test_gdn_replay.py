@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sglang_dflash.states.reference import gdn_commit, gdn_verify
-from tests.support.gated_delta import delta_rule, no_host_sync
+from tests.support.gated_delta import delta_rule
 from tests.support.gdn_replay import RING, Blocks, alike, of_records
 
 # Of a result's largest value. Records in 16 bits have a low part, so only what is stored in 16 bits is coarse.
@@ -25,9 +25,8 @@ def check(blocks: Blocks, counts: Tensor, track_counts: Tensor) -> None:
     """Outputs of a verify, then the states after a commit."""
     pool = blocks.states.clone()
     expected = [[blocks.expected(layer, i) for i in range(blocks.bs)] for layer in range(blocks.layers)]
-    with no_host_sync():
-        outputs = blocks.verify(gdn_verify, blocks.records)
-        gdn_commit(blocks.states, blocks.records, blocks.rows, blocks.slots, counts, blocks.track_slots, track_counts)
+    outputs = blocks.verify(gdn_verify, blocks.records)
+    gdn_commit(blocks.states, blocks.records, blocks.rows, blocks.slots, counts, blocks.track_slots, track_counts)
     half = blocks.dtype != torch.float32
     of_states = BF16 if blocks.state_dtype != torch.float32 else HALVES if half else FP32
     assert outputs.dtype == blocks.dtype

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
+from tests.support.generation import Answer, assert_nothing_leaked, counted, flush, generate_all
 from tests.support.pair_servers import FEATURES, RANDOM_WIDTHS, dflash_server, plain_server, worker_info
 from tests.support.prompts import corpus
 from tests.support.servers import Server
@@ -22,7 +22,7 @@ def scratch_and_blocks(server: Server) -> tuple[int, list[tuple[list[int], int]]
     answers += generate_all(server, corpus(PAIR, 16, 3), 1, 96)  # prefix hits
     assert_nothing_leaked(server)
     scratch = worker_info(server)["memory_bytes"]["scratch"]
-    return scratch, [(answer.tokens, answer.meta["spec_verify_ct"]) for answer in answers]
+    return scratch, counted(answers)
 
 
 @pytest.mark.slow

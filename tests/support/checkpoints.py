@@ -1,11 +1,16 @@
-"""Tiny random fp32 checkpoints of the four target architectures, and the check of greedy tokens against a model."""
+"""Tiny random checkpoints of four target architectures and of drafters; whether tokens are a model's greedy ones."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+
+from sglang_dflash_lab.pairs import drafter_path
+from sglang_dflash_lab.train.drafter import Drafter, DrafterConfig
 
 COMMON: dict[str, Any] = {
     "vocab_size": 512,
@@ -78,6 +83,24 @@ def spread_weights(model: transformers.PreTrainedModel) -> transformers.PreTrain
             elif name.endswith("dt_bias"):
                 parameter.uniform_(-1.0, 1.0)
     return model.float().eval()
+
+
+def write_drafter(folder: Path, **fields: Any) -> Drafter:
+    """Write a drafter with strong attention: a wrong mask, window, rotation or injection changes its drafts.
+
+    Args:
+        fields: changes to the configuration of ``tiny-dense``'s.
+    """
+    torch.manual_seed(0)
+    drafter = Drafter(replace(DrafterConfig.load(drafter_path("tiny-dense")), **fields))
+    with torch.no_grad():
+        for name, weight in drafter.named_parameters():
+            if name.endswith("o_proj.weight"):
+                weight.mul_(20)
+            elif name.endswith("q_norm.weight"):
+                weight.mul_(4)
+    drafter.save(folder)
+    return Drafter.load(folder)  # rounded as on disk
 
 
 def assert_greedy(model: transformers.PreTrainedModel, prompt: list[int], output: list[int]) -> None:

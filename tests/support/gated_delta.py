@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def normalize(x: Tensor) -> Tensor:
@@ -54,34 +48,3 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, history: Tensor)
         outputs.append(y if bias is None else y + bias.double())
         windows.append(row[:, 1 - weight.shape[1] :])
     return torch.stack(outputs, 1), torch.stack(windows)
-
-
-class _NoSyncOperator(TorchDispatchMode):
-    FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select")
-    INDEXING = ("index", "index_put", "index_put_")
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        assert name not in self.FORBIDDEN, f"aten::{name} waits for a value"
-        if name in self.INDEXING:
-            masks = [index for index in args[1] if index is not None and index.dtype == torch.bool]
-            assert not masks, f"aten::{name} by a mask waits for its count"
-        return func(*args, **(kwargs or {}))
-
-
-class _NoCopyToHost(TorchFunctionMode):
-    """What reads a CPU tensor's memory without an operator."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert func not in (Tensor.tolist, Tensor.numpy), f"{func.__name__} waits for values"
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def no_host_sync() -> Iterator[None]:
-    """Fail on whatever needs a tensor's values on the host: on a GPU it would stall a speculative step.
-
-    Not to be used under ``inference_mode``, which hides what an operator is made of.
-    """
-    with _NoSyncOperator(), _NoCopyToHost():
-        yield

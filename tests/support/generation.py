@@ -70,6 +70,11 @@ def tokens(found: Sequence[dict[str, Any]]) -> list[list[int]]:
     return [answer["output_ids"] for answer in found]
 
 
+def counted(found: Sequence[Answer]) -> list[tuple[list[int], int]]:
+    """Tokens, and the steps that they took: tokens alone would be right with any drafts."""
+    return [(answer.tokens, answer.meta["spec_verify_ct"]) for answer in found]
+
+
 def flush(server: Server) -> None:
     """Empty the prefix cache. SGLang refuses while a request runs, such as the health check at a slow start."""
     assert (answer := server.post("/flush_cache?timeout=60")).status_code == 200, answer.text

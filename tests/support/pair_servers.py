@@ -109,6 +109,12 @@ class RecordedServer:
     folder: Path
 
 
+def recorded_blocks(folder: Path, rid: str) -> list[tuple[int, list[int]]]:
+    """Return what the plugin's mode ``drafts`` wrote: position of each anchor, and the block from the anchor on."""
+    lines = map(json.loads, (folder / "drafts.jsonl").read_text().splitlines())
+    return [(line["position"], line["block"]) for line in lines if line["rid"] == rid]
+
+
 def strict() -> dict[str, str]:
     """Return the environment of a server in which every host wait inside a step raises."""
     return {"SGLANG_DFLASH_FORBID_SYNC": "2", "PYTHONPATH": _path_with_plugin()}

@@ -1,13 +1,13 @@
 """DFLASH chain decoding in plain PyTorch and transformers: the oracle of the engine tests.
 
-One request, no batching, no paging, nothing clever: dense and hybrid targets, greedy and sampled, any width
-at each step, a draft window over the drafter's full-attention layers, sliding-attention drafters.
+One greedy request, no batching, no paging, nothing clever: dense and hybrid targets, one width, a draft window over the
+drafter's full-attention layers, sliding-attention drafters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor
 from sglang_dflash_lab.train.drafter import Drafter, KeyValue, context_features, visible
 from sglang_dflash_lab.train.hf import load_model, transformers
 
-Width = int | Sequence[int] | Callable[[int], int]
 RecurrentState = dict[int, tuple[Tensor, Tensor]]  # layer -> convolution state, recurrent state
 
 
@@ -131,14 +130,12 @@ class Step:
         drafted: the proposals, width - 1 of them.
         accept_length: accepted proposals plus the bonus token; at least 1. Not cut at the end token.
         lead: by how much the likeliest token leads the second at the closest of the choices that made the accept
-            length, in logits; for greedy decoding.
-        state: the target's recurrent state after the step, if capturing was asked for.
+            length, in logits.
     """
 
     drafted: tuple[int, ...]
     accept_length: int
     lead: float
-    state: RecurrentState = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -151,11 +148,6 @@ class Decoded:
     @property
     def accept_lengths(self) -> list[int]:
         return [step.accept_length for step in self.steps]
-
-    @property
-    def mean_accept_length(self) -> float:
-        """Output tokens after the first (which prefill gives) per step; 0.0 without steps."""
-        return (len(self.tokens) - 1) / len(self.steps) if self.steps else 0.0
 
 
 class ReferenceDecoder:
@@ -183,81 +175,38 @@ class ReferenceDecoder:
         self,
         prompt: Sequence[int],
         max_new_tokens: int,
-        width: Width = 16,
+        width: int = 16,
         draft_window: int | None = None,
         page: int = 1,
-        temperature: float = 0.0,
-        seed: int = 0,
-        capture_state: bool = False,
     ) -> Decoded:
-        """Chain decoding of one prompt.
+        """Greedy chain decoding of one prompt.
 
         Args:
-            width: positions verified per step including the anchor, 1 .. block size: a number, one per step
-                (the last one repeats), or a function of the step's index.
+            width: positions verified per step including the anchor, 1 .. block size.
             draft_window: how many context positions the drafter's full-attention layers see; None for all.
             page: the window begins at a multiple of this, with up to ``page`` - 1 positions more.
-            temperature: 0.0 is greedy.
-            capture_state: keep the target's recurrent state after every step.
         """
-        generator = torch.Generator().manual_seed(seed)
         target = TargetRun(self.target)
         drafter = DrafterRun(self.drafter, self.target, draft_window, page)
         logits, hidden = target.append(prompt)
         drafter.inject(hidden, len(prompt))
-        tokens = [verify([], logits[-1:], temperature, generator)[-1]]
+        tokens = [int(logits[-1].argmax())]
         steps: list[Step] = []
         while self.eos not in tokens and len(tokens) < max_new_tokens:
             anchor, length, state = tokens[-1], target.length, target.recurrent_state()
-            proposals = drafter.logits(anchor, _width(width, len(steps)))
+            proposals = drafter.logits(anchor, width)
             drafted = proposals.argmax(-1).tolist()
             block = [anchor, *drafted]
             logits, hidden = target.append(block)
-            new = verify(drafted, logits, temperature, generator)
+            best = logits.argmax(-1).tolist()
+            agreeing = next((i for i, token in enumerate(drafted) if token != best[i]), len(drafted))
+            new = best[: agreeing + 1]  # the accepted proposals and the bonus token
             if len(new) < len(block):
                 target.rewind(length, state)
                 target.append(block[: len(new)])
             drafter.inject(hidden, len(new))
             tokens += new
-            lead = _smallest_lead(torch.cat((logits[: len(new)], proposals[: len(new)])))
-            steps.append(Step(tuple(drafted), len(new), lead, target.recurrent_state() if capture_state else {}))
+            first, second = torch.cat((logits[: len(new)], proposals[: len(new)])).topk(2).values.unbind(-1)
+            steps.append(Step(tuple(drafted), len(new), float((first - second).min())))
         end = tokens.index(self.eos) + 1 if self.eos in tokens else len(tokens)
         return Decoded(tokens[: min(end, max_new_tokens)], steps)
-
-
-def verify(drafted: Sequence[int], logits: Tensor, temperature: float, generator: torch.Generator) -> list[int]:
-    """The accepted proposals and the bonus token; exactly the target's distribution.
-
-    Speculative sampling (Leviathan et al., 2023; Chen et al., 2023), for a proposal that is sure of its
-    token x: accept x with probability p(x); otherwise draw from p without x, renormalised. Greedy is its limit.
-
-    Args:
-        drafted: n proposals.
-        logits: the target's, fp32 [n + 1, vocabulary]; row i judges proposal i, the last one the bonus.
-    """
-    if temperature == 0.0:
-        best = logits.argmax(-1).tolist()
-        agreeing = next((i for i, token in enumerate(drafted) if token != best[i]), len(drafted))
-        return best[: agreeing + 1]
-    accepted: list[int] = []
-    for token, p in zip(drafted, torch.softmax(logits / temperature, dim=-1), strict=False):
-        if torch.rand((), generator=generator) < p[token]:
-            accepted.append(token)
-            continue
-        p[token] = 0.0
-        return [*accepted, int(torch.multinomial(p, 1, generator=generator))]
-    p = torch.softmax(logits[-1] / temperature, dim=-1)
-    return [*accepted, int(torch.multinomial(p, 1, generator=generator))]
-
-
-def _smallest_lead(logits: Tensor) -> float:
-    first, second = logits.topk(2).values.unbind(-1)
-    return float((first - second).min())
-
-
-def _width(width: Width, step: int) -> int:
-    if callable(width):
-        return width(step)
-    if isinstance(width, int):
-        return width
-    return width[min(step, len(width) - 1)]

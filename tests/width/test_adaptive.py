@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from random import Random
 from statistics import mean
 from unittest.mock import patch
@@ -11,7 +10,7 @@ import pytest
 
 from sglang_dflash.width import AdaptiveWidth, CostTable
 from sglang_dflash.width.adaptive import PATIENCE, Explorer
-from tests.width.traffic import WIDTHS, Machine, best_width, drive, rate, switches
+from tests.width.traffic import Machine, best_width, drive, rate, switches
 
 RATIOS = (1.05, 1.5, 3.0, 8.0)
 WARM_UP = 150
@@ -103,15 +102,3 @@ def test_a_pause_has_a_reason_and_ends_when_drafts_are_accepted():
     assert str(pause).startswith("a block of 2 yields")
     drive(chosen, machine, lambda _: 0.9, 100, lambda _: 8)
     assert chosen.paused is None
-
-
-def test_its_description_is_ready_for_json():
-    machine = Machine(1.5)
-    chosen = policy(machine)
-    drive(chosen, machine, lambda _: 0.8, 200, lambda step: (2, 8)[step % 2])
-    described = json.loads(json.dumps(chosen.describe()))
-    assert sum(described["steps_by_width"].values()) == 200
-    assert described["chosen"]["8"]["width"] in WIDTHS
-    assert described["chosen"]["8"]["tokens_per_ms"] > described["chosen"]["2"]["tokens_per_ms"] > 0
-    assert len(described["survival"]["curve"]) == len(described["survival_of_matched"]["curve"]) == 15
-    assert described["costs"]["measured"] == 200 and described["paused"] is None

@@ -62,15 +62,6 @@ def test_a_slower_machine_is_followed_within_50_steps_in_unvisited_cells_too():
         assert ms(table, *cell) > 1.3 * POINTS[cell]
 
 
-def test_a_cell_that_was_calibrated_wrong_is_corrected_by_its_own_steps_and_no_longer_doubtful():
-    table = CostTable({**POINTS, (8, 4): 1.3 * POINTS[8, 4]})
-    doubt = table.lower_bounds(8)[2] / ms(table, 8, 4)
-    for width in WIDTHS * 10:
-        table.observe(8, width, POINTS[8, width])
-    assert table.row(8) == pytest.approx([POINTS[8, width] for width in WIDTHS], rel=0.03)
-    assert doubt < 0.8 < 0.9 < table.lower_bounds(8)[2] / ms(table, 8, 4)
-
-
 def test_unknown_widths_impossible_times_and_upper_bounds_above_the_prediction_are_ignored():
     table = CostTable(POINTS)
     before = table.row(8)

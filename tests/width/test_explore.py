@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dflash.width.adaptive import (
-    DOUBT_EVERY,
     EVERY,
-    EVERY_IF_BETTER,
     PROMPTED,
     SAVED,
     SCHEDULED,
@@ -47,22 +45,6 @@ def test_a_changed_batch_is_probed_on_credit():
     columns(explorer, EVERY, row=row)
     assert columns(explorer, 1, row=row, changed=True) == [1]
     assert 1 not in columns(explorer, EVERY, row=row, changed=True), "the budget is overdrawn"
-
-
-def test_free_probes_keep_their_distance():
-    chosen = columns(Explorer(), 800, tokens=[1.0, 1.5, 1.6])
-    assert chosen.count(1) == 800 // EVERY
-
-
-def test_if_drafts_may_have_improved_a_probe_follows_each_outcome():
-    explorer = Explorer()
-    columns(explorer, EVERY * 10, row=[10.0, 60.0, 90.0])
-    assert columns(explorer, 2 * EVERY_IF_BETTER, improved=True) == [1, *[0] * (EVERY_IF_BETTER - 1)] * 2
-
-
-def test_a_width_with_a_doubtful_time_is_probed_if_it_might_be_the_best():
-    chosen = columns(Explorer(), DOUBT_EVERY, row=[10.0, 15.0, 14.0], lower_bounds=[10.0, 15.0, 12.0])
-    assert chosen == [0] * (DOUBT_EVERY - 1) + [2]
 
 
 @given(

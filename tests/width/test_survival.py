@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import inf
 from random import Random
-from statistics import median
 from unittest.mock import patch
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dflash.width import Survival
-from sglang_dflash.width.survival import FIRST_PRIOR_TRIES, MEMORY, NEIGHBOUR_TRIES, PRIOR
+from sglang_dflash.width.survival import MEMORY
 from tests.width.traffic import accept_lens
 
 without_start = patch("sglang_dflash.width.survival.START_TRIES", 0.0)
@@ -32,43 +31,6 @@ def test_the_curve_is_a_survival_function_and_tokens_are_its_sum(observed):
         assert all(0 <= later <= earlier <= 1 for earlier, later in zip([1.0, *curve], curve, strict=False))
         tokens = [survival.tokens[width] for width in range(1, 9)]
         assert tokens == pytest.approx([1 + sum(curve[: width - 1]) for width in range(1, 9)])
-
-
-@without_start
-def test_a_step_is_counted_up_to_each_rejection_and_not_beyond_the_block():
-    survival = Survival(6)
-    survival.observe(4, [1, 2, 4, 4])
-    first = (3 + FIRST_PRIOR_TRIES * PRIOR) / (4 + FIRST_PRIOR_TRIES)
-    second = (2 + NEIGHBOUR_TRIES * first) / (3 + NEIGHBOUR_TRIES)
-    third = (2 + NEIGHBOUR_TRIES * second) / (2 + NEIGHBOUR_TRIES)
-    assert survival.hazards[1:] == pytest.approx([first, second, third, third, third])
-    assert survival.evidence() == pytest.approx([4, 3, 2, 0, 0])
-
-
-@pytest.mark.parametrize("width", [4, 16])
-def test_censored_counts_find_the_hazards_of_the_positions(width):
-    hazards = [0.9, 0.5, 0.8, *[0.7] * 12]
-    survival, random = Survival(16), Random(0)
-    found = []
-    for _ in range(400):
-        survival.observe(width, accept_lens(lambda j: hazards[j - 1], width, 16, random))
-        found.append(survival.hazards[1 : min(width, 7)])
-    typical = [median(position) for position in zip(*found, strict=True)]
-    assert typical == pytest.approx(hazards[: len(typical)], abs=0.04)
-
-
-@pytest.mark.parametrize("before, after", [(0.9, 0.2), (0.2, 0.9)])
-@pytest.mark.parametrize("batch_size, steps", [(1, 24), (8, 5)])
-def test_a_change_of_traffic_moves_the_hazards_within_a_few_steps(before, after, batch_size, steps):
-    late = 0
-    for seed in range(10):
-        survival, random = Survival(8), Random(seed)
-        for step in range(200 + steps):
-            hazard = before if step < 200 else after
-            survival.observe(8, accept_lens(lambda j, h=hazard: h, 8, batch_size, random))
-        late += abs(survival.hazards[1] - after) > 0.25
-    assert late <= 2
-    assert 1 - 1 / MEMORY > 0.98  # by fading alone, 24 steps would have moved it by a third of the way
 
 
 @without_start

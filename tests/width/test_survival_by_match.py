@@ -73,12 +73,6 @@ def test_traffic_without_matches_is_served_as_if_there_were_no_copies(hazard, ba
     assert run.widths == other.widths, "widths beyond the block, or the prior of copies, made a difference"
 
 
-def test_matches_that_are_rarely_accepted_cost_almost_nothing():
-    machine, rest = Machine(3), Copying(0.05, 0.05, 0.5)
-    run, ideal = drive_copying(policy(machine), machine, lambda _: rest, 2000, 4)
-    assert sum(run.tokens[WARM_UP:]) >= 0.97 * sum(ideal[WARM_UP:])
-
-
 def test_a_match_starts_a_block_at_once_and_the_pause_goes_on_without_one():
     machine = Machine(3)
     chosen = policy(machine)
@@ -110,13 +104,6 @@ def test_widths_beyond_the_drafters_block_are_chosen_for_matches_that_pay():
         assert (run.widths.count(32) > 300) is pays
         assert sum(run.tokens[WARM_UP:]) >= 0.92 * sum(ideal[WARM_UP:])
         assert chosen.survival.max_width == 16 and chosen.by_match.matched.max_width == 32
-
-
-def test_plain_decoding_and_a_width_beyond_the_drafters_block_are_enough_widths():
-    machine = Machine(3)
-    chosen = policy(machine, (1, 32), 16)
-    run = drive(chosen, machine, lambda _: 0.05, 100, lambda _: 1)
-    assert run.widths[-1] == 1 and chosen.paused is not None and chosen.paused.width == 32
 
 
 def test_tokens_accepted_beyond_the_drafters_block_without_a_match_do_not_count():

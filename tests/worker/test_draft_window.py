@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +15,7 @@ from sglang_dflash.plan.serving import DraftWindow, context_window
 from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
-from tests.support.pair_servers import WIDE_WIDTHS, dflash_server, with_plugin, worker_info
+from tests.support.pair_servers import WIDE_WIDTHS, dflash_server, recorded_blocks, with_plugin, worker_info
 from tests.support.prompts import corpus, message_ids
 from tests.support.reference_decoder import Decoded, DrafterRun, ReferenceDecoder, TargetRun
 from tests.support.servers import Server
@@ -72,12 +71,6 @@ def decoded(case: Case, prompt: Sequence[int]) -> Decoded:
     return reference(case.drafter).decode(prompt, NEW_TOKENS, BLOCK, draft_window=case.reads, page=case.page)
 
 
-def blocks(probe: Path, rid: str) -> list[tuple[int, list[int]]]:
-    """What was drafted for a request, in order: the anchor's position, and the anchor with its drafts."""
-    lines = map(json.loads, (probe / "drafts.jsonl").read_text().splitlines())
-    return [(line["position"], line["block"]) for line in lines if line["rid"] == rid]
-
-
 def check(case: Case, folder: Path) -> None:
     probe = folder / "probe"
     probe.mkdir()
@@ -93,7 +86,7 @@ def check(case: Case, folder: Path) -> None:
             for answer, wanted in zip(answers, expected, strict=True):
                 assert answer.tokens == wanted.tokens
                 steps = [list(step.drafted) for step in wanted.steps]
-                assert [block[1:] for _, block in blocks(probe, answer.meta["id"])][: len(steps)] == steps
+                assert [block[1:] for _, block in recorded_blocks(probe, answer.meta["id"])][: len(steps)] == steps
                 assert answer.meta["spec_verify_ct"] == len(steps)
         for answer, prompt in zip(hits, prompts, strict=True):
             assert answer.meta["cached_tokens"] <= max(0, len(prompt) - case.reads)
@@ -146,7 +139,7 @@ def assert_blocks_are_the_references_at_their_places(
         tokens = [*prompt, *answer.tokens]
         hidden = TargetRun(model.target).append(tokens)[1]
         # The last block may end beyond what was asked for, and another one begin there.
-        drafted = [(at, block[:BLOCK]) for at, block in blocks(probe, answer.meta["id"]) if at < len(tokens)]
+        drafted = [(at, block[:BLOCK]) for at, block in recorded_blocks(probe, answer.meta["id"]) if at < len(tokens)]
         assert drafted == [(at, block_at(case, tokens, hidden, at)) for at, _ in drafted]
 
 

@@ -31,7 +31,11 @@ def runner(attention: str = "fa3", **others: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of block 8, on one rank."""
+    serve_blocks_of_8(monkeypatch)
+
+
+def serve_blocks_of_8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one rank."""
     spec = SimpleNamespace(speculative_num_draft_tokens=FULL, override=lambda **_: nullcontext())
     off = SimpleNamespace(overlap=SimpleNamespace(enable_two_batch_overlap=False), enable_pdmux=False, tp_rank=0)
     monkeypatch.setattr(graphs, "get_spec", lambda: spec)
@@ -82,17 +86,6 @@ def test_narrower_widths_have_graphs_of_few_batch_sizes(captured: list[int], kep
 def test_costs_are_measured_at_batch_sizes_that_need_no_padding() -> None:
     """Between them the table is linear, as between a graph and the next."""
     assert set(widths.batch_sizes(48)) <= set(sizes_for_narrower(SIZES))
-
-
-def test_a_step_runs_with_its_width_and_leaves_sglangs_behind() -> None:
-    target = runner()
-    width_graphs = WidthGraphs(target, runner(), None, FULL)
-    width_graphs._changes[4] = [(target, "attn_backend", "of 4"), (target, "decode_cuda_graph_runner", "graphs of 4")]
-    with pytest.raises(RuntimeError), width_graphs.at(4):
-        assert (target.attn_backend, target.decode_cuda_graph_runner) == ("of 4", "graphs of 4")
-        raise RuntimeError
-    with width_graphs.at(FULL):
-        assert (target.attn_backend, target.decode_cuda_graph_runner) == ("SGLang's own", None)
 
 
 @pytest.mark.parametrize(

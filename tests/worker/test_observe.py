@@ -31,14 +31,6 @@ def started(flight: Steps, clock: Clock, at: float, width: int) -> StepRecord:
     return record
 
 
-def test_counts_arrive_in_launch_order_with_overlap(clock: Clock) -> None:
-    flight = Steps("cpu")
-    first, second = started(flight, clock, 0.0, 16), started(flight, clock, 0.01, 4)
-    assert flight.counted([3, 16]) is first
-    assert flight.counted([1, 4]) is second
-    assert second.accept_lens == [1, 4]
-
-
 def test_a_step_lasts_until_the_next_one_starts(clock: Clock) -> None:
     flight = Steps("cpu")
     first = started(flight, clock, 1.0, 16)

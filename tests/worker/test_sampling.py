@@ -12,11 +12,9 @@ import torch
 from sglang.srt.layers import sampler as sglang_sampler
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
-from sglang_dflash.worker.accept import for_block
 from sglang_dflash.worker.sampling import seeded
 from sglang_dflash.worker.sampling.seeded import SeededSampler, mark_seeded_rows
 from sglang_dflash.worker.start.prewarm import sample
-from tests.support.probability import p_value
 
 pytestmark = pytest.mark.sglang
 
@@ -42,29 +40,8 @@ def info(bs: int, **changes: Any) -> SamplingBatchInfo:
     return SamplingBatchInfo(**{**values, **changes})
 
 
-def test_every_row_of_a_block_has_its_requests_parameters() -> None:
-    bs, width = 3, 4
-    before = info(bs)
-    after = for_block(before, width)
-    for name in ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed"):
-        for row in range(bs * width):
-            assert torch.equal(getattr(after, name)[row], getattr(before, name)[row // width]), name
-    assert len(after) == bs * width and len(before) == bs
-
-
 def requests(seeds: Iterable[int | None]) -> list[SimpleNamespace]:
     return [SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=seed)) for seed in seeds]
-
-
-@pytest.mark.parametrize("width", [1, 3])
-@pytest.mark.parametrize("seeds", [[None, 7, None, -5], [7]])
-def test_every_row_of_a_seeded_request_is_marked_and_seeds_are_dense(seeds: list[int | None], width: int) -> None:
-    """The kernel reads seeds without a stride: others would draw with another number."""
-    block = for_block(info(len(seeds), sampling_seed=None), width)
-    mark_seeded_rows(block, requests(seeds), width)
-    expected = [(i * width + j, seed) for i, seed in enumerate(seeds) if seed is not None for j in range(width)]
-    assert list(zip(*(values.tolist() for values in block.seeded_rows), strict=True)) == expected
-    assert all(values.stride() == (1,) for values in block.seeded_rows)
 
 
 @pytest.mark.parametrize(
@@ -112,17 +89,6 @@ def draw(
 
 def unfiltered(rows: int) -> dict[str, torch.Tensor]:
     return {"top_ps": torch.ones(rows), "top_ks": torch.full((rows,), TOP_K_ALL), "min_ps": torch.zeros(rows)}
-
-
-def test_a_seed_draws_the_same_token_alongside_requests_with_filters(sampler: SeededSampler) -> None:
-    torch.manual_seed(0)
-    rows = 400
-    probs = torch.softmax(torch.randn(rows, 300) * 4, dim=-1)
-    alone = draw(sampler, probs, info(rows, **unfiltered(rows)), simple=True)
-    # A neighbour's top-p sends the whole batch through the filters.
-    filtered = draw(sampler, probs, info(rows, **unfiltered(rows)), simple=False)
-    assert torch.equal(alone, filtered)
-    assert len(set(alone.tolist())) > 10
 
 
 @pytest.mark.parametrize("simple", [True, False])
@@ -191,12 +157,3 @@ def test_the_prewarm_step_samples_every_row_through_the_servers_sampler(
     sample(runner, 6, seeded=with_seed)
     assert [len(tokens) for tokens in answered] == [6]
     assert drawn == ([6] if with_seed else [])
-
-
-def test_unseeded_rows_keep_their_law_alongside_a_seeded_one(sampler: SeededSampler) -> None:
-    torch.manual_seed(0)
-    rows = 40_000
-    law = torch.tensor([0.5, 0.25, 0.15, 0.1])
-    drawn = draw(sampler, law.repeat(rows, 1), info(rows, **unfiltered(rows)), simple=True, seeds=[3] + [None] * rows)
-    counts = torch.bincount(drawn[1:], minlength=4)
-    assert p_value(counts, law) > 1e-4

@@ -14,7 +14,7 @@ from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state imp
 from sglang_dflash.plan.serving import DraftWindow
 from sglang_dflash.upstream import ReqToTokenPool
 from sglang_dflash.worker import window as hooks
-from sglang_dflash.worker.window import DraftRings, cap_prefix, charge_rings
+from sglang_dflash.worker.window import DraftRings, charge_rings
 from tests.support.configs import serve
 
 pytestmark = pytest.mark.sglang
@@ -68,22 +68,3 @@ def test_rings_that_exist_are_not_charged_again(
     """SGLang sizes the pool again after graph capture, from what is free beside the rings, and caps it."""
     set_up(window, monkeypatch)
     assert charge_rings(divide, configurator, BYTES, cap_tokens=7) == (BYTES, 7, drafters_layers)
-
-
-@pytest.mark.parametrize(
-    ("longest", "input_len", "reusable"),
-    [
-        (499, 500, 436),  # the last 64 tokens go through the prefill and so into the ring
-        (300, 500, 300),  # SGLang's own bound is the tighter one
-        (64, 65, 1),
-        (63, 64, 0),
-        (9, 10, 0),  # shorter than the window
-    ],
-)
-def test_a_prefix_hit_leaves_the_windows_tokens_to_the_prefill(
-    longest: int, input_len: int, reusable: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    serve(monkeypatch, window=DraftWindow(64, block=16, page=1))
-    assert cap_prefix(longest, None, input_len) == reusable
-    serve(monkeypatch)
-    assert cap_prefix(longest, None, input_len) == longest

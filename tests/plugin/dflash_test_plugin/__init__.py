@@ -20,7 +20,6 @@ CHOOSE = "sglang_dflash.worker.accept.Accept.target_tokens"
 STEPS = "sglang_dflash.worker.observe.observer.Steps"
 HEAD = "sglang_dflash.model.vocabulary.TargetVocabulary.argmax_token"
 LEARN = "sglang_dflash.width.adaptive.AdaptiveWidth.observe"
-WIDTH = "sglang_dflash.width.policy.FixedWidth.width"
 STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
 PENALTIES = "sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply"
 
@@ -58,7 +57,6 @@ def register() -> None:
         ],
         "skew_policy": [(LEARN, changes.accept_lens, When.BEFORE)],
         "draw_twice": [(CHOOSE, changes.draw_twice, When.AROUND)],
-        "widths": [(WIDTH, changes.in_turn, When.AFTER)],
         "keep_likely": [(CHOOSE, changes.keep_likely, When.AROUND)],
     }
     if os.environ.get("SGLANG_DFLASH_FORBID_SYNC"):

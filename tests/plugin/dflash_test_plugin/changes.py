@@ -1,12 +1,10 @@
-"""Modes that change what a server does: faults, skewed ranks, wrong rules, known answers, widths and orders."""
+"""Modes that change what a server does: faults, skewed ranks, wrong rules, known answers and orders."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import json
-import os
 import random
 from collections.abc import Callable
 from functools import cache
@@ -185,15 +183,3 @@ def keep_likely(original: Callable[..., Tensor], accept: Any, step: Any) -> Tens
 
 def as_for_a_block_of_one(original: Callable[..., None], orchestrator: Any, logits: Tensor) -> None:
     original(orchestrator, logits, repeat=1)
-
-
-# --- widths: another width every step; SGLANG_DFLASH_TEST_WIDTHS lists them, with "," or "." between
-
-_widths = itertools.cycle(
-    int(width) for width in os.environ.get("SGLANG_DFLASH_TEST_WIDTHS", "1").replace(".", ",").split(",")
-)
-
-
-def in_turn(result: int, policy: Any, *_: Any) -> int:
-    """After ``FixedWidth.width``."""
-    return min(next(_widths), result)

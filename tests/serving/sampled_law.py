@@ -8,11 +8,7 @@ stays true of any selection that looks at nothing but the tokens before.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,26 +22,6 @@ from tests.support.servers import Server
 TEXTS_PER_REQUEST = 256  # a request with thousands outlasts any sensible timeout on a slow machine
 
 
-@dataclass(frozen=True)
-class Sample:
-    """What a setting generated; every tensor is [texts, length].
-
-    Attributes:
-        points: uniform if the text follows the target's law; NaN off the law's support.
-        tops: the law's largest probability, before the token was drawn.
-        delays: how much later than the winner (1.0: not at all) the emitted token came in the race that its seed
-            decides; empty without seeds.
-        draft_probs: the law's probability of the draft that was judged there; NaN where none was or none was recorded.
-        kept: whether that draft is the token.
-    """
-
-    points: Tensor
-    tops: Tensor
-    delays: Tensor
-    draft_probs: Tensor
-    kept: Tensor
-
-
 def sample(
     server: Server,
     target: Any,
@@ -56,8 +32,7 @@ def sample(
     length: int,
     seeded: bool,
     generator: torch.Generator,
-    probe: Path | None = None,
-) -> Sample:
+) -> tuple[Tensor, Tensor]:
     """``texts`` texts of ``length`` tokens after each of the prompts.
 
     Args:
@@ -65,7 +40,11 @@ def sample(
         params: of SGLang's ``sampling_params``.
         seeded: each text has a seed of its own, its index; otherwise none has.
         generator: of the points inside their intervals.
-        probe: the folder in which the server records its drafts (``tests/plugin``).
+
+    Returns:
+        Points [texts, length], uniform if the text follows the target's law, NaN off the law's support; and delays
+        [texts, length], how much later than the winner (1.0: not at all) the emitted token came in the race that its
+        seed decides, empty without seeds.
     """
     common = {**params, "max_new_tokens": length, "ignore_eos": True}
     seeds = torch.arange(len(prompts) * texts)
@@ -74,41 +53,16 @@ def sample(
     pieces = [slice(i, i + TEXTS_PER_REQUEST) for i in range(0, len(inputs), TEXTS_PER_REQUEST)]
     found = [answer for piece in pieces for answer in answers(server, inputs[piece], each[piece])]
     generated = torch.tensor(tokens(found))
-    drafts = judged_drafts(probe, found, inputs) if probe else torch.full_like(generated, -1)
-    points, tops, delays, draft_probs = [], [], [], []
-    parts = (part.split(texts) for part in (generated, drafts, seeds))
-    for prompt, new, drafted, own in zip(prompts, *parts, strict=True):
+    points, delays = [], []
+    for prompt, new, own in zip(prompts, generated.split(texts), seeds.split(texts), strict=True):
         ids = torch.cat((torch.tensor(prompt).expand(texts, -1), new), dim=1)
         with torch.inference_mode():
             logits = target(ids).logits[:, len(prompt) - 1 : -1].float()
         probs = law(logits, new, params)
         points.append(uniform_points(probs, new, generator))
-        tops.append(probs.amax(dim=-1))
-        of_draft = probs.gather(2, drafted.clamp(min=0)[..., None])[..., 0]
-        draft_probs.append(of_draft.where(drafted >= 0, torch.nan))
         if seeded:
             delays.append(race_delays(probs, new, own, len(prompt) - 1))
-    late = torch.cat(delays) if seeded else torch.empty(0)
-    return Sample(torch.cat(points), torch.cat(tops), late, torch.cat(draft_probs), generated == drafts)
-
-
-def judged_drafts(probe: Path, found: Sequence[dict[str, Any]], inputs: Sequence[list[int]]) -> Tensor:
-    """int64 [texts, length]: the draft that the acceptance rule judged at each token, -1 where it judged none."""
-    texts = tokens(found)
-    drafts = torch.full((len(texts), len(texts[0])), -1)
-    row_of = {answer["meta_info"]["id"]: row for row, answer in enumerate(found)}
-    for line in map(json.loads, (probe / "drafts.jsonl").read_text().splitlines()):
-        row = row_of.get(line["rid"])
-        if row is None:
-            continue
-        first = line["position"] + 1 - len(inputs[row])
-        for i, draft in enumerate(line["block"][1:], start=first):
-            if i >= drafts.shape[1]:
-                break
-            drafts[row, i] = draft
-            if texts[row][i] != draft:  # those after a rejected draft are not judged
-                break
-    return drafts
+    return torch.cat(points), torch.cat(delays) if seeded else torch.empty(0)
 
 
 def uniform_points(probs: Tensor, texts: Tensor, generator: torch.Generator) -> Tensor:
@@ -161,20 +115,6 @@ def p_of_one_and_two(points: Tensor) -> tuple[float, float]:
     counts = torch.bincount((single * 40).long().clamp(max=39), minlength=40)
     pair_counts = torch.bincount(pairs[:, 0] * 10 + pairs[:, 1], minlength=100)
     return p_value(counts, torch.ones(40) / 40), p_value(pair_counts, torch.ones(100) / 100)
-
-
-def p_of_kept_drafts(found: Sample) -> float:
-    """Whether drafts are kept as often as the law wants: the normal deviate of their number, two-sided.
-
-    Given the tokens before it a draft is kept with its probability under the law, so the sum of the differences is a
-    martingale with variance p (1 - p) a draft. It looks where a wrong rule shows; counting all tokens dilutes that.
-    """
-    probs = found.draft_probs.double()
-    judged = ~probs.isnan()
-    probs, kept = probs[judged], found.kept[judged].double()
-    variance = (probs * (1 - probs)).sum()
-    assert variance > 50, f"{len(probs)} drafts in too little doubt"
-    return math.erfc(float((kept - probs).sum().abs() / (2 * variance).sqrt()))
 
 
 def assert_seeds_decided(delays: Tensor) -> None:

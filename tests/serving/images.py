@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +20,9 @@ import transformers
 from PIL import Image
 from torch import Tensor
 
-from sglang_dflash_lab.pairs import drafter_path, target_path
-from sglang_dflash_lab.train.drafter import Drafter, DrafterConfig
-from tests.support.checkpoints import COMMON, EXPERTS, GDN, MROPE, spread_weights
+from sglang_dflash_lab.pairs import target_path
+from sglang_dflash_lab.train.drafter import Drafter
+from tests.support.checkpoints import COMMON, EXPERTS, GDN, MROPE, spread_weights, write_drafter
 from tests.support.reference_decoder import DrafterRun
 from tests.support.servers import Server
 
@@ -95,27 +95,11 @@ def processor() -> transformers.ProcessorMixin:
     return transformers.Qwen3VLProcessor(image, tokenizer, video, chat_template=CHAT_TEMPLATE)
 
 
-def write_drafter(folder: Path) -> Drafter:
-    """Write random weights with strong attention, so that what is injected, and where, changes the drafts."""
-    torch.manual_seed(0)
+def drafter_for_images(folder: Path) -> Drafter:
     shared = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-    config = replace(
-        DrafterConfig.load(drafter_path("tiny-dense")),
-        **{key: _TEXT[key] for key in (*shared, "vocab_size", "max_position_embeddings", "eos_token_id")},
-        block_size=BLOCK,
-        mask_token_id=MASK,
-        target_layer_ids=(0, 2),
-        num_target_layers=_TEXT["num_hidden_layers"],
-    )
-    drafter = Drafter(config)
-    with torch.no_grad():
-        for name, weight in drafter.named_parameters():
-            if name.endswith("o_proj.weight"):
-                weight.mul_(20)
-            elif name.endswith("q_norm.weight"):
-                weight.mul_(4)
-    drafter.save(folder)
-    return Drafter.load(folder)  # rounded as on disk
+    same = {key: _TEXT[key] for key in (*shared, "vocab_size", "max_position_embeddings", "eos_token_id")}
+    layers = {"target_layer_ids": (0, 2), "num_target_layers": _TEXT["num_hidden_layers"]}
+    return write_drafter(folder, **same, **layers, block_size=BLOCK, mask_token_id=MASK)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,88 @@
+"""What SGLang makes of command lines: its parser without plugins and with them, and the resolution of a server.
+
+Importing SGLang takes long, so one fresh process takes all of them, as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+FIELDS = (
+    "mamba_radix_cache_strategy",
+    "speculative_draft_window_size",
+    "cuda_graph_backend_prefill",
+    "speculative_num_draft_tokens",
+    "speculative_dflash_block_size",
+    "mem_fraction_static",
+)
+OLD_KEYWORDS = {
+    "mamba_scheduler_strategy": "extra_buffer",
+    "speculative_dflash_draft_window_size": 64,
+    "cuda_graph_backend_prefill": "tc_piecewise",
+}
+
+
+def outcomes(**commands: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Outcomes of command lines, by the same keyword: ``plain``, ``plugins`` (both are parsed), ``resolved``.
+
+    Each is the arguments in :data:`FIELDS`, or an ``error`` (and the ``exit`` code of a usage error). ``engine`` has
+    those of :data:`OLD_KEYWORDS` of ``sglang.Engine``.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", __name__],
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((os.getcwd(), os.environ.get("PYTHONPATH", "")))},
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def fields(args: Any) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in FIELDS}
+
+
+def outcome(argv: list[str], *, resolve: bool) -> dict[str, Any]:
+    from sglang.srt.server_args import prepare_server_args
+
+    stderr = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(stderr):
+            parsed = prepare_server_args(argv)
+            if resolve:
+                parsed.resolve_once()
+    except SystemExit as stopped:
+        return {"exit": stopped.code, "error": stderr.getvalue().strip().splitlines()[-1]}
+    except (ValueError, RuntimeError, OSError, AssertionError) as error:
+        return {"error": traceback.format_exception_only(error)[-1]}
+    return fields(parsed)
+
+
+def main() -> None:
+    from sglang.srt.entrypoints.engine import Engine
+    from sglang.srt.plugins import load_plugins
+
+    commands, found = json.load(sys.stdin), {}
+    with contextlib.redirect_stdout(sys.stderr):
+        for kind in ("plain", "plugins", "resolved"):
+            if kind != "plain":
+                load_plugins()
+            found[kind] = [outcome(argv, resolve=kind == "resolved") for argv in commands.get(kind, ())]
+        found["engine"] = fields(Engine.server_args_class(model_path="x", **OLD_KEYWORDS))
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
