@@ -84,10 +84,7 @@ class ModelFiles:
 
     @property
     def is_local(self) -> bool:
-        try:
-            return Path(self.name).is_dir()
-        except OSError:  # the name is longer than a path can be
-            return False
+        return os.path.isdir(self.name)  # False for a name that no path can have, where Path.is_dir raises
 
     @cached_property
     def config(self) -> dict[str, Any]:
