@@ -164,7 +164,7 @@ class ModelFiles:
         """Bytes of all tensors as the index states them; None if it does not."""
         metadata = (self.index or {}).get("metadata")
         size = metadata.get("total_size") if isinstance(metadata, dict) else None
-        return int(size) if isinstance(size, int | float) else None
+        return size if isinstance(size, int) else None
 
     def _headers(self) -> dict[str, TensorHeader]:
         # Of the safetensors files that the index names, or of all.
