@@ -75,7 +75,6 @@ def test_a_pair_that_does_not_fit_is_an_error_with_a_remedy(
 @pytest.mark.parametrize(
     ("about", "drafter_changes", "settings"),
     [
-        ("target's layers", {"num_target_layers": MISSING}, {}),
         ("context length", {"max_position_embeddings": 2048}, {}),
         ("context length", {}, {"context_length": 8192}),
     ],

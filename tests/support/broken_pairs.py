@@ -145,7 +145,7 @@ BROKEN: list[Broken] = [
     # the target
     Broken("target of another width", "64 of the drafter, 96 of the target", target={"hidden_size": 96}),
     Broken("target of another vocabulary", "2048 of the target", target={"vocab_size": 2048}),
-    Broken("target of another depth", "the target has 6 layers", target={"num_hidden_layers": 6}),
+    Broken("target of another depth", "8 of the drafter, 6 of the target", target={"num_hidden_layers": 6}),
     # files
     Broken("another tokenizer", "tokenizer.json differs", edit=_other_tokenizers),
     Broken("no drafter configuration", "no config.json found", edit=_remove("drafter/config.json")),
