@@ -84,10 +84,7 @@ class ModelFiles:
 
     @property
     def is_local(self) -> bool:
-        try:
-            return Path(self.name).is_dir()
-        except OSError:  # the name is longer than a path can be
-            return False
+        return os.path.isdir(self.name)  # False for a name that no path can have, where Path.is_dir raises
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -174,7 +171,7 @@ class ModelFiles:
         """Bytes of all tensors as the index states them; None if it does not."""
         metadata = (self.index or {}).get("metadata")
         size = metadata.get("total_size") if isinstance(metadata, dict) else None
-        return int(size) if isinstance(size, int | float) else None
+        return size if isinstance(size, int) else None
 
     def _headers(self) -> dict[str, TensorHeader]:
         # Of the safetensors files that the index names, or of all.

@@ -21,39 +21,20 @@ MOST_LAYERS = 1024
 MOST_POSITIONS = 1 << 24  # rows of a RoPE table
 _LARGEST_FLOAT = 3e38  # of float32
 
-_DFLASH2 = "DFlash2 (candidate selector)"
-_XPRESS = "XPress (refinement head)"
-_DSPARK = "DSpark (Markov head)"
-_KINDS_BY_ARCHITECTURE = {
-    "DFlash2DraftModel": _DFLASH2,
-    "DFlash2BeamDraftModel": _DFLASH2,
-    "MiniMaxDFlash2DraftModel": _DFLASH2,
-    "LiLiCorrDraftModel": "LiLiCorr (transition reranker)",
-    "DFlashLagunaForCausalLM": "Laguna (gated attention)",
-    "MuseGlimmerAssistantModel": "Muse-Glimmer (scaled target embedding)",
-    "Qwen3DSparkModel": _DSPARK,
-}
-_KINDS_BY_KEY = {
-    "selector_rank": _DFLASH2,
-    "conv_kernel_size": "DFlash2 (grouped convolution)",
-    "lilicorr_hidden_size": "LiLiCorr (transition reranker)",
-    "has_embed_tokens": "Nemotron (its own embedding)",
-    "use_gemma_norm": "DFlash with Gemma's norm",
-    "attention_sink_bias": "MiMo (attention sinks)",
-    "attention_value_scale": "MiMo (attention value scale)",
-    "final_logit_softcapping": "DFlash with softcapped logits",
-}
-_KINDS_BY_HEAD = {"domino": "Domino (GRU correction)", "dspark": _DSPARK}
+# Keys of drafters of other kinds, which have additional layers or inputs.
+_OTHER_KEYS = (
+    *("selector_rank", "conv_kernel_size", "lilicorr_hidden_size", "has_embed_tokens", "use_gemma_norm"),
+    *("attention_sink_bias", "attention_value_scale", "final_logit_softcapping"),
+)
 _AUTHORS = "use the target's plain DFlash drafter, or serve this one with its authors' engine"
 _NORMALIZE = "convert it with SpecForge's scripts/gates/normalize_dflash_export.py and serve it with "
 # Architecture or key -> kind that SGLang does not serve as DFLASH, and the remedy.
 _UNSERVED = {
     "thresh_head_direct_len": ("AdaFlash (head for the length of a block), which SGLang does not serve", _AUTHORS),
-    "Qwen3XPressModel": (f"{_XPRESS}, which SGLang does not serve", _AUTHORS),
-    "DSparkDraftModel": (f"{_DSPARK}, as SpecForge writes it", f"{_NORMALIZE}--speculative-algorithm DSPARK"),
+    "Qwen3XPressModel": ("XPress (refinement head), which SGLang does not serve", _AUTHORS),
+    "DSparkDraftModel": ("DSpark (Markov head), as SpecForge writes it", f"{_NORMALIZE}--speculative-algorithm DSPARK"),
 }
 _SPECULATORS = "speculators_model_type"
-_KINDS_OF_SPECULATORS = {"dflash2": f", of the kind {_DFLASH2},", "xpress": f", of the kind {_XPRESS},"}
 _AUTOMODEL_CLASSES = {"Qwen3DFlashDraftModel": "DFlashDraftModel", "Qwen3DFlash2DraftModel": "DFlash2DraftModel"}
 _CLASSES = {**_AUTOMODEL_CLASSES, "DominoDraftModel": "DFlashDraftModel"}  # the last is SpecForge's
 
@@ -70,18 +51,16 @@ def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
     Only ``config.json`` is read; the loader finds undeclared extra tensors.
     """
     name, keys = _architecture(config), ConfigKeys(config)
-    if kind := _KINDS_BY_ARCHITECTURE.get(str(name)):
-        return kind
-    if kind := next((kind for key, kind in _KINDS_BY_KEY.items() if keys.get(key)), None):
-        return kind
+    if name not in ARCHITECTURES:
+        return name or "unknown"
+    if key := next(filter(keys.get, _OTHER_KEYS), None):
+        return f"DFlash with {key}"
     head, activation = keys.get("projector_type"), keys.get("hidden_act")
     if head not in (None, "dflash"):
-        return _KINDS_BY_HEAD.get(str(head), f"DFlash with the head {head}")
+        return f"DFlash with the head {head}"
     if keys.get("sample_from_anchor") is False:
-        return "Nemotron (block without its anchor)"
-    if activation not in (None, "silu"):
-        return f"DFlash with the activation {activation}"
-    return None if name in ARCHITECTURES else f"unknown (architecture {name})"
+        return "DFlash with sample_from_anchor false"
+    return None if activation in (None, "silu") else f"DFlash with the activation {activation}"
 
 
 def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -109,8 +88,7 @@ def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _from_speculators(config: Mapping[str, Any]) -> dict[str, Any]:
     if (algorithm := config[_SPECULATORS]) != "dflash":
-        kind = _KINDS_OF_SPECULATORS.get(str(algorithm), "")
-        raise _unserved_by_speculators(f"{_SPECULATORS} {algorithm!r}{kind}", "dflash")
+        raise _unserved_by_speculators(f"{_SPECULATORS} {algorithm!r}", "dflash")
     layers: Any = config.get("transformer_layer_config")
     require(isinstance(layers, Mapping), "transformer_layer_config", layers, "an object: the drafter's transformer")
     if config.get("sample_from_anchor"):

@@ -73,7 +73,7 @@ def expected_memory(
         Doubt: no sizes are known for the target's family, or the size of its weights is unknown.
         DFlashError: a size in a configuration is unusable.
     """
-    if pair.text.get("model_type") not in FAMILIES:
+    if str(pair.text.get("model_type")) not in FAMILIES:
         raise Doubt(
             f"no sizes are known for targets of model_type {pair.text.get('model_type')!r}",
             expected=f"one of {', '.join(sorted(FAMILIES))}",

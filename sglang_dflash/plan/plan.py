@@ -88,12 +88,11 @@ def decide(settings: Settings, pair: Pair, machine: Machine, *, hybrid: bool) ->
         DFlashError: the arguments set widths, copies or a state replay that cannot be served.
     """
     block, drafter, memory, memory_error = pair.block_size(settings), pair.drafter, None, None
+    widths = _widths(settings, pair, block)
     replay = hybrid and is_replayed(settings, machine, lets_more_run=False)
-    _check_widths(settings, pair, block)
     # A prefill server decodes nothing.
     copies = chooses_copies(settings, pair.widths) and settings.disaggregation_mode != "prefill"
     try:
-        widths = pair.widths.widths_for(block, drafter.block_size) if pair.widths else (block,)
         memory = expected_memory(settings, machine, pair, widths, copies=copies)
         replay = memory.served.replay
     except DFlashError as error:  # SGLang divides the memory, and may have better sizes
@@ -115,15 +114,16 @@ def decide(settings: Settings, pair: Pair, machine: Machine, *, hybrid: bool) ->
     )
 
 
-def _check_widths(settings: Settings, pair: Pair, block: int) -> None:
-    if pair.widths is None and settings.speculative_adaptive_config is not None:
+def _widths(settings: Settings, pair: Pair, block: int) -> tuple[int, ...]:
+    if pair.widths is not None:
+        return pair.widths.widths_for(block, pair.drafter.block_size)
+    if settings.speculative_adaptive_config is not None:
         raise DFlashError(
             f"{FLAG} {settings.speculative_adaptive_config} without --speculative-adaptive",
             expected="both, or neither",
             remedy="add --speculative-adaptive, or leave the file out",
         )
-    if pair.widths is not None:
-        pair.widths.widths_for(block)  # refuses a width wider than the block
+    return (block,)
 
 
 def chooses_copies(settings: Settings, widths: WidthConfig | None) -> bool:

@@ -7,12 +7,11 @@ after loading.
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+
+import torch
 
 from sglang_dflash.errors import DFlashError, Doubt, Finding, Note, judge
 from sglang_dflash.plan.advice import HIGHEST_FRACTION
@@ -29,7 +28,6 @@ _MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}}
 _HYBRID_ON_BLACKWELL = {"triton", "trtllm_mha", "flashinfer", "fa4"}
 _TARGET_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 RUNNING = "running requests"
-_NO_DEVICE = "no GPU here; use --gpu or --memory-gib to check another machine"
 
 
 def check_rules(settings: Settings, pair: Pair, machine: Machine) -> list[Finding]:
@@ -53,7 +51,7 @@ def check_rules(settings: Settings, pair: Pair, machine: Machine) -> list[Findin
     rules = CONFIGURATIONS | WEIGHTS | TEXT
     findings += [judge(about, rule, settings, pair) for about, rule in rules.items()]
     slides = pair.drafter.sliding_window is not None
-    findings += check_backends(settings, machine, hybrid=pair.hybrid, slides=slides, cuda=torch_cuda())
+    findings += check_backends(settings, machine, hybrid=pair.hybrid, slides=slides, cuda=torch.version.cuda)
     return findings
 
 
@@ -135,16 +133,6 @@ def check_backends(
         yield judge("torch's CUDA", _cuda_13, cuda if machine.is_local else None)
 
 
-def torch_cuda() -> str | None:
-    """Return the CUDA version that the installed torch was built with, without importing torch; None if unknown."""
-    found = importlib.util.find_spec("torch")
-    places = found.submodule_search_locations if found else None
-    if not places or not (source := Path(places[0], "version.py")).exists():
-        return None
-    version = re.search(r"^cuda\b[^=]*= '([\d.]+)'", source.read_text(encoding="utf-8"), re.MULTILINE)
-    return version and version[1]
-
-
 def _bfloat16_states(flag: str, dtype: str | None, machine: Machine) -> str:
     value = f"{flag} flashinfer on {machine.name} needs recurrent states in bfloat16"
     if dtype is not None:
@@ -216,7 +204,7 @@ def _weights(memory: MemoryTable) -> str:
 def _running(memory: MemoryTable) -> str:
     served, wanted = memory.served, memory.served.sizing.max_running
     if memory.static_bytes == 0:
-        return _NO_DEVICE
+        return "no GPU here; use --gpu or --memory-gib to check another machine"
     if served.running >= wanted:
         return f"{wanted} at once, with {served.tokens:,} tokens of K/V in total"
     if served.running == 0:

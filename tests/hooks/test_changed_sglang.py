@@ -99,7 +99,7 @@ def test_another_release_is_refused_for_dflash_alone(tmp_path: Path) -> None:
     refused = resolve(AS_IT_IS, tmp_path, path=path)
     assert (refused.returncode, refused.stdout.splitlines()[-1]) == (1, "plain decoding is served")
     assert "sglang_dflash.errors.DFlashError: sglang-dflash: SGLang 99.1.0" in refused.stderr
-    assert resolve(AS_IT_IS, tmp_path, path=path, **{ALLOW_ANY_VERSION: "1"}).returncode == 0
+    assert resolve(AS_IT_IS, tmp_path / "served", path=path, **{ALLOW_ANY_VERSION: "1"}).returncode == 0
 
 
 def test_a_process_that_never_loads_plugins_has_the_cpu_platforms_choices_or_is_refused(tmp_path: Path) -> None:

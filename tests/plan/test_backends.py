@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from sglang_dflash.errors import Finding
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import CPU, UNKNOWN_GPU, Machine
-from sglang_dflash.plan.rules import check_backends, torch_cuda
+from sglang_dflash.plan.rules import check_backends
 from sglang_dflash.plan.settings import Settings
 
 HOPPER = Machine("gpu", "NVIDIA H200", 141 << 30, (9, 0))
@@ -118,15 +116,3 @@ def test_the_rules_of_linear_backends_are_sglangs() -> None:
         f'prefill == "flashinfer" {on_blackwell} and cuda_major < 13 ): raise ValueError',
     ):
         assert rule in source
-
-
-@pytest.mark.parametrize(
-    ("line", "cuda"), [("= '12.9'", "12.9"), (": Optional[str] = '13.0'", "13.0"), ("= None", None)]
-)
-def test_torchs_cuda_is_read_without_importing_torch(
-    line: str, cuda: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "version.py").write_text(f"__version__ = '2.14.1'\ncuda{line}\nhip = '6.4'\n")
-    found = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: found)
-    assert torch_cuda() == cuda

@@ -136,7 +136,7 @@ def test_a_drafter_of_another_kind_is_left_to_sglangs_worker_on_a_gpu_only(tmp_p
     on_gpu = report(tmp_path / "gpu", LARGE_GPU, drafter=other).findings[-1]
     on_cpu = report(tmp_path / "cpu", CPU, drafter=other).findings[-1]
     assert (on_gpu.level, on_cpu.level) == ("warn", "error")
-    assert "Domino" in on_gpu.value and "Domino" in on_cpu.value
+    assert "head domino" in on_gpu.value and "head domino" in on_cpu.value
 
 
 def test_a_gpu_keeps_the_convolutions_inputs_in_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

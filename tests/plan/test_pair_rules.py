@@ -51,7 +51,6 @@ def test_an_error_that_is_found_is_the_one_that_is_raised() -> None:
 @pytest.mark.parametrize(
     ("about", "drafter_changes", "settings"),
     [
-        ("target's layers", {"num_target_layers": MISSING}, {}),
         ("context length", {"max_position_embeddings": 2048}, {}),
         ("context length", {}, {"context_length": 8192}),
     ],
