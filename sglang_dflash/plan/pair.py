@@ -96,4 +96,4 @@ class Pair:
 
     def loaded_from(self, view: Path) -> Pair:
         """The same pair, whose drafter is loaded from its plain form in ``view``; the target is not read again."""
-        return replace(self, drafter_files=ModelFiles(str(view)))
+        return replace(self, drafter_files=replace(self.loaded_files, name=str(view), revision=None))
