@@ -119,6 +119,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "runtime_context": (
         "get_disagg",
         "get_exec",
+        "get_lora",
         "get_observability",
         "get_parallel",
         "get_schedule",
@@ -167,8 +168,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "model_executor.forward_batch_info": (
         "CaptureHiddenMode",
         "ForwardBatch(forward_mode, batch_size, input_ids, req_pool_indices, seq_lens, out_cache_loc, seq_lens_sum)",
-        "ForwardBatch.init_new(batch, model_runner, capture_hidden_mode, return_hidden_states_before_norm, "
-        "spec_mrope_positions, kv_loc_plan, write_cols)",
+        "ForwardBatch._init_num_token_non_padded(self, device, is_draft_worker)",
         "ForwardMode",
     ),
     "model_executor.model_runner": ("SamplingPrewarmResult(sampling_input_bytes, sampling_headroom_bytes)",),

@@ -246,28 +246,29 @@ class DFlashWorker(BaseSpecWorker):
         width = self.width_policy.width(batch.batch_size(), context, sum(matched) / batch.batch_size())
         record = StepRecord(width, batch.batch_size(), context, matched=matched, requests=tuple(batch.reqs))
         self._observer.started(record)
+        stage = self._observer.stages()
         # Grammars and custom logit processors run on the host, which waits for the drafts.
         on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
         with self._at_width(width), nullcontext() if on_host else self._no_sync():
-            with self._observer.stage("draft"):
+            with stage("draft"):
                 step = self._layout(batch, width, grammar_barrier)
                 if width > 1:
                     record.caught_up = self._inject.catch_up()
                 self._draft(step)
                 if self._copies is not None and width > 1:
                     self._copies.offer(step)
-            with self._observer.stage("verify"):
+            with stage("verify"):
                 self._accept.before_verify(step)
                 self._commit.before_verify(step)
                 self._verify(step)
-            with self._observer.stage("accept"):
+            with stage("accept"):
                 self._accept(step)
-            with self._observer.stage("commit"):
+            with stage("commit"):
                 self._commit(step)
                 publish(step.accepted.new_seq_lens)
             if self._copies is not None:
-                with self._observer.stage("copies"):
+                with stage("copies"):
                     record.copied = self._copies.append(step)
-        with self._observer.stage("inject"):
+        with stage("inject"):
             self._inject(step)
         return step.result(counted=self.plan.widths is not None)

@@ -144,6 +144,13 @@ class NotFinite:
         return self.total
 
 
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+def _unmarked(stage: str) -> AbstractContextManager[None]:
+    return _NOTHING
+
+
 class Observer:
     """Call ``started``, ``interrupted`` and ``finished``; read ``info``.
 
@@ -162,10 +169,10 @@ class Observer:
         self._stages, self._metrics = Stages(device, self._times_stages), step_metrics(max_width)
         self._payoff, self._launched = payoff, 0
 
-    def stage(self, name: str) -> AbstractContextManager[None]:
-        """Mark a stage of the step."""
+    def stages(self) -> Callable[[str], AbstractContextManager[None]]:
+        """Return the function that marks the stages of one step."""
         # Only if a profiler records or stages are timed: a range costs several small ops.
-        return self._stages(name) if self._times_stages or torch.autograd._profiler_enabled() else nullcontext()
+        return self._stages if self._times_stages or torch.autograd._profiler_enabled() else _unmarked
 
     def started(self, record: StepRecord) -> None:
         """Register a decode step before its launch, on its stream."""
