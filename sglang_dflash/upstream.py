@@ -142,7 +142,6 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "Sampler.forward(logits_output, sampling_info, return_logprob)",
         "Sampler._preprocess_logits(logits, sampling_info)",
         "Sampler._sample_from_probs(probs, sampling_info, positions, simple_sampling_case)",
-        "Sampler._sync_token_ids_across_tp(batch_next_token_ids, sampling_info)",
     ),
     "managers.schedule_batch": ("Req._compute_max_prefix_len(self, input_len)",),
     "managers.multi_tokenizer_mixin": ("write_data_for_multi_tokenizer(port_args, server_args, scheduler_info)",),
@@ -236,7 +235,11 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "ReplicatedLinear(input_size, output_size, bias, quant_config, prefix)",
         "RowParallelLinear(input_size, output_size, bias, quant_config, prefix)",
     ),
-    "layers.logits_processor": ("LogitsProcessorOutput(next_token_logits)",),
+    "layers.logits_processor": (
+        "LogitsProcessor",
+        "LogitsProcessor._get_logits(self, hidden_states, lm_head, logits_metadata)",
+        "LogitsProcessorOutput(next_token_logits)",
+    ),
     "layers.quantization.unquant": ("UnquantizedLinearMethod",),
     "layers.radix_attention": (
         "AttentionType",

@@ -31,6 +31,7 @@ from sglang_dflash.worker.no_sync import sync_guard
 from sglang_dflash.worker.observe.drafting import payoff
 from sglang_dflash.worker.observe.metrics import StepRecord, allocated_bytes, identity
 from sglang_dflash.worker.observe.observer import Observer
+from sglang_dflash.worker.shards import LogitShards
 from sglang_dflash.worker.start.graphs import drafter_has_room
 from sglang_dflash.worker.start.models import load_drafter, log_memory
 from sglang_dflash.worker.start.prewarm import FirstCalls, prewarm_largest_step
@@ -134,7 +135,8 @@ class DFlashWorker(BaseSpecWorker):
         self._layout = Layout(self._target, plan.drafter.mask_token_id)
         self._draft = Draft(self._drafter, layout, rings, plan.drafted)
         self._verify = Verify(self._target_worker)
-        self._accept = Accept(self._target, get_parallel().tp_group)
+        shards = LogitShards(self._target, self._drafter.model.vocabulary)
+        self._accept = Accept(self._target, get_parallel().tp_group, shards)
         self._commit = RecurrentCommit(self._target_worker, replays=plan.replay)
         self._copies = Copies(self._target, plan.block) if plan.copies else None
         self._inject = Inject(self._drafter, layout, rings, defers=plan.role != "decode")

@@ -1,11 +1,11 @@
 """Host time of a decode step, ours over SGLang's: ``python -m sglang_dflash_lab.measure.host_step``.
 
 Each arm is an engine whose scheduler process times what a decode step costs the host: reserving slots, the worker's
-step, and the worker's part when the counts arrive. Three things stand for device work and their time is subtracted:
-both models' forwards, which return the output of an earlier step of the same shape; the attention backends' plans;
-and the torch functions with which the CPU platform replaces SGLang's kernels. Other small tensor operations, which a
-GPU would only launch, are counted with their computation, in both workers. Two arms run at once and take turns, so a
-ratio is of neighbours.
+step, and the worker's part when the counts arrive. What stands for device work is subtracted: both models' forwards,
+which return the output of an earlier step of the same shape; the attention backends' plans; injection; and the torch
+functions that stand for a kernel, the platform's and both workers'. Other small tensor operations, which a GPU would
+only launch, are counted with their computation. Both arms' engines run, and take turns. Other load on the machine
+lengthens some steps, so the fast steps are compared too.
 """
 
 from __future__ import annotations
@@ -52,13 +52,15 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
 }
 
 
-_BUILTIN = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2."
-# Functions that stand for device work, apart from both forwards, the attention backends' plans and the platform's own
+_WORKER = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2."
+# Functions that stand for device work, in addition to both forwards, the attention backends' plans and the platform's
+KERNELS = "prepare_block accept_block note_tokens find_copies offer_copies penalize_block filter_probs seeded_draw"
 DEVICE = (
+    *(f"sglang_dflash.ops.{name}" for name in KERNELS.split()),
+    "sglang_dflash.states.replay.gdn_commit",
     "sglang_dflash.worker.forwards.Inject.write",
-    _BUILTIN + "_append_target_hidden_to_draft_kv_by_loc",
-    _BUILTIN + "_greedy_sample_from_vocab_parallel_head",  # on a GPU, in the drafter's graph
-    "sglang_dflash.states.commit.gdn_commit",
+    f"{_WORKER}_append_target_hidden_to_draft_kv_by_loc",
+    f"{_WORKER}_greedy_sample_from_vocab_parallel_head",  # on a GPU, in the drafter's graph
 )
 
 
@@ -74,7 +76,7 @@ class Stopwatch:
         sign = -1 if on else 1
         if self._profile is not None:
             self._profile.enable() if on else self._profile.disable()
-        self.nanoseconds += sign * time.thread_time_ns()
+        self.nanoseconds += sign * time.perf_counter_ns()
         self.running = on
 
     def counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,9 +116,10 @@ def run_scheduler(*args: Any, **kwargs: Any) -> None:
     from sglang_dflash_cpu.replacements import TABLE
     from sglang_dflash_lab.measure.peers import builtin_on_cpu
 
+    watch = Stopwatch()
     if os.environ.get("SGLANG_DFLASH") == "builtin":
         builtin_on_cpu.register()
-    watch = Stopwatch()
+        _take_gpu_path(watch)
     for path in (*DEVICE, *(row.path for row in TABLE)):
         HookRegistry.register(path, watch.exclude, HookType.AROUND)
     init = module.Scheduler.__init__
@@ -128,6 +131,36 @@ def run_scheduler(*args: Any, **kwargs: Any) -> None:
     module.Scheduler.__init__ = timed_init
     schedule_batch.ScheduleBatch.prepare_for_decode = watch.counted(schedule_batch.ScheduleBatch.prepare_for_decode)
     module.run_scheduler_process(*args, **kwargs)
+
+
+def _take_gpu_path(watch: Stopwatch) -> None:
+    """Let SGLang's worker call the two Triton kernels that it calls on a GPU, with stand-ins for them."""
+    from sglang.srt.speculative import dflash_worker_v2 as module
+
+    from sglang_dflash.ops import reference
+
+    def prepare(*, block_ids_out: Any, positions_out: Any, cache_loc_out: Any, **call: Any) -> None:
+        names = ("bonus_tokens", "prefix_lens", "req_pool_indices", "req_to_token")
+        width, mask = block_ids_out.shape[1], call["mask_token_id"]
+        block = reference.prepare_block(*(call[name] for name in names), width=width, mask_token_id=mask)
+        for out, found in zip((block_ids_out, positions_out, cache_loc_out), block, strict=True):
+            out.copy_(found.view_as(out))
+
+    def accept(*, accept_lens_out: Any, **call: Any) -> None:
+        accepted = reference.accept_block(call["candidates"], call["target_top1"], call["prefix_lens"])
+        outs = (call[f"{name}_out"] for name in ("out_tokens", "commit_lens", "bonus_ids", "new_seq_lens"))
+        for out, found in zip(outs, accepted, strict=True):
+            out.copy_(found)
+
+    init = module.DFlashWorkerV2.__init__
+
+    def on_gpu(worker: Any, *args: Any, **kwargs: Any) -> None:
+        init(worker, *args, **kwargs)
+        worker._use_triton_prepare_block = worker._use_triton_accept_bonus = True
+
+    module.DFlashWorkerV2.__init__ = on_gpu
+    module._prepare_dflash_draft_block_unchecked = watch.excluded(prepare)
+    module._compute_dflash_accept_bonus_triton_unchecked = watch.excluded(accept)
 
 
 def _time_steps(worker: Any, watch: Stopwatch) -> None:
