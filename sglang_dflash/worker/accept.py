@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.ops import accept_block
-from sglang_dflash.upstream import GrammarTree, Sampler, SpecTpSync, SpecTpSyncSite, build_grammar_vocab_mask
+from sglang_dflash.upstream import GrammarTree, Sampler, SpecTpSync, SpecTpSyncSite, build_grammar_vocab_mask, envs
 from sglang_dflash.worker.sampling.history import History
 from sglang_dflash.worker.sampling.penalties import Penalties
 from sglang_dflash.worker.sampling.seeded import SeededSampler, mark_seeded_rows
@@ -38,6 +38,9 @@ class Accept:
         if type(runner.sampler) is Sampler:
             runner.sampler = SeededSampler()
         self._penalties, self._history = Penalties(), History()
+        # SGLang looks for values that are not finite, or replaces them.
+        checks = envs.SGLANG_SANITIZE_NAN_LOGITS, envs.SGLANG_ENABLE_NAN_LOGITS_CHECK, envs.SGLANG_ENABLE_ASYNC_ASSERT
+        self._checks_logits = any(check.get() for check in checks)
 
     def before_prefill(self, batch: ScheduleBatch) -> None:
         """Prepare ``batch.sampling_info``, from which the target's prefill samples each first token."""
@@ -73,9 +76,9 @@ class Accept:
         batch, width, output = step.batch, step.width, step.verified.logits_output
         info = batch.sampling_info
         if needs_only_the_largest(batch):
-            # SGLang may replace values that are not finite.
-            logits = self._runner.sampler._preprocess_logits(output.next_token_logits, info)
-            return self._shards.argmax(logits).view(-1, width)
+            if self._checks_logits:
+                self._runner.sampler._preprocess_logits(output.next_token_logits, info)
+            return self._shards.argmax(output.next_token_logits).view(-1, width)
         rows = output.next_token_logits = self._shards.whole(output.next_token_logits)
         logits = rows.view(-1, width, rows.shape[-1])
         grammar_mask = None

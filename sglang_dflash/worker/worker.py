@@ -141,7 +141,8 @@ class DFlashWorker(BaseSpecWorker):
         self._copies = Copies(self._target, plan.block) if plan.copies else None
         self._inject = Inject(self._drafter, layout, rings, defers=plan.role != "decode")
         judge = payoff(plan, self._target, self._drafter) if self._is_first else None
-        self._observer = Observer(self._target.device, plan.block, self._draft.broken, judge)
+        broken, adapts = self._draft.broken, plan.widths is not None
+        self._observer = Observer(self._target.device, plan.block, broken, judge, times_all=adapts)
         self._no_sync = sync_guard(self._target.device)
 
     def _draft_model_runners(self) -> tuple[Any, ...]:

@@ -196,7 +196,7 @@ def _time_steps(worker: Any, watch: Stopwatch) -> None:
             backend.init_forward_metadata = watch.excluded(backend.init_forward_metadata)
 
 
-def _subclasses(base: type) -> Iterator[Any]:
+def _subclasses(base: Any) -> Iterator[Any]:
     for each in base.__subclasses__():
         yield each
         yield from _subclasses(each)
@@ -216,7 +216,7 @@ class Timed:
         from sglang.srt.entrypoints.engine import Engine
         from sglang.srt.server_args import prepare_server_args
 
-        class TimedEngine(Engine):  # type: ignore[misc]
+        class TimedEngine(Engine):
             run_scheduler_process_func = staticmethod(run_scheduler)
 
         arm = Arm.parse(label)
