@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -167,11 +168,12 @@ class Layout:
 
 
 # Fields that SGLang's batch of a decode step or a verify takes from the scheduler's.
-_FROM_SCHEDULER = (
+_SHARED = (
     *("req_pool_indices", "orig_seq_lens", "mamba_track_indices", "sampling_info", "spec_algorithm", "return_logprob"),
     *("top_logprobs_nums", "token_ids_logprobs", "can_run_decode_cuda_graph", "global_forward_mode"),
     *("is_extend_in_batch", "tbo_split_seq_index"),
 )
+_shared = attrgetter(*_SHARED)
 
 
 class ForwardBatches:
@@ -196,8 +198,7 @@ class ForwardBatches:
         forward_batch = ForwardBatch.__new__(ForwardBatch)
         fields = vars(forward_batch)
         fields.update(template)
-        for name in _FROM_SCHEDULER:
-            fields[name] = getattr(batch, name)
+        fields.update(zip(_SHARED, _shared(batch), strict=True))
         fields.update(
             input_ids=tokens,
             # Decode lengths include the new token; verify lengths exclude the block.
@@ -206,8 +207,6 @@ class ForwardBatches:
             seq_lens_sum=kv.host_tokens,
             positions=step.positions,
             mm_inputs=batch.multimodal_inputs,
-            rids=[req.rid for req in batch.reqs],
-            lora_ids=[req.lora_id for req in batch.reqs],
         )
         kv.plan.bind(forward_batch, runner.kv_index_translator)
         if width > 1:
@@ -221,6 +220,7 @@ class ForwardBatches:
         if runner.model_config.model_is_mrope:
             fields["mrope_positions"] = rope_positions(step.positions, batch.multimodal_inputs)
         if (adapters := runner.lora_manager) is not None:
+            forward_batch.lora_ids = [req.lora_id for req in batch.reqs]
             if not get_lora().enable_lora_overlap_loading:
                 adapters.fetch_new_loras(set(forward_batch.lora_ids))
             adapters.prepare_lora_batch(forward_batch)
