@@ -283,7 +283,7 @@ def main(
     kinds: Annotated[str, typer.Option(help="Kinds of step, separated by commas.")] = ",".join(KINDS),
     pair: Annotated[str, typer.Option(help="A tiny pair.")] = "tiny-hybrid",
     batch: Annotated[list[int], typer.Option(help="Requests at once.")] = [1, 8, 32],  # noqa: B006
-    repeats: Annotated[int, typer.Option(help="Answers of each arm and batch, in turn.")] = 5,
+    repeats: Annotated[int, typer.Option(help="Answers of each arm and batch, in turn.")] = 6,
     profile: Annotated[
         Path | None, typer.Option(help="Profile ours alone to this file, and print its ten most expensive functions.")
     ] = None,
