@@ -106,6 +106,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "arg_groups.platform_hook": ("handle_cpu_backends(server_args)", "handle_hardware_runtime_validation(server_args)"),
     "arg_groups.speculative_hook": ("handle_speculative_decoding(server_args)",),
     "configs.model_config": ("AttentionArch", "ModelConfig._derive_context_length(self, context_length)"),
+    "environ": ("envs",),
     "entrypoints.engine": ("Engine.server_args_class",),
     "server_args": ("ServerArgs.add_cli_args(parser)", "ServerArgs.resolved_dict(self)"),
     "model_executor.cuda_graph_config": ("Backend", "Phase", "with_phase(config, phase)"),
@@ -119,6 +120,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "runtime_context": (
         "get_disagg",
         "get_exec",
+        "get_lora",
         "get_observability",
         "get_parallel",
         "get_schedule",
@@ -141,7 +143,6 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "Sampler.forward(logits_output, sampling_info, return_logprob)",
         "Sampler._preprocess_logits(logits, sampling_info)",
         "Sampler._sample_from_probs(probs, sampling_info, positions, simple_sampling_case)",
-        "Sampler._sync_token_ids_across_tp(batch_next_token_ids, sampling_info)",
     ),
     "managers.schedule_batch": ("Req._compute_max_prefix_len(self, input_len)",),
     "managers.multi_tokenizer_mixin": ("write_data_for_multi_tokenizer(port_args, server_args, scheduler_info)",),
@@ -167,8 +168,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "model_executor.forward_batch_info": (
         "CaptureHiddenMode",
         "ForwardBatch(forward_mode, batch_size, input_ids, req_pool_indices, seq_lens, out_cache_loc, seq_lens_sum)",
-        "ForwardBatch.init_new(batch, model_runner, capture_hidden_mode, return_hidden_states_before_norm, "
-        "spec_mrope_positions, kv_loc_plan, write_cols)",
+        "ForwardBatch._init_num_token_non_padded(self, device, is_draft_worker)",
         "ForwardMode",
     ),
     "model_executor.model_runner": ("SamplingPrewarmResult(sampling_input_bytes, sampling_headroom_bytes)",),
@@ -236,7 +236,11 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "ReplicatedLinear(input_size, output_size, bias, quant_config, prefix)",
         "RowParallelLinear(input_size, output_size, bias, quant_config, prefix)",
     ),
-    "layers.logits_processor": ("LogitsProcessorOutput(next_token_logits)",),
+    "layers.logits_processor": (
+        "LogitsProcessor",
+        "LogitsProcessor._get_logits(self, hidden_states, lm_head, logits_metadata)",
+        "LogitsProcessorOutput(next_token_logits)",
+    ),
     "layers.quantization.unquant": ("UnquantizedLinearMethod",),
     "layers.radix_attention": (
         "AttentionType",

@@ -106,19 +106,19 @@ class DFlashDraftModel(nn.Module):
         self._context_projection = ContextProjection(attentions, self.qk_norm_rope)
         if parsed.draft_vocab_size is not None:
             self.register_buffer(TARGET_TO_DRAFT, torch.zeros(parsed.vocab_size, dtype=torch.bool))
-        self._vocabulary: TargetVocabulary | None = None
+        self.vocabulary: TargetVocabulary | None = None
         self._returns_margins = the_plan().copies
         self._complete = False
 
     def set_vocabulary(self, vocabulary: TargetVocabulary) -> None:
         drafted = getattr(self, TARGET_TO_DRAFT, None)
-        self._vocabulary = vocabulary if drafted is None else vocabulary.reduced(drafted)
+        self.vocabulary = vocabulary if drafted is None else vocabulary.reduced(drafted)
 
     @torch.no_grad()
     def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any) -> DraftOutput:
         """Draft one block per request: anchor and mask tokens ``input_ids`` at ``positions``, int64 [bs * w]."""
-        assert self._vocabulary is not None, "set_vocabulary() before drafting"
-        hidden, residual = self._vocabulary.embed(input_ids), None
+        assert self.vocabulary is not None, "set_vocabulary() before drafting"
+        hidden, residual = self.vocabulary.embed(input_ids), None
         norm_rope = self.qk_norm_rope.block(positions)
         for layer in self.layers:
             hidden, residual = layer(norm_rope, hidden, residual, forward_batch)
@@ -126,7 +126,7 @@ class DFlashDraftModel(nn.Module):
         width = forward_batch.spec_info.draft_token_num
         # Only mask positions predict a token.
         masks = hidden.unflatten(0, (-1, width))[:, 1:]
-        drafts, margins = self._vocabulary.argmax_token(masks.flatten(0, 1), margins=self._returns_margins)
+        drafts, margins = self.vocabulary.argmax_token(masks.flatten(0, 1), margins=self._returns_margins)
         return DraftOutput(
             next_token_logits=None,
             drafts=drafts.view(-1, width - 1),

@@ -98,7 +98,13 @@ class TargetVocabulary:
 
         With ``margins`` also the lead over the second largest logit, float32 [n]; otherwise None.
         """
-        logits = self._shard_logits(hidden)
+        return self.argmax_of_shard(self._shard_logits(hidden), margins=margins)
+
+    def argmax_of_shard(self, logits: Tensor, *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Return what :meth:`argmax_token` does, from this rank's logits [n, num_ids]; overwrites them for margins.
+
+        Ranks exchange their largest logit and its token, or two logits for margins, instead of all logits.
+        """
         group = get_parallel().tp_group
         index = argmax(logits)
         if group.world_size == 1 and not margins:

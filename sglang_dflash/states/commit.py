@@ -43,6 +43,8 @@ class RecurrentCommit:
         self._target, self._replays = target_worker, replays
         self._requests = target_worker.model_runner.req_to_token_pool
         self._recurrent = getattr(self._requests, "mamba_pool", None) is not None
+        self._interval: int | None = None
+        self._growth = 0
 
     def before_verify(self, step: Step) -> None:
         """Fill ``step.state_slots`` while the requests still own them.
@@ -69,11 +71,13 @@ class RecurrentCommit:
         slots = step.batch.mamba_track_indices
         if slots is None:
             return None
-        # Host lengths lag one step, so allow for two blocks.
-        growth, grid = get_alloc_reserve_per_decode(), mamba_track_grid(step.batch.tree_cache.page_size)
-        if not may_cross(step.state.committed_cpu, growth, grid):
+        if self._interval is None:
+            # Host lengths lag one step, so allow for two blocks.
+            self._growth = get_alloc_reserve_per_decode()
+            self._interval = mamba_track_grid(step.batch.tree_cache.page_size)
+        if not may_cross(step.state.committed_cpu, self._growth, self._interval):
             return None
-        return slots, crossings(step.batch.seq_lens, step.accepted.new_seq_lens, grid)
+        return slots, crossings(step.batch.seq_lens, step.accepted.new_seq_lens, self._interval)
 
     def _commit_records(self, step: Step, track: Track | None) -> None:
         states, accept_lens = self._requests.get_speculative_mamba2_params_all_layers(), step.accepted.accept_lens

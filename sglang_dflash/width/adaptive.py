@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang_dflash.plan.widths import WidthConfig
@@ -59,7 +59,7 @@ class Explorer:
         best: int,
         row: Sequence[float],
         tokens: Sequence[float],
-        lower_bounds: Sequence[float],
+        lower_bounds: Callable[[], Sequence[float]],
         *,
         improved: bool = False,
         changed: bool = False,
@@ -67,7 +67,7 @@ class Explorer:
         """Choose the column for this step: ``best``, or a probe.
 
         Args:
-            row, lower_bounds: milliseconds of a step by column, expected and at least.
+            row, lower_bounds: milliseconds of a step by column, expected and at least; the latter is called if needed.
             tokens: expected tokens per request by column; ``improved`` if drafts may survive better.
             changed: whether the batch is not that of the last step, or the gain of its copies is uncertain.
         """
@@ -87,7 +87,7 @@ class Explorer:
             if budget.spend(losses[wider], SAVED * step if changed else 0.0):
                 self._since_wider, probe = 0, wider
         if probe == best and self._steps % DOUBT_EVERY == 0:
-            rates = [count / ms for count, ms in zip(tokens, lower_bounds, strict=True)]
+            rates = [count / ms for count, ms in zip(tokens, lower_bounds(), strict=True)]
             rates[best] = rate
             doubtful = rates.index(max(rates))
             if rates[doubtful] > rate and self._prompted.spend(losses[doubtful]):
@@ -138,7 +138,7 @@ class AdaptiveWidth:
             self._best,
             row[:end],
             tokens[:end],
-            self.costs.lower_bounds(batch_size)[:end],
+            lambda: self.costs.lower_bounds(batch_size)[:end],
             improved=self.survival.may_have_improved or (matching > 0 and matched.may_have_improved),
             changed=changed or (matching > 0 and matched.evidence()[0] < FEW),
         )

@@ -8,7 +8,7 @@ never measured, and a cell with a wrong calibration is corrected by its own step
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import exp, inf, log, sqrt
 from typing import Any
@@ -48,7 +48,7 @@ class CostTable:
         if width not in self.widths or not 0 < milliseconds < inf:
             return
         column = self.widths.index(width)
-        predicted = list(self._interpolated(self._cells, batch_size, self._drift))[column]
+        predicted = self._interpolated(self._cells, batch_size, self._drift)[column]
         error = max(-OUTLIER, min(OUTLIER, log(milliseconds / predicted)))
         if at_most and error >= 0:
             return
@@ -61,9 +61,9 @@ class CostTable:
             self._cells[row][column] *= exp(weight * (1 - to_drift) * error)
         self.measured += 1
 
-    def _interpolated(self, rows: Sequence[Sequence[float]], batch_size: int, factor: float = 1.0) -> Iterable[float]:
+    def _interpolated(self, rows: Sequence[Sequence[float]], batch_size: int, factor: float = 1.0) -> list[float]:
         low, high, share = self._between(batch_size)
-        return (factor * (a + share * (b - a)) for a, b in zip(rows[low], rows[high], strict=True))
+        return [factor * (a + share * (b - a)) for a, b in zip(rows[low], rows[high], strict=True)]
 
     def _between(self, batch_size: int) -> tuple[int, int, float]:
         # Indices of the rows around a batch size, and the share of the higher one.

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.ops import accept_block
-from sglang_dflash.upstream import GrammarTree, Sampler, SpecTpSync, SpecTpSyncSite, build_grammar_vocab_mask
+from sglang_dflash.upstream import GrammarTree, Sampler, SpecTpSync, SpecTpSyncSite, build_grammar_vocab_mask, envs
 from sglang_dflash.worker.sampling.history import History
 from sglang_dflash.worker.sampling.penalties import Penalties
 from sglang_dflash.worker.sampling.seeded import SeededSampler, mark_seeded_rows
+from sglang_dflash.worker.shards import LogitShards
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner, SamplingBatchInfo, ScheduleBatch
@@ -32,11 +33,14 @@ class Accept:
     ``tp_group`` serve the same batch and must commit the same tokens.
     """
 
-    def __init__(self, runner: ModelRunner, tp_group: Any) -> None:
-        self._runner, self._sync = runner, SpecTpSync(tp_group)
+    def __init__(self, runner: ModelRunner, tp_group: Any, shards: LogitShards) -> None:
+        self._runner, self._sync, self._shards = runner, SpecTpSync(tp_group), shards
         if type(runner.sampler) is Sampler:
             runner.sampler = SeededSampler()
         self._penalties, self._history = Penalties(), History()
+        # SGLang looks for values that are not finite, or replaces them.
+        checks = envs.SGLANG_SANITIZE_NAN_LOGITS, envs.SGLANG_ENABLE_NAN_LOGITS_CHECK, envs.SGLANG_ENABLE_ASYNC_ASSERT
+        self._checks_logits = any(check.get() for check in checks)
 
     def before_prefill(self, batch: ScheduleBatch) -> None:
         """Prepare ``batch.sampling_info``, from which the target's prefill samples each first token."""
@@ -70,7 +74,12 @@ class Accept:
     def target_tokens(self, step: Step) -> Tensor:
         """Return the target's token after each block position, int64 [bs, w]."""
         batch, width, output = step.batch, step.width, step.verified.logits_output
-        info, rows = batch.sampling_info, output.next_token_logits
+        info = batch.sampling_info
+        if needs_only_the_largest(batch):
+            if self._checks_logits:
+                self._runner.sampler._preprocess_logits(output.next_token_logits, info)
+            return self._shards.argmax(output.next_token_logits).view(-1, width)
+        rows = output.next_token_logits = self._shards.whole(output.next_token_logits)
         logits = rows.view(-1, width, rows.shape[-1])
         grammar_mask = None
         if step.grammar_tree is not None:  # built on the host while the target's forward runs
@@ -109,6 +118,18 @@ class Accept:
             self._penalties.count(batch, tokens, lens)
         if batch.sampling_info.has_custom_logit_processor:
             self._history.add(batch, tokens, lens)
+
+
+def needs_only_the_largest(batch: ScheduleBatch) -> bool:
+    """Return whether each row's token is the argmax of the logits as the target computed them."""
+    info = batch.sampling_info
+    return (
+        info.is_all_greedy
+        and not (batch.has_grammar or batch.return_logprob or info.has_custom_logit_processor)
+        and info.acc_additive_penalties is None
+        and info.logit_bias is None
+        and info.sampling_mask_batch_indices is None
+    )
 
 
 def for_block(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:

@@ -16,7 +16,7 @@ from sglang_dflash.upstream import (
     draft_tp_context,
     prepare_mamba_track_for_verify,
 )
-from sglang_dflash.worker.step import Step
+from sglang_dflash.worker.step import ForwardBatches, Step
 from sglang_dflash.worker.window import DraftRings
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class Draft:
 
     def __init__(self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, drafted: int) -> None:
         self._drafter, self._layout, self._rings, self._drafted = drafter, layout, rings, drafted
+        self._batches = ForwardBatches(drafter, CaptureHiddenMode.NULL)
         self.broken = torch.zeros((), dtype=torch.int64, device=drafter.device)
 
     def __call__(self, step: Step) -> None:
@@ -45,7 +46,7 @@ class Draft:
             return
         beyond = max(0, step.width - self._drafted)
         block = step.first(self._drafted, translator) if beyond else step
-        forward_batch = block.forward_batch(self._drafter, block.draft_kv, CaptureHiddenMode.NULL)
+        forward_batch = self._batches(block, block.draft_kv)
         with draft_tp_context(self._layout):
             output = self._drafter.forward(forward_batch).logits_output
         # A graph pads the batch and overwrites its outputs at the next replay: slice and copy.
@@ -68,11 +69,12 @@ class Verify:
 
     def __init__(self, target_worker: TpModelWorker) -> None:
         self._target = target_worker
+        self._batches = ForwardBatches(target_worker.model_runner, CaptureHiddenMode.FULL)
 
     def __call__(self, step: Step) -> None:
         # Stores this step's snapshot slots on the batch; the forward and SGLang's commit read them there.
         prepare_mamba_track_for_verify(step.batch)
-        forward_batch = step.forward_batch(self._target.model_runner, step.target_kv, CaptureHiddenMode.FULL)
+        forward_batch = self._batches(step, step.target_kv)
         step.verified = self._target.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
 
 

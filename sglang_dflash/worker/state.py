@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,7 +61,7 @@ class DraftState(SpecInput):
         # committed fits, and positions past the table get the padding slot.
         columns = batch.req_to_token_pool.req_to_token.shape[1]
         reserved = [min(length, columns) for length in reserved]
-        self.reserved_lens_cpu = torch.tensor(reserved, dtype=torch.int32)
+        self.reserved_lens_cpu = _host_tensor(reserved, np.int32)
         if missing := sum(reserved) - sum(current):
             lens = async_h2d([current, reserved], dtype=torch.int32, device=batch.device)
             alloc_for_spec_decode(
@@ -69,7 +70,7 @@ class DraftState(SpecInput):
                 reqs=batch.reqs,
                 req_pool_indices=batch.req_pool_indices,
                 cur_kv_lens=lens[0],
-                cur_kv_lens_cpu=torch.tensor(current, dtype=torch.int32),
+                cur_kv_lens_cpu=_host_tensor(current, np.int32),
                 nxt_kv_lens=lens[1],
                 nxt_kv_lens_cpu=self.reserved_lens_cpu,
                 num_needed_tokens=missing,
@@ -77,7 +78,7 @@ class DraftState(SpecInput):
             )
         for req in batch.reqs:
             req.decode_batch_idx += 1
-        batch.seq_lens_cpu = torch.tensor(self.committed_cpu, dtype=torch.int64)
+        batch.seq_lens_cpu = _host_tensor(self.committed_cpu, np.int64)
         batch.seq_lens_sum = sum(self.committed_cpu)
 
     def filter_batch(self, new_indices: Tensor, new_indices_cpu: list[int] | None = None) -> None:
@@ -90,3 +91,7 @@ class DraftState(SpecInput):
 
     def _following(self) -> tuple[str, ...]:
         return ("bonus_tokens", "new_seq_lens") if self.future_indices is None else ("future_indices",)
+
+
+def _host_tensor(values: list[int], dtype: Any) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=dtype))  # a third of the time of torch.tensor

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from sglang_dflash.upstream import (
     ForwardMode,
     GenerationBatchResult,
     async_h2d_stack,
+    get_lora,
     record_stream_each,
 )
 from sglang_dflash.worker.state import DraftState
@@ -46,6 +48,11 @@ class BlockKV:
     host_lens: Tensor
     exact: bool
     plan: Any = None
+
+    @cached_property
+    def host_tokens(self) -> int:
+        """Sum of ``host_lens``."""
+        return sum(self.host_lens.tolist())
 
     def planned(self, translator: Any, rows: Tensor) -> BlockKV:
         """Add the plan of the model's ``kv_index_translator``, for requests in the pool's ``rows`` (int64 [bs])."""
@@ -106,36 +113,6 @@ class Step:
             draft_kv=self.draft_kv.first(width, translator, self.batch.req_pool_indices),
         )
 
-    def forward_batch(self, runner: ModelRunner, kv: BlockKV, capture: CaptureHiddenMode) -> ForwardBatch:
-        """Return SGLang's batch for a forward of ``runner`` over the block in its pool; width 1 is a plain decode."""
-        decodes = self.width == 1
-        batch = copy.copy(self.batch)  # the scheduler's batch keeps its fields
-        batch.forward_mode = ForwardMode.DECODE if decodes else ForwardMode.TARGET_VERIFY
-        batch.input_ids = self.tokens.flatten()
-        batch.out_cache_loc = kv.slots
-        # Decode lengths include the new token; verify lengths exclude the block.
-        batch.seq_lens = kv.seq_lens + 1 if decodes else kv.seq_lens
-        batch.seq_lens_cpu, batch.seq_lens_sum = kv.host_lens, int(kv.host_lens.numpy().sum())
-        batch.spec_info = DFlashVerifyInput(
-            draft_token=batch.input_ids,
-            positions=self.positions,
-            draft_token_num=self.width,
-            capture_hidden_mode=capture,
-            kv_loc_plan=kv.plan,
-        )
-        mrope = runner.model_config.model_is_mrope
-        forward_batch = ForwardBatch.init_new(
-            batch,
-            runner,
-            capture_hidden_mode=capture,
-            return_hidden_states_before_norm=False,
-            spec_mrope_positions=rope_positions(self.positions, batch.multimodal_inputs) if mrope else None,
-            kv_loc_plan=kv.plan,
-        )
-        if decodes:  # only needed to compute positions; backends would treat the batch as a draft
-            forward_batch.spec_info = None
-        return forward_batch
-
     def result(self, *, counted: bool) -> GenerationBatchResult:
         """Return the scheduler's view; with ``counted`` SGLang counts verified positions, because widths differ."""
         accepted, output = self.accepted, self.verified.logits_output
@@ -190,6 +167,83 @@ class Layout:
         return Step(batch, state, width, grammar_barrier, block.positions, block.tokens, kv, kv)
 
 
+# Fields that SGLang's batch of a decode step or a verify takes from the scheduler's.
+_SHARED = (
+    *("req_pool_indices", "orig_seq_lens", "mamba_track_indices", "sampling_info", "spec_algorithm", "return_logprob"),
+    *("top_logprobs_nums", "token_ids_logprobs", "can_run_decode_cuda_graph", "global_forward_mode"),
+    *("is_extend_in_batch", "tbo_split_seq_index"),
+)
+_shared = attrgetter(*_SHARED)
+
+
+class ForwardBatches:
+    """Builds SGLang's batches for the forwards of ``runner`` over a block; a block of width 1 is a plain decode.
+
+    ``ForwardBatch.init_new`` serves every mode and model, and derives each field at every call. A block's batch is a
+    copy of a template per batch size and width, with the fields that change.
+    """
+
+    def __init__(self, runner: ModelRunner, capture: CaptureHiddenMode) -> None:
+        self._runner, self._capture = runner, capture
+        self._templates: dict[tuple[int, int], dict[str, Any]] = {}
+
+    def __call__(self, step: Step, kv: BlockKV) -> ForwardBatch:
+        """Return the batch of the block ``step.tokens`` at the slots ``kv``."""
+        batch, runner, width = step.batch, self._runner, step.width
+        key = len(batch.reqs), width
+        template = self._templates.get(key)
+        if template is None:
+            template = self._templates[key] = self._template(*key)
+        tokens = step.tokens.flatten()
+        forward_batch = ForwardBatch.__new__(ForwardBatch)
+        fields = vars(forward_batch)
+        fields.update(template)
+        fields.update(zip(_SHARED, _shared(batch), strict=True))
+        fields.update(
+            input_ids=tokens,
+            # Decode lengths include the new token; verify lengths exclude the block.
+            seq_lens=kv.seq_lens + 1 if width == 1 else kv.seq_lens,
+            seq_lens_cpu=kv.host_lens,
+            seq_lens_sum=kv.host_tokens,
+            positions=step.positions,
+            mm_inputs=batch.multimodal_inputs,
+        )
+        kv.plan.bind(forward_batch, runner.kv_index_translator)
+        if width > 1:
+            fields["spec_info"] = DFlashVerifyInput(
+                draft_token=tokens,
+                positions=step.positions,
+                draft_token_num=width,
+                capture_hidden_mode=self._capture,
+                kv_loc_plan=kv.plan,
+            )
+        if runner.model_config.model_is_mrope:
+            fields["mrope_positions"] = rope_positions(step.positions, batch.multimodal_inputs)
+        if (adapters := runner.lora_manager) is not None:
+            forward_batch.lora_ids = [req.lora_id for req in batch.reqs]
+            if not get_lora().enable_lora_overlap_loading:
+                adapters.fetch_new_loras(set(forward_batch.lora_ids))
+            adapters.prepare_lora_batch(forward_batch)
+        return forward_batch
+
+    def _template(self, batch_size: int, width: int) -> dict[str, Any]:
+        device = self._runner.device
+        none = torch.empty(batch_size * width, dtype=torch.int64, device=device)
+        template = ForwardBatch(
+            forward_mode=ForwardMode.DECODE if width == 1 else ForwardMode.TARGET_VERIFY,
+            batch_size=batch_size,
+            input_ids=none,
+            req_pool_indices=none,
+            seq_lens=none,
+            out_cache_loc=none,
+            seq_lens_sum=0,
+            capture_hidden_mode=self._capture,
+            contains_last_prefill_chunk=False,
+        )
+        template._init_num_token_non_padded(device=device, is_draft_worker=self._runner.is_draft_worker)
+        return vars(template)
+
+
 def rope_positions(positions: Tensor, inputs: Sequence[Any]) -> Tensor:
     """Return rotary positions of a block (M-RoPE): time, row and column, int64 [3, bs * w]; equal for text.
 
@@ -202,4 +256,4 @@ def rope_positions(positions: Tensor, inputs: Sequence[Any]) -> Tensor:
         distances = [none if each is None else each.mrope_position_delta.view(1) for each in inputs]
         block = positions.view(len(inputs), -1) + async_h2d_stack(distances, device=positions.device)
         positions = block.flatten()
-    return positions.repeat(3, 1)
+    return positions.expand(3, -1)

@@ -31,6 +31,7 @@ from sglang_dflash.worker.no_sync import sync_guard
 from sglang_dflash.worker.observe.drafting import payoff
 from sglang_dflash.worker.observe.metrics import StepRecord, allocated_bytes, identity
 from sglang_dflash.worker.observe.observer import Observer
+from sglang_dflash.worker.shards import LogitShards
 from sglang_dflash.worker.start.graphs import drafter_has_room
 from sglang_dflash.worker.start.models import load_drafter, log_memory
 from sglang_dflash.worker.start.prewarm import FirstCalls, prewarm_largest_step
@@ -134,12 +135,14 @@ class DFlashWorker(BaseSpecWorker):
         self._layout = Layout(self._target, plan.drafter.mask_token_id)
         self._draft = Draft(self._drafter, layout, rings, plan.drafted)
         self._verify = Verify(self._target_worker)
-        self._accept = Accept(self._target, get_parallel().tp_group)
+        shards = LogitShards(self._target, self._drafter.model.vocabulary)
+        self._accept = Accept(self._target, get_parallel().tp_group, shards)
         self._commit = RecurrentCommit(self._target_worker, replays=plan.replay)
         self._copies = Copies(self._target, plan.block) if plan.copies else None
         self._inject = Inject(self._drafter, layout, rings, defers=plan.role != "decode")
         judge = payoff(plan, self._target, self._drafter) if self._is_first else None
-        self._observer = Observer(self._target.device, plan.block, self._draft.broken, judge)
+        broken, adapts = self._draft.broken, plan.widths is not None
+        self._observer = Observer(self._target.device, plan.block, broken, judge, times_all=adapts)
         self._no_sync = sync_guard(self._target.device)
 
     def _draft_model_runners(self) -> tuple[Any, ...]:
@@ -246,28 +249,29 @@ class DFlashWorker(BaseSpecWorker):
         width = self.width_policy.width(batch.batch_size(), context, sum(matched) / batch.batch_size())
         record = StepRecord(width, batch.batch_size(), context, matched=matched, requests=tuple(batch.reqs))
         self._observer.started(record)
+        stage = self._observer.stages()
         # Grammars and custom logit processors run on the host, which waits for the drafts.
         on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
         with self._at_width(width), nullcontext() if on_host else self._no_sync():
-            with self._observer.stage("draft"):
+            with stage("draft"):
                 step = self._layout(batch, width, grammar_barrier)
                 if width > 1:
                     record.caught_up = self._inject.catch_up()
                 self._draft(step)
                 if self._copies is not None and width > 1:
                     self._copies.offer(step)
-            with self._observer.stage("verify"):
+            with stage("verify"):
                 self._accept.before_verify(step)
                 self._commit.before_verify(step)
                 self._verify(step)
-            with self._observer.stage("accept"):
+            with stage("accept"):
                 self._accept(step)
-            with self._observer.stage("commit"):
+            with stage("commit"):
                 self._commit(step)
                 publish(step.accepted.new_seq_lens)
             if self._copies is not None:
-                with self._observer.stage("copies"):
+                with stage("copies"):
                     record.copied = self._copies.append(step)
-        with self._observer.stage("inject"):
+        with stage("inject"):
             self._inject(step)
         return step.result(counted=self.plan.widths is not None)

@@ -12,8 +12,10 @@ from sglang_dflash_lab.bench.tasks import load
 from tests.support.generation import assert_nothing_leaked, flush, generate_all
 from tests.support.pair_servers import dflash_server, plain_server, with_plugin, worker_info
 from tests.support.prompts import corpus, message_ids
+from tests.support.servers import Server
 
 NEW_TOKENS = 48
+VOCABULARY = 1024  # of the tiny pairs
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -36,6 +38,25 @@ def test_tokens_equal_plain_decoding_of_the_same_layout(pair: str, arguments: tu
             for state in states:
                 assert sum(state["sglang_dflash"]["steps_by_width"].values()) > 0, "a replica served nothing"
         assert_nothing_leaked(server)
+
+
+def test_greedy_ranks_send_a_pair_per_row_and_others_all_logits(tmp_path: Path) -> None:
+    """A token and its logit, for the drafter and for the target; with penalties the target's whole shard."""
+    inputs, penalties = corpus("tiny-dense", 4, seed=4), {"temperature": 0, "frequency_penalty": 0.5}
+
+    def ask(server: Server) -> list[list[int]]:
+        answers = generate_all(server, inputs, 4, NEW_TOKENS)
+        answers += generate_all(server, inputs, 4, NEW_TOKENS, sampling_params=penalties)
+        return [answer.tokens for answer in answers]
+
+    with plain_server("tiny-dense", tmp_path, "--tp-size", "2") as server:
+        expected = ask(server)
+    with dflash_server("tiny-dense", tmp_path, "--tp-size", "2", **with_plugin(tmp_path, "gathers")) as server:
+        assert ask(server) == expected
+    sent: dict[bool, list[float]] = {False: [], True: []}
+    for line in map(json.loads, (tmp_path / "gathers.jsonl").read_text().splitlines()):
+        sent[line["penalised"]].append(line["sent"] / line["rows"])
+    assert max(sent[False]) <= 16 and min(sent[True]) >= VOCABULARY / 2 * 4
 
 
 def test_a_rank_that_computes_something_else_drafts_and_commits_what_rank_0_does(tmp_path: Path) -> None:

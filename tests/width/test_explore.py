@@ -21,7 +21,7 @@ TOKENS = [1.0, 1.2, 1.3]
 
 
 def columns(explorer: Explorer, steps: int, row=ROW, tokens=TOKENS, lower_bounds=None, **flags: bool) -> list[int]:
-    return [explorer.column(0, row, tokens, lower_bounds or row, **flags) for _ in range(steps)]
+    return [explorer.column(0, row, tokens, lambda: lower_bounds or row, **flags) for _ in range(steps)]
 
 
 def loss(probe: int, best: int, row=ROW, tokens=TOKENS) -> float:
@@ -61,6 +61,6 @@ def test_expected_losses_stay_within_the_budget(row, gains, improved, seed):
     for _ in range(steps):
         bounds = [ms * random.uniform(0.5, 1) for ms in row]
         other = random.random() < 0.1
-        column = explorer.column(best, row, tokens, bounds, improved=improved, changed=other)
+        column = explorer.column(best, row, tokens, bounds.copy, improved=improved, changed=other)
         lost += loss(column, best, row, tokens)
     assert lost <= (SCHEDULED + PROMPTED) * steps * row[best] + 3 * SAVED * row[best]

@@ -60,11 +60,11 @@ def observer(monkeypatch: pytest.MonkeyPatch) -> Observer:
 def test_stages_are_profiler_ranges_and_cost_nothing_without_a_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(STAGE_TIMES, raising=False)
     watched = observer(monkeypatch)
-    with torch.profiler.profile() as profile, watched.stage("doubling"):
+    with torch.profiler.profile() as profile, watched.stages()("doubling"):
         torch.ones(2).mul_(2)
     assert [event.name for event in profile.events() if event.name.startswith("dflash.")] == ["dflash.doubling"]
     monkeypatch.setattr(observer_module, "record_function", None)
-    with watched.stage("draft"):
+    with watched.stages()("draft"):
         pass
     assert watched.info(FixedWidth(16))["stage_seconds"] == {}
 

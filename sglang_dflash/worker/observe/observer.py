@@ -23,7 +23,7 @@ from sglang_dflash.worker.observe.metrics import StepRecord, StepStats, step_met
 logger = logging.getLogger(__name__)
 
 STAGE_TIMES = "SGLANG_DFLASH_STAGE_TIMES"
-READ_EVERY = 32  # steps between two reads of the drafter's count of non-finite drafts
+EVERY = 32  # steps between two reads of the drafter's count of non-finite drafts, and between two timed steps
 
 
 class Clock:
@@ -86,11 +86,11 @@ class Steps:
         self._untimed: deque[tuple[StepRecord, Any, Any]] = deque()
         self._last: tuple[StepRecord, Any] | None = None
 
-    def started(self, record: StepRecord) -> None:
-        now = self._clock.now()
+    def started(self, record: StepRecord, *, timed: bool = True) -> None:
+        now = self._clock.now() if timed or self._last is not None else None
         if self._last is not None:
             self._untimed.append((*self._last, now))
-        self._last = record, now
+        self._last = (record, now) if timed else None
         self._uncounted.append(record)
 
     def interrupted(self) -> None:
@@ -144,34 +144,49 @@ class NotFinite:
         return self.total
 
 
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+def _unmarked(stage: str) -> AbstractContextManager[None]:
+    return _NOTHING
+
+
 class Observer:
     """Call ``started``, ``interrupted`` and ``finished``; read ``info``.
 
     Args:
         max_width: positions of the widest block.
         not_finite: int64 [] on the device, the drafter's count of non-finite positions.
+        times_all: whether every step is timed, for a policy that learns from the times; else one of ``EVERY``.
         payoff: judges whether drafting pays; None on a rank that does not log.
     """
 
     def __init__(
-        self, device: torch.device | str, max_width: int, not_finite: Tensor, payoff: Payoff | None = None
+        self,
+        device: torch.device | str,
+        max_width: int,
+        not_finite: Tensor,
+        payoff: Payoff | None = None,
+        *,
+        times_all: bool = True,
     ) -> None:
-        self._steps = Steps(device)
+        self._steps, self._times_all = Steps(device), times_all
         self._stats, self._not_finite = StepStats(), NotFinite(not_finite, warns=payoff is not None)
         self._times_stages = os.environ.get(STAGE_TIMES) == "1"
         self._stages, self._metrics = Stages(device, self._times_stages), step_metrics(max_width)
         self._payoff, self._launched = payoff, 0
 
-    def stage(self, name: str) -> AbstractContextManager[None]:
-        """Mark a stage of the step."""
+    def stages(self) -> Callable[[str], AbstractContextManager[None]]:
+        """Return the function that marks the stages of one step."""
         # Only if a profiler records or stages are timed: a range costs several small ops.
-        return self._stages(name) if self._times_stages or torch.autograd._profiler_enabled() else nullcontext()
+        return self._stages if self._times_stages or torch.autograd._profiler_enabled() else _unmarked
 
     def started(self, record: StepRecord) -> None:
         """Register a decode step before its launch, on its stream."""
-        self._steps.started(record)
+        turn = self._launched % EVERY == 0
+        self._steps.started(record, timed=turn or self._times_all)
         self._launched += 1
-        if self._launched % READ_EVERY == 0:
+        if turn:
             self._not_finite.read()
 
     def interrupted(self) -> None:

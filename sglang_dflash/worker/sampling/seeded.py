@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sglang_dflash.ops import argmax, filter_probs, seeded_draw
+from sglang_dflash.ops import filter_probs, seeded_draw
 from sglang_dflash.plan.pools import SAMPLED_AT_ONCE
 from sglang_dflash.upstream import Sampler, async_h2d
 
@@ -37,24 +37,12 @@ def mark_seeded_rows(sampling_info: Any, reqs: list[Any], width: int = 1) -> Non
 
 
 class SeededSampler(Sampler):
-    """SGLang's sampler, with seeds honoured in every mode and a fast path for greedy batches.
+    """SGLang's sampler, with seeds honoured in every mode.
 
     Stock SGLang reads seeds only under ``--enable-deterministic-inference``; then no row is marked, so the output
     equals plain decoding's. Otherwise a token's noise is a function of seed, position and token, independent of batch,
     block width and drafter.
     """
-
-    def forward(
-        self, logits_output: Any, sampling_info: Any, return_logprob: bool, *others: Any, **options: Any
-    ) -> Tensor:
-        # A request rejected for `return_sampling_mask` is still prefilled and still needs a mask.
-        wants_more = return_logprob or sampling_info.sampling_mask_batch_indices is not None
-        if wants_more or not sampling_info.is_all_greedy:
-            tokens: Tensor = super().forward(logits_output, sampling_info, return_logprob, *others, **options)
-            return tokens
-        tokens = argmax(self._preprocess_logits(logits_output.next_token_logits, sampling_info))
-        self._sync_token_ids_across_tp(tokens, sampling_info)
-        return tokens
 
     def _sample_from_probs(
         self, probs: Tensor, sampling_info: Any, positions: Tensor, simple_sampling_case: bool

@@ -19,6 +19,7 @@ PREFILL = "sglang_dflash.worker.worker.DFlashWorker._prefill"
 CHOOSE = "sglang_dflash.worker.accept.Accept.target_tokens"
 STEPS = "sglang_dflash.worker.observe.observer.Steps"
 HEAD = "sglang_dflash.model.vocabulary.TargetVocabulary.argmax_token"
+GATHER = "sglang.srt.distributed.parallel_state.GroupCoordinator.all_gather"
 LEARN = "sglang_dflash.width.adaptive.AdaptiveWidth.observe"
 STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
 PENALTIES = "sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply"
@@ -38,6 +39,7 @@ def register() -> None:
             (FORWARD, changes.spoil_drafter, When.BEFORE),
             (VERIFY, changes.spoil_target, When.AFTER),
         ],
+        "gathers": [(GATHER, probe.count_gathered, When.BEFORE), (DECODE, probe.record_gathered, When.AROUND)],
         "history": [(DECODE, probe.compare, When.BEFORE)],
         "host_copies": [(DECODE, host_copies.record, When.AROUND)],
         "mixed": [(PREFILL, probe.record_mixed, When.AFTER)],
@@ -51,7 +53,7 @@ def register() -> None:
         "pools": [(STATE, probe.count_lost, When.AFTER)],
         "skew": [
             (HEAD, changes.hidden_states, When.BEFORE),
-            (CHOOSE, changes.logits, When.BEFORE),
+            (CHOOSE, changes.target_tokens, When.AFTER),
             (f"{STEPS}.timed", changes.times, When.AFTER),
             (COMMIT, changes.write, When.AFTER),
         ],

@@ -74,6 +74,27 @@ def compare(worker: Any, batch: Any, *_: Any) -> None:
     (FOLDER / "histories.txt").write_text(str(_compared))
 
 
+_sent = 0
+
+
+def count_gathered(group: Any, tensor: Any, *_: Any, **__: Any) -> None:
+    """Mode ``gathers``, before each gather between ranks."""
+    global _sent
+    _sent += tensor.nbytes
+
+
+def record_gathered(original: Callable[..., Any], worker: Any, batch: Any, *others: Any) -> Any:
+    """Mode ``gathers``, one line per decode step: whether it penalises, its rows, and the bytes that a rank sent."""
+    global _sent
+    _sent = 0
+    result = original(worker, batch, *others)
+    penalised = batch.sampling_info.acc_additive_penalties is not None
+    with (FOLDER / "gathers.jsonl").open("a") as file:
+        rows = batch.batch_size() * result.speculative_num_draft_tokens
+        file.write(json.dumps({"penalised": penalised, "rows": rows, "sent": _sent}) + "\n")
+    return result
+
+
 def count_lost(result: Any, scheduler: Any, *_: Any) -> Any:
     """Mode ``pools``: add lost slots to ``/server_info``; of a server at rest all must be 0."""
     requests, kv, cache = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator, scheduler.tree_cache

@@ -1,0 +1,307 @@
+"""Host time of a decode step, ours over SGLang's: ``python -m sglang_dflash_lab.measure.host_step``.
+
+Each arm is an engine whose scheduler process times what a decode step costs the host: reserving slots, the worker's
+step, and the worker's part when the counts arrive. What stands for device work is subtracted: both models' forwards,
+which return the output of an earlier step of the same shape; the attention backends' plans; injection; and the torch
+functions that stand for a kernel, the platform's and both workers'. Other small tensor operations, which a GPU would
+only launch, are counted with their computation. Both arms' engines run, and take turns. Other load on the machine
+lengthens some steps, so the fast steps are compared too.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import json
+import os
+import pstats
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from statistics import quantiles
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+
+from sglang_dflash.errors import user_errors
+from sglang_dflash_lab.bench.arms import Arm, Pair, find_pair
+from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
+from sglang_dflash_lab.tables import Table
+
+FILE, PROFILE = "SGLANG_DFLASH_HOST_STEP_FILE", "SGLANG_DFLASH_HOST_STEP_PROFILE"
+WARM_UP, TOKENS = 10, 240  # steps left out of each answer; tokens of an answer
+GREEDY: dict[str, Any] = {"temperature": 0}
+SAMPLING = {
+    "seeded, top-p": {"temperature": 0.8, "top_p": 0.9, "sampling_seed": 1},
+    "penalties": {**GREEDY, "frequency_penalty": 0.2, "presence_penalty": 0.1},
+}
+BUILTIN = "builtin:16"
+WINDOW = ("--speculative-draft-window-size", "512")
+# Kind of step -> the two arms, flags of both, sampling
+KINDS: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
+    "greedy": ("dflash:16", BUILTIN, (), GREEDY),
+    **{name: ("dflash:16", BUILTIN, (), sampling) for name, sampling in SAMPLING.items()},
+    "adaptive": ("adaptive:16+SGLANG_DFLASH_COPIES=0", BUILTIN, (), GREEDY),
+    "copies": ("adaptive:16", BUILTIN, (), GREEDY),
+    "draft window": ("dflash:16", BUILTIN, WINDOW, GREEDY),
+    "width 1": ("adaptive:16+SGLANG_DFLASH_COPIES=0", "ar", (), GREEDY),
+}
+
+
+_WORKER = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2."
+# Functions that stand for device work, in addition to both forwards, the attention backends' plans and the platform's
+KERNELS = "prepare_block accept_block note_tokens find_copies offer_copies penalize_block filter_probs seeded_draw"
+DEVICE = (
+    *(f"sglang_dflash.ops.{name}" for name in KERNELS.split()),
+    "sglang_dflash.states.replay.gdn_commit",
+    "sglang_dflash.worker.forwards.Inject.write",
+    f"{_WORKER}_append_target_hidden_to_draft_kv_by_loc",
+    f"{_WORKER}_greedy_sample_from_vocab_parallel_head",  # on a GPU, in the drafter's graph
+)
+
+
+class Stopwatch:
+    """Time between ``start`` and ``stop`` without the time of ``excluded`` functions, and a profile of it."""
+
+    def __init__(self) -> None:
+        self.nanoseconds = 0
+        self.running = False
+        self._profile = cProfile.Profile() if PROFILE in os.environ else None
+
+    def _turn(self, on: bool) -> None:
+        sign = -1 if on else 1
+        if self._profile is not None:
+            self._profile.enable() if on else self._profile.disable()
+        self.nanoseconds += sign * time.perf_counter_ns()
+        self.running = on
+
+    def counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return wraps(function)(lambda *args, **kwargs: self._run(True, function, args, kwargs))
+
+    def excluded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return wraps(function)(lambda *args, **kwargs: self._run(False, function, args, kwargs))
+
+    def exclude(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the function; a hook of SGLang's kind AROUND."""
+        return self._run(False, function, args, kwargs)
+
+    def _run(self, on: bool, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self.running == on:
+            return function(*args, **kwargs)
+        self._turn(on)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._turn(not on)
+
+    def read(self) -> int:
+        spent, self.nanoseconds = self.nanoseconds, 0
+        return spent
+
+    def dump(self) -> None:
+        if self._profile is not None:
+            self._profile.dump_stats(os.environ[PROFILE])
+
+
+def run_scheduler(*args: Any, **kwargs: Any) -> None:
+    """A scheduler process whose decode steps are timed, in place of ``run_scheduler_process``."""
+    from sglang.srt.managers import schedule_batch
+    from sglang.srt.managers import scheduler as module
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from sglang_dflash_cpu.replacements import TABLE
+    from sglang_dflash_lab.measure.peers import builtin_on_cpu
+
+    watch = Stopwatch()
+    if os.environ.get("SGLANG_DFLASH") == "builtin":
+        builtin_on_cpu.register()
+        _take_gpu_path(watch)
+    for path in (*DEVICE, *(row.path for row in TABLE)):
+        HookRegistry.register(path, watch.exclude, HookType.AROUND)
+    init = module.Scheduler.__init__
+
+    def timed_init(scheduler: Any, *parts: Any, **named: Any) -> None:
+        init(scheduler, *parts, **named)
+        _time_steps(scheduler.model_worker, watch)
+
+    module.Scheduler.__init__ = timed_init
+    schedule_batch.ScheduleBatch.prepare_for_decode = watch.counted(schedule_batch.ScheduleBatch.prepare_for_decode)
+    module.run_scheduler_process(*args, **kwargs)
+
+
+def _take_gpu_path(watch: Stopwatch) -> None:
+    """Let SGLang's worker call the two Triton kernels that it calls on a GPU, with stand-ins for them."""
+    from sglang.srt.speculative import dflash_worker_v2 as module
+
+    from sglang_dflash.ops import reference
+
+    def prepare(*, block_ids_out: Any, positions_out: Any, cache_loc_out: Any, **call: Any) -> None:
+        names = ("bonus_tokens", "prefix_lens", "req_pool_indices", "req_to_token")
+        width, mask = block_ids_out.shape[1], call["mask_token_id"]
+        block = reference.prepare_block(*(call[name] for name in names), width=width, mask_token_id=mask)
+        for out, found in zip((block_ids_out, positions_out, cache_loc_out), block, strict=True):
+            out.copy_(found.view_as(out))
+
+    def accept(*, accept_lens_out: Any, **call: Any) -> None:
+        accepted = reference.accept_block(call["candidates"], call["target_top1"], call["prefix_lens"])
+        outs = (call[f"{name}_out"] for name in ("out_tokens", "commit_lens", "bonus_ids", "new_seq_lens"))
+        for out, found in zip(outs, accepted, strict=True):
+            out.copy_(found)
+
+    init = module.DFlashWorkerV2.__init__
+
+    def on_gpu(worker: Any, *args: Any, **kwargs: Any) -> None:
+        init(worker, *args, **kwargs)
+        worker._use_triton_prepare_block = worker._use_triton_accept_bonus = True
+
+    module.DFlashWorkerV2.__init__ = on_gpu
+    module._prepare_dflash_draft_block_unchecked = watch.excluded(prepare)
+    module._compute_dflash_accept_bonus_triton_unchecked = watch.excluded(accept)
+
+
+def _time_steps(worker: Any, watch: Stopwatch) -> None:
+    from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    forward, step = ModelRunner.forward, worker.forward_batch_generation
+    recorded: dict[Any, Any] = {}
+    file = Path(os.environ[FILE]).open("a", buffering=1)  # noqa: SIM115 (for the life of the process)
+
+    def replayed(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if not watch.running:
+            return forward(runner, forward_batch, *args, **kwargs)
+        key = id(runner), forward_batch.forward_mode, tuple(forward_batch.input_ids.shape)
+        if key not in recorded:
+            recorded[key] = _copy(forward(runner, forward_batch, *args, **kwargs))
+        return _copy(recorded[key])  # the worker writes into its logits
+
+    def timed(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if not batch.forward_mode.is_decode():
+            watch.read()
+            return step(batch, *args, **kwargs)
+        result = watch.counted(step)(batch, *args, **kwargs)
+        print(batch.batch_size(), watch.read(), file=file)
+        watch.dump()
+        return result
+
+    ModelRunner.forward = watch.excluded(replayed)
+    worker.forward_batch_generation = timed
+    worker.on_verify_complete_cpu = watch.counted(worker.on_verify_complete_cpu)
+    for backend in _subclasses(AttentionBackend):
+        if "init_forward_metadata" in vars(backend):
+            backend.init_forward_metadata = watch.excluded(backend.init_forward_metadata)
+
+
+def _subclasses(base: Any) -> Iterator[Any]:
+    for each in base.__subclasses__():
+        yield each
+        yield from _subclasses(each)
+
+
+def _copy(output: Any) -> Any:
+    logits = output.logits_output
+    if (rows := getattr(logits, "next_token_logits", None)) is not None:
+        logits = replace(logits, next_token_logits=rows.clone())
+    return replace(output, logits_output=logits)
+
+
+class Timed:
+    """An engine of one arm, and the file to which its scheduler writes its steps."""
+
+    def __init__(self, pair: Pair, label: str, flags: tuple[str, ...], folder: Path, profile: Path | None) -> None:
+        from sglang.srt.entrypoints.engine import Engine
+        from sglang.srt.server_args import prepare_server_args
+
+        class TimedEngine(Engine):
+            run_scheduler_process_func = staticmethod(run_scheduler)
+
+        arm = Arm.parse(label)
+        self._file = folder / f"{arm.kind}.txt"
+        self._file.touch()
+        words = ["--model-path", pair.target, *arm.server_args(pair), *pair.server_args, "--skip-tokenizer-init"]
+        words += ["--log-level", "error", *(flags if arm.kind != "ar" else ())]
+        old = dict(os.environ)
+        os.environ.update({FILE: str(self._file), **({PROFILE: str(profile)} if profile else {})}, **dict(arm.env))
+        try:
+            self._engine = TimedEngine(server_args=prepare_server_args(words))
+        finally:
+            os.environ.clear()
+            os.environ.update(old)
+        signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # SGLang's processes send it when they are stopped
+
+    def steps(self, batch: int, sampling: dict[str, Any]) -> list[float]:
+        """Return the microseconds of each step with ``batch`` requests."""
+        begin = self._file.stat().st_size
+        prompts = [[10 + row + token for token in range(24)] for row in range(batch)]
+        sampling = {**sampling, "max_new_tokens": TOKENS, "ignore_eos": True}
+        self._engine.generate(input_ids=prompts, sampling_params=sampling)
+        with self._file.open() as text:
+            text.seek(begin)
+            rows = [line.split() for line in text]
+        return [int(spent) / 1000 for size, spent in rows if int(size) == batch][WARM_UP:]
+
+    def close(self) -> None:
+        self._engine.shutdown()
+
+
+def measure(pair: Pair, kind: str, batches: list[int], repeats: int, profile: Path | None) -> Iterator[list[str]]:
+    """Yield a row per batch size: medians with their quartiles, and ratios; with ``profile`` of the first arm only."""
+    *arms, flags, sampling = KINDS[kind]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        if kind == "width 1":
+            (folder / "widths.json").write_text(json.dumps({"widths": [1]}))
+            flags = (*flags, "--speculative-adaptive-config", str(folder / "widths.json"))
+        engines = [Timed(pair, label, flags, folder, profile) for label in arms[: 1 if profile else 2]]
+        for engine in engines:
+            stack.callback(engine.close)
+        for batch in batches:
+            times: list[list[float]] = [[] for _ in engines]
+            for _ in range(repeats):
+                for engine, own in zip(engines, times, strict=True):
+                    own += engine.steps(batch, sampling)
+            cuts = [quantiles(each, n=20) for each in times]
+            spreads = [f"{cut[9]:,.0f} [{cut[4]:,.0f}, {cut[14]:,.0f}]" for cut in cuts]
+            ratios = [f"{cuts[0][cut] / cuts[1][cut]:.2f}" for cut in (9, 1)] if len(cuts) > 1 else []
+            yield [kind, str(batch), *spreads, *ratios]
+
+
+def expensive(profile: Path, most: int) -> str:
+    """Return the functions with the most time of their own, as text."""
+    found = pstats.Stats(str(profile)).stats  # type: ignore[attr-defined]
+    rows = sorted(((own, calls, where) for where, (_, calls, own, *_) in found.items()), reverse=True)
+    total = sum(own for own, *_ in rows)
+    shown = [(f"{own / total:6.1%} {calls:7}", Path(where[0]).name, *where[1:]) for own, calls, where in rows[:most]]
+    return "\n".join(f"{figures} {file}:{line} {name}" for figures, file, line, name in shown)
+
+
+def main(
+    kinds: Annotated[str, typer.Option(help="Kinds of step, separated by commas.")] = ",".join(KINDS),
+    pair: Annotated[str, typer.Option(help="A tiny pair.")] = "tiny-hybrid",
+    batch: Annotated[list[int], typer.Option(help="Requests at once.")] = [1, 8, 32],  # noqa: B006
+    repeats: Annotated[int, typer.Option(help="Answers of each arm and batch, in turn.")] = 6,
+    profile: Annotated[
+        Path | None, typer.Option(help="Profile ours alone to this file, and print its ten most expensive functions.")
+    ] = None,
+) -> None:
+    """Print microseconds of host time per decode step, ours and SGLang's: median [quartiles], ratios."""
+    typer.echo(describe_hardware(hardware()))
+    rows = []
+    with user_errors():
+        for kind in kinds.split(","):
+            for row in measure(find_pair(pair, None, None), kind, batch, repeats, profile):
+                rows.append(row)
+                typer.echo(" | ".join(row), err=True)
+    if profile is not None:
+        typer.echo(expensive(profile, 10))
+        return
+    columns = ["step", "requests", "ours, us", "SGLang's, us", "ratio", "ratio of 10 % quantiles"]
+    typer.echo(Table("", "", columns, rows).markdown())
+
+
+if __name__ == "__main__":
+    typer.run(main)
