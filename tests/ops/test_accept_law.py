@@ -59,7 +59,7 @@ def rejection_rule(
         target[:, -1],
     )
     out = torch.cat((draft[:, 1:], bonus[:, None]), dim=1).scatter(1, accepted[:, None], bonus[:, None])
-    return Accepted(out, (accepted + 1).int(), bonus, lens + accepted + 1)
+    return Accepted(out, (accepted + 1).int()[None], accepted.int()[None], bonus, lens + accepted + 1)
 
 
 def wrong_rule(draft: Tensor, probs: Tensor, lens: Tensor, seeds: Tensor) -> Accepted:

@@ -53,6 +53,16 @@ def test_accept_keeps_the_agreeing_prefix_and_adds_the_targets_token(rows: list[
     assert accepted.accept_lens.dtype == torch.int32
 
 
+@given(before=st.integers(1, 300), gained=st.integers(1, 16), interval=st.sampled_from([1, 16, 64, 256]))
+def test_accepted_tokens_are_counted_up_to_the_last_boundary(before: int, gained: int, interval: int) -> None:
+    on_one = [position for position in range(gained) if (before + position + 1) % interval == 0]
+    draft, target = torch.zeros(1, 16, dtype=torch.int64), torch.zeros(1, 16, dtype=torch.int64)
+    target[0, gained - 1 :] = 1
+    accepted = accept_block(draft, target, torch.tensor([before]), interval=interval)
+    assert accepted.counts.tolist() == [[gained], [on_one[-1] + 1 if on_one else 0]]
+    assert accepted.ends.tolist() == [[gained - 1], [on_one[-1] if on_one else -1]]
+
+
 @pytest.mark.parametrize("neox", [True, False])
 def test_heads_are_normalised_and_rotated_as_complex_numbers(neox: bool) -> None:
     torch.manual_seed(0)
