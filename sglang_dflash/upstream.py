@@ -136,7 +136,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
     # the worker, one step, and what it hands to the scheduler
     "layers.attention.hybrid_linear_attn_backend": (
         "track_mamba_states_all_layers"
-        "(conv_states_pool, ssm_states_pool, cache_indices, mamba_track_mask, mamba_track_indices, batch_size)",
+        "(conv_states_pool, ssm_states_pool, cache_indices, mamba_track_mask, mamba_track_indices, batch_size, "
+        "check_freed_slots)",
     ),
     "layers.sampler": (
         "Sampler",
@@ -253,7 +254,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "models.qwen2": ("Qwen2MLP(hidden_size, intermediate_size, hidden_act, quant_config, prefix)",),
     # GDN states: what a verify keeps of its tokens, and the commit
     "kernels.ops.mamba.mamba_state_scatter_triton": (
-        "fused_conv_window_scatter_with_mask(dst, src, dst_indices_raw, step_indices_raw)",
+        "scatter_mamba_states_after_mtp_verify(mamba_caches, state_indices_tensor, last_correct_step_indices, "
+        "mamba_track_indices, mamba_steps_to_track)",
     ),
     "kernels.ops.attention.linear.gdn_replayssm_spec_decode": (
         "gdn_replayssm_spec_decode(q, k, v, a, b, A_log, dt_bias, checkpoint_state, d_cache, k_cache, g_cache, "

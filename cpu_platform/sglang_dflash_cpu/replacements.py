@@ -99,11 +99,9 @@ TABLE: tuple[Replacement, ...] = (
     Replacement(_VERIFY, gdn.verify),
     Replacement(_DELTA_RULE + "fused_norm_gate.rms_norm_gated", dense.rms_norm_gated),  # Qwen3-Next
     Replacement(_DELTA_RULE + "layernorm_gated.layernorm_fn", dense.layernorm_gated),  # Qwen3.5
-    # Triton: snapshots for the prefix cache; states of accepted tokens; their convolution windows if states are
-    # replayed
+    # Triton: snapshots for the prefix cache; states of accepted tokens, or their convolution windows alone
     Replacement(_STATES + "track_mamba_states_all_layers", pools.track),
     Replacement(_STATES + "scatter_mamba_states_after_mtp_verify", pools.commit),
-    Replacement(_STATES + "fused_conv_window_scatter_with_mask", pools.scatter_steps),
     # Triton: gates of the attention's output and of the shared expert
     Replacement(_ELEMENTWISE + "fused_sigmoid_mul", dense.sigmoid_mul),
     Replacement(_ELEMENTWISE + "fused_gate_sigmoid_mul_add", dense.add_gated),

@@ -62,6 +62,7 @@ def host_rows(rows: int) -> int:
 
 _KERNELS = "sglang_dflash.ops.kernels"
 prepare_block = by_device(reference.prepare_block, f"{_KERNELS}.block")
+take_drafts = by_device(reference.take_drafts, f"{_KERNELS}.block")
 accept_block = by_device(reference.accept_block, f"{_KERNELS}.block")
 note_tokens = by_device(reference.note_tokens, f"{_KERNELS}.copies")
 find_copies = by_device(reference.find_copies, f"{_KERNELS}.copies")

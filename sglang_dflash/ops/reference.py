@@ -23,11 +23,13 @@ class Block(NamedTuple):
         tokens: int64 [bs, w], the anchor (last step's bonus token), then mask tokens.
         positions: int64 [bs * w], absolute positions ``seq_len + j``.
         slots: int64 [bs * w], KV slots of those positions.
+        state_slots: [bs], slots of the requests' recurrent states; None without them.
     """
 
     tokens: Tensor
     positions: Tensor
     slots: Tensor
+    state_slots: Tensor | None
 
 
 class Accepted(NamedTuple):
@@ -35,15 +37,23 @@ class Accepted(NamedTuple):
 
     Attributes:
         out_tokens: int64 [bs, w]; the first ``accept_lens[b]`` entries of row b are the new tokens.
-        accept_lens: int32 [bs], accepted drafts plus the bonus token, 1..w.
+        counts: int32 [1, bs], accepted drafts plus the bonus token, 1..w. With an interval int32 [2, bs]: row 1 has the
+            new tokens up to the last multiple of it that the committed length reaches or passes, 0 if there is none.
+        ends: int32 like ``counts`` minus 1, the block position of the last of these tokens.
         bonus: int64 [bs], the last new token: the next block's anchor.
         new_seq_lens: int64 [bs], committed length after the step; the bonus token has no KV yet.
     """
 
     out_tokens: Tensor
-    accept_lens: Tensor
+    counts: Tensor
+    ends: Tensor
     bonus: Tensor
     new_seq_lens: Tensor
+
+    @property
+    def accept_lens(self) -> Tensor:
+        """int32 [bs], the first row of ``counts``."""
+        return self.counts[0]
 
 
 def prepare_block(
@@ -54,6 +64,7 @@ def prepare_block(
     *,
     width: int,
     mask_token_id: int,
+    state_table: Tensor | None = None,
 ) -> Block:
     """Lay out the next block of every request.
 
@@ -67,17 +78,41 @@ def prepare_block(
         req_to_token: int32 [rows, columns], KV slot of each (request, position).
         width: block positions ``w``.
         mask_token_id: token that marks a position to be drafted.
+        state_table: [rows], slot of each request's recurrent state.
     """
     offsets = torch.arange(width, device=bonus.device)
     tokens = torch.where(offsets == 0, bonus[:, None], mask_token_id)
     positions = seq_lens.long()[:, None] + offsets
     columns = req_to_token.shape[1]
-    slots = req_to_token[req_pool_indices.long()[:, None], positions.clamp(max=columns - 1)].long()
+    rows = req_pool_indices.long()
+    slots = req_to_token[rows[:, None], positions.clamp(max=columns - 1)].long()
     slots = torch.where(positions < columns, slots, 0)
-    return Block(tokens, positions.flatten(), slots.flatten())
+    return Block(tokens, positions.flatten(), slots.flatten(), None if state_table is None else state_table[rows])
 
 
-def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor) -> Accepted:
+def take_drafts(
+    tokens: Tensor, drafts: Tensor, broken: Tensor, total: Tensor, margins: Tensor | None = None
+) -> Tensor | None:
+    """Copy what the drafter drafted into the block, out of memory that a later CUDA graph overwrites.
+
+    Past the drafter's block, its last draft is repeated with margin -inf, so that any copy replaces it.
+
+    Args:
+        tokens: int64 [bs, w], the block; its columns after the anchor are overwritten.
+        drafts: int64 [bs, d - 1] with d <= w.
+        broken: int64 [bs], drafted positions whose hidden state was not finite; their sum is added to ``total``, [].
+        margins: float32 [bs, d - 1], each draft's lead over the second best token.
+
+    Returns:
+        The block's margins, float32 [bs, w - 1]; None without ``margins``.
+    """
+    beyond = tokens.shape[1] - 1 - drafts.shape[1]
+    tokens[:, 1:] = torch.cat((drafts, drafts[:, -1:].expand(-1, beyond)), dim=1) if beyond else drafts
+    total += broken.sum()
+    return None if margins is None else F.pad(margins, (0, beyond), value=-torch.inf)
+
+
+def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor, *, interval: int = 0) -> Accepted:
     """Commit the longest prefix of the drafts that the target chose itself, plus the target's next token.
 
     Draft j+1 is accepted while it equals ``target_tokens[j]``. The target's token at the first difference, or after the
@@ -98,11 +133,17 @@ def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor) 
         target_tokens: int64 [bs, w], the token that the target puts after each block position: its argmax for a greedy
             request, a draw from its distribution for a sampled one.
         seq_lens: int [bs], committed lengths before the step.
+        interval: tokens between boundaries; 0 to ask for none.
     """
     agree = (draft_tokens[:, 1:] == target_tokens[:, :-1]).int()
     accepted_drafts = agree.cumprod(dim=1).sum(dim=1)
     bonus = target_tokens.gather(1, accepted_drafts[:, None]).squeeze(1)
-    return Accepted(target_tokens, (accepted_drafts + 1).int(), bonus, seq_lens.long() + accepted_drafts + 1)
+    new_seq_lens = seq_lens.long() + accepted_drafts + 1
+    counts = (accepted_drafts + 1)[None]
+    if interval:
+        counts = torch.cat((counts, (new_seq_lens // interval * interval - seq_lens).clamp(min=0)[None]))
+    counts = counts.int()
+    return Accepted(target_tokens, counts, counts - 1, bonus, new_seq_lens)
 
 
 def note_tokens(history: Tensor, found: Tensor, rows: Tensor, seq_lens: Tensor, tokens: Tensor) -> None:

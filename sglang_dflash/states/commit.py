@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from sglang_dflash.states.replay import gdn_commit, pool_records
 from sglang_dflash.upstream import (
     commit_mamba_states_after_verify,
-    fused_conv_window_scatter_with_mask,
     get_alloc_reserve_per_decode,
     mamba_track_grid,
+    scatter_mamba_states_after_mtp_verify,
     track_mamba_states_all_layers,
 )
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import TpModelWorker
     from sglang_dflash.worker.step import Step
-
-
-# Snapshots for the prefix cache, int64 [bs]: target slot of each request's snapshot, negative for none, and the
-# block position after which it is taken, -1 if the request crosses no boundary
-Track = tuple[Tensor, Tensor]
 
 
 class RecurrentCommit:
@@ -43,76 +38,58 @@ class RecurrentCommit:
         self._target, self._replays = target_worker, replays
         self._requests = target_worker.model_runner.req_to_token_pool
         self._recurrent = getattr(self._requests, "mamba_pool", None) is not None
-        self._interval: int | None = None
-        self._growth = 0
+        self._interval = self._growth = 0
+        self.state_table: Tensor | None = self._requests.req_index_to_mamba_index_mapping if self._recurrent else None
+        """Slot of each request row's state; None for a target without recurrent layers."""
 
     def before_verify(self, step: Step) -> None:
-        """Fill ``step.state_slots`` while the requests still own them.
-
-        The scheduler may end a request before the commit. By then the row's slot may hold another request's state.
-        """
+        """Fill ``step.interval``. Most steps cross no boundary, and a snapshot costs as much as a commit."""
         if self._recurrent:
-            step.state_slots = self._requests.get_mamba_indices(step.batch.req_pool_indices)
+            if not self._interval:
+                # Host lengths lag one step, so allow for two blocks.
+                self._growth = get_alloc_reserve_per_decode()
+                self._interval = mamba_track_grid(step.batch.tree_cache.page_size)
+            step.interval = self._interval if may_cross(step.state.committed_cpu, self._growth, self._interval) else 0
 
     def __call__(self, step: Step) -> None:
-        """Commit ``step.accepted``; the batch's ``seq_lens`` must still hold the lengths before the step."""
+        """Commit ``step.accepted``."""
         if not self._recurrent:
             return
-        track = self._track(step)
+        track = step.batch.mamba_track_indices if step.interval else None  # target slots of snapshots, negative: none
         if step.width > 1:
             (self._commit_records if self._replays else self._commit_kept)(step, track)
         elif track is not None:
-            cache, (slots, positions) = self._requests.mamba_pool.mamba_cache, track
-            mask = (positions >= 0) & (slots >= 0)
-            track_mamba_states_all_layers(cache.conv[0], cache.temporal, step.state_slots, mask, slots, len(mask))
+            cache, crosses = self._requests.mamba_pool.mamba_cache, step.accepted.counts[1] > 0
+            states, slots = (cache.conv[0], cache.temporal), step.state_slots
+            track_mamba_states_all_layers(*states, slots, crosses, track, len(track), check_freed_slots=True)
 
-    def _track(self, step: Step) -> Track | None:
-        # Most steps cross no boundary, and a snapshot costs as much as a commit.
-        slots = step.batch.mamba_track_indices
-        if slots is None:
-            return None
-        if self._interval is None:
-            # Host lengths lag one step, so allow for two blocks.
-            self._growth = get_alloc_reserve_per_decode()
-            self._interval = mamba_track_grid(step.batch.tree_cache.page_size)
-        if not may_cross(step.state.committed_cpu, self._growth, self._interval):
-            return None
-        return slots, crossings(step.batch.seq_lens, step.accepted.new_seq_lens, self._interval)
-
-    def _commit_records(self, step: Step, track: Track | None) -> None:
-        states, accept_lens = self._requests.get_speculative_mamba2_params_all_layers(), step.accepted.accept_lens
-        tracked = () if track is None else (track[0], track[1] + 1)
+    def _commit_records(self, step: Step, track: Tensor | None) -> None:
+        states, accepted = self._requests.get_speculative_mamba2_params_all_layers(), step.accepted
+        tracked = (None, None) if track is None else (track, accepted.counts[1])
         rows = step.batch.req_pool_indices
-        gdn_commit(states.temporal, pool_records(states), rows, step.state_slots, accept_lens, *tracked)
-        windows = states.conv[0], states.intermediate_conv_window[0]
-        fused_conv_window_scatter_with_mask(*windows, step.state_slots, accept_lens - 1)
-        if track is not None:
-            fused_conv_window_scatter_with_mask(*windows, *track)
+        assert step.state_slots is not None
+        gdn_commit(states.temporal, pool_records(states), rows, step.state_slots, accepted.accept_lens, *tracked)
+        windows = SimpleNamespace(
+            temporal=states.temporal[:0],
+            intermediate_ssm=None,
+            conv=states.conv,
+            intermediate_conv_window=states.intermediate_conv_window,
+        )
+        ends = accepted.ends[0], track, None if track is None else accepted.ends[1]
+        scatter_mamba_states_after_mtp_verify(windows, step.state_slots, *ends)
 
-    def _commit_kept(self, step: Step, track: Track | None) -> None:
+    def _commit_kept(self, step: Step, track: Tensor | None) -> None:
         # SGLang's commit uses the slots that the verify read.
-        slots, positions = track or (None, None)
-        batch = copy.copy(step.batch)
-        batch.mamba_track_indices = slots
+        batch, accepted = copy.copy(step.batch), step.accepted
+        batch.mamba_track_indices = track
         commit_mamba_states_after_verify(
             self._target,
             batch,
-            accept_lens=step.accepted.accept_lens,
+            accept_lens=accepted.accept_lens,
             accept_index=step.tokens,  # only its size is read
             draft_token_num=step.width,
-            prepared_step_indices=(step.accepted.accept_lens.long() - 1, positions),
+            prepared_step_indices=(accepted.ends[0], None if track is None else accepted.ends[1]),
         )
-
-
-def crossings(before: Tensor, after: Tensor, interval: int) -> Tensor:
-    """Return the block position that ends at each request's last track boundary, int64 [bs]; -1 if it crosses none.
-
-    Args:
-        before, after: int64 [bs], committed lengths around the step.
-        interval: tokens between boundaries.
-    """
-    boundary = after // interval * interval
-    return torch.where(boundary > before, boundary - before - 1, -1)
 
 
 def may_cross(lengths: Sequence[int], growth: int, interval: int) -> bool:

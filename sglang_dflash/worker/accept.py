@@ -68,7 +68,7 @@ class Accept:
         """Fill ``step.accepted``. Overwrites the logits; requested log-probabilities stay on the target's output."""
         target_tokens = self.target_tokens(step)
         self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, target_tokens)
-        step.accepted = accept_block(step.tokens, target_tokens, step.batch.seq_lens)
+        step.accepted = accept_block(step.tokens, target_tokens, step.batch.seq_lens, interval=step.interval)
         self._count_generated(step.batch, step.accepted.out_tokens, step.accepted.accept_lens)
 
     def target_tokens(self, step: Step) -> Tensor:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from sglang_dflash.ops import take_drafts
 from sglang_dflash.upstream import (
     CaptureHiddenMode,
     KVWriteLoc,
@@ -44,20 +43,14 @@ class Draft:
             step.draft_kv = self._rings.view(step.target_kv, step.positions, step.batch, translator)
         if step.width == 1:
             return
-        beyond = max(0, step.width - self._drafted)
-        block = step.first(self._drafted, translator) if beyond else step
+        block = step.first(self._drafted, translator) if step.width > self._drafted else step
         forward_batch = self._batches(block, block.draft_kv)
         with draft_tp_context(self._layout):
             output = self._drafter.forward(forward_batch).logits_output
         # A graph pads the batch and overwrites its outputs at the next replay: slice and copy.
-        anchors, bs = step.tokens[:, :1], len(step.tokens)
-        drafts = output.drafts[:bs]
-        # Past the drafter's block, repeat its last draft with margin -inf so that any copy replaces it.
-        step.tokens = torch.cat((anchors, drafts, drafts[:, -1:].expand(-1, beyond)), dim=1)
-        if output.margins is not None:
-            margins = output.margins[:bs]
-            step.margins = pad(margins, (0, beyond), value=-inf) if beyond else margins
-        self.broken += output.broken[:bs].sum()
+        bs = len(step.tokens)
+        margins = None if output.margins is None else output.margins[:bs]
+        step.margins = take_drafts(step.tokens, output.drafts[:bs], output.broken[:bs], self.broken, margins)
 
 
 class Verify:

@@ -84,7 +84,9 @@ class Step:
         target_kv, draft_kv: the block in each model's pool; they differ under a draft window only.
         margins: from *draft* if blocks are copied: float32 [bs, w - 1], logit margin of each draft.
         grammar_tree: from *accept*, before verify: the drafts on the host; None without grammars.
-        state_slots: from *commit*, before verify: int64 [bs], slots of a hybrid target's recurrent states.
+        state_slots: [bs], slots of a hybrid target's recurrent states while the requests still own them: the scheduler
+            may end a request before the commit, and its row may then hold another request's state. None without them.
+        interval: from *commit*, before verify: tokens between track boundaries if a request may cross one, else 0.
         verified: from *verify*: SGLang's result, with logits [bs * w, V] and hidden states [bs * w, K * H].
         accepted: from *accept*: the tokens that the step commits.
     """
@@ -99,7 +101,8 @@ class Step:
     draft_kv: BlockKV
     margins: Tensor | None = None
     grammar_tree: Any = None
-    state_slots: Tensor = field(init=False)
+    state_slots: Tensor | None = None
+    interval: int = 0
     verified: Any = field(init=False)
     accepted: Accepted = field(init=False)
 
@@ -146,8 +149,8 @@ def idle_result(batch: ScheduleBatch, block: int) -> GenerationBatchResult:
 class Layout:
     """Lays out the next block of every request after its committed tokens, in the target's KV slots."""
 
-    def __init__(self, target: ModelRunner, mask_token_id: int) -> None:
-        self._target, self._mask_token_id = target, mask_token_id
+    def __init__(self, target: ModelRunner, mask_token_id: int, state_table: Tensor | None) -> None:
+        self._target, self._mask_token_id, self._state_table = target, mask_token_id, state_table
 
     def __call__(self, batch: ScheduleBatch, width: int, grammar_barrier: GrammarBarrier | None) -> Step:
         state: DraftState = batch.spec_info
@@ -155,7 +158,10 @@ class Layout:
         record_stream_each((batch.seq_lens,), torch.get_device_module(batch.seq_lens.device).current_stream())
         rows, table = batch.req_pool_indices, self._target.req_to_token_pool.req_to_token
         block = prepare_block(
-            state.bonus_tokens, batch.seq_lens, rows, table, width=width, mask_token_id=self._mask_token_id
+            *(state.bonus_tokens, batch.seq_lens, rows, table),
+            width=width,
+            mask_token_id=self._mask_token_id,
+            state_table=self._state_table,
         )
         batch.out_cache_loc = block.slots  # the scheduler passes them to a unified memory pool
         # SGLang copies the lengths to the host if an attention backend needs them; else the reserved slots bound them.
@@ -164,7 +170,9 @@ class Layout:
         assert host_lens is not None, "prepare_for_decode() has not run"
         kv = BlockKV(width, batch.seq_lens, block.slots, host_lens, exact)
         kv = kv.planned(self._target.kv_index_translator, rows)
-        return Step(batch, state, width, grammar_barrier, block.positions, block.tokens, kv, kv)
+        step = Step(batch, state, width, grammar_barrier, block.positions, block.tokens, kv, kv)
+        step.state_slots = block.state_slots
+        return step
 
 
 # Fields that SGLang's batch of a decode step or a verify takes from the scheduler's.

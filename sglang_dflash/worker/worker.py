@@ -132,12 +132,12 @@ class DFlashWorker(BaseSpecWorker):
     def _build(self) -> None:
         """Build the stages in the order of :meth:`_decode`; most need the pools."""
         plan, layout, rings = self.plan, self.draft_parallel_layout, self._rings
-        self._layout = Layout(self._target, plan.drafter.mask_token_id)
+        self._commit = RecurrentCommit(self._target_worker, replays=plan.replay)
+        self._layout = Layout(self._target, plan.drafter.mask_token_id, self._commit.state_table)
         self._draft = Draft(self._drafter, layout, rings, plan.drafted)
         self._verify = Verify(self._target_worker)
         shards = LogitShards(self._target, self._drafter.model.vocabulary)
         self._accept = Accept(self._target, get_parallel().tp_group, shards)
-        self._commit = RecurrentCommit(self._target_worker, replays=plan.replay)
         self._copies = Copies(self._target, plan.block) if plan.copies else None
         self._inject = Inject(self._drafter, layout, rings, defers=plan.role != "decode")
         judge = payoff(plan, self._target, self._drafter) if self._is_first else None

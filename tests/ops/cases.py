@@ -51,7 +51,17 @@ def ints(low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> 
 def test_prepare_block(bs: int, width: int, lens: torch.dtype) -> None:
     table = ints(1, 10_000, 9, 64, dtype=torch.int32)
     args = (ints(0, 500, bs), ints(0, 63, bs, dtype=lens), ints(0, 9, bs, dtype=lens), table)
-    compare("prepare_block", *args, width=width, mask_token_id=511)
+    states = ints(0, 99, 9, dtype=torch.int32)
+    for table in (None, states):
+        compare("prepare_block", *args, width=width, mask_token_id=511, state_table=table)
+
+
+@pytest.mark.parametrize(("bs", "width", "drafted"), [(0, 4, 4), (3, 2, 2), (5, 7, 7), (4, 33, 16)])
+def test_take_drafts(bs: int, width: int, drafted: int) -> None:
+    # Of a graph's padded output; past the drafter's block its last draft is repeated.
+    drafts, broken, total = ints(0, 500, bs + 2, drafted - 1)[:bs], ints(0, 9, bs), ints(0, 9)
+    for margins in (None, torch.rand(bs + 2, drafted - 1, device=DEVICE)[:bs]):
+        compare("take_drafts", ints(0, 500, bs, width), drafts, broken, total, margins)
 
 
 @pytest.mark.parametrize(("bs", "width"), [(0, 4), (6, 1), (50, 7), (8, 33)])
@@ -60,7 +70,8 @@ def test_accept_block(bs: int, width: int) -> None:
     draft, target = ints(0, 2, bs, width + 3)[:, :width], ints(0, 2, bs, width)
     if bs:
         target[0, :-1] = draft[0, 1:]
-    compare("accept_block", draft, target, ints(1, 9_000, bs))
+    for interval in (0, 1, 16):
+        compare("accept_block", draft, target, ints(1, 9_000, bs), interval=interval)
 
 
 @pytest.mark.parametrize(

@@ -104,9 +104,16 @@ def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = 16, ski
 
     context, vocab = shapes.drafter.max_position_embeddings, shapes.vocab
     table = tensor(REQUEST_ROWS, context + 20, dtype=torch.int32)
-    ops.prepare_block(longs(bs), longs(bs), longs(bs), table, width=width, mask_token_id=shapes.drafter.mask_token_id)
+    ops.prepare_block(
+        *(longs(bs), longs(bs), longs(bs), table),
+        width=width,
+        mask_token_id=shapes.drafter.mask_token_id,
+        state_table=tensor(REQUEST_ROWS, dtype=torch.int32),
+    )
+    drafts, drafted = tensor(bs, width - 1), tensor(bs, width - 1, dtype=torch.float32)
+    ops.take_drafts(longs(bs, width), drafts, longs(bs), tensor(1), drafted)
     _norm_rope(shapes, longs(bs * width))
-    ops.accept_block(longs(bs, width), longs(bs, width), longs(bs))
+    ops.accept_block(longs(bs, width), longs(bs, width), longs(bs), interval=256)
     ops.penalize_block(
         tensor(bs, width, vocab, dtype=torch.float32),
         longs(bs, width),

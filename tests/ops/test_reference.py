@@ -12,9 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dflash import ops, upstream
-from sglang_dflash.ops import reference, token_hash
+from sglang_dflash.ops import accept_block, reference, token_hash
 from sglang_dflash_cpu.layers.step_ops import find_copies, note_tokens, offer_copies
 from tests.support.probability import top_k_renorm_prob, top_p_renorm_prob
+
+
+@given(before=st.integers(1, 300), gained=st.integers(1, 16), interval=st.sampled_from([1, 16, 64, 256]))
+def test_accepted_tokens_are_counted_up_to_the_last_boundary(before: int, gained: int, interval: int) -> None:
+    on_one = [position for position in range(gained) if (before + position + 1) % interval == 0]
+    draft, target = torch.zeros(1, 16, dtype=torch.int64), torch.zeros(1, 16, dtype=torch.int64)
+    target[0, gained - 1 :] = 1
+    accepted = accept_block(draft, target, torch.tensor([before]), interval=interval)
+    assert accepted.counts.tolist() == [[gained], [on_one[-1] + 1 if on_one else 0]]
+    assert accepted.ends.tolist() == [[gained - 1], [on_one[-1] if on_one else -1]]
 
 
 def murmur3_x86_32(data: bytes) -> int:

@@ -22,7 +22,7 @@ from sglang_dflash.upstream import (
     with_phase,
 )
 from sglang_dflash_cpu import arguments, replacements
-from tests.rehearsal import interpreter, mutants, report, stubs
+from tests.rehearsal import interpreter, launches, mutants, report, stubs
 
 # Rows of the CPU platform's table that stay: kernels that are not Triton's on a GPU, and transfers between processes.
 KEPT = (
@@ -51,11 +51,12 @@ def install() -> None:
     """Called while SGLang loads its plugins."""
     interpreter.install()
     stubs.install()
-    replacements.TABLE = tuple(map(_in_place, filter(_is_kept, replacements.TABLE)))
+    replacements.TABLE = tuple(map(_as_kernel, map(_in_place, filter(_is_kept, replacements.TABLE))))
     replacements.install()
     for patch in PATCHES:
         _patch_source(*patch)
     report.watch_runners()
+    launches.install()
     register_resolution_hook("handle_hardware_runtime_validation")(arguments.validate_runtime)
     register_resolution_hook("handle_cpu_backends")(_choose_backends)
     for method, hook in (
@@ -70,6 +71,11 @@ def install() -> None:
 
 def _is_kept(row: replacements.Replacement) -> bool:
     return row.path.startswith(KEPT)
+
+
+def _as_kernel(row: replacements.Replacement) -> replacements.Replacement:
+    """Count a layer's stand-in as one launch."""
+    return dataclasses.replace(row, function=launches.one_launch(row.function)) if ".layers." in row.path else row
 
 
 def _in_place(row: replacements.Replacement) -> replacements.Replacement:

@@ -13,6 +13,7 @@ import torch
 
 from tests.rehearsal import report
 from tests.rehearsal.emulator import Graph, captured_by
+from tests.rehearsal.launches import one_launch
 from tests.support.probability import top_k_renorm_prob, top_p_renorm_prob
 
 
@@ -96,8 +97,8 @@ STUBS: dict[str, Any] = {
     # A GPU with 4 multiprocessors. Hides grids sized for a real one.
     "torch.cuda.get_device_properties": lambda device=None: _PROPERTIES,
     # CUDA kernels. Hide their rounding.
-    "sglang.srt.layers.sampler.top_k_renorm_prob": top_k_renorm_prob,
-    "sglang.srt.layers.sampler.top_p_renorm_prob": top_p_renorm_prob,
+    "sglang.srt.layers.sampler.top_k_renorm_prob": one_launch(top_k_renorm_prob),
+    "sglang.srt.layers.sampler.top_p_renorm_prob": one_launch(top_p_renorm_prob),
     # Choosing a GPU. Hides several GPUs.
     "torch.cpu.device": lambda index=None: contextlib.nullcontext(),
     "sglang.kernels.ops.attention.fla.utils.custom_device_ctx": lambda index: contextlib.nullcontext(),

@@ -17,10 +17,12 @@ from sglang.srt.mem_cache import memory_pool
 from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 from torch import Tensor
 
+from sglang_dflash.ops import accept_block
 from sglang_dflash.states import commit, replay
-from sglang_dflash.states.commit import RecurrentCommit, crossings, may_cross
+from sglang_dflash.states.commit import RecurrentCommit, may_cross
 from sglang_dflash.states.reference import Records
-from sglang_dflash_cpu.layers.pools import scatter_steps, track
+from sglang_dflash_cpu.layers.pools import commit as commit_steps
+from sglang_dflash_cpu.layers.pools import track
 from tests.support.configs import serve
 from tests.support.gdn_replay import cache_params, rings
 
@@ -58,7 +60,7 @@ class Pools:
 def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
     serve(monkeypatch, replay=True)
     monkeypatch.setattr(memory_pool, "conv_window_dedup_enabled", lambda *_: True)  # as on CUDA and our CPU platform
-    monkeypatch.setattr(commit, "fused_conv_window_scatter_with_mask", scatter_steps)
+    monkeypatch.setattr(commit, "scatter_mamba_states_after_mtp_verify", commit_steps)
     monkeypatch.setattr(commit, "track_mamba_states_all_layers", track)
     monkeypatch.setattr(commit, "mamba_track_grid", lambda page: GRID)
     monkeypatch.setattr(commit, "get_alloc_reserve_per_decode", lambda: 32)
@@ -86,9 +88,10 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
     return pools
 
 
-def a_step(width: int, accepted: list[int], lens: tuple[int, int] = (62, 100)) -> Any:
+def a_step(pools: Pools, width: int, accepted: list[int], lens: tuple[int, int] = (62, 100)) -> Any:
     """A block of two requests; with these lengths the first crosses a boundary with its second token."""
-    before, counts = torch.tensor(lens), torch.tensor(accepted, dtype=torch.int32)
+    before, tokens = torch.tensor(lens), torch.zeros(2, width, dtype=torch.int64)
+    target = (torch.arange(width) >= torch.tensor(accepted)[:, None] - 1).long()
     batch = SimpleNamespace(
         req_pool_indices=ROWS,
         mamba_track_indices=TRACKS,
@@ -99,7 +102,8 @@ def a_step(width: int, accepted: list[int], lens: tuple[int, int] = (62, 100)) -
         batch=batch,
         width=width,
         state=SimpleNamespace(committed_cpu=lens),
-        accepted=SimpleNamespace(accept_lens=counts, new_seq_lens=before + counts),
+        state_slots=pools.requests.req_index_to_mamba_index_mapping[ROWS],
+        accepted=accept_block(tokens, target, before, interval=GRID),
     )
 
 
@@ -133,7 +137,7 @@ def refuse(**_: Any) -> None:
 @pytest.mark.parametrize("width", [1, 5])
 def test_a_row_given_away_after_the_verify_keeps_its_new_owners_state(pools: Pools, width: int) -> None:
     """A decoding server ends a request and fills the row's new slot while the surplus step has yet to commit."""
-    step, committer = a_step(width, [min(width, 4), 1], lens=(63, 100)), pools.committer(replays=True)
+    step, committer = a_step(pools, width, [min(width, 4), 1], lens=(63, 100)), pools.committer(replays=True)
     committer.before_verify(step)
     if width > 1:
         verify(pools, width)
@@ -146,11 +150,25 @@ def test_a_row_given_away_after_the_verify_keeps_its_new_owners_state(pools: Poo
         assert torch.equal(pools.temporal[:, 5], old), "the snapshot is the new owner's state"
 
 
-@given(before=st.integers(1, 300), gained=st.integers(1, 16), interval=st.sampled_from([1, 16, 64, 256]))
-def test_a_snapshot_is_of_the_last_position_on_a_boundary(before: int, gained: int, interval: int) -> None:
-    on_one = [position for position in range(gained) if (before + position + 1) % interval == 0]
-    found = crossings(torch.tensor([before]), torch.tensor([before + gained]), interval)
-    assert found.tolist() == [on_one[-1] if on_one else -1]
+def test_a_commit_advances_the_states_and_takes_the_snapshot_at_a_boundary(pools: Pools) -> None:
+    """After 4 tokens, of which the second ends on a boundary, and after 2."""
+    before, committer = pools.temporal.clone(), pools.committer(replays=True)
+    found = []
+    for accepted in ([4, 2], [2, 2]):
+        pools.temporal.copy_(before)
+        step = a_step(pools, 5, accepted)
+        committer.before_verify(step)
+        verify(pools, 5)
+        committer(step)
+        assert pools.changed(before) == {1, 3, 5}
+        assert not pools.temporal.isnan().any()
+        windows = pools.requests.mamba_pool.mamba_cache.intermediate_conv_window[0]
+        assert torch.equal(pools.conv[:, 3], windows[:, 0, accepted[0] - 1])
+        assert torch.equal(pools.conv[:, 5], windows[:, 0, 1])
+        found.append(pools.temporal.clone())
+    four, two = found
+    torch.testing.assert_close(four[:, 5], two[:, 3])
+    torch.testing.assert_close(four[:, 1], two[:, 1])
 
 
 @given(

@@ -136,6 +136,8 @@ def commit(
 ) -> None:
     """Commit, in all layers, the state after the last accepted token, and the one at a track boundary.
 
+    Pools without a layer are skipped.
+
     Args:
         mamba_caches: the pools ``temporal`` and the list ``conv``, ``[layers, slots, ...]``; and the verify's states
             ``intermediate_ssm`` and list ``intermediate_conv_window``, ``[layers, rows, block, ...]``.
@@ -152,4 +154,5 @@ def commit(
     written = [mamba_caches.intermediate_ssm, *mamba_caches.intermediate_conv_window]
     for slots, steps in commits:
         for pool, per_step in zip(pools, written, strict=True):
-            scatter_steps(pool, per_step, slots, steps, rows)
+            if len(pool):
+                scatter_steps(pool, per_step, slots, steps, rows)

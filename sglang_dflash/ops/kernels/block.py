@@ -17,9 +17,11 @@ def prepare_block_kernel(
     seq_lens,
     req_pool_indices,
     req_to_token,
+    state_table,
     tokens,
     positions,
     slots,
+    state_slots,
     columns,
     row_stride,
     mask_token_id,
@@ -30,13 +32,15 @@ def prepare_block_kernel(
     offsets = tl.arange(0, LANES)
     in_block = offsets < width
     position = tl.load(seq_lens + row).to(tl.int64) + offsets
-    table_row = req_to_token + tl.load(req_pool_indices + row).to(tl.int64) * row_stride
-    slot = tl.load(table_row + position, mask=in_block & (position < columns), other=0)
+    pool_row = tl.load(req_pool_indices + row).to(tl.int64)
+    slot = tl.load(req_to_token + pool_row * row_stride + position, mask=in_block & (position < columns), other=0)
     token = tl.where(offsets == 0, tl.load(bonus + row), mask_token_id)
     out = row * width + offsets
     tl.store(tokens + out, token, mask=in_block)
     tl.store(positions + out, position, mask=in_block)
     tl.store(slots + out, slot.to(tl.int64), mask=in_block)
+    if state_table is not None:
+        tl.store(state_slots + row, tl.load(state_table + pool_row))
 
 
 def prepare_block(
@@ -47,78 +51,98 @@ def prepare_block(
     *,
     width: int,
     mask_token_id: int,
+    state_table: Tensor | None = None,
 ) -> Block:
     assert req_to_token.stride(1) == 1, "req_to_token rows must be dense"
-    assert_dense(bonus, seq_lens, req_pool_indices)
+    assert_dense(bonus, seq_lens, req_pool_indices, *(() if state_table is None else (state_table,)))
     bs = bonus.shape[0]
     tokens = torch.empty((bs, width), dtype=torch.int64, device=bonus.device)
     positions = torch.empty(bs * width, dtype=torch.int64, device=bonus.device)
     slots = torch.empty_like(positions)
+    state_slots = None if state_table is None else state_table.new_empty(bs)
     if bs:
         prepare_block_kernel[(bs,)](
-            bonus,
-            seq_lens,
-            req_pool_indices,
-            req_to_token,
-            tokens,
-            positions,
-            slots,
-            req_to_token.shape[1],
-            req_to_token.stride(0),
-            mask_token_id,
-            width,
+            *(bonus, seq_lens, req_pool_indices, req_to_token, state_table, tokens, positions, slots, state_slots),
+            *(req_to_token.shape[1], req_to_token.stride(0), mask_token_id, width),
             LANES=max(32, triton.next_power_of_2(width)),
             num_warps=1,
         )
-    return Block(tokens, positions, slots)
+    return Block(tokens, positions, slots, state_slots)
 
 
-@triton.jit(do_not_specialize=["draft_tokens", "target_tokens", "seq_lens", "draft_stride", "target_stride", "width"])
-def accept_block_kernel(
-    draft_tokens,
-    target_tokens,
-    seq_lens,
-    accept_lens,
-    bonus,
-    new_seq_lens,
-    draft_stride,
-    target_stride,
-    width,
-    LANES: tl.constexpr,
+@triton.jit(do_not_specialize=["tokens", "drafts", "broken", "margins", "stride", "width", "drafted"])
+def take_drafts_kernel(
+    tokens, drafts, broken, total, margins, block_margins, stride, width, drafted, LANES: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, LANES)
+    in_block = offsets < width - 1
+    draft = tl.load(drafts + row * stride + tl.minimum(offsets, drafted - 1), mask=in_block, other=0)
+    tl.store(tokens + row * width + 1 + offsets, draft, mask=in_block)
+    tl.atomic_add(total, tl.load(broken + row))
+    if margins is not None:
+        margin = tl.load(margins + row * stride + offsets, mask=offsets < drafted, other=float("-inf"))
+        tl.store(block_margins + row * (width - 1) + offsets, margin, mask=in_block)
+
+
+def take_drafts(
+    tokens: Tensor, drafts: Tensor, broken: Tensor, total: Tensor, margins: Tensor | None = None
+) -> Tensor | None:
+    assert drafts.stride(1) == 1 and (margins is None or margins.stride() == drafts.stride()), "rows must be dense"
+    assert_dense(broken, tokens.view(-1))
+    bs, width = tokens.shape
+    block_margins = None if margins is None else margins.new_empty(bs, width - 1)
+    if bs:
+        take_drafts_kernel[(bs,)](
+            *(tokens, drafts, broken, total, margins, block_margins, drafts.stride(0), width, drafts.shape[1]),
+            LANES=max(32, triton.next_power_of_2(width)),
+            num_warps=1,
+        )
+    return block_margins
+
+
+@triton.jit(
+    do_not_specialize=["drafts", "targets", "seq_lens", "count_row", "draft_row", "target_row", "width", "interval"]
+)
+def accept_block_kernel(
+    drafts, targets, seq_lens, counts, ends, bonus, new_seq_lens,
+    count_row, draft_row, target_row, width, interval, LANES: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    offsets = tl.arange(0, LANES)
     has_draft = offsets < width - 1
-    draft = tl.load(draft_tokens + row * draft_stride + offsets + 1, mask=has_draft, other=0)
-    target = tl.load(target_tokens + row * target_stride + offsets, mask=has_draft, other=0)
+    draft = tl.load(drafts + row * draft_row + offsets + 1, mask=has_draft, other=0)
+    target = tl.load(targets + row * target_row + offsets, mask=has_draft, other=0)
     # The first difference ends the prefix; without one (masked lanes are equal) it is all w - 1 drafts.
     differs_at = tl.where(draft != target, offsets, width - 1)
     accepted_drafts = tl.min(differs_at, axis=0)
-    tl.store(accept_lens + row, accepted_drafts + 1)
-    tl.store(bonus + row, tl.load(target_tokens + row * target_stride + accepted_drafts))
-    tl.store(new_seq_lens + row, tl.load(seq_lens + row).to(tl.int64) + accepted_drafts + 1)
+    before = tl.load(seq_lens + row).to(tl.int64)
+    after = before + accepted_drafts + 1
+    tl.store(counts + row, accepted_drafts + 1)
+    tl.store(ends + row, accepted_drafts)
+    tl.store(bonus + row, tl.load(targets + row * target_row + accepted_drafts))
+    tl.store(new_seq_lens + row, after)
+    if interval > 0:
+        count = tl.maximum(after // interval * interval - before, 0).to(tl.int32)
+        tl.store(counts + count_row + row, count)
+        tl.store(ends + count_row + row, count - 1)
 
 
-def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor) -> Accepted:
+def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor, *, interval: int = 0) -> Accepted:
     assert draft_tokens.shape == target_tokens.shape, (draft_tokens.shape, target_tokens.shape)
     assert draft_tokens.stride(1) == target_tokens.stride(1) == 1, "rows must be dense"
     assert_dense(seq_lens)
     bs, width = draft_tokens.shape
-    accept_lens = torch.empty(bs, dtype=torch.int32, device=draft_tokens.device)
+    # Each row begins at 16 bytes, as kernels that read one are compiled for.
+    shape = 2, 2 if interval else 1, bs + -bs % 4
+    counts, ends = torch.empty(shape, dtype=torch.int32, device=draft_tokens.device).unbind()
     bonus = torch.empty(bs, dtype=torch.int64, device=draft_tokens.device)
     new_seq_lens = torch.empty_like(bonus)
     if bs:
         accept_block_kernel[(bs,)](
-            draft_tokens,
-            target_tokens,
-            seq_lens,
-            accept_lens,
-            bonus,
-            new_seq_lens,
-            draft_tokens.stride(0),
-            target_tokens.stride(0),
-            width,
+            *(draft_tokens, target_tokens, seq_lens, counts, ends, bonus, new_seq_lens),
+            *(counts.stride(0), draft_tokens.stride(0), target_tokens.stride(0), width, interval),
             LANES=max(32, triton.next_power_of_2(width)),
             num_warps=1,
         )
-    return Accepted(target_tokens, accept_lens, bonus, new_seq_lens)
+    return Accepted(target_tokens, counts[:, :bs], ends[:, :bs], bonus, new_seq_lens)

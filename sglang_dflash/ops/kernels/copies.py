@@ -40,15 +40,8 @@ def note_tokens(history: Tensor, found: Tensor, rows: Tensor, seq_lens: Tensor, 
     bs, width = tokens.shape
     if bs:
         note_tokens_kernel[(bs,)](
-            history,
-            found,
-            rows,
-            seq_lens,
-            tokens,
-            history.shape[1],
-            history.stride(0),
-            tokens.stride(0),
-            width,
+            *(history, found, rows, seq_lens, tokens),
+            *(history.shape[1], history.stride(0), tokens.stride(0), width),
             LANES=max(32, triton.next_power_of_2(width)),
             num_warps=1,
         )
@@ -137,16 +130,8 @@ def offer_copies(
     bs, width = tokens.shape
     if bs:
         offer_copies_kernel[(bs,)](
-            tokens,
-            margins,
-            history,
-            found,
-            rows,
-            last,
-            history.shape[1],
-            history.stride(0),
-            margins.stride(0),
-            width,
+            *(tokens, margins, history, found, rows, last),
+            *(history.shape[1], history.stride(0), margins.stride(0), width),
             LEAST=least,
             UNSURE=unsure,
             LANES=max(32, triton.next_power_of_2(width)),

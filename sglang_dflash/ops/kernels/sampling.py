@@ -53,15 +53,8 @@ def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: T
     if bs:
         lanes = min(1024, triton.next_power_of_2(vocab))
         penalize_block_kernel[(bs * width, triton.cdiv(vocab, lanes))](
-            logits,
-            draft_tokens,
-            counts,
-            rows,
-            coefficients,
-            vocab,
-            width,
-            logits.stride(1),
-            draft_tokens.stride(0),
+            *(logits, draft_tokens, counts, rows, coefficients),
+            *(vocab, width, logits.stride(1), draft_tokens.stride(0)),
             LANES=lanes,
             num_warps=4,
         )

@@ -20,7 +20,15 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.ops import Accepted, accept_block, penalize_block, prepare_block, runs_kernels, seeded_draw
+from sglang_dflash.ops import (
+    Accepted,
+    accept_block,
+    penalize_block,
+    prepare_block,
+    runs_kernels,
+    seeded_draw,
+    take_drafts,
+)
 from sglang_dflash.plan import pools
 from sglang_dflash.plan.machine import size
 from sglang_dflash.plan.serving import ServingPlan
@@ -100,8 +108,12 @@ class FirstCalls:
 
     def _block(self, step: Any) -> None:
         rows, lens, mask_token_id = step.batch.req_pool_indices, step.batch.seq_lens, self._plan.drafter.mask_token_id
-        prepare_block(rows, lens, rows, self._table, width=step.width, mask_token_id=mask_token_id)
+        table = self._commit.state_table
+        prepare_block(rows, lens, rows, self._table, width=step.width, mask_token_id=mask_token_id, state_table=table)
         accept_block(step.tokens, step.tokens, lens)
+        if step.width > 1:
+            margins = None if self._copies is None else step.margins
+            take_drafts(step.tokens, step.tokens[:, 1:], rows, torch.zeros_like(rows[0]), margins)
         if self._copies is not None:
             if step.width > 1:
                 self._copies.offer(step)
@@ -120,7 +132,7 @@ class FirstCalls:
     def _step(self, width: int, bs: int = 1, committed: int = 0) -> Any:
         # ``bs`` padding requests of ``committed`` tokens that accept nothing.
         rows = self._zeros(bs)
-        lens, tokens = rows + committed, self._zeros(bs, width)
+        lens, tokens, counts = rows + committed, self._zeros(bs, width), self._zeros(2, bs).int()
         batch = SimpleNamespace(
             reqs=[None] * bs,
             req_pool_indices=rows,
@@ -134,7 +146,8 @@ class FirstCalls:
             tokens=tokens,
             margins=torch.zeros(bs, width - 1, device=rows.device),
             state=SimpleNamespace(committed_cpu=[committed] * bs),
-            accepted=Accepted(tokens, rows.int(), rows, lens),
+            state_slots=None if (table := self._commit.state_table) is None else table[rows],
+            accepted=Accepted(tokens, counts, counts - 1, rows, lens),
         )
 
     def _zeros(self, *shape: int) -> Tensor:
