@@ -60,11 +60,13 @@ def requests(seeds: Iterable[int | None]) -> list[SimpleNamespace]:
 @pytest.mark.parametrize("seeds", [[None, 7, None, -5], [7]])
 def test_every_row_of_a_seeded_request_is_marked_and_seeds_are_dense(seeds: list[int | None], width: int) -> None:
     """The kernel reads seeds without a stride: others would draw with another number."""
-    block = for_block(info(len(seeds), sampling_seed=None), width)
-    mark_seeded_rows(block, requests(seeds), width)
+    params = info(len(seeds), sampling_seed=None)
+    mark_seeded_rows(params, requests(seeds))
+    marked = for_block(params, width).seeded_rows
     expected = [(i * width + j, seed) for i, seed in enumerate(seeds) if seed is not None for j in range(width)]
-    assert list(zip(*(values.tolist() for values in block.seeded_rows), strict=True)) == expected
-    assert all(values.stride() == (1,) for values in block.seeded_rows)
+    rows = range(width) if marked.rows is None else marked.rows.tolist()
+    assert list(zip(rows, marked.seeds.tolist(), strict=True)) == expected
+    assert (marked.rows is None) == (None not in seeds) and marked.seeds.stride() == (1,)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_filters_copy_a_bounded_number_of_rows(
     monkeypatch.setattr(seeded, "SAMPLED_AT_ONCE", 5 * vocab)
     monkeypatch.setattr(seeded, "filter_probs", lambda *call: filtered.append(len(call[0])) or original(*call))
     assert torch.equal(seeded._draw(probs, block, positions, marked, False), expected)
-    assert max(filtered) == 5 and sum(filtered) == len(marked.rows)
+    assert max(filtered) == 5 and sum(filtered) == len(marked.seeds)
 
 
 @pytest.mark.parametrize("with_seed", [True, False])
