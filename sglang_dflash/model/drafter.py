@@ -17,6 +17,7 @@ from sglang_dflash.plan.serving import the_plan
 from sglang_dflash.upstream import (
     DraftParallelSpec,
     DraftTPExecution,
+    KVWriteLoc,
     LogitsProcessorOutput,
     Qwen2MLP,
     ReplicatedLinear,
@@ -42,6 +43,25 @@ class DraftOutput(LogitsProcessorOutput):
     drafts: Tensor | None = None
     margins: Tensor | None = None
     broken: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class StagedContext:
+    """Context tokens that the drafter's next forward injects, in memory that its CUDA graphs read.
+
+    Attributes:
+        hidden: [N, K * H], the target's hidden states.
+        positions, slots: int64 [N]. Slot 0 is SGLang's write-only padding slot: rows without a token have it.
+        pool: the drafter's K/V pool.
+    """
+
+    hidden: Tensor
+    positions: Tensor
+    slots: Tensor
+    pool: Any
+
+    def __len__(self) -> int:
+        return len(self.slots)
 
 
 class DrafterLayer(nn.Module):
@@ -107,6 +127,7 @@ class DFlashDraftModel(nn.Module):
         if parsed.draft_vocab_size is not None:
             self.register_buffer(TARGET_TO_DRAFT, torch.zeros(parsed.vocab_size, dtype=torch.bool))
         self.vocabulary: TargetVocabulary | None = None
+        self.staged: StagedContext | None = None
         self._returns_margins = the_plan().copies
         self._complete = False
 
@@ -116,8 +137,15 @@ class DFlashDraftModel(nn.Module):
 
     @torch.no_grad()
     def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any) -> DraftOutput:
-        """Draft one block per request: anchor and mask tokens ``input_ids`` at ``positions``, int64 [bs * w]."""
+        """Draft one block per request: anchor and mask tokens ``input_ids`` at ``positions``, int64 [bs * w].
+
+        Before, inject the first ``bs * w`` rows of the staged context, if it has as many, and clear their slots.
+        """
         assert self.vocabulary is not None, "set_vocabulary() before drafting"
+        if self.staged is not None and (rows := len(input_ids)) <= len(self.staged):
+            slots = self.staged.slots[:rows]
+            self.write_context(self.staged.pool, self.staged.hidden[:rows], self.staged.positions[:rows], slots)
+            slots.zero_()
         hidden, residual = self.vocabulary.embed(input_ids), None
         norm_rope = self.qk_norm_rope.block(positions)
         for layer in self.layers:
@@ -143,6 +171,14 @@ class DFlashDraftModel(nn.Module):
         """
         context, _ = self.fc(target_hidden.to(self.norm.weight.dtype))
         return self._context_projection(self.hidden_norm(context), positions)
+
+    @torch.no_grad()
+    def write_context(self, pool: Any, target_hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
+        """Write K and V of context tokens (see :meth:`context_kv`) to ``slots``, int64 [T], of the K/V pool."""
+        keys, values = self.context_kv(target_hidden, positions)
+        where = KVWriteLoc(slots, physical=True)
+        for layer, k, v in zip(self.attention_layers(), keys, values, strict=True):
+            pool.set_kv_buffer(layer, where, k, v, layer.k_scale, layer.v_scale)
 
     def attention_layers(self) -> list[nn.Module]:
         """SGLang's attention modules, which identify the layers in the KV pool."""

@@ -301,13 +301,33 @@ def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) 
         probs: float32 [n, V], softmax of the adjusted logits.
         top_ks: int [n], entries kept by rank.
         top_ps: float [n]; an entry stays while the mass ranked above it, cut by top-k or not, is at most ``top_p``.
+            From 1 on there is no limit: the rounding of a sum must not cut the tail when other requests filter.
         min_ps: float [n], floor relative to the largest entry.
     """
     ranked, order = probs.sort(dim=-1, descending=True)
     ranks = torch.arange(probs.shape[-1], device=probs.device)
     above = ranked.cumsum(dim=-1) - ranked
+    top_ps = top_ps.masked_fill(top_ps >= 1, torch.inf)
     keep = (ranks < top_ks[:, None]) & (above <= top_ps[:, None]) & (ranked >= ranked[:, :1] * min_ps[:, None])
     return torch.zeros_like(probs).scatter_(-1, order, ranked.where(keep, 0.0))
+
+
+def keep_probs(probs: Tensor, by_rank: Tensor, by_mass: Tensor, top_ps: Tensor, min_ps: Tensor) -> Tensor:
+    """Zero the entries that are zero in ``by_rank`` or ``by_mass``, or below the floor of min-p.
+
+    Args:
+        probs: float32 [n, V].
+        by_rank, by_mass: [n, V], positive where top-k and top-p keep an entry; ``by_mass`` is ignored where ``top_ps``,
+            float [n], is 1 or more.
+        min_ps: float [n], floor relative to the largest entry.
+    """
+    keep = (by_rank > 0) & ((by_mass > 0) | (top_ps >= 1)[:, None])
+    return torch.where(keep & (probs >= probs.amax(dim=-1, keepdim=True) * min_ps[:, None]), probs, 0.0)
+
+
+def repeat_rows(*vectors: Tensor | None, width: int) -> tuple[Tensor | None, ...]:
+    """Repeat every entry of five vectors of [bs] or [bs, 1] ``width`` times in a row; None stays, but for the first."""
+    return tuple(None if vector is None else vector.repeat_interleave(width, dim=0) for vector in vectors)
 
 
 def seeded_draw(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:

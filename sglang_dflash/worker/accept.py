@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sglang_dflash.ops import accept_block
+from sglang_dflash.ops import accept_block, repeat_rows
 from sglang_dflash.upstream import GrammarTree, Sampler, SpecTpSync, SpecTpSyncSite, build_grammar_vocab_mask, envs
 from sglang_dflash.worker.sampling.history import History
 from sglang_dflash.worker.sampling.penalties import Penalties
-from sglang_dflash.worker.sampling.seeded import SeededSampler, mark_seeded_rows
+from sglang_dflash.worker.sampling.seeded import SeededRows, SeededSampler, mark_seeded_rows
 from sglang_dflash.worker.shards import LogitShards
 
 if TYPE_CHECKING:
@@ -100,9 +100,8 @@ class Accept:
 
         wants = [batch.top_logprobs_nums, batch.token_ids_logprobs] if batch.return_logprob else [[], []]
         top_logprobs_nums, token_ids_logprobs = ([x for x in want for _ in range(width)] for want in wants)
+        mark_seeded_rows(info, batch.reqs)
         block_info = for_block(info, width)
-        if not info.is_all_greedy:
-            mark_seeded_rows(block_info, batch.reqs, width)
         if info.has_custom_logit_processor:
             block_info.custom_params = self._history.params(batch, width)
         tokens: Tensor = self._runner.sampler(
@@ -133,14 +132,18 @@ def needs_only_the_largest(batch: ScheduleBatch) -> bool:
 
 
 def for_block(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
-    """Repeat the sampling parameters of bs requests for the bs * width rows of a block, without ``custom_params``."""
+    """Repeat the sampling parameters of bs requests for the bs * width rows of a block, without ``custom_params``.
+
+    Seeded rows stay marked.
+    """
     if info.is_all_greedy and not info.has_custom_logit_processor:
         return info  # the sampler takes the argmax and reads nothing per row
-    repeated: dict[str, Any] = {
-        name: value.repeat_interleave(width, dim=0)
-        for name in ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed")
-        if (value := getattr(info, name)) is not None
-    }
+    marked: SeededRows | None = getattr(info, "seeded_rows", None)  # None in deterministic mode: SGLang has the seeds
+    seeds = info.sampling_seed if marked is None or marked.rows is not None else marked.seeds
+    *values, seeds = repeat_rows(info.temperatures, info.top_ps, info.top_ks, info.min_ps, seeds, width=width)
+    repeated: dict[str, Any] = dict(zip(("temperatures", "top_ps", "top_ks", "min_ps"), values, strict=True))
+    if info.sampling_seed is not None:
+        repeated["sampling_seed"] = seeds
     if info.has_custom_logit_processor:
         offsets = torch.arange(width, device=info.temperatures.device)
         repeated["custom_logit_processor"] = {
@@ -151,4 +154,7 @@ def for_block(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
             )
             for key, entry in info.custom_logit_processor.items()
         }
-    return dataclasses.replace(info, **repeated)
+    block = dataclasses.replace(info, **repeated)
+    if marked is not None:
+        block.seeded_rows = marked.for_block(width) if seeds is None else SeededRows(None, seeds)
+    return block

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sglang_dflash.model.drafter import StagedContext
 from sglang_dflash.ops import take_drafts
 from sglang_dflash.upstream import (
     CaptureHiddenMode,
-    KVWriteLoc,
     async_h2d,
     draft_tp_context,
     prepare_mamba_track_for_verify,
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 CHUNK = 2048  # tokens injected at once: the workspace is not budgeted, and this many already saturate a GPU
 MAX_PENDING = 16  # most plain decoding steps whose tokens are injected together
+STAGED = 512  # most tokens that the drafter's graphs inject: with more, a step is not bound by its launches
 
 
 class Draft:
@@ -75,14 +76,24 @@ class Inject:
     """Projects the target's hidden states to the drafter's context K/V and writes them to its pool.
 
     Without a draft window both pools use the same slot numbers, so requests that share a prefix in the radix cache
-    share the drafter's K/V too. ``defers`` lets plainly decoded tokens wait for :meth:`catch_up`; not on a decoding
-    server, where the transfer of the next request may write freed slots first.
+    share the drafter's K/V too. ``defers`` lets tokens wait for :meth:`catch_up`; not on a decoding server, where the
+    transfer of the next request may write freed slots first, nor where SGLang backs up the K/V of ended requests.
     """
 
     def __init__(self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, *, defers: bool = True) -> None:
         self._drafter, self._layout, self._rings, self._defers = drafter, layout, rings, defers
         self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
         self._pending_rids: list[str] = []
+        self._staged = 0  # tokens of the last block that the drafter's next forward injects
+
+    def stage(self, width: int) -> None:
+        """Allocate the memory through which the drafter's graphs inject a block; before they are captured."""
+        model, pool = self._drafter.model, self._drafter.token_to_kv_pool
+        tokens = min(STAGED, self._drafter.max_running_requests * width)
+        if self._defers:
+            hidden = torch.zeros(tokens, model.fc.input_size, dtype=self._drafter.dtype, device=self._drafter.device)
+            positions, slots = torch.zeros(2, tokens, dtype=torch.int64, device=self._drafter.device)
+            model.staged = StagedContext(hidden, positions, slots, pool)
 
     def __call__(self, step: Step) -> None:
         """Inject every verified position, accepted or not.
@@ -92,6 +103,12 @@ class Inject:
         """
         positions, slots = step.positions, self._slots(step.draft_kv.plan)
         hidden = step.verified.logits_output.hidden_states[: len(positions)]
+        staged, tokens = self._drafter.model.staged, len(positions)
+        if step.width > 1 and staged is not None and tokens <= len(staged):
+            staged.hidden[:tokens].copy_(hidden)
+            torch._foreach_copy_([staged.positions[:tokens], staged.slots[:tokens]], [positions, slots])
+            self._staged = tokens
+            return
         if step.width > 1 or not self._defers:
             self.write(hidden, None, positions, slots)
             return
@@ -102,8 +119,26 @@ class Inject:
         self._pending.append((hidden.clone(), positions, slots))
         self._pending_rids = rids
 
+    def before_draft(self, step: Step, drafted: int) -> bool:
+        """Inject pending tokens but for those that the forward of ``drafted`` positions injects; see :meth:`catch_up`.
+
+        Every forward takes staged tokens if it has as many rows, whichever requests they are of.
+        """
+        staged, bs = self._drafter.model.staged, len(step.tokens)
+        if self._staged:
+            captured = getattr(self._drafter.decode_cuda_graph_runner, "capture_bs", ())
+            padded = min((size for size in captured if size >= bs), default=bs)
+            if self._staged <= bs * drafted and padded * drafted <= len(staged):
+                self._staged = 0
+        return self.catch_up()
+
     def catch_up(self) -> bool:
         """Inject pending tokens, before the drafter reads them or their slots change owner; return whether any were."""
+        if self._staged:
+            staged, tokens = self._drafter.model.staged, self._staged
+            self.write(staged.hidden, None, staged.positions[:tokens], staged.slots[:tokens])
+            staged.slots[:tokens].zero_()
+            self._staged = 0
         if not self._pending:
             return False
         # The same requests, one position further per step: no slot is written twice.
@@ -136,7 +171,5 @@ class Inject:
         with draft_tp_context(self._layout):
             for start in range(0, len(positions), CHUNK):
                 chunk = slice(start, min(start + CHUNK, len(positions)))
-                keys, values = model.context_kv(hidden[chunk if rows is None else rows[chunk]], positions[chunk])
-                where = KVWriteLoc(slots[chunk], physical=True)
-                for layer, k, v in zip(model.attention_layers(), keys, values, strict=True):
-                    pool.set_kv_buffer(layer, where, k, v, layer.k_scale, layer.v_scale)
+                part = hidden[chunk if rows is None else rows[chunk]]
+                model.write_context(pool, part, positions[chunk], slots[chunk])

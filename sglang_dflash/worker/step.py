@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -127,11 +127,17 @@ class Step:
             new_seq_lens=accepted.new_seq_lens,
             next_draft_input=DraftState(accepted.bonus, accepted.new_seq_lens),
             speculative_num_draft_tokens=self.width,
-            cap_lens=torch.full_like(accepted.new_seq_lens, self.width) if counted else None,
+            cap_lens=constant(len(self.tokens), self.width, accepted.bonus.device) if counted else None,
             can_run_cuda_graph=self.verified.can_run_cuda_graph,
             routed_experts_output=self.verified.routed_experts_output,
             indexer_topk_output=self.verified.indexer_topk_output,
         )
+
+
+@cache
+def constant(rows: int, value: int, device: torch.device) -> Tensor:
+    """Return int64 [rows] of ``value``, the same tensor each time; not to be written."""
+    return torch.full((rows,), value, device=device)
 
 
 def idle_result(batch: ScheduleBatch, block: int) -> GenerationBatchResult:

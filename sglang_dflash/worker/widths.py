@@ -93,7 +93,8 @@ class Calibration:
             batch = self._batch(self._graphs.target, bs, width, CaptureHiddenMode.FULL)
             output = self._graphs.target.forward(batch).logits_output
             output.next_token_logits.argmax(-1)
-            if width > 1:  # plain decoding injects the tokens of many steps together
+            # Plain decoding injects the tokens of many steps together; staged ones are part of the drafter's forward.
+            if width > 1 and self._graphs.drafter.model.staged is None:
                 with draft_tp_context(self._graphs.layout):
                     self._graphs.drafter.model.context_kv(output.hidden_states[: bs * width], batch.positions)
 

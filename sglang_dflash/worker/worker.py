@@ -14,12 +14,14 @@ from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.upstream import (
     BaseSpecWorker,
     CaptureHiddenMode,
+    DecodeCudaGraphRunner,
     DraftParallelSpec,
     DraftTPExecution,
     GenerationBatchResult,
     draft_pp_context,
     draft_tp_context,
     get_parallel,
+    get_server_args,
     get_spec,
     resolve_draft_parallel_layout,
 )
@@ -139,7 +141,8 @@ class DFlashWorker(BaseSpecWorker):
         shards = LogitShards(self._target, self._drafter.model.vocabulary)
         self._accept = Accept(self._target, get_parallel().tp_group, shards)
         self._copies = Copies(self._target, plan.block) if plan.copies else None
-        self._inject = Inject(self._drafter, layout, rings, defers=plan.role != "decode")
+        backs_up = get_server_args().enable_hierarchical_cache
+        self._inject = Inject(self._drafter, layout, rings, defers=plan.role != "decode" and not backs_up)
         judge = payoff(plan, self._target, self._drafter) if self._is_first else None
         broken, adapts = self._draft.broken, plan.widths is not None
         self._observer = Observer(self._target.device, plan.block, broken, judge, times_all=adapts)
@@ -165,7 +168,10 @@ class DFlashWorker(BaseSpecWorker):
     def init_cuda_graphs(self) -> None:
         plan, target, drafter = self.plan, self._target, self._drafter
         with self._drafters_context():
+            self._inject.stage(plan.drafted)
             self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=drafter_has_room(drafter))
+            if not isinstance(drafter.decode_cuda_graph_runner, DecodeCudaGraphRunner):
+                drafter.model.staged = None  # an eager forward launches as much itself
         if self._is_first:
             self.identity["requests"] = log_memory(plan, target, drafter).requests
         if plan.widths is not None and plan.role != "prefill":  # a prefill server decodes nothing
@@ -256,7 +262,7 @@ class DFlashWorker(BaseSpecWorker):
             with stage("draft"):
                 step = self._layout(batch, width, grammar_barrier)
                 if width > 1:
-                    record.caught_up = self._inject.catch_up()
+                    record.caught_up = self._inject.before_draft(step, min(width, self.plan.drafted))
                 self._draft(step)
                 if self._copies is not None and width > 1:
                     self._copies.offer(step)

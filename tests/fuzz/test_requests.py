@@ -102,7 +102,6 @@ def serve(*asked: dict[str, Any]) -> list[str | None]:
         logits.add_(info.logit_bias[:, None])
     mark_seeded_rows(info, reqs)
     block = for_block(info, WIDTH)
-    mark_seeded_rows(block, reqs, WIDTH)
     output = Some(next_token_logits=logits.flatten(0, 1))
     drawn = our_sampler()(output, block, False, [], [], positions.flatten())
     assert drawn.shape == (len(reqs) * WIDTH,) and 0 <= int(drawn.min()) <= int(drawn.max()) < VOCAB

@@ -107,6 +107,22 @@ def test_seeded_draw(rows: int, vocab: int) -> None:
     compare("seeded_draw", weights, ints(-(2**63), 2**63 - 1, rows), ints(0, 2**20, rows))
 
 
+@pytest.mark.parametrize(("rows", "vocab"), [(0, 8), (3, 1), (12, 2500)])
+def test_keep_probs(rows: int, vocab: int) -> None:
+    probs = torch.rand(rows, vocab + 5, device=DEVICE)[:, :vocab]
+    by_rank, by_mass = (torch.rand(rows, vocab, device=DEVICE).sub_(0.3).relu_() for _ in range(2))
+    limits, floors = torch.rand(rows, device=DEVICE), torch.rand(rows, device=DEVICE)
+    limits[1::2], floors[::3] = 1.0, 0.0
+    compare("keep_probs", probs, by_rank, by_mass, limits, floors)
+
+
+@pytest.mark.parametrize(("bs", "width"), [(0, 4), (1, 1), (5, 7), (3, 33)])
+def test_repeat_rows(bs: int, width: int) -> None:
+    temperatures, top_ps, min_ps = torch.rand(bs, 1, device=DEVICE), *torch.rand(2, bs, device=DEVICE)
+    for seeds in (None, ints(-(2**63), 2**63 - 1, bs)):
+        compare("repeat_rows", temperatures, top_ps, ints(0, 2**30, bs, dtype=torch.int32), min_ps, seeds, width=width)
+
+
 @pytest.mark.parametrize(("bs", "width", "vocab"), [(0, 4, 8), (3, 1, 20), (4, 5, 12), (2, 16, 1500)])
 def test_penalize_block(bs: int, width: int, vocab: int) -> None:
     logits = torch.randn(bs, width, vocab + 3, device=DEVICE)[..., :vocab]

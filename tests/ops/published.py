@@ -126,6 +126,12 @@ def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = 16, ski
     ops.find_copies(history, found, longs(bs), longs(bs), longest=LONGEST, bound=context)
     margins = tensor(bs, width - 1, dtype=torch.float32, skipped=skipped)
     ops.offer_copies(longs(bs, width), margins, history, found, longs(bs), longs(bs), least=LEAST, unsure=UNSURE)
+    rows = tensor(bs * width, vocab, dtype=torch.float32)
+    limits = tensor(bs * width, dtype=torch.float32, skipped=skipped)
+    ops.keep_probs(rows, rows, rows, limits, limits)
+    values = tensor(bs, dtype=torch.float32, skipped=skipped)
+    top_ks = tensor(bs, dtype=torch.int32, skipped=skipped)
+    ops.repeat_rows(tensor(bs, 1, dtype=torch.float32, skipped=skipped), values, top_ks, values, longs(bs), width=width)
     ops.seeded_draw(tensor(bs * width, vocab, dtype=torch.float32), longs(bs * width), longs(bs * width))
     _gdn_replay(shapes, bs, width, block, longs)
 

@@ -53,16 +53,18 @@ def test_token_hash_is_murmur3() -> None:
 
 
 def test_the_filters_on_cuda_equal_their_definition(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch stands in for SGLang's kernels; SeededSampler passes infinity for no top-p limit."""
+    """Torch stands in for SGLang's kernels; a top-p of 1 is no limit."""
     monkeypatch.setattr(upstream, "top_k_renorm_prob", top_k_renorm_prob, raising=False)
     monkeypatch.setattr(upstream, "top_p_renorm_prob", top_p_renorm_prob, raising=False)
     monkeypatch.setattr(ops, "runs_kernels", lambda tensor: True)
+    kernels = pytest.importorskip("sglang_dflash.ops.kernels.sampling")
+    monkeypatch.setattr(kernels, "keep_probs", reference.keep_probs)
     torch.manual_seed(0)
     rows = 120
     probs = torch.softmax(torch.randn(rows, 200) * 3, dim=-1)
     filters = (
         torch.tensor([1, 3, 40, 1 << 30], dtype=torch.int32).repeat(rows // 4),
-        torch.tensor([0.3, 0.9, torch.inf]).repeat(rows // 3),
+        torch.tensor([0.3, 0.9, 1.0]).repeat(rows // 3),
         torch.tensor([0.0, 0.05, 0.4, 0.0, 0.9]).repeat(rows // 5),
     )
     assert torch.equal(ops.filter_probs(probs, *filters), reference.filter_probs(probs, *filters))

@@ -21,7 +21,7 @@ from sglang_dflash.ops import kernels
 from sglang_dflash.ops.kernels.block import accept_block, prepare_block, take_drafts
 from sglang_dflash.ops.kernels.copies import find_copies, note_tokens, offer_copies
 from sglang_dflash.ops.kernels.norm_rope import norm_rope
-from sglang_dflash.ops.kernels.sampling import penalize_block, seeded_draw
+from sglang_dflash.ops.kernels.sampling import keep_probs, penalize_block, repeat_rows, seeded_draw
 from sglang_dflash.states.gdn_commit import gdn_commit
 from sglang_dflash.states.gdn_verify import gdn_verify
 from tests.ops.launches import SHARED_MEMORY, compiled_for
@@ -109,6 +109,8 @@ STRIDED: dict[str, Callable[[], object]] = {
     "note_tokens_kernel": lambda: note_tokens(TABLE, PAIRS, EVERY_OTHER, DENSE, TABLE),
     "find_copies_kernel": lambda: find_copies(TABLE, PAIRS, DENSE, EVERY_OTHER, longest=4, bound=7),
     "offer_copies_kernel": lambda: offer_copies(TABLE, TABLE, TABLE, PAIRS, EVERY_OTHER, DENSE, least=4, unsure=1.0),
+    "keep_probs_kernel": lambda: keep_probs(TABLE, TABLE, TABLE, EVERY_OTHER, DENSE),
+    "repeat_rows_kernel": lambda: repeat_rows(DENSE, DENSE, DENSE, EVERY_OTHER, None, width=2),
     "seeded_draw_kernel": lambda: seeded_draw(TABLE, EVERY_OTHER, DENSE),
 }
 

@@ -3,13 +3,13 @@
 ``python -m tests.rehearsal.launches [PART OF A NAME ...]`` prints a table; ``-v`` lists each launch of a step as well.
 
 A launch is an operator of PyTorch that touches the device, but for views and allocations, a copy between host and
-device, or a kernel of Triton. A stand-in of the CPU platform or of the rehearsal is one launch. Counted is the worker's
-``forward_batch_generation``: apart, what SGLang's ``ModelRunner.forward`` launches around a graph (it fills the graph's
-buffers and the attention backend's), which is the same for every worker. The scheduler's launches around a step are not
-counted.
+device, or a kernel of Triton. A layer's K/V store is one, and so is a stand-in of the CPU platform or of the rehearsal.
+Counted is the worker's ``forward_batch_generation``; apart, what ``ModelRunner.forward`` launches around a graph, whose
+buffers and the attention backend's SGLang fills (its own worker fills the target's outside). The scheduler's launches
+around a step are not counted.
 
-It hides functions of SGLang that choose another kernel on a GPU (a layer's K/V store is two operators here and one
-kernel there, a graph's buffers are filled one by one here and together there), and operators that are several kernels.
+It hides functions of SGLang that choose another kernel on a GPU (a graph's buffers are filled one by one here and
+together there, samples are drawn by torch here and by FlashInfer there), and operators that are several kernels.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ if TYPE_CHECKING:
     from tests.rehearsal.scenarios import Request, Scenario
 
 VARIABLE = "REHEARSE_LAUNCHES"
-BUILTIN = {"SGLANG_DFLASH": "builtin"}
-HEADERS = ("engine", "step", "graph replays", "launches outside", "in forwards")
-WORKERS = (
-    "sglang_dflash.worker.worker.DFlashWorker",
-    "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2",
-)
+BUILTIN = {"REHEARSE_BUILTIN": "SGLang's worker is counted too"}
+HEADERS = ("engine", "step", "graph replays", "launches outside", "in forwards", "both")
+SGLANGS = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2"
+WORKERS = ("sglang_dflash.worker.worker.DFlashWorker", SGLANGS)
 
 
+POOL = "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool"
 RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _NO_CALLERS = ("/torch/", "/triton/", "/tests/rehearsal/", "/contextlib.py", "/plugins/hook_registry.py")
 
@@ -87,6 +86,9 @@ def install() -> None:
     for worker in WORKERS:
         HookRegistry.register(f"{worker}.forward_batch_generation", _count, HookType.AROUND)
     HookRegistry.register(f"{RUNNER}.forward", _in_forward, HookType.AROUND)
+    for store in ("set_kv_buffer", "set_kv_buffer_prefix_valid"):  # on a GPU one kernel
+        HookRegistry.register(f"{POOL}.{store}", _one_store, HookType.AROUND)
+    HookRegistry.register(f"{SGLANGS}.__init__", _on_cuda, HookType.BEFORE)
     interpreter.watchers.append(_note)
     replay, poison = Graph.replay, Graph.poison
 
@@ -101,6 +103,16 @@ def install() -> None:
             poison(self, keep)
 
     Graph.replay, Graph.poison = replay_and_count, poison_aside  # type: ignore[method-assign]
+
+
+def _one_store(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return one_launch(original)(*args, **kwargs)
+
+
+def _on_cuda(*args: Any, **kwargs: Any) -> Any:
+    """Hook before the constructor of SGLang's worker: it chooses its kernels as on a GPU."""
+    sys.modules[SGLANGS.rpartition(".")[0]].is_cuda = lambda: True  # type: ignore[attr-defined]
+    return args, kwargs
 
 
 def _count(original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -198,7 +210,8 @@ class _Operators(TorchDispatchMode):
 # --- the engines
 
 
-def _engines() -> dict[str, Scenario]:
+def engines() -> dict[str, Scenario]:
+    """Return the engines whose steps are counted, by name; in bfloat16, as on a GPU."""
     from tests.rehearsal.scenarios import COPIES, DENSE, HYBRID, RANDOM_WIDTHS, REPLAY, Scenario, ask
 
     counted, filters = {VARIABLE: "1"}, {"temperature": 0.9, "top_p": 0.9, "top_k": 40, "min_p": 0.02}
@@ -241,11 +254,14 @@ def main() -> None:
 
     verbose, names = "-v" in sys.argv, [name for name in sys.argv[1:] if name != "-v"] or [""]
     rows: list[tuple[object, ...]] = []
-    for engine, scenario in _engines().items():
+    for engine, scenario in engines().items():
         if any(name in engine for name in names):
             found = run(scenario, rehearse=True)
             steps = found.report.get("steps", [])
-            rows += [(engine, kind, *counts) for kind, counts in most(steps).items()] or [(engine, found.error[-300:])]
+            kinds = most(steps).items()
+            rows += [(engine, kind, *counts, sum(counts[1:])) for kind, counts in kinds] or [
+                (engine, found.error[-300:])
+            ]
             for kind in most(steps) if verbose else ():
                 longest = max((step for step in steps if step["kind"] == kind), key=lambda step: len(step["launches"]))
                 print(

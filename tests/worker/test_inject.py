@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("sglang")
 
+from sglang_dflash.model.drafter import DFlashDraftModel
 from sglang_dflash.worker import forwards
 from sglang_dflash.worker.forwards import Inject
 
@@ -45,9 +47,10 @@ def test_a_windowed_prefill_is_gathered_piece_by_piece(monkeypatch: pytest.Monke
         written.append((k.flatten().tolist(), where.loc.tolist()))
 
     layer = SimpleNamespace(k_scale=None, v_scale=None)
-    model = SimpleNamespace(
+    model: Any = SimpleNamespace(
         context_kv=lambda hidden, positions: (hidden[None], hidden[None]), attention_layers=lambda: [layer]
     )
+    model.write_context = functools.partial(DFlashDraftModel.write_context, model)
     runner: Any = SimpleNamespace(token_to_kv_pool=SimpleNamespace(set_kv_buffer=set_kv_buffer), model=model)
     rings: Any = SimpleNamespace(prefill=lambda batch: (kept, positions, slots))
     hidden: Any = Hidden(30)
@@ -57,12 +60,13 @@ def test_a_windowed_prefill_is_gathered_piece_by_piece(monkeypatch: pytest.Monke
     assert [slot for _, at in written for slot in at] == slots.tolist()
 
 
-def plain_step(rids: list[str], position: int) -> Any:
-    count = len(rids)
+def a_step(rids: list[str], position: int, width: int = 1) -> Any:
+    count = len(rids) * width
     positions = torch.full((count,), position)
     return SimpleNamespace(
-        width=1,
+        width=width,
         positions=positions,
+        tokens=positions.view(-1, width),
         verified=SimpleNamespace(logits_output=SimpleNamespace(hidden_states=torch.full((count, 1), float(position)))),
         draft_kv=SimpleNamespace(plan=SimpleNamespace(write_ids=lambda translator: positions * 10)),
         batch=SimpleNamespace(reqs=[SimpleNamespace(rid=rid) for rid in rids]),
@@ -73,7 +77,16 @@ def plain_step(rids: list[str], position: int) -> Any:
 def injected(monkeypatch: pytest.MonkeyPatch) -> tuple[Inject, list[list[int]]]:
     """An injection, and the positions that each write brought."""
     written: list[list[int]] = []
-    inject_: Any = Inject(SimpleNamespace(kv_index_translator=None), None, None)
+    runner: Any = SimpleNamespace(
+        kv_index_translator=None,
+        token_to_kv_pool=None,
+        model=SimpleNamespace(staged=None, fc=SimpleNamespace(input_size=1)),
+        max_running_requests=4,
+        dtype=torch.float32,
+        device="cpu",
+        decode_cuda_graph_runner=SimpleNamespace(capture_bs=[1, 2, 4]),
+    )
+    inject_: Any = Inject(runner, None, None)
     monkeypatch.setattr(inject_, "write", lambda hidden, rows, positions, slots: written.append(positions.tolist()))
     return inject_, written
 
@@ -81,7 +94,7 @@ def injected(monkeypatch: pytest.MonkeyPatch) -> tuple[Inject, list[list[int]]]:
 def test_plainly_decoded_tokens_are_injected_together(injected: tuple[Inject, list[list[int]]]) -> None:
     injection, written = injected
     for position in range(3):
-        injection(plain_step(["a", "b"], position))
+        injection(a_step(["a", "b"], position))
     assert written == []
     injection.catch_up()
     injection.catch_up()
@@ -91,8 +104,8 @@ def test_plainly_decoded_tokens_are_injected_together(injected: tuple[Inject, li
 def test_another_batch_does_not_wait_with_the_last_one(injected: tuple[Inject, list[list[int]]]) -> None:
     """A slot of a request that has left may be another's by then."""
     injection, written = injected
-    injection(plain_step(["a", "b"], 7))
-    injection(plain_step(["b"], 8))
+    injection(a_step(["a", "b"], 7))
+    injection(a_step(["b"], 8))
     assert written == [[7, 7]]
 
 
@@ -100,6 +113,39 @@ def test_nothing_waits_where_a_transfer_fills_the_slots(injected: tuple[Inject, 
     """A decoding server's freed slots are written by the next request's transfer, which no call of ours precedes."""
     injection, written = injected
     injection._defers = False
-    injection(plain_step(["a", "b"], 3))
+    injection(a_step(["a", "b"], 3))
     assert written == [[3, 3]]
     assert not injection.catch_up()
+
+
+@pytest.mark.parametrize(
+    ("requests", "staged_width", "next_requests", "next_width", "written"),
+    [
+        (2, 3, 2, 3, []),
+        (2, 3, 1, 3, [[5] * 6]),  # more tokens than the next forward has rows
+        (2, 2, 3, 3, [[5] * 4]),  # the next forward's graph, of four requests, has more rows than may be staged
+        (1, 3, 2, 2, []),  # of another batch
+        (4, 3, 4, 3, [[5] * 12]),  # too many to be staged
+        (2, 3, 0, 0, [[5] * 6]),  # no forward follows
+    ],
+)
+def test_the_next_forward_injects_a_block_if_it_has_as_many_rows(
+    injected: tuple[Inject, list[list[int]]], requests: int, staged_width: int, next_requests: int, next_width: int,
+    written: list[list[int]], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    injection, found = injected
+    monkeypatch.setattr(forwards, "STAGED", 10)
+    injection.stage(3)
+    injection(a_step(list("abcd")[:requests], 5, staged_width))
+    staged: Any = injection._drafter.model.staged
+    if found != written:
+        assert staged.slots.tolist() == [50] * len(staged.slots[: requests * staged_width]) + [0] * (
+            len(staged) - requests * staged_width
+        )
+    if next_requests:
+        injection.before_draft(a_step(list("xyz")[:next_requests], 9, next_width), next_width)
+    else:
+        injection.catch_up()
+    assert found == written
+    assert not injection.catch_up() and found == written
+    assert staged.slots.any() == (not written)  # the forward clears those that it takes

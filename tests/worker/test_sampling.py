@@ -12,6 +12,7 @@ import torch
 from sglang.srt.layers import sampler as sglang_sampler
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
+from sglang_dflash.worker.accept import for_block
 from sglang_dflash.worker.sampling import seeded
 from sglang_dflash.worker.sampling.seeded import SeededSampler, mark_seeded_rows
 from sglang_dflash.worker.start.prewarm import sample
@@ -42,6 +43,19 @@ def info(bs: int, **changes: Any) -> SamplingBatchInfo:
 
 def requests(seeds: Iterable[int | None]) -> list[SimpleNamespace]:
     return [SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=seed)) for seed in seeds]
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("seeds", [[None, 7, None, -5], [7]])
+def test_every_row_of_a_seeded_request_is_marked_and_seeds_are_dense(seeds: list[int | None], width: int) -> None:
+    """The kernel reads seeds without a stride: others would draw with another number."""
+    params = info(len(seeds), sampling_seed=None)
+    mark_seeded_rows(params, requests(seeds))
+    marked = for_block(params, width).seeded_rows
+    expected = [(i * width + j, seed) for i, seed in enumerate(seeds) if seed is not None for j in range(width)]
+    rows = range(width) if marked.rows is None else marked.rows.tolist()
+    assert list(zip(rows, marked.seeds.tolist(), strict=True)) == expected
+    assert (marked.rows is None) == (None not in seeds) and marked.seeds.stride() == (1,)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +152,7 @@ def test_filters_copy_a_bounded_number_of_rows(
     monkeypatch.setattr(seeded, "SAMPLED_AT_ONCE", 5 * vocab)
     monkeypatch.setattr(seeded, "filter_probs", lambda *call: filtered.append(len(call[0])) or original(*call))
     assert torch.equal(seeded._draw(probs, block, positions, marked, False), expected)
-    assert max(filtered) == 5 and sum(filtered) == len(marked.rows)
+    assert max(filtered) == 5 and sum(filtered) == len(marked.seeds)
 
 
 @pytest.mark.parametrize("with_seed", [True, False])

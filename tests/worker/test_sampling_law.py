@@ -19,7 +19,7 @@ def test_filters_keep_what_sglangs_pytorch_sampler_keeps(temperature: float) -> 
     logits[:20] = logits[:20].round()  # many equal probabilities, so that ties cross the boundaries
     probs = torch.softmax(logits / temperature, dim=-1)
     top_ks = torch.tensor([1, 3, 40, 1 << 30]).repeat(15)
-    top_ps = torch.tensor([0.3, 0.9, 1.0]).repeat(20)
+    top_ps = torch.tensor([0.3, 0.9, 0.999]).repeat(20)
     min_ps = torch.tensor([0.0, 0.05, 0.4, 0.0, 0.9]).repeat(12)
     _, ranked, order, _ = top_k_top_p_min_p_sampling_from_probs_torch(
         probs.clone(), top_ks, top_ps, min_ps, True, None, torch.zeros(rows), return_filtered_probs=True

@@ -65,11 +65,67 @@ def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) 
     # distribution. Only the support of the renormalised probabilities is used, so rounding changes no weight.
     from sglang_dflash.upstream import top_k_renorm_prob, top_p_renorm_prob  # SGLang defines them on CUDA only
 
-    keep = top_k_renorm_prob(probs, top_ks) > 0
-    # A sum that rounds above its limit must not cut the tail of a row without a limit.
-    keep &= (top_p_renorm_prob(probs, top_ps.clamp(max=1)) > 0) | (top_ps >= 1)[:, None]
-    keep &= probs >= probs.amax(dim=-1, keepdim=True) * min_ps[:, None]
-    return torch.where(keep, probs, 0.0)
+    by_rank, by_mass = top_k_renorm_prob(probs, top_ks), top_p_renorm_prob(probs, top_ps)
+    return keep_probs(probs, by_rank, by_mass, top_ps, min_ps)
+
+
+@triton.jit(do_not_specialize=["probs", "by_rank", "by_mass", "largest", "top_ps", "min_ps", "stride"])
+def keep_probs_kernel(
+    probs, by_rank, by_mass, largest, top_ps, min_ps, kept, vocab, stride, LANES: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    mask, at = token < vocab, row * vocab + token
+    value = tl.load(probs + row * stride + token, mask=mask, other=0.0)
+    keep = (tl.load(by_rank + at, mask=mask, other=0.0) > 0) & (value >= tl.load(largest + row) * tl.load(min_ps + row))
+    mass = tl.load(by_mass + at, mask=mask, other=0.0)
+    keep &= tl.where(tl.load(top_ps + row) >= 1, 1.0, mass) > 0
+    tl.store(kept + at, tl.where(keep, value, 0.0), mask=mask)
+
+
+def keep_probs(probs: Tensor, by_rank: Tensor, by_mass: Tensor, top_ps: Tensor, min_ps: Tensor) -> Tensor:
+    assert probs.stride(1) == 1, "rows must be dense"
+    assert_dense(by_rank, by_mass, top_ps, min_ps)
+    rows, vocab = probs.shape
+    kept = torch.empty_like(by_rank)
+    if rows:
+        lanes = min(1024, triton.next_power_of_2(vocab))
+        keep_probs_kernel[(rows, triton.cdiv(vocab, lanes))](
+            *(probs, by_rank, by_mass, probs.amax(dim=-1), top_ps, min_ps, kept, vocab, probs.stride(0)),
+            LANES=lanes,
+            num_warps=4,
+        )
+    return kept
+
+
+@triton.jit
+def repeat_entry(entries, repeated, row, to, mask):
+    if entries is not None:
+        tl.store(repeated + to, tl.load(entries + row), mask=mask)
+
+
+@triton.jit(do_not_specialize=["first", "second", "third", "fourth", "fifth", "width"])
+def repeat_rows_kernel(
+    first, second, third, fourth, fifth, to_first, to_second, to_third, to_fourth, to_fifth, width, LANES: tl.constexpr
+):
+    row, lanes = tl.program_id(0), tl.arange(0, LANES)
+    to, mask = row * width + lanes, lanes < width
+    repeat_entry(first, to_first, row, to, mask)
+    repeat_entry(second, to_second, row, to, mask)
+    repeat_entry(third, to_third, row, to, mask)
+    repeat_entry(fourth, to_fourth, row, to, mask)
+    repeat_entry(fifth, to_fifth, row, to, mask)
+
+
+def repeat_rows(*vectors: Tensor | None, width: int) -> tuple[Tensor | None, ...]:
+    first = vectors[0]
+    assert first is not None
+    assert_dense(*(each for each in vectors if each is not None))
+    repeated = [None if each is None else each.new_empty(len(each) * width, *each.shape[1:]) for each in vectors]
+    if bs := len(first):
+        lanes = max(32, triton.next_power_of_2(width))
+        repeat_rows_kernel[(bs,)](*vectors, *repeated, width, LANES=lanes, num_warps=1)
+    return tuple(repeated)
 
 
 _LANES = 512  # tokens at once: with 1,024 a thread takes over 128 registers

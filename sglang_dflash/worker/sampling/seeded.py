@@ -13,16 +13,22 @@ from sglang_dflash.upstream import Sampler, async_h2d
 
 
 class SeededRows(NamedTuple):
-    """Rows of a batch whose requests have a seed, int64 [k], k > 0, and their seeds, int64 [k], dense."""
+    """Rows of a batch whose requests have a seed, int64 [k], k > 0, None for all; and their seeds, int64 [k], dense."""
 
-    rows: Tensor
+    rows: Tensor | None
     seeds: Tensor
 
+    def for_block(self, width: int) -> SeededRows:
+        """Return the ``width`` consecutive rows of each request in a block; ``rows`` is not None."""
+        assert self.rows is not None
+        block = self.rows[:, None] * width + torch.arange(width, device=self.rows.device)
+        return SeededRows(block.flatten(), self.seeds.repeat_interleave(width))
 
-def mark_seeded_rows(sampling_info: Any, reqs: list[Any], width: int = 1) -> None:
+
+def mark_seeded_rows(sampling_info: Any, reqs: list[Any]) -> None:
     """Mark the rows with a seed for :class:`SeededSampler`, on the only argument that SGLang passes to it.
 
-    Each request has ``width`` consecutive rows. A copy of the info by ``dataclasses.replace`` loses the mark.
+    A copy of the info by ``dataclasses.replace`` loses the mark.
     """
     sampling_info.seeded_rows = None
     if sampling_info.is_all_greedy or sampling_info.sampling_seed is not None:  # SGLang's, in deterministic mode
@@ -32,8 +38,7 @@ def mark_seeded_rows(sampling_info: Any, reqs: list[Any], width: int = 1) -> Non
         return
     device = sampling_info.temperatures.device
     rows, values = async_h2d(list(zip(*seeds, strict=True)), dtype=torch.int64, device=device)
-    block = rows[:, None] * width + torch.arange(width, device=device)
-    sampling_info.seeded_rows = SeededRows(block.flatten(), values.repeat_interleave(width))
+    sampling_info.seeded_rows = SeededRows(None if len(seeds) == len(reqs) else rows, values)
 
 
 class SeededSampler(Sampler):
@@ -51,25 +56,22 @@ class SeededSampler(Sampler):
         if seeded is None:
             return super()._sample_from_probs(probs, sampling_info, positions, simple_sampling_case)
         drawn = _draw(probs, sampling_info, positions, seeded, simple_sampling_case)
-        if len(drawn) == len(probs) and sampling_info.sampling_mask_batch_indices is None:
-            return drawn, None  # mark_seeded_rows lists rows in order
+        if seeded.rows is None and sampling_info.sampling_mask_batch_indices is None:
+            return drawn, None
         # Let SGLang draw all rows, which is cheaper than copying the unseeded ones, and replace the seeded rows.
         tokens, mask = super()._sample_from_probs(probs, sampling_info, positions, simple_sampling_case)
-        return tokens.long().index_copy_(0, seeded.rows, drawn), mask
+        return drawn if seeded.rows is None else tokens.long().index_copy_(0, seeded.rows, drawn), mask
 
 
 def _draw(probs: Tensor, sampling_info: Any, positions: Tensor, seeded: SeededRows, simple: bool) -> Tensor:
     # Int64 [k]. Some rows at a time, because each filter copies its input.
-    all_rows = len(seeded.rows) == len(probs)  # in order, as mark_seeded_rows lists them
     filters = (sampling_info.top_ks, sampling_info.top_ps, sampling_info.min_ps)
     drawn = []
-    for start in range(0, len(seeded.rows), most := max(1, SAMPLED_AT_ONCE // probs.shape[1])):
+    for start in range(0, len(seeded.seeds), most := max(1, SAMPLED_AT_ONCE // probs.shape[1])):
         part = slice(start, start + most)
-        rows = seeded.rows[part]
-        weights = probs[part] if all_rows else probs.index_select(0, rows)
+        rows = part if seeded.rows is None else seeded.rows[part]
+        weights = probs[rows]
         if not simple:
-            top_ks, top_ps, min_ps = (values.index_select(0, rows) for values in filters)
-            # 1.0 means no filter: the rounding of a sum must not cut the tail when other requests of the batch filter.
-            weights = filter_probs(weights, top_ks, top_ps.masked_fill(top_ps >= 1, torch.inf), min_ps)
-        drawn.append(seeded_draw(weights, seeded.seeds[part], positions.index_select(0, rows)))
-    return torch.cat(drawn)
+            weights = filter_probs(weights, *(values[rows] for values in filters))
+        drawn.append(seeded_draw(weights, seeded.seeds[part], positions[rows]))
+    return torch.cat(drawn) if len(drawn) > 1 else drawn[0]

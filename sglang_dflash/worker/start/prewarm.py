@@ -23,8 +23,10 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.ops import (
     Accepted,
     accept_block,
+    keep_probs,
     penalize_block,
     prepare_block,
+    repeat_rows,
     runs_kernels,
     seeded_draw,
     take_drafts,
@@ -94,6 +96,10 @@ class FirstCalls:
         logits = torch.zeros(1, 1, self._target.model_config.vocab_size, device=self._table.device)
         penalize_block(logits, row[:, None], logits[0].int(), row, neutral)
         seeded_draw(logits[0], row, row)
+        value = logits[0, :, 0]
+        keep_probs(logits[0], logits[0], logits[0], value, value)
+        for seeds in (None, row):
+            repeat_rows(value[:, None], value, row.int(), value, seeds, width=1)
 
     def _slots(self) -> None:  # that SGLang reserves for a step, for each alignment of its inputs
         for bs in self._powers_of_two(1):
@@ -112,8 +118,8 @@ class FirstCalls:
         prepare_block(rows, lens, rows, self._table, width=step.width, mask_token_id=mask_token_id, state_table=table)
         accept_block(step.tokens, step.tokens, lens)
         if step.width > 1:
-            margins = None if self._copies is None else step.margins
-            take_drafts(step.tokens, step.tokens[:, 1:], rows, torch.zeros_like(rows[0]), margins)
+            drafts, margins = self._zeros(1, step.width - 1), None if self._copies is None else step.margins
+            take_drafts(step.tokens, drafts, rows, torch.zeros_like(rows[0]), margins)
         if self._copies is not None:
             if step.width > 1:
                 self._copies.offer(step)
@@ -217,6 +223,6 @@ def sample(target: ModelRunner, rows: int, *, seeded: bool) -> None:
         device=str(device),
     )
     numbers = torch.arange(rows, device=device)
-    info.seeded_rows = SeededRows(numbers, numbers) if seeded else None
+    info.seeded_rows = SeededRows(None, numbers) if seeded else None
     logits = torch.zeros(rows, vocab, dtype=torch.float32, device=device)
     target.sampler(LogitsProcessorOutput(next_token_logits=logits), info, False, [], [], numbers)

@@ -1,0 +1,25 @@
+"""The launches of a decode step, counted: a new one is noticed."""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+
+from tests.rehearsal.launches import engines, most
+from tests.rehearsal.run import run
+
+# Graph replays and launches outside of graphs, the most of a step of each kind; docs/results/rehearsal.md has all.
+LAUNCHES = {"hybrid, replayed": {"greedy, width 8": (2, 11), "sampled, width 8": (2, 29), "seeded, width 8": (2, 22)}}
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("engine", LAUNCHES)
+def test_a_step_launches_no_more_than_before(engine: str) -> None:
+    outcome, expected = run(engines()[engine], rehearse=True), LAUNCHES[engine]
+    assert not outcome.error, outcome.error
+    found = {kind: counts[:2] for kind, counts in most(outcome.report["steps"]).items()}
+    more = {kind: counts for kind, counts in found.items() if any(map(operator.gt, counts, expected[kind]))}
+    assert not more, f"more than {expected}"
