@@ -125,7 +125,7 @@ class Inject:
         Every forward takes staged tokens if it has as many rows, whichever requests they are of.
         """
         staged, bs = self._drafter.model.staged, len(step.tokens)
-        if self._staged:
+        if self._staged and not self._pending:  # plainly decoded tokens replace rejected ones of the block before them
             captured = getattr(self._drafter.decode_cuda_graph_runner, "capture_bs", ())
             padded = min((size for size in captured if size >= bs), default=bs)
             if self._staged <= bs * drafted and padded * drafted <= len(staged):

@@ -149,3 +149,15 @@ def test_the_next_forward_injects_a_block_if_it_has_as_many_rows(
     assert found == written
     assert not injection.catch_up() and found == written
     assert staged.slots.any() == (not written)  # the forward clears those that it takes
+
+
+def test_tokens_decoded_after_a_block_replace_its_rejected_ones(injected: tuple[Inject, list[list[int]]]) -> None:
+    """Slot after slot the newest token is injected last, so the next forward may not take the older block."""
+    injection, found = injected
+    injection.stage(3)
+    injection(a_step(["a"], 4))  # the same batch has been decoded plainly before
+    injection.before_draft(a_step(["a"], 5, 3), 3)
+    injection(a_step(["a"], 5, 3))
+    injection(a_step(["a"], 6))
+    injection.before_draft(a_step(["a"], 7, 3), 3)
+    assert found == [[4], [5] * 3, [6]]
