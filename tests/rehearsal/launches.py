@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -252,17 +253,22 @@ def most(steps: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, int, int]]:
 def main() -> None:
     from tests.rehearsal.run import run
 
-    verbose, names = "-v" in sys.argv, [name for name in sys.argv[1:] if name != "-v"] or [""]
+    parser = ArgumentParser(prog="python -m tests.rehearsal.launches", description="Count the launches of a step.")
+    parser.add_argument("names", nargs="*", default=[""], metavar="PART OF AN ENGINE'S NAME")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="list the launches of the longest step of each kind"
+    )
+    asked = parser.parse_args()
     rows: list[tuple[object, ...]] = []
     for engine, scenario in engines().items():
-        if any(name in engine for name in names):
+        if any(name in engine for name in asked.names):
             found = run(scenario, rehearse=True)
             steps = found.report.get("steps", [])
             kinds = most(steps).items()
             rows += [(engine, kind, *counts, sum(counts[1:])) for kind, counts in kinds] or [
                 (engine, found.error[-300:])
             ]
-            for kind in most(steps) if verbose else ():
+            for kind in most(steps) if asked.verbose else ():
                 longest = max((step for step in steps if step["kind"] == kind), key=lambda step: len(step["launches"]))
                 print(
                     engine, kind, *longest["launches"], "in forwards:", *longest["in_forwards"], sep="\n  ", flush=True
