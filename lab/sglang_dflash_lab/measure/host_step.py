@@ -36,7 +36,7 @@ FILE, PROFILE = "SGLANG_DFLASH_HOST_STEP_FILE", "SGLANG_DFLASH_HOST_STEP_PROFILE
 WARM_UP, TOKENS = 10, 240  # steps left out of each answer; tokens of an answer
 GREEDY: dict[str, Any] = {"temperature": 0}
 SAMPLING = {
-    "seeded, top-p": {"temperature": 0.8, "top_p": 0.9, "sampling_seed": 1},
+    "seeded top-p": {"temperature": 0.8, "top_p": 0.9, "sampling_seed": 1},
     "penalties": {**GREEDY, "frequency_penalty": 0.2, "presence_penalty": 0.1},
 }
 BUILTIN = "builtin:16"
