@@ -128,7 +128,9 @@ class FirstCalls:
     def _commits(self, width: int) -> None:
         if width > 1 and not self._plan.replay and self._target.decode_cuda_graph_runner is None:
             return  # SGLang's commit of kept states needs a verify's buffers: the warm-up request runs it first
-        tracks, sizes = get_exec().mamba.enable_mamba_extra_buffer, self._powers_of_two(16) if width == 1 else [1]
+        tracks, most = get_exec().mamba.enable_mamba_extra_buffer, self._target.max_running_requests
+        # SGLang's commit is compiled for a batch size of 1, a multiple of 16, and any other.
+        sizes = self._powers_of_two(16) if width == 1 else sorted({min(bs, most) for bs in (1, 2, 16)})
         for tracked, bs in itertools.product((False, True) if tracks else (False,), sizes):
             step = self._step(width, bs, mamba_track_grid(get_schedule().page_size) - 1 if tracked else 0)
             step.batch.mamba_track_indices = step.batch.req_pool_indices - 1 if tracked else None
