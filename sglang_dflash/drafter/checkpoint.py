@@ -110,10 +110,9 @@ class ModelFiles:
         if self.is_local:
             return Path(self.name)
         problem = hub_problem()
-        offline = problem is not None
         try:
             return Path(hub.snapshot_download(self.name, revision=self.revision, allow_patterns=_READ,
-                                              local_files_only=offline))  # fmt: skip
+                                              local_files_only=problem is not None))  # fmt: skip
         except errors.IncompleteSnapshotError as error:
             raise self._incomplete(Path(error.snapshot_path)) from error
         except errors.LocalEntryNotFoundError as error:

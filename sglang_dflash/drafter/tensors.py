@@ -176,7 +176,8 @@ def load_mask_embedding(file: Path | None, config: DrafterConfig) -> Tensor | No
         raise _unusable(file, f"was trained with mask_token_id {token_id}", expected)
     if shape != [config.hidden_size]:
         raise _unusable(file, f"holds a tensor of shape {shape}", f"[{config.hidden_size}], the hidden size")
-    if not embedding.is_floating_point() or not embedding.isfinite().all():
+    is_plain = embedding.layout == torch.strided and embedding.device.type == "cpu" and embedding.is_floating_point()
+    if not is_plain or not embedding.isfinite().all():
         raise _unusable(file, f"holds {embedding.dtype} numbers", "finite floating-point numbers")
     return embedding
 

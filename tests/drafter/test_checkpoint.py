@@ -79,6 +79,7 @@ class TestMaskEmbedding:
             ({"embedding": [0.0] * 64}, "cannot be read"),
             ({"embedding": torch.full((64,), float("nan"))}, "finite floating-point numbers"),
             ({"embedding": torch.zeros(64, dtype=torch.int32)}, "finite floating-point numbers"),
+            ({"embedding": torch.zeros(64).to_sparse()}, "finite floating-point numbers"),
             ({"content": [1, 2]}, "cannot be read"),
             ({"more": torch.zeros(LARGEST_EMBEDDING // 4)}, "is larger than 16 MiB"),
         ],
