@@ -75,6 +75,7 @@ def test_changing_traffic_is_a_picture_with_each_arms_total(tmp_path: Path) -> N
     write(tmp_path, SPEEDS, SAME)
     for mode, speed, seconds in (("ar", 10.0, 27.0), ("dflash:16", 60.0, 1.0)):
         results.append(tmp_path, "run", run(Cell(mode, "math", 8, 0), speed, SAME[mode], duration=seconds))
+    results.append(tmp_path, "run", run(Cell("ar", "math", 8, 1), 1.0, SAME["ar"], duration=99.0))  # of one arm alone
     assert Summary(tmp_path).totals() == {"ar": 570 / 30, "dflash:16": 690 / 4}
     assert write_report(tmp_path).read_text().count("data:image/png;base64,") == 3
     assert len(list(tmp_path.glob("picture-*.png"))) == 3

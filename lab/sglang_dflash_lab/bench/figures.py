@@ -120,13 +120,14 @@ class Summary:
         return {repeat: run["output_throughput"] for repeat, run in runs.items()}
 
     def totals(self) -> dict[str, float]:
-        """Return output tokens/s of all runs together, by arm."""
-        seconds, tokens = Counter[str](), Counter[str]()
-        for (mode, _, _), runs in self._runs.items():
-            for run in runs.values():
-                seconds[mode] += run["duration"]
-                tokens[mode] += run["duration"] * run["output_throughput"]
-        return {mode: tokens[mode] / seconds[mode] for mode in self.modes}
+        """Return output tokens/s by arm, over all runs that every arm has; empty without one."""
+        by_arm: dict[str, dict[Any, Row]] = defaultdict(dict)
+        for (mode, *cell), runs in self._runs.items():
+            by_arm[mode] |= {(*cell, repeat): run for repeat, run in runs.items()}
+        shared = set.intersection(*map(set, by_arm.values()))
+        speeds = {mode: [by_arm[mode][cell]["output_throughput"] for cell in shared] for mode in self.modes}
+        seconds = {mode: [by_arm[mode][cell]["duration"] for cell in shared] for mode in self.modes}
+        return {mode: float(np.average(speeds[mode], weights=seconds[mode])) for mode in self.modes if shared}
 
     def stage_milliseconds(self, mode: str) -> dict[str, float]:
         """Return milliseconds per step in each stage of our worker at concurrency 1; empty without stage times."""

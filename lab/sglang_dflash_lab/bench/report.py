@@ -75,7 +75,7 @@ def plots(summary: Summary) -> Iterator[tuple[str, Figure]]:
     if modes and AR in summary.modes:
         caption = "Speed-up over plain decoding, with its 95 % interval"
         yield caption, _bars(summary, modes, lambda row: (row.speed_up, row.low, row.high), "speed-up")
-    if modes and len(summary.tasks) * len(summary.concurrencies) > 1:
+    if modes and len(summary.tasks) * len(summary.concurrencies) > 1 and summary.totals():
         caption = (
             "Speed while task and number of users (c) change; legend: tokens per second of all runs, over the first"
         )
