@@ -183,10 +183,9 @@ class Observer:
 
     def started(self, record: StepRecord) -> None:
         """Register a decode step before its launch, on its stream."""
-        turn = self._launched % EVERY == 0
-        self._steps.started(record, timed=turn or self._times_all)
+        self._steps.started(record, timed=self._times_all or self._launched % EVERY == 0)
         self._launched += 1
-        if turn:
+        if self._launched % EVERY == 0:
             self._not_finite.read()
 
     def interrupted(self) -> None:
