@@ -142,10 +142,8 @@ class DFlashDraftModel(nn.Module):
         Before, inject the first ``bs * w`` rows of the staged context, if it has as many, and clear their slots.
         """
         assert self.vocabulary is not None, "set_vocabulary() before drafting"
-        if self.staged is not None and (rows := len(input_ids)) <= len(self.staged):
-            slots = self.staged.slots[:rows]
-            self.write_context(self.staged.pool, self.staged.hidden[:rows], self.staged.positions[:rows], slots)
-            slots.zero_()
+        if self.staged is not None and len(input_ids) <= len(self.staged):
+            self.inject_staged(len(input_ids))
         hidden, residual = self.vocabulary.embed(input_ids), None
         norm_rope = self.qk_norm_rope.block(positions)
         for layer in self.layers:
@@ -179,6 +177,13 @@ class DFlashDraftModel(nn.Module):
         where = KVWriteLoc(slots, physical=True)
         for layer, k, v in zip(self.attention_layers(), keys, values, strict=True):
             pool.set_kv_buffer(layer, where, k, v, layer.k_scale, layer.v_scale)
+
+    def inject_staged(self, rows: int) -> None:
+        """Write the first ``rows`` staged tokens to their slots, and clear the slots, so that none is written twice."""
+        assert self.staged is not None
+        slots = self.staged.slots[:rows]
+        self.write_context(self.staged.pool, self.staged.hidden[:rows], self.staged.positions[:rows], slots)
+        slots.zero_()
 
     def attention_layers(self) -> list[nn.Module]:
         """SGLang's attention modules, which identify the layers in the KV pool."""

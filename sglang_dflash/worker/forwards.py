@@ -135,9 +135,8 @@ class Inject:
     def catch_up(self) -> bool:
         """Inject pending tokens, before the drafter reads them or their slots change owner; return whether any were."""
         if self._staged:
-            staged, tokens = self._drafter.model.staged, self._staged
-            self.write(staged.hidden, None, staged.positions[:tokens], staged.slots[:tokens])
-            staged.slots[:tokens].zero_()
+            with draft_tp_context(self._layout):
+                self._drafter.model.inject_staged(self._staged)
             self._staged = 0
         if not self._pending:
             return False

@@ -176,9 +176,8 @@ class Layout:
         assert host_lens is not None, "prepare_for_decode() has not run"
         kv = BlockKV(width, batch.seq_lens, block.slots, host_lens, exact)
         kv = kv.planned(self._target.kv_index_translator, rows)
-        step = Step(batch, state, width, grammar_barrier, block.positions, block.tokens, kv, kv)
-        step.state_slots = block.state_slots
-        return step
+        laid_out = block.positions, block.tokens, kv, kv
+        return Step(batch, state, width, grammar_barrier, *laid_out, state_slots=block.state_slots)
 
 
 # Fields that SGLang's batch of a decode step or a verify takes from the scheduler's.

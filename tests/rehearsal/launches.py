@@ -65,7 +65,7 @@ _running: list[Counted] = []
 
 
 def one_launch(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Count a call of a stand-in as one launch, whatever it runs."""
+    """Count a call of a stand-in as one launch; the operators in it are not counted."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A transferred request's history, and what the host hears of copies.
+"""A transferred request's history, and the counts of copies that reach the host.
 
 Servers compare histories with the host's tokens at each step (the plugin's mode ``history``).
 """

@@ -77,18 +77,23 @@ def a_step(rids: list[str], position: int, width: int = 1) -> Any:
 def injected(monkeypatch: pytest.MonkeyPatch) -> tuple[Inject, list[list[int]]]:
     """An injection, and the positions that each write brought."""
     written: list[list[int]] = []
+    monkeypatch.setattr(forwards, "draft_tp_context", lambda layout: torch.no_grad())
+    model: Any = SimpleNamespace(
+        staged=None,
+        fc=SimpleNamespace(input_size=1),
+        write_context=lambda pool, hidden, positions, slots: written.append(positions.tolist()),
+    )
+    model.inject_staged = functools.partial(DFlashDraftModel.inject_staged, model)
     runner: Any = SimpleNamespace(
         kv_index_translator=None,
         token_to_kv_pool=None,
-        model=SimpleNamespace(staged=None, fc=SimpleNamespace(input_size=1)),
+        model=model,
         max_running_requests=4,
         dtype=torch.float32,
         device="cpu",
         decode_cuda_graph_runner=SimpleNamespace(capture_bs=[1, 2, 4]),
     )
-    inject_: Any = Inject(runner, None, None)
-    monkeypatch.setattr(inject_, "write", lambda hidden, rows, positions, slots: written.append(positions.tolist()))
-    return inject_, written
+    return Inject(runner, None, None), written
 
 
 def test_plainly_decoded_tokens_are_injected_together(injected: tuple[Inject, list[list[int]]]) -> None:

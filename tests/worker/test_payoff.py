@@ -186,7 +186,7 @@ def test_plain_steps_copies_and_finished_requests_are_not_counted_and_old_traffi
 
 
 def paused(accepted: float, cost: Callable[[int, int], float]) -> AdaptiveWidth:
-    """A policy that rests after 600 steps of eight requests."""
+    """A policy that has paused drafting, after 600 steps of eight requests."""
     policy = AdaptiveWidth(CostTable({(size, w): cost(size, w) for size in (1, 8) for w in (1, 2, 4, 8, 16)}))
     for step in range(600):
         width = policy.width(8, 800)

@@ -62,6 +62,7 @@ DEVICE = (
     *(f"sglang_dflash.ops.{name}" for name in KERNELS.split()),
     "sglang_dflash.states.replay.gdn_commit",
     "sglang_dflash.worker.forwards.Inject.write",
+    "sglang_dflash.model.drafter.DFlashDraftModel.inject_staged",
     f"{_WORKER}_append_target_hidden_to_draft_kv_by_loc",
     f"{_WORKER}_greedy_sample_from_vocab_parallel_head",  # on a GPU, in the drafter's graph
 )
