@@ -140,7 +140,7 @@ def _serving_machine() -> Machine:
             remedy="install sglang-dflash in SGLang's environment; unset SGLANG_PLUGINS, or add `dflash` to it",
         )
     takeover.refuse_without_accelerator()
-    takeover.check_sglang(machine)
+    takeover.check_sglang()
     return machine
 
 

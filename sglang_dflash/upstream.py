@@ -292,13 +292,11 @@ def _symbols(table: Mapping[str, Iterable[str]]) -> dict[str, Symbol]:
 
 SYMBOLS = _symbols(_TABLE)
 
-# SGLang has these only if it finds CUDA.
-CUDA_SYMBOLS = _symbols({"layers.sampler": ("top_k_renorm_prob", "top_p_renorm_prob")})
 platform_symbols: list[Symbol] = []
 
 
 def __getattr__(name: str) -> Any:
-    symbol = SYMBOLS.get(name) or CUDA_SYMBOLS.get(name)
+    symbol = SYMBOLS.get(name)
     if symbol is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}: add it to SYMBOLS")
     value = symbol.resolve()

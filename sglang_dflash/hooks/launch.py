@@ -52,7 +52,7 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
         return
     refuse_without_accelerator()
     machine = this_machine(settings.base_gpu_id)
-    check_sglang(machine)
+    check_sglang()
     pair = Pair.of(settings)
     _log_findings(check_rules(settings, pair, machine))
     if settings.needs_bfloat16_states(machine):

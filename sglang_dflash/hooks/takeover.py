@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from sglang_dflash import __version__, upstream
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import serving
-from sglang_dflash.plan.machine import Machine
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.upstream import CUDA_SYMBOLS, HookRegistry, check_symbols, check_version
+from sglang_dflash.upstream import HookRegistry, check_symbols, check_version
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ServerArgs, SpeculativeAlgorithm
@@ -89,11 +88,11 @@ def capture_layers(original: Callable[..., None], model: Any, layer_ids: list[in
 
 
 @cache
-def check_sglang(machine: Machine) -> None:
+def check_sglang() -> None:
     """Raise DFlashError for an SGLang of an untested version, or one that lacks a name or a hook that we need."""
     if note := check_version():
         logger.warning("DFLASH: %s", note)
-    check_symbols(CUDA_SYMBOLS.values() if machine.capability else ())
+    check_symbols()
     # SGLang only logs a hook that it could not apply, and would serve with its own worker.
     ours = {
         target

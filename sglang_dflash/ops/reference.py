@@ -146,48 +146,47 @@ def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor, 
     return Accepted(target_tokens, counts, counts - 1, bonus, new_seq_lens)
 
 
-def note_tokens(history: Tensor, found: Tensor, rows: Tensor, seq_lens: Tensor, tokens: Tensor) -> None:
-    """Append tokens to the histories of requests, and forget the matches found there.
+def match_copies(
+    history: Tensor,
+    found: Tensor,
+    rows: Tensor,
+    seq_lens: Tensor,
+    tokens: Tensor,
+    last: Tensor,
+    *,
+    longest: int,
+    bound: int,
+) -> None:
+    """Append tokens to the histories, and find the longest earlier occurrence of every request's newest tokens.
+
+    Of equally long ones the newest. One number orders all occurrences, so the work can be divided in any way; that of
+    a later step is greater, so it replaces the number before it.
 
     Args:
-        history: int32 [R, C], the token at each position of a request. Later columns are stale and never read, nor is
-            the last one: positions past the table are written there.
-        found: int64 [R, 2], see :func:`find_copies` and :func:`offer_copies`.
+        history: int32 [R, C], the token at each position of a request; negative where no token can be copied. Later
+            columns are stale and never read, nor is the last one: positions past the table are written there.
+        found: int64 [R, 2]; column 0, below ``last * 2**36``, receives ``last * 2**36 + length * 2**31 + end``: the
+            length of the match, 0 for none, and the position of its last token.
         rows: int [bs], distinct rows of both.
         seq_lens: int [bs], position of the newest token so far.
-        tokens: int64 [bs, w], the tokens after it.
-    """
-    positions = seq_lens.long()[:, None] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
-    rows = rows.long()
-    history[rows[:, None], positions.clamp_(max=history.shape[1] - 1)] = tokens.int()
-    found[rows, 0] = 0
-
-
-def find_copies(history: Tensor, found: Tensor, rows: Tensor, last: Tensor, *, longest: int, bound: int) -> None:
-    """Find the longest earlier occurrence of every request's newest tokens; of equally long ones the newest.
-
-    One number orders all occurrences, so the work can be divided in any way.
-
-    Args:
-        history: int32 [R, C], see :func:`note_tokens`; negative where no token can be copied.
-        found: int64 [R, 2]; column 0, which must be 0, receives ``length * 2**32 + end``: the length of the match and
-            the position of its last token; 0 for none.
-        rows: int [bs], distinct rows of both.
-        last: int [bs], position of the newest token.
-        longest: length up to which matches count.
+        tokens: int64 [bs, w], the tokens after it, accepted or not.
+        last: int [bs], position of the newest accepted token.
+        longest: length up to which matches count, at most 31.
         bound: upper bound of ``last``, on the host.
     """
-    columns = min(bound, history.shape[1] - 1) + 1
     rows, last = rows.long(), last.long()[:, None]
-    tokens = torch.nn.functional.pad(history[rows, :columns], (longest - 1, 0), value=-1)
-    newest = tokens.gather(1, last + torch.arange(longest, device=last.device))
-    differs = (tokens.unfold(1, longest, 1) != newest[:, None]) | (newest < 0)[:, None]
+    positions = seq_lens.long()[:, None] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+    history[rows[:, None], positions.clamp_(max=history.shape[1] - 1)] = tokens.int()
+    columns = min(bound, history.shape[1] - 1) + 1
+    known = torch.nn.functional.pad(history[rows, :columns], (longest - 1, 0), value=-1)
+    newest = known.gather(1, last + torch.arange(longest, device=last.device))
+    differs = (known.unfold(1, longest, 1) != newest[:, None]) | (newest < 0)[:, None]
     # The difference that is nearest to the end bounds the match.
     nearness = torch.arange(1, longest + 1, dtype=torch.int8, device=last.device)
     lengths = longest - (differs * nearness).amax(2).long()
     ends = torch.arange(columns, device=last.device)
-    keys = torch.where((ends < last) & (lengths > 0), (lengths << 32) + ends, 0)
-    found[rows, 0] = keys.amax(1)
+    keys = torch.where((ends < last) & (lengths > 0), (lengths << 31) + ends, 0)
+    found[rows, 0] = (last[:, 0] << 36) + keys.amax(1)
 
 
 def offer_copies(
@@ -209,7 +208,7 @@ def offer_copies(
     Args:
         tokens: int64 [bs, w], the block: anchor, then drafts, replaced in place.
         margins: float32 [bs, w - 1], the drafter's largest logit minus its second largest at each draft.
-        history, found: as left by :func:`find_copies`. Column 1 of ``found`` receives the block position of the first
+        history, found: as left by :func:`match_copies`. Column 1 of ``found`` receives the block position of the first
             replaced draft, 0 for none.
         rows: int [bs], distinct rows of both.
         last: int [bs], position of the anchor.
@@ -218,7 +217,7 @@ def offer_copies(
     """
     rows, drafts = rows.long(), tokens[:, 1:]
     key = found[rows, 0][:, None]
-    length, end = key >> 32, key & 0xFFFFFFFF
+    length, end = (key >> 31) & 31, key & 0x7FFFFFFF
     ahead = torch.arange(drafts.shape[1], device=tokens.device) % (last.long()[:, None] - end).clamp_(min=1)
     copies = history[rows[:, None], (end + 1 + ahead).clamp_(max=history.shape[1] - 1)].long()
     copies = torch.where((copies >= 0) & (length >= least), copies, drafts)
@@ -312,22 +311,41 @@ def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) 
     return torch.zeros_like(probs).scatter_(-1, order, ranked.where(keep, 0.0))
 
 
-def keep_probs(probs: Tensor, by_rank: Tensor, by_mass: Tensor, top_ps: Tensor, min_ps: Tensor) -> Tensor:
-    """Zero the entries that are zero in ``by_rank`` or ``by_mass``, or below the floor of min-p.
-
-    Args:
-        probs: float32 [n, V].
-        by_rank, by_mass: [n, V], positive where top-k and top-p keep an entry; ``by_mass`` is ignored where ``top_ps``,
-            float [n], is 1 or more.
-        min_ps: float [n], floor relative to the largest entry.
-    """
-    keep = (by_rank > 0) & ((by_mass > 0) | (top_ps >= 1)[:, None])
-    return torch.where(keep & (probs >= probs.amax(dim=-1, keepdim=True) * min_ps[:, None]), probs, 0.0)
-
-
 def repeat_rows(*vectors: Tensor | None, width: int) -> tuple[Tensor | None, ...]:
     """Repeat every entry of five vectors of [bs] or [bs, 1] ``width`` times in a row; None stays, but for the first."""
     return tuple(None if vector is None else vector.repeat_interleave(width, dim=0) for vector in vectors)
+
+
+def seeded_tokens(
+    logits: Tensor,
+    temperatures: Tensor,
+    filters: tuple[Tensor, Tensor, Tensor] | None,
+    seeds: Tensor,
+    positions: Tensor,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """Draw the token of each seeded row from its logits. The logits do not change.
+
+    The kernel sums in another order, so a token at the edge of top-p may fall on either side. It keeps all tokens of a
+    weight at the edge of top-k or top-p, as FlashInfer does; here the sort decides between them, as in SGLang's
+    ``pytorch`` backend.
+
+    Args:
+        logits: float [n, V].
+        temperatures: float32 [n, 1], positive.
+        filters: ``top_ks`` int32, ``top_ps`` and ``min_ps`` float32, [n] each; see :func:`filter_probs`. None for none.
+        seeds: int64 [k]; k = n without ``rows``.
+        positions: int64 [n], sequence position of the token before the draw.
+        rows: int64 [k], the rows with a seed; None for all.
+
+    Returns:
+        int64 [k].
+    """
+    if rows is not None:
+        filters = None if filters is None else (filters[0][rows], filters[1][rows], filters[2][rows])
+        logits, temperatures, positions = logits[rows], temperatures[rows], positions[rows]
+    probs = torch.softmax(logits / temperatures, dim=-1)
+    return seeded_draw(probs if filters is None else filter_probs(probs, *filters), seeds, positions)
 
 
 def seeded_draw(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from sglang_dflash.plan.pools import (
     fit,
     graph_buffers,
     sampling,
+    staged_context,
 )
 from sglang_dflash.plan.serving import DraftWindow, context_window
 from sglang_dflash.plan.settings import Settings, in_transfer, ring_length, slots_per_request
@@ -48,6 +49,7 @@ class Headroom:
     sampling: int  # at its peak
     buffers: int  # of the attention backends, for CUDA graphs
     sets: int  # of graphs, one per width
+    staged: int  # the last block's hidden states, which the drafter's graphs inject
     left: int  # for activations and the graphs themselves; negative if the others do not fit
 
 
@@ -221,12 +223,16 @@ def _headroom(
             drafter.block_size or sizing.block,
         ),
     )
-    taken, batch = 0, min(sizing.max_running, settings.cuda_graph_max_bs_decode or sizing.max_running)
+    taken, staged, batch = 0, 0, min(sizing.max_running, settings.cuda_graph_max_bs_decode or sizing.max_running)
     if not settings.disable_decode_cuda_graph and settings.cuda_graph_backend_decode != "disabled":
         taken = sum(
             graph_buffers(model, batch=batch, width=width, context=sizing.context, page=sizing.page)
             for width in widths
             for model in models
         )
+        if settings.disaggregation_mode != "decode" and not settings.enable_hierarchical_cache:
+            captured = len(drafter.target_layer_ids) * drafter.hidden_size
+            drafted = min(sizing.block, drafter.block_size or sizing.block)
+            staged = staged_context(sizing.max_running * drafted, captured, dtype_bytes(pair.served_dtype(settings)))
     peak = sampling(sizing.max_running * sizing.block, count(text, "vocab_size", drafter.vocab_size))
-    return Headroom(peak, taken, len(widths), room - peak - taken)
+    return Headroom(peak, taken, len(widths), staged, room - peak - taken - staged)

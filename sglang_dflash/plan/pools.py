@@ -21,11 +21,10 @@ RAISED_BY = {  # by the limit of the requests that run at once
 }
 STATE_SHARE = 0.9  # SGLang's --mamba-full-memory-ratio
 TOKENS_PER_REQUEST = 8192  # of K/V: with fewer, long answers are retracted and prefilled again
-SAMPLED_AT_ONCE = 1 << 25  # probabilities that seeded draws filter at once (worker/sampling/seeded.py)
+STAGED = 512  # most tokens that the drafter's graphs inject: with more, a step is not bound by its launches
 FLOOR = 2 << 30  # bytes that stay free for the activations of a prefill
 _HIGHEST_RATIO = 10
 _KV_SPLITS = 8  # SGLang's --triton-attention-num-kv-splits
-_FILTERS = 4  # copies of the sampled probabilities that top-k, top-p and min-p keep at their peak
 
 
 @dataclass(frozen=True)
@@ -271,7 +270,11 @@ def graph_buffers(model: CapturedModel, *, batch: int, width: int, context: int,
     return 0
 
 
+def staged_context(rows: int, states: int, dtype_bytes: int) -> int:
+    """Bytes of the block that the drafter's graphs inject: ``states`` hidden states, a position and a slot per row."""
+    return min(STAGED, rows) * (states * dtype_bytes + 2 * 8)
+
+
 def sampling(rows: int, vocab: int) -> int:
-    """Bytes of a sampling step at its peak: float32 logits, and their softmax or the filters' copies of some rows."""
-    logits = rows * vocab
-    return 4 * (logits + max(logits, _FILTERS * min(logits, SAMPLED_AT_ONCE)))
+    """Bytes of a sampling step at its peak: float32 logits and their softmax."""
+    return 2 * 4 * rows * vocab

@@ -238,6 +238,7 @@ def lines(
         rows = {
             "outside: sampling": headroom.sampling,
             f"outside: attention, {headroom.sets} sets of graphs": headroom.buffers,
+            "outside: block that graphs inject": headroom.staged,
             "left: activations, graphs": max(0, headroom.left),
         }
         text += [about.ljust(_ABOUT) + _cells("", size(count)) for about, count in rows.items()]

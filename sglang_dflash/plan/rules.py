@@ -222,7 +222,8 @@ def _running(memory: MemoryTable) -> str:
 
 
 def _headroom(memory: MemoryTable, headroom: Headroom) -> str:
-    taken, sets = headroom.sampling + headroom.buffers, "1 set" if headroom.sets == 1 else f"{headroom.sets} sets"
+    taken = headroom.sampling + headroom.buffers + headroom.staged
+    sets = "1 set" if headroom.sets == 1 else f"{headroom.sets} sets"
     needs = f"sampling {size(headroom.sampling)}, attention buffers of {sets} of graphs {size(headroom.buffers)}"
     if headroom.left >= FLOOR:
         return f"{needs}; {size(headroom.left)} left for activations and graphs"

@@ -94,4 +94,4 @@ class RecurrentCommit:
 
 def may_cross(lengths: Sequence[int], growth: int, interval: int) -> bool:
     """Return whether a request that gains up to ``growth`` tokens may reach or pass a multiple of ``interval``."""
-    return any(length // interval != (length + growth) // interval for length in lengths)
+    return any(length % interval + growth >= interval for length in lengths)

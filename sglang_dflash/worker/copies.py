@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_dflash.ops import find_copies, note_tokens, offer_copies
+from sglang_dflash.ops import match_copies, offer_copies
 from sglang_dflash.plan.sizes import history_columns
 from sglang_dflash.upstream import async_d2h
 
@@ -65,7 +65,7 @@ class Copies:
     def after_prefill(self, batch: ScheduleBatch, next_token_ids: Tensor) -> None:
         """Append the first generated tokens, int64 [bs]; the next chunk overwrites that of an unfinished prompt."""
         lens = [prefix + extend for prefix, extend in zip(batch.prefix_lens, batch.extend_lens, strict=True)]
-        self._append(batch, batch.seq_lens - 1, next_token_ids[:, None], batch.seq_lens, lens)
+        self._append_first(batch, next_token_ids, lens)
 
     def start_transferred(self, batch: ScheduleBatch, next_token_ids: Tensor) -> None:
         """Write requests that another server prefilled, and the tokens that it sampled, int64 [bs]."""
@@ -73,7 +73,7 @@ class Copies:
         for row, req, length in zip(rows, batch.reqs, lens, strict=True):
             self._write(row, [*req.origin_input_ids, *req.output_ids][:length], 0)
             self._written.pop(row, None)
-        self._append(batch, batch.seq_lens - 1, next_token_ids[:, None], batch.seq_lens, lens)
+        self._append_first(batch, next_token_ids, lens)
 
     def offer(self, step: Step) -> None:
         assert step.margins is not None, "the drafter returned no margins"
@@ -84,18 +84,22 @@ class Copies:
         """Append the step's committed tokens, and find matches for the next step."""
         batch, accepted = step.batch, step.accepted
         self._append(batch, batch.seq_lens, accepted.out_tokens, accepted.new_seq_lens, step.state.committed_cpu)
-        found = async_d2h(self._found[batch.req_pool_indices])
-        return Copied(self._matches, batch.reqs, found, drafted=step.width > 1)
+        rows, found = batch.req_pool_indices_cpu.tolist(), self._found
+        found = found.clone() if found.is_cpu else async_d2h(found)  # which returns a tensor on the host as it is
+        return Copied(self._matches, batch.reqs, rows, found, drafted=step.width > 1)
 
     def matched(self, reqs: Sequence[Req]) -> list[bool]:
         return [self._matches.get(req, 0) >= LEAST for req in reqs]
+
+    def _append_first(self, batch: ScheduleBatch, next_token_ids: Tensor, lens: list[int]) -> None:
+        self._found.index_fill_(0, batch.req_pool_indices, 0)  # the row's former request may have been longer
+        self._append(batch, batch.seq_lens - 1, next_token_ids[:, None], batch.seq_lens, lens)
 
     def _append(self, batch: ScheduleBatch, after: Tensor, tokens: Tensor, newest: Tensor, lens: list[int]) -> None:
         # Append int64 [bs, w] ``tokens`` after position ``after``, then match the tokens that end at ``newest``.
         # ``lens`` is the host's view of ``newest``, which lags by up to two blocks.
         rows, bound = batch.req_pool_indices, max(lens) + 2 * self._width
-        note_tokens(self.history, self._found, rows, after, tokens)
-        find_copies(self.history, self._found, rows, newest, longest=LONGEST, bound=bound)
+        match_copies(self.history, self._found, rows, after, tokens, newest, longest=LONGEST, bound=bound)
 
     def _write(self, row: int, ids: Sequence[int], start: int) -> None:
         tokens = np.array(ids[start:], dtype=np.int64)  # a copy: streaming sessions change ``ids`` in place
@@ -111,23 +115,32 @@ class Copied:
 
     Args:
         matches: length of each request's latest match; updated with the step's.
-        found: int64 [bs, 2] of ``ops.reference.find_copies``; on the host when the step's accept lengths are.
+        rows: of the requests in ``found``.
+        found: int64 [R, 2] of ``ops.reference.match_copies``; on the host when the step's accept lengths are.
         drafted: whether the step had drafts that a copy could replace.
     """
 
     def __init__(
-        self, matches: WeakKeyDictionary[Req, int], reqs: Sequence[Req], found: Tensor, *, drafted: bool
+        self,
+        matches: WeakKeyDictionary[Req, int],
+        reqs: Sequence[Req],
+        rows: Sequence[int],
+        found: Tensor,
+        *,
+        drafted: bool,
     ) -> None:
-        self._matches, self._reqs, self._found, self._drafted = matches, tuple(reqs), found, drafted
+        self._matches, self._reqs, self._rows, self._found, self._drafted = matches, tuple(reqs), rows, found, drafted
         self.lengths: list[int] = []
         self.tokens = 0
 
     def arrived(self, accept_lens: Sequence[int]) -> None:
         """Read the copies; called when the step's results are on the host."""
-        for req, accepted, (key, first) in zip(self._reqs, accept_lens, self._found.tolist(), strict=True):
+        found = self._found.tolist()
+        for req, row, accepted in zip(self._reqs, self._rows, accept_lens, strict=True):
+            key, first = found[row]
             if self._drafted and first:
                 self.lengths.append(self._matches.get(req, 0))
                 # Where copy and draft differ at most one is right: tokens accepted from there on come from the copy.
                 self.tokens += max(0, accepted - first)
-            self._matches[req] = key >> 32
+            self._matches[req] = (key >> 31) & 31
         self._reqs = ()

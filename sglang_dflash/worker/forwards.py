@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sglang_dflash.model.drafter import StagedContext
 from sglang_dflash.ops import take_drafts
+from sglang_dflash.plan.pools import STAGED
 from sglang_dflash.upstream import (
     CaptureHiddenMode,
     async_h2d,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 CHUNK = 2048  # tokens injected at once: the workspace is not budgeted, and this many already saturate a GPU
 MAX_PENDING = 16  # most plain decoding steps whose tokens are injected together
-STAGED = 512  # most tokens that the drafter's graphs inject: with more, a step is not bound by its launches
 
 
 class Draft:
@@ -66,8 +66,9 @@ class Verify:
         self._batches = ForwardBatches(target_worker.model_runner, CaptureHiddenMode.FULL)
 
     def __call__(self, step: Step) -> None:
-        # Stores this step's snapshot slots on the batch; the forward and SGLang's commit read them there.
-        prepare_mamba_track_for_verify(step.batch)
+        # Stores this step's snapshot slots on the batch, where SGLang's commit reads them, and clears a prefill's mask.
+        if step.interval or step.batch.mamba_track_mask is not None:
+            prepare_mamba_track_for_verify(step.batch)
         forward_batch = self._batches(step, step.target_kv)
         step.verified = self._target.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
 

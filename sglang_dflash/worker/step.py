@@ -52,7 +52,7 @@ class BlockKV:
     @cached_property
     def host_tokens(self) -> int:
         """Sum of ``host_lens``."""
-        return int(self.host_lens.numpy().sum())
+        return sum(self.host_lens.tolist())
 
     def planned(self, translator: Any, rows: Tensor) -> BlockKV:
         """Add the plan of the model's ``kv_index_translator``, for requests in the pool's ``rows`` (int64 [bs])."""
@@ -63,7 +63,7 @@ class BlockKV:
             write_virtual=self.slots,
             read_extent=self.width,
         )
-        return replace(self, plan=plan)
+        return BlockKV(self.width, self.seq_lens, self.slots, self.host_lens, self.exact, plan)
 
     def first(self, width: int, translator: Any, rows: Tensor) -> BlockKV:
         slots = self.slots.view(-1, self.width)[:, :width].flatten()
@@ -264,7 +264,7 @@ def rope_positions(positions: Tensor, inputs: Sequence[Any]) -> Tensor:
     2024, Qwen2-VL, section 2.1). SGLang stores the distance with the prompt's ``MultimodalInputs`` (None for text); its
     function for a block copies distances from pageable memory, which blocks the host at every step.
     """
-    if any(each is not None for each in inputs):
+    if any(inputs):
         none = torch.zeros(1, dtype=torch.int64)
         distances = [none if each is None else each.mrope_position_delta.view(1) for each in inputs]
         block = positions.view(len(inputs), -1) + async_h2d_stack(distances, device=positions.device)

@@ -35,7 +35,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(launch, "resolving_view", lambda args: args)
     monkeypatch.setattr(launch, "this_machine", lambda _: GPUS["h200"])
     monkeypatch.setattr(launch, "declare_resolution", lambda args, _, **changes: vars(args).update(changes))
-    monkeypatch.setattr(launch, "check_sglang", lambda _: None)
+    monkeypatch.setattr(launch, "check_sglang", lambda: None)
 
 
 def folder(path: Path, card: str, **changes: Any) -> Path:

@@ -97,23 +97,19 @@ def test_norm_rope(
     compare("norm_rope", *args, neox=neox, tolerance={torch.float32: 1e-5, torch.bfloat16: 2**-7}[dtype])
 
 
-@pytest.mark.parametrize(("rows", "vocab"), [(0, 8), (3, 1), (12, 2500), (3, 20_000)])
-def test_seeded_draw(rows: int, vocab: int) -> None:
-    weights = torch.rand(rows, vocab + 5, device=DEVICE)[:, :vocab] ** 8
-    weights[:, 1::3] = 0.0
-    weights[1::3, : vocab * 4 // 5] = 0.0  # leading parts of a row without weight
-    if vocab > 1:
-        weights[2::3, 2:] = 0.0
-    compare("seeded_draw", weights, ints(-(2**63), 2**63 - 1, rows), ints(0, 2**20, rows))
-
-
-@pytest.mark.parametrize(("rows", "vocab"), [(0, 8), (3, 1), (12, 2500)])
-def test_keep_probs(rows: int, vocab: int) -> None:
-    probs = torch.rand(rows, vocab + 5, device=DEVICE)[:, :vocab]
-    by_rank, by_mass = (torch.rand(rows, vocab, device=DEVICE).sub_(0.3).relu_() for _ in range(2))
-    limits, floors = torch.rand(rows, device=DEVICE), torch.rand(rows, device=DEVICE)
-    limits[1::2], floors[::3] = 1.0, 0.0
-    compare("keep_probs", probs, by_rank, by_mass, limits, floors)
+@pytest.mark.parametrize(("rows", "vocab"), [(0, 8), (3, 1), (16, 1300), (2, 10_000)])
+def test_seeded_tokens(rows: int, vocab: int) -> None:
+    # Of one row in two, with -inf where a grammar forbids tokens: leading tiles of some rows.
+    logits = torch.randn(rows, vocab + 5, device=DEVICE)[:, :vocab] * 4
+    logits[::3, : vocab * 4 // 5] = -torch.inf
+    temperatures, seeds = torch.rand(rows, 1, device=DEVICE) + 0.2, ints(-(2**63), 2**63 - 1, rows)
+    top_ks = torch.tensor([1, 2, 40, 1 << 30], dtype=torch.int32, device=DEVICE)[ints(0, 4, rows)]
+    top_ps = torch.tensor([0.02, 0.5, 0.97, 1.0], device=DEVICE)[ints(0, 4, rows)]
+    min_ps = torch.tensor([0.0, 0.0, 0.1], device=DEVICE)[ints(0, 3, rows)]
+    for filters in (None, (top_ks, top_ps, min_ps)):
+        for chosen in (None, torch.arange(0, rows, 2, device=DEVICE)):
+            own = seeds if chosen is None else seeds[chosen].contiguous()
+            compare("seeded_tokens", logits, temperatures, filters, own, ints(0, 2**20, rows), chosen)
 
 
 @pytest.mark.parametrize(("bs", "width"), [(0, 4), (1, 1), (5, 7), (3, 33)])
@@ -145,29 +141,37 @@ def histories(bs: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     return history, torch.randperm(ROWS, device=DEVICE)[:bs], last
 
 
-@pytest.mark.parametrize(("bs", "width"), [(0, 4), (1, 1), (8, 16), (4, 33)])
-def test_note_tokens(bs: int, width: int) -> None:
-    history, rows, last = histories(bs, 500)
-    found, tokens = ints(0, 99, ROWS, 2), ints(0, 500, bs, width + 3)[:, :width]
-    # Positions past the table: the definition writes them to the last column, the kernel nowhere.
-    compare("note_tokens", history, found, rows, last, tokens, seen=lambda table, keys, *_: (table[:, :-1], keys))
-
-
 @pytest.mark.parametrize(
-    ("bs", "vocab", "bound", "lens"),
-    [(0, 9, 50, torch.int64), (1, 2, 4998, torch.int32), (8, 3, 4998, torch.int64), (8, 20, 9999, torch.int32)],
+    ("bs", "width", "vocab", "bound", "lens"),
+    [
+        (0, 4, 9, 50, torch.int64),
+        (1, 1, 2, 4998, torch.int32),
+        (8, 16, 3, 4998, torch.int64),
+        (8, 33, 20, 9999, torch.int32),
+    ],
 )
-def test_find_copies(bs: int, vocab: int, bound: int, lens: torch.dtype) -> None:
+def test_match_copies(bs: int, width: int, vocab: int, bound: int, lens: torch.dtype) -> None:
     history, rows, last = histories(bs, vocab)
+    after = (last - ints(1, width + 1, bs)).clamp(min=0)
+    tokens = ints(0, vocab, bs, width + 3)[:, :width]
+    # Of a step before, or cleared.
     found = torch.zeros(ROWS, 2, dtype=torch.int64, device=DEVICE)
-    compare("find_copies", history, found, rows, last.to(lens), longest=16, bound=bound)
+    found[rows[::2], 0] = (last[::2] << 36) - 1
+    # Positions past the table: the definition writes them to the last column, the kernel nowhere.
+    compare(
+        *("match_copies", history, found, rows, after.to(lens), tokens, last.to(lens)),
+        longest=16,
+        bound=bound,
+        seen=lambda table, keys, *_: (table[:, :-1], keys),
+    )
 
 
 @pytest.mark.parametrize(("bs", "width"), [(0, 4), (3, 2), (9, 16), (9, 33)])
 def test_offer_copies(bs: int, width: int) -> None:
     history, rows, last = histories(bs, 3)
     found = torch.zeros(ROWS, 2, dtype=torch.int64, device=DEVICE)
-    reference.find_copies(history, found, rows, last, longest=6, bound=COLUMNS)
+    newest = history[rows].gather(1, last[:, None]).long()
+    reference.match_copies(history, found, rows, last - 1, newest, last, longest=6, bound=COLUMNS)
     tokens, margins = ints(0, 3, bs, width), torch.rand(bs, width + 2, device=DEVICE)[:, : width - 1]
     _, _, _, _, after, *_ = compare("offer_copies", tokens, margins, history, found, rows, last, least=5, unsure=0.7)
     assert bs < 9 or (after[rows, 1] > 0).any()

@@ -6,6 +6,7 @@ No GPU is needed: the launchers are called on tensors without storage, under Tri
 
 from __future__ import annotations
 
+import itertools
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -122,17 +123,18 @@ def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = 16, ski
         tensor(REQUEST_ROWS, 3, dtype=torch.float32),
     )
     history, found = tensor(REQUEST_ROWS, context + 34, dtype=torch.int32), tensor(REQUEST_ROWS, 2)
-    ops.note_tokens(history, found, longs(bs), longs(bs), longs(bs, width))
-    ops.find_copies(history, found, longs(bs), longs(bs), longest=LONGEST, bound=context)
+    appended = longs(bs), longs(bs, width), longs(bs)
+    ops.match_copies(history, found, longs(bs), *appended, longest=LONGEST, bound=context)
     margins = tensor(bs, width - 1, dtype=torch.float32, skipped=skipped)
     ops.offer_copies(longs(bs, width), margins, history, found, longs(bs), longs(bs), least=LEAST, unsure=UNSURE)
-    rows = tensor(bs * width, vocab, dtype=torch.float32)
-    limits = tensor(bs * width, dtype=torch.float32, skipped=skipped)
-    ops.keep_probs(rows, rows, rows, limits, limits)
     values = tensor(bs, dtype=torch.float32, skipped=skipped)
     top_ks = tensor(bs, dtype=torch.int32, skipped=skipped)
     ops.repeat_rows(tensor(bs, 1, dtype=torch.float32, skipped=skipped), values, top_ks, values, longs(bs), width=width)
-    ops.seeded_draw(tensor(bs * width, vocab, dtype=torch.float32), longs(bs * width), longs(bs * width))
+    logits, seeds = tensor(bs * width, vocab, dtype=torch.float32), longs(bs * width)
+    each = tensor(bs * width, dtype=torch.float32, skipped=skipped)
+    filters = tensor(bs * width, dtype=torch.int32, skipped=skipped), each, each
+    for asked in itertools.product((None, filters), (None, seeds)):
+        ops.seeded_tokens(logits, each[:, None], asked[0], seeds, seeds, asked[1])
     _gdn_replay(shapes, bs, width, block, longs)
 
 

@@ -6,15 +6,12 @@ import math
 import struct
 from random import Random
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dflash import ops, upstream
 from sglang_dflash.ops import accept_block, reference, token_hash
-from sglang_dflash_cpu.layers.step_ops import find_copies, note_tokens, offer_copies
-from tests.support.probability import top_k_renorm_prob, top_p_renorm_prob
+from sglang_dflash_cpu.layers.step_ops import match_copies, offer_copies
 
 
 @given(before=st.integers(1, 300), gained=st.integers(1, 16), interval=st.sampled_from([1, 16, 64, 256]))
@@ -52,24 +49,6 @@ def test_token_hash_is_murmur3() -> None:
             assert actual[i, j] == murmur3_x86_32(struct.pack("<qII", seed, position, token))
 
 
-def test_the_filters_on_cuda_equal_their_definition(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch stands in for SGLang's kernels; a top-p of 1 is no limit."""
-    monkeypatch.setattr(upstream, "top_k_renorm_prob", top_k_renorm_prob, raising=False)
-    monkeypatch.setattr(upstream, "top_p_renorm_prob", top_p_renorm_prob, raising=False)
-    monkeypatch.setattr(ops, "runs_kernels", lambda tensor: True)
-    kernels = pytest.importorskip("sglang_dflash.ops.kernels.sampling")
-    monkeypatch.setattr(kernels, "keep_probs", reference.keep_probs)
-    torch.manual_seed(0)
-    rows = 120
-    probs = torch.softmax(torch.randn(rows, 200) * 3, dim=-1)
-    filters = (
-        torch.tensor([1, 3, 40, 1 << 30], dtype=torch.int32).repeat(rows // 4),
-        torch.tensor([0.3, 0.9, 1.0]).repeat(rows // 3),
-        torch.tensor([0.0, 0.05, 0.4, 0.0, 0.9]).repeat(rows // 5),
-    )
-    assert torch.equal(ops.filter_probs(probs, *filters), reference.filter_probs(probs, *filters))
-
-
 def naive_copy(tokens: list[int], most: int, longest: int) -> tuple[int, list[int]]:
     """Length of the longest earlier occurrence of what ends ``tokens``, and the ``most`` tokens after it."""
     last = len(tokens) - 1
@@ -97,20 +76,19 @@ def test_copies_equal_those_of_a_naive_loop_after_rejected_tokens(seed: int) -> 
     texts = [history[row, : random.randint(1, 20)].tolist() for row in rows]
     for _ in range(5):
         lens, block = torch.tensor([len(text) - 1 for text in texts]), some(bs, width)
-        note_tokens(history, found, rows, lens, block)
         for text, new in zip(texts, block.tolist(), strict=True):
             text += new[: random.randint(1, width)]
         last = torch.tensor([len(text) - 1 for text in texts])
-        defined, bound = found.clone(), int(last.max()) + 3
-        reference.find_copies(history, defined, rows, last, longest=longest, bound=bound)
-        find_copies(history, found, rows, last, longest=longest, bound=bound)
-        assert torch.equal(found, defined)
+        defined, table, bound = found.clone(), history.clone(), int(last.max()) + 3
+        reference.match_copies(table, defined, rows, lens, block, last, longest=longest, bound=bound)
+        match_copies(history, found, rows, lens, block, last, longest=longest, bound=bound)
+        assert torch.equal(found, defined) and torch.equal(history, table)
         drafts, margins = some(bs, width).abs(), torch.rand(bs, width - 1)
         offered = drafts.clone()
         offer_copies(offered, margins, history, found, rows, last, least=least, unsure=0.5)
         for b, text in enumerate(texts):
             length, copy = naive_copy(text, width - 1, longest)
-            assert found[rows[b], 0] >> 32 == length
+            assert found[rows[b], 0] >> 31 == (last[b] << 5) + length
             expected, first = drafts[b, 1:].tolist(), 0
             if length >= least:
                 copy = [c if c >= 0 else d for c, d in zip(copy, expected, strict=True)]

@@ -19,9 +19,9 @@ import triton
 from sglang_dflash import states
 from sglang_dflash.ops import kernels
 from sglang_dflash.ops.kernels.block import accept_block, prepare_block, take_drafts
-from sglang_dflash.ops.kernels.copies import find_copies, note_tokens, offer_copies
+from sglang_dflash.ops.kernels.copies import match_copies, offer_copies
 from sglang_dflash.ops.kernels.norm_rope import norm_rope
-from sglang_dflash.ops.kernels.sampling import keep_probs, penalize_block, repeat_rows, seeded_draw
+from sglang_dflash.ops.kernels.sampling import penalize_block, repeat_rows, seeded_tokens
 from sglang_dflash.states.gdn_commit import gdn_commit
 from sglang_dflash.states.gdn_verify import gdn_verify
 from tests.ops.launches import SHARED_MEMORY, compiled_for
@@ -106,12 +106,12 @@ STRIDED: dict[str, Callable[[], object]] = {
     "penalize_block_kernel": lambda: penalize_block(TABLE[:, None], DENSE[:, None], TABLE, EVERY_OTHER, TABLE),
     "gdn_verify_kernel": lambda: BLOCKS.verify(gdn_verify, BLOCKS.records, slots=EVERY_OTHER),
     "gdn_commit_kernel": lambda: gdn_commit(BLOCKS.states, BLOCKS.records, DENSE, DENSE, EVERY_OTHER),
-    "note_tokens_kernel": lambda: note_tokens(TABLE, PAIRS, EVERY_OTHER, DENSE, TABLE),
-    "find_copies_kernel": lambda: find_copies(TABLE, PAIRS, DENSE, EVERY_OTHER, longest=4, bound=7),
+    "match_copies_kernel": lambda: match_copies(*(TABLE, PAIRS, DENSE, DENSE, TABLE, EVERY_OTHER), longest=4, bound=7),
     "offer_copies_kernel": lambda: offer_copies(TABLE, TABLE, TABLE, PAIRS, EVERY_OTHER, DENSE, least=4, unsure=1.0),
-    "keep_probs_kernel": lambda: keep_probs(TABLE, TABLE, TABLE, EVERY_OTHER, DENSE),
     "repeat_rows_kernel": lambda: repeat_rows(DENSE, DENSE, DENSE, EVERY_OTHER, None, width=2),
-    "seeded_draw_kernel": lambda: seeded_draw(TABLE, EVERY_OTHER, DENSE),
+    "tile_stats_kernel": lambda: seeded_tokens(TABLE, EVERY_OTHER, None, DENSE, DENSE),
+    "limits_kernel": lambda: seeded_tokens(TABLE, DENSE, (DENSE, EVERY_OTHER, DENSE), DENSE, DENSE),
+    "race_kernel": lambda: seeded_tokens(TABLE, DENSE, None, EVERY_OTHER, DENSE),
 }
 
 

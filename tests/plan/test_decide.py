@@ -97,7 +97,7 @@ class TestLaunch:
             monkeypatch.setattr(module, name, counting(name, found))
         for name, value in {
             "on_our_cpu_platform": lambda: False,
-            "check_sglang": lambda machine: None,
+            "check_sglang": lambda: None,
             "resolving_view": lambda args: args,
             "model_config_of": lambda args: args,
             "hybrid_gdn_config": lambda config: config,

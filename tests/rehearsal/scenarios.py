@@ -123,8 +123,8 @@ _WIDTHS = Path(__file__).with_name("widths.json")
 RANDOM_WIDTHS = {"speculative_adaptive": True, "speculative_adaptive_config": str(_WIDTHS)}
 _ALL_WIDTHS = ("widths: target 1", *(f"widths: {who} {w}" for who in ("target", "drafter") for w in (2, 4, 8, 16)))
 _OURS = "launches: sglang_dflash.ops.kernels."
-_CHOICES = tuple(f"{_OURS}sampling.{op}_kernel" for op in ("penalize_block", "seeded_draw"))
-_COPIES = tuple(f"{_OURS}copies.{op}_kernel" for op in ("note_tokens", "find_copies", "offer_copies"))
+_CHOICES = tuple(f"{_OURS}sampling.{op}_kernel" for op in ("penalize_block", "race"))
+_COPIES = tuple(f"{_OURS}copies.{op}_kernel" for op in ("match_copies", "offer_copies"))
 
 SCENARIOS: tuple[Scenario, ...] = (
     # `make test` runs it: with all that kernels outside of graphs are for, recurrent states and other widths aside.

@@ -46,11 +46,13 @@ def test_a_request_that_another_server_prefilled_is_taken_up() -> None:
 def test_matches_and_tokens_of_copies_reach_the_host() -> None:
     held, reqs = copies(), [Request(), Request(), Request()]
     matches: Any = held._matches
-    found = torch.tensor([[9 << 32, 0], [3 << 32, 0], [4 << 32, 0]])
-    Copied(matches, reqs, found, drafted=False).arrived([1, 1, 1])
+    rows, at = [2, 0, 3], 70 << 36  # of four rows; at position 70
+    found = torch.tensor([[at + (3 << 31), 0], [0, 0], [at + (9 << 31) + 5, 0], [at + (4 << 31), 0]])
+    Copied(matches, reqs, rows, found, drafted=False).arrived([1, 1, 1])
     assert held.matched([*reqs, Request()]) == [True, False, True, False]
     # Copies differ from drafts from positions 2 and 3 on; the first one was right up to position 5.
-    step = Copied(matches, reqs, torch.tensor([[0, 2], [5 << 32, 0], [0, 3]]), drafted=True)
+    found = torch.tensor([[at + (5 << 31), 0], [0, 0], [at, 2], [at, 3]])
+    step = Copied(matches, reqs, rows, found, drafted=True)
     step.arrived([6, 4, 2])
     assert (step.lengths, step.tokens) == ([9, 4], 4)
     assert held.matched(reqs) == [False, True, False]

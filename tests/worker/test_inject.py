@@ -13,6 +13,7 @@ from torch import Tensor
 pytest.importorskip("sglang")
 
 from sglang_dflash.model.drafter import DFlashDraftModel
+from sglang_dflash.plan.pools import staged_context
 from sglang_dflash.worker import forwards
 from sglang_dflash.worker.forwards import Inject
 
@@ -166,3 +167,14 @@ def test_tokens_decoded_after_a_block_replace_its_rejected_ones(injected: tuple[
     injection(a_step(["a"], 6))
     injection.before_draft(a_step(["a"], 7, 3), 3)
     assert found == [[4], [5] * 3, [6]]
+
+
+@pytest.mark.parametrize("requests", [3, 200])
+def test_the_memory_table_has_the_bytes_of_the_staged_block(requests: int) -> None:
+    model: Any = SimpleNamespace(fc=SimpleNamespace(input_size=5 * 64))
+    runner: Any = SimpleNamespace(
+        model=model, token_to_kv_pool=None, max_running_requests=requests, dtype=torch.bfloat16, device="cpu"
+    )
+    Inject(runner, None, None).stage(8)
+    staged = model.staged.hidden, model.staged.positions, model.staged.slots
+    assert sum(each.nbytes for each in staged) == staged_context(requests * 8, 5 * 64, 2)

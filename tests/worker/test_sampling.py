@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from sglang.srt.layers import sampler as sglang_sampler
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.logprob_processor import OutputLogprobProcessor
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 from sglang_dflash.worker.accept import for_block
@@ -81,24 +83,26 @@ def sampler(monkeypatch: pytest.MonkeyPatch) -> SeededSampler:
     torch.nn.Module.__init__(sampler)
     sampler.rl_on_policy_target, sampler.use_ascend_backend = None, False
     sampler.use_log_softmax_logprob = sampler.enable_deterministic = False
+    sampler.output_logprob_processor = OutputLogprobProcessor()
     return sampler
 
 
 def draw(
     sampler: SeededSampler,
-    probs: torch.Tensor,
+    logits: torch.Tensor,
     params: SamplingBatchInfo,
-    *,
-    simple: bool,
     seeds: Iterable[int | None] = range(1 << 20),
+    *,
+    logprobs: bool = False,
 ) -> torch.Tensor:
     params.sampling_seed = None  # SGLang sets it in deterministic mode alone
-    mark_seeded_rows(params, requests(itertools.islice(seeds, len(probs))))
-    positions = torch.full((len(probs),), 17)
-    before = probs.clone()
-    tokens, _ = sampler._sample_from_probs(probs, params, positions, simple)
-    assert torch.equal(probs, before), "SGLang takes log-probabilities from them"
-    return tokens
+    mark_seeded_rows(params, requests(itertools.islice(seeds, len(logits))))
+    positions, output = torch.full((len(logits),), 17), LogitsProcessorOutput(next_token_logits=logits.clone())
+    tokens: torch.Tensor = sampler(output, params, logprobs, [0] * len(logits), [None] * len(logits), positions)
+    if logprobs:
+        own = torch.log_softmax(logits / params.temperatures, -1).gather(1, tokens.long()[:, None])[:, 0]
+        torch.testing.assert_close(output.next_token_logprobs, own)
+    return tokens.long()
 
 
 def unfiltered(rows: int) -> dict[str, torch.Tensor]:
@@ -111,48 +115,37 @@ def test_only_seeded_rows_leave_sglangs_sampling(
 ) -> None:
     torch.manual_seed(0)
     rows, given = 200, 30
-    probs = torch.softmax(torch.randn(rows, 80) * 3, dim=-1)
+    logits = torch.randn(rows, 80) * 3
     params = {**unfiltered(rows), "top_ks": torch.full((rows,), 5)} if not simple else unfiltered(rows)
+    needs = dict.fromkeys(("need_top_p_sampling", "need_top_k_sampling", "need_min_p_sampling"), not simple)
     seeds: list[int | None] = [None] * rows
     chosen = torch.randperm(rows)[:given].sort().values.tolist()
     for seed, row in enumerate(chosen):
         seeds[row] = seed
 
-    seen: dict[str, list[int]] = {"filter_probs": [], "seeded_draw": []}
-    for name, counts in seen.items():
-        whole = getattr(seeded, name)
-        monkeypatch.setattr(seeded, name, lambda x, *rest, f=whole, n=counts: (n.append(len(x)), f(x, *rest))[1])
-    mixed = draw(sampler, probs, info(rows, **params), simple=simple, seeds=seeds)
-    assert seen == {"filter_probs": [] if simple else [given], "seeded_draw": [given]}
+    seen, whole = list[tuple[int, bool]](), seeded.seeded_tokens
 
-    for row in chosen:  # as in a batch of its own
+    def spy(logits: torch.Tensor, temperatures: Any, filters: Any, own: Any, *rest: Any) -> torch.Tensor:
+        seen.append((len(own), filters is None))
+        return whole(logits, temperatures, filters, own, *rest)
+
+    monkeypatch.setattr(seeded, "seeded_tokens", spy)
+    mixed = draw(sampler, logits, info(rows, **params, **needs), seeds)
+    assert seen == [(given, simple)]
+
+    for row in chosen:  # as in a batch of its own, with log-probabilities or without
         own = {name: values[row : row + 1] for name, values in params.items()}
-        alone = draw(sampler, probs[row : row + 1], info(1, **own), simple=simple, seeds=[seeds[row]])
-        assert alone.item() == mixed[row]
+        one = {"temperatures": torch.tensor([[row + 1.0]]), **own, **needs}
+        for logprobs in (False, True):
+            alone = draw(sampler, logits[row : row + 1], info(1, **one), [seeds[row]], logprobs=logprobs)
+            assert alone.item() == mixed[row]
 
     # SGLang draws new tokens for the others, within their filters.
     others = [row for row in range(rows) if seeds[row] is None]
-    again = draw(sampler, probs, info(rows, **params), simple=simple, seeds=seeds)
+    again = draw(sampler, logits, info(rows, **params, **needs), seeds)
     assert torch.equal(again[chosen], mixed[chosen]) and not torch.equal(again[others], mixed[others])
     if not simple:
-        assert all(mixed[row] in probs[row].topk(5).indices for row in range(rows))
-
-
-@pytest.mark.parametrize("seeds", [range(12), [None, *range(11)]], ids=["all", "some"])
-def test_filters_copy_a_bounded_number_of_rows(
-    seeds: Iterable[int | None], sampler: SeededSampler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """48 requests of a 27B would copy 2.5 GB at once. The same tokens come out."""
-    bs, vocab = 12, 50
-    probs, positions = torch.rand(bs, vocab).softmax(-1), torch.arange(bs)
-    block = info(bs, sampling_seed=None, vocab_size=vocab)
-    mark_seeded_rows(block, requests(seeds))
-    marked, filtered, original = block.seeded_rows, list[int](), seeded.filter_probs
-    expected = seeded._draw(probs, block, positions, marked, False)
-    monkeypatch.setattr(seeded, "SAMPLED_AT_ONCE", 5 * vocab)
-    monkeypatch.setattr(seeded, "filter_probs", lambda *call: filtered.append(len(call[0])) or original(*call))
-    assert torch.equal(seeded._draw(probs, block, positions, marked, False), expected)
-    assert max(filtered) == 5 and sum(filtered) == len(marked.seeds)
+        assert all(mixed[row] in logits[row].topk(5).indices for row in range(rows))
 
 
 @pytest.mark.parametrize("with_seed", [True, False])
@@ -160,7 +153,7 @@ def test_the_prewarm_step_samples_every_row_through_the_servers_sampler(
     with_seed: bool, sampler: SeededSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = list[int]()
-    monkeypatch.setattr(seeded, "seeded_draw", lambda weights, *_: drawn.append(len(weights)) or weights.argmax(-1))
+    monkeypatch.setattr(seeded, "seeded_tokens", lambda logits, *_: drawn.append(len(logits)) or logits.argmax(-1))
     answered = list[torch.Tensor]()
 
     def spy(*call: Any) -> torch.Tensor:

@@ -7,27 +7,31 @@ import torch
 from torch import Tensor
 
 
-def note_tokens(history: Tensor, found: Tensor, rows: Tensor, seq_lens: Tensor, tokens: Tensor) -> None:
-    """As :func:`sglang_dflash.ops.reference.note_tokens`."""
-    places, after = rows.numpy(), np.arange(1, tokens.shape[1] + 1)
-    positions = np.minimum(seq_lens.numpy()[:, None] + after, history.shape[1] - 1)
-    history.numpy()[places[:, None], positions] = tokens.numpy()
-    found.numpy()[places, 0] = 0
-
-
-def find_copies(history: Tensor, found: Tensor, rows: Tensor, last: Tensor, *, longest: int, bound: int) -> None:
-    """As :func:`sglang_dflash.ops.reference.find_copies`: others are compared only where the newest token occurs."""
+def match_copies(
+    history: Tensor,
+    found: Tensor,
+    rows: Tensor,
+    seq_lens: Tensor,
+    tokens: Tensor,
+    last: Tensor,
+    *,
+    longest: int,
+    bound: int,
+) -> None:
+    """As :func:`sglang_dflash.ops.reference.match_copies`: others are compared only where the newest token occurs."""
     places, newest = rows.numpy(), last.numpy().astype(np.int64)[:, None]
-    tokens, back = history.numpy()[places, : min(bound, history.shape[1] - 1) + 1], np.arange(longest)
-    wanted = np.where(newest >= back, np.take_along_axis(tokens, np.maximum(newest - back, 0), 1), -1)
-    occurs = (tokens == wanted[:, :1]) & (np.arange(tokens.shape[1]) < newest) & (wanted[:, :1] >= 0)
+    positions = np.minimum(seq_lens.numpy()[:, None] + np.arange(1, tokens.shape[1] + 1), history.shape[1] - 1)
+    history.numpy()[places[:, None], positions] = tokens.numpy()
+    known, back = history.numpy()[places, : min(bound, history.shape[1] - 1) + 1], np.arange(longest)
+    wanted = np.where(newest >= back, np.take_along_axis(known, np.maximum(newest - back, 0), 1), -1)
+    occurs = (known == wanted[:, :1]) & (np.arange(known.shape[1]) < newest) & (wanted[:, :1] >= 0)
     request, ends = np.nonzero(occurs)
     positions, wanted = ends[:, None] - back, wanted[request]
-    differs = (tokens[request[:, None], positions] != wanted) | (positions < 0) | (wanted < 0)
+    differs = (known[request[:, None], positions] != wanted) | (positions < 0) | (wanted < 0)
     lengths = np.where(differs.any(1), differs.argmax(1), longest)
     keys = np.zeros(len(places), dtype=np.int64)
-    np.maximum.at(keys, request, (lengths << 32) + ends)
-    found.numpy()[places, 0] = keys
+    np.maximum.at(keys, request, (lengths << 31) + ends)
+    found.numpy()[places, 0] = (newest[:, 0] << 36) + keys
 
 
 def offer_copies(
@@ -43,7 +47,7 @@ def offer_copies(
 ) -> None:
     """As :func:`sglang_dflash.ops.reference.offer_copies`; most steps have nothing to offer."""
     places, state = rows.numpy(), found.numpy()
-    length, end = state[places, 0] >> 32, state[places, 0] & 0xFFFFFFFF
+    length, end = (state[places, 0] >> 31) & 31, state[places, 0] & 0x7FFFFFFF
     state[places, 1] = 0
     matched = np.flatnonzero(length >= least)
     if not len(matched):

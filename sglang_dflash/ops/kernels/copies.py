@@ -1,7 +1,7 @@
-"""Triton kernels of copied blocks: append to a history, find a match, replace drafts by what followed the match.
+"""Triton kernels of copied blocks: append to a history and find a match, replace drafts by what followed the match.
 
-Definitions: ``note_tokens``, ``find_copies`` and ``offer_copies`` in :mod:`sglang_dflash.ops.reference`. One program
-per request; the search has one per tile of positions as well.
+Definitions: ``match_copies`` and ``offer_copies`` in :mod:`sglang_dflash.ops.reference`. One program per request; the
+search has one per tile of positions as well.
 """
 
 from __future__ import annotations
@@ -20,59 +20,63 @@ def assert_histories(history: Tensor, found: Tensor) -> None:
     assert history.stride(1) == 1 and found.stride() == (2, 1), (history.stride(), found.stride())
 
 
-@triton.jit(do_not_specialize=["rows", "seq_lens", "tokens", "columns", "history_stride", "tokens_stride", "width"])
-def note_tokens_kernel(
-    history, found, rows, seq_lens, tokens, columns, history_stride, tokens_stride, width, LANES: tl.constexpr
-):
+@triton.jit(
+    do_not_specialize=["rows", "seq_lens", "tokens", "last", "columns", "history_stride", "tokens_stride", "width"]
+)
+def match_copies_kernel(
+    history, found, rows, seq_lens, tokens, last, columns, history_stride, tokens_stride, width,
+    LONGEST: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
-    row = tl.load(rows + request).to(tl.int64)
-    offsets = tl.arange(0, LANES)
-    in_block = offsets < width
-    token = tl.load(tokens + request * tokens_stride + offsets, mask=in_block, other=0)
-    position = tl.load(seq_lens + request).to(tl.int64) + 1 + offsets
-    tl.store(history + row * history_stride + position, token.to(tl.int32), mask=in_block & (position < columns - 1))
-    tl.store(found + row * 2, tl.zeros((), dtype=tl.int64))
-
-
-def note_tokens(history: Tensor, found: Tensor, rows: Tensor, seq_lens: Tensor, tokens: Tensor) -> None:
-    assert_histories(history, found)
-    assert_dense(rows, seq_lens, tokens[:1].flatten())
-    bs, width = tokens.shape
-    if bs:
-        note_tokens_kernel[(bs,)](
-            *(history, found, rows, seq_lens, tokens),
-            *(history.shape[1], history.stride(0), tokens.stride(0), width),
-            LANES=max(32, triton.next_power_of_2(width)),
-            num_warps=1,
-        )
-
-
-@triton.jit(do_not_specialize=["rows", "last", "history_stride"])
-def find_copies_kernel(history, found, rows, last, history_stride, LONGEST: tl.constexpr, TILE: tl.constexpr):
-    request = tl.program_id(0)
-    newest = tl.load(last + request).to(tl.int64)
+    row, newest = tl.load(rows + request).to(tl.int64), tl.load(last + request).to(tl.int64)
+    text, new = history + row * history_stride, tokens + request * tokens_stride
+    first_new = tl.load(seq_lens + request).to(tl.int64) + 1
     first = tl.program_id(1) * TILE
+    if (first + TILE > first_new) | (tl.program_id(1) == tl.num_programs(1) - 1):
+        # Every program that reads new tokens in the history writes them, for it cannot wait for another.
+        offsets = tl.arange(0, LANES)
+        token = tl.load(new + offsets, mask=offsets < width, other=0).to(tl.int32)
+        tl.store(text + first_new + offsets, token, mask=(offsets < width) & (first_new + offsets < columns - 1))
+        tl.debug_barrier()  # threads read what others wrote
+    lengths = tl.zeros((TILE,), dtype=tl.int32)
     if first < newest:  # the grid is made for the longest request
-        row = tl.load(rows + request).to(tl.int64)
-        tokens = history + row * history_stride
         ends = first + tl.arange(0, TILE)
         alive = ends < newest
-        lengths = tl.zeros((TILE,), dtype=tl.int32)
         for back in tl.static_range(LONGEST):
-            wanted = tl.load(tokens + newest - back, mask=newest >= back, other=-1)
+            wanted_at = newest - back
+            old = tl.load(text + wanted_at, mask=(wanted_at >= 0) & (wanted_at < first_new), other=-1)
+            appended = tl.load(new + wanted_at - first_new, mask=wanted_at >= first_new, other=-1).to(tl.int32)
+            wanted = tl.where(wanted_at < first_new, old, appended)
             alive = alive & (ends >= back) & (wanted >= 0)
-            alive = alive & (tl.load(tokens + ends - back, mask=alive, other=-1) == wanted)
+            alive = alive & (tl.load(text + ends - back, mask=alive, other=-1) == wanted)
             lengths += alive.to(tl.int32)
-        keys = tl.where(lengths > 0, (lengths.to(tl.int64) << 32) + ends, 0)
-        tl.atomic_max(found + row * 2, tl.max(keys, axis=0))
+    ends = first + tl.arange(0, TILE)
+    keys = tl.where(lengths > 0, (lengths.to(tl.int64) << 31) + ends, 0)
+    tl.atomic_max(found + row * 2, (newest << 36) + tl.max(keys, axis=0))
 
 
-def find_copies(history: Tensor, found: Tensor, rows: Tensor, last: Tensor, *, longest: int, bound: int) -> None:
+def match_copies(
+    history: Tensor,
+    found: Tensor,
+    rows: Tensor,
+    seq_lens: Tensor,
+    tokens: Tensor,
+    last: Tensor,
+    *,
+    longest: int,
+    bound: int,
+) -> None:
     assert_histories(history, found)
-    assert_dense(rows, last)
-    if len(rows):
-        grid = (len(rows), triton.cdiv(min(bound, history.shape[1] - 1), TILE))
-        find_copies_kernel[grid](history, found, rows, last, history.stride(0), LONGEST=longest, TILE=TILE)
+    assert_dense(rows, seq_lens, last, tokens[:1].flatten())
+    bs, width = tokens.shape
+    if bs:
+        match_copies_kernel[(bs, triton.cdiv(min(bound, history.shape[1] - 1), TILE))](
+            *(history, found, rows, seq_lens, tokens, last),
+            *(history.shape[1], history.stride(0), tokens.stride(0), width),
+            LONGEST=longest,
+            TILE=TILE,
+            LANES=max(32, triton.next_power_of_2(width)),
+        )
 
 
 @triton.jit(
@@ -96,7 +100,7 @@ def offer_copies_kernel(
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + request).to(tl.int64)
     key = tl.load(found + row * 2)
-    length, end = key >> 32, key & 0xFFFFFFFF
+    length, end = (key >> 31) & 31, key & 0x7FFFFFFF
     period = tl.maximum(tl.load(last + request).to(tl.int64) - end, 1)
     offsets = tl.arange(0, LANES)
     is_draft = offsets < width - 1

@@ -1,4 +1,4 @@
-"""Kernels of sampling: penalties in one pass over the logits, filters, and seeded draws in parts of a row."""
+"""Kernels of sampling: penalties in one pass over the logits, and seeded draws from logits."""
 
 from __future__ import annotations
 
@@ -60,44 +60,6 @@ def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: T
         )
 
 
-def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> Tensor:
-    # By SGLang's kernels, which need no sort. As in SGLang's joint sampling, top-k and top-p both read the whole
-    # distribution. Only the support of the renormalised probabilities is used, so rounding changes no weight.
-    from sglang_dflash.upstream import top_k_renorm_prob, top_p_renorm_prob  # SGLang defines them on CUDA only
-
-    by_rank, by_mass = top_k_renorm_prob(probs, top_ks), top_p_renorm_prob(probs, top_ps)
-    return keep_probs(probs, by_rank, by_mass, top_ps, min_ps)
-
-
-@triton.jit(do_not_specialize=["probs", "by_rank", "by_mass", "largest", "top_ps", "min_ps", "stride"])
-def keep_probs_kernel(
-    probs, by_rank, by_mass, largest, top_ps, min_ps, kept, vocab, stride, LANES: tl.constexpr
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    token = tl.program_id(1) * LANES + tl.arange(0, LANES)
-    mask, at = token < vocab, row * vocab + token
-    value = tl.load(probs + row * stride + token, mask=mask, other=0.0)
-    keep = (tl.load(by_rank + at, mask=mask, other=0.0) > 0) & (value >= tl.load(largest + row) * tl.load(min_ps + row))
-    mass = tl.load(by_mass + at, mask=mask, other=0.0)
-    keep &= tl.where(tl.load(top_ps + row) >= 1, 1.0, mass) > 0
-    tl.store(kept + at, tl.where(keep, value, 0.0), mask=mask)
-
-
-def keep_probs(probs: Tensor, by_rank: Tensor, by_mass: Tensor, top_ps: Tensor, min_ps: Tensor) -> Tensor:
-    assert probs.stride(1) == 1, "rows must be dense"
-    assert_dense(by_rank, by_mass, top_ps, min_ps)
-    rows, vocab = probs.shape
-    kept = torch.empty_like(by_rank)
-    if rows:
-        lanes = min(1024, triton.next_power_of_2(vocab))
-        keep_probs_kernel[(rows, triton.cdiv(vocab, lanes))](
-            *(probs, by_rank, by_mass, probs.amax(dim=-1), top_ps, min_ps, kept, vocab, probs.stride(0)),
-            LANES=lanes,
-            num_warps=4,
-        )
-    return kept
-
-
 @triton.jit
 def repeat_entry(entries, repeated, row, to, mask):
     if entries is not None:
@@ -128,8 +90,10 @@ def repeat_rows(*vectors: Tensor | None, width: int) -> tuple[Tensor | None, ...
     return tuple(repeated)
 
 
-_LANES = 512  # tokens at once: with 1,024 a thread takes over 128 registers
-_STRETCHES = 16  # of them, one after the other: a vocabulary of 248,320 takes 31 programs a row
+_LANES = 512  # tokens of a tile: with 1,024 a thread of the race takes over 128 registers
+_STRETCHES = 16  # tiles of a program, one after the other: a vocabulary of 248,320 takes 31 programs a row
+_SCRATCH = 1 << 25  # most weights that are filtered at once
+_ONE = tl.constexpr(0x3F800000)  # bits of 1.0: those of positive numbers are ordered as the numbers
 
 
 @triton.jit
@@ -151,28 +115,124 @@ def murmur_finish(state):
     return state ^ (state >> 16)
 
 
-@triton.jit(do_not_specialize=["seeds", "positions"])
-def seeded_draw_kernel(
-    weights, seeds, positions, times, winners, vocab, row_stride, LANES: tl.constexpr, STRETCHES: tl.constexpr
+@triton.jit
+def float_of(bits):
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def tile_scores(logits, row, tile, temperatures, vocab, row_stride, LANES: tl.constexpr):
+    token = tile * LANES + tl.arange(0, LANES)
+    score = tl.load(logits + row * row_stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+    return tl.div_rn(score, tl.load(temperatures + row))
+
+
+@triton.jit
+def source_row(rows, row):
+    if rows is not None:
+        row = tl.load(rows + row)
+    return row
+
+
+@triton.jit(do_not_specialize=["rows", "temperatures"])
+def tile_stats_kernel(
+    logits, rows, temperatures, largest, masses, vocab, row_stride, tiles, LANES: tl.constexpr, STRETCHES: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
+    source = source_row(rows, row)
+    for stretch in range(STRETCHES):
+        tile = tl.program_id(1) * STRETCHES + stretch
+        if tile < tiles:
+            score = tile_scores(logits, source, tile, temperatures, vocab, row_stride, LANES)
+            most = tl.max(score, axis=0)
+            tl.store(largest + row * tiles + tile, most)
+            mass = tl.sum(tl.exp(score - tl.where(most == float("-inf"), 0.0, most)), axis=0)
+            tl.store(masses + row * tiles + tile, mass)
+
+
+@triton.jit(do_not_specialize=["rows", "temperatures", "top_ks", "top_ps", "min_ps", "first"])
+def limits_kernel(
+    logits, rows, temperatures, top_ks, top_ps, min_ps, largest, masses, weights, limits, first, vocab, row_stride,
+    tiles, LANES: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    row = first + tl.program_id(0).to(tl.int64)
+    source = source_row(rows, row)
+    tile = tl.arange(0, TILES)
+    peak = tl.load(largest + row * tiles + tile, mask=tile < tiles, other=float("-inf"))
+    most, limit = tl.max(peak, axis=0), tl.full((), 0, tl.float32)
+    if top_ks is not None:
+        top_k, top_p, limit = tl.load(top_ks + source), tl.load(top_ps + source), tl.load(min_ps + source)
+        if (top_k < vocab) | (top_p < 1):
+            peak = tl.exp(peak - most)
+            mass = tl.load(masses + row * tiles + tile, mask=tile < tiles, other=0.0) * peak
+            total = tl.sum(mass, axis=0)
+            # From the tiles alone, the largest weight below which every token is surely cut.
+            low, high = tl.full((), 0, tl.int32), tl.full((), _ONE, tl.int32)
+            for _ in range(30):
+                middle = low + (high - low + 1) // 2
+                below = tl.sum(
+                    tl.where(peak < float_of(middle), mass, tl.minimum(mass, LANES * float_of(middle))), axis=0
+                )
+                above = tl.sum((peak >= float_of(middle)).to(tl.int32), axis=0)
+                cuts = (above >= top_k) | (below < (1 - top_p) * total * 0.99)
+                low = tl.where(cuts, middle, low)
+                high = tl.where(cuts, high, middle - 1)
+            floor = tl.maximum(float_of(low), limit)
+            # Gather the weights from there on.
+            weights += tl.program_id(0).to(tl.int64) * vocab
+            count = tl.full((), 0, tl.int32)
+            for each in range(tiles):
+                if tl.exp(tl.load(largest + row * tiles + each) - most) >= floor:
+                    weight = tl.exp(tile_scores(logits, source, each, temperatures, vocab, row_stride, LANES) - most)
+                    kept = ((weight >= floor) & (each * LANES + tl.arange(0, LANES) < vocab)).to(tl.int32)
+                    tl.store(weights + count + tl.cumsum(kept, axis=0) - kept, weight, mask=kept > 0)
+                    count += tl.sum(kept, axis=0)
+            tl.debug_barrier()  # threads read what others wrote
+            # The least weight above which fewer than top-k tokens lie, with at most top-p of the mass.
+            low, high = tl.maximum(low, 0), tl.full((), _ONE, tl.int32)
+            for _ in range(30):
+                middle = low + (high - low) // 2
+                above, mass_above = tl.full((), 0, tl.int32), tl.full((), 0, tl.float32)
+                for start in range(0, count, LANES):
+                    at = start + tl.arange(0, LANES)
+                    weight = tl.load(weights + at, mask=at < count, other=0.0)
+                    weight = tl.where(weight > float_of(middle), weight, 0.0)
+                    above += tl.sum((weight > 0).to(tl.int32), axis=0)
+                    mass_above += tl.sum(weight, axis=0)
+                stays = (above < top_k) & ((mass_above <= top_p * total) | (top_p >= 1))
+                high = tl.where(stays, middle, high)
+                low = tl.where(stays, low, middle + 1)
+            limit = tl.maximum(limit, float_of(high))
+    tl.store(limits + row * 2, most)
+    tl.store(limits + row * 2 + 1, limit)
+
+
+@triton.jit(do_not_specialize=["rows", "temperatures", "seeds", "positions"])
+def race_kernel(
+    logits, rows, temperatures, seeds, positions, largest, limits, times, winners, vocab, row_stride, tiles,
+    LANES: tl.constexpr, STRETCHES: tl.constexpr,
+):  # fmt: skip
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    source = source_row(rows, row)
     seed = tl.load(seeds + row)
     state = tl.full((), 0, tl.uint32)
     state = murmur_block(state, seed.to(tl.uint32))
     state = murmur_block(state, (seed >> 32).to(tl.uint32))
-    state = murmur_block(state, tl.load(positions + row).to(tl.uint32))
+    state = murmur_block(state, tl.load(positions + source).to(tl.uint32))
 
-    lanes = tl.arange(0, LANES)
+    most, limit = tl.load(limits + row * 2), tl.load(limits + row * 2 + 1)
     best_time = tl.full((LANES,), float("inf"), tl.float64)
     best_token = tl.zeros((LANES,), tl.int64)
     for stretch in range(STRETCHES):
-        token = (part * STRETCHES + stretch) * LANES + lanes
-        weight = tl.load(weights + row * row_stride + token, mask=token < vocab, other=0.0).to(tl.float64)
-        if tl.max(weight, axis=0) > 0:  # filters leave most stretches of a vocabulary empty
+        tile = part * STRETCHES + stretch
+        token = tile * LANES + tl.arange(0, LANES)
+        peak = tl.load(largest + row * tiles + tile, mask=tile < tiles, other=float("-inf"))
+        if (tl.exp(peak - most) >= limit) & (peak > float("-inf")):  # filters leave most tiles of a vocabulary empty
+            weight = tl.exp(tile_scores(logits, source, tile, temperatures, vocab, row_stride, LANES) - most)
             bits = murmur_finish(murmur_block(state, token.to(tl.uint32)))
             uniform = (bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10  # 2 ** -32
-            time = tl.where(weight > 0, -tl.log(uniform) / weight, float("inf"))
+            runs = (weight >= limit) & (weight > 0)
+            time = tl.where(runs, -tl.log(uniform) / weight.to(tl.float64), float("inf"))
             best_token = tl.where(time < best_time, token, best_token)
             best_time = tl.minimum(time, best_time)
     first, at = tl.min(best_time, axis=0), row * tl.num_programs(1) + part
@@ -180,19 +240,37 @@ def seeded_draw_kernel(
     tl.store(winners + at, tl.min(tl.where(best_time == first, best_token, vocab), axis=0))
 
 
-def seeded_draw(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    assert weights.stride(1) == 1, "rows must be dense"
-    assert_dense(seeds, positions)
-    rows, vocab = weights.shape
+def seeded_tokens(
+    logits: Tensor,
+    temperatures: Tensor,
+    filters: tuple[Tensor, Tensor, Tensor] | None,
+    seeds: Tensor,
+    positions: Tensor,
+    rows: Tensor | None = None,
+) -> Tensor:
+    # One pass over the logits; later kernels read only the tiles in which a token may be kept.
+    assert logits.stride(1) == 1, "rows must be dense"
+    given = (*filters, rows) if filters else (rows,)
+    assert_dense(temperatures, seeds, positions, *(each for each in given if each is not None))
+    count, vocab, device = len(seeds), logits.shape[1], logits.device
     lanes = min(_LANES, triton.next_power_of_2(vocab))
-    parts = triton.cdiv(vocab, lanes * _STRETCHES)
-    times = torch.empty(rows, parts, dtype=torch.float64, device=weights.device)
-    winners = torch.empty(rows, parts, dtype=torch.int64, device=weights.device)
-    if rows:
-        seeded_draw_kernel[(rows, parts)](
-            *(weights, seeds, positions, times, winners, vocab, weights.stride(0)),
-            LANES=lanes,
-            STRETCHES=_STRETCHES,
-            num_warps=4,
-        )
+    tiles, parts = triton.cdiv(vocab, lanes), triton.cdiv(vocab, lanes * _STRETCHES)
+    largest, masses = (torch.empty(count, tiles, device=device) for _ in range(2))
+    limits = torch.empty(count, 2, device=device)
+    times = torch.empty(count, parts, dtype=torch.float64, device=device)
+    winners = torch.empty(count, parts, dtype=torch.int64, device=device)
+    if count:
+        read, shape = (logits, rows, temperatures), (vocab, logits.stride(0), tiles)
+        split = {"LANES": lanes, "STRETCHES": _STRETCHES, "num_warps": 4}
+        tile_stats_kernel[(count, parts)](*read, largest, masses, *shape, **split)
+        most = min(count, max(1, _SCRATCH // vocab)) if filters else count
+        weights = None if filters is None else torch.empty(most, vocab, device=device)
+        for first in range(0, count, most):
+            limits_kernel[(min(most, count - first),)](
+                *(*read, *(filters or (None, None, None)), largest, masses, weights, limits, first, *shape),
+                LANES=lanes,
+                TILES=triton.next_power_of_2(tiles),
+                num_warps=4,
+            )
+        race_kernel[(count, parts)](*read, seeds, positions, largest, limits, times, winners, *shape, **split)
     return winners.gather(1, times.argmin(1, keepdim=True)).squeeze(1)  # of equal times, the first part's

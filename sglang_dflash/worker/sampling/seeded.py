@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sglang_dflash.ops import filter_probs, seeded_draw
-from sglang_dflash.plan.pools import SAMPLED_AT_ONCE
+from sglang_dflash.ops import seeded_tokens
 from sglang_dflash.upstream import Sampler, async_h2d
 
 
@@ -49,29 +48,48 @@ class SeededSampler(Sampler):
     block width and drafter.
     """
 
+    _asked: tuple[SeededRows, Tensor] | None = None  # rows to draw, positions
+    _drawn: Tensor
+
+    def forward(
+        self,
+        logits_output: Any,
+        sampling_info: Any,
+        return_logprob: bool,
+        top_logprobs_nums: Any,
+        token_ids_logprobs: Any,
+        positions: Tensor,
+        **others: Any,
+    ) -> Tensor:
+        seeded: SeededRows | None = getattr(sampling_info, "seeded_rows", None)
+        self._asked = None if seeded is None else (seeded, positions)
+        reads_probs = return_logprob or sampling_info.sampling_mask_batch_indices is not None
+        if seeded is None or seeded.rows is not None or reads_probs:
+            asked = top_logprobs_nums, token_ids_logprobs, positions
+            tokens: Tensor = super().forward(logits_output, sampling_info, return_logprob, *asked, **others)
+            return tokens
+        self._preprocess_logits(logits_output.next_token_logits, sampling_info)
+        self._sync_token_ids_across_tp(self._drawn, sampling_info)
+        return self._drawn
+
+    def _preprocess_logits(self, logits: Tensor, sampling_info: Any) -> Tensor:
+        """Draw the seeded rows as soon as the logits are adjusted: SGLang then overwrites them with probabilities."""
+        logits = super()._preprocess_logits(logits, sampling_info)
+        if self._asked is not None:
+            (seeded, positions), self._asked, info = self._asked, None, sampling_info
+            filtered = info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling
+            filters = (info.top_ks, info.top_ps, info.min_ps) if filtered else None
+            self._drawn = seeded_tokens(logits, info.temperatures, filters, seeded.seeds, positions, seeded.rows)
+        return logits
+
     def _sample_from_probs(
         self, probs: Tensor, sampling_info: Any, positions: Tensor, simple_sampling_case: bool
     ) -> tuple[Tensor, Any]:
         seeded: SeededRows | None = getattr(sampling_info, "seeded_rows", None)
-        if seeded is None:
-            return super()._sample_from_probs(probs, sampling_info, positions, simple_sampling_case)
-        drawn = _draw(probs, sampling_info, positions, seeded, simple_sampling_case)
-        if seeded.rows is None and sampling_info.sampling_mask_batch_indices is None:
-            return drawn, None
+        if seeded is not None and seeded.rows is None and sampling_info.sampling_mask_batch_indices is None:
+            return self._drawn, None
         # Let SGLang draw all rows, which is cheaper than copying the unseeded ones, and replace the seeded rows.
         tokens, mask = super()._sample_from_probs(probs, sampling_info, positions, simple_sampling_case)
-        return drawn if seeded.rows is None else tokens.long().index_copy_(0, seeded.rows, drawn), mask
-
-
-def _draw(probs: Tensor, sampling_info: Any, positions: Tensor, seeded: SeededRows, simple: bool) -> Tensor:
-    # Int64 [k]. Some rows at a time, because each filter copies its input.
-    filters = (sampling_info.top_ks, sampling_info.top_ps, sampling_info.min_ps)
-    drawn = []
-    for start in range(0, len(seeded.seeds), most := max(1, SAMPLED_AT_ONCE // probs.shape[1])):
-        part = slice(start, start + most)
-        rows = part if seeded.rows is None else seeded.rows[part]
-        weights = probs[rows]
-        if not simple:
-            weights = filter_probs(weights, *(values[rows] for values in filters))
-        drawn.append(seeded_draw(weights, seeded.seeds[part], positions[rows]))
-    return torch.cat(drawn) if len(drawn) > 1 else drawn[0]
+        if seeded is not None:
+            tokens = self._drawn if seeded.rows is None else tokens.long().index_copy_(0, seeded.rows, self._drawn)
+        return tokens, mask

@@ -23,12 +23,11 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.ops import (
     Accepted,
     accept_block,
-    keep_probs,
     penalize_block,
     prepare_block,
     repeat_rows,
     runs_kernels,
-    seeded_draw,
+    seeded_tokens,
     take_drafts,
 )
 from sglang_dflash.plan import pools
@@ -95,9 +94,9 @@ class FirstCalls:
         row, neutral = self._zeros(1), torch.tensor([[0.0, 0.0, 1.0]], device=self._table.device)
         logits = torch.zeros(1, 1, self._target.model_config.vocab_size, device=self._table.device)
         penalize_block(logits, row[:, None], logits[0].int(), row, neutral)
-        seeded_draw(logits[0], row, row)
         value = logits[0, :, 0]
-        keep_probs(logits[0], logits[0], logits[0], value, value)
+        for filters, rows in itertools.product((None, (row.int(), value, value)), (None, row)):
+            seeded_tokens(logits[0], value[:, None] + 1, filters, row, row, rows)
         for seeds in (None, row):
             repeat_rows(value[:, None], value, row.int(), value, seeds, width=1)
 
@@ -144,6 +143,7 @@ class FirstCalls:
         batch = SimpleNamespace(
             reqs=[None] * bs,
             req_pool_indices=rows,
+            req_pool_indices_cpu=torch.zeros(bs, dtype=torch.int64),
             seq_lens=lens,
             forward_mode=ForwardMode.TARGET_VERIFY,
             tree_cache=SimpleNamespace(page_size=get_schedule().page_size),
