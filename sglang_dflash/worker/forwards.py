@@ -128,7 +128,7 @@ class Inject:
         staged, bs = self._drafter.model.staged, len(step.tokens)
         if self._staged and not self._pending:  # plainly decoded tokens replace rejected ones of the block before them
             captured = getattr(self._drafter.decode_cuda_graph_runner, "capture_bs", ())
-            padded = min((size for size in captured if size >= bs), default=bs)
+            padded = next((size for size in captured if size >= bs), bs)
             if self._staged <= bs * drafted and padded * drafted <= len(staged):
                 self._staged = 0
         return self.catch_up()

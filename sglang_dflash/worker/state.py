@@ -61,16 +61,17 @@ class DraftState(SpecInput):
         # committed fits, and positions past the table get the padding slot.
         columns = batch.req_to_token_pool.req_to_token.shape[1]
         reserved = [min(length, columns) for length in reserved]
-        self.reserved_lens_cpu = _host_tensor(reserved, np.int32)
+        on_host = _host_tensor([current, reserved], np.int32)
+        self.reserved_lens_cpu = on_host[1]
         if missing := sum(reserved) - sum(current):
-            lens = async_h2d([current, reserved], dtype=torch.int32, device=batch.device)
+            lens = async_h2d(on_host.numpy(), dtype=torch.int32, device=batch.device)
             alloc_for_spec_decode(
                 batch.tree_cache,
                 batch.req_to_token_pool,
                 reqs=batch.reqs,
                 req_pool_indices=batch.req_pool_indices,
                 cur_kv_lens=lens[0],
-                cur_kv_lens_cpu=_host_tensor(current, np.int32),
+                cur_kv_lens_cpu=on_host[0],
                 nxt_kv_lens=lens[1],
                 nxt_kv_lens_cpu=self.reserved_lens_cpu,
                 num_needed_tokens=missing,
@@ -93,5 +94,5 @@ class DraftState(SpecInput):
         return ("bonus_tokens", "new_seq_lens") if self.future_indices is None else ("future_indices",)
 
 
-def _host_tensor(values: list[int], dtype: Any) -> Tensor:
+def _host_tensor(values: Any, dtype: Any) -> Tensor:
     return torch.from_numpy(np.array(values, dtype=dtype))  # a third of the time of torch.tensor
