@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "REHEARSE_LAUNCHES"
 BUILTIN = {"REHEARSE_BUILTIN": "SGLang's worker is counted too"}
+CATCHES_UP = ", injects before it drafts"  # what the drafter's graph cannot: a wider block, plain tokens
 HEADERS = ("engine", "step", "graph replays", "launches outside", "in forwards", "both")
 SGLANGS = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2"
 WORKERS = ("sglang_dflash.worker.worker.DFlashWorker", SGLANGS)
@@ -129,6 +130,9 @@ def _count(original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **
         result = original(worker, batch, *args, **kwargs)
     _running.pop()
     step.kind += f", width {result.speculative_num_draft_tokens}"
+    step.launches = [launch for launch in step.launches if not launch.endswith(" constant")]  # made once
+    if any(launch.endswith(" write_context") for launch in step.launches):
+        step.kind += CATCHES_UP
     STEPS.append(step)
     return result
 

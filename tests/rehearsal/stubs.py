@@ -14,8 +14,6 @@ import torch
 
 from tests.rehearsal import report
 from tests.rehearsal.emulator import Graph, captured_by
-from tests.rehearsal.launches import one_launch
-from tests.support.probability import top_k_renorm_prob, top_p_renorm_prob
 
 
 class Event:
@@ -97,9 +95,6 @@ STUBS: dict[str, Any] = {
     "sglang.srt.utils.triton_load_watch.mark_serving_started": report.started,
     # A GPU with 4 multiprocessors. Hides grids sized for a real one.
     "torch.cuda.get_device_properties": lambda device=None: _PROPERTIES,
-    # CUDA kernels. Hide their rounding.
-    "sglang.srt.layers.sampler.top_k_renorm_prob": one_launch(top_k_renorm_prob),
-    "sglang.srt.layers.sampler.top_p_renorm_prob": one_launch(top_p_renorm_prob),
     # Choosing a GPU. Hides several GPUs.
     "torch.cpu.device": lambda index=None: contextlib.nullcontext(),
     "sglang.kernels.ops.attention.fla.utils.custom_device_ctx": lambda index: contextlib.nullcontext(),
@@ -111,7 +106,7 @@ STUBS: dict[str, Any] = {
     ),
 }
 # Absent where there is no GPU.
-_ONLY_ON_A_GPU = ("torch.cpu.", "sglang.srt.layers.sampler.")
+_ONLY_ON_A_GPU = "torch.cpu."
 
 
 def install() -> None:

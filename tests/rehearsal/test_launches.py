@@ -6,11 +6,21 @@ import operator
 
 import pytest
 
-from tests.rehearsal.launches import engines, most
+from tests.rehearsal.launches import CATCHES_UP, engines, most
 from tests.rehearsal.run import run
 
 # Graph replays and launches outside of graphs, the most of a step of each kind; docs/results/rehearsal.md has all.
-LAUNCHES = {"hybrid, replayed": {"greedy, width 8": (2, 11), "sampled, width 8": (2, 29), "seeded, width 8": (2, 22)}}
+LAUNCHES = {
+    "hybrid, replayed": {"greedy, width 8": (2, 11), "sampled, width 8": (2, 29), "seeded, width 8": (2, 17)},
+    "hybrid, kept": {"greedy, width 8": (2, 15)},
+    "hybrid, adaptive": {
+        "greedy, width 1": (1, 12),
+        **{f"greedy, width {width}": (2, 14) for width in (2, 4, 8)},
+        **{f"greedy, width {width}{CATCHES_UP}": (2, 30) for width in (2, 4, 8)},
+    },
+    "dense": {"greedy, width 8": (2, 7)},
+    "dense, draft window": {"greedy, width 8": (2, 7)},
+}
 
 
 @pytest.mark.engine
