@@ -228,6 +228,40 @@ def offer_copies(
     drafts.copy_(torch.where(taken, copies, drafts))
 
 
+def view_rings(
+    table: Tensor,
+    oldest: Tensor,
+    rows: Tensor,
+    seq_lens: Tensor,
+    positions: Tensor,
+    *,
+    first: int,
+    size: int,
+    window: int,
+    page: int,
+) -> tuple[Tensor, Tensor]:
+    """Write the slots of every request's ring from its oldest visible token on, and look the block's slots up.
+
+    Position ``p`` of row ``r`` has the slot ``first + (r - 1) * size + p % size``.
+
+    Args:
+        table: int32 [R, C] with C >= ``size``; the first ``size`` columns of ``rows`` are written.
+        oldest: int64 [R], oldest position that each row's ring holds.
+        rows: int64 [bs], distinct, from 1; bs > 0.
+        seq_lens: int [bs], committed lengths.
+        positions: int64 [bs * w], of the blocks.
+        window: tokens before the block that it sees; ``page``: their first position is rounded down to a multiple.
+
+    Returns:
+        lengths, int64 [bs], committed tokens from the oldest visible one on; slots, int64 [bs * w].
+    """
+    reach = seq_lens.long() - window
+    start = torch.maximum(oldest[rows], reach - reach % page)
+    ring = (first + (rows - 1) * size)[:, None]
+    table[rows, :size] = (ring + (start[:, None] + torch.arange(size, device=rows.device)) % size).int()
+    return seq_lens - start, (ring + positions.view(len(rows), -1) % size).flatten()
+
+
 def norm_rope(
     heads: Tensor, norm_weight: Tensor, eps: float, positions: Tensor, cos_sin: Tensor, *, neox: bool = True
 ) -> Tensor:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sglang_dflash.ops import view_rings
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.pools import rings
 from sglang_dflash.plan.serving import DraftWindow, ServingPlan
@@ -114,16 +115,18 @@ class DraftRings:
     def view(self, kv: BlockKV, positions: Tensor, batch: ScheduleBatch, translator: Any) -> BlockKV:
         """Return the target's block in the drafter's pool, with lengths that count from its oldest visible token."""
         rows, width = batch.req_pool_indices, kv.width
-        start = self._first_read(self._oldest[rows], kv.seq_lens)
-        self._table[rows, : self.size] = self._slots(rows[:, None], start[:, None] + self._columns).int()
+        lengths, slots = self.visible(rows, kv.seq_lens, positions)
         if kv.exact:
             oldest = self._oldest_cpu[batch.req_pool_indices_cpu]
             host_lens = kv.host_lens - self._first_read(oldest, kv.host_lens - width)
         else:
             host_lens = kv.host_lens.clamp(max=self._window.tokens + self._window.page - 1 + width)
-        slots = self._slots(rows[:, None], positions.view(-1, width)).flatten()
-        ring = replace(kv, seq_lens=kv.seq_lens - start, slots=slots, host_lens=host_lens)
-        return ring.planned(translator, rows)
+        return replace(kv, seq_lens=lengths, slots=slots, host_lens=host_lens).planned(translator, rows)
+
+    def visible(self, rows: Tensor, seq_lens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the table of ``rows``; return :func:`sglang_dflash.ops.reference.view_rings`."""
+        sizes = {"first": self._first, "size": self.size, "window": self._window.tokens, "page": self._window.page}
+        return view_rings(self._table, self._oldest, rows, seq_lens, positions, **sizes)
 
     def _claim(self, row: int, rid: str) -> bool:
         """Claim the ring for a request; return whether it already owned it.

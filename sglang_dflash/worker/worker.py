@@ -179,7 +179,7 @@ class DFlashWorker(BaseSpecWorker):
             self._use_policy(policy, graphs.at)
             self._additional_graph_memory_usage = graphs.memory_gb
             self._additional_graph_time_usage = graphs.seconds
-        calls = FirstCalls(plan, target, self._commit, self._copies, self._inject)
+        calls = FirstCalls(plan, target, self._commit, self._copies, self._inject, self._rings)
         calls.run(self.width_policy.widths, self._at_width)
 
     def prewarm_sampling(self) -> Any:

@@ -17,7 +17,7 @@ import torch
 
 from sglang_dflash.ops import reference
 
-MODULES = ("block", "copies", "norm_rope", "sampling")
+MODULES = ("block", "copies", "norm_rope", "rings", "sampling")
 DEVICE = os.environ.get("OPS_DEVICE", "cpu")
 
 
@@ -72,6 +72,16 @@ def test_accept_block(bs: int, width: int) -> None:
         target[0, :-1] = draft[0, 1:]
     for interval in (0, 1, 16):
         compare("accept_block", draft, target, ints(1, 9_000, bs), interval=interval)
+
+
+@pytest.mark.parametrize(("bs", "width", "size", "window", "page"), [(3, 1, 40, 30, 1), (7, 8, 1100, 1024, 16)])
+def test_view_rings(bs: int, width: int, size: int, window: int, page: int) -> None:
+    table, oldest = ints(0, 9, 9, size + 4, dtype=torch.int32), ints(0, 40, 9)
+    rows, lens = torch.randperm(8, device=DEVICE)[:bs] + 1, ints(40, 3000, bs)
+    lens[:1] = 40  # nothing has left the window yet
+    positions = (lens[:, None] + torch.arange(width, device=DEVICE)).flatten()
+    sizes = {"first": page, "size": size, "window": window, "page": page}
+    compare("view_rings", table, oldest, rows, lens, positions, seen=lambda table, *_: (table,), **sizes)
 
 
 @pytest.mark.parametrize(

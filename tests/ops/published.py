@@ -122,6 +122,8 @@ def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = 16, ski
         longs(bs),
         tensor(REQUEST_ROWS, 3, dtype=torch.float32),
     )
+    sizes = {"first": 1, "size": 2064, "window": 2048, "page": 1}
+    ops.view_rings(table, tensor(REQUEST_ROWS), longs(bs), longs(bs), longs(bs * width), **sizes)
     history, found = tensor(REQUEST_ROWS, context + 34, dtype=torch.int32), tensor(REQUEST_ROWS, 2)
     appended = longs(bs), longs(bs, width), longs(bs)
     ops.match_copies(history, found, longs(bs), *appended, longest=LONGEST, bound=context)

@@ -21,6 +21,7 @@ from sglang_dflash.ops import kernels
 from sglang_dflash.ops.kernels.block import accept_block, prepare_block, take_drafts
 from sglang_dflash.ops.kernels.copies import match_copies, offer_copies
 from sglang_dflash.ops.kernels.norm_rope import norm_rope
+from sglang_dflash.ops.kernels.rings import view_rings
 from sglang_dflash.ops.kernels.sampling import penalize_block, repeat_rows, seeded_tokens
 from sglang_dflash.states.gdn_commit import gdn_commit
 from sglang_dflash.states.gdn_verify import gdn_verify
@@ -102,6 +103,9 @@ STRIDED: dict[str, Callable[[], object]] = {
     "prepare_block_kernel": lambda: prepare_block(DENSE, EVERY_OTHER, DENSE, TABLE, width=2, mask_token_id=0),
     "accept_block_kernel": lambda: accept_block(TABLE, TABLE, EVERY_OTHER),
     "take_drafts_kernel": lambda: take_drafts(DENSE[:, None], DENSE[:, None], EVERY_OTHER, DENSE[0]),
+    "view_rings_kernel": lambda: view_rings(
+        *(TABLE, DENSE, EVERY_OTHER, DENSE, DENSE), first=1, size=4, window=2, page=1
+    ),
     "norm_rope_kernel": lambda: norm_rope(TABLE[None, :, None], TABLE[:1, None], 1e-6, EVERY_OTHER, TABLE),
     "penalize_block_kernel": lambda: penalize_block(TABLE[:, None], DENSE[:, None], TABLE, EVERY_OTHER, TABLE),
     "gdn_verify_kernel": lambda: BLOCKS.verify(gdn_verify, BLOCKS.records, slots=EVERY_OTHER),

@@ -18,8 +18,8 @@ LAUNCHES = {
         **{f"greedy, width {width}": (2, 14) for width in (2, 4, 8)},
         **{f"greedy, width {width}{CATCHES_UP}": (2, 30) for width in (2, 4, 8)},
     },
-    "dense": {"greedy, width 8": (2, 7)},
-    "dense, draft window": {"greedy, width 8": (2, 7)},
+    "dense": {"greedy, width 8": (2, 7), f"greedy, width 8{CATCHES_UP}": (2, 14)},
+    "dense, draft window": {"greedy, width 8": (2, 8), f"greedy, width 8{CATCHES_UP}": (2, 15)},
 }
 
 

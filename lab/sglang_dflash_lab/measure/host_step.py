@@ -54,7 +54,10 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
 
 _WORKER = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2."
 # Functions that stand for device work, in addition to both forwards, the attention backends' plans and the platform's
-KERNELS = "prepare_block take_drafts accept_block match_copies offer_copies penalize_block repeat_rows seeded_tokens"
+KERNELS = (
+    "prepare_block view_rings take_drafts accept_block match_copies offer_copies penalize_block repeat_rows "
+    "seeded_tokens"
+)
 DEVICE = (
     *(f"sglang_dflash.ops.{name}" for name in KERNELS.split()),
     "sglang_dflash.states.replay.gdn_commit",

@@ -47,6 +47,7 @@ from sglang_dflash.upstream import (
 from sglang_dflash.worker.copies import Copies
 from sglang_dflash.worker.forwards import Inject
 from sglang_dflash.worker.sampling.seeded import SeededRows
+from sglang_dflash.worker.window import DraftRings
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner
@@ -61,9 +62,16 @@ class FirstCalls:
     """
 
     def __init__(
-        self, plan: ServingPlan, target: ModelRunner, commit: RecurrentCommit, copies: Copies | None, inject: Inject
+        self,
+        plan: ServingPlan,
+        target: ModelRunner,
+        commit: RecurrentCommit,
+        copies: Copies | None,
+        inject: Inject,
+        rings: DraftRings | None,
     ) -> None:
         self._plan, self._target, self._commit, self._copies, self._inject = plan, target, commit, copies, inject
+        self._rings = rings
         self._table = target.req_to_token_pool.req_to_token
 
     @torch.no_grad()
@@ -116,6 +124,8 @@ class FirstCalls:
         table = self._commit.state_table
         prepare_block(rows, lens, rows, self._table, width=step.width, mask_token_id=mask_token_id, state_table=table)
         accept_block(step.tokens, step.tokens, lens)
+        if self._rings is not None:
+            self._rings.visible(rows + 1, lens, self._zeros(step.width))  # row 0 has no ring
         if step.width > 1:
             drafts, margins = self._zeros(1, step.width - 1), None if self._copies is None else step.margins
             take_drafts(step.tokens, drafts, rows, torch.zeros_like(rows[0]), margins)
