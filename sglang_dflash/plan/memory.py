@@ -230,7 +230,7 @@ def _headroom(
             for width in widths
             for model in models
         )
-        if settings.disaggregation_mode != "decode" and not settings.enable_hierarchical_cache:
+        if settings.disaggregation_mode != "decode":
             captured = len(drafter.target_layer_ids) * drafter.hidden_size
             drafted = min(sizing.block, drafter.block_size or sizing.block)
             staged = staged_context(sizing.max_running * drafted, captured, dtype_bytes(pair.served_dtype(settings)))

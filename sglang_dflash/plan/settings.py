@@ -66,7 +66,6 @@ class Settings:
     dp_size: int = 1
     dtype: str = "auto"
     enable_dp_attention: bool = False
-    enable_hierarchical_cache: bool = False
     enable_linear_replayssm: bool = False
     enable_linear_replayssm_spec: bool = False
     enable_nvidia_megakernel: bool = False
