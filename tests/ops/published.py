@@ -133,7 +133,23 @@ def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = 16, ski
     top_ks = tensor(bs, dtype=torch.int32, skipped=skipped)
     ops.repeat_rows(tensor(bs, 1, dtype=torch.float32, skipped=skipped), values, top_ks, values, longs(bs), width=width)
     ops.seeded_draw(tensor(bs * width, vocab, dtype=torch.float32), longs(bs * width), longs(bs * width))
+    _dflash2(shapes, bs, width, skipped)
     _gdn_replay(shapes, bs, width, block, longs)
+
+
+def _dflash2(shapes: RankShapes, bs: int, width: int, skipped: int) -> None:
+    """Both convolutions of a sublayer and the walk, with the sizes of Qwen3.8-27B's drafter beyond the plain ones."""
+    taps, group, rank, top_k, hidden = 2, 16, 256, 16, shapes.drafter.hidden_size
+
+    def half(*shape: int) -> Tensor:
+        return tensor(*shape, dtype=torch.bfloat16)
+
+    base, corrections = half(2, taps, hidden), half(bs * width, 2, taps, hidden // group)
+    for side in range(2):
+        ops.convolve_block(half(bs * width, hidden), base[side], corrections[:, side], width=width)
+    candidates, unary = tensor(bs, width - 1, top_k), tensor(bs, width - 1, top_k, dtype=torch.float32)
+    gates, anchors = half(bs, width - 1, rank), tensor(bs, width, skipped=skipped)[:, 0]
+    ops.walk_candidates(candidates, unary, gates, anchors, half(shapes.vocab, rank), half(shapes.vocab, rank))
 
 
 def _gdn_replay(shapes: RankShapes, bs: int, width: int, block: int, longs: Callable[..., Tensor]) -> None:

@@ -20,6 +20,7 @@ from sglang_dflash import states
 from sglang_dflash.ops import kernels
 from sglang_dflash.ops.kernels.block import accept_block, prepare_block, take_drafts
 from sglang_dflash.ops.kernels.copies import find_copies, note_tokens, offer_copies
+from sglang_dflash.ops.kernels.dflash2 import convolve_block, walk_candidates
 from sglang_dflash.ops.kernels.norm_rope import norm_rope
 from sglang_dflash.ops.kernels.sampling import keep_probs, penalize_block, repeat_rows, seeded_draw
 from sglang_dflash.states.gdn_commit import gdn_commit
@@ -96,6 +97,7 @@ def test_the_page_is_what_the_command_prints() -> None:
 
 
 EVERY_OTHER = torch.zeros(8, dtype=torch.int64)[::2]
+TRIPLES = torch.zeros(4, 4, 2, dtype=torch.int64)
 DENSE, TABLE, PAIRS = EVERY_OTHER.clone(), torch.zeros(4, 8), torch.zeros(4, 2)
 BLOCKS = Blocks(4, 1)
 STRIDED: dict[str, Callable[[], object]] = {
@@ -109,6 +111,8 @@ STRIDED: dict[str, Callable[[], object]] = {
     "note_tokens_kernel": lambda: note_tokens(TABLE, PAIRS, EVERY_OTHER, DENSE, TABLE),
     "find_copies_kernel": lambda: find_copies(TABLE, PAIRS, DENSE, EVERY_OTHER, longest=4, bound=7),
     "offer_copies_kernel": lambda: offer_copies(TABLE, TABLE, TABLE, PAIRS, EVERY_OTHER, DENSE, least=4, unsure=1.0),
+    "convolve_block_kernel": lambda: convolve_block(EVERY_OTHER[:, None], TABLE, TABLE[:, None], width=2),
+    "walk_candidates_kernel": lambda: walk_candidates(TRIPLES[..., ::2], TABLE, TABLE, DENSE, TABLE, TABLE),
     "keep_probs_kernel": lambda: keep_probs(TABLE, TABLE, TABLE, EVERY_OTHER, DENSE),
     "repeat_rows_kernel": lambda: repeat_rows(DENSE, DENSE, DENSE, EVERY_OTHER, None, width=2),
     "seeded_draw_kernel": lambda: seeded_draw(TABLE, EVERY_OTHER, DENSE),
