@@ -27,7 +27,7 @@ _LARGEST_FLOAT = 3e38  # of float32
 _OTHER_KEYS = (
     *("lilicorr_hidden_size", "has_embed_tokens", "use_gemma_norm", "attention_sink_bias", "attention_value_scale"),
 )
-_AUTHORS = "use the target's plain DFlash drafter, or serve this one with its authors' engine"
+_AUTHORS = "use the target's DFlash or DFlash2 drafter, or serve this one with its authors' engine"
 _NORMALIZE = "convert it with SpecForge's scripts/gates/normalize_dflash_export.py and serve it with "
 # Architecture or key -> kind that SGLang does not serve as DFLASH, and the remedy.
 _UNSERVED = {
@@ -78,7 +78,7 @@ def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:
     keys, name, dflash = ConfigKeys(config), _architecture(config), config.get("dflash_config")
     if unserved := next((each for mark, each in _UNSERVED.items() if mark == name or keys.get(mark)), None):
         kind, remedy = unserved
-        raise DFlashError(f"the drafter is of the kind {kind}", expected="a plain DFlash drafter", remedy=remedy)
+        raise DFlashError(f"the drafter is of the kind {kind}", expected="a DFlash or DFlash2 drafter", remedy=remedy)
     changes: dict[str, Any] = {"architectures": [_CLASSES[name]]} if name in _CLASSES else {}
     if name in _AUTOMODEL_CLASSES and isinstance(dflash, Mapping) and dflash.get("causal") is True:
         # AutoModel's JetSpec recipe: is_causal false is left over from the DFlash recipe that it extends.

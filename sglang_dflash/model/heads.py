@@ -6,6 +6,8 @@ mask, int64 [bs, n], and with ``margins`` the lead of each over the second choic
 
 from __future__ import annotations
 
+import logging
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.ops import walk_candidates
 from sglang_dflash.upstream import ReplicatedLinear
 
+logger = logging.getLogger(__name__)
 Drafts = tuple[Tensor, Tensor | None]
 
 
@@ -45,6 +48,11 @@ class CandidateSelector(nn.Module):
             prefix=f"{prefix}.hidden_projection",
         )
         self._top_k, self._cap = config.selector_top_k, config.logit_cap
+        if self.predecessor_codebook.is_cuda and find_spec("flashinfer") is None:
+            logger.warning(
+                "DFLASH: FlashInfer is not installed; torch selects the candidates, which takes longer with a large "
+                "vocabulary. Fix: install flashinfer-python"
+            )
 
     def forward(self, vocabulary: TargetVocabulary, anchors: Tensor, hidden: Tensor, *, margins: bool) -> Drafts:
         rows, shape = hidden.flatten(0, 1), (*hidden.shape[:2], -1)

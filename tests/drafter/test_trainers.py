@@ -110,7 +110,6 @@ class TestRefused:
         [
             ("specforge-domino", {}, "DFlash with the head domino"),
             ("automodel-domino", {}, "DFlash with the head domino"),
-            ("automodel", {"architectures": ["Qwen3DFlash2DraftModel"]}, "DFlash2DraftModel"),
             ("modelopt", {"projector_type": "dspark"}, "DFlash with the head dspark"),
         ],
     )
@@ -126,7 +125,9 @@ class TestRefused:
         ("changes", "named"),
         [
             ({"speculators_model_type": "eagle3"}, "speculators_model_type 'eagle3'"),
-            ({"speculators_model_type": "dflash2"}, "speculators_model_type 'dflash2'"),
+            ({"speculators_model_type": "xpress"}, "speculators_model_type 'xpress'"),
+            ({"speculators_model_type": "dflash2", "draft_ffn_type": "moe"}, "draft_ffn_type 'moe'"),
+            ({"speculators_model_type": "dflash2"}, "selector_rank is missing"),
             ({"sample_from_anchor": True}, "sample_from_anchor true"),
             ({"aux_hidden_state_layer_ids": [0, 4, 6]}, r"aux_hidden_state_layer_ids is \[0, 4, 6\]"),
             ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids is missing"),
