@@ -91,6 +91,15 @@ def test_scales_of_a_speculators_drafter_are_kept() -> None:
     assert (found.input_scale, found.output_scale) == (2.5, 0.5)
 
 
+def test_a_dflash2_drafter_of_speculators_is_not_causal_unless_its_file_states_it() -> None:
+    written = config("speculators-dflash2")
+    del written["sliding_window_non_causal"]
+    assert DrafterConfig.from_dict(written) == DrafterConfig.from_dict(config("speculators-dflash2"))
+    written["transformer_layer_config"] |= {"layer_types": ["sliding_attention"] * 2, "sliding_window": 64}
+    assert DrafterConfig.from_dict(written).causal == (False, False)
+    assert DrafterConfig.from_dict({**written, "sliding_window_non_causal": False}).causal == (True, True)
+
+
 class TestRefused:
     @pytest.mark.parametrize(
         ("written", "kind"),
