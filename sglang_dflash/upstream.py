@@ -251,6 +251,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "layers.rotary_embedding": ("get_rope(head_size, rotary_dim, max_position, base, is_neox_style, rope_scaling)",),
     "lora.layers": ("unwrap_lora_layer(module)",),
     "model_loader.weight_utils": ("default_weight_loader",),
+    "models.dflash": ("_radix_topk(scores, k)",),
     "models.qwen2": ("Qwen2MLP(hidden_size, intermediate_size, hidden_act, quant_config, prefix)",),
     # GDN states: what a verify keeps of its tokens, and the commit
     "kernels.ops.mamba.mamba_state_scatter_triton": (

@@ -47,8 +47,13 @@ class DrafterConfig:
         rotary_dim: dimensions of a head that RoPE rotates.
         rope_scaling: parameters of a scaled RoPE (YaRN), ``rope_type`` included; None for plain RoPE.
         input_scale: factor of the block's input embeddings.
-        output_scale: factor of the logits. It changes the margins of drafts, which copies are compared with, not the
-            drafts.
+        output_scale: factor of the logits. Without a selector it changes the margins of drafts, which copies are
+            compared with, not the drafts.
+        conv_taps, conv_group: positions that DFlash2's convolution reads, and channels that share a correction; 0
+            without the convolution.
+        selector_rank, selector_top_k: columns of the codebooks of DFlash2's selector, and candidates per position; 0
+            without the selector.
+        logit_cap: soft cap of the scaled logits that the selector adds to; None for none.
         draft_vocab_size: number of token ids that it drafts from, marked in its tensor ``t2d``; None for all.
         copies_vocabulary: whether its tensors hold copies of the target's embedding and LM head, which are not loaded.
         dtype: name of the checkpoint's dtype; None if not stated.
@@ -78,6 +83,11 @@ class DrafterConfig:
     rope_scaling: Mapping[str, Any] | None
     input_scale: float
     output_scale: float
+    conv_taps: int
+    conv_group: int
+    selector_rank: int
+    selector_top_k: int
+    logit_cap: float | None
     draft_vocab_size: int | None
     copies_vocabulary: bool
     dtype: str | None
@@ -101,13 +111,15 @@ class DrafterConfig:
         if kind := kind_left_to_builtin(config):
             raise DFlashError(
                 f"the drafter is of the kind {kind}",
-                expected=f"a plain DFlash drafter (architectures {list(ARCHITECTURES)})",
+                expected=f"a DFlash or DFlash2 drafter (architectures {', '.join(ARCHITECTURES)})",
                 remedy="serve it with SGLang's own worker: set SGLANG_DFLASH=builtin",
             )
         keys = ConfigKeys(config)
         layer_types = keys.layer_types()
         is_causal = keys.is_causal()
         stored = keys.optional(STORED, Mapping, "an object")
+        conv_taps, conv_group = keys.convolution() or (0, 0)
+        selector_rank, selector_top_k, logit_cap = keys.selector() or (0, 0, None)
         head_dim = keys.integer("head_dim")
         rope_theta, rotary_dim, rope_scaling = keys.rope(head_dim)
         num_heads, num_kv_heads = keys.integer("num_attention_heads"), keys.integer("num_key_value_heads")
@@ -136,6 +148,11 @@ class DrafterConfig:
             rope_scaling=rope_scaling,
             input_scale=keys.factor(INPUT_SCALE),
             output_scale=math.prod(map(keys.factor, OUTPUT_SCALES)),
+            conv_taps=conv_taps,
+            conv_group=conv_group,
+            selector_rank=selector_rank,
+            selector_top_k=selector_top_k,
+            logit_cap=logit_cap,
             draft_vocab_size=keys.draft_vocab_size(),
             copies_vocabulary=bool(keys.boolean("copies_vocabulary")),
             dtype=keys.optional("dtype", str, "a name") or keys.optional("torch_dtype", str, "a name"),

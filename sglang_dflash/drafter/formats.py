@@ -13,20 +13,21 @@ from typing import Any
 from sglang_dflash.errors import DFlashError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-ARCHITECTURES = ("DFlashDraftModel",)
+PLAIN = "DFlashDraftModel"
+ARCHITECTURES = (PLAIN, "DFlash2DraftModel", "DFlash2BeamDraftModel", "MiniMaxDFlash2DraftModel")
 INPUT_SCALE, OUTPUT_SCALES = "input_embedding_scale", ("output_multiplier", "logit_scale")
 # Limits: sizes in a file are multiplied and allocated.
 LARGEST = 1 << 31  # of a count
 MOST_LAYERS = 1024
 MOST_POSITIONS = 1 << 24  # rows of a RoPE table
+MOST_TAPS, MOST_CANDIDATES, LARGEST_RANK = 16, 64, 1024  # of DFlash2, whose kernels hold them in registers
 _LARGEST_FLOAT = 3e38  # of float32
 
 # Keys of drafters of other kinds, which have additional layers or inputs.
 _OTHER_KEYS = (
-    *("selector_rank", "conv_kernel_size", "lilicorr_hidden_size", "has_embed_tokens", "use_gemma_norm"),
-    *("attention_sink_bias", "attention_value_scale", "final_logit_softcapping"),
+    *("lilicorr_hidden_size", "has_embed_tokens", "use_gemma_norm", "attention_sink_bias", "attention_value_scale"),
 )
-_AUTHORS = "use the target's plain DFlash drafter, or serve this one with its authors' engine"
+_AUTHORS = "use the target's DFlash or DFlash2 drafter, or serve this one with its authors' engine"
 _NORMALIZE = "convert it with SpecForge's scripts/gates/normalize_dflash_export.py and serve it with "
 # Architecture or key -> kind that SGLang does not serve as DFLASH, and the remedy.
 _UNSERVED = {
@@ -35,8 +36,10 @@ _UNSERVED = {
     "DSparkDraftModel": ("DSpark (Markov head), as SpecForge writes it", f"{_NORMALIZE}--speculative-algorithm DSPARK"),
 }
 _SPECULATORS = "speculators_model_type"
-_AUTOMODEL_CLASSES = {"Qwen3DFlashDraftModel": "DFlashDraftModel", "Qwen3DFlash2DraftModel": "DFlash2DraftModel"}
-_CLASSES = {**_AUTOMODEL_CLASSES, "DominoDraftModel": "DFlashDraftModel"}  # the last is SpecForge's
+_AUTOMODEL_CLASSES = {"Qwen3DFlashDraftModel": PLAIN, "Qwen3DFlash2DraftModel": "DFlash2DraftModel"}
+_CLASSES = {**_AUTOMODEL_CLASSES, "DominoDraftModel": PLAIN}  # the last is SpecForge's
+_SELECTOR, SOFTCAP = ("selector_rank", "selector_top_k"), "final_logit_softcapping"
+_DFLASH2 = ("conv_kernel_size", "conv_group_size", *_SELECTOR, SOFTCAP)
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -46,14 +49,15 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
-    """Name the kind of a drafter that SGLang serves as DFLASH and this package does not; None for plain DFlash.
+    """Name the kind of a drafter that SGLang serves as DFLASH and this package does not; None for DFlash and DFlash2.
 
     Only ``config.json`` is read; the loader finds undeclared extra tensors.
     """
     name, keys = _architecture(config), ConfigKeys(config)
     if name not in ARCHITECTURES:
         return name or "unknown"
-    if key := next(filter(keys.get, _OTHER_KEYS), None):
+    other = _OTHER_KEYS if any(map(keys.get, _SELECTOR)) else (*_OTHER_KEYS, SOFTCAP)
+    if key := next(filter(keys.get, other), None):
         return f"DFlash with {key}"
     head, activation = keys.get("projector_type"), keys.get("hidden_act")
     if head not in (None, "dflash"):
@@ -74,7 +78,7 @@ def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:
     keys, name, dflash = ConfigKeys(config), _architecture(config), config.get("dflash_config")
     if unserved := next((each for mark, each in _UNSERVED.items() if mark == name or keys.get(mark)), None):
         kind, remedy = unserved
-        raise DFlashError(f"the drafter is of the kind {kind}", expected="a plain DFlash drafter", remedy=remedy)
+        raise DFlashError(f"the drafter is of the kind {kind}", expected="a DFlash or DFlash2 drafter", remedy=remedy)
     changes: dict[str, Any] = {"architectures": [_CLASSES[name]]} if name in _CLASSES else {}
     if name in _AUTOMODEL_CLASSES and isinstance(dflash, Mapping) and dflash.get("causal") is True:
         # AutoModel's JetSpec recipe: is_causal false is left over from the DFlash recipe that it extends.
@@ -87,8 +91,11 @@ def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _from_speculators(config: Mapping[str, Any]) -> dict[str, Any]:
-    if (algorithm := config[_SPECULATORS]) != "dflash":
-        raise _unserved_by_speculators(f"{_SPECULATORS} {algorithm!r}", "dflash")
+    algorithm, ffn = config[_SPECULATORS], config.get("draft_ffn_type")
+    if algorithm not in ("dflash", "dflash2"):
+        raise _unserved_by_speculators(f"{_SPECULATORS} {algorithm!r}", "dflash or dflash2")
+    if ffn == "moe":
+        raise _unserved_by_speculators(f"draft_ffn_type {ffn!r}", "an MLP in every layer")
     layers: Any = config.get("transformer_layer_config")
     require(isinstance(layers, Mapping), "transformer_layer_config", layers, "an object: the drafter's transformer")
     if config.get("sample_from_anchor"):
@@ -98,18 +105,19 @@ def _from_speculators(config: Mapping[str, Any]) -> dict[str, Any]:
     if target_size not in (None, size):
         found = f"target_hidden_size {target_size!r}, hidden_size {size!r}"
         raise _unserved_by_speculators(found, "the same for both")
-    kept = ("block_size", "mask_token_id", "draft_vocab_size", INPUT_SCALE, *OUTPUT_SCALES)
+    kept = ("block_size", "mask_token_id", "draft_vocab_size", INPUT_SCALE, *OUTPUT_SCALES, *_DFLASH2)
     dflash = {
         **{key: config[key] for key in kept if key in config},
         "target_layer_ids": _layers_before(config.get("aux_hidden_state_layer_ids")),
         "copies_vocabulary": True,
     }
-    if config.get("sliding_window_non_causal"):
+    second = algorithm == "dflash2"
+    if config.get("sliding_window_non_causal", second):  # the default of each kind
         dflash["causal"] = False
     quantization = config.get("quantization_config")
     return {
         **layers,
-        "architectures": list(ARCHITECTURES),
+        "architectures": ["DFlash2DraftModel" if second else PLAIN],
         "model_type": "qwen3",  # for every target: the drafter's layers are Qwen3's
         "dtype": config.get("dtype") or config.get("torch_dtype"),
         **_rope_of_speculators(layers),
@@ -200,6 +208,24 @@ class ConfigKeys:
         size, whole = self.optional_integer("draft_vocab_size"), self.integer("vocab_size")
         require(size is None or size <= whole, "draft_vocab_size", size, f"up to vocab_size {whole}")
         return None if size == whole else size
+
+    def convolution(self) -> tuple[int, int] | None:
+        """Taps of DFlash2's convolution, and channels per correction; None without it."""
+        if not self.get("conv_kernel_size") and not self.get("conv_group_size"):
+            return None
+        hidden, group = self.integer("hidden_size"), self.integer("conv_group_size")
+        require(hidden % group == 0, "conv_group_size", group, f"a divisor of hidden_size {hidden}")
+        return self.integer("conv_kernel_size", maximum=MOST_TAPS), group
+
+    def selector(self) -> tuple[int, int, float | None] | None:
+        """Rank and candidates of DFlash2's selector, and the cap of its logits; None without a selector."""
+        if not any(map(self.get, _SELECTOR)) and "DFlash2" not in str(_architecture(self._places[-1])):
+            return None
+        reduced = self.draft_vocab_size()
+        require(reduced is None, "draft_vocab_size", reduced, "the target's whole vocabulary with a candidate selector")
+        rank = self.integer("selector_rank", maximum=LARGEST_RANK)
+        top_k = self.integer("selector_top_k", maximum=min(MOST_CANDIDATES, self.integer("vocab_size")))
+        return rank, top_k, self.number(SOFTCAP) if self.get(SOFTCAP) else None
 
     def layer_types(self) -> tuple[str, ...]:
         num_layers = self.integer("num_hidden_layers", maximum=MOST_LAYERS)

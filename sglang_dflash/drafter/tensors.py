@@ -1,7 +1,7 @@
 """The tensors of a drafter checkpoint: their shapes, the parameters that they load into, and the mask embedding.
 
-Only the tensors of plain DFlash are accepted. A checkpoint with others is another kind of drafter, which would silently
-draft badly without its extra weights.
+Only the tensors of DFlash and DFlash2 are accepted. A checkpoint with others is another kind of drafter, which would
+silently draft badly without its extra weights.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ _FUSED: dict[str, tuple[str, str | int]] = {
     **{f"{shard}_proj": ("qkv_proj", shard) for shard in "qkv"},
     **{"gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1)},
 }
+_WHOLE = ("base_kernel", "predecessor_codebook", "successor_codebook", "t2d")  # never quantised
 _FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 TARGET_TO_DRAFT, DRAFT_TO_TARGET = "t2d", "d2t"
@@ -61,9 +62,18 @@ def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     if config.attention_bias:
         biased = (f"self_attn.{name}_proj" for name in "qkvo")
         layer |= {f"{module}.bias": layer[f"{module}.weight"][:1] for module in biased}
+    if config.conv_taps:
+        for convolution in ("attention_conv", "mlp_conv"):
+            corrections = 2 * config.conv_taps * hidden // config.conv_group
+            layer[f"{convolution}.base_kernel"] = (2, config.conv_taps, hidden)
+            layer[f"{convolution}.kernel_projection.weight"] = (corrections, hidden)
     shapes = {f"layers.{i}.{name}": shape for i in range(config.num_layers) for name, shape in layer.items()}
     shapes["fc.weight"] = (hidden, len(config.target_layer_ids) * hidden)
     shapes["hidden_norm.weight"] = shapes["norm.weight"] = (hidden,)
+    if rank := config.selector_rank:
+        for codebook in ("predecessor_codebook", "successor_codebook"):
+            shapes[f"candidate_selector.{codebook}"] = (config.vocab_size, rank)
+        shapes["candidate_selector.hidden_projection.weight"] = (rank, hidden)
     if config.draft_vocab_size is not None:
         shapes[TARGET_TO_DRAFT] = (config.vocab_size,)
     return shapes
@@ -129,7 +139,7 @@ class LoadReport:
         if problems:
             raise DFlashError(
                 f"the drafter's tensors do not fit its config.json ({'; '.join(problems)})",
-                expected="the tensors of a plain DFlash drafter with this configuration",
+                expected="the tensors of a DFlash or DFlash2 drafter with this configuration",
                 remedy="use its own config.json, or SGLANG_DFLASH=builtin for a drafter of another kind",
             )
 
@@ -137,7 +147,7 @@ class LoadReport:
         key, known = self._key(name), self._copied.get(name) or self._expected.get(name)
         if name not in self._copied and key not in self._keys:
             self._unexpected.append(name)
-        elif known != shape and (name in self._copied or not self._quantised):
+        elif known != shape and (name in self._copied or key == name or not self._quantised):
             self._misshaped.append(f"{name} is {list(shape)}, not {list(known or ())}")
         elif name not in self._copied:
             self._loaded.add(key)
@@ -145,7 +155,8 @@ class LoadReport:
         return False
 
     def _key(self, name: str) -> str:
-        return (name.rpartition(".")[0] or name) if self._quantised else name
+        module, _, kind = name.rpartition(".")
+        return module if self._quantised and kind not in _WHOLE else name
 
 
 def load_mask_embedding(file: Path | None, config: DrafterConfig) -> Tensor | None:

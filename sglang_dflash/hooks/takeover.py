@@ -67,11 +67,12 @@ def worker_for(server_args: ServerArgs) -> type | None:
 
 def our_worker() -> type:
     """Return our worker class; its drafter is added to SGLang's model registry."""
+    from sglang_dflash.drafter.formats import ARCHITECTURES
     from sglang_dflash.model.drafter import DFlashDraftModel
     from sglang_dflash.worker.worker import DFlashWorker
 
     upstream.check_version()
-    upstream.ModelRegistry.models[DFlashDraftModel.__name__] = DFlashDraftModel
+    upstream.ModelRegistry.models.update(dict.fromkeys(ARCHITECTURES, DFlashDraftModel))
     return DFlashWorker
 
 

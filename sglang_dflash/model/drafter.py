@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import TARGET_TO_DRAFT, LoadReport
 from sglang_dflash.model.attention import BlockNormRope, ContextProjection, DrafterAttention, QKNormRope, window_left
+from sglang_dflash.model.convolution import BlockConvolution
+from sglang_dflash.model.heads import CandidateSelector, most_probable
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.plan.serving import the_plan
 from sglang_dflash.upstream import (
@@ -36,7 +38,7 @@ class DraftOutput(LogitsProcessorOutput):
 
     Attributes:
         drafts: int64 [bs, w - 1], one token per mask position.
-        margins: float32 [bs, w - 1], each draft's logit minus the second largest; None unless blocks are copied.
+        margins: float32 [bs, w - 1], each draft's score minus the second largest; None unless blocks are copied.
         broken: int64 [bs], number of positions whose hidden state is not finite.
     """
 
@@ -74,21 +76,31 @@ class DrafterLayer(nn.Module):
         self.mlp = Qwen2MLP(
             config.hidden_size, config.intermediate_size, "silu", quant_config=quant_config, prefix=f"{prefix}.mlp"
         )
+        self.attention_conv = self.mlp_conv = None
+        if config.conv_taps:
+            self.attention_conv = BlockConvolution(config, quant_config, f"{prefix}.attention_conv")
+            self.mlp_conv = BlockConvolution(config, quant_config, f"{prefix}.mlp_conv")
 
     def forward(
-        self, norm_rope: BlockNormRope, hidden: Tensor, residual: Tensor | None, forward_batch: Any
+        self, norm_rope: BlockNormRope, hidden: Tensor, residual: Tensor | None, forward_batch: Any, width: int
     ) -> tuple[Tensor, Tensor]:
+        def attend(hidden: Tensor) -> Tensor:
+            return self.self_attn(norm_rope, hidden, forward_batch)
+
         if residual is None:
             residual, hidden = hidden, self.input_layernorm(hidden)
         else:
             hidden, residual = self.input_layernorm(hidden, residual)
-        hidden = self.self_attn(norm_rope, hidden, forward_batch)
+        hidden = attend(hidden) if self.attention_conv is None else self.attention_conv(hidden, width, attend)
         hidden, residual = self.post_attention_layernorm(hidden, residual)
-        return self.mlp(hidden), residual
+        return self.mlp(hidden) if self.mlp_conv is None else self.mlp_conv(hidden, width, self.mlp), residual
 
 
 class DFlashDraftModel(nn.Module):
-    """The whole draft step: the target's embedding, the drafter's layers, the target's LM head and the argmax."""
+    """The whole draft step: the target's embedding, the drafter's layers, the target's LM head and a choice of tokens.
+
+    DFlash2's convolutions and candidate selector are there if the configuration has them.
+    """
 
     # The drafter is sharded over the ranks that share one batch, in every layout of the target.
     draft_parallel_spec = DraftParallelSpec(tp_execution=DraftTPExecution.SINGLE_GROUP)
@@ -126,6 +138,9 @@ class DFlashDraftModel(nn.Module):
         self._context_projection = ContextProjection(attentions, self.qk_norm_rope)
         if parsed.draft_vocab_size is not None:
             self.register_buffer(TARGET_TO_DRAFT, torch.zeros(parsed.vocab_size, dtype=torch.bool))
+        self.candidate_selector = None
+        if parsed.selector_rank:
+            self.candidate_selector = CandidateSelector(parsed, quant_config, f"{base}candidate_selector")
         self.vocabulary: TargetVocabulary | None = None
         self.staged: StagedContext | None = None
         self._returns_margins = the_plan().copies
@@ -145,18 +160,18 @@ class DFlashDraftModel(nn.Module):
         if self.staged is not None and len(input_ids) <= len(self.staged):
             self.inject_staged(len(input_ids))
         hidden, residual = self.vocabulary.embed(input_ids), None
-        norm_rope = self.qk_norm_rope.block(positions)
+        norm_rope, width = self.qk_norm_rope.block(positions), forward_batch.spec_info.draft_token_num
         for layer in self.layers:
-            hidden, residual = layer(norm_rope, hidden, residual, forward_batch)
+            hidden, residual = layer(norm_rope, hidden, residual, forward_batch, width)
         hidden, _ = self.norm(hidden, residual)
-        width = forward_batch.spec_info.draft_token_num
         # Only mask positions predict a token.
-        masks = hidden.unflatten(0, (-1, width))[:, 1:]
-        drafts, margins = self.vocabulary.argmax_token(masks.flatten(0, 1), margins=self._returns_margins)
+        masks, anchors = hidden.unflatten(0, (-1, width))[:, 1:], input_ids.view(-1, width)[:, 0]
+        choose = self.candidate_selector or most_probable
+        drafts, margins = choose(self.vocabulary, anchors, masks, margins=self._returns_margins)
         return DraftOutput(
             next_token_logits=None,
-            drafts=drafts.view(-1, width - 1),
-            margins=None if margins is None else margins.view(-1, width - 1),
+            drafts=drafts,
+            margins=margins,
             # The sum over a NaN or an infinity is not finite.
             broken=(~masks.sum(-1).isfinite()).sum(-1),
         )

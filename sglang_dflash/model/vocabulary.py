@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.ops import argmax, linear
+from sglang_dflash.ops import argmax, linear, top_k
 from sglang_dflash.upstream import get_parallel, unwrap_lora_layer
 
 
@@ -25,7 +25,7 @@ class TargetVocabulary:
         first_id, num_ids: token ids of this rank's shard of the head, padding and added vocabulary excluded.
         mask_token_id: token id of the block's positions after the anchor.
         mask_embedding: embedding of the mask token, [H]; None for the target's row.
-        logit_scale: positive factor of the logits. Only margins depend on it.
+        logit_scale: positive factor of the logits. Tokens of the largest logit do not depend on it.
         drafted: bool [num_ids], the ids that may be drafted; None for all.
     """
 
@@ -124,6 +124,22 @@ class TargetVocabulary:
             return tokens, None
         others = first.scatter(0, rank, shards[..., 1].gather(0, rank))
         return tokens, self._margins(first.amax(0), others.amax(0))
+
+    def top_k(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return each row's ``k`` largest logits, float32 [n, k], and their tokens, int64 [n, k]; the largest is first.
+
+        All ranks return the same: they exchange their own ``k`` largest and their tokens. ``hidden`` is [n, H].
+        """
+        group = get_parallel().tp_group
+        logits, tokens = top_k(self._shard_logits(hidden), k)
+        logits = logits.float()
+        if group.world_size > 1:
+            # Float32 holds token ids exactly up to 2**24. A stable sort orders equal logits alike on every rank.
+            sent = torch.stack((logits, (tokens + self.first_id).float()))
+            logits, ids = group.all_gather(sent[None], dim=0).movedim(0, 2).flatten(2)
+            logits, order = logits.sort(dim=1, descending=True, stable=True)
+            logits, tokens = logits[:, :k].contiguous(), ids.gather(1, order[:, :k]).long()
+        return logits if self.logit_scale == 1.0 else logits * self.logit_scale, tokens
 
     def _margins(self, first: Tensor, second: Tensor) -> Tensor:
         margins = first - second

@@ -292,6 +292,67 @@ def norm_rope(
     return torch.cat(parts, dim=-1).to(heads.dtype)
 
 
+def convolve_block(hidden: Tensor, base: Tensor, corrections: Tensor, *, width: int) -> Tensor:
+    """Convolve the positions of each block: ``out[i] = sum over t of (base[t] + corrections[i, t]) * hidden[i - t]``.
+
+    Positions before the block count as zeros.
+
+    Args:
+        hidden: [bs * w, H].
+        base: [taps, H], the same at every position.
+        corrections: [bs * w, taps, G], one per group of ``H / G`` adjacent channels; the last dimension is dense.
+        width: positions ``w`` of a block.
+
+    Returns:
+        [bs * w, H], dense, in the dtype of ``hidden``; computed in float32.
+    """
+    taps, groups = corrections.shape[1:]
+    blocks = hidden.float().view(-1, width, groups, hidden.shape[1] // groups)
+    kernel = corrections.float().unflatten(0, (-1, width))[..., None] + base.float().view(taps, groups, -1)
+    out = kernel[:, :, 0] * blocks
+    for tap in range(1, min(taps, width)):
+        out[:, tap:] += kernel[:, tap:, tap] * blocks[:, :-tap]
+    return out.view(hidden.shape).to(hidden.dtype)
+
+
+def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the ``k`` largest values of each row, the largest first, and their indices int64: [rows, V] to [rows, k].
+
+    Which of equal values at the end is returned, and their order, is unspecified.
+    """
+    return logits.topk(k)
+
+
+def walk_candidates(
+    candidates: Tensor, unary: Tensor, gates: Tensor, anchors: Tensor, predecessors: Tensor, successors: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Choose a token per position, from left to right: the candidate with the best score after the token before.
+
+    The score of candidate c after token p is ``unary[c] + sum over r of predecessors[p, r] * gates[r] *
+    successors[c, r]``, in float32.
+
+    Args:
+        candidates: int64 [bs, n, K], distinct tokens at each position.
+        unary: float32 [bs, n, K], their scores without the token before.
+        gates: [bs, n, R].
+        anchors: int64 [bs], the token before the first position.
+        predecessors, successors: [V, R], codebooks of the token before and of the candidate.
+
+    Returns:
+        int64 [bs, n], the tokens, the first of equals; and float32 [bs, n], their leads over the second best candidate,
+        infinite if there is none.
+    """
+    last, tokens, leads = anchors, [], []
+    for i in range(candidates.shape[1]):
+        key = predecessors[last].float() * gates[:, i].float()
+        scores = unary[:, i] + (successors[candidates[:, i]].float() @ key[:, :, None]).squeeze(2)
+        best = scores.argmax(1, keepdim=True)
+        last = candidates[:, i].gather(1, best).squeeze(1)
+        tokens.append(last)
+        leads.append(scores.gather(1, best).squeeze(1) - scores.scatter(1, best, -torch.inf).amax(1))
+    return torch.stack(tokens, 1), torch.stack(leads, 1)
+
+
 def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: Tensor, coefficients: Tensor) -> None:
     """Apply frequency, presence and repetition penalties to a block's logits, in place.
 

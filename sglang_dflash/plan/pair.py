@@ -65,7 +65,7 @@ class Pair:
 
     @cached_property
     def kind(self) -> str | None:
-        """The family of a drafter that only SGLang's own worker serves; None for a plain DFlash drafter."""
+        """The family of a drafter that only SGLang's own worker serves; None for DFlash and DFlash2."""
         return kind_left_to_builtin(self.drafter_files.config)
 
     @cached_property

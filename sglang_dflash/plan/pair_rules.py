@@ -104,6 +104,20 @@ def _heads(settings: Settings, pair: Pair) -> str:
     )
 
 
+def _candidates(settings: Settings, pair: Pair) -> str:
+    top_k, vocab, tp = pair.drafter.selector_top_k, pair.drafter.vocab_size, settings.tp_size
+    # SGLang pads the vocabulary to a multiple of 64, or of 64 per rank, and divides it evenly; the last rank is short.
+    unit = 64 if -(-vocab // 64) * 64 % tp == 0 else 64 * tp
+    smallest = vocab - (tp - 1) * (-(-vocab // unit) * unit // tp)
+    if top_k <= smallest:
+        return f"{top_k} per position" if top_k else "none: the most probable token is drafted"
+    raise DFlashError(
+        f"selector_top_k {top_k} exceeds the {max(smallest, 0)} tokens of a tensor-parallel rank",
+        expected="a vocabulary with as many tokens on every rank",
+        remedy="lower --tp-size",
+    )
+
+
 def _window(settings: Settings, pair: Pair) -> str:
     drafter, window = pair.drafter, settings.speculative_draft_window_size
     reads = context_window(window, drafter)
@@ -316,6 +330,7 @@ CONFIGURATIONS: dict[str, Rule] = {
     "mask token": _mask_token,
     "block size": _block,
     "heads by tensor parallelism": _heads,
+    "candidates": _candidates,
     "draft window": _window,
     "context length": _context,
     "recurrent snapshots for the prefix cache": _strategy,

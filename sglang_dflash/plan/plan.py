@@ -35,7 +35,7 @@ def reason_for_builtin(settings: Settings, pair: Pair, *, on_cpu: bool) -> str |
     elif on_cpu:
         raise DFlashError(
             f"{reason}, on the CPU platform",
-            expected="a plain DFlash drafter without this option",
+            expected="a DFlash or DFlash2 drafter without this option",
             remedy="run this pair on a GPU, where SGLang's own worker supports it",
         )
     return reason

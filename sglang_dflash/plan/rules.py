@@ -42,7 +42,7 @@ def check_rules(settings: Settings, pair: Pair, machine: Machine) -> list[Findin
         if machine.kind == "gpu" and pair.kind:
             raise Doubt(
                 f"the drafter is of the kind {pair.kind}",
-                expected="a plain DFlash drafter",
+                expected="a DFlash or DFlash2 drafter",
                 remedy="none needed on a GPU: SGLang's own worker serves it, without this package's features",
             )
         pair.read()

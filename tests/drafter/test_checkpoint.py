@@ -55,6 +55,22 @@ class TestTensors:
         with pytest.raises(DFlashError, match=r"missing: layers\.1\.self_attn\.o_proj[;)]"):
             self.report(tensors, **quantised).check(complete=True)
 
+    def test_codebooks_and_base_kernels_are_compared_by_name_and_shape_in_a_quantised_checkpoint_too(self) -> None:
+        parts = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 4}
+        shapes = expected_shapes(DrafterConfig.from_dict(drafter(**parts)))
+        assert len(shapes) == len(SHAPES) + 2 * 2 * 2 + 3
+        tensors = {name.replace("proj.weight", "proj.weight_packed"): shape for name, shape in shapes.items()}
+        changes = {**parts, "quantization_config": {"quant_method": "fp8"}}
+        self.report(tensors, **changes).check(complete=True)
+        codebook = "candidate_selector.successor_codebook"
+        with pytest.raises(DFlashError, match=rf"mis-shaped: {codebook} is \[1024, 4\], not \[1024, 8\]"):
+            self.report({**tensors, codebook: (1024, 4)}, **changes).check(complete=True)
+        for name in (codebook, "layers.1.mlp_conv.base_kernel"):
+            with pytest.raises(DFlashError, match=rf"missing: {name}[;)]"):
+                self.report({key: shape for key, shape in tensors.items() if key != name}, **changes).check(
+                    complete=True
+                )
+
 
 class TestMaskEmbedding:
     def load(self, folder: Path, content: Any = None, **changes: Any) -> torch.Tensor | None:

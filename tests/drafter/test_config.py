@@ -61,6 +61,42 @@ def test_a_scale_is_read(key: str, input_scale: float, output_scale: float) -> N
     assert (config.input_scale, config.output_scale) == (input_scale, output_scale)
 
 
+DFLASH2 = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 4}
+
+
+def dflash2(architecture: str = "DFlash2DraftModel", **nested: Any) -> DrafterConfig:
+    required = {"mask_token_id": 900, "target_layer_ids": [1, 4, 6]}
+    return parse(architectures=[architecture], dflash_config={**required, **DFLASH2, **nested})
+
+
+def test_dflash2_is_read_under_every_name() -> None:
+    config = dflash2()
+    assert (config.conv_taps, config.conv_group, config.selector_rank, config.selector_top_k) == (2, 16, 8, 4)
+    assert (config.output_scale, config.logit_cap) == (1.0, None)
+    for architecture in ("DFlash2BeamDraftModel", "MiniMaxDFlash2DraftModel", "DFlashDraftModel"):
+        assert dflash2(architecture) == config
+    plain = parse(dflash_config={"mask_token_id": 900, "target_layer_ids": [1, 4, 6], **dict.fromkeys(DFLASH2, 0)})
+    assert plain == parse() and plain.selector_rank == plain.conv_taps == 0
+
+
+def test_the_logits_under_a_selector_are_scaled_and_capped() -> None:
+    capped = dflash2(output_multiplier=0.196, final_logit_softcapping=20.0)
+    assert (capped.output_scale, capped.logit_cap) == (0.196, 20.0)
+    assert dflash2(final_logit_softcapping=0) == dflash2(final_logit_softcapping=None) == dflash2()
+
+
+def test_the_convolution_and_the_selector_may_be_alone() -> None:
+    selector, convolution = (
+        dflash2(conv_kernel_size=0, conv_group_size=None),
+        dflash2("DFlashDraftModel", **NO_SELECTOR),
+    )
+    assert (selector.conv_taps, selector.selector_rank) == (0, 8)
+    assert (convolution.conv_taps, convolution.selector_rank) == (2, 0)
+
+
+NO_SELECTOR = {"selector_rank": 0, "selector_top_k": 0}
+
+
 @pytest.mark.parametrize(
     ("is_causal", "causal"), [(None, (True, False)), (True, (True, True)), (False, (False, False))]
 )

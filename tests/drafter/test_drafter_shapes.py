@@ -24,10 +24,11 @@ from sglang_dflash.drafter import config
 from sglang_dflash.plan.serving import context_window
 from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.train import drafter
+from sglang_dflash_lab.train.dflash2 import BlockConvolution, Selector
 from sglang_dflash_lab.train.drafter import FULL, SLIDING
 from tests.support import reference_decoder
 from tests.support.checkpoints import write_drafter
-from tests.support.generation import generate
+from tests.support.generation import generate_all
 from tests.support.pair_servers import recorded_blocks, target_arguments, with_plugin, worker_info
 from tests.support.prompts import corpus
 from tests.support.reference_decoder import Decoded, ReferenceDecoder
@@ -62,6 +63,8 @@ class Shape:
     matters: bool = True
 
 
+DFLASH2 = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 32, "selector_top_k": 8}
+CAPPED = {"output_multiplier": 0.25, "final_logit_softcapping": 3.0}
 YARN = {"rope_type": "yarn", "factor": FACTOR, "original_max_position_embeddings": ORIGINAL}
 SHAPES = {
     "one KV head, narrow heads, block size of the checkpoint": Shape(
@@ -87,6 +90,18 @@ SHAPES = {
         {"layer_types": (SLIDING,) * 2, "sliding_window": WINDOW}, {"is_causal": False}, causal=False
     ),
     "YaRN": Shape(keys={"rope_scaling": YARN}, yarn=True),
+    "DFlash2, full": Shape(DFLASH2 | {"selector_top_k": 16}, flag=None, matters=False),
+    "DFlash2, as published: bidirectional sliding, narrower than its block": Shape(
+        DFLASH2 | {"layer_types": (SLIDING,) * 2, "sliding_window": WINDOW, "block_size": 8},
+        {"is_causal": False},
+        flag=5,
+        causal=False,
+    ),
+    "DFlash2, interleaved, three taps, capped logits": Shape(
+        DFLASH2 | CAPPED | {"layer_types": (SLIDING, FULL), "sliding_window": WINDOW, "conv_kernel_size": 3},
+        flag=12,
+    ),
+    "DFlash2, blocks of two": Shape(DFLASH2, flag=2, matters=False),
     "scaled input embeddings": Shape(keys={"input_embedding_scale": 8.0}, input_scale=8.0),
 }
 WINDOWS = {None: 1, 16: 1, 64: 16, 4096: 1}  # tokens of a draft window -> page that its reading begins on
@@ -147,6 +162,23 @@ class Reference:
                 inside.setattr(drafter, "rotate", yarn_rotation)
             return self.decoder.decode(prompt, NEW_TOKENS, self.width, window, self.page)
 
+    def decode_without(self, part: str, prompt: list[int]) -> Decoded:
+        """What the same weights draft without a part of DFlash2."""
+        model, convolve = self.decoder.drafter, BlockConvolution.forward
+        where, name, instead = {
+            "selector": (model, "candidate_selector", None),
+            "cap": (Selector, "unary", lambda _, logits: logits.float()),
+            "convolution": (BlockConvolution, "forward", lambda _, x, width, sublayer: sublayer(x)),
+            "earlier position": (
+                BlockConvolution,
+                "forward",
+                lambda module, x, _, sublayer: convolve(module, x, 1, sublayer),
+            ),
+        }[part]
+        with self.patch.context() as inside:
+            inside.setattr(where, name, instead)
+            return self.decode(prompt, None)
+
     def decode_plainly(self, prompt: list[int]) -> Decoded:
         """What the same weights draft with plain full attention to everything."""
         model = self.decoder.drafter
@@ -163,7 +195,7 @@ def test_drafts_equal_the_reference(
 ) -> None:
     shape, page = SHAPES[name], WINDOWS[window]
     folder = write(shape, tmp_path / "drafter")
-    width = shape.flag or shape.fields["block_size"]
+    width = shape.flag or shape.fields.get("block_size", 16)
     command = ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(folder)]
     if shape.flag:
         command += ["--speculative-num-draft-tokens", str(shape.flag)]
@@ -174,13 +206,21 @@ def test_drafts_equal_the_reference(
     prompts = [*by_length[2:5], by_length[10]]
     with running(tmp_path, *target_arguments(PAIR), *command, **with_plugin(tmp_path, "drafts")) as server:
         assert (worker_info(server)["block_size"], worker_info(server)["window"]) == (width, reads)
-        answers = [generate(server, prompt, NEW_TOKENS) for prompt in prompts]
+        answers = generate_all(server, prompts, len(prompts), NEW_TOKENS)  # in one batch: blocks have neighbours
     reference = Reference(shape, folder, width, page, monkeypatch)
     rivals: dict[str, Callable[[list[int]], Decoded]] = {}
     if shape.matters:
         rivals["plain attention"] = reference.decode_plainly
     if reads and reads < len(prompts[-1]) and FULL in reference.decoder.drafter.config.layer_types:
         rivals["no window"] = functools.partial(reference.decode, window=None)
+    if reads is None and "selector_rank" in shape.fields and width > 2:
+        parts = (
+            "selector",
+            "convolution",
+            "earlier position",
+            *(["cap"] if "output_multiplier" in shape.fields else []),
+        )
+        rivals |= {f"no {part}": functools.partial(reference.decode_without, part) for part in parts}
     told_apart = dict.fromkeys(rivals, False)
     for prompt, answer in zip(prompts, answers, strict=True):
         expected = reference.decode(prompt, reads)

@@ -91,6 +91,15 @@ def test_scales_of_a_speculators_drafter_are_kept() -> None:
     assert (found.input_scale, found.output_scale) == (2.5, 0.5)
 
 
+def test_a_dflash2_drafter_of_speculators_is_not_causal_unless_its_file_states_it() -> None:
+    written = config("speculators-dflash2")
+    del written["sliding_window_non_causal"]
+    assert DrafterConfig.from_dict(written) == DrafterConfig.from_dict(config("speculators-dflash2"))
+    written["transformer_layer_config"] |= {"layer_types": ["sliding_attention"] * 2, "sliding_window": 64}
+    assert DrafterConfig.from_dict(written).causal == (False, False)
+    assert DrafterConfig.from_dict({**written, "sliding_window_non_causal": False}).causal == (True, True)
+
+
 class TestRefused:
     @pytest.mark.parametrize(
         ("written", "kind"),
@@ -110,7 +119,6 @@ class TestRefused:
         [
             ("specforge-domino", {}, "DFlash with the head domino"),
             ("automodel-domino", {}, "DFlash with the head domino"),
-            ("automodel", {"architectures": ["Qwen3DFlash2DraftModel"]}, "DFlash2DraftModel"),
             ("modelopt", {"projector_type": "dspark"}, "DFlash with the head dspark"),
         ],
     )
@@ -126,7 +134,9 @@ class TestRefused:
         ("changes", "named"),
         [
             ({"speculators_model_type": "eagle3"}, "speculators_model_type 'eagle3'"),
-            ({"speculators_model_type": "dflash2"}, "speculators_model_type 'dflash2'"),
+            ({"speculators_model_type": "xpress"}, "speculators_model_type 'xpress'"),
+            ({"speculators_model_type": "dflash2", "draft_ffn_type": "moe"}, "draft_ffn_type 'moe'"),
+            ({"speculators_model_type": "dflash2"}, "selector_rank is missing"),
             ({"sample_from_anchor": True}, "sample_from_anchor true"),
             ({"aux_hidden_state_layer_ids": [0, 4, 6]}, r"aux_hidden_state_layer_ids is \[0, 4, 6\]"),
             ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids is missing"),

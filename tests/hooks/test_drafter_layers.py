@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 
 pytest.importorskip("sglang")
 
+from sglang_dflash.drafter.checkpoint import ModelFiles, plain_view
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.hooks import launch
 from sglang_dflash.plan.flags import parse
@@ -21,6 +23,7 @@ from sglang_dflash.plan.plan import decide, reason_for_builtin
 from sglang_dflash.plan.settings import Settings
 from sglang_dflash.upstream import read_record
 from tests.support.cards import FOLDER
+from tests.support.trainers import FOLDER as TRAINERS
 
 pytestmark = pytest.mark.sglang
 
@@ -85,7 +88,7 @@ def test_a_flag_selects_sglangs_quantised_layers(tmp_path: Path, caplog: pytest.
 
 
 def test_a_drafter_that_is_left_to_sglangs_worker_is_left_as_it_is(tmp_path: Path) -> None:
-    args = resolved(tmp_path, drafter={"quantization_config": FP8, "architectures": ["DFlash2DraftModel"]})
+    args = resolved(tmp_path, drafter={"quantization_config": FP8, "architectures": ["LiLiCorrDraftModel"]})
     assert args.speculative_draft_model_quantization is None
     assert args.speculative_draft_model_path == str(tmp_path / "drafter")
 
@@ -98,3 +101,14 @@ def test_sglangs_worker_never_gets_bytes_in_plain_layers(tmp_path: Path, monkeyp
     with pytest.raises(DFlashError, match="--enable-watermark is used, with a quantised drafter") as raised:
         reason_for_builtin(settings, pair, on_cpu=False)
     assert "SGLANG_DFLASH=builtin" in raised.value.remedy
+
+
+@pytest.mark.parametrize("trainer", ["automodel-dflash2", "speculators-dflash2"])
+def test_the_name_by_which_sglang_shifts_a_muse_targets_captured_layers_is_kept(trainer: str, tmp_path: Path) -> None:
+    from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import _map_muse_target_layer_ids
+
+    view = plain_view(ModelFiles(str(shutil.copytree(TRAINERS / trainer, tmp_path / trainer))))
+    assert view is not None
+    config = SimpleNamespace(**json.loads((view / "config.json").read_text()))
+    muse = SimpleNamespace(model_type="muse_glimmer")
+    assert _map_muse_target_layer_ids(target_hf_config=muse, draft_hf_config=config, layer_ids=[1, 4]) == [2, 5]

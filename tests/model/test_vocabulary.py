@@ -1,7 +1,8 @@
-"""The drafter's embeddings at masked positions and its argmax; the target's table stays unchanged."""
+"""The drafter's embeddings at masked positions, its argmax and its largest logits; the target's table is unchanged."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -72,28 +73,58 @@ def test_a_target_without_an_lm_head_is_refused() -> None:
         TargetVocabulary.of(model, mask_token_id=MASK, mask_embedding=None)
 
 
-@pytest.mark.parametrize("margins", [False, True])
-def test_ranks_agree_on_tokens_and_margins(margins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks of four tokens each. The two best tokens of a row are on one rank or on both."""
-    hidden = torch.randn(40, 4, generator=torch.Generator().manual_seed(2))
+Shards = Callable[[Tensor, Callable[..., Any]], Any]
+
+
+@pytest.fixture
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Shards:
+    """Run a method on two ranks of four tokens each; the second one receives what both sent."""
     whole = TargetVocabulary.of(target(), mask_token_id=MASK, mask_embedding=None)
-    logits = hidden @ whole.lm_head.weight.T
     shards = [replace(whole, first_id=first, num_ids=4, lm_head=target().table) for first in (0, 4)]
     shards[1].lm_head.weight.data = shards[1].lm_head.weight[4:]
-    sent: list[Tensor] = []
 
-    def all_gather(mine: Tensor, dim: int) -> Tensor:
-        sent.append(mine)
-        return torch.cat((sent * 2)[:2], dim)
+    def run(hidden: Tensor, method: Callable[..., Any], **options: Any) -> Any:
+        sent: list[Tensor] = []
 
-    group = SimpleNamespace(world_size=2, all_gather=all_gather)
-    monkeypatch.setattr("sglang_dflash.model.vocabulary.get_parallel", lambda: SimpleNamespace(tp_group=group))
-    for shard in shards:  # the second one receives what both sent
-        tokens, found = shard.argmax_token(hidden, margins=margins)
-    best = logits.topk(2)
+        def all_gather(mine: Tensor, dim: int) -> Tensor:
+            sent.append(mine)
+            return torch.cat((sent * 2)[:2], dim)
+
+        group = SimpleNamespace(world_size=2, all_gather=all_gather)
+        monkeypatch.setattr("sglang_dflash.model.vocabulary.get_parallel", lambda: SimpleNamespace(tp_group=group))
+        return [method(shard, hidden, **options) for shard in shards][1]
+
+    return run
+
+
+@pytest.fixture
+def hidden() -> Tensor:
+    """Of which the best two tokens of a row are on one rank or on both."""
+    hidden = torch.randn(40, 4, generator=torch.Generator().manual_seed(2))
+    best = logits_of(hidden).topk(2).indices
+    assert {tuple(sorted(row)) for row in (best // 4).tolist()} == {(0, 0), (0, 1), (1, 1)}
+    return hidden
+
+
+def logits_of(hidden: Tensor) -> Tensor:
+    return hidden @ target().table.weight.T
+
+
+@pytest.mark.parametrize("margins", [False, True])
+def test_ranks_agree_on_tokens_and_margins(margins: bool, hidden: Tensor, two_ranks: Shards) -> None:
+    tokens, found = two_ranks(hidden, TargetVocabulary.argmax_token, margins=margins)
+    best = logits_of(hidden).topk(2)
     assert torch.equal(tokens, best.indices[:, 0])
-    assert {tuple(sorted(row)) for row in (best.indices // 4).tolist()} == {(0, 0), (0, 1), (1, 1)}
     if margins:
         torch.testing.assert_close(found, best.values[:, 0] - best.values[:, 1])
     else:
         assert found is None
+
+
+def test_ranks_agree_on_the_largest_logits_and_take_the_first_of_equals(hidden: Tensor, two_ranks: Shards) -> None:
+    logits, tokens = two_ranks(hidden, TargetVocabulary.top_k, k=3)
+    best = logits_of(hidden).topk(3)
+    assert torch.equal(tokens, best.indices)
+    torch.testing.assert_close(logits, best.values)
+    logits, tokens = two_ranks(torch.zeros(1, 4), TargetVocabulary.top_k, k=4)
+    assert (logits.tolist(), set(tokens[0].tolist())) == ([[0.0] * 4], {0, 1, 2, 3})

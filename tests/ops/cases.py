@@ -17,7 +17,7 @@ import torch
 
 from sglang_dflash.ops import reference
 
-MODULES = ("block", "copies", "norm_rope", "rings", "sampling")
+MODULES = ("block", "copies", "dflash2", "norm_rope", "rings", "sampling")
 DEVICE = os.environ.get("OPS_DEVICE", "cpu")
 
 
@@ -187,3 +187,38 @@ def test_offer_copies(bs: int, width: int) -> None:
     tokens, margins = ints(0, 3, bs, width), torch.rand(bs, width + 2, device=DEVICE)[:, : width - 1]
     _, _, _, _, after, *_ = compare("offer_copies", tokens, margins, history, found, rows, last, least=5, unsure=0.7)
     assert bs < 9 or (after[rows, 1] > 0).any()
+
+
+# The arithmetic is float32 in any dtype: the sums' order moves a result to the neighbouring value at most.
+ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-7}
+
+
+@pytest.mark.parametrize(
+    ("bs", "width", "taps", "channels"), [(0, 4, 2, 64), (1, 16, 2, 1280), (3, 5, 3, 96), (2, 2, 4, 32)]
+)
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_convolve_block(bs: int, width: int, taps: int, channels: int, dtype: torch.dtype) -> None:
+    hidden, base = (torch.randn(rows, channels, device=DEVICE).to(dtype) for rows in (bs * width, taps))
+    corrections = torch.randn(bs * width, 2, taps, channels // 16, device=DEVICE).to(dtype)[:, 1]  # of one side
+    compare("convolve_block", hidden, base, corrections, width=width, tolerance=ROUNDING[dtype])
+
+
+@pytest.mark.parametrize(
+    ("bs", "n", "k", "rank"), [(0, 4, 4, 8), (1, 15, 16, 256), (3, 7, 8, 32), (2, 1, 5, 24), (4, 3, 1, 8)]
+)
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_walk_candidates(bs: int, n: int, k: int, rank: int, dtype: torch.dtype) -> None:
+    candidates = torch.rand(bs, n, 300, device=DEVICE).topk(k).indices
+    predecessors, successors = torch.randn(2, 300, rank, device=DEVICE).to(dtype).unbind()
+    gates, unary = torch.randn(bs, n, rank, device=DEVICE).to(dtype), torch.randn(bs, n, k, device=DEVICE)
+    anchors = ints(0, 300, bs, 16)[:, 0]  # a column of the block
+    compare("walk_candidates", candidates, unary, gates, anchors, predecessors, successors, tolerance=1e-4)
+
+
+def test_a_walk_takes_the_first_of_equal_candidates() -> None:
+    candidates, equal = ints(0, 300, 2, 3, 8), torch.ones(2, 3, 8, device=DEVICE)
+    books = torch.zeros(300, 4, device=DEVICE)
+    tokens, leads, *_ = compare(
+        "walk_candidates", candidates, equal, torch.zeros(2, 3, 4, device=DEVICE), ints(0, 9, 2), books, books
+    )
+    assert torch.equal(tokens, candidates[..., 0]) and not leads.any()

@@ -137,7 +137,23 @@ def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = 16, ski
     filters = tensor(bs * width, dtype=torch.int32, skipped=skipped), each, each
     for asked in itertools.product((None, filters), (None, seeds)):
         ops.seeded_tokens(logits, each[:, None], asked[0], seeds, seeds, asked[1])
+    _dflash2(shapes, bs, width, skipped)
     _gdn_replay(shapes, bs, width, block, longs)
+
+
+def _dflash2(shapes: RankShapes, bs: int, width: int, skipped: int) -> None:
+    """Both convolutions of a sublayer and the walk, with the sizes of Qwen3.8-27B's drafter beyond the plain ones."""
+    taps, group, rank, top_k, hidden = 2, 16, 256, 16, shapes.drafter.hidden_size
+
+    def half(*shape: int) -> Tensor:
+        return tensor(*shape, dtype=torch.bfloat16)
+
+    base, corrections = half(2, taps, hidden), half(bs * width, 2, taps, hidden // group)
+    for side in range(2):
+        ops.convolve_block(half(bs * width, hidden), base[side], corrections[:, side], width=width)
+    candidates, unary = tensor(bs, width - 1, top_k), tensor(bs, width - 1, top_k, dtype=torch.float32)
+    gates, anchors = half(bs, width - 1, rank), tensor(bs, width, skipped=skipped)[:, 0]
+    ops.walk_candidates(candidates, unary, gates, anchors, half(shapes.vocab, rank), half(shapes.vocab, rank))
 
 
 def _gdn_replay(shapes: RankShapes, bs: int, width: int, block: int, longs: Callable[..., Tensor]) -> None:

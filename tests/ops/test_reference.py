@@ -6,6 +6,7 @@ import math
 import struct
 from random import Random
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,3 +97,30 @@ def test_copies_equal_those_of_a_naive_loop_after_rejected_tokens(seed: int) -> 
                 first *= bool(margins[b, first - 1] < 0.5)
             assert found[rows[b], 1] == first
             assert offered[b].tolist() == [drafts[b, 0].item(), *(copy if first else expected)]
+
+
+@pytest.mark.parametrize(("width", "taps"), [(5, 3), (8, 2), (2, 4), (1, 2)])
+def test_a_convolution_reads_earlier_positions_of_its_own_block_only(width: int, taps: int) -> None:
+    torch.manual_seed(taps)
+    hidden, base, corrections = torch.randn(3 * width, 32), torch.randn(taps, 32), torch.randn(3 * width, taps, 4)
+    found = reference.convolve_block(hidden, base, corrections, width=width)
+    for i, row in enumerate(found):
+        kernel = base + corrections[i].repeat_interleave(8, dim=1)
+        torch.testing.assert_close(row, sum(kernel[t] * hidden[i - t] for t in range(min(taps, i % width + 1))))
+
+
+@pytest.mark.parametrize(("n", "k"), [(15, 8), (3, 16), (1, 4), (7, 1)])
+def test_a_walk_takes_the_best_candidate_after_the_one_before(n: int, k: int) -> None:
+    torch.manual_seed(n)
+    candidates, unary, gates = torch.rand(3, n, 64).topk(k).indices, torch.randn(3, n, k), torch.randn(3, n, 8)
+    anchors, (predecessors, successors) = torch.randint(64, (3,)), torch.randn(2, 64, 8)
+    tokens, leads = reference.walk_candidates(candidates, unary, gates, anchors, predecessors, successors)
+    for b, last in enumerate(anchors.tolist()):
+        for i in range(n):
+            ids = candidates[b, i].tolist()
+            pairs = (float((predecessors[last] * gates[b, i] * successors[c]).sum()) for c in ids)
+            scores = {c: float(u) + pair for c, u, pair in zip(ids, unary[b, i], pairs, strict=True)}
+            last = max(scores, key=lambda c: scores[c])
+            assert last == tokens[b, i]
+            second = max((score for c, score in scores.items() if c != last), default=-math.inf)
+            assert leads[b, i].item() == pytest.approx(scores[last] - second, abs=1e-4)

@@ -20,6 +20,7 @@ from sglang_dflash import states
 from sglang_dflash.ops import kernels
 from sglang_dflash.ops.kernels.block import accept_block, prepare_block, take_drafts
 from sglang_dflash.ops.kernels.copies import match_copies, offer_copies
+from sglang_dflash.ops.kernels.dflash2 import convolve_block, walk_candidates
 from sglang_dflash.ops.kernels.norm_rope import norm_rope
 from sglang_dflash.ops.kernels.rings import view_rings
 from sglang_dflash.ops.kernels.sampling import penalize_block, repeat_rows, seeded_tokens
@@ -97,6 +98,7 @@ def test_the_page_is_what_the_command_prints() -> None:
 
 
 EVERY_OTHER = torch.zeros(8, dtype=torch.int64)[::2]
+TRIPLES = torch.zeros(4, 4, 2, dtype=torch.int64)
 DENSE, TABLE, PAIRS = EVERY_OTHER.clone(), torch.zeros(4, 8), torch.zeros(4, 2)
 BLOCKS = Blocks(4, 1)
 STRIDED: dict[str, Callable[[], object]] = {
@@ -112,6 +114,8 @@ STRIDED: dict[str, Callable[[], object]] = {
     "gdn_commit_kernel": lambda: gdn_commit(BLOCKS.states, BLOCKS.records, DENSE, DENSE, EVERY_OTHER),
     "match_copies_kernel": lambda: match_copies(*(TABLE, PAIRS, DENSE, DENSE, TABLE, EVERY_OTHER), longest=4, bound=7),
     "offer_copies_kernel": lambda: offer_copies(TABLE, TABLE, TABLE, PAIRS, EVERY_OTHER, DENSE, least=4, unsure=1.0),
+    "convolve_block_kernel": lambda: convolve_block(EVERY_OTHER[:, None], TABLE, TABLE[:, None], width=2),
+    "walk_candidates_kernel": lambda: walk_candidates(TRIPLES[..., ::2], TABLE, TABLE, DENSE, TABLE, TABLE),
     "repeat_rows_kernel": lambda: repeat_rows(DENSE, DENSE, DENSE, EVERY_OTHER, None, width=2),
     "tile_stats_kernel": lambda: seeded_tokens(TABLE, EVERY_OTHER, None, DENSE, DENSE),
     "limits_kernel": lambda: seeded_tokens(TABLE, DENSE, (DENSE, EVERY_OTHER, DENSE), DENSE, DENSE),

@@ -8,6 +8,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +20,7 @@ from sglang_dflash.errors import DFlashError, raise_first_error
 from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.flags import parse
 from sglang_dflash.plan.machine import GPUS, asked_about
+from sglang_dflash.plan.memory import MemoryTable
 from sglang_dflash.plan.pools import FLOOR, Sizing, fit
 from sglang_dflash.plan.report import preflight
 from tests.support.cards import FOLDER, NAMES, card
@@ -93,6 +95,48 @@ def test_the_chosen_ratio_leaves_a_whole_context_and_the_advised_fraction_fits_t
             wider = memory_of(name, *flags, *advice.flag.split(), on=GPUS[gpu])
             assert (wider.served.running, wider.served.tokens) == (advice.running, advice.tokens)
             assert wider.headroom is not None and wider.headroom.left >= FLOOR
+
+
+# Qwen3.8-27B's drafter: the sizes of Qwen3.6-27B's, and what its publisher and others state of DFlash2's parts.
+DFLASH2: dict[str, Any] = {
+    "architectures": ["DFlash2DraftModel"],
+    "block_size": None,
+    "is_causal": False,
+    "layer_types": ["sliding_attention"] * 5,
+    "rope_parameters": {"rope_theta": 1e7, "rope_type": "default", "rope_dim": 64},
+    "dflash_config": {
+        "block_size": 8,
+        **{"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16},
+        **{"mask_token_id": 248_070, "target_layer_ids": [5, 19, 33, 47, 61]},
+    },
+}
+
+
+def test_a_published_dflash2_drafter_has_its_published_size_and_more_requests_fit_than_with_kept_states(
+    tmp_path: Path,
+) -> None:
+    pair = FOLDER / "Qwen3.6-27B"
+    (tmp_path / "config.json").write_text(json.dumps({**load_config(pair / "drafter"), **DFLASH2}))
+    shapes = expected_shapes(DrafterConfig.load(tmp_path))
+    size = 2 * sum(map(math.prod, shapes.values()))
+    assert (len(shapes), round(size / 1e9, 2)) == (81, 3.85)
+
+    def memory(*flags: str) -> MemoryTable:
+        report = preflight(parse(flags, target=str(pair / "target"), drafter=str(tmp_path))[0], GPUS["h200"])
+        assert report.memory is not None and not [each for each in report.findings if each.level == "error"]
+        return report.memory
+
+    table = memory()
+    assert table.served.replay and table.other is not None and table.served.sizing.block == 8
+    assert (table.served.running, table.other.running) == (45, 15)
+    assert table.served.sizing.drafter_weights == size
+    # Selector, convolutions and the context projection are whole on every rank.
+    whole = [
+        2 * math.prod(shapes[name]) for name in shapes if "select" in name or "_conv" in name or name == "fc.weight"
+    ]
+    assert memory("--tp-size", "8").served.sizing.drafter_weights == pytest.approx(
+        (size - sum(whole)) / 8 + sum(whole), rel=1e-3
+    )
 
 
 def test_without_a_prefix_cache_there_is_one_state_per_request() -> None:

@@ -38,10 +38,13 @@ DECODES = "--disaggregation-mode decode --disaggregation-transfer-backend fake"
         ("tiny-hybrid", f"--dtype float32 {DECODES}"),
         ("tiny-dense", f"--dtype float32 --speculative-draft-window-size 64 {DECODES}"),
         ("tiny-dense", "--dtype float32 --tp-size 2"),
+        ("tiny-hybrid dflash2", "--dtype float32"),
+        ("tiny-hybrid dflash2", "--dtype float32 --tp-size 2"),
     ],
 )
 def test_a_server_allocates_the_memory_that_check_predicts(pair: str, words: str, tmp_path: Path) -> None:
-    models, flags = (target_path(pair), drafter_path(pair)), [*SIZES.split(), *words.split()]
+    pair, _, drafter = pair.partition(" ")
+    models, flags = (target_path(pair), drafter_path(pair, drafter or "good")), [*SIZES.split(), *words.split()]
     draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(models[1]))
     with running(tmp_path, "--model-path", str(models[0]), *draft, *flags) as server:
         allocation = worker_info(server)["memory_bytes"]

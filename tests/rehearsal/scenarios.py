@@ -122,9 +122,12 @@ _STATES_REPLAYED = tuple(f"{_KERNELS}{name}.{name}_kernel" for name in ("gdn_ver
 _WIDTHS = Path(__file__).with_name("widths.json")
 RANDOM_WIDTHS = {"speculative_adaptive": True, "speculative_adaptive_config": str(_WIDTHS)}
 _ALL_WIDTHS = ("widths: target 1", *(f"widths: {who} {w}" for who in ("target", "drafter") for w in (2, 4, 8, 16)))
+_SOME_WIDTHS = ("widths: target 1", "widths: drafter 4")
+DRAFT_WINDOW = {"speculative_draft_window_size": 32}
 _OURS = "launches: sglang_dflash.ops.kernels."
 _CHOICES = tuple(f"{_OURS}sampling.{op}_kernel" for op in ("penalize_block", "race"))
 _COPIES = tuple(f"{_OURS}copies.{op}_kernel" for op in ("match_copies", "offer_copies"))
+_DFLASH2 = tuple(f"{_OURS}dflash2.{op}_kernel" for op in ("convolve_block", "walk_candidates"))
 
 SCENARIOS: tuple[Scenario, ...] = (
     # `make test` runs it: with all that kernels outside of graphs are for, recurrent states and other widths aside.
@@ -202,10 +205,17 @@ SCENARIOS: tuple[Scenario, ...] = (
             graphs=(2,),
             # Rows end and begin within the steps that the scheduler overlaps.
             options={"max_running_requests": 2, "mamba_scheduler_strategy": "extra_buffer", **options},
+            drafter=drafter,
         )
-        for name, met, options in (
-            ("states replayed, prefix hits, draft window", (), {"speculative_draft_window_size": 32}),
-            ("states replayed, widths at random", ("widths: target 1", "widths: drafter 4"), RANDOM_WIDTHS),
+        for name, drafter, met, options in (
+            ("states replayed, prefix hits, draft window", "good", (), DRAFT_WINDOW),
+            ("states replayed, widths at random", "good", _SOME_WIDTHS, RANDOM_WIDTHS),
+            (
+                "DFlash2, states replayed, widths at random, draft window",
+                "dflash2",
+                (*_SOME_WIDTHS, *_DFLASH2),
+                {**RANDOM_WIDTHS, **DRAFT_WINDOW},
+            ),
         )
     ),
     Scenario(

@@ -88,13 +88,17 @@ RANDOM = tuple(
     for pair, drafter, window, turns in (
         ("tiny-hybrid", "noisy", (), TURNS_IN_ALL),
         ("tiny-hybrid", "good", WINDOW, TURNS_IN_ALL),
+        ("tiny-hybrid", "dflash2", WINDOW, 5),
         ("tiny-moe", "noisy", (), 5),
         ("tiny-dense", "noisy", WINDOW, 3),
     )
     for cell in (next_turn(pair, drafter, 16) for _ in range(turns))
 )
 
-MATRIX = (*FIXED, *RANDOM)
+# A selector's candidates and its walk on two ranks: each rank sees a half of the vocabulary.
+RANKS = (Cell("tiny-hybrid", "dflash2", 8, ("--tp-size", "2")),)
+
+MATRIX = (*FIXED, *RANDOM, *RANKS)
 
 
 class Record:

@@ -62,6 +62,12 @@ def test_equal_tokens_with_overlap(plain_hybrid: Server, dflash_hybrid: Server) 
     assert compare(Cell("tiny-hybrid"), dflash_hybrid, greedy_tokens(plain_hybrid, "tiny-hybrid")) == 28
 
 
+def test_equal_tokens_of_a_dflash2_drafter(plain_hybrid: Server, tmp_path: Path) -> None:
+    cell = Cell("tiny-hybrid", "dflash2")
+    with dflash_server(cell.pair, tmp_path, drafter=cell.drafter) as server:
+        assert compare(cell, server, greedy_tokens(plain_hybrid, cell.pair)) == 28
+
+
 def test_equal_tokens_without_overlap_in_pages_and_chunks_on_two_ranks(tmp_path: Path) -> None:
     """Here to the target in transformers; the matrix compares with plain decoding in SGLang."""
     cell = Cell("tiny-moe", block=4, arguments=(*SYNC, *PAGED, *CHUNKED, "--tp-size", "2"))

@@ -58,12 +58,15 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def drafter(target: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return constant_drafter(tmp_path_factory.mktemp("drafter"))
+
+
+def constant_drafter(folder: Path, **fields: Any) -> Path:
     """A drafter whose layers add nothing: what comes out is the mask's embedding, so ``DRAFT`` is what it drafts."""
-    folder = tmp_path_factory.mktemp("drafter")
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
     layers = {"layer_types": (FULL,), "target_layer_ids": (0, 2), "num_target_layers": 4}
     tokens = {"vocab_size": VOCAB, "mask_token_id": DRAFT, "eos_token_id": 1}
-    model = write_drafter(folder, **heads, **layers, **tokens, block_size=8)
+    model = write_drafter(folder, **heads, **layers, **tokens, **fields, block_size=8)
     with torch.no_grad():
         for layer in model.layers:
             layer.self_attn.o_proj.weight.zero_()
@@ -119,6 +122,18 @@ def test_so_has_text_of_copied_blocks(target: Any, drafter: Path, tmp_path: Path
             assert min(one, two) > 1e-4, (name, one, two)
             copied = sum(worker_info(server)["copied_blocks_by_match_length"].values()) - sum(before.values())
             assert copied > 500, (name, copied)
+
+
+@pytest.mark.slow
+def test_so_has_text_after_drafts_that_a_selector_chose_by_the_draft_before(target: Any, tmp_path: Path) -> None:
+    selector = {"selector_rank": 8, "selector_top_k": 8, "conv_kernel_size": 2, "conv_group_size": 16}
+    (tmp_path / "drafter").mkdir()
+    folder, plugin = constant_drafter(tmp_path / "drafter", **selector), with_plugin(tmp_path, "drafts")
+    with running(tmp_path, *arguments(target, folder), **plugin) as server:
+        one, two = p_of_one_and_two(draw(server, target, "temperature 1", seeded=False)[0])
+    assert min(one, two) > 1e-4, (one, two)
+    blocks = [json.loads(line)["block"] for line in (tmp_path / "drafts.jsonl").read_text().splitlines()]
+    assert len({tuple(block[1:]) for block in blocks}) > 10, "the drafts do not depend on the token before"
 
 
 @pytest.mark.slow

@@ -35,17 +35,17 @@ WINDOW = ("--speculative-draft-window-size", "512")
 TOOLS = ("--tool-call-parser", "qwen25")
 
 
-def soak(requests: int, out: Path, seed: int = 0, entries: int = ENTRIES) -> list[Promise]:
+def soak(requests: int, out: Path, seed: int = 0, entries: int = ENTRIES, drafter: str = "noisy") -> list[Promise]:
     """Send the requests, judge the answers, and write the report to ``out``."""
     out.mkdir(parents=True, exist_ok=True)
     asked = catalogue(min(entries, requests), seed)
     expected = answers_of_reference(asked, out)
     arguments, plugin = (*SCARCE, *ADAPTIVE, *WINDOW, *TOOLS), with_plugin(out, "pools", "history")
-    with dflash_server(PAIR, out, *arguments, base=FEATURES, drafter="noisy", block=32, **plugin) as server:
+    with dflash_server(PAIR, out, *arguments, base=FEATURES, drafter=drafter, block=32, **plugin) as server:
         load = asyncio.run(drive(server, asked, requests, str(target_path(PAIR)), seed))
         retractions = sum(map(int, re.findall(r"#retracted_reqs: (\d+)", server.log)))
         found = list(promises(load, asked, expected, pools_at_rest(server), retractions))
-    command = f"python -m tests.soak --requests {requests}"
+    command = f"python -m tests.soak --requests {requests}" + (f" --drafter {drafter}" if drafter != "noisy" else "")
     (out / "soak.md").write_text(text(command, load, asked, found))
     samples = [asdict(sample) for sample in load.samples]
     (out / "soak.json").write_text(json.dumps({"samples": samples, "speeds": load.speeds}))
@@ -91,9 +91,10 @@ def main(
         "results/soak"
     ),
     seed: int = 0,
+    drafter: Annotated[str, typer.Option(help="Drafter of the pair.")] = "noisy",
 ) -> None:
     """Exit code 1 if a promise was broken."""
-    found = soak(requests, out, seed)
+    found = soak(requests, out, seed, drafter=drafter)
     typer.echo((out / "soak.md").read_text())
     sys.exit(not all(promise.held for promise in found))
 

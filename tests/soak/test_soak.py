@@ -13,8 +13,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 LONG_RUNS_ALONE_SHOW = ("memory is level", "it ends as fast as it began", "the server was short of K/V")
 
 
-def test_every_promise_holds_after_a_few_bursts(tmp_path: Path) -> None:
-    found = soak(120, tmp_path, entries=48)
+@pytest.mark.parametrize("drafter", ["noisy", "dflash2"])
+def test_every_promise_holds_after_a_few_bursts(drafter: str, tmp_path: Path) -> None:
+    found = soak(120, tmp_path, entries=48, drafter=drafter)
     broken = [promise for promise in found if not promise.held and promise.what not in LONG_RUNS_ALONE_SHOW]
     assert not broken, broken
     assert (tmp_path / "soak.png").stat().st_size > 0

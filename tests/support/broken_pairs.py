@@ -83,6 +83,14 @@ def _key(key: str, value: Any, names: str) -> Broken:
     return Broken(f"drafter {key} {shown}", names, drafter={key: value})
 
 
+def _dflash2(name: str, names: str, flags: tuple[str, ...] = (), **changes: Any) -> Broken:
+    nested = {**DFLASH2, "mask_token_id": 3, "target_layer_ids": [1, 4, 6], **changes}
+    vocabulary = {"vocab_size": nested.pop("vocab_size", 1024)}
+    drafter = {"architectures": ["DFlash2DraftModel"], "dflash_config": nested, **vocabulary}
+    return Broken(name, names, drafter=drafter, target=vocabulary, flags=flags)
+
+
+DFLASH2 = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 4}
 FULL = {"layer_types": ["full_attention"] * 2}
 WINDOWED = {"layer_types": ["sliding_attention"] * 2}
 YARN = {"rope_theta": 1e4, "rope_type": "yarn"}
@@ -137,15 +145,34 @@ BROKEN: list[Broken] = [
     _key("output_multiplier", -1.0, "output_multiplier is -1.0"),
     _key("logit_scale", float("nan"), "logit_scale is nan"),
     _key("logit_scale", "0.5", "logit_scale is '0.5'"),
+    # DFlash2: half a part, a part without its tensors, a name without its selector
+    _key("architectures", ["DFlash2DraftModel"], "selector_rank is missing"),
+    _key("selector_rank", 256, "selector_top_k is missing"),
+    _key("conv_kernel_size", 2, "conv_group_size is missing"),
+    _dflash2("a part of a convolution", "conv_kernel_size is 0", conv_kernel_size=0),
+    _dflash2("groups of unequal sizes", "conv_group_size is 48", conv_group_size=48),
+    _dflash2("more candidates than a kernel holds", "selector_top_k is 65", selector_top_k=65),
+    _dflash2("a codebook wider than a kernel holds", "selector_rank is 2048", selector_rank=2048),
+    _dflash2("a negative cap", "final_logit_softcapping is -1.0", final_logit_softcapping=-1.0),
+    _dflash2("a selector of a reduced vocabulary", "draft_vocab_size is 512", draft_vocab_size=512),
+    _dflash2(
+        "DFlash2's tensors missing",
+        "missing: candidate_selector.hidden_projection.weight, candidate_selector.predecessor_codebook, "
+        "candidate_selector.successor_codebook, layers.0.attention_conv.base_kernel",
+    ),
+    _dflash2(
+        "more candidates than a rank has tokens",
+        "selector_top_k 60 exceeds the 54 tokens of a tensor-parallel rank",
+        ("--tp-size", "2"),
+        vocab_size=150,
+        selector_top_k=60,
+    ),
     # drafters of other kinds, where SGLang has no worker of its own to leave them to
-    _key("architectures", ["DFlash2DraftModel"], "DFlash2"),
     _key("architectures", ["LiLiCorrDraftModel"], "LiLiCorr"),
     _key("architectures", ["DFlashLagunaForCausalLM"], "Laguna"),
     _key("architectures", ["Qwen3ForCausalLM"], "Qwen3ForCausalLM"),
     _key("architectures", [], "unknown"),
     _key("projector_type", "domino", "head domino"),
-    _key("selector_rank", 256, "DFlash with selector_rank"),
-    _key("conv_kernel_size", 2, "DFlash with conv_kernel_size"),
     _key("lilicorr_hidden_size", 64, "lilicorr_hidden_size"),
     _key("has_embed_tokens", True, "DFlash with has_embed_tokens"),
     _key("sample_from_anchor", False, "sample_from_anchor"),

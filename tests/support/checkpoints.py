@@ -86,7 +86,7 @@ def spread_weights(model: transformers.PreTrainedModel) -> transformers.PreTrain
 
 
 def write_drafter(folder: Path, **fields: Any) -> Drafter:
-    """Write a drafter with strong attention: a wrong mask, window, rotation or injection changes its drafts.
+    """Write a drafter with strong attention, convolutions and selector: a fault in one of them changes its drafts.
 
     Args:
         fields: changes to the configuration of ``tiny-dense``'s.
@@ -99,6 +99,8 @@ def write_drafter(folder: Path, **fields: Any) -> Drafter:
                 weight.mul_(20)
             elif name.endswith("q_norm.weight"):
                 weight.mul_(4)
+            elif name.endswith(("kernel_projection.weight", "base_kernel", "successor_codebook")):
+                weight.add_(torch.randn_like(weight) * (0.05 if "kernel_projection" in name else 0.5))
     drafter.save(folder)
     return Drafter.load(folder)  # rounded as on disk
 

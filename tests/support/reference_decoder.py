@@ -108,18 +108,21 @@ class DrafterRun:
             for layer_type in c.layer_types
         ]
         embeds = self.target.model.embed_tokens(tokens) * self.input_scale
-        return self.drafter(embeds, positions[None], self.context, masks)[0]
+        return self.drafter(embeds, positions[None], self.context, masks, width)[0]
 
     @torch.no_grad()
-    def logits(self, anchor: int, width: int) -> Tensor:
-        """Of the ``width`` - 1 positions after ``anchor``, fp32 [width - 1, vocabulary]."""
+    def propose(self, anchor: int, width: int) -> tuple[list[int], Tensor]:
+        """A token for each of the ``width`` - 1 positions after ``anchor``; and its lead over the second choice."""
         if width == 1:
-            return torch.empty(0, self.target.config.vocab_size, device=self.target.device)
-        return self.target.lm_head(self.block_hidden(anchor, width)[1:]).float()
+            return [], torch.empty(0, device=self.target.device)
+        hidden = self.block_hidden(anchor, width)[None, 1:]
+        anchors = torch.tensor([anchor], device=hidden.device)
+        tokens, leads = self.drafter.choose(anchors, hidden, self.target.lm_head(hidden))
+        return tokens[0].tolist(), leads[0]
 
     def draft(self, anchor: int, width: int) -> list[int]:
-        """A proposal for each position after ``anchor``, its likeliest token."""
-        return self.logits(anchor, width).argmax(-1).tolist()
+        """A proposal for each position after ``anchor``."""
+        return self.propose(anchor, width)[0]
 
 
 @dataclass(frozen=True)
@@ -194,8 +197,7 @@ class ReferenceDecoder:
         steps: list[Step] = []
         while self.eos not in tokens and len(tokens) < max_new_tokens:
             anchor, length, state = tokens[-1], target.length, target.recurrent_state()
-            proposals = drafter.logits(anchor, width)
-            drafted = proposals.argmax(-1).tolist()
+            drafted, leads = drafter.propose(anchor, width)
             block = [anchor, *drafted]
             logits, hidden = target.append(block)
             best = logits.argmax(-1).tolist()
@@ -206,7 +208,7 @@ class ReferenceDecoder:
                 target.append(block[: len(new)])
             drafter.inject(hidden, len(new))
             tokens += new
-            first, second = torch.cat((logits[: len(new)], proposals[: len(new)])).topk(2).values.unbind(-1)
-            steps.append(Step(tuple(drafted), len(new), float((first - second).min())))
+            first, second = logits[: len(new)].topk(2).values.unbind(-1)
+            steps.append(Step(tuple(drafted), len(new), float(torch.cat((first - second, leads[: len(new)])).min())))
         end = tokens.index(self.eos) + 1 if self.eos in tokens else len(tokens)
         return Decoded(tokens[: min(end, max_new_tokens)], steps)

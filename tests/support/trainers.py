@@ -29,10 +29,18 @@ _PLAIN: dict[str, Any] = {
 }
 _TWO_TAPS = {"block_size": 8, "dflash_config": {"mask_token_id": 900, "target_layer_ids": [1, 5]}}
 _SLIDING = {"layer_types": [SLIDING, SLIDING], "sliding_window": 2048, "is_causal": False}
+_PARTS = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 4}
+_DFLASH2 = {
+    "architectures": ["DFlash2DraftModel"],
+    "is_causal": False,
+    "dflash_config": {**_PLAIN["dflash_config"], **_PARTS},
+}
 SERVED: dict[str, dict[str, Any]] = {
     "specforge": {"layer_types": [SLIDING, FULL], "sliding_window": 2048, "rope_theta": 1e7},
     "speculators": {"block_size": 8, "num_target_layers": None},
     "speculators-reduced": {**_SLIDING, "block_size": 8, "num_target_layers": None, "layer_types": [SLIDING, FULL]},
+    "speculators-dflash2": {**_DFLASH2, "block_size": 8, "num_target_layers": None},
+    "automodel-dflash2": {**_SLIDING, **_DFLASH2},
     "automodel": {"is_causal": False},
     "automodel-window": _SLIDING,
     "automodel-jetspec": {"is_causal": True},

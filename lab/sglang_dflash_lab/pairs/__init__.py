@@ -13,7 +13,7 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash_lab.pairs.noisy import noisy_path
 
 NAMES = ("tiny-hybrid", "tiny-moe", "tiny-dense")
-DRAFTER_KINDS = ("good", "weak", "swa", "interleaved", "mismatched")
+DRAFTER_KINDS = ("good", "weak", "swa", "interleaved", "mismatched", "dflash2")
 NOISY = "noisy"  # every pair has it; noisy.py generates it
 WEIGHTS = Path(__file__).parent / "weights"
 

@@ -4,6 +4,7 @@ A block of B positions is drafted in one pass. The queries are the block: the em
 last committed token) and B - 1 masks. Keys and values are those of the block and, before it, of the
 context: the target's hidden states after ``target_layer_ids``, projected by ``fc``, normalised, and then
 projected by every layer's own K and V. The drafter has no embedding and no LM head; it uses the target's.
+DFlash2's parts (``dflash2.py``) are optional.
 """
 
 from __future__ import annotations
@@ -18,9 +19,14 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from sglang_dflash_lab.train.dflash2 import BlockConvolution, Selector
 from sglang_dflash_lab.train.hf import Qwen3MLP, Qwen3RMSNorm
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+DFLASH2 = (  # keys of config.json; 0 or null without DFlash2's parts
+    *("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"),
+    *("output_multiplier", "final_logit_softcapping"),
+)
 KeyValue = tuple[Tensor, Tensor]  # keys and values, each [rows, KV heads, positions, head_dim]
 
 
@@ -46,20 +52,29 @@ class DrafterConfig:
     eos_token_id: int
 
     hidden_act: str = "silu"
+    conv_kernel_size: int = 0
+    conv_group_size: int = 0
+    selector_rank: int = 0
+    selector_top_k: int = 0
+    output_multiplier: float = 1.0
+    final_logit_softcapping: float | None = None
 
     @classmethod
     def load(cls, folder: Path) -> DrafterConfig:
         raw = json.loads((folder / "config.json").read_text())
         flat = {**raw, **raw["dflash_config"]}
         lists = {key: tuple(flat[key]) for key in ("layer_types", "target_layer_ids")}
-        return cls(**{key: flat[key] for key in cls.__dataclass_fields__} | lists)
+        return cls(**{key: flat[key] for key in cls.__dataclass_fields__ if key in flat} | lists)
 
     def to_json(self) -> dict[str, Any]:
         """``config.json`` with exactly the keys of the published drafters."""
         shape = asdict(self)
         dflash = {key: shape.pop(key) for key in ("mask_token_id", "target_layer_ids")}
+        parts = {key: shape.pop(key) for key in DFLASH2}
+        if self.selector_rank:
+            dflash |= {"block_size": shape.pop("block_size"), **parts}
         constant = {
-            "architectures": ["DFlashDraftModel"],
+            "architectures": ["DFlash2DraftModel" if self.selector_rank else "DFlashDraftModel"],
             "attention_bias": False,
             "attention_dropout": 0.0,
             "bos_token_id": None,
@@ -147,14 +162,25 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     def __init__(self, c: DrafterConfig) -> None:
         super().__init__()
+        self.attention_conv = BlockConvolution(c) if c.conv_kernel_size else None
+        self.mlp_conv = BlockConvolution(c) if c.conv_kernel_size else None
         self.input_layernorm = Qwen3RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.self_attn = Attention(c)
         self.post_attention_layernorm = Qwen3RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.mlp = Qwen3MLP(c)
 
-    def forward(self, x: Tensor, positions: Tensor, context: KeyValue, mask: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), positions, context, mask)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def forward(self, x: Tensor, positions: Tensor, context: KeyValue, mask: Tensor, width: int) -> Tensor:
+        def attention(y: Tensor) -> Tensor:
+            return self.self_attn(y, positions, context, mask)
+
+        sublayers = (
+            (self.input_layernorm, attention, self.attention_conv),
+            (self.post_attention_layernorm, self.mlp, self.mlp_conv),
+        )
+        for norm, sublayer, convolution in sublayers:
+            y = norm(x)
+            x = x + (sublayer(y) if convolution is None else convolution(y, width, sublayer))
+        return x
 
 
 class Drafter(nn.Module):
@@ -167,6 +193,7 @@ class Drafter(nn.Module):
         self.hidden_norm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(config) for _ in config.layer_types)
         self.norm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.candidate_selector = Selector(config) if config.selector_rank else None
 
     @classmethod
     def load(cls, folder: Path, dtype: torch.dtype = torch.float32) -> Drafter:
@@ -194,18 +221,28 @@ class Drafter(nn.Module):
         attentions = [cast(Layer, layer).self_attn for layer in self.layers]
         return [attention.key_value(context, positions) for attention in attentions]
 
-    def forward(self, block: Tensor, positions: Tensor, context: list[KeyValue], masks: list[Tensor]) -> Tensor:
+    def forward(
+        self, block: Tensor, positions: Tensor, context: list[KeyValue], masks: list[Tensor], width: int
+    ) -> Tensor:
         """Hidden states for the target's LM head, [rows, n, hidden].
 
         Args:
-            block: the target's embeddings of anchor and masks, [rows, n, hidden].
+            block: the target's embeddings of anchor and masks, [rows, n, hidden]; n may be several blocks.
             positions: int64 [rows, n].
             context: from ``context_key_values``, per layer.
             masks: per layer, bool [rows, 1, n, context + n], True if visible.
+            width: positions of a block.
         """
         for layer, key_value, mask in zip(self.layers, context, masks, strict=True):
-            block = layer(block, positions, key_value, mask)
+            block = layer(block, positions, key_value, mask, width)
         return self.norm(block)
+
+    def choose(self, anchors: Tensor, hidden: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Draft a token for each mask, and its lead over the second choice; as :meth:`Selector.walk`."""
+        if self.candidate_selector is not None:
+            return self.candidate_selector.walk(anchors, hidden, logits)
+        first, second = logits.float().topk(2).values.unbind(-1)
+        return logits.argmax(-1), first - second
 
 
 def context_features(hidden_states: tuple[Tensor, ...], target_layer_ids: tuple[int, ...]) -> Tensor:

@@ -89,6 +89,10 @@ class DrafterRecipe:
     sliding_window: int | None = None
     start_from: str | None = None
     of_stage: int | None = None
+    conv_kernel_size: int = 0
+    conv_group_size: int = 0
+    selector_rank: int = 0
+    selector_top_k: int = 0
 
 
 RECIPES = {
@@ -98,6 +102,9 @@ RECIPES = {
     "swa": DrafterRecipe((SLIDING, SLIDING), 600, sliding_window=128, start_from="good"),
     "interleaved": DrafterRecipe((SLIDING, SLIDING, FULL), 600, sliding_window=128, start_from="good"),
     "mismatched": DrafterRecipe((FULL, FULL), 700, of_stage=1),
+    "dflash2": DrafterRecipe(
+        (FULL, FULL), 400, conv_kernel_size=2, conv_group_size=16, selector_rank=32, selector_top_k=8
+    ),
 }
 
 
@@ -122,6 +129,10 @@ def drafter_config(recipe: DrafterRecipe, target: transformers.PreTrainedModel, 
         rope_theta=t.rope_parameters["rope_theta"],
         rms_norm_eps=t.rms_norm_eps,
         eos_token_id=t.eos_token_id,
+        conv_kernel_size=recipe.conv_kernel_size,
+        conv_group_size=recipe.conv_group_size,
+        selector_rank=recipe.selector_rank,
+        selector_top_k=recipe.selector_top_k,
     )
 
 
@@ -173,11 +184,12 @@ def train_drafter(
         ids, weights = rows_of(data[n_kept:], length, rng)
         blocks = cut_blocks(ids, weights, ANCHORS_PER_ROW[length], torch.Generator().manual_seed(seed * 10**6 + i))
         chosen = blocks.learnable.flatten(1).to(device)
-        losses = F.cross_entropy(
-            block_logits(drafter, target, ids, blocks)[chosen].float(),
-            blocks.tokens.flatten(1).to(device)[chosen],
-            reduction="none",
-        )
+        hidden, logits = (part[chosen].float() for part in block_outputs(drafter, target, ids, blocks))
+        labels = blocks.tokens.flatten(1).to(device)[chosen]
+        losses = F.cross_entropy(logits, labels, reduction="none")
+        if drafter.candidate_selector is not None:
+            before = blocks.tokens.roll(1, dims=-1).flatten(1).to(device)[chosen]
+            losses = losses + drafter.candidate_selector.losses(hidden, logits, before, labels)
         weight = position_weight.expand(blocks.tokens.shape).flatten(1)[chosen]
         return (losses * weight).sum() / weight.sum()
 
@@ -186,8 +198,11 @@ def train_drafter(
 
     @torch.no_grad()
     def accept_length() -> float:
-        drafted = block_logits(drafter, target, kept_ids, kept_blocks).argmax(-1).view_as(kept_blocks.tokens).cpu()
-        agrees = ((drafted == kept_blocks.tokens) & kept_blocks.learnable)[:, :, 1:]
+        parts = block_outputs(drafter, target, kept_ids, kept_blocks)
+        hidden, logits = (part.unflatten(1, (-1, BLOCK_SIZE)).flatten(0, 1)[:, 1:] for part in parts)
+        tokens = kept_blocks.tokens.flatten(0, 1).to(device)
+        drafted, _ = drafter.choose(tokens[:, 0], hidden, logits)
+        agrees = (drafted == tokens[:, 1:]) & kept_blocks.learnable.flatten(0, 1)[:, 1:].to(device)
         return 1 + agrees.int().cumprod(-1).sum(-1).float().mean().item()
 
     log = train(drafter, loss_of_step, accept_length, recipe.steps, work / f"drafter-{kind}")
@@ -195,8 +210,10 @@ def train_drafter(
     write_provenance(out, seed, log, "validation accept length", asdict(recipe) | {"started": start is not None})
 
 
-def block_logits(drafter: Drafter, target: transformers.PreTrainedModel, ids: Tensor, blocks: Blocks) -> Tensor:
-    """The drafter's logits for the blocks of the rows ``ids`` [rows, length], [rows, n * B, vocabulary]."""
+def block_outputs(
+    drafter: Drafter, target: transformers.PreTrainedModel, ids: Tensor, blocks: Blocks
+) -> tuple[Tensor, Tensor]:
+    """The drafter's hidden states and logits of the blocks of the rows ``ids`` [rows, length], [rows, n * B, ...]."""
     (rows, length), config, device = ids.shape, drafter.config, target.device
     tokens = torch.full_like(blocks.tokens, config.mask_token_id)
     tokens[:, :, 0] = blocks.tokens[:, :, 0]
@@ -208,4 +225,5 @@ def block_logits(drafter: Drafter, target: transformers.PreTrainedModel, ids: Te
         features = context_features(states, config.target_layer_ids)
         context = drafter.context_key_values(features, torch.arange(length, device=device).expand(rows, length))
         embeddings = target.model.embed_tokens(tokens.flatten(1).to(device))
-        return target.lm_head(drafter(embeddings, positions, context, masks))
+        hidden = drafter(embeddings, positions, context, masks, BLOCK_SIZE)
+        return hidden, target.lm_head(hidden)

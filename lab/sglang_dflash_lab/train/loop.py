@@ -18,6 +18,7 @@ from tqdm import tqdm
 from sglang_dflash_lab.bench.provenance import collect, describe_hardware
 
 WARMUP_STEPS = 30
+ADAM = ("embed", "lm_head", "conv1d", "codebook", "base_kernel")  # tables and filters: no linear maps, so not for Muon
 DECAY_SHARE = 0.5
 
 
@@ -68,7 +69,7 @@ class Optimizers:
         matrices: list[nn.Parameter] = []
         rest: list[nn.Parameter] = []
         for name, p in model.named_parameters():
-            is_matrix = p.ndim >= 2 and not any(part in name for part in ("embed", "lm_head", "conv1d"))
+            is_matrix = p.ndim >= 2 and not any(part in name for part in ADAM)
             (matrices if is_matrix else rest).append(p)
         self.steps = steps
         self._all: list[tuple[torch.optim.Optimizer, float]] = [
