@@ -40,6 +40,10 @@ class Replacement:
         return Symbol(self.path, tuple(each.name for each in parameters if each.kind not in variadic))
 
 
+def _nothing(self: Any) -> None:
+    return None
+
+
 def _all_gather_into_tensor(self: Any, output: Tensor, input: Tensor) -> None:
     self._all_gather_into_tensor(output, input)
 
@@ -71,6 +75,8 @@ _STATES = "sglang.kernels.ops.mamba.mamba_state_scatter_triton."
 _ELEMENTWISE = "sglang.kernels.ops.elementwise.elementwise."
 
 TABLE: tuple[Replacement, ...] = (
+    # Replaces torch's products by Triton kernels that do not depend on the number of rows. oneDNN's in bfloat16 do not
+    Replacement("sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode", _nothing),
     # Triton: slots reserved for a block; the slot that a new page continues
     Replacement(_ALLOCATION + "assign_req_to_token_pool_func", pools.assign_slots),
     Replacement(_ALLOCATION + "get_last_loc", pools.last_slots),

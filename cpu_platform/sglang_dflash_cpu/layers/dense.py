@@ -147,5 +147,6 @@ def sigmoid_mul(attn_output: Tensor, gate: Tensor, inplace: bool = False, quant:
 
 def add_gated(hidden_states: Tensor, gate_weight: Tensor, shared_output: Tensor, final_hidden_states: Tensor) -> None:
     """Add the shared expert, gated per token, in place: ``final += sigmoid(hidden @ gate_weight) * shared``."""
-    gate = torch.mv(hidden_states.float(), gate_weight.float()).sigmoid_().unsqueeze(-1)
+    # Row by row: a product with a vector, and a sigmoid of one value per row, round by the number of rows.
+    gate = (hidden_states.float() * gate_weight.float()).sum(-1, keepdim=True).neg_().exp_().add_(1).reciprocal_()
     torch.addcmul(final_hidden_states, gate, shared_output.float(), out=final_hidden_states)
