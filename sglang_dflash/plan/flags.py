@@ -121,9 +121,6 @@ class _Unread(argparse.Action):
 
 
 class _InPart(argparse.Action):
-    def __init__(self, *names: Any, **options: Any) -> None:
-        super().__init__(*names, nargs=0, **options)
-
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         setattr(namespace, self.dest, True)
         namespace.unread.append(self.option_strings[0])
@@ -166,8 +163,9 @@ def _parser() -> _Parser:
                 *flag.names, action=_Unread, type=kind, nargs=values, default=argparse.SUPPRESS, **options
             )
         elif str(read[name].type).startswith("bool"):
-            action: Any = _InPart if "in_part" in read[name].metadata else "store_true"
-            parser.add_argument(*flag.names, action=action, default=read[name].default)
+            in_part = "in_part" in read[name].metadata
+            options = {"action": _InPart, "nargs": 0} if in_part else {"action": "store_true"}
+            parser.add_argument(*flag.names, default=read[name].default, **options)
         else:
             setting = read[name]
             kind = count if setting.metadata.get("suffixed") else _TYPES[str(setting.type).split()[0]]

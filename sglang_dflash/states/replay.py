@@ -35,7 +35,7 @@ def verify(original: Callable[..., Any], **call: Any) -> Any:
     inputs = {name: call[name] for name in _INPUTS} | {"states": call["checkpoint_state"], "slots": slots}
     records = Records(*(call[f"{ring}_cache"] for ring in _RINGS))
     if serving.plan.exact:
-        live_rows = torch.where(slots >= 0, rows, 0)
+        live_rows = torch.where(slots >= 0, rows, 0).long()
         stepped.record(records, live_rows, *(call[name] for name in ("k", "v", "a", "b")), width=width)
         return stepped.step_verify(**inputs, width=width)
     return gdn_verify(**inputs, records=records, rows=rows, width=width, round_beta=decode_rounds_beta())
