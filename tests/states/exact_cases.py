@@ -215,3 +215,32 @@ def test_rows_of_a_block_attend_as_single_rows_of_a_decode(heads: int, kv_heads:
     single = torch.cat([attend(slice(row, row + 1)) for row in range(len(q))])
     assert torch.equal(attend(slice(0, len(q))), single)
     assert single.isfinite().all()
+
+
+@pytest.mark.skipif(not KERNELS_RUN, reason="SGLang's verify kernel")
+def test_without_exact_mode_a_verify_of_kept_states_rounds_beta(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's kernel, with what the hook hands to it: of a state's largest value, 300 times nearer to decoding's."""
+    from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
+
+    monkeypatch.setattr(serving, "plan", serving_plan())
+    monkeypatch.setattr(replay, "runs_kernels", lambda _: True)
+    blocks = blocks_of(2, 8, torch.float32, **TINY)
+    _, after = decoded(blocks)
+    kept = torch.zeros(blocks.bs, 8, blocks.HV, blocks.V, blocks.K, device=DEVICE)
+    call: dict[str, Any] = {
+        **{name: getattr(blocks, name)[0][None] for name in ("q", "k", "v")},
+        **{"a": blocks.a[0], "b": blocks.b[0], "A_log": blocks.A_log, "dt_bias": blocks.dt_bias},
+        **{"ssm_states": blocks.states[0], "cache_indices": blocks.slots, "cache_steps": 8},
+        "query_start_loc": torch.arange(blocks.bs + 1, dtype=torch.int32, device=DEVICE) * 8,
+        "intermediate_states_buffer": kept,
+        "intermediate_state_indices": torch.arange(blocks.bs, dtype=torch.int32, device=DEVICE),
+        "retrieve_parent_token": None,
+    }
+
+    def error() -> float:
+        return float((kept - after[0]).abs().max() / after[0].abs().max())
+
+    TritonGDNKernel.target_verify(TritonGDNKernel(), **call)
+    assert error() > 3e-4
+    replay.verify_kept(TritonGDNKernel.target_verify, TritonGDNKernel(), **call)
+    assert error() < 1e-6

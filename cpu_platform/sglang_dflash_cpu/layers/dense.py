@@ -14,6 +14,7 @@ from sglang_dflash.ops import host_rows
 from sglang_dflash.ops.reference import inverse_rms
 
 LARGE = 1 << 22  # multiply-adds
+SMALL = 1 << 12  # multiply-adds up to which torch does not call oneDNN for 16-bit products
 _HAS_ONEDNN = torch.backends.mkldnn.is_available()
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"swish": F.silu, "silu": F.silu, "sigmoid": torch.sigmoid}
 
@@ -40,7 +41,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     weights stored input by input. On other processors MKL is slow, but a oneDNN call takes longer to start, so small
     products stay with torch.
     """
-    large = x.dim() == 2 and x.dtype == torch.float32 and x.numel() * weight.shape[0] >= LARGE
+    products = x.numel() * weight.shape[0]
+    if x.dtype != torch.float32 and x.dim() == 2 and 0 < products <= SMALL:
+        # oneDNN's 16-bit products do not depend on the number of rows, torch's own kernel sums in another order.
+        rows = x.shape[0]
+        return F.linear(F.pad(x, (0, 0, 0, SMALL * rows // products + 1 - rows)), weight, bias)[:rows]
+    large = x.dim() == 2 and x.dtype == torch.float32 and products >= LARGE
     if not (_HAS_ONEDNN and x.is_cpu and large) or mkl_is_fast():
         return F.linear(x, weight, bias)
     rows = x.shape[0]
