@@ -40,9 +40,11 @@ def install() -> None:
 
 def create_attention(runner: Any) -> Any:
     """Return the attention backend of one model runner; called by SGLang's registry."""
+    from sglang_dflash.upstream import get_exec
     from sglang_dflash_cpu.layers.attention_backend import TorchAttentionBackend
 
-    return TorchAttentionBackend(runner)
+    deterministic = get_exec().deterministic.enable_deterministic_inference
+    return TorchAttentionBackend(runner, by_row=deterministic and not runner.is_draft_worker)
 
 
 def register_attention() -> None:

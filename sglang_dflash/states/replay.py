@@ -23,7 +23,7 @@ from sglang_dflash.upstream import get_exec, get_schedule, get_spec
 gdn_verify = by_device(reference.gdn_verify, "sglang_dflash.states.gdn_verify")
 gdn_commit = by_device(reference.gdn_commit, "sglang_dflash.states.gdn_commit")
 
-_INPUTS = "q", "k", "v", "a", "b", "A_log", "dt_bias", "scale", "out"
+_INPUTS = "k", "v", "a", "b", "A_log", "dt_bias", "scale", "out"
 _RINGS = "d", "k", "g", "rawv", "rawk"  # SGLang's names, in the order of Records
 
 
@@ -37,8 +37,9 @@ def verify(original: Callable[..., Any], **call: Any) -> Any:
     if serving.plan.exact:
         live_rows = torch.where(slots >= 0, rows, 0).long()
         stepped.record(records, live_rows, *(call[name] for name in ("k", "v", "a", "b")), width=width)
-        return stepped.step_verify(**inputs, width=width)
-    return gdn_verify(**inputs, records=records, rows=rows, width=width, round_beta=decode_rounds_beta())
+        return stepped.step_verify(call["q"], **inputs, width=width)
+    round_beta = decode_rounds_beta()
+    return gdn_verify(call["q"], **inputs, records=records, rows=rows, width=width, round_beta=round_beta)
 
 
 def decode_rounds_beta() -> bool:

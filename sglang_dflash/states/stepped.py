@@ -121,7 +121,7 @@ def _recorded(records: Records, rows: Tensor, width: int) -> tuple[Tensor, Tenso
     k, v, a, b = (
         x.index_select(1, rows).narrow(3, 0, width).permute(3, 1, 0, 2, *range(4, x.dim())).flatten(2) for x in rings
     )
-    return torch.cat([k, k, v], -1), a.to(k.dtype), b.contiguous()
+    return torch.cat([k, k, v], -1), a.to(k.dtype).contiguous(), b.contiguous()
 
 
 def _rows_of(live: Tensor) -> Tensor:

@@ -105,10 +105,9 @@ def test_replayed(
     assert torch.equal(recorded(blocks)[:, live], expected[:, live])
     assert torch.equal(blocks.states[:, 1:], before[:, 1:])
     gates = [(blocks.A_log, blocks.dt_bias)] * blocks.layers
-    places = torch.arange(blocks.bs, device=DEVICE)
-    for count in range(0, width + 1, 1 if sizes is TINY else 2):
-        counts = (count + 3 * places) % (width + 1)  # of each request another
-        tracked = (2 * count + places) % (width + 1)
+    places = torch.arange(blocks.bs, device=DEVICE) // 2  # of the requests that are not padding
+    for count in range(0, width + 1, 3 if sizes is TINY else 1):  # together every number
+        counts, tracked = ((count + places + ahead) % (width + 1) for ahead in (0, 5))
         pool = before.clone()
         commit(pool, blocks, gates, counts, tracked)
         for request in range(blocks.bs):
@@ -199,6 +198,8 @@ def test_rows_of_a_block_attend_as_single_rows_of_a_decode(heads: int, kv_heads:
     )  # fmt: skip
     rows = as_rows(batch, width)
     assert rows.batch_size == len(q) and rows.forward_mode.is_decode()
+    assert rows.seq_lens.tolist() == [context + 1 + i for context in contexts for i in range(width)]
+    assert rows.req_pool_indices.tolist() == [request for request in range(len(contexts)) for _ in range(width)]
 
     def attend(of: slice) -> Tensor:
         lens = rows.seq_lens[of]

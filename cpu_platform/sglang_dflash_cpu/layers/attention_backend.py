@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.upstream import AttentionBackend, AttentionType, KVWriteLoc, SWAKVPool, get_exec
+from sglang_dflash.upstream import AttentionBackend, AttentionType, KVWriteLoc, SWAKVPool
 from sglang_dflash_cpu.layers import ATTENTION_BACKEND
 from sglang_dflash_cpu.layers.attention_math import (
     Contexts,
@@ -26,20 +26,20 @@ class TorchAttentionBackend(AttentionBackend):
     """Attention in plain torch for every forward mode that DFLASH uses.
 
     Lengths are read from ``seq_lens``, which on a CPU is host memory. No mirror on the host is requested, so the
-    overlap scheduler takes the same path as on a GPU.
+    overlap scheduler takes the same path as on a GPU. With ``by_row`` decode and verify compute each row alone, so that
+    a verify's rows are plain decoding's, bit by bit.
     """
 
     needs_cpu_seq_lens = False
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, *, by_row: bool = False) -> None:
         super().__init__()
         self.req_to_token_pool = runner.req_to_token_pool
         self.token_to_kv_pool = runner.token_to_kv_pool
         self.kv_index_translator = runner.kv_index_translator
         pool = self.token_to_kv_pool
         self._swa_pool: Any = pool if isinstance(pool, SWAKVPool) and pool.swa_layer_nums > 0 else None
-        deterministic = get_exec().deterministic.enable_deterministic_inference
-        self._by_row = deterministic and not runner.is_draft_worker
+        self._by_row = by_row
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         # The first layer that needs keys builds them for all layers.
