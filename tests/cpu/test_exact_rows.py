@@ -42,8 +42,11 @@ def test_attention_of_a_row(window: int | None) -> None:
         )
 
 
+WEIGHT = torch.randn(8, 192, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+
 def small_products(x: Tensor) -> Tensor:
-    return linear(x.bfloat16(), torch.linspace(-1, 1, 8 * x.shape[1]).view(8, -1).bfloat16())
+    return linear(x.bfloat16(), WEIGHT)
 
 
 def gates(x: Tensor) -> Tensor:
@@ -54,7 +57,7 @@ def gates(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("operation", [small_products, gates])
 def test_an_operation_of_a_row(operation: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(0)
-    for _ in range(100):
-        x = 3 * torch.randn(8, 192)
+    for _ in range(300):
+        x = 3 * torch.randn(64, 192)
         for rows in (1, 3, 5):
             assert torch.equal(operation(x), torch.cat([operation(part) for part in x.split(rows)]))
