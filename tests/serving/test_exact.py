@@ -28,7 +28,7 @@ SEEDED = {"temperature": 0.9, "top_p": 0.95, "top_k": 50}
 NEW_TOKENS = 64
 # Flags of both servers, of the drafting one alone, and its environment.
 Arm = tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]
-EVERYTHING: Arm = ((), (*RANDOM_WIDTHS, *WIDE, *WINDOW), {})
+EVERYTHING: Arm = ((), (*RANDOM_WIDTHS, *WIDE, "--speculative-draft-window-size", "48"), {})
 ARMS: list[tuple[str, Arm]] = [
     ("tiny-hybrid", ((), (), {REPLAY_SWITCH: "0"})),
     ("tiny-hybrid", ((), (*RANDOM_WIDTHS, *WIDE), {REPLAY_SWITCH: "0"})),
