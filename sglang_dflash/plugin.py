@@ -77,7 +77,7 @@ def _choose_worker(original: Callable[..., type], *args: Any) -> type:
 
 def _register_scheduler_hooks() -> None:
     # The targets of these hooks import kernels, which would initialise the GPU in other processes.
-    from sglang_dflash.hooks import reports, requests, takeover
+    from sglang_dflash.hooks import decode_rows, reports, requests, takeover
     from sglang_dflash.states import replay
     from sglang_dflash.upstream import HookRegistry, HookType
     from sglang_dflash.worker import window
@@ -89,6 +89,11 @@ def _register_scheduler_hooks() -> None:
         ("KVCacheConfigurator._build_hybrid_req_pool", replay.build_pool, HookType.AROUND),
         ("KVCacheConfigurator._handle_max_mamba_cache", replay.charge_windows, HookType.AROUND),
         ("gdn_replayssm_spec_decode", replay.verify, HookType.AROUND),
+        ("TritonGDNKernel.target_verify", replay.verify_kept, HookType.AROUND),
+        ("TritonAttnBackend.__init__", decode_rows.widen, HookType.AFTER),
+        ("TritonAttnBackend.init_forward_metadata", decode_rows.prepare, HookType.AROUND),
+        ("TritonAttnBackend.init_forward_metadata_out_graph", decode_rows.prepare, HookType.AROUND),
+        ("TritonAttnBackend.forward_extend", decode_rows.attend, HookType.AROUND),
         ("SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch", window.start_transferred, HookType.AFTER),
         ("setup_state_kv_args", window.describe_rings, HookType.AFTER),
         ("Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture", takeover.capture_layers, HookType.AROUND),

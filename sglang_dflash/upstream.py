@@ -91,9 +91,12 @@ _TABLE: dict[str, tuple[str, ...]] = {
     # server arguments
     "arg_groups.choices": (
         "ATTENTION_BACKEND_CHOICES",
+        "DETERMINISTIC_ATTENTION_BACKEND_CHOICES",
         "DRAFT_ATTENTION_BACKEND_CHOICES",
         "add_attention_backend_choices",
+        "add_deterministic_attention_backend_choices",
         "add_draft_attention_backend_choices",
+        "add_radix_supported_deterministic_attention_backend_choices",
     ),
     "arg_groups.overrides": (
         "declare_resolution(server_args, source)",
@@ -230,7 +233,15 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "FlashInferIndicesUpdaterDecode.call_begin_forward",
         "FlashInferIndicesUpdaterPrefill.call_begin_forward",
     ),
-    "layers.attention.triton_backend": ("update_sliding_window_buffer",),
+    "layers.attention.triton_backend": (
+        "TritonAttnBackend.__init__(self, model_runner)",
+        "TritonAttnBackend.init_forward_metadata(self, forward_batch)",
+        "TritonAttnBackend.init_forward_metadata_out_graph(self, forward_batch)",
+        "TritonAttnBackend.forward_extend(self, q, k, v, layer, forward_batch)",
+        "TritonAttnBackend.forward_decode(self, q, k, v, layer, forward_batch)",
+        "TritonAttnBackend._target_verify_num_tokens_per_req(self, spec_info)",
+        "update_sliding_window_buffer",
+    ),
     "layers.layernorm": ("RMSNorm(hidden_size, eps)",),
     "layers.linear": (
         "QKVParallelLinear(hidden_size, head_size, total_num_heads, total_num_kv_heads, bias, quant_config, prefix)",
@@ -258,6 +269,15 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "scatter_mamba_states_after_mtp_verify(mamba_caches, state_indices_tensor, last_correct_step_indices, "
         "mamba_track_indices, mamba_steps_to_track)",
     ),
+    "kernels.ops.attention.fla.fused_recurrent": (
+        "fused_recurrent_gated_delta_rule_packed_decode(mixed_qkv, a, b, A_log, dt_bias, scale, initial_state, out, "
+        "ssm_state_indices, use_qk_l2norm_in_kernel)",
+    ),
+    "layers.attention.linear.kernels.gdn_triton": (
+        "TritonGDNKernel.target_verify(self, A_log, dt_bias, q, k, v, a, b, ssm_states, cache_indices, "
+        "query_start_loc, intermediate_states_buffer, intermediate_state_indices, retrieve_parent_token)",
+    ),
+    "layers.radix_linear_attention": ("RadixLinearAttention",),
     "kernels.ops.attention.linear.gdn_replayssm_spec_decode": (
         "gdn_replayssm_spec_decode(q, k, v, a, b, A_log, dt_bias, checkpoint_state, d_cache, k_cache, g_cache, "
         "rawv_cache, rawk_cache, out, ssm_state_indices, replay_indices, max_spec_len, scale)",

@@ -40,18 +40,23 @@ def install() -> None:
 
 def create_attention(runner: Any) -> Any:
     """Return the attention backend of one model runner; called by SGLang's registry."""
+    from sglang_dflash.upstream import get_exec
     from sglang_dflash_cpu.layers.attention_backend import TorchAttentionBackend
 
-    return TorchAttentionBackend(runner)
+    deterministic = get_exec().deterministic.enable_deterministic_inference
+    return TorchAttentionBackend(runner, by_row=deterministic and not runner.is_draft_worker)
 
 
 def register_attention() -> None:
     """Make the attention backend a choice for target and drafter; a second call adds nothing."""
     from sglang_dflash.upstream import (
         ATTENTION_BACKEND_CHOICES,
+        DETERMINISTIC_ATTENTION_BACKEND_CHOICES,
         DRAFT_ATTENTION_BACKEND_CHOICES,
         add_attention_backend_choices,
+        add_deterministic_attention_backend_choices,
         add_draft_attention_backend_choices,
+        add_radix_supported_deterministic_attention_backend_choices,
         register_attention_backend,
     )
 
@@ -60,3 +65,6 @@ def register_attention() -> None:
         add_attention_backend_choices([ATTENTION_BACKEND])
     if ATTENTION_BACKEND not in DRAFT_ATTENTION_BACKEND_CHOICES:
         add_draft_attention_backend_choices([ATTENTION_BACKEND])
+    if ATTENTION_BACKEND not in DETERMINISTIC_ATTENTION_BACKEND_CHOICES:
+        add_deterministic_attention_backend_choices([ATTENTION_BACKEND])
+        add_radix_supported_deterministic_attention_backend_choices([ATTENTION_BACKEND])

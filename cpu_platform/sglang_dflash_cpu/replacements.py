@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sglang_dflash.upstream import Symbol
 from sglang_dflash_cpu import threads
-from sglang_dflash_cpu.layers import conv, dense, gdn, pools
+from sglang_dflash_cpu.layers import conv, dense, gdn, pools, step_ops
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,10 @@ class Replacement:
         parameters = list(signature(self.function).parameters.values())[self.partial :]
         variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
         return Symbol(self.path, tuple(each.name for each in parameters if each.kind not in variadic))
+
+
+def _nothing(self: Any) -> None:
+    return None
 
 
 def _all_gather_into_tensor(self: Any, output: Tensor, input: Tensor) -> None:
@@ -71,6 +75,10 @@ _STATES = "sglang.kernels.ops.mamba.mamba_state_scatter_triton."
 _ELEMENTWISE = "sglang.kernels.ops.elementwise.elementwise."
 
 TABLE: tuple[Replacement, ...] = (
+    # Replaces torch's products by Triton kernels that do not depend on the number of rows. oneDNN's in bfloat16 do not
+    Replacement("sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode", _nothing),
+    # Needs SGLang's compiled kernels: seeds of requests in deterministic inference
+    Replacement("sglang.srt.layers.sampler.multinomial_with_seed", step_ops.draw_with_seeds),
     # Triton: slots reserved for a block; the slot that a new page continues
     Replacement(_ALLOCATION + "assign_req_to_token_pool_func", pools.assign_slots),
     Replacement(_ALLOCATION + "get_last_loc", pools.last_slots),

@@ -120,6 +120,12 @@ class _Unread(argparse.Action):
         namespace.unread.append(self.option_strings[0])
 
 
+class _InPart(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, True)
+        namespace.unread.append(self.option_strings[0])
+
+
 def parse(flags: Sequence[str], *, target: str, drafter: str) -> tuple[Settings, list[str]]:
     """Return the settings, and the flags that were not read.
 
@@ -156,8 +162,10 @@ def _parser() -> _Parser:
             parser.add_argument(
                 *flag.names, action=_Unread, type=kind, nargs=values, default=argparse.SUPPRESS, **options
             )
-        elif read[name].type == "bool":
-            parser.add_argument(*flag.names, action="store_true")
+        elif str(read[name].type).startswith("bool"):
+            in_part = "in_part" in read[name].metadata
+            options = {"action": _InPart, "nargs": 0} if in_part else {"action": "store_true"}
+            parser.add_argument(*flag.names, default=read[name].default, **options)
         else:
             setting = read[name]
             kind = count if setting.metadata.get("suffixed") else _TYPES[str(setting.type).split()[0]]

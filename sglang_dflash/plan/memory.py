@@ -226,7 +226,14 @@ def _headroom(
     taken, staged, batch = 0, 0, min(sizing.max_running, settings.cuda_graph_max_bs_decode or sizing.max_running)
     if not settings.disable_decode_cuda_graph and settings.cuda_graph_backend_decode != "disabled":
         taken = sum(
-            graph_buffers(model, batch=batch, width=width, context=sizing.context, page=sizing.page)
+            graph_buffers(
+                model,
+                batch=batch,
+                width=width,
+                context=sizing.context,
+                page=sizing.page,
+                deterministic=settings.enable_deterministic_inference,
+            )
             for width in widths
             for model in models
         )

@@ -6,6 +6,7 @@ from typing import cast
 
 from sglang_dflash.drafter.dequantise import is_set_aside
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan import exact
 from sglang_dflash.plan.machine import Machine
 from sglang_dflash.plan.memory import expected_memory, is_replayed
 from sglang_dflash.plan.pair import Pair
@@ -98,6 +99,8 @@ def decide(settings: Settings, pair: Pair, machine: Machine, *, hybrid: bool) ->
     except DFlashError as error:  # SGLang divides the memory, and may have better sizes
         memory_error = error
     window = context_window(settings.speculative_draft_window_size, drafter)
+    requested = exact.is_requested(settings)
+    against = exact.reasons_against(settings, pair, machine, replay=replay) if requested else ()
     return ServingPlan(
         files=pair.drafter_files,
         drafter=drafter,
@@ -109,6 +112,8 @@ def decide(settings: Settings, pair: Pair, machine: Machine, *, hybrid: bool) ->
         copies=copies,
         overlap=not settings.disable_overlap_schedule and not (hybrid and _resumes_retracted(settings)),
         role=cast(Role, settings.disaggregation_mode),
+        exact=requested and not against,
+        inexact=against,
         memory=memory,
         memory_error=memory_error,
     )

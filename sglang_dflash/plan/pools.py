@@ -25,6 +25,7 @@ STAGED = 512  # most tokens that the drafter's graphs inject: with more, a step 
 FLOOR = 2 << 30  # bytes that stay free for the activations of a prefill
 _HIGHEST_RATIO = 10
 _KV_SPLITS = 8  # SGLang's --triton-attention-num-kv-splits
+_SPLIT_TOKENS = 256  # of its deterministic inference, which splits every row alike
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,9 @@ class CapturedModel:
     drafter_block: int = 0  # positions that it drafts, anchor included; 0 for the target
 
 
-def graph_buffers(model: CapturedModel, *, batch: int, width: int, context: int, page: int) -> int:
+def graph_buffers(
+    model: CapturedModel, *, batch: int, width: int, context: int, page: int, deterministic: bool = False
+) -> int:
     """Bytes of the buffers of one graph set; 0 for an unknown backend, and for a drafter at widths it does not draft.
 
     Args:
@@ -251,6 +254,7 @@ def graph_buffers(model: CapturedModel, *, batch: int, width: int, context: int,
         width: of the block.
         context: tokens of the longest request.
         page: tokens of a K/V page.
+        deterministic: whether ``--enable-deterministic-inference`` is set.
     """
     drafts = model.drafter_block > 0
     if drafts and not 1 < width <= model.drafter_block:
@@ -265,7 +269,8 @@ def graph_buffers(model: CapturedModel, *, batch: int, width: int, context: int,
             return rows * context * (4 * (1 if model.window is None else 2) + 1)
         case "triton":  # the same with 64-bit numbers, and partial results of each split
             mask = 0 if drafts else rows * (context + width)
-            partial = rows * model.heads * _KV_SPLITS * (model.head_dim + 1) * 4
+            splits = -(-context // _SPLIT_TOKENS) if deterministic else _KV_SPLITS
+            partial = rows * model.heads * splits * (model.head_dim + 1) * 4
             return rows * (context + (model.window or 0)) * 8 + mask + partial
     return 0
 

@@ -14,7 +14,7 @@ from sglang_dflash.plan.memory import Headroom, MemoryTable
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import decide, reason_for_builtin
 from sglang_dflash.plan.pools import Pools
-from sglang_dflash.plan.rules import RUNNING, check_memory, check_rules
+from sglang_dflash.plan.rules import RUNNING, check_plan, check_rules
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import SLOTS, SWITCH, WINDOW_FLAG, Settings
 
@@ -76,7 +76,7 @@ def preflight(settings: Settings, machine: Machine, load: Load | None = None) ->
         plan = decide(settings, pair, machine, hybrid=pair.hybrid)
     except DFlashError as error:
         return Report([*findings, Finding.of("flags", error)])
-    findings += check_memory(plan)
+    findings += check_plan(plan)
     if plan.memory is None or not plan.memory.static_bytes:
         return Report(findings, plan)
     adviser = Adviser(settings, machine, pair, plan.memory)

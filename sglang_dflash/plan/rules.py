@@ -15,6 +15,7 @@ import torch
 
 from sglang_dflash.errors import DFlashError, Doubt, Finding, Note, judge
 from sglang_dflash.plan.advice import HIGHEST_FRACTION
+from sglang_dflash.plan.exact import check_exact
 from sglang_dflash.plan.machine import Machine, size
 from sglang_dflash.plan.memory import Headroom, MemoryTable
 from sglang_dflash.plan.pair import Pair
@@ -175,8 +176,10 @@ def _backend(flag: str, backend: str, machine: Machine, capability: tuple[int, i
     )
 
 
-def check_memory(plan: ServingPlan) -> Iterator[Finding]:
-    """Yield findings on the plan's expected memory. All but the weights are estimates."""
+def check_plan(plan: ServingPlan) -> Iterator[Finding]:
+    """Yield findings on the plan: exactness, and expected memory, of which all but the weights are estimates."""
+    if plan.exact or plan.inexact:
+        yield judge("exact", check_exact, plan)
     if plan.memory_error is not None:
         yield Finding.of("memory", plan.memory_error, estimated=True)
     if (memory := plan.memory) is None:

@@ -69,6 +69,8 @@ class ServingPlan:
     copies: bool  # whether blocks are copied from text that repeats earlier parts of the same request
     overlap: bool  # whether the scheduler may overlap with the forward pass
     role: Role
+    exact: bool = False  # whether a verify computes plain decoding's numbers bit by bit
+    inexact: tuple[str, ...] = ()  # why not, where it was requested
     memory: MemoryTable | None = None
     memory_error: DFlashError | None = None
 
@@ -90,6 +92,7 @@ class ServingPlan:
             "window": None if self.window is None else self.window.tokens,
             "states": "replayed" if self.replay else "kept",
             "copied_blocks": self.copies,
+            "exact": "; ".join(self.inexact) or self.exact,
             "role": self.role,
         }
 

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 SWITCH = "SGLANG_DFLASH"
 COPIES_SWITCH = "SGLANG_DFLASH_COPIES"
+EXACT_SWITCH = "SGLANG_DFLASH_EXACT"
 REPLAY_SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
+DETERMINISTIC_FLAG = "--enable-deterministic-inference"
 REPLAY_FLAG, RECORDS_FLAG = "--enable-linear-replayssm-spec", "--linear-replayssm-cache-len"
 WINDOW_FLAG = "--speculative-draft-window-size"
 PLAIN_LAYERS = "unquant"  # of --speculative-draft-model-quantization
@@ -33,6 +35,11 @@ _SHORTEST_RING = 16  # positions: SGLang's kernels multiply tiles of at least 16
 def _number(default: Any, least: float, most: float, *, suffixed: bool = False) -> Any:
     """Declare a number in [least, most]; with ``suffixed``, the command line accepts ``32k`` too."""
     return field(default=default, metadata={"limits": (least, most), "suffixed": suffixed})
+
+
+def _switch_read_in_part(default: Any) -> Any:
+    """Declare a switch of which ``check`` must still say that its sizes do not account for it."""
+    return field(default=default, metadata={"in_part": True})
 
 
 def _variable(name: str, *words: str) -> Any:
@@ -50,6 +57,7 @@ class Settings:
     attn_cp_size: int = 1
     attn_dp_size: int = 1
     base_gpu_id: int = 0
+    bf16_gemm_backend: str = "auto"
     chat_template: str | None = None
     context_length: int | None = _number(None, 1, 1 << 31, suffixed=True)
     cpu_offload_gb: int = 0
@@ -65,9 +73,12 @@ class Settings:
     disaggregation_mode: str = "null"
     dp_size: int = 1
     dtype: str = "auto"
+    enable_deterministic_inference: bool = False
     enable_dp_attention: bool = False
     enable_linear_replayssm: bool = False
     enable_linear_replayssm_spec: bool = False
+    enable_lora: bool | None = _switch_read_in_part(None)
+    enable_mixed_chunk: bool = _switch_read_in_part(False)
     enable_nvidia_megakernel: bool = False
     enable_pd_role_switch: bool = False
     enable_unified_memory: bool = False
@@ -87,6 +98,7 @@ class Settings:
     max_running_requests: int | None = _number(None, 1, 1 << 20)
     max_total_tokens: int | None = _number(None, 1, 1 << 40, suffixed=True)
     mem_fraction_static: float | None = _number(None, 1e-6, 1)
+    moe_runner_backend: str = "auto"
     offload_group_size: int = -1
     page_size: int | None = _number(None, 1, 1 << 20)
     pp_size: int = _number(1, 1, 1 << 16)
@@ -109,6 +121,7 @@ class Settings:
 
     worker_switch: str = _variable(SWITCH, "builtin")
     copies_switch: str = _variable(COPIES_SWITCH, "0", "1")
+    exact_switch: str = _variable(EXACT_SWITCH, "0")
     replay_switch: str = _variable(REPLAY_SWITCH, "0", "1")
     conv_dtype_variable: str = _variable("SGLANG_MAMBA_CONV_DTYPE")
     ssm_dtype_variable: str = _variable("SGLANG_MAMBA_SSM_DTYPE")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from sglang_dflash.states.replay import gdn_commit, pool_records
+from sglang_dflash.states.stepped import gates_of, step_commit
 from sglang_dflash.upstream import (
     commit_mamba_states_after_verify,
     get_alloc_reserve_per_decode,
@@ -32,12 +33,14 @@ class RecurrentCommit:
 
     Args:
         replays: whether the verify records writes instead of keeping states.
+        exact: whether a replay repeats plain decoding's steps.
     """
 
-    def __init__(self, target_worker: TpModelWorker, *, replays: bool) -> None:
+    def __init__(self, target_worker: TpModelWorker, *, replays: bool, exact: bool) -> None:
         self._target, self._replays = target_worker, replays
         self._requests = target_worker.model_runner.req_to_token_pool
         self._recurrent = getattr(self._requests, "mamba_pool", None) is not None
+        self._gates = gates_of(target_worker.model_runner.model) if exact and replays else None
         self._interval = self._growth = 0
         self.state_table: Tensor | None = self._requests.req_index_to_mamba_index_mapping if self._recurrent else None
         """Slot of each request row's state; None for a target without recurrent layers."""
@@ -68,15 +71,19 @@ class RecurrentCommit:
         tracked = (None, None) if track is None else (track, accepted.counts[1])
         rows = step.batch.req_pool_indices
         assert step.state_slots is not None
-        gdn_commit(states.temporal, pool_records(states), rows, step.state_slots, accepted.accept_lens, *tracked)
+        ends = rows, step.state_slots, accepted.accept_lens, *tracked
+        if self._gates is None:
+            gdn_commit(states.temporal, pool_records(states), *ends)
+        else:
+            step_commit(states.temporal, pool_records(states), self._gates, *ends, width=step.width)
         windows = SimpleNamespace(
             temporal=states.temporal[:0],
             intermediate_ssm=None,
             conv=states.conv,
             intermediate_conv_window=states.intermediate_conv_window,
         )
-        ends = accepted.ends[0], track, None if track is None else accepted.ends[1]
-        scatter_mamba_states_after_mtp_verify(windows, step.state_slots, *ends)
+        last = accepted.ends[0], track, None if track is None else accepted.ends[1]
+        scatter_mamba_states_after_mtp_verify(windows, step.state_slots, *last)
 
     def _commit_kept(self, step: Step, track: Tensor | None) -> None:
         # SGLang's commit uses the slots that the verify read.

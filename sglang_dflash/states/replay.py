@@ -1,4 +1,4 @@
-"""State replay: its two operations, and the hooks that make SGLang allocate its pool and call its verify.
+"""State replay: its two operations, and the hooks that make SGLang allocate its pool and call our verify.
 
 SGLang refuses ``--enable-linear-replayssm-spec`` for DFLASH on GDN targets, because its DFLASH worker does not commit a
 replay. This worker does (:mod:`.commit`). SGLang's records are rings with cursors. Here every commit folds the records
@@ -12,9 +12,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from sglang_dflash.ops import by_device
+import torch
+
+from sglang_dflash.ops import by_device, runs_kernels
 from sglang_dflash.plan import serving
-from sglang_dflash.states import reference
+from sglang_dflash.states import reference, stepped
 from sglang_dflash.states.reference import Records
 from sglang_dflash.upstream import get_exec, get_schedule, get_spec
 
@@ -29,19 +31,53 @@ def verify(original: Callable[..., Any], **call: Any) -> Any:
     """Hook around ``gdn_replayssm_spec_decode``, which SGLang calls per GDN layer, with keywords only."""
     if serving.plan is None:
         return original(**call)
+    slots, rows, width = call["ssm_state_indices"], call["replay_indices"], call["max_spec_len"]
+    inputs = {name: call[name] for name in _INPUTS} | {"states": call["checkpoint_state"], "slots": slots}
+    records = Records(*(call[f"{ring}_cache"] for ring in _RINGS))
+    if serving.plan.exact:
+        live_rows = torch.where(slots >= 0, rows, 0).long()
+        stepped.record(records, live_rows, *(call[name] for name in ("k", "v", "a", "b")), width=width)
+        return stepped.step_verify(call["q"], **inputs, width=width)
+    round_beta = decode_rounds_beta()
+    return gdn_verify(call["q"], **inputs, records=records, rows=rows, width=width, round_beta=round_beta)
+
+
+def decode_rounds_beta() -> bool:
+    """Return whether plain decoding rounds beta to the dtype of its input, as Triton's kernel does.
+
+    FlashInfer's keeps float32.
+    """
     mamba = get_exec().mamba
-    # As in plain decoding: Triton's decode kernel rounds beta to the dtype of its input, FlashInfer's keeps fp32.
-    backend = mamba.linear_attn_decode_backend or mamba.linear_attn_backend
-    return gdn_verify(
-        call["q"],
-        **{name: call[name] for name in _INPUTS},
-        states=call["checkpoint_state"],
-        slots=call["ssm_state_indices"],
-        records=Records(*(call[f"{ring}_cache"] for ring in _RINGS)),
-        rows=call["replay_indices"],
-        width=call["max_spec_len"],
-        round_beta=backend == "triton",
+    return (mamba.linear_attn_decode_backend or mamba.linear_attn_backend) == "triton"
+
+
+def verify_kept(original: Callable[..., Any], kernel: Any, **call: Any) -> Any:
+    """Hook around ``TritonGDNKernel.target_verify``, which stores a state per token: with plain decoding's beta."""
+    if serving.plan is None or not decode_rounds_beta():
+        return original(kernel, **call)
+    if serving.plan.exact:
+        return _step_kept(**call)
+    b = call["b"]
+    if runs_kernels(b) and b.dtype != torch.float32:
+        # SGLang's verify keeps beta in float32: make it the rounded one.
+        call["b"] = b.sigmoid().float().logit()
+    return original(kernel, **call)
+
+
+def _step_kept(
+    *, intermediate_states_buffer: Any, intermediate_state_indices: Any, query_start_loc: Any, cache_indices: Any,
+    ssm_states: Any, **call: Any,
+) -> Any:  # fmt: skip
+    bs = len(query_start_loc) - 1
+    rows = intermediate_state_indices[:bs].long()
+    q, k, v = (call[name].flatten(0, -3) for name in "qkv")
+    outputs = stepped.step_verify(
+        *(q, k, v, call["a"], call["b"], call["A_log"], call["dt_bias"], ssm_states, cache_indices[:bs]),
+        width=len(q) // bs,
+        scale=q.shape[-1] ** -0.5,
+        keep=lambda t, after: intermediate_states_buffer.select(1, t).index_copy_(0, rows, after),
     )
+    return outputs.view(call["v"].shape)
 
 
 def pool_records(states: Any) -> Records:

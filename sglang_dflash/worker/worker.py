@@ -134,7 +134,7 @@ class DFlashWorker(BaseSpecWorker):
     def _build(self) -> None:
         """Build the stages in the order of :meth:`_decode`; most need the pools."""
         plan, layout, rings = self.plan, self.draft_parallel_layout, self._rings
-        self._commit = RecurrentCommit(self._target_worker, replays=plan.replay)
+        self._commit = RecurrentCommit(self._target_worker, replays=plan.replay, exact=plan.exact)
         self._layout = Layout(self._target, plan.drafter.mask_token_id, self._commit.state_table)
         self._draft = Draft(self._drafter, layout, rings, plan.drafted)
         self._verify = Verify(self._target_worker)
@@ -155,8 +155,9 @@ class DFlashWorker(BaseSpecWorker):
     def init_attention_backends(self) -> None:
         with self._drafters_context():
             super().init_attention_backends()
-        if self.plan.replay and self.plan.role != "prefill":  # before the target's graphs are captured
-            check_replay(self._target, self.plan.block)
+        plan = self.plan
+        if plan.replay and not plan.exact and plan.role != "prefill":  # before the target's graphs are captured
+            check_replay(self._target, plan.block)
 
     @contextmanager
     def _drafters_context(self) -> Iterator[None]:

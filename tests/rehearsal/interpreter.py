@@ -128,7 +128,9 @@ def _compute_bfloat16(builder: Any) -> None:
             wide = [widened(operand) for operand in operands]
             result = operation(self, *wide, **options)
             narrow = (
-                wide[0] is not operands[0] and result.dtype.scalar == tl.float32 and result.data.dtype == np.float32
+                any(one is not other for one, other in zip(wide, operands, strict=True))  # of a select, the last two
+                and result.dtype.scalar == tl.float32
+                and result.data.dtype == np.float32
             )
             return builder.cast_impl(builder, result, tl.bfloat16) if narrow else result
 

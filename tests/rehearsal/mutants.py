@@ -31,6 +31,7 @@ class Mutant:
         pair: the pair whose engine it is planted in.
         widths: whether every step has another width, in batches of two.
         replay: whether recurrent states are replayed.
+        exact: whether it is planted in an exact server, which is compared with plain decoding.
     """
 
     bug: str
@@ -39,11 +40,12 @@ class Mutant:
     pair: str = "tiny-dense"
     widths: bool = False
     replay: bool = False
+    exact: bool = False
 
     @property
-    def server(self) -> tuple[str, bool, bool]:
+    def server(self) -> tuple[str, bool, bool, bool]:
         """What decides the server that it is planted in."""
-        return self.pair, self.widths, self.replay
+        return self.pair, self.widths, self.replay, self.exact
 
 
 def _before_forward(change: Callable[[Any, Any], Any]) -> None:
@@ -120,6 +122,16 @@ def _wrong_commit_kernel() -> None:
     )
 
 
+def _float32_beta() -> None:
+    from sglang_dflash.states import stepped
+
+    def with_float32_gate(mixed: Any, a: Any, b: Any, *others: Any, **options: Any) -> None:
+        decode(mixed, a, b.float(), *others, **options)  # the kernel rounds beta to the dtype of b
+
+    decode = stepped.fused_recurrent_gated_delta_rule_packed_decode
+    stepped.fused_recurrent_gated_delta_rule_packed_decode = with_float32_gate
+
+
 def _compiled_late() -> None:
     from sglang_dflash.worker.start.prewarm import FirstCalls
 
@@ -170,6 +182,14 @@ MUTANTS = {
     "kernel": Mutant(
         "a kernel of the state replay is wrong", _wrong_commit_kernel, "STATE_REPLAY=0", "tiny-hybrid", replay=True
     ),
+    "beta": Mutant(
+        "an exact verify keeps beta in float32",
+        _float32_beta,
+        "log-probabilities",
+        "tiny-hybrid",
+        replay=True,
+        exact=True,
+    ),
     "late": Mutant("kernels are first compiled under traffic", _compiled_late, "compiled late"),
     "backend": Mutant(
         "every width runs with the full width's graphs", _one_width_for_all, "must match the size", widths=True
@@ -195,19 +215,24 @@ def install() -> None:
 
 def main() -> None:
     from tests.rehearsal.run import differences, run
-    from tests.rehearsal.scenarios import RANDOM_WIDTHS, REPLAY, Scenario, ask
+    from tests.rehearsal.scenarios import EXACT, RANDOM_WIDTHS, REPLAY, Scenario, ask, measured
 
     parser = ArgumentParser(prog="python -m tests.rehearsal.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", default=list(MUTANTS), metavar="NAME", help=f"of {', '.join(MUTANTS)}")
     chosen = {name: MUTANTS[name] for name in parser.parse_args().names}
-    scenarios = {
-        (pair, widths, replay): Scenario(
-            "mutants", pair, (ask(pair, 2, 12),), (), width=4, graphs=(2,), options=RANDOM_WIDTHS
-        )
-        if widths
-        else Scenario("mutants", pair, (ask(pair, 1, 24),), (), graphs=(1,), environment=REPLAY if replay else {})
-        for pair, widths, replay in sorted({mutant.server for mutant in chosen.values()})
-    }
+
+    def scenario(pair: str, widths: bool, replay: bool, exact: bool) -> Scenario:
+        environment = REPLAY if replay else {}
+        if exact:
+            asked, options = measured(ask(pair, 1, 6, cut=24)), {**EXACT, "disable_cuda_graph": True}
+            return Scenario(
+                "mutants", pair, (asked,), (), width=4, options=options, environment=environment, exact=True
+            )
+        if widths:
+            return Scenario("mutants", pair, (ask(pair, 2, 12),), (), width=4, graphs=(2,), options=RANDOM_WIDTHS)
+        return Scenario("mutants", pair, (ask(pair, 1, 24),), (), graphs=(1,), environment=environment)
+
+    scenarios = {server: scenario(*server) for server in sorted({mutant.server for mutant in chosen.values()})}
     with ThreadPoolExecutor(2) as pool:
         expected = {key: pool.submit(run, scenario, rehearse=False) for key, scenario in scenarios.items()}
         found = {

@@ -34,6 +34,7 @@ class Scenario:
         options: further arguments of the engine.
         environment: further variables, for both platforms.
         captured: graphs of the whole server; None to accept any number.
+        exact: whether it is compared with the rehearsal's own plain decoding instead, log-probabilities bit by bit.
         same_blocks: whether every request must take the same number of blocks on both platforms; False where a
             retraction depends on when requests arrive.
     """
@@ -48,11 +49,12 @@ class Scenario:
     options: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     captured: int | None = None
+    exact: bool = False
     same_blocks: bool = True
 
-    def keywords(self) -> dict[str, Any]:
-        """Arguments of ``sglang.Engine``."""
-        return {
+    def keywords(self, *, plain: bool = False) -> dict[str, Any]:
+        """Arguments of ``sglang.Engine``, for ``plain`` decoding without those of speculation."""
+        keywords = {
             **_SHARED,
             **({} if self.pair == "tiny-dense" else _RECURRENT),
             "model_path": str(target_path(self.pair)),
@@ -62,6 +64,7 @@ class Scenario:
             "cuda_graph_bs_decode": list(self.graphs),
             **self.options,
         }
+        return {name: value for name, value in keywords.items() if not (plain and name.startswith("speculative"))}
 
 
 def ask(
@@ -108,6 +111,11 @@ def _features(pair: str) -> tuple[Request, ...]:
     )
 
 
+def measured(request: Request) -> Request:
+    """The same with log-probabilities of four tokens at every new position."""
+    return {**request, "return_logprob": True, "top_logprobs_num": 4, "logprob_start_len": -1}
+
+
 DENSE, HYBRID = "tiny-dense", "tiny-hybrid"
 # For two rows: each is taken twice, and the longer answers cross a track boundary.
 TURNS = ask(HYBRID, 4, 4, growth=8, repeat=3, cut=110)
@@ -121,6 +129,11 @@ _KERNELS = "launches: sglang_dflash.states."
 _STATES_REPLAYED = tuple(f"{_KERNELS}{name}.{name}_kernel" for name in ("gdn_verify", "gdn_commit"))
 _WIDTHS = Path(__file__).with_name("widths.json")
 RANDOM_WIDTHS = {"speculative_adaptive": True, "speculative_adaptive_config": str(_WIDTHS)}
+# A forward of the batch-invariant products takes seconds under the interpreter: few tokens, and a patient watchdog.
+EXACT = {"dtype": "bfloat16", "enable_deterministic_inference": True, "watchdog_timeout": 3600}
+_STEPPED = (
+    "launches: sglang.kernels.ops.attention.fla.fused_recurrent.fused_recurrent_gated_delta_rule_packed_decode_kernel"
+)
 _ALL_WIDTHS = ("widths: target 1", *(f"widths: {who} {w}" for who in ("target", "drafter") for w in (2, 4, 8, 16)))
 _SOME_WIDTHS = ("widths: target 1", "widths: drafter 4")
 DRAFT_WINDOW = {"speculative_draft_window_size": 32}
@@ -246,4 +259,26 @@ SCENARIOS: tuple[Scenario, ...] = (
         options={"disable_radix_cache": True},
     ),
     Scenario("bfloat16", HYBRID, (ask(HYBRID, 2),), _REPLAYED, graphs=(4,), options={"dtype": "bfloat16"}),
+    *(
+        Scenario(
+            f"exact: bfloat16, deterministic, states {name}",
+            HYBRID,
+            (measured(ask(HYBRID, 2, 6, growth=1, cut=24)),),
+            (_STEPPED, *met),
+            width=4,
+            graphs=(2,),
+            options={**EXACT, **options},
+            environment=environment,
+            exact=True,
+        )
+        for name, met, options, environment in (
+            ("kept, width 4", ("replays: target 2",), {}, {}),
+            (
+                "replayed, widths at random, eager",
+                ("eager widths: target 1", "eager widths: target 4"),
+                {**RANDOM_WIDTHS, "disable_cuda_graph": True},
+                REPLAY,
+            ),
+        )
+    ),
 )

@@ -43,6 +43,7 @@ ON_THE_GPU = {
     "sglang.kernels.ops.attention.triton_gdn_fused_proj",
     "sglang.kernels.ops.kvcache.kv_read_table",
     "sglang.kernels.ops.mamba.mamba_state_scatter_triton",
+    "sglang.srt.batch_invariant_ops.batch_invariant_ops",
     "sglang_dflash.model.attention",
     "sglang_dflash.ops",
 }
@@ -95,6 +96,9 @@ STUBS: dict[str, Any] = {
     "sglang.srt.utils.triton_load_watch.mark_serving_started": report.started,
     # A GPU with 4 multiprocessors. Hides grids sized for a real one.
     "torch.cuda.get_device_properties": lambda device=None: _PROPERTIES,
+    # Deterministic inference replaces operators of CUDA tensors; its grids have a program per multiprocessor.
+    "sglang.srt.batch_invariant_ops.batch_invariant_ops.get_dispatch_device_backend": lambda: "CPU",
+    "sglang.srt.batch_invariant_ops.batch_invariant_ops.get_device_core_count": lambda device=0: 4,
     # Choosing a GPU. Hides several GPUs.
     "torch.cpu.device": lambda index=None: contextlib.nullcontext(),
     "sglang.kernels.ops.attention.fla.utils.custom_device_ctx": lambda index: contextlib.nullcontext(),

@@ -49,7 +49,7 @@ class Pools:
 
     def committer(self, *, replays: bool) -> RecurrentCommit:
         target: Any = SimpleNamespace(model_runner=SimpleNamespace(req_to_token_pool=self.requests))
-        return RecurrentCommit(target, replays=replays)
+        return RecurrentCommit(target, replays=replays, exact=False)
 
     def changed(self, before: Tensor) -> set[int]:
         """Slots whose state has changed, without the reserved slot 0."""

@@ -23,6 +23,7 @@ from tools.gpu import records, site
 STEPS = {
     "machine": ("checks", 60),
     "kernels": ("checks", 180),
+    "exact": ("exact", 540),
     "replay": ("tiny", 420),
     "card": ("published", 300),
     "steptimes": ("published", 540),

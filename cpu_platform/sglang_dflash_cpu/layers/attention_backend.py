@@ -4,34 +4,47 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream import AttentionBackend, AttentionType, KVWriteLoc, SWAKVPool
 from sglang_dflash_cpu.layers import ATTENTION_BACKEND
-from sglang_dflash_cpu.layers.attention_math import Contexts, Keys, attend, attend_prompt, block_keys, decode_keys
+from sglang_dflash_cpu.layers.attention_math import (
+    Contexts,
+    Keys,
+    attend,
+    attend_prompt,
+    attend_rows,
+    block_keys,
+    decode_keys,
+    row_keys,
+)
 
 
 class TorchAttentionBackend(AttentionBackend):
     """Attention in plain torch for every forward mode that DFLASH uses.
 
     Lengths are read from ``seq_lens``, which on a CPU is host memory. No mirror on the host is requested, so the
-    overlap scheduler takes the same path as on a GPU.
+    overlap scheduler takes the same path as on a GPU. With ``by_row`` decode and verify compute each row alone, so that
+    a verify's rows are plain decoding's, bit by bit.
     """
 
     needs_cpu_seq_lens = False
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, *, by_row: bool = False) -> None:
         super().__init__()
         self.req_to_token_pool = runner.req_to_token_pool
         self.token_to_kv_pool = runner.token_to_kv_pool
         self.kv_index_translator = runner.kv_index_translator
         pool = self.token_to_kv_pool
         self._swa_pool: Any = pool if isinstance(pool, SWAKVPool) and pool.swa_layer_nums > 0 else None
+        self._by_row = by_row
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         # The first layer that needs keys builds them for all layers.
         self._keys: dict[tuple[int | None, bool, bool], list[Keys]] = {}
+        self._rows: dict[int | None, list[tuple[Tensor, Keys]]] = {}
         self._swa_out_loc = None
         if self._swa_pool is not None and not forward_batch.forward_mode.is_idle():
             self._swa_out_loc = self._swa_pool.translate_loc_from_full_to_swa(forward_batch.out_cache_loc)
@@ -64,7 +77,10 @@ class TorchAttentionBackend(AttentionBackend):
         k_pool, v_pool = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
         q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         mode = forward_batch.forward_mode
-        if mode.is_decode() or mode.is_target_verify():
+        verifies = mode.is_decode() or mode.is_target_verify()
+        if verifies and self._by_row and not self._kind(layer)[2]:
+            out = attend_rows(q, k_pool, v_pool, self._rows_of(layer, forward_batch), scale=layer.scaling)
+        elif verifies:
             keys, batch = self._keys_of(layer, forward_batch), forward_batch.batch_size
             out = attend(q, k_pool, v_pool, keys, batch=batch, scale=layer.scaling)
         else:
@@ -89,6 +105,17 @@ class TorchAttentionBackend(AttentionBackend):
                 keys = [Keys(self._swa_pool.translate_loc_from_full_to_swa(each.slots), each.mask) for each in keys]
             self._keys[kind] = keys
         return self._keys[kind]
+
+    def _rows_of(self, layer: Any, forward_batch: Any) -> list[tuple[Tensor, Keys]]:
+        # As _keys_of, for a target under deterministic inference: a verify's positions are rows of a decode.
+        window = self._kind(layer)[0]
+        if window not in self._rows:
+            rows, lens = forward_batch.req_pool_indices, forward_batch.seq_lens
+            if not forward_batch.forward_mode.is_decode():
+                width = len(forward_batch.out_cache_loc) // len(lens)
+                rows, lens = rows.repeat_interleave(width), (lens[:, None] + torch.arange(1, width + 1)).flatten()
+            self._rows[window] = row_keys(Contexts(self.req_to_token_pool.req_to_token, rows, lens), window=window)
+        return self._rows[window]
 
     def _prefill(self, q: Tensor, layer: Any, forward_batch: Any) -> Tensor:
         out = q.new_empty(q.shape[0], layer.tp_q_head_num, layer.v_head_dim)

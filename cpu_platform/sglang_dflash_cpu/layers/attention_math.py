@@ -23,6 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 QUERY_TILE = 512
 # Query-key pairs of padding that take as long as the calls for one more request (with 4 to 8 heads of 64).
 PAIRS_PER_REQUEST = 1024
+ROW_TILE = 64  # keys of a row of deterministic inference are padded to a multiple
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,36 @@ def decode_keys(contexts: Contexts, *, window: int | None) -> list[Keys]:
     newest = (lens.clamp(min=1) - 1).unsqueeze(1)
     mask = additive(visible(newest, columns, causal=True, window=window))
     return [Keys(slots, mask.unsqueeze(1))]
+
+
+def row_keys(contexts: Contexts, *, window: int | None) -> list[tuple[Tensor, Keys]]:
+    """Return the keys of one new token per row, padded by the row's own length; ``contexts`` include the token.
+
+    Rows of one padded length are a group: ``(their numbers, Keys)``. So a row's sums never depend on other rows.
+    """
+    lens = contexts.lens.clamp(min=1)
+    oldest = torch.zeros_like(lens) if window is None else (lens - 1 - window).clamp_(min=0)
+    counts = (lens - oldest).unsqueeze(1)
+    padded = (counts[:, 0] + ROW_TILE - 1) // ROW_TILE * ROW_TILE
+    groups = []
+    for length in padded.unique().tolist():
+        rows = (padded == length).nonzero()[:, 0]
+        columns = torch.arange(length).expand(len(rows), length)
+        inside = columns < counts[rows]
+        positions = oldest[rows, None] + torch.where(inside, columns, 0)
+        slots = Contexts(contexts.table, contexts.rows[rows], lens[rows]).slots(positions).view(-1)
+        groups.append((rows, Keys(slots, additive(inside)[:, None, None])))
+    return groups
+
+
+def attend_rows(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, groups: list[tuple[Tensor, Keys]], *, scale: float
+) -> Tensor:
+    """Attend from rows of one token each, as :func:`attend`."""
+    out = q.new_empty(*q.shape[:2], v_pool.shape[-1])
+    for rows, keys in groups:
+        out[rows] = attend(q[rows], k_pool, v_pool, [keys], batch=len(rows), scale=scale)
+    return out
 
 
 def block_keys(contexts: Contexts, block_slots: Tensor, *, causal: bool, window: int | None) -> list[Keys]:

@@ -14,6 +14,7 @@ from sglang_dflash.ops import host_rows
 from sglang_dflash.ops.reference import inverse_rms
 
 LARGE = 1 << 22  # multiply-adds
+SMALL = 1 << 12  # multiply-adds up to which torch does not call oneDNN for 16-bit products
 _HAS_ONEDNN = torch.backends.mkldnn.is_available()
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"swish": F.silu, "silu": F.silu, "sigmoid": torch.sigmoid}
 
@@ -40,7 +41,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     weights stored input by input. On other processors MKL is slow, but a oneDNN call takes longer to start, so small
     products stay with torch.
     """
-    large = x.dim() == 2 and x.dtype == torch.float32 and x.numel() * weight.shape[0] >= LARGE
+    products = x.numel() * weight.shape[0]
+    if x.dtype != torch.float32 and x.dim() == 2 and 0 < products <= SMALL:
+        # oneDNN's 16-bit products do not depend on the number of rows, torch's own kernel sums in another order.
+        rows = x.shape[0]
+        return F.linear(F.pad(x, (0, 0, 0, SMALL * rows // products + 1 - rows)), weight, bias)[:rows]
+    large = x.dim() == 2 and x.dtype == torch.float32 and products >= LARGE
     if not (_HAS_ONEDNN and x.is_cpu and large) or mkl_is_fast():
         return F.linear(x, weight, bias)
     rows = x.shape[0]
@@ -147,5 +153,6 @@ def sigmoid_mul(attn_output: Tensor, gate: Tensor, inplace: bool = False, quant:
 
 def add_gated(hidden_states: Tensor, gate_weight: Tensor, shared_output: Tensor, final_hidden_states: Tensor) -> None:
     """Add the shared expert, gated per token, in place: ``final += sigmoid(hidden @ gate_weight) * shared``."""
-    gate = torch.mv(hidden_states.float(), gate_weight.float()).sigmoid_().unsqueeze(-1)
+    # Row by row: a product with a vector, and a sigmoid of one value per row, round by the number of rows.
+    gate = (hidden_states.float() * gate_weight.float()).sum(-1, keepdim=True).neg_().exp_().add_(1).reciprocal_()
     torch.addcmul(final_hidden_states, gate, shared_output.float(), out=final_hidden_states)

@@ -114,14 +114,24 @@ def decode(
 
     slots = live_slots(ssm_state_indices)
     state = initial_state.index_select(0, slots).float()
-    state.mul_(log_decay(A_log, a, dt_bias).exp_().view(bs, HV, 1, 1))
+    decay, beta = _gates(A_log, a, b, dt_bias)
+    state.mul_(decay.view(bs, HV, 1, 1))
     # The value heads of one key head are rows of one [HV / H * V, K] matrix: keys need not be repeated.
     rows = state.view(heads, -1, K)
-    u = (v - torch.bmm(rows, k.mT).view(bs, HV, V)).mul_(b.sigmoid().float().unsqueeze(-1))
+    u = (v - torch.bmm(rows, k.mT).view(bs, HV, V)).mul_(beta.unsqueeze(-1))
     rows.baddbmm_(u.view(heads, -1, 1), k)
     torch.mul(torch.bmm(rows, q.mT).view(out.shape), scale, out=out)
     initial_state.index_copy_(0, slots, state.to(initial_state.dtype))
     return out, initial_state
+
+
+def _gates(A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+    # Decay and write strength, of operations that do not depend on the number of rows: torch computes softplus and
+    # sigmoid otherwise in the last elements of a tensor than before them.
+    x = a.float() + dt_bias.float()
+    step = torch.where(x > THRESHOLD, x, x.exp().log1p_())
+    beta = (-b.float()).exp_().add_(1).reciprocal_()
+    return step.mul_(A_log.float().exp()).neg_().exp_(), beta.to(b.dtype).float()
 
 
 def verify(

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_dflash.ops import token_hash
+
 
 def match_copies(
     history: Tensor,
@@ -70,3 +72,17 @@ def argmax(logits: Tensor) -> Tensor:
         # Torch compares one value at a time, numpy a vector of them.
         return torch.from_numpy(logits.numpy().argmax(-1))
     return logits.argmax(-1)
+
+
+def draw_with_seeds(logprobs: Tensor, seed: Tensor, positions: Tensor) -> Tensor:
+    """Draw a column of each row by the Gumbel trick; the noise is a hash of seed, position and column.
+
+    Args:
+        logprobs: of unnormalised probabilities, ``[rows, columns]``; seed, positions: ``[rows]``.
+
+    Returns:
+        Int64 ``[rows, 1]``.
+    """
+    hashed = token_hash(seed.to(torch.int64), positions, torch.arange(logprobs.shape[1]))
+    log_uniform = (hashed.double() / 0xFFFFFFFF).log_().clamp_(min=torch.finfo(torch.float64).min, max=-(2.0**-32))
+    return (logprobs.double() - log_uniform.neg_().log_()).argmax(1, keepdim=True)

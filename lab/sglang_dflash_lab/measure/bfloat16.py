@@ -97,10 +97,10 @@ def named_prompts(pair: str, number: int, random: int) -> Prompts:
     return named | {f"{RANDOM} {i}": [rng.randrange(vocab) for _ in range(24)] for i in range(random)}
 
 
-def server(pair: str, arm: str, dtype: str) -> Launch:
+def server(pair: str, arm: str, dtype: str, flags: Sequence[str]) -> Launch:
     # A tiny pair sets --dtype float32; of two, the last one counts.
     mode = f"{arm}+PYTHONPATH={PEERS}" if arm.startswith("builtin") else arm
-    return launch(pair, mode, CONCURRENCY, "--dtype", dtype)
+    return launch(pair, mode, CONCURRENCY, "--dtype", dtype, *flags)
 
 
 async def write(url: str, asked: Prompts, lines: Lines, concurrency: int, new_tokens: int) -> None:
@@ -142,7 +142,9 @@ def reference(pair: str, asked: Prompts, written: Lines, lines: Lines) -> None:
         lines.add(Text(name, tokens, [list(zip(*each, strict=True)) for each in zip(indices, values, strict=True)]))
 
 
-def measure(pair: str, arm: str, dtype: str, folder: Path, asked: Prompts, new_tokens: int) -> None:
+def measure(
+    pair: str, arm: str, dtype: str, folder: Path, asked: Prompts, new_tokens: int, flags: Sequence[str]
+) -> None:
     """Generate the missing texts of one arm; start no server if there are none."""
 
     def lines(name: str) -> Lines:
@@ -151,7 +153,7 @@ def measure(pair: str, arm: str, dtype: str, folder: Path, asked: Prompts, new_t
     written, again, is_plain = lines(arm), lines("ar again"), (arm, dtype) == ("ar", "bfloat16")
     if missing(written, asked) or is_plain and missing(again, asked):
         log = folder / f"{pair} {dtype} {arm}.log"
-        with running(server(pair, arm, dtype), log) as url:
+        with running(server(pair, arm, dtype, flags), log) as url:
             asyncio.run(write(url, asked, written, CONCURRENCY, new_tokens))
             if is_plain:
                 asyncio.run(write(url, asked, again, OTHER_CONCURRENCY, new_tokens))
@@ -287,6 +289,7 @@ def main(
     random: Annotated[int, typer.Option(help="Prompts of random tokens.")] = 48,
     new_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 128,
     out: Annotated[Path, typer.Option(help="Folder of the texts.")] = Path("results/bfloat16"),
+    flags: Annotated[str, typer.Option(help="Further flags of every server, separated by spaces.")] = "",
 ) -> None:
     """Measure the texts that the folder lacks, and print the tables."""
     out.mkdir(parents=True, exist_ok=True)
@@ -294,7 +297,7 @@ def main(
         asked = named_prompts(pair, prompts, random)
         for dtype in dtypes.split(","):
             for arm in arms.split(","):
-                measure(pair, arm, dtype, out, asked, new_tokens)
+                measure(pair, arm, dtype, out, asked, new_tokens, flags.split())
     typer.echo(describe_hardware(hardware()))
     typer.echo("\n\n".join(report(out)))
 

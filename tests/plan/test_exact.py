@@ -1,0 +1,130 @@
+"""Which servers are exact, and every reason that a server is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from sglang_dflash.cli import app
+from sglang_dflash.errors import Finding
+from sglang_dflash.plan.exact import reasons_against
+from sglang_dflash.plan.flags import parse
+from sglang_dflash.plan.machine import CPU, GPUS
+from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.report import Report
+from tests.support.configs import card_pair, checked
+
+FLAG, TRITON = "--enable-deterministic-inference", ("--attention-backend", "triton")
+DENSE, HYBRID, EXPERTS = "Qwen3.5-4B", "Qwen3.5-27B", "Qwen3.6-35B-A3B"
+SWITCH = "SGLANG_DFLASH_EXACT"
+
+
+def finding(report: Report) -> Finding | None:
+    return next((each for each in report.findings if each.about == "exact"), None)
+
+
+def plan(name: str, *flags: str, **options: Any) -> Any:
+    report = checked(name, FLAG, *flags, **options)
+    assert report.plan is not None, report.findings
+    return report.plan
+
+
+def reasons(name: str, *flags: str, **text: Any) -> tuple[str, ...]:
+    settings = parse((FLAG, *flags), **card_pair(name))[0]
+    pair = Pair.of(settings)
+    vars(pair)["text"] = {**pair.text, **text}
+    return reasons_against(settings, pair, GPUS["h200"], replay=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        (HYBRID, TRITON),
+        (EXPERTS, (*TRITON, "--moe-runner-backend", "triton")),
+        (HYBRID, ("--prefill-attention-backend", "triton", "--decode-attention-backend", "triton")),
+        (HYBRID, (*TRITON, "--linear-attn-verify-backend", "triton", "--kv-cache-dtype", "bfloat16")),
+        (HYBRID, (*TRITON, "--speculative-adaptive", "--speculative-draft-window-size", "4096")),
+    ],
+)
+def test_exact(name: str, flags: tuple[str, ...]) -> None:
+    report = checked(name, FLAG, *flags)
+    found = finding(report)
+    assert report.plan is not None and found is not None
+    assert report.plan.exact and report.plan.describe()["exact"] is True
+    assert found.level == "ok" and "bit by bit" in found.value
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "reason"),
+    [
+        (HYBRID, (), "SGLang's choice"),
+        (HYBRID, ("--attention-backend", "fa3"), "fa3"),
+        (HYBRID, (*TRITON, "--prefill-attention-backend", "fa3"), "fa3, triton"),
+        (HYBRID, (*TRITON, "--linear-attn-backend", "flashinfer"), "linear-attention backend is flashinfer"),
+        (HYBRID, (*TRITON, "--linear-attn-verify-backend", "flashinfer"), "linear-attention backend is flashinfer"),
+        (HYBRID, (*TRITON, "--enable-linear-replayssm"), "decodes with another kernel"),
+        (HYBRID, (*TRITON, "--dtype", "float32"), "the dtype is float32"),
+        (HYBRID, (*TRITON, "--dtype", "float16"), "the dtype is float16"),
+        (HYBRID, (*TRITON, "--quantization", "fp8"), "quantised (fp8)"),
+        (HYBRID, (*TRITON, "--kv-cache-dtype", "fp8_e4m3"), "fp8_e4m3"),
+        (HYBRID, (*TRITON, "--enable-mixed-chunk"), "--enable-mixed-chunk"),
+        (HYBRID, (*TRITON, "--enable-lora"), "LoRA"),
+        (HYBRID, (*TRITON, "--tp-size", "2"), "--tp-size 2"),
+        (HYBRID, (*TRITON, "--bf16-gemm-backend", "gemv"), "gemv"),
+        (EXPERTS, TRITON, "the MoE runner is auto"),
+    ],
+)
+def test_a_reason_against(name: str, flags: tuple[str, ...], reason: str) -> None:
+    found = reasons(name, *flags)
+    assert len(found) == 1 and reason in found[0], found
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"kv_lora_rank": 512}, "MLA"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
+        ({"use_sliding_window": True}, "sliding-window"),
+    ],
+)
+def test_a_target_that_is_not_exact(keys: dict[str, Any], reason: str) -> None:
+    found = reasons(DENSE, *TRITON, **keys)
+    assert len(found) == 1 and reason in found[0], found
+
+
+def test_every_reason_is_in_one_warning_and_in_the_plan() -> None:
+    report = checked(HYBRID, FLAG, "--attention-backend", "fa3", "--tp-size", "2")
+    found = finding(report)
+    assert report.plan is not None and found is not None and not report.plan.exact
+    assert found.level == "warn" and "fa3" in found.value and "--tp-size 2" in found.value
+    assert report.plan.describe()["exact"] == "; ".join(report.plan.inexact)
+
+
+def test_records_in_another_dtype_cannot_be_replayed_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_MAMBA_CONV_DTYPE", "float32")
+    assert not plan(HYBRID, *TRITON, "--enable-linear-replayssm-spec").exact
+    monkeypatch.setenv("SGLANG_DFLASH_STATE_REPLAY", "0")
+    assert plan(HYBRID, *TRITON).exact
+
+
+def test_the_cpu_platform_needs_no_backend() -> None:
+    assert plan(EXPERTS, "--device", "cpu", on=CPU).exact
+
+
+def test_only_with_the_flag_and_without_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for report in (checked(HYBRID, *TRITON), _switched_off(monkeypatch)):
+        assert finding(report) is None
+        assert report.plan is not None and not report.plan.exact and report.plan.describe()["exact"] is False
+
+
+def _switched_off(monkeypatch: pytest.MonkeyPatch) -> Report:
+    monkeypatch.setenv(SWITCH, "0")
+    return checked(HYBRID, FLAG, *TRITON)
+
+
+def test_check_prints_the_row() -> None:
+    pair = card_pair(HYBRID).values()
+    shown = CliRunner().invoke(app, ["check", *pair, "--gpu", "h200", FLAG, *TRITON, "-v"])
+    assert "exact" in shown.stdout and "greedy text is plain decoding's, bit by bit" in shown.stdout

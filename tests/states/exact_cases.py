@@ -1,0 +1,247 @@
+"""Exact verify and commit against plain decoding, token by token: bits, no tolerance.
+
+Not collected by itself: tests/states/test_exact.py runs it with SGLang's Triton kernel interpreted
+(``TRITON_INTERPRET=1``) and with the CPU platform's function; on a device it runs with ``OPS_DEVICE=cuda``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.kernels.ops.attention.decode_attention import decode_attention_fwd
+from torch import Tensor
+
+from sglang_dflash.hooks.decode_rows import as_rows
+from sglang_dflash.plan import serving
+from sglang_dflash.states import replay, stepped
+from tests.support.configs import serving_plan
+from tests.support.gdn_replay import Blocks, of_records
+
+DEVICE = os.environ.get("OPS_DEVICE", "cpu")
+KERNELS_RUN = os.environ.get("TRITON_INTERPRET") == "1" or DEVICE != "cpu"
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from tests.rehearsal import interpreter
+
+    interpreter.install()
+elif DEVICE == "cpu":
+    from sglang_dflash_cpu.layers import gdn
+
+    stepped.fused_recurrent_gated_delta_rule_packed_decode = gdn.decode
+decode_one: Callable[..., Any] = stepped.fused_recurrent_gated_delta_rule_packed_decode
+
+# H, HV, K, V of the tiny hybrid target; of Qwen3.5-27B and of Qwen3.6-35B-A3B, an eighth of their heads.
+TINY = {"H": 2, "HV": 4, "K": 32, "V": 32}
+PUBLISHED = [{"H": 2, "HV": 6, "K": 128, "V": 128}, {"H": 2, "HV": 4, "K": 128, "V": 128}]
+STATES = pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+
+
+def decoded(blocks: Blocks) -> tuple[Tensor, Tensor]:
+    """Plain decoding of every request alone, a token at a time: outputs ``[layers, N, HV, V]``, states after each token
+    ``[layers, bs, width, HV, V, K]``."""
+    outputs = torch.zeros(blocks.layers, blocks.bs, blocks.width, blocks.HV, blocks.V, dtype=blocks.dtype)
+    after = torch.zeros(blocks.layers, blocks.bs, blocks.width, blocks.HV, blocks.V, blocks.K, dtype=blocks.state_dtype)
+    outputs, after = outputs.to(DEVICE), after.to(DEVICE)
+    for layer in range(blocks.layers):
+        pool = blocks.states[layer].clone()
+        mixed, a, b = (x[layer].unflatten(0, (blocks.bs, -1)) for x in (blocks.qkv, blocks.a, blocks.b))
+        for request in (i for i in range(blocks.bs) if blocks.live[i]):
+            slot, own = blocks.slots[request : request + 1], slice(request, request + 1)
+            for t in range(blocks.width):
+                out = torch.empty(1, 1, blocks.HV, blocks.V, dtype=blocks.dtype, device=DEVICE)
+                inputs = (x[own, t].contiguous() for x in (mixed[..., : -2 * blocks.HV], a, b))
+                decode_one(*inputs, blocks.A_log, blocks.dt_bias, blocks.scale, pool, out, slot, True)
+                outputs[layer, request, t], after[layer, request, t] = out[0, 0], pool[int(slot)]
+    return outputs.flatten(1, 2), after
+
+
+def recorded(blocks: Blocks) -> Tensor:
+    """Outputs of a verify of all layers, through the hook that a server has."""
+    outs = []
+    for layer in range(blocks.layers):
+        out = torch.empty(blocks.bs * blocks.width, blocks.HV, blocks.V, dtype=blocks.dtype, device=DEVICE)
+        parts = of_records(blocks.records, lambda x, layer=layer: x[layer])
+        rings = {f"{name}_cache": part for name, part in zip(("d", "k", "g", "rawv", "rawk"), parts, strict=True)}
+        found = replay.verify(
+            lambda **_: pytest.fail("SGLang's own kernel was called"),
+            **{name: getattr(blocks, name)[layer] for name in ("q", "k", "v", "a", "b")},
+            **rings,
+            A_log=blocks.A_log, dt_bias=blocks.dt_bias, checkpoint_state=blocks.states[layer], out=out,
+            scale=blocks.scale, ssm_state_indices=blocks.slots, replay_indices=blocks.rows, max_spec_len=blocks.width,
+        )  # fmt: skip
+        assert found is out
+        outs.append(out)
+    return torch.stack(outs)
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "plan", serving_plan(replay=True, exact=True))
+    mamba = SimpleNamespace(linear_attn_backend="triton", linear_attn_decode_backend=None)
+    monkeypatch.setattr(replay, "get_exec", lambda: SimpleNamespace(mamba=mamba))
+
+
+def blocks_of(bs: int, width: int, state_dtype: torch.dtype, **sizes: Any) -> Blocks:
+    return Blocks(bs, width, dtype=torch.bfloat16, state_dtype=state_dtype, device=DEVICE, **sizes)
+
+
+@STATES
+@pytest.mark.parametrize("sizes", [TINY, *PUBLISHED], ids=["tiny", "27B", "35B-A3B"])
+@pytest.mark.parametrize("scratch", [1, stepped.SCRATCH_BYTES], ids=["by layer", "at once"])
+def test_replayed(
+    sizes: dict[str, int], scratch: int, state_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs, and the state and the snapshot after any number of tokens."""
+    monkeypatch.setattr(stepped, "SCRATCH_BYTES", scratch)
+    width = 16 if sizes is TINY else 5
+    blocks = blocks_of(3 if sizes is TINY else 1, width, state_dtype, padded=True, **sizes)
+    expected, after = decoded(blocks)
+    before = blocks.states.clone()
+    live = torch.tensor(blocks.live).repeat_interleave(width)  # the CPU platform computes padding, the kernel skips it
+    assert torch.equal(recorded(blocks)[:, live], expected[:, live])
+    assert torch.equal(blocks.states[:, 1:], before[:, 1:])
+    gates = [(blocks.A_log, blocks.dt_bias)] * blocks.layers
+    places = torch.arange(blocks.bs, device=DEVICE) // 2  # of the requests that are not padding
+    for count in range(0, width + 1, 3 if sizes is TINY else 1):  # together every number
+        counts, tracked = ((count + places + ahead) % (width + 1) for ahead in (0, 5))
+        pool = before.clone()
+        commit(pool, blocks, gates, counts, tracked)
+        for request in range(blocks.bs):
+            for slots, taken in ((blocks.slots, counts), (blocks.track_slots, tracked)):
+                slot, tokens = int(slots[request]), int(taken[request])
+                if blocks.live[request] and tokens:
+                    assert torch.equal(pool[:, slot], after[:, request, tokens - 1]), (request, tokens)
+                    pool[:, slot] = before[:, slot]
+        assert torch.equal(pool[:, 1:], before[:, 1:]), "another slot was written"
+
+
+def commit(pool: Tensor, blocks: Blocks, gates: list[tuple[Tensor, Tensor]], counts: Tensor, tracked: Tensor) -> None:
+    stepped.step_commit(
+        pool, blocks.records, gates, blocks.rows, blocks.slots, counts.int(), blocks.track_slots, tracked.int(),
+        width=blocks.width,
+    )  # fmt: skip
+
+
+@STATES
+def test_kept(state_dtype: torch.dtype) -> None:
+    """Outputs, and the state after every token, through the hook that a server has."""
+    blocks = blocks_of(3, 8, state_dtype, **TINY)
+    expected, after = decoded(blocks)
+    for layer in range(blocks.layers):
+        before = blocks.states[layer].clone()
+        kept = torch.full((blocks.bs + 1, 12, blocks.HV, blocks.V, blocks.K), torch.nan, dtype=state_dtype)
+        kept = kept.to(DEVICE)
+        found = replay.verify_kept(
+            lambda *_, **__: pytest.fail("SGLang's own kernel was called"),
+            None,
+            **{name: getattr(blocks, name)[layer][None] for name in ("q", "k", "v")},
+            a=blocks.a[layer], b=blocks.b[layer], A_log=blocks.A_log, dt_bias=blocks.dt_bias,
+            ssm_states=blocks.states[layer], cache_indices=blocks.slots,
+            query_start_loc=torch.arange(blocks.bs + 1, device=DEVICE) * blocks.width,
+            intermediate_states_buffer=kept, retrieve_parent_token=None,
+            intermediate_state_indices=torch.arange(blocks.bs + 1, dtype=torch.int32, device=DEVICE),
+        )  # fmt: skip
+        assert torch.equal(found[0], expected[layer])
+        assert torch.equal(kept[: blocks.bs, :8], after[layer])
+        assert kept[blocks.bs].isnan().all() and kept[:, 8:].isnan().all()
+        assert torch.equal(blocks.states[layer], before)
+
+
+def test_the_kernel_skips_a_negative_slot_and_rows_are_independent() -> None:
+    """What both functions rely on, of SGLang's kernel itself; padding has inputs of NaN."""
+    blocks = blocks_of(2, 1, torch.float32, padded=True, **TINY)
+    expected, after = decoded(blocks)
+    pool, out = blocks.states[0].clone(), torch.full((4, 1, 4, 32), torch.nan, dtype=torch.bfloat16, device=DEVICE)
+    inputs = blocks.qkv[0][:, : -2 * blocks.HV].contiguous(), blocks.a[0].contiguous(), blocks.b[0].contiguous()
+    decode_one(*inputs, blocks.A_log, blocks.dt_bias, blocks.scale, pool, out, blocks.slots, True)
+    assert torch.equal(out[::2, 0], expected[0, ::2])
+    live = blocks.slots[::2].long()
+    assert torch.equal(pool[live], after[0, ::2, 0])
+    pool[live] = blocks.states[0, live]
+    assert torch.equal(pool[1:], blocks.states[0, 1:])
+
+
+def test_a_wrong_beta_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: with beta in float32, as SGLang's verify has it, outputs differ."""
+    blocks = blocks_of(2, 4, torch.float32, **TINY)
+    expected, _ = decoded(blocks)
+    monkeypatch.setattr(
+        stepped, "fused_recurrent_gated_delta_rule_packed_decode", lambda mixed, a, b, *rest, **options: decode_one(
+            mixed, a, b.float(), *rest, **options
+        ),
+    )  # fmt: skip
+    assert not torch.equal(recorded(blocks), expected)
+
+
+@pytest.mark.skipif(not KERNELS_RUN, reason="an attention kernel of Triton's")
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (6, 1, 256)], ids=["tiny", "27B, a quarter"])
+@pytest.mark.parametrize("tile", [32, 256])
+def test_rows_of_a_block_attend_as_single_rows_of_a_decode(heads: int, kv_heads: int, dim: int, tile: int) -> None:
+    """SGLang's decode kernel over all rows at once, and over one; contexts across the splits of deterministic mode."""
+    width, contexts = 4, [tile - 2, 5, 2 * tile]
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).bfloat16().to(DEVICE)
+
+    reach = max(contexts) + width
+    table = 1 + torch.randperm(len(contexts) * reach, generator=generator).view(len(contexts), reach).to(DEVICE)
+    k, v = (normal(len(contexts) * reach + 1, kv_heads, dim) for _ in "kv")
+    q = normal(len(contexts) * width, heads, dim)
+    batch = SimpleNamespace(
+        req_pool_indices=torch.arange(len(contexts)), seq_lens=torch.tensor(contexts), seq_lens_sum=None,
+        forward_mode=None, spec_info=None,
+    )  # fmt: skip
+    rows = as_rows(batch, width)
+    assert rows.batch_size == len(q) and rows.forward_mode.is_decode()
+    assert rows.seq_lens.tolist() == [context + 1 + i for context in contexts for i in range(width)]
+    assert rows.req_pool_indices.tolist() == [request for request in range(len(contexts)) for _ in range(width)]
+
+    def attend(of: slice) -> Tensor:
+        lens = rows.seq_lens[of]
+        slots = [table[int(r), : int(n)] for r, n in zip(rows.req_pool_indices[of], lens, strict=True)]
+        most = -(-reach // tile)
+        out, lse = torch.empty_like(q[of]), torch.empty(len(lens), heads, most, device=DEVICE)
+        decode_attention_fwd(
+            q[of], k, v, out, torch.cat([lens.new_zeros(1), lens.cumsum(0)]).int().to(DEVICE), torch.cat(slots),
+            torch.empty(len(lens), heads, most, dim, device=DEVICE), lse, (-(-lens // tile)).int().to(DEVICE), most,
+            dim**-0.5, 1.0, 1.0, enable_lean=False,
+        )  # fmt: skip
+        return out
+
+    single = torch.cat([attend(slice(row, row + 1)) for row in range(len(q))])
+    assert torch.equal(attend(slice(0, len(q))), single)
+    assert single.isfinite().all()
+
+
+@pytest.mark.skipif(not KERNELS_RUN, reason="SGLang's verify kernel")
+def test_without_exact_mode_a_verify_of_kept_states_rounds_beta(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's kernel, with what the hook hands to it: of a state's largest value, 300 times nearer to decoding's."""
+    from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
+
+    monkeypatch.setattr(serving, "plan", serving_plan())
+    monkeypatch.setattr(replay, "runs_kernels", lambda _: True)
+    blocks = blocks_of(2, 8, torch.float32, **TINY)
+    _, after = decoded(blocks)
+    kept = torch.zeros(blocks.bs, 8, blocks.HV, blocks.V, blocks.K, device=DEVICE)
+    call: dict[str, Any] = {
+        **{name: getattr(blocks, name)[0][None] for name in ("q", "k", "v")},
+        **{"a": blocks.a[0], "b": blocks.b[0], "A_log": blocks.A_log, "dt_bias": blocks.dt_bias},
+        **{"ssm_states": blocks.states[0], "cache_indices": blocks.slots, "cache_steps": 8},
+        "query_start_loc": torch.arange(blocks.bs + 1, dtype=torch.int32, device=DEVICE) * 8,
+        "intermediate_states_buffer": kept,
+        "intermediate_state_indices": torch.arange(blocks.bs, dtype=torch.int32, device=DEVICE),
+        "retrieve_parent_token": None,
+    }
+
+    def error() -> float:
+        return float((kept - after[0]).abs().max() / after[0].abs().max())
+
+    TritonGDNKernel.target_verify(TritonGDNKernel(), **call)
+    assert error() > 3e-4
+    replay.verify_kept(TritonGDNKernel.target_verify, TritonGDNKernel(), **call)
+    assert error() < 1e-6
