@@ -101,7 +101,7 @@ def test_equal_tokens_everywhere(cell: Cell, tmp_path: Path) -> None:
 def test_tokens_in_bfloat16_equal_plain_decodings_up_to_near_ties(pair: str, tmp_path: Path) -> None:
     """After text that it was trained on a target is sure; after random tokens it is often nearly undecided."""
     inputs = [*corpus(pair, 24), *random_prompts(pair, 16)]
-    top = {"return_logprob": True, "top_logprobs_num": 4}
+    top = {"return_logprob": True, "top_logprobs_num": 8}  # up to six tokens lie within two steps of a logit
     with plain_server(pair, tmp_path, base=BFLOAT16) as server:
         plain = generate_all(server, inputs, 8, 128, **top)
     with dflash_server(pair, tmp_path, base=BFLOAT16) as server:

@@ -70,7 +70,7 @@ def compare(run: Run, pair: str, arms: Mapping[str, Arm]) -> bool:
     def decode_plainly() -> dict[str, Any]:
         with run.serve(pair, speculative=False) as server:
             start = time.perf_counter()
-            plain.extend(generate_all(server, inputs, 8, tokens, return_logprob=True, top_logprobs_num=2))
+            plain.extend(generate_all(server, inputs, 8, tokens, return_logprob=True, top_logprobs_num=8))
             return _speed(plain, start)
 
     def speculate(arm: Arm, backend: str) -> dict[str, Any]:
