@@ -224,10 +224,8 @@ def main() -> None:
     def scenario(pair: str, widths: bool, replay: bool, exact: bool) -> Scenario:
         environment = REPLAY if replay else {}
         if exact:
-            asked, options = measured(ask(pair, 1, 6, cut=24)), {**EXACT, "disable_cuda_graph": True}
-            return Scenario(
-                "mutants", pair, (asked,), (), width=4, options=options, environment=environment, exact=True
-            )
+            asked, more = measured(ask(pair, 1, 6, cut=24)), {"width": 4, "options": EXACT, "exact": True}
+            return Scenario("mutants", pair, (asked,), (), graphs=(1,), environment=environment, **more)
         if widths:
             return Scenario("mutants", pair, (ask(pair, 2, 12),), (), width=4, graphs=(2,), options=RANDOM_WIDTHS)
         return Scenario("mutants", pair, (ask(pair, 1, 24),), (), graphs=(1,), environment=environment)
