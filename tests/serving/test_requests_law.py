@@ -62,7 +62,10 @@ def drafter(target: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def constant_drafter(folder: Path, **fields: Any) -> Path:
-    """A drafter whose layers add nothing: what comes out is the mask's embedding, so ``DRAFT`` is what it drafts."""
+    """A drafter whose layers add nothing: what comes out is the mask's embedding, so ``DRAFT`` is what it drafts.
+
+    ``fields`` may add a selector, by which the drafts depend on the token before.
+    """
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
     layers = {"layer_types": (FULL,), "target_layer_ids": (0, 2), "num_target_layers": 4}
     tokens = {"vocab_size": VOCAB, "mask_token_id": DRAFT, "eos_token_id": 1}
@@ -71,6 +74,8 @@ def constant_drafter(folder: Path, **fields: Any) -> Path:
         for layer in model.layers:
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
+        if model.candidate_selector is not None:
+            model.candidate_selector.successor_codebook.mul_(20)  # the token before outweighs the logits
     model.save(folder)
     return folder
 
@@ -133,7 +138,7 @@ def test_so_has_text_after_drafts_that_a_selector_chose_by_the_draft_before(targ
         one, two = p_of_one_and_two(draw(server, target, "temperature 1", seeded=False)[0])
     assert min(one, two) > 1e-4, (one, two)
     blocks = [json.loads(line)["block"] for line in (tmp_path / "drafts.jsonl").read_text().splitlines()]
-    assert len({tuple(block[1:]) for block in blocks}) > 10, "the drafts do not depend on the token before"
+    assert len({tuple(block[1:]) for block in blocks}) > 3, "the drafts do not depend on the token before"
 
 
 @pytest.mark.slow
