@@ -130,7 +130,12 @@ _STATES_REPLAYED = tuple(f"{_KERNELS}{name}.{name}_kernel" for name in ("gdn_ver
 _WIDTHS = Path(__file__).with_name("widths.json")
 RANDOM_WIDTHS = {"speculative_adaptive": True, "speculative_adaptive_config": str(_WIDTHS)}
 # A forward of the batch-invariant products takes seconds under the interpreter: few tokens, and a patient watchdog.
-EXACT = {"dtype": "bfloat16", "enable_deterministic_inference": True, "watchdog_timeout": 3600}
+EXACT = {
+    "dtype": "bfloat16",
+    "enable_deterministic_inference": True,
+    "watchdog_timeout": 3600,
+    "max_running_requests": 2,
+}
 _STEPPED = (
     "launches: sglang.kernels.ops.attention.fla.fused_recurrent.fused_recurrent_gated_delta_rule_packed_decode_kernel"
 )
