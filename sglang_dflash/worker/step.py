@@ -52,7 +52,7 @@ class BlockKV:
     @cached_property
     def host_tokens(self) -> int:
         """Sum of ``host_lens``."""
-        return sum(self.host_lens.tolist())
+        return int(self.host_lens.numpy().sum())
 
     def planned(self, translator: Any, rows: Tensor) -> BlockKV:
         """Add the plan of the model's ``kv_index_translator``, for requests in the pool's ``rows`` (int64 [bs])."""

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -138,11 +139,17 @@ class FirstCalls:
         if width > 1 and not self._plan.replay and self._target.decode_cuda_graph_runner is None:
             return  # SGLang's commit of kept states needs a verify's buffers: the warm-up request runs it first
         tracks, most = get_exec().mamba.enable_mamba_extra_buffer, self._target.max_running_requests
+        table = self._commit.state_table
         # SGLang's commit is compiled for a batch size of 1, a multiple of 16, and any other.
         sizes = self._powers_of_two(16) if width == 1 else sorted({min(bs, most) for bs in (1, 2, 16)})
         for tracked, bs in itertools.product((False, True) if tracks else (False,), sizes):
             step = self._step(width, bs, mamba_track_grid(get_schedule().page_size) - 1 if tracked else 0)
             step.batch.mamba_track_indices = step.batch.req_pool_indices - 1 if tracked else None
+            if width > 1 and table is not None and not self._plan.replay:
+                # SGLang's commit reads the slots of the last verify, here a captured one of any size.
+                linear = self._target.attn_backend.linear_attn_backend
+                slots = self._zeros(bs).to(linear.forward_metadata.mamba_cache_indices.dtype)
+                linear.forward_metadata = replace(linear.forward_metadata, mamba_cache_indices=slots)
             self._commit.before_verify(step)
             self._commit(step)
 
