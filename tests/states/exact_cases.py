@@ -97,7 +97,7 @@ def test_replayed(
 ) -> None:
     """Outputs, and the state and the snapshot after any number of tokens."""
     monkeypatch.setattr(stepped, "SCRATCH_BYTES", scratch)
-    width = 16 if sizes is TINY else 5
+    width = 8 if sizes is TINY else 5
     blocks = blocks_of(3 if sizes is TINY else 1, width, state_dtype, padded=True, **sizes)
     expected, after = decoded(blocks)
     before = blocks.states.clone()

@@ -14,12 +14,19 @@ pytest.importorskip("sglang")
 pytestmark = pytest.mark.sglang
 
 
-@pytest.mark.parametrize("interpret", ["1", "0"], ids=["SGLang's kernel, interpreted", "the CPU platform's function"])
-def test_a_verify_and_a_commit_are_plain_decoding_bit_by_bit(interpret: str) -> None:
+@pytest.mark.parametrize(
+    ("interpret", "cases"),
+    [
+        pytest.param("1", "not replayed or tiny", id="SGLang's kernel, interpreted"),
+        pytest.param("1", "replayed and not tiny", id="SGLang's kernel, published heads", marks=pytest.mark.slow),
+        pytest.param("0", "", id="the CPU platform's function"),
+    ],
+)
+def test_a_verify_and_a_commit_are_plain_decoding_bit_by_bit(interpret: str, cases: str) -> None:
     # A process of its own: Triton decides at import whether to interpret.
-    cases = Path(__file__).with_name("exact_cases.py")
+    file = Path(__file__).with_name("exact_cases.py")
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", cases, str(file)],
         env={**os.environ, "TRITON_INTERPRET": interpret},
         capture_output=True,
         text=True,
