@@ -84,7 +84,7 @@ class Copies:
         """Append the step's committed tokens, and find matches for the next step."""
         batch, accepted = step.batch, step.accepted
         self._append(batch, batch.seq_lens, accepted.out_tokens, accepted.new_seq_lens, step.state.committed_cpu)
-        rows, found = batch.req_pool_indices_cpu.tolist(), self._found
+        rows, found = batch.req_pool_indices_cpu.numpy().tolist(), self._found
         found = found.clone() if found.is_cpu else async_d2h(found)  # which returns a tensor on the host as it is
         return Copied(self._matches, batch.reqs, rows, found, drafted=step.width > 1)
 

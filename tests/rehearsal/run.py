@@ -54,7 +54,7 @@ def rehearsed() -> dict[str, str]:
 
 
 def run(scenario: Scenario, *, rehearse: bool, mutant: str = "") -> Outcome:
-    """Run the scenario's engine in a process of its own, on the torch platform or in a rehearsal.
+    """Run the scenario's engine in a separate process, on the torch platform or in a rehearsal.
 
     Without ``rehearse`` an exact scenario is plain decoding, rehearsed.
     """

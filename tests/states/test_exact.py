@@ -23,7 +23,7 @@ pytestmark = pytest.mark.sglang
     ],
 )
 def test_a_verify_and_a_commit_are_plain_decoding_bit_by_bit(interpret: str, cases: str) -> None:
-    # A process of its own: Triton decides at import whether to interpret.
+    # A separate process: Triton decides at import whether to interpret.
     file = Path(__file__).with_name("exact_cases.py")
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", cases, str(file)],

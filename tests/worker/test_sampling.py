@@ -133,7 +133,7 @@ def test_only_seeded_rows_leave_sglangs_sampling(
     mixed = draw(sampler, logits, info(rows, **params, **needs), seeds)
     assert seen == [(given, simple)]
 
-    for row in chosen:  # as in a batch of its own, with log-probabilities or without
+    for row in chosen:  # as alone in a batch, with log-probabilities or without
         own = {name: values[row : row + 1] for name, values in params.items()}
         one = {"temperatures": torch.tensor([[row + 1.0]]), **own, **needs}
         for logprobs in (False, True):
