@@ -417,10 +417,10 @@ def seeded_tokens(
     filters: tuple[Tensor, Tensor, Tensor] | None,
     seeds: Tensor,
     positions: Tensor,
-    rows: Tensor | None = None,
 ) -> Tensor:
-    """Draw the token of each seeded row from its logits. The logits do not change.
+    """Draw each row's token from its logits. The logits do not change.
 
+    A row of top-k 1, which SGLang makes of a greedy request beside sampled ones, takes the first of its largest logits.
     The kernel sums in another order, so a token at the edge of top-p may fall on either side. It keeps all tokens of a
     weight at the edge of top-k or top-p, as FlashInfer does; here the sort decides between them, as in SGLang's
     ``pytorch`` backend.
@@ -429,18 +429,17 @@ def seeded_tokens(
         logits: float [n, V].
         temperatures: float32 [n, 1], positive.
         filters: ``top_ks`` int32, ``top_ps`` and ``min_ps`` float32, [n] each; see :func:`filter_probs`. None for none.
-        seeds: int64 [k]; k = n without ``rows``.
+        seeds: int64 [n].
         positions: int64 [n], sequence position of the token before the draw.
-        rows: int64 [k], the rows with a seed; None for all.
 
     Returns:
-        int64 [k].
+        int64 [n].
     """
-    if rows is not None:
-        filters = None if filters is None else (filters[0][rows], filters[1][rows], filters[2][rows])
-        logits, temperatures, positions = logits[rows], temperatures[rows], positions[rows]
     probs = torch.softmax(logits / temperatures, dim=-1)
-    return seeded_draw(probs if filters is None else filter_probs(probs, *filters), seeds, positions)
+    if filters is None:
+        return seeded_draw(probs, seeds, positions)
+    drawn = seeded_draw(filter_probs(probs, *filters), seeds, positions)
+    return torch.where(filters[0] == 1, logits.argmax(-1), drawn)
 
 
 def seeded_draw(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:

@@ -139,7 +139,8 @@ class DFlashWorker(BaseSpecWorker):
         self._draft = Draft(self._drafter, layout, rings, plan.drafted)
         self._verify = Verify(self._target_worker)
         shards = LogitShards(self._target, self._drafter.model.vocabulary)
-        self._accept = Accept(self._target, get_parallel().tp_group, shards)
+        group, seed = get_parallel().tp_group, self._target_worker.random_seed
+        self._accept = Accept(self._target, group, shards, seed)
         self._copies = Copies(self._target, plan.block) if plan.copies else None
         backs_up = get_server_args().enable_hierarchical_cache
         self._inject = Inject(self._drafter, layout, rings, defers=plan.role != "decode" and not backs_up)

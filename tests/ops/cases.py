@@ -109,7 +109,7 @@ def test_norm_rope(
 
 @pytest.mark.parametrize(("rows", "vocab"), [(0, 8), (3, 1), (24, 600), (2, 9000)])
 def test_seeded_tokens(rows: int, vocab: int) -> None:
-    # Of one row in two, with -inf where a grammar forbids tokens: leading tiles of some rows.
+    # With -inf where a grammar forbids tokens: leading tiles of some rows.
     # Flat rows, in which a token more or less would often win, and peaked ones.
     logits = torch.randn(rows, vocab + 5, device=DEVICE)[:, :vocab] * 0.2
     logits[1::4] *= 20
@@ -119,9 +119,15 @@ def test_seeded_tokens(rows: int, vocab: int) -> None:
     top_ps = torch.tensor([0.02, 0.5, 0.97, 1.0], device=DEVICE)[ints(0, 4, rows)]
     min_ps = torch.tensor([0.0, 0.0, 0.1], device=DEVICE)[ints(0, 3, rows)]
     for filters in (None, (top_ks, top_ps, min_ps)):
-        for chosen in (None, torch.arange(0, rows, 2, device=DEVICE)):
-            own = seeds if chosen is None else seeds[chosen].contiguous()
-            compare("seeded_tokens", logits, temperatures, filters, own, ints(0, 2**20, rows), chosen)
+        compare("seeded_tokens", logits, temperatures, filters, seeds, ints(0, 2**20, rows))
+
+
+def test_a_row_of_top_k_1_takes_the_first_of_its_largest_logits() -> None:
+    logits = torch.randn(64, 1100, device=DEVICE)
+    logits[:, [700, 1000, 3]] = 9.0
+    one, ones = torch.ones(64, dtype=torch.int32, device=DEVICE), torch.ones(64, device=DEVICE)
+    asked = logits, ones[:, None], (one, ones, 0 * ones), ints(0, 99, 64), ints(0, 99, 64)
+    assert (compare("seeded_tokens", *asked)[0] == 3).all()
 
 
 @pytest.mark.parametrize(("bs", "width"), [(0, 4), (1, 1), (5, 7), (3, 33)])
