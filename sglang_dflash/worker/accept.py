@@ -3,7 +3,7 @@
 Plain decoding adjusts one row of logits per request and passes it to SGLang's sampler. Here a request has ``w`` rows,
 one per block position: the anchor, which is the last committed token, then the drafts. Each row is adjusted and sampled
 as plain decoding would if the drafts before it were accepted. A draft is accepted while it equals the target's token;
-:func:`sglang_dflash.ops.reference.accept_block` proves that this rule is exact.
+:func:`sglang_dflash.ops.reference.step.accept_block` proves that this rule is exact.
 """
 
 from __future__ import annotations

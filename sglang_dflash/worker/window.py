@@ -124,7 +124,7 @@ class DraftRings:
         return replace(kv, seq_lens=lengths, slots=slots, host_lens=host_lens).planned(translator, rows)
 
     def visible(self, rows: Tensor, seq_lens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the table of ``rows``; return :func:`sglang_dflash.ops.reference.view_rings`."""
+        """Write the table of ``rows``; return :func:`sglang_dflash.ops.reference.step.view_rings`."""
         sizes = {"first": self._first, "size": self.size, "window": self._window.tokens, "page": self._window.page}
         return view_rings(self._table, self._oldest, rows, seq_lens, positions, **sizes)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_dflash.ops import reference
+from sglang_dflash import ops
+from sglang_dflash.ops.reference import step
 
 MODULES = ("block", "copies", "dflash2", "norm_rope", "rings", "sampling")
 DEVICE = os.environ.get("OPS_DEVICE", "cpu")
@@ -28,7 +30,7 @@ def compare(
     modules = (importlib.import_module(f"sglang_dflash.ops.kernels.{module}") for module in MODULES)
     kernel = next(getattr(module, name) for module in modules if hasattr(module, name))
     outcomes = []
-    for run in (getattr(reference, name), kernel):
+    for run in (inspect.unwrap(getattr(ops, name)), kernel):
         own = copy.deepcopy(args)  # keeps the strides
         result = run(*own, **options)
         outcomes.append([*(result if isinstance(result, tuple) else [result]), *seen(*own)])
@@ -189,7 +191,7 @@ def test_offer_copies(bs: int, width: int) -> None:
     history, rows, last = histories(bs, 3)
     found = torch.zeros(ROWS, 2, dtype=torch.int64, device=DEVICE)
     newest = history[rows].gather(1, last[:, None]).long()
-    reference.match_copies(history, found, rows, last - 1, newest, last, longest=6, bound=COLUMNS)
+    step.match_copies(history, found, rows, last - 1, newest, last, longest=6, bound=COLUMNS)
     tokens, margins = ints(0, 3, bs, width), torch.rand(bs, width + 2, device=DEVICE)[:, : width - 1]
     _, _, _, _, after, *_ = compare("offer_copies", tokens, margins, history, found, rows, last, least=5, unsure=0.7)
     assert bs < 9 or (after[rows, 1] > 0).any()

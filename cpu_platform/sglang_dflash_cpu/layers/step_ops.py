@@ -20,7 +20,7 @@ def match_copies(
     longest: int,
     bound: int,
 ) -> None:
-    """As :func:`sglang_dflash.ops.reference.match_copies`: others are compared only where the newest token occurs."""
+    """As :func:`sglang_dflash.ops.reference.step.match_copies`: others are compared where the newest one occurs."""
     places, newest = rows.numpy(), last.numpy().astype(np.int64)[:, None]
     positions = np.minimum(seq_lens.numpy()[:, None] + np.arange(1, tokens.shape[1] + 1), history.shape[1] - 1)
     history.numpy()[places[:, None], positions] = tokens.numpy()
@@ -47,7 +47,7 @@ def offer_copies(
     least: int,
     unsure: float,
 ) -> None:
-    """As :func:`sglang_dflash.ops.reference.offer_copies`; most steps have nothing to offer."""
+    """As :func:`sglang_dflash.ops.reference.step.offer_copies`; most steps have nothing to offer."""
     places, state = rows.numpy(), found.numpy()
     length, end = (state[places, 0] >> 31) & 31, state[places, 0] & 0x7FFFFFFF
     state[places, 1] = 0
