@@ -74,6 +74,23 @@ def argmax(logits: Tensor) -> Tensor:
     return logits.argmax(-1)
 
 
+def walk_candidates(
+    candidates: Tensor, unary: Tensor, gates: Tensor, anchors: Tensor, predecessors: Tensor, successors: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As :func:`sglang_dflash.ops.reference.walk_candidates`; scores may differ in the last bits of their sums."""
+    before, after = (codebook[candidates].float().numpy() for codebook in (predecessors, successors))
+    last, gate, scores = predecessors[anchors].float().numpy(), gates.float().numpy(), unary.numpy().copy()
+    best, each = np.empty(candidates.shape[:2], dtype=np.int64), np.arange(len(candidates))
+    for i in range(candidates.shape[1]):
+        scores[:, i] += (after[:, i] @ (last * gate[:, i])[:, :, None])[..., 0]
+        best[:, i] = scores[:, i].argmax(1)
+        last = before[each, i, best[:, i]]
+    chosen = best[..., None]
+    first = np.take_along_axis(scores, chosen, 2)
+    np.put_along_axis(scores, chosen, -np.inf, 2)
+    return candidates.gather(2, torch.from_numpy(chosen)).squeeze(2), torch.from_numpy(first[..., 0] - scores.max(2))
+
+
 def draw_with_seeds(logprobs: Tensor, seed: Tensor, positions: Tensor) -> Tensor:
     """Draw a column of each row by the Gumbel trick; the noise is a hash of seed, position and column.
 
