@@ -58,9 +58,10 @@ rehearse: setup
 	$(BIN)/pytest -q -m slow tests/rehearsal/test_streams.py
 	$(BIN)/python -m tests.ops.published
 
-# The slow equality matrix alone; interrupted, it goes on with the cells that are not yet in .cache/matrix.jsonl.
+# The slow equality matrix alone; interrupted, it goes on with the cells that are not yet in .cache. EXACT=1: in bfloat16,
+# bit by bit (docs/how-it-works.md#exact-mode).
 test-matrix: setup
-	$(PYTEST) -m slow tests/serving/test_dflash_equality.py
+	$(PYTEST) -m slow $(if $(EXACT),tests/serving/test_exact.py -k matrix,tests/serving/test_dflash_equality.py)
 	$(BIN)/python -m tests.serving.matrix
 
 soak: setup

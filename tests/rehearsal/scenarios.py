@@ -263,17 +263,29 @@ SCENARIOS: tuple[Scenario, ...] = (
         Scenario(
             f"exact: bfloat16, deterministic, states {name}",
             HYBRID,
-            (measured(ask(HYBRID, 2, 6, growth=1, cut=24)),),
-            (_STEPPED, "replays: target 2"),
+            requests,
+            (_STEPPED, "replays: target 2", *met),
             width=4,
             graphs=(2,),
             options={**EXACT, **options},
             environment=environment,
             exact=True,
         )
-        for name, options, environment in (
-            ("kept, width 4, graphs of half the requests", {}, {}),  # the commit's first calls need all
-            ("replayed, widths at random", {**RANDOM_WIDTHS, "max_running_requests": 2}, REPLAY),
+        for name, requests, met, options, environment in (
+            (
+                "kept, width 4, graphs of half the requests",  # the commit's first calls need all
+                (measured(ask(HYBRID, 2, 6, growth=1, cut=24)),),
+                (),
+                {},
+                {},
+            ),
+            (
+                "replayed, widths at random, copies, prefix hits, track boundaries",
+                (measured(ask(HYBRID, 2, 6, growth=1, repeat=3, cut=124)),) * 2,
+                (*_COPIES, _SNAPSHOT, "events: cached tokens"),
+                {**RANDOM_WIDTHS, "max_running_requests": 2},
+                REPLAY,
+            ),
         )
     ),
 )

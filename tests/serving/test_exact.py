@@ -1,7 +1,7 @@
 """Exact mode: bfloat16 text and log-probabilities are plain decoding's, bit by bit, on the CPU platform.
 
 Where two servers found the same prefix in their caches: another one is prefilled from another position, and rounds
-otherwise. Chunks shared by requests depend on arrival, so no cell has them.
+otherwise. Chunks shared by requests depend on arrival, so requests whose prompts are cut into chunks run alone.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, REPLAY_SWITCH
-from tests.serving.matrix import PAGED, STRATEGY, SYNC
+from sglang_dflash.plan.settings import REPLAY_SWITCH
+from tests.serving.matrix import CHUNKED, EXACT, FINISHED, IN_EXACT_MODE, MATRIX, PAGED, STRATEGY, SYNC, Cell
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
-from tests.support.pair_servers import BFLOAT16, RANDOM_WIDTHS, dflash_server, plain_server, worker_info
+from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server, plain_server, worker_info
 from tests.support.prompts import corpus, random_prompts
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine
 
-EXACT = (*BFLOAT16, DETERMINISTIC_FLAG)
 WINDOW = ("--speculative-draft-window-size", "24")
 TOP = {"return_logprob": True, "top_logprobs_num": 4}
 SEEDED = {"temperature": 0.9, "top_p": 0.95, "top_k": 50}
@@ -54,7 +53,7 @@ def rounds(server: Server, pair: str) -> Iterator[Answer]:
 
 def numbers(answer: Answer) -> list[Any]:
     meta = answer.meta
-    return [[(value, token) for value, token, *_ in top] for top in meta["output_top_logprobs"]]
+    return [[[value, token] for value, token, *_ in top] for top in meta["output_top_logprobs"]]
 
 
 def assert_exact(found: Sequence[Answer], plain: Sequence[Answer]) -> int:
@@ -94,3 +93,52 @@ def test_text_and_log_probabilities_are_plain_decodings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("pair", "arm"), ARMS)
 def test_under_every_feature(pair: str, arm: Arm, tmp_path: Path) -> None:
     compare(pair, arm, tmp_path)
+
+
+def greedy(cell: Cell, server: Server) -> Iterator[tuple[str, list[Any]]]:
+    """Tokens and log-probabilities together, alone, and from the prefix cache, by prompt and cached tokens.
+
+    Without those of retracted requests, which are prefilled again at a token that depends on the others.
+    """
+    inputs = [*corpus(cell.pair, 24), *random_prompts(cell.pair, 24)]
+    for concurrency in (1,) if CHUNKED[0] in cell.arguments else (8, 1):
+        flush(server)
+        asked = [*range(0, len(inputs), 2 if concurrency == 1 else 1), 0, 2]
+        answers = generate_all(server, [inputs[number] for number in asked], concurrency, NEW_TOKENS, **TOP)
+        for number, answer in zip(asked, answers, strict=True):
+            if not answer.meta["num_retractions"]:
+                yield f"{number}, {answer.meta['cached_tokens']} cached", [answer.tokens, numbers(answer)]
+
+
+def plain_text(cell: Cell, folder: Path) -> dict[str, list[Any]]:
+    arguments = CHUNKED if CHUNKED[0] in cell.arguments else ()  # of all, they alone move plain decoding's rounding
+    name = " ".join((cell.pair, *arguments))
+    if name not in FINISHED.results():
+        with plain_server(cell.pair, folder, *arguments, base=EXACT) as server:
+            found = list(greedy(cell, server))
+        assert all(dict(found)[key] == answer for key, answer in found), "plain decoding depends on its batch"
+        FINISHED.add(name, dict(found))
+    stored: dict[str, list[Any]] = FINISHED.results()[name]
+    return stored
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "cell", [pytest.param(cell, marks=pytest.mark.xdist_group(str(cell))) for cell in MATRIX if IN_EXACT_MODE], ids=str
+)
+def test_in_every_cell_of_the_matrix(cell: Cell, tmp_path: Path) -> None:
+    if reasons := cell.inexact():
+        pytest.skip("; ".join(reasons))
+    if str(cell) in FINISHED.results():
+        pytest.skip("passed before with this very package (tests/serving/matrix.py)")
+    plain = plain_text(cell, tmp_path)
+    drafts: dict[str, Any] = {"drafter": cell.drafter, "block": cell.block, **dict(cell.environment)}
+    with dflash_server(cell.pair, tmp_path, *cell.arguments, base=EXACT, **drafts) as server:
+        assert worker_info(server)["exact"] is True
+        found = [(key, answer, plain.get(key)) for key, answer in greedy(cell, server)]
+        assert_nothing_leaked(server)
+    comparable = [(key, answer, expected) for key, answer, expected in found if expected is not None]
+    assert not [key for key, answer, expected in comparable if answer != expected]
+    assert len(comparable) > 0.8 * len(found)
+    FINISHED.add(str(cell), len(comparable))
