@@ -30,7 +30,8 @@ def install() -> None:
     from sglang_dflash_cpu import arguments, replacements
     from sglang_dflash_cpu.layers import dense, step_ops
 
-    for function in (step_ops.match_copies, step_ops.offer_copies, step_ops.argmax, dense.linear):
+    numpy_ops = step_ops.match_copies, step_ops.offer_copies, step_ops.argmax, step_ops.walk_candidates
+    for function in (*numpy_ops, dense.linear):
         replace_on_host(function.__name__, function)
     platform_symbols.extend(row.target for row in replacements.TABLE)
     register_attention()

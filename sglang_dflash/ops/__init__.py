@@ -9,10 +9,10 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from torch import Tensor
 
-from sglang_dflash.ops import reference
-from sglang_dflash.ops.reference import Accepted as Accepted
-from sglang_dflash.ops.reference import Block as Block
-from sglang_dflash.ops.reference import token_hash as token_hash
+from sglang_dflash.ops.reference import model, sampling, step
+from sglang_dflash.ops.reference.sampling import token_hash as token_hash
+from sglang_dflash.ops.reference.step import Accepted as Accepted
+from sglang_dflash.ops.reference.step import Block as Block
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -61,18 +61,18 @@ def host_rows(rows: int) -> int:
 
 
 _KERNELS = "sglang_dflash.ops.kernels"
-prepare_block = by_device(reference.prepare_block, f"{_KERNELS}.block")
-take_drafts = by_device(reference.take_drafts, f"{_KERNELS}.block")
-accept_block = by_device(reference.accept_block, f"{_KERNELS}.block")
-match_copies = by_device(reference.match_copies, f"{_KERNELS}.copies")
-offer_copies = by_device(reference.offer_copies, f"{_KERNELS}.copies")
-view_rings = by_device(reference.view_rings, f"{_KERNELS}.rings")
-norm_rope = by_device(reference.norm_rope, f"{_KERNELS}.norm_rope")
-convolve_block = by_device(reference.convolve_block, f"{_KERNELS}.dflash2")
-top_k = by_device(reference.top_k, f"{_KERNELS}.dflash2")
-walk_candidates = by_device(reference.walk_candidates, f"{_KERNELS}.dflash2")
-penalize_block = by_device(reference.penalize_block, f"{_KERNELS}.sampling")
-repeat_rows = by_device(reference.repeat_rows, f"{_KERNELS}.sampling")
-seeded_tokens = by_device(reference.seeded_tokens, f"{_KERNELS}.sampling")
-argmax = by_device(reference.argmax)
-linear = by_device(reference.linear)
+prepare_block = by_device(step.prepare_block, f"{_KERNELS}.block")
+take_drafts = by_device(step.take_drafts, f"{_KERNELS}.block")
+accept_block = by_device(step.accept_block, f"{_KERNELS}.block")
+match_copies = by_device(step.match_copies, f"{_KERNELS}.copies")
+offer_copies = by_device(step.offer_copies, f"{_KERNELS}.copies")
+view_rings = by_device(step.view_rings, f"{_KERNELS}.rings")
+norm_rope = by_device(model.norm_rope, f"{_KERNELS}.norm_rope")
+convolve_block = by_device(model.convolve_block, f"{_KERNELS}.dflash2")
+top_k = by_device(model.top_k, f"{_KERNELS}.dflash2")
+walk_candidates = by_device(model.walk_candidates, f"{_KERNELS}.dflash2")
+penalize_block = by_device(sampling.penalize_block, f"{_KERNELS}.sampling")
+repeat_rows = by_device(sampling.repeat_rows, f"{_KERNELS}.sampling")
+seeded_tokens = by_device(sampling.seeded_tokens, f"{_KERNELS}.sampling")
+argmax = by_device(model.argmax)
+linear = by_device(model.linear)

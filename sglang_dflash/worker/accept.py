@@ -3,7 +3,7 @@
 Plain decoding adjusts one row of logits per request and passes it to SGLang's sampler. Here a request has ``w`` rows,
 one per block position: the anchor, which is the last committed token, then the drafts. Each row is adjusted and sampled
 as plain decoding would if the drafts before it were accepted. A draft is accepted while it equals the target's token;
-:func:`sglang_dflash.ops.reference.accept_block` proves that this rule is exact.
+:func:`sglang_dflash.ops.reference.step.accept_block` proves that this rule is exact.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sglang_dflash.ops import accept_block, repeat_rows
 from sglang_dflash.upstream import GrammarTree, Sampler, SpecTpSync, SpecTpSyncSite, build_grammar_vocab_mask, envs
 from sglang_dflash.worker.sampling.history import History
 from sglang_dflash.worker.sampling.penalties import Penalties
-from sglang_dflash.worker.sampling.seeded import SeededRows, SeededSampler, mark_seeded_rows
+from sglang_dflash.worker.sampling.seeded import SeededSampler, Seeds
 from sglang_dflash.worker.shards import LogitShards
 
 if TYPE_CHECKING:
@@ -33,10 +33,11 @@ class Accept:
     ``tp_group`` serve the same batch and must commit the same tokens.
     """
 
-    def __init__(self, runner: ModelRunner, tp_group: Any, shards: LogitShards) -> None:
+    def __init__(self, runner: ModelRunner, tp_group: Any, shards: LogitShards, random_seed: int) -> None:
         self._runner, self._sync, self._shards = runner, SpecTpSync(tp_group), shards
         if type(runner.sampler) is Sampler:
             runner.sampler = SeededSampler()
+        self._seeds = Seeds(runner.req_to_token_pool, random_seed)
         self._penalties, self._history = Penalties(), History()
         # SGLang looks for values that are not finite, or replaces them.
         checks = envs.SGLANG_SANITIZE_NAN_LOGITS, envs.SGLANG_ENABLE_NAN_LOGITS_CHECK, envs.SGLANG_ENABLE_ASYNC_ASSERT
@@ -45,12 +46,13 @@ class Accept:
     def before_prefill(self, batch: ScheduleBatch) -> None:
         """Prepare ``batch.sampling_info``, from which the target's prefill samples each first token."""
         self._penalties.start(batch)
+        self._seeds.start(batch)
         self._history.start(batch)
         info = batch.sampling_info
         if info.has_custom_logit_processor and batch.decoding_reqs:
             # Requests that decode in the same batch: their last block may not have reached the host.
             batch.sampling_info = dataclasses.replace(info, custom_params=self._history.params(batch))
-        mark_seeded_rows(batch.sampling_info, batch.reqs)
+        self._seeds.mark(batch)
 
     def after_prefill(self, batch: ScheduleBatch, next_token_ids: Tensor) -> None:
         """Synchronise ``next_token_ids``, int64 [bs], between ranks in place, and count them as generated."""
@@ -100,7 +102,7 @@ class Accept:
 
         wants = [batch.top_logprobs_nums, batch.token_ids_logprobs] if batch.return_logprob else [[], []]
         top_logprobs_nums, token_ids_logprobs = ([x for x in want for _ in range(width)] for want in wants)
-        mark_seeded_rows(info, batch.reqs)
+        self._seeds.mark(batch)
         block_info = for_block(info, width)
         if info.has_custom_logit_processor:
             block_info.custom_params = self._history.params(batch, width)
@@ -132,14 +134,10 @@ def needs_only_the_largest(batch: ScheduleBatch) -> bool:
 
 
 def for_block(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
-    """Repeat the sampling parameters of bs requests for the bs * width rows of a block, without ``custom_params``.
-
-    Seeded rows stay marked.
-    """
+    """Repeat the sampling parameters of bs requests for the bs * width rows of a block, without ``custom_params``."""
     if info.is_all_greedy and not info.has_custom_logit_processor:
         return info  # the sampler takes the argmax and reads nothing per row
-    marked: SeededRows | None = getattr(info, "seeded_rows", None)  # None in deterministic mode: SGLang has the seeds
-    seeds = info.sampling_seed if marked is None or marked.rows is not None else marked.seeds
+    seeds = info.seeds if info.sampling_seed is None else info.sampling_seed
     *values, seeds = repeat_rows(info.temperatures, info.top_ps, info.top_ks, info.min_ps, seeds, width=width)
     repeated: dict[str, Any] = dict(zip(("temperatures", "top_ps", "top_ks", "min_ps"), values, strict=True))
     if info.sampling_seed is not None:
@@ -155,6 +153,6 @@ def for_block(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
             for key, entry in info.custom_logit_processor.items()
         }
     block = dataclasses.replace(info, **repeated)
-    if marked is not None:
-        block.seeded_rows = marked.for_block(width) if seeds is None else SeededRows(None, seeds)
+    if info.sampling_seed is None:
+        block.seeds = seeds
     return block

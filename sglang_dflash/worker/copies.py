@@ -116,7 +116,7 @@ class Copied:
     Args:
         matches: length of each request's latest match; updated with the step's.
         rows: of the requests in ``found``.
-        found: int64 [R, 2] of ``ops.reference.match_copies``; on the host when the step's accept lengths are.
+        found: int64 [R, 2] of ``ops.reference.step.match_copies``; on the host when the step's accept lengths are.
         drafted: whether the step had drafts that a copy could replace.
     """
 

@@ -139,7 +139,8 @@ class DFlashWorker(BaseSpecWorker):
         self._draft = Draft(self._drafter, layout, rings, plan.drafted)
         self._verify = Verify(self._target_worker)
         shards = LogitShards(self._target, self._drafter.model.vocabulary)
-        self._accept = Accept(self._target, get_parallel().tp_group, shards)
+        group, seed = get_parallel().tp_group, self._target_worker.random_seed
+        self._accept = Accept(self._target, group, shards, seed)
         self._copies = Copies(self._target, plan.block) if plan.copies else None
         backs_up = get_server_args().enable_hierarchical_cache
         self._inject = Inject(self._drafter, layout, rings, defers=plan.role != "decode" and not backs_up)
@@ -235,7 +236,7 @@ class DFlashWorker(BaseSpecWorker):
         hidden, plan = result.logits_output.hidden_states, result.kv_loc_plan
         result.logits_output.hidden_states = result.kv_loc_plan = None
         self._inject.prefill(batch, hidden, plan)
-        result.next_draft_input = DraftState(result.next_token_ids, batch.seq_lens)
+        result.next_draft_input = DraftState(result.next_token_ids, batch.seq_lens, self.plan.block)
         return result
 
     def start_transferred(self, batch: ScheduleBatch) -> None:
@@ -244,7 +245,7 @@ class DFlashWorker(BaseSpecWorker):
         if self._rings is not None:
             self._rings.start_transferred(batch)
         stock = batch.spec_info
-        batch.spec_info = DraftState(stock.bonus_tokens, stock.new_seq_lens, stock.future_indices)
+        batch.spec_info = DraftState(stock.bonus_tokens, stock.new_seq_lens, self.plan.block, stock.future_indices)
         if self._copies is not None:
             self._copies.start_transferred(batch, batch.spec_info.bonus_tokens)
 

@@ -20,7 +20,7 @@ from sglang_dflash.hooks import requests
 from sglang_dflash.plan import serving
 from sglang_dflash.worker.accept import for_block
 from sglang_dflash.worker.sampling.penalties import Penalties
-from sglang_dflash.worker.sampling.seeded import SeededSampler, mark_seeded_rows
+from sglang_dflash.worker.sampling.seeded import SeededSampler, Seeds
 from tests.fuzz.values import FLOATS, INF, INTEGERS, NAN, VALUES, fuzz
 
 pytestmark = pytest.mark.sglang
@@ -100,7 +100,9 @@ def serve(*asked: dict[str, Any]) -> list[str | None]:
     penalties.apply(batch, logits, drafts, positions)
     if info.logit_bias is not None:
         logits.add_(info.logit_bias[:, None])
-    mark_seeded_rows(info, reqs)
+    seeds = Seeds(Some(req_to_token=pool.req_to_token, device="cpu"), 0)
+    seeds.start(batch)
+    seeds.mark(batch)
     block = for_block(info, WIDTH)
     output = Some(next_token_logits=logits.flatten(0, 1))
     drawn = our_sampler()(output, block, False, [], [], positions.flatten())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dflash.ops import reference
+from sglang_dflash.ops.reference import step
 from tools.gpu import site
 from tools.gpu.standins import jit, plugin
 
@@ -45,7 +45,7 @@ def test_rope_turns_the_first_part_of_a_head_and_stores_it(neox: bool) -> None:
 def test_simulated_accept_lengths_are_the_requested_ones(length: int) -> None:
     draft, target = torch.randint(0, 50, (5, 4)), torch.randint(0, 50, (5, 4))
     lens = torch.arange(5) + 7
-    accepted = plugin.simulated(reference.accept_block, lambda width: length)(draft, target, lens)
+    accepted = plugin.simulated(step.accept_block, lambda width: length)(draft, target, lens)
     assert accepted.accept_lens.tolist() == [length] * 5
     assert torch.equal(accepted.out_tokens[:, : length - 1], draft[:, 1:length])
 

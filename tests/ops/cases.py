@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_dflash.ops import reference
+from sglang_dflash import ops
+from sglang_dflash.ops.reference import step
 
 MODULES = ("block", "copies", "dflash2", "norm_rope", "rings", "sampling")
 DEVICE = os.environ.get("OPS_DEVICE", "cpu")
@@ -28,7 +30,7 @@ def compare(
     modules = (importlib.import_module(f"sglang_dflash.ops.kernels.{module}") for module in MODULES)
     kernel = next(getattr(module, name) for module in modules if hasattr(module, name))
     outcomes = []
-    for run in (getattr(reference, name), kernel):
+    for run in (inspect.unwrap(getattr(ops, name)), kernel):
         own = copy.deepcopy(args)  # keeps the strides
         result = run(*own, **options)
         outcomes.append([*(result if isinstance(result, tuple) else [result]), *seen(*own)])
@@ -109,7 +111,7 @@ def test_norm_rope(
 
 @pytest.mark.parametrize(("rows", "vocab"), [(0, 8), (3, 1), (24, 600), (2, 9000)])
 def test_seeded_tokens(rows: int, vocab: int) -> None:
-    # Of one row in two, with -inf where a grammar forbids tokens: leading tiles of some rows.
+    # With -inf where a grammar forbids tokens: leading tiles of some rows.
     # Flat rows, in which a token more or less would often win, and peaked ones.
     logits = torch.randn(rows, vocab + 5, device=DEVICE)[:, :vocab] * 0.2
     logits[1::4] *= 20
@@ -119,9 +121,15 @@ def test_seeded_tokens(rows: int, vocab: int) -> None:
     top_ps = torch.tensor([0.02, 0.5, 0.97, 1.0], device=DEVICE)[ints(0, 4, rows)]
     min_ps = torch.tensor([0.0, 0.0, 0.1], device=DEVICE)[ints(0, 3, rows)]
     for filters in (None, (top_ks, top_ps, min_ps)):
-        for chosen in (None, torch.arange(0, rows, 2, device=DEVICE)):
-            own = seeds if chosen is None else seeds[chosen].contiguous()
-            compare("seeded_tokens", logits, temperatures, filters, own, ints(0, 2**20, rows), chosen)
+        compare("seeded_tokens", logits, temperatures, filters, seeds, ints(0, 2**20, rows))
+
+
+def test_a_row_of_top_k_1_takes_the_first_of_its_largest_logits() -> None:
+    logits = torch.randn(64, 1100, device=DEVICE)
+    logits[:, [700, 1000, 3]] = 9.0
+    one, ones = torch.ones(64, dtype=torch.int32, device=DEVICE), torch.ones(64, device=DEVICE)
+    asked = logits, ones[:, None], (one, ones, 0 * ones), ints(0, 99, 64), ints(0, 99, 64)
+    assert (compare("seeded_tokens", *asked)[0] == 3).all()
 
 
 @pytest.mark.parametrize(("bs", "width"), [(0, 4), (1, 1), (5, 7), (3, 33)])
@@ -183,7 +191,7 @@ def test_offer_copies(bs: int, width: int) -> None:
     history, rows, last = histories(bs, 3)
     found = torch.zeros(ROWS, 2, dtype=torch.int64, device=DEVICE)
     newest = history[rows].gather(1, last[:, None]).long()
-    reference.match_copies(history, found, rows, last - 1, newest, last, longest=6, bound=COLUMNS)
+    step.match_copies(history, found, rows, last - 1, newest, last, longest=6, bound=COLUMNS)
     tokens, margins = ints(0, 3, bs, width), torch.rand(bs, width + 2, device=DEVICE)[:, : width - 1]
     _, _, _, _, after, *_ = compare("offer_copies", tokens, margins, history, found, rows, last, least=5, unsure=0.7)
     assert bs < 9 or (after[rows, 1] > 0).any()

@@ -6,7 +6,6 @@ No GPU is needed: the launchers are called on tensors without storage, under Tri
 
 from __future__ import annotations
 
-import itertools
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -135,8 +134,8 @@ def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = 16, ski
     logits, seeds = tensor(bs * width, vocab, dtype=torch.float32), longs(bs * width)
     each = tensor(bs * width, dtype=torch.float32, skipped=skipped)
     filters = tensor(bs * width, dtype=torch.int32, skipped=skipped), each, each
-    for asked in itertools.product((None, filters), (None, seeds)):
-        ops.seeded_tokens(logits, each[:, None], asked[0], seeds, seeds, asked[1])
+    for asked in (None, filters):
+        ops.seeded_tokens(logits, each[:, None], asked, seeds, seeds)
     _dflash2(shapes, bs, width, skipped)
     _gdn_replay(shapes, bs, width, block, longs)
 

@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dflash.ops import accept_block, reference, token_hash
-from sglang_dflash_cpu.layers.step_ops import match_copies, offer_copies
+from sglang_dflash.ops import accept_block, token_hash
+from sglang_dflash.ops.reference import model, step
+from sglang_dflash_cpu.layers.step_ops import match_copies, offer_copies, walk_candidates
 
 
 @given(before=st.integers(1, 300), gained=st.integers(1, 16), interval=st.sampled_from([1, 16, 64, 256]))
@@ -81,7 +82,7 @@ def test_copies_equal_those_of_a_naive_loop_after_rejected_tokens(seed: int) -> 
             text += new[: random.randint(1, width)]
         last = torch.tensor([len(text) - 1 for text in texts])
         defined, table, bound = found.clone(), history.clone(), int(last.max()) + 3
-        reference.match_copies(table, defined, rows, lens, block, last, longest=longest, bound=bound)
+        step.match_copies(table, defined, rows, lens, block, last, longest=longest, bound=bound)
         match_copies(history, found, rows, lens, block, last, longest=longest, bound=bound)
         assert torch.equal(found, defined) and torch.equal(history, table)
         drafts, margins = some(bs, width).abs(), torch.rand(bs, width - 1)
@@ -103,7 +104,7 @@ def test_copies_equal_those_of_a_naive_loop_after_rejected_tokens(seed: int) -> 
 def test_a_convolution_reads_earlier_positions_of_its_own_block_only(width: int, taps: int) -> None:
     torch.manual_seed(taps)
     hidden, base, corrections = torch.randn(3 * width, 32), torch.randn(taps, 32), torch.randn(3 * width, taps, 4)
-    found = reference.convolve_block(hidden, base, corrections, width=width)
+    found = model.convolve_block(hidden, base, corrections, width=width)
     for i, row in enumerate(found):
         kernel = base + corrections[i].repeat_interleave(8, dim=1)
         torch.testing.assert_close(row, sum(kernel[t] * hidden[i - t] for t in range(min(taps, i % width + 1))))
@@ -114,7 +115,11 @@ def test_a_walk_takes_the_best_candidate_after_the_one_before(n: int, k: int) ->
     torch.manual_seed(n)
     candidates, unary, gates = torch.rand(3, n, 64).topk(k).indices, torch.randn(3, n, k), torch.randn(3, n, 8)
     anchors, (predecessors, successors) = torch.randint(64, (3,)), torch.randn(2, 64, 8)
-    tokens, leads = reference.walk_candidates(candidates, unary, gates, anchors, predecessors, successors)
+    inputs = candidates, unary, gates, anchors, predecessors, successors
+    tokens, leads = model.walk_candidates(*inputs)
+    chosen, over = walk_candidates(*inputs)
+    assert torch.equal(chosen, tokens)
+    torch.testing.assert_close(over, leads)  # numpy and torch sum in another order
     for b, last in enumerate(anchors.tolist()):
         for i in range(n):
             ids = candidates[b, i].tolist()
@@ -124,3 +129,11 @@ def test_a_walk_takes_the_best_candidate_after_the_one_before(n: int, k: int) ->
             assert last == tokens[b, i]
             second = max((score for c, score in scores.items() if c != last), default=-math.inf)
             assert leads[b, i].item() == pytest.approx(scores[last] - second, abs=1e-4)
+
+
+def test_the_walk_in_numpy_takes_the_first_of_equals_and_leaves_its_inputs() -> None:
+    unary, (predecessors, successors) = torch.zeros(2, 3, 4), torch.ones(2, 16, 8, dtype=torch.bfloat16)
+    candidates = torch.arange(16).flip(0).view(2, 2, 4)[:, [0, 1, 0]]
+    inputs = candidates, unary, torch.ones(2, 3, 8, dtype=torch.bfloat16), torch.zeros(2).long()
+    tokens, leads = walk_candidates(*inputs, predecessors, successors)
+    assert torch.equal(tokens, candidates[..., 0]) and not leads.any() and not unary.any()

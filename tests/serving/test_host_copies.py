@@ -21,7 +21,6 @@ pytestmark = pytest.mark.engine
 LISTED = {
     # our copies
     "sglang_dflash/worker/sampling/penalties.py ban_early_stops: async_h2d",
-    "sglang_dflash/worker/sampling/seeded.py mark_seeded_rows: async_h2d",
     # SGLang's copies, which do not block the host
     "sglang/srt/managers/schedule_batch.py set_mamba_track_indices_from_reqs: async_h2d",
     "sglang/srt/layers/logprob_processor.py get_token_ids_logprobs_raw: to",

@@ -8,7 +8,7 @@ gives it a probability of 0.2 to 0.8, so that every rule must accept and reject 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,21 @@ def served(target: Any, drafter: Path, tmp_path_factory: pytest.TempPathFactory)
         yield server
 
 
+PValues = Callable[[str, Tensor], tuple[float, float]]
+
+
+@pytest.fixture
+def p_values(record_property: Callable[[str, object], None]) -> PValues:
+    """Test a setting's points, and write both p-values to the report of ``--junitxml``."""
+
+    def find(name: str, points: Tensor) -> tuple[float, float]:
+        found = p_of_one_and_two(points)
+        record_property(name, " and ".join(f"{p:.3f}" if p > 1e-3 else f"{p:.1e}" for p in found))
+        return found
+
+    return find
+
+
 def draw(server: Server, target: Any, name: str, *, seeded: bool) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(VOCAB, (PROMPTS, PROMPT_LENGTH), generator=generator).tolist()
@@ -100,42 +115,45 @@ def draw(server: Server, target: Any, name: str, *, seeded: bool) -> tuple[Tenso
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in SETTINGS])
-def test_sampled_text_has_the_targets_law(name: str, served: Server, target: Any) -> None:
+def test_sampled_text_has_the_targets_law(name: str, served: Server, target: Any, p_values: PValues) -> None:
     points, delays = draw(served, target, name, seeded=True)
-    one, two = p_of_one_and_two(points)
+    one, two = p_values(name, points)
     assert min(one, two) > 0.01, (one, two)
     assert_seeds_decided(delays)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["temperature 1", "top-p", "min-p"])
-def test_so_has_text_without_a_seed(name: str, served: Server, target: Any) -> None:
+def test_so_has_text_without_a_seed(name: str, served: Server, target: Any, p_values: PValues) -> None:
     # These draws differ from run to run, so the bound is one false alarm in 10,000 runs.
-    one, two = p_of_one_and_two(draw(served, target, name, seeded=False)[0])
+    one, two = p_values(f"{name}, no seed", draw(served, target, name, seeded=False)[0])
     assert min(one, two) > 1e-4, (one, two)
 
 
 @pytest.mark.slow
-def test_so_has_text_of_copied_blocks(target: Any, drafter: Path, tmp_path: Path) -> None:
+def test_so_has_text_of_copied_blocks(target: Any, drafter: Path, tmp_path: Path, p_values: PValues) -> None:
     """Without seeds, with which the text would be that of the test above; any match is copied."""
     (tmp_path / "copy_rule.json").write_text(json.dumps({"least": 2, "unsure": 1e9, "probability": False}))
     plugin = with_plugin(tmp_path, "copy_rule")
     with running(tmp_path, *arguments(target, drafter), **{SWITCH: "1"}, **plugin) as server:
         for name in ("temperature 1", "all filters", "penalties and filters"):
             before = worker_info(server)["copied_blocks_by_match_length"]
-            one, two = p_of_one_and_two(draw(server, target, name, seeded=False)[0])
+            one, two = p_values(f"{name}, no seed, copied blocks", draw(server, target, name, seeded=False)[0])
             assert min(one, two) > 1e-4, (name, one, two)
             copied = sum(worker_info(server)["copied_blocks_by_match_length"].values()) - sum(before.values())
             assert copied > 500, (name, copied)
 
 
 @pytest.mark.slow
-def test_so_has_text_after_drafts_that_a_selector_chose_by_the_draft_before(target: Any, tmp_path: Path) -> None:
+def test_so_has_text_after_drafts_that_a_selector_chose_by_the_draft_before(
+    target: Any, tmp_path: Path, p_values: PValues
+) -> None:
     selector = {"selector_rank": 8, "selector_top_k": 8, "conv_kernel_size": 2, "conv_group_size": 16}
     (tmp_path / "drafter").mkdir()
     folder, plugin = constant_drafter(tmp_path / "drafter", **selector), with_plugin(tmp_path, "drafts")
     with running(tmp_path, *arguments(target, folder), **plugin) as server:
-        one, two = p_of_one_and_two(draw(server, target, "temperature 1", seeded=False)[0])
+        name = "temperature 1"
+        one, two = p_values(f"{name}, no seed, DFlash2", draw(server, target, name, seeded=False)[0])
     assert min(one, two) > 1e-4, (one, two)
     blocks = [json.loads(line)["block"] for line in (tmp_path / "drafts.jsonl").read_text().splitlines()]
     assert len({tuple(block[1:]) for block in blocks}) > 3, "the drafts do not depend on the token before"
@@ -143,8 +161,10 @@ def test_so_has_text_after_drafts_that_a_selector_chose_by_the_draft_before(targ
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["draw_twice", "keep_likely"])
-def test_a_wrong_acceptance_rule_is_noticed(rule: str, target: Any, drafter: Path, tmp_path: Path) -> None:
+def test_a_wrong_acceptance_rule_is_noticed(
+    rule: str, target: Any, drafter: Path, tmp_path: Path, p_values: PValues
+) -> None:
     with running(tmp_path, *arguments(target, drafter), **with_plugin(tmp_path, rule)) as server:
         for name in ("temperature 0.6", "temperature 1.4", "penalties"):
-            one, two = p_of_one_and_two(draw(server, target, name, seeded=False)[0])
+            one, two = p_values(f"wrong rule {rule}, {name}", draw(server, target, name, seeded=False)[0])
             assert max(one, two) < 1e-6, (name, one, two)

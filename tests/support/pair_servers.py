@@ -109,10 +109,13 @@ class RecordedServer:
     folder: Path
 
 
-def recorded_blocks(folder: Path, rid: str) -> list[tuple[int, list[int]]]:
-    """Return what the plugin's mode ``drafts`` wrote: position of each anchor, and the block from the anchor on."""
+def recorded_blocks(folder: Path, rid: str | None = None) -> list[tuple[int, list[int]]]:
+    """Return what the plugin's mode ``drafts`` wrote: position of each anchor, and the block from the anchor on.
+
+    Of one request, or of all.
+    """
     lines = map(json.loads, (folder / "drafts.jsonl").read_text().splitlines())
-    return [(line["position"], line["block"]) for line in lines if line["rid"] == rid]
+    return [(line["position"], line["block"]) for line in lines if rid in (None, line["rid"])]
 
 
 def strict() -> dict[str, str]:

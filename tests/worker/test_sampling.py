@@ -1,9 +1,8 @@
-"""The sampler with SGLang's own classes: parameters over a block's rows, seeds in any batch."""
+"""The sampler with SGLang's own classes: parameters over a block's rows, a seed for every request."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +13,10 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.logprob_processor import OutputLogprobProcessor
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
+from sglang_dflash.ops import seeded_tokens
 from sglang_dflash.worker.accept import for_block
 from sglang_dflash.worker.sampling import seeded
-from sglang_dflash.worker.sampling.seeded import SeededSampler, mark_seeded_rows
+from sglang_dflash.worker.sampling.seeded import SeededSampler, Seeds
 from sglang_dflash.worker.start.prewarm import sample
 
 pytestmark = pytest.mark.sglang
@@ -43,35 +43,53 @@ def info(bs: int, **changes: Any) -> SamplingBatchInfo:
     return SamplingBatchInfo(**{**values, **changes})
 
 
-def requests(seeds: Iterable[int | None]) -> list[SimpleNamespace]:
-    return [SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=seed)) for seed in seeds]
+def batch_of(
+    params: SamplingBatchInfo, seeds: Sequence[int | None], rows: Sequence[int], decode: int = 0
+) -> SimpleNamespace:
+    """A batch of a request for each seed, at the pool's ``rows``; the last ``decode`` ones decode."""
+    reqs = [SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=seed)) for seed in seeds]
+    decoding = reqs[len(reqs) - decode :]
+    rows = torch.tensor(rows, dtype=torch.int32)
+    return SimpleNamespace(reqs=reqs, decoding_reqs=decoding, req_pool_indices=rows, sampling_info=params)
 
 
-@pytest.mark.parametrize("width", [1, 3])
-@pytest.mark.parametrize("seeds", [[None, 7, None, -5], [7]])
-def test_every_row_of_a_seeded_request_is_marked_and_seeds_are_dense(seeds: list[int | None], width: int) -> None:
-    """The kernel reads seeds without a stride: others would draw with another number."""
-    params = info(len(seeds), sampling_seed=None)
-    mark_seeded_rows(params, requests(seeds))
-    marked = for_block(params, width).seeded_rows
-    expected = [(i * width + j, seed) for i, seed in enumerate(seeds) if seed is not None for j in range(width)]
-    rows = range(width) if marked.rows is None else marked.rows.tolist()
-    assert list(zip(rows, marked.seeds.tolist(), strict=True)) == expected
-    assert (marked.rows is None) == (None not in seeds) and marked.seeds.stride() == (1,)
+def new_seeds(random_seed: int = 1) -> Seeds:
+    pool: Any = SimpleNamespace(req_to_token=torch.zeros(6, 3), device="cpu")
+    return Seeds(pool, random_seed)
+
+
+def test_a_request_keeps_its_seed_and_one_without_draws_by_a_random_one() -> None:
+    params = info(3, sampling_seed=None)
+    ranks = [new_seeds(), new_seeds()]
+    for seeds in ranks:
+        seeds.start(batch_of(params, [None, -5, None], rows=[4, 1, 2]))
+        seeds.mark(batch_of(params, [None, -5, None], rows=[4, 1, 2]))
+    drawn = params.seeds.tolist()
+    assert drawn[1] == -5 and len(set(drawn)) == 3 and min(drawn[0], drawn[2]) > 1 << 32
+    assert torch.equal(*(seeds._slots for seeds in ranks))
+    assert not torch.equal(ranks[0]._slots, started(new_seeds(2), params, [4, 1, 2]))
+
+    # In a mixed batch two decode; the first is new in a row that another request had.
+    ranks[0].start(batch_of(params, [None, None, -5], rows=[2, 4, 1], decode=2))
+    ranks[0].mark(batch_of(params, [None, None, -5], rows=[2, 4, 1]))
+    again = params.seeds.tolist()
+    assert again[1:] == [drawn[0], -5] and again[0] != drawn[2]
+    assert for_block(params, 2).seeds.tolist() == [seed for seed in again for _ in range(2)]
+
+
+def started(seeds: Seeds, params: SamplingBatchInfo, rows: Sequence[int]) -> torch.Tensor:
+    seeds.start(batch_of(params, [None] * len(rows), rows))
+    return seeds._slots
 
 
 @pytest.mark.parametrize(
-    "seeds, greedy, sglangs",
-    [([None, None], False, None), ([7, None], True, None), ([7, None], False, torch.tensor([7, 42]))],
-    ids=["no seed", "no draw", "deterministic mode"],
+    "greedy, sglangs", [(True, None), (False, torch.tensor([7, 42]))], ids=["no draw", "deterministic mode"]
 )
-def test_rows_that_sglang_draws_itself_are_not_marked(
-    seeds: list[int | None], greedy: bool, sglangs: torch.Tensor | None
-) -> None:
+def test_rows_that_sglang_draws_itself_are_not_marked(greedy: bool, sglangs: torch.Tensor | None) -> None:
     params = info(2, is_all_greedy=greedy, sampling_seed=sglangs)
-    params.seeded_rows = "of the step before"
-    mark_seeded_rows(params, requests(seeds))
-    assert params.seeded_rows is None
+    params.seeds = "of the step before"
+    new_seeds().mark(batch_of(params, [7, None], rows=[1, 2]))
+    assert params.seeds is None
 
 
 @pytest.fixture
@@ -87,80 +105,39 @@ def sampler(monkeypatch: pytest.MonkeyPatch) -> SeededSampler:
     return sampler
 
 
-def draw(
-    sampler: SeededSampler,
-    logits: torch.Tensor,
-    params: SamplingBatchInfo,
-    seeds: Iterable[int | None] = range(1 << 20),
-    *,
-    logprobs: bool = False,
-) -> torch.Tensor:
-    params.sampling_seed = None  # SGLang sets it in deterministic mode alone
-    mark_seeded_rows(params, requests(itertools.islice(seeds, len(logits))))
-    positions, output = torch.full((len(logits),), 17), LogitsProcessorOutput(next_token_logits=logits.clone())
-    tokens: torch.Tensor = sampler(output, params, logprobs, [0] * len(logits), [None] * len(logits), positions)
-    if logprobs:
-        own = torch.log_softmax(logits / params.temperatures, -1).gather(1, tokens.long()[:, None])[:, 0]
-        torch.testing.assert_close(output.next_token_logprobs, own)
-    return tokens.long()
-
-
-def unfiltered(rows: int) -> dict[str, torch.Tensor]:
-    return {"top_ps": torch.ones(rows), "top_ks": torch.full((rows,), TOP_K_ALL), "min_ps": torch.zeros(rows)}
-
-
-@pytest.mark.parametrize("simple", [True, False])
-def test_only_seeded_rows_leave_sglangs_sampling(
-    sampler: SeededSampler, simple: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("filtered", [True, False])
+def test_every_row_is_drawn_by_its_seed_with_log_probabilities_or_without(
+    sampler: SeededSampler, filtered: bool
 ) -> None:
     torch.manual_seed(0)
-    rows, given = 200, 30
-    logits = torch.randn(rows, 80) * 3
-    params = {**unfiltered(rows), "top_ks": torch.full((rows,), 5)} if not simple else unfiltered(rows)
-    needs = dict.fromkeys(("need_top_p_sampling", "need_top_k_sampling", "need_min_p_sampling"), not simple)
-    seeds: list[int | None] = [None] * rows
-    chosen = torch.randperm(rows)[:given].sort().values.tolist()
-    for seed, row in enumerate(chosen):
-        seeds[row] = seed
-
-    seen, whole = list[tuple[int, bool]](), seeded.seeded_tokens
-
-    def spy(logits: torch.Tensor, temperatures: Any, filters: Any, own: Any, *rest: Any) -> torch.Tensor:
-        seen.append((len(own), filters is None))
-        return whole(logits, temperatures, filters, own, *rest)
-
-    monkeypatch.setattr(seeded, "seeded_tokens", spy)
-    mixed = draw(sampler, logits, info(rows, **params, **needs), seeds)
-    assert seen == [(given, simple)]
-
-    for row in chosen:  # as alone in a batch, with log-probabilities or without
-        own = {name: values[row : row + 1] for name, values in params.items()}
-        one = {"temperatures": torch.tensor([[row + 1.0]]), **own, **needs}
-        for logprobs in (False, True):
-            alone = draw(sampler, logits[row : row + 1], info(1, **one), [seeds[row]], logprobs=logprobs)
-            assert alone.item() == mixed[row]
-
-    # SGLang draws new tokens for the others, within their filters.
-    others = [row for row in range(rows) if seeds[row] is None]
-    again = draw(sampler, logits, info(rows, **params, **needs), seeds)
-    assert torch.equal(again[chosen], mixed[chosen]) and not torch.equal(again[others], mixed[others])
-    if not simple:
-        assert all(mixed[row] in logits[row].topk(5).indices for row in range(rows))
+    rows = 200
+    logits, seeds, positions = torch.randn(rows, 80) * 3, torch.arange(rows), torch.full((rows,), 17)
+    unfiltered = torch.ones(rows), torch.full((rows,), TOP_K_ALL), torch.zeros(rows)
+    top_ps, top_ks, min_ps = unfiltered if not filtered else (unfiltered[0], torch.full((rows,), 5), unfiltered[2])
+    needs = dict.fromkeys(("need_top_p_sampling", "need_top_k_sampling", "need_min_p_sampling"), filtered)
+    params = info(rows, sampling_seed=None, top_ps=top_ps, top_ks=top_ks, min_ps=min_ps, **needs)
+    params.seeds = seeds
+    filters = (top_ks, top_ps, min_ps) if filtered else None
+    expected = seeded_tokens(logits, params.temperatures, filters, seeds, positions)
+    for logprobs in (False, True):
+        output = LogitsProcessorOutput(next_token_logits=logits.clone())
+        tokens = sampler(output, params, logprobs, [0] * rows, [None] * rows, positions).long()
+        assert torch.equal(tokens, expected)
+    own = torch.log_softmax(logits / params.temperatures, -1).gather(1, expected[:, None])[:, 0]
+    torch.testing.assert_close(output.next_token_logprobs, own)
 
 
-@pytest.mark.parametrize("with_seed", [True, False])
+@pytest.mark.parametrize("logprobs", [True, False])
 def test_the_prewarm_step_samples_every_row_through_the_servers_sampler(
-    with_seed: bool, sampler: SeededSampler, monkeypatch: pytest.MonkeyPatch
+    logprobs: bool, sampler: SeededSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn = list[int]()
+    drawn, answered = list[int](), list[torch.Tensor]()
     monkeypatch.setattr(seeded, "seeded_tokens", lambda logits, *_: drawn.append(len(logits)) or logits.argmax(-1))
-    answered = list[torch.Tensor]()
 
     def spy(*call: Any) -> torch.Tensor:
         answered.append(sampler(*call))
         return answered[-1]
 
     runner: Any = SimpleNamespace(device="cpu", model_config=SimpleNamespace(vocab_size=50), sampler=spy)
-    sample(runner, 6, seeded=with_seed)
-    assert [len(tokens) for tokens in answered] == [6]
-    assert drawn == ([6] if with_seed else [])
+    sample(runner, 6, logprobs=logprobs)
+    assert [len(tokens) for tokens in answered] == drawn == [6]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from sglang.srt.layers.sampler import top_k_top_p_min_p_sampling_from_probs_torch
 
-from sglang_dflash.ops.reference import filter_probs
+from sglang_dflash.ops.reference.sampling import filter_probs
 
 pytestmark = pytest.mark.sglang
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sglang_dflash.ops import host_rows
-from sglang_dflash.ops.reference import inverse_rms
+from sglang_dflash.ops.reference.model import inverse_rms
 
 LARGE = 1 << 22  # multiply-adds
 SMALL = 1 << 12  # multiply-adds up to which torch does not call oneDNN for 16-bit products

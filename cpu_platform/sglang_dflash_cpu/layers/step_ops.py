@@ -20,7 +20,7 @@ def match_copies(
     longest: int,
     bound: int,
 ) -> None:
-    """As :func:`sglang_dflash.ops.reference.match_copies`: others are compared only where the newest token occurs."""
+    """As :func:`sglang_dflash.ops.reference.step.match_copies`: others are compared where the newest one occurs."""
     places, newest = rows.numpy(), last.numpy().astype(np.int64)[:, None]
     positions = np.minimum(seq_lens.numpy()[:, None] + np.arange(1, tokens.shape[1] + 1), history.shape[1] - 1)
     history.numpy()[places[:, None], positions] = tokens.numpy()
@@ -47,7 +47,7 @@ def offer_copies(
     least: int,
     unsure: float,
 ) -> None:
-    """As :func:`sglang_dflash.ops.reference.offer_copies`; most steps have nothing to offer."""
+    """As :func:`sglang_dflash.ops.reference.step.offer_copies`; most steps have nothing to offer."""
     places, state = rows.numpy(), found.numpy()
     length, end = (state[places, 0] >> 31) & 31, state[places, 0] & 0x7FFFFFFF
     state[places, 1] = 0
@@ -72,6 +72,23 @@ def argmax(logits: Tensor) -> Tensor:
         # Torch compares one value at a time, numpy a vector of them.
         return torch.from_numpy(logits.numpy().argmax(-1))
     return logits.argmax(-1)
+
+
+def walk_candidates(
+    candidates: Tensor, unary: Tensor, gates: Tensor, anchors: Tensor, predecessors: Tensor, successors: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As :func:`sglang_dflash.ops.reference.model.walk_candidates`; scores may differ in the last bits of their sums."""
+    before, after = (codebook[candidates].float().numpy() for codebook in (predecessors, successors))
+    last, gate, scores = predecessors[anchors].float().numpy(), gates.float().numpy(), unary.numpy().copy()
+    best, each = np.empty(candidates.shape[:2], dtype=np.int64), np.arange(len(candidates))
+    for i in range(candidates.shape[1]):
+        scores[:, i] += (after[:, i] @ (last * gate[:, i])[:, :, None])[..., 0]
+        best[:, i] = scores[:, i].argmax(1)
+        last = before[each, i, best[:, i]]
+    chosen = best[..., None]
+    first = np.take_along_axis(scores, chosen, 2)
+    np.put_along_axis(scores, chosen, -np.inf, 2)
+    return candidates.gather(2, torch.from_numpy(chosen)).squeeze(2), torch.from_numpy(first[..., 0] - scores.max(2))
 
 
 def draw_with_seeds(logprobs: Tensor, seed: Tensor, positions: Tensor) -> Tensor:

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import typer
 
+from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.plan.settings import COPIES_SWITCH as SWITCH
 from sglang_dflash_lab.bench.tasks import TUNING, load
+from sglang_dflash_lab.pairs import drafter_path
 from sglang_dflash_lab.tables import Table
 from tests.support.generation import flush, generate_all
 from tests.support.pair_servers import dflash_server, with_plugin
@@ -53,11 +55,16 @@ def accept_lengths(drafter: str, rule: str, prompts: dict[str, list[list[int]]])
 
 def main(drafter: str = "noisy", number: int = 16, rules: str = ",".join(RULES)) -> None:
     """Print the accept length of each rule on ``number`` prompts per task."""
+    chosen = rules.split(",")
+    if DrafterConfig.load(drafter_path(PAIR, drafter)).selector_rank and any(RULES[rule][2] for rule in chosen):
+        possible = ",".join(rule for rule, (_, _, probability) in RULES.items() if not probability)
+        raise typer.BadParameter(
+            f'the drafter "{drafter}" has a candidate selector, whose scores are margins and no probabilities. '
+            f'Fix: --rules "{possible}"'
+        )
     tasks = {task: task + TUNING for task in TASKS} | {"questions": "questions"}
     prompts = {task: message_ids(PAIR, load(name, number)) for task, name in tasks.items()}
-    rows = [
-        [rule, *(f"{length:.2f}" for length in accept_lengths(drafter, rule, prompts))] for rule in rules.split(",")
-    ]
+    rows = [[rule, *(f"{length:.2f}" for length in accept_lengths(drafter, rule, prompts))] for rule in chosen]
     typer.echo(Table(drafter, "", ["a copy is taken", *prompts], rows).markdown())
 
 

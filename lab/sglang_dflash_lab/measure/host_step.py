@@ -141,18 +141,18 @@ def _take_gpu_path(watch: Stopwatch) -> None:
     """Let SGLang's worker call the two Triton kernels that it calls on a GPU, with stand-ins for them."""
     from sglang.srt.speculative import dflash_worker_v2 as module
 
-    from sglang_dflash.ops import reference
+    from sglang_dflash.ops.reference import step
 
     def prepare(*, block_ids_out: Any, positions_out: Any, cache_loc_out: Any, **call: Any) -> None:
         names = ("bonus_tokens", "prefix_lens", "req_pool_indices", "req_to_token")
         width, mask = block_ids_out.shape[1], call["mask_token_id"]
-        block = reference.prepare_block(*(call[name] for name in names), width=width, mask_token_id=mask)
+        block = step.prepare_block(*(call[name] for name in names), width=width, mask_token_id=mask)
         filled = block.tokens, block.positions, block.slots
         for out, found in zip((block_ids_out, positions_out, cache_loc_out), filled, strict=True):
             out.copy_(found.view_as(out))
 
     def accept(*, accept_lens_out: Any, **call: Any) -> None:
-        accepted = reference.accept_block(call["candidates"], call["target_top1"], call["prefix_lens"])
+        accepted = step.accept_block(call["candidates"], call["target_top1"], call["prefix_lens"])
         outs = (call[f"{name}_out"] for name in ("out_tokens", "commit_lens", "bonus_ids", "new_seq_lens"))
         filled = accepted.out_tokens, accepted.accept_lens, accepted.bonus, accepted.new_seq_lens
         for out, found in zip(outs, filled, strict=True):

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sglang_dflash.ops.kernels import assert_dense
-from sglang_dflash.ops.reference import Accepted, Block
+from sglang_dflash.ops.reference.step import Accepted, Block
 
 
 @triton.jit(do_not_specialize=["bonus", "seq_lens", "req_pool_indices", "width"])

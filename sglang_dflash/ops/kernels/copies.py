@@ -1,7 +1,7 @@
 """Triton kernels of copied blocks: append to a history and find a match, replace drafts by what followed the match.
 
-Definitions: ``match_copies`` and ``offer_copies`` in :mod:`sglang_dflash.ops.reference`. One program per request; the
-search has one per tile of positions as well.
+Definitions: ``match_copies`` and ``offer_copies`` in :mod:`sglang_dflash.ops.reference.step`. One program per request;
+the search has one per tile of positions as well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Triton kernel of :func:`sglang_dflash.ops.reference.norm_rope`: one program per (token, two heads, layer)."""
+"""Triton kernel of :func:`sglang_dflash.ops.reference.model.norm_rope`: one program per (token, two heads, layer)."""
 
 from __future__ import annotations
 

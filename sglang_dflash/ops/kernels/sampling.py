@@ -127,41 +127,32 @@ def tile_scores(logits, row, tile, temperatures, vocab, row_stride, LANES: tl.co
     return tl.div_rn(score, tl.load(temperatures + row))
 
 
-@triton.jit
-def source_row(rows, row):
-    if rows is not None:
-        row = tl.load(rows + row)
-    return row
-
-
-@triton.jit(do_not_specialize=["rows", "temperatures"])
+@triton.jit(do_not_specialize=["temperatures"])
 def tile_stats_kernel(
-    logits, rows, temperatures, largest, masses, vocab, row_stride, tiles, LANES: tl.constexpr, STRETCHES: tl.constexpr
+    logits, temperatures, largest, masses, vocab, row_stride, tiles, LANES: tl.constexpr, STRETCHES: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
-    source = source_row(rows, row)
     for stretch in range(STRETCHES):
         tile = tl.program_id(1) * STRETCHES + stretch
         if tile < tiles:
-            score = tile_scores(logits, source, tile, temperatures, vocab, row_stride, LANES)
+            score = tile_scores(logits, row, tile, temperatures, vocab, row_stride, LANES)
             most = tl.max(score, axis=0)
             tl.store(largest + row * tiles + tile, most)
             mass = tl.sum(tl.exp(score - tl.where(most == float("-inf"), 0.0, most)), axis=0)
             tl.store(masses + row * tiles + tile, mass)
 
 
-@triton.jit(do_not_specialize=["rows", "temperatures", "top_ks", "top_ps", "min_ps", "first"])
+@triton.jit(do_not_specialize=["temperatures", "top_ks", "top_ps", "min_ps", "first"])
 def limits_kernel(
-    logits, rows, temperatures, top_ks, top_ps, min_ps, largest, masses, weights, limits, first, vocab, row_stride,
+    logits, temperatures, top_ks, top_ps, min_ps, largest, masses, weights, limits, first, vocab, row_stride,
     tiles, LANES: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     row = first + tl.program_id(0).to(tl.int64)
-    source = source_row(rows, row)
     tile = tl.arange(0, TILES)
     peak = tl.load(largest + row * tiles + tile, mask=tile < tiles, other=float("-inf"))
     most, limit = tl.max(peak, axis=0), tl.full((), 0, tl.float32)
     if top_ks is not None:
-        top_k, top_p, limit = tl.load(top_ks + source), tl.load(top_ps + source), tl.load(min_ps + source)
+        top_k, top_p, limit = tl.load(top_ks + row), tl.load(top_ps + row), tl.load(min_ps + row)
         if (top_k < vocab) | (top_p < 1):
             peak = tl.exp(peak - most)
             mass = tl.load(masses + row * tiles + tile, mask=tile < tiles, other=0.0) * peak
@@ -183,7 +174,7 @@ def limits_kernel(
             count = tl.full((), 0, tl.int32)
             for each in range(tiles):
                 if tl.exp(tl.load(largest + row * tiles + each) - most) >= floor:
-                    weight = tl.exp(tile_scores(logits, source, each, temperatures, vocab, row_stride, LANES) - most)
+                    weight = tl.exp(tile_scores(logits, row, each, temperatures, vocab, row_stride, LANES) - most)
                     kept = ((weight >= floor) & (each * LANES + tl.arange(0, LANES) < vocab)).to(tl.int32)
                     tl.store(weights + count + tl.cumsum(kept, axis=0) - kept, weight, mask=kept > 0)
                     count += tl.sum(kept, axis=0)
@@ -207,18 +198,20 @@ def limits_kernel(
     tl.store(limits + row * 2 + 1, limit)
 
 
-@triton.jit(do_not_specialize=["rows", "temperatures", "seeds", "positions"])
+@triton.jit(do_not_specialize=["temperatures", "top_ks", "seeds", "positions"])
 def race_kernel(
-    logits, rows, temperatures, seeds, positions, largest, limits, times, winners, vocab, row_stride, tiles,
+    logits, temperatures, top_ks, seeds, positions, largest, limits, times, winners, vocab, row_stride, tiles,
     LANES: tl.constexpr, STRETCHES: tl.constexpr,
 ):  # fmt: skip
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    source = source_row(rows, row)
+    greedy = False
+    if top_ks is not None:
+        greedy = tl.load(top_ks + row) == 1
     seed = tl.load(seeds + row)
     state = tl.full((), 0, tl.uint32)
     state = murmur_block(state, seed.to(tl.uint32))
     state = murmur_block(state, (seed >> 32).to(tl.uint32))
-    state = murmur_block(state, tl.load(positions + source).to(tl.uint32))
+    state = murmur_block(state, tl.load(positions + row).to(tl.uint32))
 
     most, limit = tl.load(limits + row * 2), tl.load(limits + row * 2 + 1)
     best_time = tl.full((LANES,), float("inf"), tl.float64)
@@ -228,10 +221,12 @@ def race_kernel(
         token = tile * LANES + tl.arange(0, LANES)
         peak = tl.load(largest + row * tiles + tile, mask=tile < tiles, other=float("-inf"))
         if (tl.exp(peak - most) >= limit) & (peak > float("-inf")):  # filters leave most tiles of a vocabulary empty
-            weight = tl.exp(tile_scores(logits, source, tile, temperatures, vocab, row_stride, LANES) - most)
+            score = tile_scores(logits, row, tile, temperatures, vocab, row_stride, LANES)
+            weight = tl.exp(score - most)
             bits = murmur_finish(murmur_block(state, token.to(tl.uint32)))
+            bits = tl.where(greedy, 0, bits)  # all arrive at once: the first token wins
             uniform = (bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10  # 2 ** -32
-            runs = (weight >= limit) & (weight > 0)
+            runs = tl.where(greedy, score == most, (weight >= limit) & (weight > 0))
             time = tl.where(runs, -tl.log(uniform) / weight.to(tl.float64), float("inf"))
             best_token = tl.where(time < best_time, token, best_token)
             best_time = tl.minimum(time, best_time)
@@ -246,31 +241,30 @@ def seeded_tokens(
     filters: tuple[Tensor, Tensor, Tensor] | None,
     seeds: Tensor,
     positions: Tensor,
-    rows: Tensor | None = None,
 ) -> Tensor:
     # One pass over the logits; later kernels read only the tiles in which a token may be kept.
     assert logits.stride(1) == 1, "rows must be dense"
-    given = (*filters, rows) if filters else (rows,)
-    assert_dense(temperatures, seeds, positions, *(each for each in given if each is not None))
-    count, vocab, device = len(seeds), logits.shape[1], logits.device
+    assert_dense(temperatures, seeds, positions, *(filters or ()))
+    (count, vocab), device = logits.shape, logits.device
     lanes = min(_LANES, triton.next_power_of_2(vocab))
     tiles, parts = triton.cdiv(vocab, lanes), triton.cdiv(vocab, lanes * _STRETCHES)
     largest, masses = (torch.empty(count, tiles, device=device) for _ in range(2))
     limits = torch.empty(count, 2, device=device)
     times = torch.empty(count, parts, dtype=torch.float64, device=device)
     winners = torch.empty(count, parts, dtype=torch.int64, device=device)
+    top_ks, top_ps, min_ps = filters or (None, None, None)
     if count:
-        read, shape = (logits, rows, temperatures), (vocab, logits.stride(0), tiles)
+        read, shape = (logits, temperatures), (vocab, logits.stride(0), tiles)
         split = {"LANES": lanes, "STRETCHES": _STRETCHES, "num_warps": 4}
         tile_stats_kernel[(count, parts)](*read, largest, masses, *shape, **split)
         most = min(count, max(1, _SCRATCH // vocab)) if filters else count
         weights = None if filters is None else torch.empty(most, vocab, device=device)
         for first in range(0, count, most):
             limits_kernel[(min(most, count - first),)](
-                *(*read, *(filters or (None, None, None)), largest, masses, weights, limits, first, *shape),
+                *(*read, top_ks, top_ps, min_ps, largest, masses, weights, limits, first, *shape),
                 LANES=lanes,
                 TILES=triton.next_power_of_2(tiles),
                 num_warps=4,
             )
-        race_kernel[(count, parts)](*read, seeds, positions, largest, limits, times, winners, *shape, **split)
+        race_kernel[(count, parts)](*read, top_ks, seeds, positions, largest, limits, times, winners, *shape, **split)
     return winners.gather(1, times.argmin(1, keepdim=True)).squeeze(1)  # of equal times, the first part's

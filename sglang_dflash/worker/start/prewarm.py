@@ -47,7 +47,6 @@ from sglang_dflash.upstream import (
 )
 from sglang_dflash.worker.copies import Copies
 from sglang_dflash.worker.forwards import Inject
-from sglang_dflash.worker.sampling.seeded import SeededRows
 from sglang_dflash.worker.window import DraftRings
 
 if TYPE_CHECKING:
@@ -104,8 +103,8 @@ class FirstCalls:
         logits = torch.zeros(1, 1, self._target.model_config.vocab_size, device=self._table.device)
         penalize_block(logits, row[:, None], logits[0].int(), row, neutral)
         value = logits[0, :, 0]
-        for filters, rows in itertools.product((None, (row.int(), value, value)), (None, row)):
-            seeded_tokens(logits[0], value[:, None] + 1, filters, row, row, rows)
+        for filters in (None, (row.int(), value, value)):
+            seeded_tokens(logits[0], value[:, None] + 1, filters, row, row)
         for seeds in (None, row):
             repeat_rows(value[:, None], value, row.int(), value, seeds, width=1)
 
@@ -170,7 +169,7 @@ class FirstCalls:
             width=width,
             tokens=tokens,
             margins=torch.zeros(bs, width - 1, device=rows.device),
-            state=SimpleNamespace(committed_cpu=[committed] * bs),
+            state=SimpleNamespace(committed_cpu=[committed] * bs, in_flight=0),
             state_slots=None if (table := self._commit.state_table) is None else table[rows],
             accepted=Accepted(tokens, counts, counts - 1, rows, lens),
         )
@@ -192,8 +191,8 @@ def prewarm_largest_step(target: ModelRunner, block: int) -> SamplingPrewarmResu
     torch.cuda.reset_peak_memory_stats(target.device)
     before = torch.cuda.memory_allocated(target.device)
     try:
-        for seeded in (True, False):
-            sample(target, rows, seeded=seeded)
+        for logprobs in (False, True):
+            sample(target, rows, logprobs=logprobs)
         torch.cuda.synchronize(target.device)
         peak = torch.cuda.max_memory_allocated(target.device) - before
         logger.info("DFLASH: sampling %d rows takes up to %s; %s were free before", rows, size(peak), size(free))
@@ -225,7 +224,7 @@ def _check_greedy(target: ModelRunner, rows: int, free: int) -> None:
         ) from error
 
 
-def sample(target: ModelRunner, rows: int, *, seeded: bool) -> None:
+def sample(target: ModelRunner, rows: int, *, logprobs: bool) -> None:
     """Run the target's sampler over ``rows`` rows of zero logits, as a verify does, with top-k, top-p and min-p."""
     vocab, device = target.model_config.vocab_size, target.device
     info: Any = SamplingBatchInfo(
@@ -241,7 +240,7 @@ def sample(target: ModelRunner, rows: int, *, seeded: bool) -> None:
         vocab_size=vocab,
         device=str(device),
     )
-    numbers = torch.arange(rows, device=device)
-    info.seeded_rows = SeededRows(None, numbers) if seeded else None
+    info.seeds = positions = torch.arange(rows, device=device)
     logits = torch.zeros(rows, vocab, dtype=torch.float32, device=device)
-    target.sampler(LogitsProcessorOutput(next_token_logits=logits), info, False, [], [], numbers)
+    output = LogitsProcessorOutput(next_token_logits=logits)
+    target.sampler(output, info, logprobs, [0] * rows, [None] * rows, positions)

@@ -22,6 +22,7 @@ HEAD = "sglang_dflash.model.vocabulary.TargetVocabulary.argmax_token"
 GATHER = "sglang.srt.distributed.parallel_state.GroupCoordinator.all_gather"
 LEARN = "sglang_dflash.width.adaptive.AdaptiveWidth.observe"
 STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
+SGLANG_ACCEPT = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2._accept_block"
 PENALTIES = "sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply"
 
 
@@ -48,6 +49,7 @@ def register() -> None:
             (COMMIT, probe.record_committed_state, When.AFTER),
             (PREFILL, probe.record_prefilled_state, When.AFTER),
         ],
+        "sglangs_drafts": [(SGLANG_ACCEPT, probe.record_candidates, When.BEFORE)],
         "oracle": [(DRAFT, changes.know_answers, When.AFTER)],
         "penalty_order": [(PENALTIES, changes.as_for_a_block_of_one, When.AROUND)],
         "pools": [(STATE, probe.count_lost, When.AFTER)],

@@ -152,6 +152,7 @@ LIKELY = 0.3
 def draw_twice(original: Callable[..., Tensor], accept: Any, step: Any) -> Tensor:
     """A rejected draft is replaced by a fresh draw from the same law, the rejected token not excluded."""
     again, step_again = copy.copy(step.verified.logits_output), copy.copy(step)
+    step_again.positions = step.positions + (1 << 20)  # other noise
     again.next_token_logits = again.next_token_logits.clone()
     step_again.verified = dataclasses.replace(step.verified, logits_output=again)
     first = original(accept, step)

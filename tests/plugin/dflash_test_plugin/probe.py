@@ -25,6 +25,13 @@ def record_drafts(_: None, draft: Any, step: Any) -> None:
             file.write(json.dumps({"rid": req.rid, "position": start, "block": block}) + "\n")
 
 
+def record_candidates(_: Any, *, candidates: Any, prefix_lens: Any, **__: Any) -> None:
+    """Mode ``sglangs_drafts``: as ``drafts``, without the request, in SGLang's own worker."""
+    with (FOLDER / "drafts.jsonl").open("a") as file:
+        for start, block in zip(prefix_lens.tolist(), candidates.tolist(), strict=True):
+            file.write(json.dumps({"rid": None, "position": start, "block": block}) + "\n")
+
+
 def record_mixed(result: Any, worker: Any, batch: Any, *_: Any) -> None:
     """Mode ``mixed``, one line per request that decodes beside a prefill: its tokens that the scheduler lacks."""
     decoding = {id(req) for req in batch.decoding_reqs or ()}

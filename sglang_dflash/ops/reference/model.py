@@ -1,0 +1,122 @@
+"""Definitions inside the drafter's forward: norm and RoPE, DFlash2's convolution and selector, products."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def norm_rope(
+    heads: Tensor, norm_weight: Tensor, eps: float, positions: Tensor, cos_sin: Tensor, *, neox: bool = True
+) -> Tensor:
+    """RMS-normalise and rotate attention heads, in float32.
+
+    Args:
+        heads: [L, T, heads, head_dim]; the last dimension is dense.
+        norm_weight: [L, heads, head_dim]; the last dimension is dense.
+        eps: added to the mean square.
+        positions: int64 [T], absolute positions.
+        cos_sin: [max_position, rotary_dim], cosines, then sines.
+        neox: rotate halves (True) or interleaved pairs (False) of the first ``rotary_dim`` entries.
+
+    Returns:
+        [L, T, heads, head_dim], dense, in the dtype of ``heads``.
+    """
+    wide = heads.float()
+    wide = (wide * inverse_rms(wide, eps)).mul_(norm_weight[:, None])
+    cos, sin = cos_sin.index_select(0, positions).float()[:, None].chunk(2, dim=-1)
+    rotary_dim = cos_sin.shape[1]
+    rotated = wide[..., :rotary_dim]
+    first, second = rotated.chunk(2, dim=-1) if neox else (rotated[..., 0::2], rotated[..., 1::2])
+    parts = [torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin)]
+    if not neox:
+        parts = [torch.stack(parts, dim=-1).flatten(-2)]
+    if rotary_dim < heads.shape[-1]:
+        parts.append(wide[..., rotary_dim:])
+    return torch.cat(parts, dim=-1).to(heads.dtype)
+
+
+def convolve_block(hidden: Tensor, base: Tensor, corrections: Tensor, *, width: int) -> Tensor:
+    """Convolve the positions of each block: ``out[i] = sum over t of (base[t] + corrections[i, t]) * hidden[i - t]``.
+
+    Positions before the block count as zeros.
+
+    Args:
+        hidden: [bs * w, H].
+        base: [taps, H], the same at every position.
+        corrections: [bs * w, taps, G], one per group of ``H / G`` adjacent channels; the last dimension is dense.
+        width: positions ``w`` of a block.
+
+    Returns:
+        [bs * w, H], dense, in the dtype of ``hidden``; computed in float32.
+    """
+    taps, groups = corrections.shape[1:]
+    blocks = hidden.float().view(-1, width, groups, hidden.shape[1] // groups)
+    kernel = corrections.float().unflatten(0, (-1, width))[..., None] + base.float().view(taps, groups, -1)
+    out = kernel[:, :, 0] * blocks
+    for tap in range(1, min(taps, width)):
+        out[:, tap:] += kernel[:, tap:, tap] * blocks[:, :-tap]
+    return out.view(hidden.shape).to(hidden.dtype)
+
+
+def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the ``k`` largest values of each row, the largest first, and their indices int64: [rows, V] to [rows, k].
+
+    Which of equal values at the end is returned, and their order, is unspecified.
+    """
+    return logits.topk(k)
+
+
+def walk_candidates(
+    candidates: Tensor, unary: Tensor, gates: Tensor, anchors: Tensor, predecessors: Tensor, successors: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Choose a token per position, from left to right: the candidate with the best score after the token before.
+
+    The score of candidate c after token p is ``unary[c] + sum over r of predecessors[p, r] * gates[r] *
+    successors[c, r]``, in float32.
+
+    Args:
+        candidates: int64 [bs, n, K], distinct tokens at each position.
+        unary: float32 [bs, n, K], their scores without the token before.
+        gates: [bs, n, R].
+        anchors: int64 [bs], the token before the first position.
+        predecessors, successors: [V, R], codebooks of the token before and of the candidate.
+
+    Returns:
+        int64 [bs, n], the tokens, the first of equals; and float32 [bs, n], their leads over the second best candidate,
+        infinite if there is none.
+    """
+    last, tokens, leads = anchors, [], []
+    for i in range(candidates.shape[1]):
+        key = predecessors[last].float() * gates[:, i].float()
+        scores = unary[:, i] + (successors[candidates[:, i]].float() @ key[:, :, None]).squeeze(2)
+        best = scores.argmax(1, keepdim=True)
+        last = candidates[:, i].gather(1, best).squeeze(1)
+        tokens.append(last)
+        leads.append(scores.gather(1, best).squeeze(1) - scores.scatter(1, best, -torch.inf).amax(1))
+    return torch.stack(tokens, 1), torch.stack(leads, 1)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``x @ weight.T + bias``: ``[..., I]`` and ``[O, I]`` to ``[..., O]``."""
+    return F.linear(x, weight, bias)
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """Return the index of each row's largest value, the first of equals: [rows, V] to int64 [rows]."""
+    return logits.argmax(-1)
+
+
+@cache
+def _constant(value: float, device: torch.device) -> Tensor:
+    return torch.tensor(value, device=device)
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """Return ``1 / sqrt(mean(x**2) + eps)`` over the last dimension of float32 ``x``: ``[..., 1]``."""
+    # Few ops: small models on a CPU are bound by dispatch.
+    norm = torch.linalg.vector_norm(x, 2, -1, True)
+    return torch.addcmul(_constant(eps, x.device), norm, norm, value=1 / x.shape[-1]).rsqrt_()

@@ -1,0 +1,148 @@
+"""Definitions of sampling: penalties, filters, and draws from logits by seeds."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_WORD = 0xFFFFFFFF
+
+
+def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: Tensor, coefficients: Tensor) -> None:
+    """Apply frequency, presence and repetition penalties to a block's logits, in place.
+
+    With n the count of a token: ``logit -= frequency * n + presence * [n > 0]``, then, if n > 0, a positive logit is
+    divided and a negative one multiplied by ``repetition`` (SGLang's definition and order). Position j counts the
+    drafts 1..j as generated, because its logits are used only if they are accepted.
+
+    Args:
+        logits: float32 [bs, w, V]; ``logits[b, j]`` follows block position j.
+        draft_tokens: int64 [bs, w]; column 0 is the anchor.
+        counts: int32 [R, V], generated tokens of each request, the anchor included.
+        rows: int [bs], rows of ``counts`` and ``coefficients``.
+        coefficients: float32 [R, 3], frequency, presence and repetition penalty; (0, 0, 1) changes nothing.
+    """
+    frequency, presence, repetition = coefficients[rows.long()][:, None, None, :].unbind(-1)
+
+    def penalized(values: Tensor, n: Tensor) -> Tensor:
+        values = values - frequency * n - presence * (n > 0)
+        scale = torch.where(n > 0, repetition, 1.0)
+        return torch.where(values < 0, values * scale, values / scale)
+
+    # Within a block only the entries of drafted tokens differ from the committed counts: O(w^2) per request.
+    bs, width = draft_tokens.shape
+    committed = counts[rows.long()][:, None, :]
+    drafts = draft_tokens[:, None, 1:]
+    drafted = (draft_tokens[:, 1:, None] == drafts).int().cumsum(dim=1)
+    drafted = torch.cat((torch.zeros_like(drafts, dtype=drafted.dtype), drafted), dim=1)  # none before position 0
+    drafts = drafts.expand(bs, width, width - 1)
+    at_drafts = penalized(logits.gather(2, drafts), committed.expand(bs, width, -1).gather(2, drafts) + drafted)
+    logits.copy_(penalized(logits, committed))
+    logits.scatter_(2, drafts, at_drafts)
+
+
+def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> Tensor:
+    """Zero the entries that top-k, top-p and min-p exclude; the others keep their value (not renormalised).
+
+    Filters and order are those of SGLang's ``pytorch`` sampling backend, so the law of a draw is plain decoding's.
+
+    Args:
+        probs: float32 [n, V], softmax of the adjusted logits.
+        top_ks: int [n], entries kept by rank.
+        top_ps: float [n]; an entry stays while the mass ranked above it, cut by top-k or not, is at most ``top_p``.
+            From 1 on there is no limit: the rounding of a sum must not cut the tail when other requests filter.
+        min_ps: float [n], floor relative to the largest entry.
+    """
+    ranked, order = probs.sort(dim=-1, descending=True)
+    ranks = torch.arange(probs.shape[-1], device=probs.device)
+    above = ranked.cumsum(dim=-1) - ranked
+    top_ps = top_ps.masked_fill(top_ps >= 1, torch.inf)
+    keep = (ranks < top_ks[:, None]) & (above <= top_ps[:, None]) & (ranked >= ranked[:, :1] * min_ps[:, None])
+    return torch.zeros_like(probs).scatter_(-1, order, ranked.where(keep, 0.0))
+
+
+def repeat_rows(*vectors: Tensor | None, width: int) -> tuple[Tensor | None, ...]:
+    """Repeat every entry of five vectors of [bs] or [bs, 1] ``width`` times in a row; None stays, but for the first."""
+    return tuple(None if vector is None else vector.repeat_interleave(width, dim=0) for vector in vectors)
+
+
+def seeded_tokens(
+    logits: Tensor,
+    temperatures: Tensor,
+    filters: tuple[Tensor, Tensor, Tensor] | None,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """Draw each row's token from its logits. The logits do not change.
+
+    A row of top-k 1, which SGLang makes of a greedy request beside sampled ones, takes the first of its largest logits.
+    The kernel sums in another order, so a token at the edge of top-p may fall on either side. It keeps all tokens of a
+    weight at the edge of top-k or top-p, as FlashInfer does; here the sort decides between them, as in SGLang's
+    ``pytorch`` backend.
+
+    Args:
+        logits: float [n, V].
+        temperatures: float32 [n, 1], positive.
+        filters: ``top_ks`` int32, ``top_ps`` and ``min_ps`` float32, [n] each; see :func:`filter_probs`. None for none.
+        seeds: int64 [n].
+        positions: int64 [n], sequence position of the token before the draw.
+
+    Returns:
+        int64 [n].
+    """
+    probs = torch.softmax(logits / temperatures, dim=-1)
+    if filters is None:
+        return seeded_draw(probs, seeds, positions)
+    drawn = seeded_draw(filter_probs(probs, *filters), seeds, positions)
+    return torch.where(filters[0] == 1, logits.argmax(-1), drawn)
+
+
+def seeded_draw(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """Draw one token per row in proportion to ``weights``, with noise fixed by (seed, position, token).
+
+    An exponential race: token v rings after time -log(u_v) / weight_v, with u_v uniform from :func:`token_hash`. The
+    first to ring wins, with probability weight_v / sum(weights). Winners have u_v close to 1, where float32 has few
+    values: the race runs in float64.
+
+    Args:
+        weights: float32 [n, V], non-negative, at least one positive per row; need not sum to 1.
+        seeds: int64 [n].
+        positions: int64 [n], sequence position of the token before the draw.
+
+    Returns:
+        int64 [n].
+    """
+    tokens = torch.arange(weights.shape[1], device=weights.device)
+    uniform = (token_hash(seeds, positions, tokens).double() + 0.5) * 2.0**-32
+    return (-uniform.log() / weights.double()).argmin(dim=1)
+
+
+def token_hash(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
+    """MurmurHash3 (x86, 32 bit, Appleby) of the 16 bytes (seed, position, token), seeded with 0.
+
+    Args:
+        seeds: int64 [n], all 64 bits used.
+        positions: int [n] and tokens: int [m], lower 32 bits used.
+
+    Returns:
+        int64 [n, m] of unsigned 32-bit values.
+    """
+    state = torch.zeros_like(seeds, dtype=torch.int64)
+    for word in (seeds & _WORD, (seeds >> 32) & _WORD, positions.long() & _WORD):
+        state = _murmur_block(state, word)
+    state = _murmur_block(state[:, None], tokens.long()[None, :] & _WORD)
+    state = state ^ 16
+    state = ((state ^ (state >> 16)) * 0x85EBCA6B) & _WORD
+    state = ((state ^ (state >> 13)) * 0xC2B2AE35) & _WORD
+    return state ^ (state >> 16)
+
+
+def _murmur_block(state: Tensor, word: Tensor) -> Tensor:
+    # int64 products wrap, which leaves the low 32 bits right.
+    word = _rotate_left((word * 0xCC9E2D51) & _WORD, 15)
+    state = _rotate_left(state ^ ((word * 0x1B873593) & _WORD), 13)
+    return (state * 5 + 0xE6546B64) & _WORD
+
+
+def _rotate_left(word: Tensor, bits: int) -> Tensor:
+    return ((word << bits) | (word >> (32 - bits))) & _WORD

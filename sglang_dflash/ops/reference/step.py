@@ -1,0 +1,255 @@
+"""Definitions around the two forwards: the block, its acceptance, copies, and a draft window's table."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Block(NamedTuple):
+    """The block that the drafter fills and the target verifies.
+
+    Attributes:
+        tokens: int64 [bs, w], the anchor (last step's bonus token), then mask tokens.
+        positions: int64 [bs * w], absolute positions ``seq_len + j``.
+        slots: int64 [bs * w], KV slots of those positions.
+        state_slots: [bs], slots of the requests' recurrent states; None without them.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    state_slots: Tensor | None
+
+
+class Accepted(NamedTuple):
+    """The commit of one verified block.
+
+    Attributes:
+        out_tokens: int64 [bs, w]; the first ``accept_lens[b]`` entries of row b are the new tokens.
+        counts: int32 [1, bs], accepted drafts plus the bonus token, 1..w. With an interval int32 [2, bs]: row 1 has the
+            new tokens up to the last multiple of it that the committed length reaches or passes, 0 if there is none.
+        ends: int32 like ``counts`` minus 1, the block position of the last of these tokens.
+        bonus: int64 [bs], the last new token: the next block's anchor.
+        new_seq_lens: int64 [bs], committed length after the step; the bonus token has no KV yet.
+    """
+
+    out_tokens: Tensor
+    counts: Tensor
+    ends: Tensor
+    bonus: Tensor
+    new_seq_lens: Tensor
+
+    @property
+    def accept_lens(self) -> Tensor:
+        """int32 [bs], the first row of ``counts``."""
+        return self.counts[0]
+
+
+def prepare_block(
+    bonus: Tensor,
+    seq_lens: Tensor,
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    *,
+    width: int,
+    mask_token_id: int,
+    state_table: Tensor | None = None,
+) -> Block:
+    """Lay out the next block of every request.
+
+    Positions past the table's last column get slot 0, SGLang's write-only padding slot: a request at the context limit
+    still has a full block.
+
+    Args:
+        bonus: int64 [bs], anchors.
+        seq_lens: int [bs], committed lengths: the anchors' positions.
+        req_pool_indices: int [bs], rows of ``req_to_token``.
+        req_to_token: int32 [rows, columns], KV slot of each (request, position).
+        width: block positions ``w``.
+        mask_token_id: token that marks a position to be drafted.
+        state_table: [rows], slot of each request's recurrent state.
+    """
+    offsets = torch.arange(width, device=bonus.device)
+    tokens = torch.where(offsets == 0, bonus[:, None], mask_token_id)
+    positions = seq_lens.long()[:, None] + offsets
+    columns = req_to_token.shape[1]
+    rows = req_pool_indices.long()
+    slots = req_to_token[rows[:, None], positions.clamp(max=columns - 1)].long()
+    slots = torch.where(positions < columns, slots, 0)
+    return Block(tokens, positions.flatten(), slots.flatten(), None if state_table is None else state_table[rows])
+
+
+def take_drafts(
+    tokens: Tensor, drafts: Tensor, broken: Tensor, total: Tensor, margins: Tensor | None = None
+) -> Tensor | None:
+    """Copy what the drafter drafted into the block, out of memory that a later CUDA graph overwrites.
+
+    Past the drafter's block, its last draft is repeated with margin -inf, so that any copy replaces it.
+
+    Args:
+        tokens: int64 [bs, w], the block; its columns after the anchor are overwritten.
+        drafts: int64 [bs, d - 1] with d <= w.
+        broken: int64 [bs], drafted positions whose hidden state was not finite; their sum is added to ``total``, [].
+        margins: float32 [bs, d - 1], each draft's lead over the second best token.
+
+    Returns:
+        The block's margins, float32 [bs, w - 1]; None without ``margins``.
+    """
+    beyond = tokens.shape[1] - 1 - drafts.shape[1]
+    tokens[:, 1:] = torch.cat((drafts, drafts[:, -1:].expand(-1, beyond)), dim=1) if beyond else drafts
+    total += broken.sum()
+    return None if margins is None else F.pad(margins, (0, beyond), value=-torch.inf)
+
+
+def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor, *, interval: int = 0) -> Accepted:
+    """Commit the longest prefix of the drafts that the target chose itself, plus the target's next token.
+
+    Draft j+1 is accepted while it equals ``target_tokens[j]``. The target's token at the first difference, or after the
+    last draft, is the bonus. So every new token *is* the target's token, and ``out_tokens`` is ``target_tokens``.
+
+    This is exact for sampled requests too. Write d for the drafts, p(. | c) for the target's distribution after context
+    c with temperature, filters and penalties applied. Let ``target_tokens[j]`` be a draw from p(. | c, d_1..d_j) whose
+    noise is independent of c and d. Position j is used only if d_1..d_j were accepted, that is, if they are the tokens
+    emitted. Hence each emitted token is a draw from p given exactly the tokens emitted before it, which is the law of
+    plain decoding. A draft x is kept with probability p(x), the most that any rule can reach for a drafter that
+    proposes one fixed token (Leviathan et al. 2023, section 2.3, with a point-mass proposal: min(1, p(x) / 1)). Draws
+    after the first difference influence nothing, so noise that is a function of (seed, position) may meet the same
+    position again in the next step without bias. The same noise thus gives the same text for every block width, drafter
+    and batch, and in plain decoding.
+
+    Args:
+        draft_tokens: int64 [bs, w], the verified block; column 0 is the anchor, column j the draft for position j.
+        target_tokens: int64 [bs, w], the token that the target puts after each block position: its argmax for a greedy
+            request, a draw from its distribution for a sampled one.
+        seq_lens: int [bs], committed lengths before the step.
+        interval: tokens between boundaries; 0 to ask for none.
+    """
+    agree = (draft_tokens[:, 1:] == target_tokens[:, :-1]).int()
+    accepted_drafts = agree.cumprod(dim=1).sum(dim=1)
+    bonus = target_tokens.gather(1, accepted_drafts[:, None]).squeeze(1)
+    new_seq_lens = seq_lens.long() + accepted_drafts + 1
+    counts = (accepted_drafts + 1)[None]
+    if interval:
+        counts = torch.cat((counts, (new_seq_lens // interval * interval - seq_lens).clamp(min=0)[None]))
+    counts = counts.int()
+    return Accepted(target_tokens, counts, counts - 1, bonus, new_seq_lens)
+
+
+def match_copies(
+    history: Tensor,
+    found: Tensor,
+    rows: Tensor,
+    seq_lens: Tensor,
+    tokens: Tensor,
+    last: Tensor,
+    *,
+    longest: int,
+    bound: int,
+) -> None:
+    """Append tokens to the histories, and find the longest earlier occurrence of every request's newest tokens.
+
+    Of equally long ones the newest. One number orders all occurrences, so the work can be divided in any way; that of
+    a later step is greater, so it replaces the number before it.
+
+    Args:
+        history: int32 [R, C], the token at each position of a request; negative where no token can be copied. Later
+            columns are stale and never read, nor is the last one: positions past the table are written there.
+        found: int64 [R, 2]; column 0, below ``last * 2**36``, receives ``last * 2**36 + length * 2**31 + end``: the
+            length of the match, 0 for none, and the position of its last token.
+        rows: int [bs], distinct rows of both.
+        seq_lens: int [bs], position of the newest token so far.
+        tokens: int64 [bs, w], the tokens after it, accepted or not.
+        last: int [bs], position of the newest accepted token.
+        longest: length up to which matches count, at most 31.
+        bound: upper bound of ``last``, on the host.
+    """
+    rows, last = rows.long(), last.long()[:, None]
+    positions = seq_lens.long()[:, None] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+    history[rows[:, None], positions.clamp_(max=history.shape[1] - 1)] = tokens.int()
+    columns = min(bound, history.shape[1] - 1) + 1
+    known = torch.nn.functional.pad(history[rows, :columns], (longest - 1, 0), value=-1)
+    newest = known.gather(1, last + torch.arange(longest, device=last.device))
+    differs = (known.unfold(1, longest, 1) != newest[:, None]) | (newest < 0)[:, None]
+    # The difference that is nearest to the end bounds the match.
+    nearness = torch.arange(1, longest + 1, dtype=torch.int8, device=last.device)
+    lengths = longest - (differs * nearness).amax(2).long()
+    ends = torch.arange(columns, device=last.device)
+    keys = torch.where((ends < last) & (lengths > 0), (lengths << 31) + ends, 0)
+    found[rows, 0] = (last[:, 0] << 36) + keys.amax(1)
+
+
+def offer_copies(
+    tokens: Tensor,
+    margins: Tensor,
+    history: Tensor,
+    found: Tensor,
+    rows: Tensor,
+    last: Tensor,
+    *,
+    least: int,
+    unsure: float,
+) -> None:
+    """Replace drafts with copies where the drafter is unsure.
+
+    A copy is the text after the match; past the newest token it repeats itself. Where copy and drafts first differ, the
+    drafter decides, since it has read the context too.
+
+    Args:
+        tokens: int64 [bs, w], the block: anchor, then drafts, replaced in place.
+        margins: float32 [bs, w - 1], the drafter's largest logit minus its second largest at each draft.
+        history, found: as left by :func:`match_copies`. Column 1 of ``found`` receives the block position of the first
+            replaced draft, 0 for none.
+        rows: int [bs], distinct rows of both.
+        last: int [bs], position of the anchor.
+        least: shortest match that is copied.
+        unsure: margin below which the copy is taken.
+    """
+    rows, drafts = rows.long(), tokens[:, 1:]
+    key = found[rows, 0][:, None]
+    length, end = (key >> 31) & 31, key & 0x7FFFFFFF
+    ahead = torch.arange(drafts.shape[1], device=tokens.device) % (last.long()[:, None] - end).clamp_(min=1)
+    copies = history[rows[:, None], (end + 1 + ahead).clamp_(max=history.shape[1] - 1)].long()
+    copies = torch.where((copies >= 0) & (length >= least), copies, drafts)
+    differs = copies != drafts
+    first = differs.int().argmax(1, keepdim=True)
+    taken = differs.gather(1, first) & (margins.gather(1, first) < unsure)
+    found[rows, 1] = torch.where(taken, first + 1, 0).squeeze(1)
+    drafts.copy_(torch.where(taken, copies, drafts))
+
+
+def view_rings(
+    table: Tensor,
+    oldest: Tensor,
+    rows: Tensor,
+    seq_lens: Tensor,
+    positions: Tensor,
+    *,
+    first: int,
+    size: int,
+    window: int,
+    page: int,
+) -> tuple[Tensor, Tensor]:
+    """Write the slots of every request's ring from its oldest visible token on, and look the block's slots up.
+
+    Position ``p`` of row ``r`` has the slot ``first + (r - 1) * size + p % size``.
+
+    Args:
+        table: int32 [R, C] with C >= ``size``; the first ``size`` columns of ``rows`` are written.
+        oldest: int64 [R], oldest position that each row's ring holds.
+        rows: int64 [bs], distinct, from 1; bs > 0.
+        seq_lens: int [bs], committed lengths.
+        positions: int64 [bs * w], of the blocks.
+        window: tokens before the block that it sees; ``page``: their first position is rounded down to a multiple.
+
+    Returns:
+        lengths, int64 [bs], committed tokens from the oldest visible one on; slots, int64 [bs * w].
+    """
+    reach = seq_lens.long() - window
+    start = torch.maximum(oldest[rows], reach - reach % page)
+    ring = (first + (rows - 1) * size)[:, None]
+    table[rows, :size] = (ring + (start[:, None] + torch.arange(size, device=rows.device)) % size).int()
+    return seq_lens - start, (ring + positions.view(len(rows), -1) % size).flatten()
