@@ -25,6 +25,7 @@ WINDOW = ("--speculative-draft-window-size", "24")
 TOP = {"return_logprob": True, "top_logprobs_num": 4}
 SEEDED = {"temperature": 0.9, "top_p": 0.95, "top_k": 50}
 NEW_TOKENS = 64
+COMPARABLE = 0.6  # share of the generations; without recurrent states, whoever arrives first caches a common beginning
 # Flags of both servers, of the drafting one alone, and its environment.
 Arm = tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]
 EVERYTHING: Arm = ((), (*RANDOM_WIDTHS, "--speculative-draft-window-size", "48"), {})
@@ -32,7 +33,7 @@ ARMS: list[tuple[str, Arm]] = [
     ("tiny-hybrid", ((), (), {REPLAY_SWITCH: "0"})),
     ("tiny-hybrid", ((), RANDOM_WIDTHS, {REPLAY_SWITCH: "0"})),
     ("tiny-hybrid", ((STRATEGY, "extra_buffer"), RANDOM_WIDTHS, {REPLAY_SWITCH: "1"})),
-    ("tiny-hybrid", ((*SYNC, *PAGED, STRATEGY, "extra_buffer_lazy"), (), {REPLAY_SWITCH: "1"})),
+    ("tiny-hybrid", ((*PAGED, STRATEGY, "extra_buffer_lazy"), (), {REPLAY_SWITCH: "1"})),
     ("tiny-hybrid", ((*SYNC, STRATEGY, "no_buffer"), WINDOW, {"SGLANG_DFLASH_COPIES": "1"})),
     ("tiny-dense", EVERYTHING),
     ("tiny-moe", ((), (), {})),
@@ -65,7 +66,7 @@ def assert_exact(found: Sequence[Answer], plain: Sequence[Answer]) -> int:
     ]
     assert [ours.tokens for ours, _ in alike] == [answer.tokens for _, answer in alike]
     assert [numbers(ours) for ours, _ in alike] == [numbers(answer) for _, answer in alike]
-    assert len(alike) > 0.8 * len(found)
+    assert len(alike) > COMPARABLE * len(found)
     return len(alike)
 
 
@@ -111,7 +112,8 @@ def greedy(cell: Cell, server: Server) -> Iterator[tuple[str, list[Any]]]:
 
 
 def plain_text(cell: Cell, folder: Path) -> dict[str, list[Any]]:
-    arguments = CHUNKED if CHUNKED[0] in cell.arguments else ()  # of all, they alone move plain decoding's rounding
+    # Of all flags, these move plain decoding's rounding: what a prefill attends to as a prefix.
+    arguments = tuple(word for flag in (CHUNKED, PAGED) if flag[0] in cell.arguments for word in flag)
     name = " ".join((cell.pair, *arguments))
     if name not in FINISHED.results():
         with plain_server(cell.pair, folder, *arguments, base=EXACT) as server:
@@ -140,5 +142,5 @@ def test_in_every_cell_of_the_matrix(cell: Cell, tmp_path: Path) -> None:
         assert_nothing_leaked(server)
     comparable = [(key, answer, expected) for key, answer, expected in found if expected is not None]
     assert not [key for key, answer, expected in comparable if answer != expected]
-    assert len(comparable) > 0.8 * len(found)
+    assert len(comparable) > COMPARABLE * len(found)
     FINISHED.add(str(cell), len(comparable))
