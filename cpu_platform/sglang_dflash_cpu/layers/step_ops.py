@@ -77,7 +77,7 @@ def argmax(logits: Tensor) -> Tensor:
 def walk_candidates(
     candidates: Tensor, unary: Tensor, gates: Tensor, anchors: Tensor, predecessors: Tensor, successors: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`sglang_dflash.ops.reference.model.walk_candidates`; scores may differ in the last bits of their sums."""
+    """As :func:`sglang_dflash.ops.reference.model.walk_candidates`; sums may differ in the last bits."""
     before, after = (codebook[candidates].float().numpy() for codebook in (predecessors, successors))
     last, gate, scores = predecessors[anchors].float().numpy(), gates.float().numpy(), unary.numpy().copy()
     best, each = np.empty(candidates.shape[:2], dtype=np.int64), np.arange(len(candidates))
