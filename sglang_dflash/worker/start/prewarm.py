@@ -155,7 +155,8 @@ class FirstCalls:
     def _step(self, width: int, bs: int = 1, committed: int = 0) -> Any:
         # ``bs`` padding requests of ``committed`` tokens that accept nothing.
         rows = self._zeros(bs)
-        lens, tokens, counts = rows + committed, self._zeros(bs, width), self._zeros(2, bs).int()
+        lens, tokens = rows + committed, self._zeros(bs, width)
+        padded = self._zeros(2, bs + -bs % 4).int()  # rows aligned as those of ops.accept_block
         batch = SimpleNamespace(
             reqs=[None] * bs,
             req_pool_indices=rows,
@@ -171,7 +172,7 @@ class FirstCalls:
             margins=torch.zeros(bs, width - 1, device=rows.device),
             state=SimpleNamespace(committed_cpu=[committed] * bs, in_flight=0),
             state_slots=None if (table := self._commit.state_table) is None else table[rows],
-            accepted=Accepted(tokens, counts, counts - 1, rows, lens),
+            accepted=Accepted(tokens, padded[:, :bs], (padded - 1)[:, :bs], rows, lens),
         )
 
     def _zeros(self, *shape: int) -> Tensor:
