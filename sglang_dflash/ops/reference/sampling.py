@@ -75,7 +75,7 @@ def seeded_tokens(
 ) -> Tensor:
     """Draw each row's token from its logits. The logits do not change.
 
-    A row of top-k 1, which SGLang makes of a greedy request beside sampled ones, takes the first of its largest logits.
+    A row of top-k 1 takes the first of its largest logits: SGLang gives a greedy request in a sampled batch top-k 1.
     The kernel sums in another order, so a token at the edge of top-p may fall on either side. It keeps all tokens of a
     weight at the edge of top-k or top-p, as FlashInfer does; here the sort decides between them, as in SGLang's
     ``pytorch`` backend.

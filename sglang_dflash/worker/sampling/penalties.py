@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sglang_dflash.ops import penalize_block
 from sglang_dflash.upstream import async_h2d
+from sglang_dflash.worker.sampling import fresh_rows
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import Req, ScheduleBatch
@@ -82,8 +83,7 @@ class Penalties:
 
 def _start_rows(batch: ScheduleBatch, counts: Tensor, coefficients: Tensor) -> None:
     # Also write the rows of requests without a penalty: a slot may have held another request.
-    decoding = {id(req) for req in batch.decoding_reqs or ()}  # of a mixed batch: counted already
-    fresh = [i for i, req in enumerate(batch.reqs) if id(req) not in decoding]
+    fresh = fresh_rows(batch)
     copy = partial(async_h2d, device=counts.device)
     slots = batch.req_pool_indices.long()[copy(fresh, dtype=torch.int64)]
     coefficients[slots] = copy([_coefficients(batch.reqs[i]) for i in fresh], dtype=torch.float32).view(-1, 3)

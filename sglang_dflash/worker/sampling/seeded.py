@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sglang_dflash.ops import seeded_tokens
 from sglang_dflash.upstream import Sampler, async_h2d
+from sglang_dflash.worker.sampling import fresh_rows
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ReqToTokenPool, ScheduleBatch
@@ -33,8 +34,7 @@ class Seeds:
     def start(self, batch: ScheduleBatch) -> None:
         """Start the requests of a prefill; those of a mixed batch that decode keep their seeds."""
         if _draws(batch.sampling_info):
-            decoding = {id(req) for req in batch.decoding_reqs or ()}
-            fresh = [i for i, req in enumerate(batch.reqs) if id(req) not in decoding]
+            fresh = fresh_rows(batch)
             seeds = [self._seed(batch.reqs[i]) for i in fresh]
             indices, values = async_h2d([fresh, seeds], dtype=torch.int64, device=self._slots.device)
             self._slots[batch.req_pool_indices.long()[indices]] = values
