@@ -13,7 +13,6 @@ from sglang_dflash.states.replay import gdn_commit, pool_records
 from sglang_dflash.states.stepped import gates_of, step_commit
 from sglang_dflash.upstream import (
     commit_mamba_states_after_verify,
-    get_alloc_reserve_per_decode,
     mamba_track_grid,
     scatter_mamba_states_after_mtp_verify,
     track_mamba_states_all_layers,
@@ -41,7 +40,7 @@ class RecurrentCommit:
         self._requests = target_worker.model_runner.req_to_token_pool
         self._recurrent = getattr(self._requests, "mamba_pool", None) is not None
         self._gates = gates_of(target_worker.model_runner.model) if exact and replays else None
-        self._interval = self._growth = 0
+        self._interval = 0
         self.state_table: Tensor | None = self._requests.req_index_to_mamba_index_mapping if self._recurrent else None
         """Slot of each request row's state; None for a target without recurrent layers."""
 
@@ -49,10 +48,9 @@ class RecurrentCommit:
         """Fill ``step.interval``. Most steps cross no boundary, and a snapshot costs as much as a commit."""
         if self._recurrent:
             if not self._interval:
-                # Host lengths lag one step, so allow for two blocks.
-                self._growth = get_alloc_reserve_per_decode()
                 self._interval = mamba_track_grid(step.batch.tree_cache.page_size)
-            step.interval = self._interval if may_cross(step.state.committed_cpu, self._growth, self._interval) else 0
+            growth = step.state.in_flight + step.width  # host lengths lag one step
+            step.interval = self._interval if may_cross(step.state.committed_cpu, growth, self._interval) else 0
 
     def __call__(self, step: Step) -> None:
         """Commit ``step.accepted``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ class BlockKV:
         seq_lens: int64 [bs], context tokens before the block.
         slots: int64 [bs * w], KV slots of the block's positions.
         host_lens: [bs] on the host, lengths of context and block; upper bounds unless ``exact``.
+        host_tokens: their sum.
         plan: SGLang's plan of these slots, shared by every forward and write of the step.
     """
 
@@ -46,13 +47,9 @@ class BlockKV:
     seq_lens: Tensor
     slots: Tensor
     host_lens: Tensor
+    host_tokens: int
     exact: bool
     plan: Any = None
-
-    @cached_property
-    def host_tokens(self) -> int:
-        """Sum of ``host_lens``."""
-        return int(self.host_lens.numpy().sum())
 
     def planned(self, translator: Any, rows: Tensor) -> BlockKV:
         """Add the plan of the model's ``kv_index_translator``, for requests in the pool's ``rows`` (int64 [bs])."""
@@ -63,11 +60,13 @@ class BlockKV:
             write_virtual=self.slots,
             read_extent=self.width,
         )
-        return BlockKV(self.width, self.seq_lens, self.slots, self.host_lens, self.exact, plan)
+        return BlockKV(self.width, self.seq_lens, self.slots, self.host_lens, self.host_tokens, self.exact, plan)
 
     def first(self, width: int, translator: Any, rows: Tensor) -> BlockKV:
         slots = self.slots.view(-1, self.width)[:, :width].flatten()
-        kept = replace(self, width=width, slots=slots, host_lens=self.host_lens - (self.width - width))
+        less = self.width - width
+        lens, tokens = self.host_lens - less, self.host_tokens - less * len(self.host_lens)
+        kept = replace(self, width=width, slots=slots, host_lens=lens, host_tokens=tokens)
         return kept.planned(translator, rows)
 
 
@@ -125,7 +124,7 @@ class Step:
             next_token_ids=accepted.out_tokens.flatten(),
             accept_lens=accepted.accept_lens,
             new_seq_lens=accepted.new_seq_lens,
-            next_draft_input=DraftState(accepted.bonus, accepted.new_seq_lens),
+            next_draft_input=DraftState(accepted.bonus, accepted.new_seq_lens, self.width),
             speculative_num_draft_tokens=self.width,
             cap_lens=constant(len(self.tokens), self.width, accepted.bonus.device) if counted else None,
             can_run_cuda_graph=self.verified.can_run_cuda_graph,
@@ -147,7 +146,7 @@ def idle_result(batch: ScheduleBatch, block: int) -> GenerationBatchResult:
         next_token_ids=none,
         accept_lens=none.int(),
         new_seq_lens=none,
-        next_draft_input=DraftState(none, none),
+        next_draft_input=DraftState(none, none, block),
         speculative_num_draft_tokens=block,
     )
 
@@ -173,8 +172,9 @@ class Layout:
         # SGLang copies the lengths to the host if an attention backend needs them; else the reserved slots bound them.
         exact = batch.seq_lens_cpu is not None
         host_lens = batch.seq_lens_cpu + width if exact else state.reserved_lens_cpu
+        host_tokens = batch.seq_lens_sum + width * len(rows) if exact else state.reserved_tokens
         assert host_lens is not None, "prepare_for_decode() has not run"
-        kv = BlockKV(width, batch.seq_lens, block.slots, host_lens, exact)
+        kv = BlockKV(width, batch.seq_lens, block.slots, host_lens, host_tokens, exact)
         kv = kv.planned(self._target.kv_index_translator, rows)
         laid_out = block.positions, block.tokens, kv, kv
         return Step(batch, state, width, grammar_barrier, *laid_out, state_slots=block.state_slots)

@@ -121,7 +121,9 @@ class DraftRings:
             host_lens = kv.host_lens - self._first_read(oldest, kv.host_lens - width)
         else:
             host_lens = kv.host_lens.clamp(max=self._window.tokens + self._window.page - 1 + width)
-        return replace(kv, seq_lens=lengths, slots=slots, host_lens=host_lens).planned(translator, rows)
+        tokens = int(host_lens.numpy().sum())
+        view = replace(kv, seq_lens=lengths, slots=slots, host_lens=host_lens, host_tokens=tokens)
+        return view.planned(translator, rows)
 
     def visible(self, rows: Tensor, seq_lens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Write the table of ``rows``; return :func:`sglang_dflash.ops.reference.step.view_rings`."""

@@ -63,7 +63,6 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
     monkeypatch.setattr(commit, "scatter_mamba_states_after_mtp_verify", commit_steps)
     monkeypatch.setattr(commit, "track_mamba_states_all_layers", track)
     monkeypatch.setattr(commit, "mamba_track_grid", lambda page: GRID)
-    monkeypatch.setattr(commit, "get_alloc_reserve_per_decode", lambda: 32)
     mamba = SimpleNamespace(linear_attn_backend="triton", linear_attn_decode_backend=None)
     monkeypatch.setattr(replay, "get_exec", lambda: SimpleNamespace(mamba=mamba))
     requests = HybridReqToTokenPool(
@@ -101,7 +100,7 @@ def a_step(pools: Pools, width: int, accepted: list[int], lens: tuple[int, int] 
     return SimpleNamespace(
         batch=batch,
         width=width,
-        state=SimpleNamespace(committed_cpu=lens),
+        state=SimpleNamespace(committed_cpu=lens, in_flight=0),
         state_slots=pools.requests.req_index_to_mamba_index_mapping[ROWS],
         accepted=accept_block(tokens, target, before, interval=GRID),
     )

@@ -98,7 +98,7 @@ class Simulation:
         plans = SimpleNamespace(plan=SimpleNamespace)
 
         def view(host_lens: torch.Tensor, exact: bool) -> BlockKV:
-            kv = BlockKV(BLOCK, lens, torch.zeros_like(positions).flatten(), host_lens, exact)
+            kv = BlockKV(BLOCK, lens, torch.zeros_like(positions).flatten(), host_lens, int(host_lens.sum()), exact)
             return self.rings.view(kv, positions.flatten(), batch, plans)
 
         bound = view(lens + 2 * BLOCK, exact=False)  # what the host knows if no backend asks for the lengths

@@ -170,7 +170,7 @@ class FirstCalls:
             width=width,
             tokens=tokens,
             margins=torch.zeros(bs, width - 1, device=rows.device),
-            state=SimpleNamespace(committed_cpu=[committed] * bs),
+            state=SimpleNamespace(committed_cpu=[committed] * bs, in_flight=0),
             state_slots=None if (table := self._commit.state_table) is None else table[rows],
             accepted=Accepted(tokens, padded[:, :bs], (padded - 1)[:, :bs], rows, lens),
         )
