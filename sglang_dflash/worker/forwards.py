@@ -84,7 +84,7 @@ class Inject:
     def __init__(self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, *, defers: bool = True) -> None:
         self._drafter, self._layout, self._rings, self._defers = drafter, layout, rings, defers
         self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._pending_rids: list[str] = []
+        self._pending_rows: Tensor | None = None  # the batch's, which SGLang replaces when its requests change
         self._staged = 0  # tokens of the last block that the drafter's next forward injects
 
     def stage(self, width: int) -> None:
@@ -113,32 +113,42 @@ class Inject:
         if step.width > 1 or not self._defers:
             self.write(hidden, None, positions, slots)
             return
-        rids = [req.rid for req in step.batch.reqs]
-        if rids != self._pending_rids or len(self._pending) == MAX_PENDING:
+        rows = step.batch.req_pool_indices
+        if rows is not self._pending_rows or len(self._pending) == MAX_PENDING:
             self.catch_up()
         # A graph overwrites its outputs at the next replay.
         self._pending.append((hidden.clone(), positions, slots))
-        self._pending_rids = rids
+        self._pending_rows = rows
 
     def before_draft(self, step: Step, drafted: int) -> bool:
-        """Inject pending tokens but for those that the forward of ``drafted`` positions injects; see :meth:`catch_up`.
+        """Inject tokens but for those that the drafter's forward of ``drafted`` positions injects; see :meth:`catch_up`.
 
         Every forward takes staged tokens if it has as many rows, whichever requests they are of.
         """
         staged, bs = self._drafter.model.staged, len(step.tokens)
-        if self._staged and not self._pending:  # plainly decoded tokens replace rejected ones of the block before them
-            captured = getattr(self._drafter.decode_cuda_graph_runner, "capture_bs", ())
-            padded = next((size for size in captured if size >= bs), bs)
-            if self._staged <= bs * drafted and padded * drafted <= len(staged):
-                self._staged = 0
-        return self.catch_up()
+        captured = getattr(self._drafter.decode_cuda_graph_runner, "capture_bs", ())
+        padded = next((size for size in captured if size >= bs), bs)
+        takes = bs * drafted if staged is not None and padded * drafted <= len(staged) else 0
+        if self._pending:
+            self._inject_staged()  # plainly decoded tokens replace rejected ones of the block before them
+            tokens = sum(len(positions) for _, positions, _ in self._pending)
+            if tokens > takes:
+                return self.catch_up()
+            into = staged.hidden, staged.positions, staged.slots
+            for parts, memory in zip(zip(*self._pending, strict=True), into, strict=True):
+                torch.cat(parts, out=memory[:tokens])
+            self._pending.clear()
+        elif self._staged > takes:
+            self._inject_staged()
+        self._staged = 0
+        return False
 
     def catch_up(self) -> bool:
-        """Inject pending tokens, before the drafter reads them or their slots change owner; return whether any were."""
-        if self._staged:
-            with draft_tp_context(self._layout):
-                self._drafter.model.inject_staged(self._staged)
-            self._staged = 0
+        """Inject waiting tokens, before the drafter reads them or their slots change owner.
+
+        Returns whether plainly decoded tokens were among them, which takes longer.
+        """
+        self._inject_staged()
         if not self._pending:
             return False
         # The same requests, one position further per step: no slot is written twice.
@@ -146,6 +156,12 @@ class Inject:
         self._pending.clear()
         self.write(hidden, None, positions, slots)
         return True
+
+    def _inject_staged(self) -> None:
+        if self._staged:
+            with draft_tp_context(self._layout):
+                self._drafter.model.inject_staged(self._staged)
+            self._staged = 0
 
     def prefill(self, batch: ScheduleBatch, hidden: Tensor, kv_loc_plan: Any) -> None:
         """Inject the tokens of a target extend: ``hidden`` [T, K * H], requests concatenated."""

@@ -61,6 +61,12 @@ def test_a_windowed_prefill_is_gathered_piece_by_piece(monkeypatch: pytest.Monke
     assert [slot for _, at in written for slot in at] == slots.tolist()
 
 
+@functools.cache
+def rows_of(rids: str) -> Tensor:
+    """The batch's rows, the same tensor at every step of the same requests."""
+    return torch.arange(len(rids))
+
+
 def a_step(rids: list[str], position: int, width: int = 1) -> Any:
     count = len(rids) * width
     positions = torch.full((count,), position)
@@ -70,7 +76,7 @@ def a_step(rids: list[str], position: int, width: int = 1) -> Any:
         tokens=positions.view(-1, width),
         verified=SimpleNamespace(logits_output=SimpleNamespace(hidden_states=torch.full((count, 1), float(position)))),
         draft_kv=SimpleNamespace(plan=SimpleNamespace(write_ids=lambda translator: positions * 10)),
-        batch=SimpleNamespace(reqs=[SimpleNamespace(rid=rid) for rid in rids]),
+        batch=SimpleNamespace(req_pool_indices=rows_of("".join(rids))),
     )
 
 
@@ -157,16 +163,40 @@ def test_the_next_forward_injects_a_block_if_it_has_as_many_rows(
     assert staged.slots.any() == (not written)  # the forward clears those that it takes
 
 
+@pytest.mark.parametrize(
+    ("plain_steps", "next_requests", "next_width", "written", "staged_positions"),
+    [
+        (2, 2, 3, [], [5, 5, 6, 6]),
+        (4, 2, 3, [[5, 5, 6, 6, 7, 7, 8, 8]], []),  # more tokens than the next forward has rows
+        (2, 3, 3, [[5, 5, 6, 6]], []),  # the next forward's graph, of four requests, has more rows than may be staged
+    ],
+)
+def test_the_next_forward_injects_plainly_decoded_tokens_if_it_has_as_many_rows(
+    injected: tuple[Inject, list[list[int]]], plain_steps: int, next_requests: int, next_width: int,
+    written: list[list[int]], staged_positions: list[int], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    injection, found = injected
+    monkeypatch.setattr(forwards, "STAGED", 10)
+    injection.stage(3)
+    for position in range(5, 5 + plain_steps):
+        injection(a_step(["a", "b"], position))
+    caught_up = injection.before_draft(a_step(list("xyz")[:next_requests], 9, next_width), next_width)
+    assert found == written and caught_up == bool(written)
+    staged: Any = injection._drafter.model.staged
+    filled = slice(len(staged_positions))
+    assert staged.slots.tolist() == [10 * at for at in staged_positions] + [0] * (len(staged) - len(staged_positions))
+    assert staged.positions[filled].tolist() == staged.hidden[filled, 0].tolist() == staged_positions
+
+
 def test_tokens_decoded_after_a_block_replace_its_rejected_ones(injected: tuple[Inject, list[list[int]]]) -> None:
     """Slot after slot the newest token is injected last, so the next forward may not take the older block."""
     injection, found = injected
     injection.stage(3)
-    injection(a_step(["a"], 4))  # the same batch has been decoded plainly before
-    injection.before_draft(a_step(["a"], 5, 3), 3)
     injection(a_step(["a"], 5, 3))
     injection(a_step(["a"], 6))
     injection.before_draft(a_step(["a"], 7, 3), 3)
-    assert found == [[4], [5] * 3, [6]]
+    staged: Any = injection._drafter.model.staged
+    assert found == [[5] * 3] and staged.slots[staged.slots > 0].tolist() == [60]
 
 
 @pytest.mark.parametrize("requests", [3, 200])

@@ -1,7 +1,8 @@
 """Host time of a decode step, ours over SGLang's: ``python -m sglang_dflash_lab.measure.host_step``.
 
 Each arm is an engine whose scheduler process times what a decode step costs the host: reserving slots, the worker's
-step, and the worker's part when the counts arrive. What stands for device work is subtracted: both models' forwards,
+step, publishing the lengths, which the scheduler does itself without speculation, and the worker's part when the counts
+arrive. What stands for device work is subtracted: both models' forwards,
 which return the output of an earlier step of the same shape; the attention backends' plans; injection; and the torch
 functions that stand for a kernel, the platform's and both workers'. Other small tensor operations, which a GPU would
 only launch, are counted with their computation. Both arms' engines run, and take turns. Other load on the machine
@@ -115,6 +116,7 @@ def run_scheduler(*args: Any, **kwargs: Any) -> None:
     """A scheduler process whose decode steps are timed, in place of ``run_scheduler_process``."""
     from sglang.srt.managers import schedule_batch
     from sglang.srt.managers import scheduler as module
+    from sglang.srt.managers.overlap_utils import FutureMap
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from sglang_dflash_cpu.replacements import TABLE
@@ -134,6 +136,7 @@ def run_scheduler(*args: Any, **kwargs: Any) -> None:
 
     module.Scheduler.__init__ = timed_init
     schedule_batch.ScheduleBatch.prepare_for_decode = watch.counted(schedule_batch.ScheduleBatch.prepare_for_decode)
+    FutureMap.publish = watch.counted(FutureMap.publish)
     module.run_scheduler_process(*args, **kwargs)
 
 
