@@ -8,7 +8,7 @@ from typing import Any
 from sglang_dflash.plan.widths import WidthConfig
 from sglang_dflash.width.costs import CostTable
 from sglang_dflash.width.policy import FixedWidth, Prospect, RandomWidth, WidthPolicy
-from sglang_dflash.width.survival import SurvivalByMatch
+from sglang_dflash.width.survival import PRIOR, SurvivalByMatch
 
 # Switch to another width at once if it gains this share, or once the gains forgone add up to this many steps
 SWITCH_NOW, SWITCH_AFTER = 0.1, 0.3
@@ -104,13 +104,14 @@ class AdaptiveWidth:
     Args:
         costs: a table over the widths; plain decoding is a choice if 1 is among them.
         drafted: positions that the drafter drafts; wider widths are for copies. None is all.
+        prior: expected hazard of a draft before any is observed.
     """
 
-    def __init__(self, costs: CostTable, drafted: int | None = None) -> None:
+    def __init__(self, costs: CostTable, drafted: int | None = None, prior: float = PRIOR) -> None:
         self.costs, self.widths = costs, costs.widths
         self.max_width = self.widths[-1]
         drafted = min(drafted or self.max_width, self.max_width)
-        self.by_match = SurvivalByMatch(self.widths, drafted)
+        self.by_match = SurvivalByMatch(self.widths, drafted, prior)
         self.survival = self.by_match.unmatched
         self.can_pause = self.widths[0] == 1 and len(self.widths) > 1
         self.paused: Prospect | None = None
@@ -205,12 +206,17 @@ class AdaptiveWidth:
 
 
 def build_policy(
-    config: WidthConfig, block_size: int, costs: CostTable | None = None, drafted: int | None = None
+    config: WidthConfig,
+    block_size: int,
+    costs: CostTable | None = None,
+    drafted: int | None = None,
+    prior: float = PRIOR,
 ) -> WidthPolicy:
     """Build the configured policy; errors as of :meth:`WidthConfig.widths_for`.
 
     Args:
         costs: for ``adaptive``, a table over ``config.widths_for(block_size, drafted)``.
+        drafted, prior: as of :class:`AdaptiveWidth`.
     """
     widths = config.widths_for(block_size, drafted)
     if config.policy == "fixed":
@@ -218,4 +224,4 @@ def build_policy(
     if config.policy == "random":
         return RandomWidth(widths, config.seed)
     assert costs is not None and costs.widths == widths, "adaptive widths need the costs of all of them"
-    return AdaptiveWidth(costs, drafted)
+    return AdaptiveWidth(costs, drafted, prior)

@@ -121,7 +121,7 @@ class Inject:
         self._pending_rows = rows
 
     def before_draft(self, step: Step, drafted: int) -> bool:
-        """Inject tokens but for those that the drafter's forward of ``drafted`` positions injects; see :meth:`catch_up`.
+        """Inject what the drafter's forward of ``drafted`` positions does not inject itself; see :meth:`catch_up`.
 
         Every forward takes staged tokens if it has as many rows, whichever requests they are of.
         """

@@ -6,10 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sglang_dflash.drafter.published import accept_lengths, card_of_drafter
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.ops import host_rows
 from sglang_dflash.plan.serving import ServingPlan
@@ -22,6 +24,7 @@ from sglang_dflash.upstream import (
     get_parallel,
 )
 from sglang_dflash.width import CostTable, WidthPolicy, build_policy
+from sglang_dflash.width.survival import PRIOR, constant_hazard
 from sglang_dflash.worker.observe.metrics import StepRecord
 from sglang_dflash.worker.start.graphs import WidthGraphs
 
@@ -47,7 +50,15 @@ def prepare_widths(
         costs = CostTable(get_parallel().tp_group.broadcast_object(points), config.widths)
     if get_parallel().tp_rank == 0:
         logger.info("DFLASH: policy %s, widths %s; %s", config.policy, config.widths, costs or "no cost table")
-    return build_policy(config, plan.block, costs, plan.drafted), graphs
+    prior = expected_hazard(plan.files.name, plan.drafted)
+    return build_policy(config, plan.block, costs, plan.drafted, prior), graphs
+
+
+def expected_hazard(drafter: str, block: int) -> float:
+    """Return the hazard of a draft that the drafter's card implies by its mean accept length, else the default."""
+    card = card_of_drafter(drafter)
+    near, lengths = accept_lengths(card, block) if card else (block, {})
+    return constant_hazard(mean(lengths.values()), near) if lengths else PRIOR
 
 
 def batch_sizes(most: int) -> list[int]:
