@@ -62,6 +62,10 @@ class StagedContext:
     slots: Tensor
     pool: Any
 
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.hidden, self.positions, self.slots
+
     def __len__(self) -> int:
         return len(self.slots)
 

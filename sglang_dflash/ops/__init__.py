@@ -64,6 +64,7 @@ _KERNELS = "sglang_dflash.ops.kernels"
 prepare_block = by_device(step.prepare_block, f"{_KERNELS}.block")
 take_drafts = by_device(step.take_drafts, f"{_KERNELS}.block")
 accept_block = by_device(step.accept_block, f"{_KERNELS}.block")
+stage_block = by_device(step.stage_block, f"{_KERNELS}.block")
 match_copies = by_device(step.match_copies, f"{_KERNELS}.copies")
 offer_copies = by_device(step.offer_copies, f"{_KERNELS}.copies")
 view_rings = by_device(step.view_rings, f"{_KERNELS}.rings")

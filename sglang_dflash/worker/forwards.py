@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.model.drafter import StagedContext
-from sglang_dflash.ops import take_drafts
+from sglang_dflash.ops import stage_block, take_drafts
 from sglang_dflash.plan.pools import STAGED
 from sglang_dflash.upstream import (
     CaptureHiddenMode,
@@ -83,9 +83,16 @@ class Inject:
 
     def __init__(self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, *, defers: bool = True) -> None:
         self._drafter, self._layout, self._rings, self._defers = drafter, layout, rings, defers
+        # A ring has slots for as many tokens besides a block: those that wait have one each.
+        self._most_pending = MAX_PENDING if rings is None else min(MAX_PENDING, rings.reach)
         self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._pending_rows: Tensor | None = None  # the batch's, which SGLang replaces when its requests change
-        self._staged = 0  # tokens of the last block that the drafter's next forward injects
+        self._rows: Tensor | None = None  # of the batch whose tokens wait; SGLang replaces it when its requests change
+        self._staged = 0  # tokens in the memory that the drafter's next forward injects
+
+    @property
+    def staged(self) -> StagedContext | None:
+        staged: StagedContext | None = self._drafter.model.staged
+        return staged
 
     def stage(self, width: int) -> None:
         """Allocate the memory through which the drafter's graphs inject a block; before they are captured."""
@@ -97,49 +104,38 @@ class Inject:
             model.staged = StagedContext(hidden, positions, slots, pool)
 
     def __call__(self, step: Step) -> None:
-        """Inject every verified position, accepted or not.
+        """Inject the verified block, or let it wait for the drafter's next forward.
 
-        The next block overwrites rejected positions before they are read, so the accept lengths are not needed. A
-        plainly decoded token may wait for :meth:`catch_up`: injecting many costs hardly more than one.
+        Rejected positions may be injected too: the next block overwrites them before they are read. A plainly decoded
+        token may wait for many steps: injecting many costs hardly more than one.
         """
         positions, slots = step.positions, self._slots(step.draft_kv.plan)
-        hidden = step.verified.logits_output.hidden_states[: len(positions)]
-        staged, tokens = self._drafter.model.staged, len(positions)
+        hidden, rows = step.verified.logits_output.hidden_states[: len(positions)], step.batch.req_pool_indices
+        staged, tokens = self.staged, len(positions)
         if step.width > 1 and staged is not None and tokens <= len(staged):
-            staged.hidden[:tokens].copy_(hidden)
-            torch._foreach_copy_([staged.positions[:tokens], staged.slots[:tokens]], [positions, slots])
-            self._staged = tokens
-            return
-        if step.width > 1 or not self._defers:
+            stage_block(hidden, positions, slots, step.accepted.accept_lens, *staged.tensors)
+            self._staged, self._rows = tokens, rows
+        elif step.width > 1 or not self._defers:
             self.write(hidden, None, positions, slots)
-            return
-        rows = step.batch.req_pool_indices
-        if rows is not self._pending_rows or len(self._pending) == MAX_PENDING:
-            self.catch_up()
-        # A graph overwrites its outputs at the next replay.
-        self._pending.append((hidden.clone(), positions, slots))
-        self._pending_rows = rows
+        else:
+            if rows is not self._rows or len(self._pending) == self._most_pending:
+                self.catch_up()
+            # A graph overwrites its outputs at the next replay.
+            self._pending.append((hidden.clone(), positions, slots))
+            self._rows = rows
 
     def before_draft(self, step: Step, drafted: int) -> bool:
         """Inject what the drafter's forward of ``drafted`` positions does not inject itself; see :meth:`catch_up`.
 
         Every forward takes staged tokens if it has as many rows, whichever requests they are of.
         """
-        staged, bs = self._drafter.model.staged, len(step.tokens)
+        staged, bs = self.staged, len(step.tokens)
         captured = getattr(self._drafter.decode_cuda_graph_runner, "capture_bs", ())
         padded = next((size for size in captured if size >= bs), bs)
         takes = bs * drafted if staged is not None and padded * drafted <= len(staged) else 0
-        if self._pending:
-            self._inject_staged()  # plainly decoded tokens replace rejected ones of the block before them
-            tokens = sum(len(positions) for _, positions, _ in self._pending)
-            if tokens > takes:
-                return self.catch_up()
-            into = staged.hidden, staged.positions, staged.slots
-            for parts, memory in zip(zip(*self._pending, strict=True), into, strict=True):
-                torch.cat(parts, out=memory[:tokens])
-            self._pending.clear()
-        elif self._staged > takes:
-            self._inject_staged()
+        if self._waiting() > takes:
+            return self.catch_up()
+        self._stage_pending()
         self._staged = 0
         return False
 
@@ -148,20 +144,30 @@ class Inject:
 
         Returns whether plainly decoded tokens were among them, which takes longer.
         """
-        self._inject_staged()
-        if not self._pending:
-            return False
-        # The same requests, one position further per step: no slot is written twice.
-        hidden, positions, slots = (torch.cat(parts) for parts in zip(*self._pending, strict=True))
-        self._pending.clear()
-        self.write(hidden, None, positions, slots)
-        return True
-
-    def _inject_staged(self) -> None:
+        plain = bool(self._pending)
         if self._staged:
+            if self.staged is not None and self._waiting() <= len(self.staged):
+                self._stage_pending()
             with draft_tp_context(self._layout):
                 self._drafter.model.inject_staged(self._staged)
             self._staged = 0
+        if self._pending:
+            hidden, positions, slots = map(torch.cat, zip(*self._pending, strict=True))
+            self._pending.clear()
+            self.write(hidden, None, positions, slots)
+        return plain
+
+    def _waiting(self) -> int:
+        return self._staged + sum(len(positions) for _, positions, _ in self._pending)
+
+    def _stage_pending(self) -> None:
+        # After a block of the same requests, of which only accepted tokens have a slot: none is written twice.
+        if self._pending and self.staged is not None:
+            waiting = self._waiting()
+            for parts, memory in zip(zip(*self._pending, strict=True), self.staged.tensors, strict=True):
+                torch.cat(parts, out=memory[self._staged : waiting])
+            self._pending.clear()
+            self._staged = waiting
 
     def prefill(self, batch: ScheduleBatch, hidden: Tensor, kv_loc_plan: Any) -> None:
         """Inject the tokens of a target extend: ``hidden`` [T, K * H], requests concatenated."""

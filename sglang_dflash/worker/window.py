@@ -70,6 +70,11 @@ class DraftRings:
         self._owners: list[tuple[int, str] | None] = [None] * rows
         self.restored: set[int] = set()  # rows whose ring was restored from the host for a retracted request
 
+    @property
+    def reach(self) -> int:
+        """Tokens before a block that its forward reads."""
+        return self._window.tokens
+
     def prefill(self, batch: ScheduleBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Select the tokens of a target extend that the block after each request can still see.
 

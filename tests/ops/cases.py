@@ -76,6 +76,15 @@ def test_accept_block(bs: int, width: int) -> None:
         compare("accept_block", draft, target, ints(1, 9_000, bs), interval=interval)
 
 
+@pytest.mark.parametrize(("bs", "width", "columns"), [(1, 2, 8), (3, 5, 100), (2, 16, 2500)])
+def test_stage_block(bs: int, width: int, columns: int) -> None:
+    tokens = bs * width
+    hidden, memory = torch.randn(tokens, columns, device=DEVICE), torch.zeros(tokens + 3, columns, device=DEVICE)
+    block = ints(0, 900, tokens), ints(1, 900, tokens), ints(1, width + 1, bs, dtype=torch.int32)
+    staged = memory, ints(0, 9, tokens + 3), ints(0, 9, tokens + 3)
+    compare("stage_block", hidden, *block, *staged, seen=lambda *given: given[4:])
+
+
 @pytest.mark.parametrize(("bs", "width", "size", "window", "page"), [(3, 1, 40, 30, 1), (7, 8, 1100, 1024, 16)])
 def test_view_rings(bs: int, width: int, size: int, window: int, page: int) -> None:
     table, oldest = ints(0, 9, 9, size + 4, dtype=torch.int32), ints(0, 40, 9)

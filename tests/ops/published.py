@@ -114,6 +114,10 @@ def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = 16, ski
     ops.take_drafts(longs(bs, width), drafts, longs(bs), tensor(1), drafted)
     _norm_rope(shapes, longs(bs * width))
     ops.accept_block(longs(bs, width), longs(bs, width), longs(bs), interval=256)
+    captured = len(shapes.drafter.target_layer_ids) * shapes.drafter.hidden_size
+    hidden = tensor(bs * width, captured, dtype=torch.bfloat16)
+    accept_lens = tensor(bs, dtype=torch.int32, skipped=skipped)
+    ops.stage_block(hidden, *[longs(bs * width)] * 2, accept_lens, hidden, *[tensor(bs * width)] * 2)
     ops.penalize_block(
         tensor(bs, width, vocab, dtype=torch.float32),
         longs(bs, width),

@@ -18,7 +18,7 @@ import triton
 
 from sglang_dflash import states
 from sglang_dflash.ops import kernels
-from sglang_dflash.ops.kernels.block import accept_block, prepare_block, take_drafts
+from sglang_dflash.ops.kernels.block import accept_block, prepare_block, stage_block, take_drafts
 from sglang_dflash.ops.kernels.copies import match_copies, offer_copies
 from sglang_dflash.ops.kernels.dflash2 import convolve_block, walk_candidates
 from sglang_dflash.ops.kernels.norm_rope import norm_rope
@@ -105,6 +105,7 @@ STRIDED: dict[str, Callable[[], object]] = {
     "prepare_block_kernel": lambda: prepare_block(DENSE, EVERY_OTHER, DENSE, TABLE, width=2, mask_token_id=0),
     "accept_block_kernel": lambda: accept_block(TABLE, TABLE, EVERY_OTHER),
     "take_drafts_kernel": lambda: take_drafts(DENSE[:, None], DENSE[:, None], EVERY_OTHER, DENSE[0]),
+    "stage_block_kernel": lambda: stage_block(TABLE, DENSE, EVERY_OTHER, DENSE, TABLE, DENSE, DENSE),
     "view_rings_kernel": lambda: view_rings(
         *(TABLE, DENSE, EVERY_OTHER, DENSE, DENSE), first=1, size=4, window=2, page=1
     ),

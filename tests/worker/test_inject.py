@@ -53,7 +53,7 @@ def test_a_windowed_prefill_is_gathered_piece_by_piece(monkeypatch: pytest.Monke
     )
     model.write_context = functools.partial(DFlashDraftModel.write_context, model)
     runner: Any = SimpleNamespace(token_to_kv_pool=SimpleNamespace(set_kv_buffer=set_kv_buffer), model=model)
-    rings: Any = SimpleNamespace(prefill=lambda batch: (kept, positions, slots))
+    rings: Any = SimpleNamespace(reach=9, prefill=lambda batch: (kept, positions, slots))
     hidden: Any = Hidden(30)
     Inject(runner, None, rings).prefill(None, hidden, None)
     assert hidden.copied == [4, 4, 1]
@@ -67,13 +67,15 @@ def rows_of(rids: str) -> Tensor:
     return torch.arange(len(rids))
 
 
-def a_step(rids: list[str], position: int, width: int = 1) -> Any:
+def a_step(rids: list[str], position: int, width: int = 1, accept_len: int | None = None) -> Any:
     count = len(rids) * width
+    accepted = SimpleNamespace(accept_lens=torch.full((len(rids),), accept_len or width))
     positions = torch.full((count,), position)
     return SimpleNamespace(
         width=width,
         positions=positions,
         tokens=positions.view(-1, width),
+        accepted=accepted,
         verified=SimpleNamespace(logits_output=SimpleNamespace(hidden_states=torch.full((count, 1), float(position)))),
         draft_kv=SimpleNamespace(plan=SimpleNamespace(write_ids=lambda translator: positions * 10)),
         batch=SimpleNamespace(req_pool_indices=rows_of("".join(rids))),
@@ -188,15 +190,46 @@ def test_the_next_forward_injects_plainly_decoded_tokens_if_it_has_as_many_rows(
     assert staged.positions[filled].tolist() == staged.hidden[filled, 0].tolist() == staged_positions
 
 
-def test_tokens_decoded_after_a_block_replace_its_rejected_ones(injected: tuple[Inject, list[list[int]]]) -> None:
-    """Slot after slot the newest token is injected last, so the next forward may not take the older block."""
+@pytest.mark.parametrize(
+    ("plain_steps", "next_width", "written", "slots"),
+    [
+        (1, 4, [], [50, 0, 0, 60, 0]),  # the next forward injects block and plain token
+        (1, 3, [[5, 5, 5, 6]], [0] * 5),  # it has fewer rows: one write of all
+        (3, 4, [[5, 5, 5], [6, 7, 8]], [0] * 5),  # more than the memory holds
+    ],
+)
+def test_tokens_decoded_after_a_block_follow_its_accepted_ones(
+    injected: tuple[Inject, list[list[int]]], plain_steps: int, next_width: int, written: list[list[int]],
+    slots: list[int], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The plain token has the slot of a rejected one, and no order is defined inside a write."""
     injection, found = injected
-    injection.stage(3)
-    injection(a_step(["a"], 5, 3))
-    injection(a_step(["a"], 6))
-    injection.before_draft(a_step(["a"], 7, 3), 3)
-    staged: Any = injection._drafter.model.staged
-    assert found == [[5] * 3] and staged.slots[staged.slots > 0].tolist() == [60]
+    monkeypatch.setattr(forwards, "STAGED", 5)
+    injection.stage(5)
+    injection(a_step(["a"], 5, 3, accept_len=1))
+    for position in range(6, 6 + plain_steps):
+        injection(a_step(["a"], position))
+    injection.before_draft(a_step(["a"], 9, next_width), next_width)
+    staged: Any = injection.staged
+    assert found == written and staged.slots.tolist() == slots
+
+
+def test_another_batchs_tokens_do_not_follow_a_block(injected: tuple[Inject, list[list[int]]]) -> None:
+    """They may have the slot of a request that left."""
+    injection, found = injected
+    injection.stage(5)
+    injection(a_step(["a", "b"], 5, 2))
+    injection(a_step(["b"], 6))
+    assert found == [[5] * 4]
+
+
+def test_a_ring_has_a_slot_for_every_token_that_waits(injected: tuple[Inject, list[list[int]]]) -> None:
+    injection, written = injected
+    rings: Any = SimpleNamespace(reach=2)
+    injection = Inject(injection._drafter, None, rings)
+    for position in range(3):
+        injection(a_step(["a"], position))
+    assert written == [[0, 1]]
 
 
 @pytest.mark.parametrize("requests", [3, 200])

@@ -1,4 +1,4 @@
-"""Triton kernels that lay out and accept a block: one program per request."""
+"""Triton kernels that lay out, accept and stage a block."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from torch import Tensor
 
 from sglang_dflash.ops.kernels import assert_dense
 from sglang_dflash.ops.reference.step import Accepted, Block
+
+HIDDEN_TILE = 1024
 
 
 @triton.jit(do_not_specialize=["bonus", "seq_lens", "req_pool_indices", "width"])
@@ -146,3 +148,40 @@ def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor, 
             num_warps=1,
         )
     return Accepted(target_tokens, counts[:, :bs], ends[:, :bs], bonus, new_seq_lens)
+
+
+@triton.jit(do_not_specialize=["positions", "slots", "accept_lens", "width"])
+def stage_block_kernel(
+    hidden, positions, slots, accept_lens, staged_hidden, staged_positions, staged_slots,
+    columns, width, TILE: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    offsets = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    in_row = offsets < columns
+    tl.store(
+        staged_hidden + token * columns + offsets, tl.load(hidden + token * columns + offsets, mask=in_row), in_row
+    )
+    if tl.program_id(1) == 0:
+        accepted = token % width < tl.load(accept_lens + token // width)
+        tl.store(staged_positions + token, tl.load(positions + token))
+        tl.store(staged_slots + token, tl.where(accepted, tl.load(slots + token), 0))
+
+
+def stage_block(
+    hidden: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    accept_lens: Tensor,
+    staged_hidden: Tensor,
+    staged_positions: Tensor,
+    staged_slots: Tensor,
+) -> None:
+    assert_dense(positions, slots, accept_lens)
+    assert hidden.is_contiguous(), hidden.stride()
+    tokens, columns = hidden.shape
+    stage_block_kernel[(tokens, triton.cdiv(columns, HIDDEN_TILE))](
+        *(hidden, positions, slots, accept_lens, staged_hidden, staged_positions, staged_slots),
+        *(columns, tokens // len(accept_lens)),
+        TILE=HIDDEN_TILE,
+        num_warps=4,
+    )

@@ -139,6 +139,33 @@ def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor, 
     return Accepted(target_tokens, counts, counts - 1, bonus, new_seq_lens)
 
 
+def stage_block(
+    hidden: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    accept_lens: Tensor,
+    staged_hidden: Tensor,
+    staged_positions: Tensor,
+    staged_slots: Tensor,
+) -> None:
+    """Copy a verified block to the memory from which the drafter's next forward injects it.
+
+    Rejected positions get slot 0, SGLang's write-only padding slot, so that tokens decoded after the block may follow.
+
+    Args:
+        hidden: [bs * w, K * H], the target's hidden states.
+        positions, slots: int64 [bs * w].
+        accept_lens: int [bs], accepted positions of each block, anchor included.
+        staged_hidden, staged_positions, staged_slots: [N, K * H] and int64 [N]; the first bs * w rows are written.
+    """
+    tokens = len(positions)
+    blocks = slots.view(len(accept_lens), -1)
+    accepted = torch.arange(blocks.shape[1], device=slots.device) < accept_lens[:, None]
+    staged_hidden[:tokens] = hidden
+    staged_positions[:tokens] = positions
+    staged_slots[:tokens] = torch.where(accepted, blocks, 0).flatten()
+
+
 def match_copies(
     history: Tensor,
     found: Tensor,

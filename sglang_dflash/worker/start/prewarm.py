@@ -29,6 +29,7 @@ from sglang_dflash.ops import (
     repeat_rows,
     runs_kernels,
     seeded_tokens,
+    stage_block,
     take_drafts,
 )
 from sglang_dflash.plan import pools
@@ -97,6 +98,8 @@ class FirstCalls:
         captured = len(drafter.target_layer_ids) * drafter.hidden_size
         hidden = torch.zeros(len(tokens), captured, dtype=self._target.dtype, device=tokens.device)
         self._inject.write(hidden, None, tokens, tokens)
+        if (staged := self._inject.staged) is not None:
+            stage_block(hidden, tokens, tokens, tokens[:1].int(), *staged.tensors)
 
     def _choices(self) -> None:
         row, neutral = self._zeros(1), torch.tensor([[0.0, 0.0, 1.0]], device=self._table.device)
