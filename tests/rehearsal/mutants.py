@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from argparse import ArgumentParser
@@ -148,6 +149,7 @@ def by_the_calls_width(target_verify: Callable[..., Any]) -> Callable[..., Any]:
     """SGLang's Triton verify with FlashInfer's addresses: the state of request i after position t is entry i * T + t,
     where T is the call's width. What a call does not write is no state of any request."""
 
+    @functools.wraps(target_verify)  # the start compares its parameters
     def verify(self: Any, *, query_start_loc: Any, intermediate_states_buffer: Any, **call: Any) -> Any:
         requests = len(query_start_loc) - 1
         width = call["q"].shape[1] // requests
