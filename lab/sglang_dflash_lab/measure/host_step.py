@@ -2,11 +2,11 @@
 
 Each arm is an engine whose scheduler process times what a decode step costs the host: reserving slots, the worker's
 step, publishing the lengths, which the scheduler does itself without speculation, and the worker's part when the counts
-arrive. What stands for device work is subtracted: both models' forwards,
-which return the output of an earlier step of the same shape; the attention backends' plans; injection; and the torch
-functions that stand for a kernel, the platform's and both workers'. Other small tensor operations, which a GPU would
-only launch, are counted with their computation. Both arms' engines run, and take turns. Other load on the machine
-lengthens some steps, so the fast steps are compared too.
+arrive. What stands for device work is subtracted: both models' forwards, which return the output of an earlier step of
+the same shape; the attention backends' plans; injection; and the torch functions that stand for a kernel, the
+platform's and both workers'. Other small tensor operations, which a GPU would only launch, are counted with their
+computation. Both arms' engines run, and take turns. Other load on the machine lengthens some steps, so the fast steps
+are compared too.
 """
 
 from __future__ import annotations
