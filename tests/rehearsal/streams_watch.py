@@ -34,6 +34,7 @@ from tests.plugin.dflash_test_plugin.host_waits import waits
 from tests.rehearsal import streams
 from tests.rehearsal.streams import HOST, Clock, Stream, current_stream, join
 
+_from_numpy = torch.from_numpy
 _METADATA_ONLY = re.compile(r"aten::(new_.*|.*_like)$")
 # These need no operator that could be seen.
 _READ_BY_HOST = {Tensor.tolist, Tensor.numpy}
@@ -89,6 +90,12 @@ class Watch:
             self._memory[key] = Memory(owner or current_stream())
             weakref.finalize(storage, self._free, key).atexit = False
         return self._memory[key]
+
+    def from_numpy(self, array: Any) -> Tensor:
+        """``torch.from_numpy``, which a function mode does not see."""
+        self.born_on_host = not _stands_in(sys._getframe(1))
+        with torch._C.DisableTorchFunction():
+            return _from_numpy(array)
 
     def on_host(self, tensor: Tensor) -> bool:
         return self.of(tensor).is_host
@@ -213,10 +220,10 @@ class Calls(TorchFunctionMode):
         target = _target(func, args, kwargs)
         host_only = all(watch.on_host(tensor) for tensor in given)
         watch.born_on_host = host_only if target is None else target
-        caller = sys._getframe(1).f_code
-        if f"/{STAND_INS}" in caller.co_filename:
+        caller = sys._getframe(1)
+        if _stands_in(caller):
             watch.born_on_host = False
-        watch.copies_async = bool(kwargs.get("non_blocking")) or caller.co_name == "async_h2d"
+        watch.copies_async = bool(kwargs.get("non_blocking")) or caller.f_code.co_name == "async_h2d"
         if func in _READ_BY_HOST:
             # No device gives numpy its memory: on a CPU, it is how a kernel is stood in for.
             watch.host_reads(given[0], waits=func is not Tensor.numpy)
@@ -236,6 +243,10 @@ def _target(func: Any, args: Any, kwargs: Any) -> bool | None:
     if named is None and func is Tensor.to:
         named = next((each for each in args[1:] if isinstance(each, str | torch.device)), None)
     return None if named is None else _says_cpu(sys._getframe(2))
+
+
+def _stands_in(frame: FrameType) -> bool:
+    return f"/{STAND_INS}" in frame.f_code.co_filename
 
 
 def _says_cpu(frame: FrameType) -> bool:
@@ -272,7 +283,7 @@ def place_of_caller() -> str:
         frame = frame.f_back
     assert frame is not None
     path = frame.f_code.co_filename
-    for root in ("sglang_dflash/", "sglang/", "tests/"):
+    for root in ("cpu_platform/", "sglang_dflash/", "sglang/", "tests/"):
         if f"/{root}" in path:
             path = root + path.rpartition(f"/{root}")[2]
             break

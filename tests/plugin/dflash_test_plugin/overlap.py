@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dflash_test_plugin.probe import FOLDER
@@ -56,6 +57,7 @@ def watch_scheduler(original: Callable[..., Any], scheduler: Any) -> None:
     """Around ``Scheduler.run_event_loop``."""
     for name in ("schedule", "forward", "copy"):
         getattr(scheduler, f"{name}_stream").name = name
+    torch.from_numpy = WATCH.from_numpy
     Tensor.record_stream = lambda tensor, stream: WATCH.keep(tensor, stream)
     for tensor in made_on_host(scheduler):
         WATCH.of(tensor, HOST)
