@@ -62,7 +62,7 @@ class _Node:
     call: Any
     args: Any
     kwargs: Any
-    outputs: Any
+    outputs: list[torch.Tensor | None]
     launch: bool
 
 
@@ -117,14 +117,16 @@ class Graph:
             if storage_id(tensor) not in known:
                 self.own[storage_id(tensor)] = tensor.untyped_storage()
         if not _ALLOCATION.fullmatch(name):  # at replay the memory is there, with what the last replay left
-            self.nodes.append(_Node(name, func, *frozen, result, launch=False))
+            # A view of memory that is not the graph's would keep it alive.
+            outputs = [tensor if storage_id(tensor) in self.own else None for tensor in tensors(result)]
+            self.nodes.append(_Node(name, func, *frozen, outputs, launch=False))
         return result
 
     def _launch(self, executor: Any, args: Any, kwargs: Any) -> None:
         name = executor.fn.__name__
         with pause():
             frozen = self._freeze(args, name), self._freeze(kwargs, name)
-        self.nodes.append(_Node(name, executor, *frozen, None, launch=True))
+        self.nodes.append(_Node(name, executor, *frozen, [], launch=True))
 
     def _freeze(self, tree: Any, node: str) -> Any:
         def one(tensor: torch.Tensor) -> Any:
@@ -141,8 +143,8 @@ class Graph:
             for node in self.nodes:
                 args, kwargs = tree_map_only(_External, _External.tensor, (node.args, node.kwargs))
                 result = node.call(*args, **kwargs)
-                for captured, new in zip(tensors(node.outputs), tensors(result), strict=True):
-                    if captured.data_ptr() != new.data_ptr():
+                for captured, new in zip(node.outputs, tensors(result), strict=True):
+                    if captured is not None and captured.data_ptr() != new.data_ptr():
                         captured.copy_(new)
 
     def poison(self, keep: Any = ()) -> None:
