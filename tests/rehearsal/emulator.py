@@ -117,7 +117,7 @@ class Graph:
             if storage_id(tensor) not in known:
                 self.own[storage_id(tensor)] = tensor.untyped_storage()
         if not _ALLOCATION.fullmatch(name):  # at replay the memory is there, with what the last replay left
-            # A view of memory that is not the graph's would keep it alive.
+            # A result in memory that is not the graph's would keep that memory alive.
             outputs = [tensor if storage_id(tensor) in self.own else None for tensor in tensors(result)]
             self.nodes.append(_Node(name, func, *frozen, outputs, launch=False))
         return result

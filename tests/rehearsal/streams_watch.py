@@ -39,7 +39,7 @@ _METADATA_ONLY = re.compile(r"aten::(new_.*|.*_like)$")
 # These need no operator that could be seen.
 _READ_BY_HOST = {Tensor.tolist, Tensor.numpy}
 # Code that stands for kernels: what it reads of a tensor, no host reads.
-STAND_INS = "cpu_platform/sglang_dflash_cpu/"
+STAND_INS = "sglang_dflash_cpu/"
 _HERE = (__file__, streams.__file__)
 
 
@@ -92,7 +92,7 @@ class Watch:
         return self._memory[key]
 
     def from_numpy(self, array: Any) -> Tensor:
-        """``torch.from_numpy``, which a function mode does not see."""
+        """``torch.from_numpy``, which a function mode does not see: a host tensor, unless a stand-in makes it."""
         self.born_on_host = not _stands_in(sys._getframe(1))
         with torch._C.DisableTorchFunction():
             return _from_numpy(array)
@@ -283,7 +283,7 @@ def place_of_caller() -> str:
         frame = frame.f_back
     assert frame is not None
     path = frame.f_code.co_filename
-    for root in ("cpu_platform/", "sglang_dflash/", "sglang/", "tests/"):
+    for root in (STAND_INS, "sglang_dflash/", "sglang/", "tests/"):
         if f"/{root}" in path:
             path = root + path.rpartition(f"/{root}")[2]
             break
