@@ -77,14 +77,19 @@ def _choose_worker(original: Callable[..., type], *args: Any) -> type:
 
 def _register_scheduler_hooks() -> None:
     # The targets of these hooks import kernels, which would initialise the GPU in other processes.
-    from sglang_dflash.hooks import decode_rows, reports, requests, takeover
+    from sglang_dflash.hooks import decode_rows, ends, reports, requests, takeover, weights
     from sglang_dflash.states import replay
     from sglang_dflash.upstream import HookRegistry, HookType
-    from sglang_dflash.worker import window
+    from sglang_dflash.worker import state, window
 
     for name, function, how in (
         ("validate_dflash_request", requests.refuse_request, HookType.AROUND),
+        ("create_grammar_backend", requests.refuse_without_rollback, HookType.AFTER),
         ("Req._compute_max_prefix_len", window.cap_prefix, HookType.AFTER),
+        ("Req.update_finish_state", ends.end_at_first_token, HookType.AROUND),
+        ("Session._concat_token_arrays", ends.forget_unseen_tokens, HookType.BEFORE),
+        ("StreamingSession.try_cache_finished_req", ends.keep_streaming_turn, HookType.AROUND),
+        ("ScheduleBatch._new_tokens_required_next_decode_spec_v2", state.tokens_required, HookType.AROUND),
         ("KVCacheConfigurator.config_from_budget", window.charge_rings, HookType.AROUND),
         ("KVCacheConfigurator._build_hybrid_req_pool", replay.build_pool, HookType.AROUND),
         ("KVCacheConfigurator._handle_max_mamba_cache", replay.charge_windows, HookType.AROUND),
@@ -98,7 +103,11 @@ def _register_scheduler_hooks() -> None:
         ("setup_state_kv_args", window.describe_rings, HookType.AFTER),
         ("Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture", takeover.capture_layers, HookType.AROUND),
         ("Scheduler.get_internal_state", reports.report_worker, HookType.AFTER),
-        ("SchedulerWeightUpdaterManager._select_runners", requests.update_target_only, HookType.AFTER),
+        ("SchedulerWeightUpdaterManager._select_runners", weights.update_target_only, HookType.AFTER),
+        ("WeightUpdater.update_weights_from_disk", weights.update_wholly, HookType.AROUND),
+        ("WeightUpdater.update_weights_from_tensor", weights.update_wholly, HookType.AROUND),
+        ("WeightUpdater.load_weights_from_distributed", weights.update_wholly, HookType.AROUND),
+        ("_model_load_weights_direct", weights.load_directly, HookType.AROUND),
         ("SchedulerMetricsReporter.report_decode_stats", reports.report_mean_width, HookType.AROUND),
         ("SchedulerRequestReceiver._broadcast_reqs_across_ranks", reports.broadcast_step_times, HookType.AROUND),
     ):

@@ -1,4 +1,4 @@
-"""Reject requests that need a feature DFLASH lacks or that no sampler can use; update the target's weights alone."""
+"""Reject requests that need a feature DFLASH lacks or that no sampler can use."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import serving
+from sglang_dflash.upstream import BaseGrammarObject, get_exec
 
 _REASONS = {
     "return_hidden_states": "the hidden states of a block go to the drafter and are not kept per output token",
@@ -71,12 +72,20 @@ def _unusable(params: Any, vocab_size: int) -> Iterator[tuple[str, str]]:
         yield "logit_bias that bans every token", "one token that may be chosen"
 
 
-def update_target_only(result: list[tuple[str, Any]], _: Any, selector: str = "all") -> list[tuple[str, Any]]:
-    """Hook after ``SchedulerWeightUpdaterManager._select_runners``: treat ``"all"`` as the target.
+def refuse_without_rollback(backend: Any, *_: Any, **__: Any) -> None:
+    """Hook after ``create_grammar_backend``: a grammar reads drafts, so it must be able to forget rejected ones.
 
-    SGLang would load the same tensors into both models: a drafter as wide as its target would draft with the target's.
-    ``"draft"`` still selects the drafter. ``result`` holds role and runner of each selected model.
+    Raises:
+        DFlashError: grammars of this backend, which may be a plugin's, have no ``rollback``. The first constrained
+            request would end the server.
     """
-    if selector != "all" or serving.plan is None:
-        return result
-    return [(role, runner) for role, runner in result if role == "target"]
+    compiles = getattr(backend, "grammar_backend", backend)  # without the wrapper of reasoning parsers
+    if serving.plan is None or compiles is None:
+        return
+    grammar = type(compiles.dispatch_regex("a"))
+    if grammar.rollback is BaseGrammarObject.rollback:
+        raise DFlashError(
+            f"--grammar-backend {get_exec().kernel.grammar_backend}: {grammar.__name__} has no rollback",
+            expected="a backend whose grammars can be rolled back past rejected drafts",
+            remedy="set --grammar-backend xgrammar or llguidance",
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from sglang_dflash.plan.sizes import count
 
 # Returns what was found, or raises DFlashError or Doubt.
 Rule = Callable[[Settings, Pair], str]
+_CHUNK = 64  # tokens of SGLang's GDN kernels
 SAMPLE = 64  # rows of an embedding or LM head that are compared
 _CODE = "AutoConfig"  # the only entry of auto_map that SGLang requests; weights load into our own classes
 _IN_CHATS = ("im_start", "im_end", "endoftext", "think", "tool")  # parts of added tokens that chats contain
@@ -212,6 +214,24 @@ def _strategy(settings: Settings, pair: Pair) -> str:
     )
 
 
+def _snapshots(settings: Settings, pair: Pair) -> str:
+    """With overlap, a step is launched before SGLang knows in which slot the step in flight put its snapshot."""
+    block, interval = pair.block_size(settings), settings.mamba_track_interval
+    caches = pair.hybrid and not settings.disable_radix_cache and settings.mamba_radix_cache_strategy != "no_buffer"
+    if not caches or interval is None:
+        return "none"
+    # SGLang's ``mamba_track_grid``: states are computed in chunks.
+    grid = math.lcm(max(pair.text.get("mamba_chunk_size", _CHUNK), settings.page), interval)
+    blocks = 1 if settings.disable_overlap_schedule else 2
+    if interval >= block and grid >= blocks * block:
+        return f"every {grid} tokens"
+    raise DFlashError(
+        f"--mamba-track-interval {interval} takes snapshots every {grid} tokens, and the block size is {block}",
+        expected=f"at most one snapshot in {blocks * block} tokens; the prefix cache would keep wrong states",
+        remedy=f"set --mamba-track-interval to {blocks * block} or more; 256 is SGLang's default",
+    )
+
+
 def _vocabulary(settings: Settings, pair: Pair) -> str:
     """Compare samples of the embedding and LM head that a drafter's checkpoint may hold with the target's."""
     drafter, headers = pair.drafter, pair.drafter_files.tensors
@@ -334,6 +354,7 @@ CONFIGURATIONS: dict[str, Rule] = {
     "draft window": _window,
     "context length": _context,
     "recurrent snapshots for the prefix cache": _strategy,
+    "recurrent snapshots": _snapshots,
 }
 WEIGHTS: dict[str, Rule] = {
     "drafter's tensors": _tensors,

@@ -87,14 +87,13 @@ def _pipeline(settings: Settings, pair: Pair) -> str:
     )
 
 
-def _track_interval(settings: Settings, pair: Pair) -> str:
-    block, interval = settings.block, settings.mamba_track_interval
-    if block is None or interval is None or interval >= block:
-        return f"every {interval} tokens"
+def _grammars(settings: Settings, pair: Pair) -> str:
+    if settings.grammar_backend != "outlines":
+        return settings.grammar_backend or "SGLang's default"
     raise DFlashError(
-        f"--mamba-track-interval {interval}, block size {block}",
-        expected="at most one snapshot per block",
-        remedy=f"set --mamba-track-interval to {block} or more; 256 is SGLang's default",
+        "--grammar-backend outlines: its grammars cannot be rolled back, and one constrained request ends the server",
+        expected="a backend whose grammars can be rolled back past rejected drafts",
+        remedy="set --grammar-backend xgrammar or llguidance",
     )
 
 
@@ -102,7 +101,7 @@ _FLAGS: dict[str, Rule] = {
     "drafter": _drafter_path,
     "block flags": _block_flags,
     "pipeline parallelism": _pipeline,
-    "recurrent snapshots": _track_interval,
+    "grammar backend": _grammars,
 }
 
 

@@ -83,6 +83,7 @@ class Settings:
     enable_pd_role_switch: bool = False
     enable_unified_memory: bool = False
     enable_watermark: bool = False
+    grammar_backend: str | None = None
     json_model_override_args: str = "{}"
     kv_cache_dtype: str = "auto"
     linear_attn_backend: str = "triton"

@@ -15,9 +15,17 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.ops import accept_block, repeat_rows
-from sglang_dflash.upstream import GrammarTree, Sampler, SpecTpSync, SpecTpSyncSite, build_grammar_vocab_mask, envs
-from sglang_dflash.worker.sampling.history import History
+from sglang_dflash.upstream import (
+    GrammarTree,
+    LogitsProcessorOutput,
+    Sampler,
+    SpecTpSync,
+    SpecTpSyncSite,
+    build_grammar_vocab_mask,
+    envs,
+)
 from sglang_dflash.worker.sampling.penalties import Penalties
+from sglang_dflash.worker.sampling.processors import Processors
 from sglang_dflash.worker.sampling.seeded import SeededSampler, Seeds
 from sglang_dflash.worker.shards import LogitShards
 
@@ -38,7 +46,7 @@ class Accept:
         if type(runner.sampler) is Sampler:
             runner.sampler = SeededSampler()
         self._seeds = Seeds(runner.req_to_token_pool, random_seed)
-        self._penalties, self._history = Penalties(), History()
+        self._penalties, self._processors = Penalties(), Processors()
         # SGLang looks for values that are not finite, or replaces them.
         checks = envs.SGLANG_SANITIZE_NAN_LOGITS, envs.SGLANG_ENABLE_NAN_LOGITS_CHECK, envs.SGLANG_ENABLE_ASYNC_ASSERT
         self._checks_logits = any(check.get() for check in checks)
@@ -47,15 +55,12 @@ class Accept:
         """Prepare ``batch.sampling_info``, from which the target's prefill samples each first token."""
         self._penalties.start(batch)
         self._seeds.start(batch)
-        self._history.start(batch)
-        info = batch.sampling_info
-        if info.has_custom_logit_processor and batch.decoding_reqs:
-            # Requests that decode in the same batch: their last block may not have reached the host.
-            batch.sampling_info = dataclasses.replace(info, custom_params=self._history.params(batch))
+        self._processors.before_prefill(batch)
         self._seeds.mark(batch)
 
     def after_prefill(self, batch: ScheduleBatch, next_token_ids: Tensor) -> None:
         """Synchronise ``next_token_ids``, int64 [bs], between ranks in place, and count them as generated."""
+        self._processors.after_prefill()
         self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, next_token_ids)
         self._count_generated(batch, next_token_ids[:, None], torch.ones_like(next_token_ids))
 
@@ -64,12 +69,14 @@ class Accept:
         if step.batch.has_grammar:
             step.grammar_tree = GrammarTree.from_linear_chain(step.tokens)
         if step.batch.sampling_info.has_custom_logit_processor:
-            self._history.copy_block(step.batch, step.tokens)
+            self._processors.copy_block(step.tokens)
 
     def __call__(self, step: Step) -> None:
         """Fill ``step.accepted``. Overwrites the logits; requested log-probabilities stay on the target's output."""
         target_tokens = self.target_tokens(step)
         self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, target_tokens)
+        if step.state.room is not None:
+            step.tokens[:, step.state.room :] = -1  # drafts without KV slots equal no token
         step.accepted = accept_block(step.tokens, target_tokens, step.batch.seq_lens, interval=step.interval)
         self._count_generated(step.batch, step.accepted.out_tokens, step.accepted.accept_lens)
 
@@ -92,7 +99,7 @@ class Accept:
                 device=step.tokens.device,
                 barrier=step.grammar_barrier,
             )
-        # The order of plain decoding: penalties, grammar, bias, then (in the sampler) custom processors.
+        # The order of plain decoding: penalties, grammar, bias, custom processors.
         if info.acc_additive_penalties is not None:  # host-side flag: a request has a penalty
             self._penalties.apply(batch, logits, step.tokens, step.positions.view(-1, width))
         if grammar_mask is not None:
@@ -103,22 +110,35 @@ class Accept:
         wants = [batch.top_logprobs_nums, batch.token_ids_logprobs] if batch.return_logprob else [[], []]
         top_logprobs_nums, token_ids_logprobs = ([x for x in want for _ in range(width)] for want in wants)
         self._seeds.mark(batch)
-        block_info = for_block(info, width)
-        if info.has_custom_logit_processor:
-            block_info.custom_params = self._history.params(batch, width)
+        processed, chosen = without_processors(info), list[Tensor]()
+        if processed is not info:
+            reachable = logits[:, : step.state.room]
+            chosen = self._processors.apply(batch, reachable, lambda position: self._choose(step, processed, position))
         tokens: Tensor = self._runner.sampler(
-            output, block_info, batch.return_logprob, top_logprobs_nums, token_ids_logprobs, step.positions
+            *(output, for_block(processed, width), batch.return_logprob, top_logprobs_nums, token_ids_logprobs),
+            step.positions,
         )
         if batch.return_logprob:
             output.next_token_logprobs = output.next_token_logprobs.view(-1, width)
-        return tokens.view(-1, width).long()
+        tokens = tokens.view(-1, width).long()
+        if chosen:  # the same tokens, unless a sampler of the user's draws without seeds
+            tokens[:, : len(chosen)] = torch.stack(chosen, dim=1)
+        return tokens
+
+    def _choose(self, step: Step, info: SamplingBatchInfo, position: int) -> Tensor:
+        output, width = step.verified.logits_output, step.width
+        row = LogitsProcessorOutput(next_token_logits=output.next_token_logits[position::width].clone())
+        positions = step.positions[position::width].contiguous()
+        tokens: Tensor = self._runner.sampler(row, info, False, [], [], positions).long()
+        self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, tokens)
+        return tokens
 
     def _count_generated(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
         # Each request generated the first ``lens`` (int [bs]) of its ``tokens`` (int64 [bs, w]).
         if batch.sampling_info.acc_additive_penalties is not None:
             self._penalties.count(batch, tokens, lens)
         if batch.sampling_info.has_custom_logit_processor:
-            self._history.add(batch, tokens, lens)
+            self._processors.add(batch, tokens, lens)
 
 
 def needs_only_the_largest(batch: ScheduleBatch) -> bool:
@@ -133,25 +153,24 @@ def needs_only_the_largest(batch: ScheduleBatch) -> bool:
     )
 
 
+def without_processors(info: SamplingBatchInfo) -> SamplingBatchInfo:
+    """Return ``info`` itself, or what is left of it once its custom processors have been applied."""
+    if not info.has_custom_logit_processor:
+        return info
+    left = dataclasses.replace(info, has_custom_logit_processor=False, custom_logit_processor=None, custom_params=None)
+    left.seeds = info.seeds
+    return left
+
+
 def for_block(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
-    """Repeat the sampling parameters of bs requests for the bs * width rows of a block, without ``custom_params``."""
-    if info.is_all_greedy and not info.has_custom_logit_processor:
+    """Repeat the sampling parameters of bs requests for the bs * width rows of a block."""
+    if info.is_all_greedy:
         return info  # the sampler takes the argmax and reads nothing per row
     seeds = info.seeds if info.sampling_seed is None else info.sampling_seed
     *values, seeds = repeat_rows(info.temperatures, info.top_ps, info.top_ks, info.min_ps, seeds, width=width)
     repeated: dict[str, Any] = dict(zip(("temperatures", "top_ps", "top_ks", "min_ps"), values, strict=True))
     if info.sampling_seed is not None:
         repeated["sampling_seed"] = seeds
-    if info.has_custom_logit_processor:
-        offsets = torch.arange(width, device=info.temperatures.device)
-        repeated["custom_logit_processor"] = {
-            key: dataclasses.replace(
-                entry,
-                rows=[row * width + j for row in entry.rows for j in range(width)],
-                indices=(entry.indices[:, None] * width + offsets).flatten(),
-            )
-            for key, entry in info.custom_logit_processor.items()
-        }
     block = dataclasses.replace(info, **repeated)
     if info.sampling_seed is None:
         block.seeds = seeds

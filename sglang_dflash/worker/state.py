@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_dflash.plan import serving
 from sglang_dflash.upstream import (
     SpecInput,
     SpecInputType,
@@ -18,7 +20,7 @@ from sglang_dflash.upstream import (
 )
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ScheduleBatch
+    from sglang_dflash.upstream import Req, ScheduleBatch
 
 
 class DraftState(SpecInput):
@@ -35,6 +37,8 @@ class DraftState(SpecInput):
         committed_cpu: committed lengths on the host, one step late with overlap.
         reserved_lens_cpu: int32 [bs] on the host, lengths with KV slots.
         reserved_tokens: sum of ``reserved_lens_cpu``.
+        limits: int64 [bs], lengths with KV slots, if the pool is short; later positions use the padding slot. Or None.
+        room: positions of the next block that have slots in every request that may need them. None: all.
     """
 
     # Relayed for other algorithms; unused by DFLASH.
@@ -49,6 +53,8 @@ class DraftState(SpecInput):
         self.in_flight, self.reserved_tokens = in_flight, 0
         self.committed_cpu: list[int] = []
         self.reserved_lens_cpu: Tensor | None = None
+        self.limits: Tensor | None = None
+        self.room: int | None = None
 
     def prepare_for_decode(self, batch: ScheduleBatch) -> None:
         """Reserve KV slots for the next step; runs on the scheduler's stream.
@@ -74,6 +80,8 @@ class DraftState(SpecInput):
         columns = batch.req_to_token_pool.req_to_token.shape[1]
         if missing:
             reserved = [min(length, columns) for length in reserved]
+        if missing and not _fits(batch, _whole_pages(current, reserved, page_size)):
+            current, reserved = self._reserve_less(batch, blocks, page_size)
         self.reserved_tokens = sum(reserved)
         on_host = _host_tensor([current, reserved], np.int32)
         self.reserved_lens_cpu = on_host[1]
@@ -91,10 +99,31 @@ class DraftState(SpecInput):
                 num_needed_tokens=missing,
                 batch=batch,
             )
+        if self.limits is not None:  # a block may end past its slots
+            longest = [length + self.late(batch) + blocks // 2 for length in self.committed_cpu]
+            self.reserved_lens_cpu = torch.maximum(self.reserved_lens_cpu, _host_tensor(longest, np.int32))
+            self.reserved_tokens = int(self.reserved_lens_cpu.sum())
         for req in batch.reqs:
             req.decode_batch_idx += 1
         batch.seq_lens_cpu = _host_tensor(self.committed_cpu, np.int64)
         batch.seq_lens_sum = sum(self.committed_cpu)
+
+    def _reserve_less(self, batch: ScheduleBatch, blocks: int, page_size: int) -> tuple[list[int], list[int]]:
+        """Reserve what a short pool can give: nothing past the requests' ends, then fewer positions of the block."""
+        late = self.late(batch)
+        for ahead in (blocks, *range(blocks // 2 + late, late, -1)):
+            current, reserved = lens_to_the_end(batch.reqs, ahead, page_size)
+            if _fits(batch, _whole_pages(current, reserved, page_size)):
+                break
+        self.limits = async_h2d(reserved, dtype=torch.int64, device=batch.device)
+        ends = [_end(req) for req in batch.reqs]
+        lens = zip(self.committed_cpu, reserved, ends, strict=True)
+        short = [length - committed - late for committed, length, end in lens if length < end]
+        self.room = min(short, default=None)
+        return current, reserved
+
+    def late(self, batch: ScheduleBatch) -> int:
+        return self.in_flight if batch.enable_overlap else 0  # tokens that ``committed_cpu`` may lack
 
     def filter_batch(self, new_indices: Tensor, new_indices_cpu: list[int] | None = None) -> None:
         for name in self._following():
@@ -107,6 +136,45 @@ class DraftState(SpecInput):
 
     def _following(self) -> tuple[str, ...]:
         return ("bonus_tokens", "new_seq_lens") if self.future_indices is None else ("future_indices",)
+
+
+def tokens_required(original: Callable[..., int], batch: ScheduleBatch, requests: list[Req], page_size: int) -> int:
+    """Hook around ``ScheduleBatch._new_tokens_required_next_decode_spec_v2``: slots that requests must have to run on.
+
+    Without them one is retracted, and the last one aborted: it must have one position, as in plain decoding.
+    """
+    if serving.plan is None:
+        return original(batch, requests, page_size)
+    ahead = get_alloc_reserve_per_decode() if len(requests) > 1 else batch.spec_info.late(batch) + 1
+    return _whole_pages(*lens_to_the_end(requests, ahead, page_size), page_size)
+
+
+def lens_to_the_end(reqs: Sequence[Req], ahead: int, page_size: int) -> tuple[list[int], list[int]]:
+    """Return the requests' lengths with KV slots, now and with ``ahead`` more positions, but none past their ends."""
+    current, reserved, _ = page_aligned_decode_alloc_lens(reqs, reserve=ahead, page_size=page_size)
+    ends = [_align(_end(req), page_size) for req in reqs]
+    lens = zip(current, reserved, ends, strict=True)
+    return current, [max(now, min(wanted, end)) for now, wanted, end in lens]
+
+
+def _whole_pages(current: list[int], reserved: list[int], page_size: int) -> int:
+    return sum(_align(length, page_size) for length in reserved) - sum(_align(length, page_size) for length in current)
+
+
+def _align(length: int, page_size: int) -> int:
+    return -(-length // page_size) * page_size
+
+
+def _end(req: Req) -> int:
+    # Requests of no token decode too, if a step was launched before their prefill was processed.
+    return len(req.origin_input_ids) + max(1, req.sampling_params.max_new_tokens)
+
+
+def _fits(batch: ScheduleBatch, tokens: int) -> bool:
+    fits: bool = batch.token_to_kv_pool_allocator.check_decode_capacity(
+        num_tokens=tokens, tree_cache=batch.tree_cache, requests=batch.reqs, spec_algorithm=batch.spec_algorithm
+    )
+    return fits
 
 
 def _host_tensor(values: Any, dtype: Any) -> Tensor:

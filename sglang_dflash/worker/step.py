@@ -168,13 +168,16 @@ class Layout:
             mask_token_id=self._mask_token_id,
             state_table=self._state_table,
         )
-        batch.out_cache_loc = block.slots  # the scheduler passes them to a unified memory pool
+        slots = block.slots
+        if state.limits is not None:
+            slots = torch.where(block.positions < state.limits.repeat_interleave(width), slots, 0)
+        batch.out_cache_loc = slots  # the scheduler passes them to a unified memory pool
         # SGLang copies the lengths to the host if an attention backend needs them; else the reserved slots bound them.
         exact = batch.seq_lens_cpu is not None
         host_lens = batch.seq_lens_cpu + width if exact else state.reserved_lens_cpu
         host_tokens = batch.seq_lens_sum + width * len(rows) if exact else state.reserved_tokens
         assert host_lens is not None, "prepare_for_decode() has not run"
-        kv = BlockKV(width, batch.seq_lens, block.slots, host_lens, host_tokens, exact)
+        kv = BlockKV(width, batch.seq_lens, slots, host_lens, host_tokens, exact)
         kv = kv.planned(self._target.kv_index_translator, rows)
         laid_out = block.positions, block.tokens, kv, kv
         return Step(batch, state, width, grammar_barrier, *laid_out, state_slots=block.state_slots)

@@ -235,7 +235,11 @@ class DFlashWorker(BaseSpecWorker):
         publish(result.new_seq_lens)
         hidden, plan = result.logits_output.hidden_states, result.kv_loc_plan
         result.logits_output.hidden_states = result.kv_loc_plan = None
-        self._inject.prefill(batch, hidden, plan)
+        if hidden is not None:
+            self._inject.prefill(batch, hidden, plan)
+        else:  # scores at chosen positions; a request that hits this prefix would draft without context
+            for req in batch.reqs:
+                req.skip_radix_cache_insert = True
         result.next_draft_input = DraftState(result.next_token_ids, batch.seq_lens, self.plan.block)
         return result
 

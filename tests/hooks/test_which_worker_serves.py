@@ -13,7 +13,8 @@ pytest.importorskip("sglang")
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.hooks import reports, takeover
 from sglang_dflash.hooks.reports import SERVER_INFO_KEY
-from sglang_dflash.hooks.requests import refuse_request, update_target_only
+from sglang_dflash.hooks.requests import refuse_request
+from sglang_dflash.hooks.weights import update_target_only
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import reason_for_builtin

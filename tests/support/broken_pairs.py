@@ -231,4 +231,10 @@ BROKEN: list[Broken] = [
         "--mamba-track-interval 8",
         flags=("--mamba-track-interval", "8", "--speculative-num-draft-tokens", "16"),
     ),
+    Broken(
+        "two steps in flight share a snapshot",
+        "set --mamba-track-interval to 128 or more",
+        flags=("--mamba-track-interval", "64", "--speculative-num-draft-tokens", "64", "--speculative-adaptive"),
+    ),
+    Broken("grammars without rollback", "--grammar-backend outlines", flags=("--grammar-backend", "outlines")),
 ]

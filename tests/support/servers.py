@@ -23,7 +23,7 @@ LAUNCH_SERVER = ("-m", "sglang.launch_server")
 SGLANG_SERVE = (str(Path(sys.executable).with_name("sglang")), "serve")
 
 
-@dataclass
+@dataclass(eq=False)
 class Server:
     """A running server: its process, address and log."""
 

@@ -1,0 +1,127 @@
+"""Custom logit processors, called as plain decoding calls them: once per token of their request, in order.
+
+A processor may keep state, in its parameters or on the request that SGLang passes to it (``custom_params["__req__"]``),
+so it must not see a rejected draft. Its request's ``output_ids`` lack the drafts before a position, and with overlap
+they lag a whole step. Processors run on the host, so a batch with one waits for the copy of the drafts, like a batch
+with a grammar, and for each position's token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor
+
+from sglang_dflash.upstream import async_d2h, async_h2d
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import Req, ScheduleBatch
+
+
+class HostCopy:
+    """Asynchronous copy of device tensors to the host; they must not be written before :meth:`wait` returns."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._host = [async_d2h(tensor) for tensor in tensors]
+        self._done = torch.get_device_module(tensors[0].device).Event()
+        self._done.record()
+
+    def wait(self) -> list[Any]:
+        """Block until the copy is complete; return the tensors as nested lists."""
+        self._done.synchronize()
+        return [tensor.tolist() for tensor in self._host]
+
+
+class Processors:
+    """Applies the processors of a block, and keeps the generated tokens of their requests on the host."""
+
+    def __init__(self) -> None:
+        self._generated: WeakKeyDictionary[Req, list[int]] = WeakKeyDictionary()
+        self._arriving: list[tuple[list[tuple[int, ref[Req]]], HostCopy]] = []
+        self._block: HostCopy | None = None
+        self._shown: list[tuple[Req, Any]] = []
+
+    def before_prefill(self, batch: ScheduleBatch) -> None:
+        """Start the requests of a prefill; show decoding requests of a mixed batch as of their last token."""
+        decoding = {id(req) for req in batch.decoding_reqs or ()}
+        fresh = [req for _, req in _processed(batch) if id(req) not in decoding]
+        self._generated.update((req, list(req.output_ids)) for req in fresh)
+        # Drop pending copies of requests that were retracted or have ended.
+        settled = {id(None), *map(id, fresh)}
+        waiting = [([(i, req) for i, req in rows if id(req()) not in settled], copy) for rows, copy in self._arriving]
+        self._arriving = [(rows, copy) for rows, copy in waiting if rows]
+        self._show([req for _, req in _processed(batch) if id(req) in decoding])
+
+    def after_prefill(self) -> None:
+        for req, output_ids in self._shown:
+            req.output_ids = output_ids
+        self._shown = []
+
+    def add(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
+        """Add each request's first ``lens`` (int [bs]) of ``tokens`` (int64 [bs, w])."""
+        if rows := [(i, ref(req)) for i, req in _processed(batch)]:
+            self._arriving.append((rows, HostCopy(tokens, lens)))
+
+    def copy_block(self, draft_tokens: Tensor) -> None:
+        """Start the copy of the block, int64 [bs, w], before the target's forward."""
+        self._block = HostCopy(draft_tokens)
+
+    def apply(self, batch: ScheduleBatch, logits: Tensor, choose: Callable[[int], Tensor]) -> list[Tensor]:
+        """Apply the processors in place to the positions that plain decoding reaches.
+
+        Args:
+            logits: [bs, w, V], adjusted in all other ways.
+            choose: returns the target's tokens at a position, int64 [bs]; drafts that equal them are accepted.
+
+        Returns:
+            What ``choose`` returned, position by position, until every request with a processor has rejected a draft.
+        """
+        assert self._block is not None, "copy_block() has not run"
+        reached = dict(_processed(batch))
+        blocks, info, chosen = self._block.wait()[0], batch.sampling_info, list[Tensor]()
+        self._show(reached.values())
+        try:
+            for position in range(logits.shape[1]):
+                for entry in info.custom_logit_processor.values():
+                    if rows := [row for row in entry.rows if row in reached]:
+                        indices = async_h2d(rows, dtype=torch.int64, device=logits.device)
+                        params = [info.custom_params[row] for row in rows]
+                        result = entry.processor(logits[indices, position], params)
+                        logits[indices, position] = result.to(logits.dtype)
+                chosen.append(choose(position))
+                tokens = chosen[-1].tolist()
+                drafts = {row: blocks[row][position + 1 : position + 2] for row in reached}
+                reached = {row: req for row, req in reached.items() if drafts[row] == [tokens[row]]}
+                if not reached:
+                    break
+                for row, req in reached.items():
+                    req.output_ids.extend(drafts[row])
+        finally:
+            self.after_prefill()
+        return chosen
+
+    def _show(self, reqs: Iterable[Req]) -> None:
+        # Until after_prefill(), ``output_ids`` are the tokens that the device has generated.
+        self._receive()
+        for req in reqs:
+            self._shown.append((req, req.output_ids))
+            req.output_ids = req.output_ids[:0]  # an array or a list, whichever SGLang uses
+            req.output_ids.extend(self._generated[req])
+
+    def _receive(self) -> None:
+        for rows, copy in self._arriving:
+            tokens, lens = copy.wait()
+            for i, reference in rows:
+                if (req := reference()) is not None:
+                    self._generated[req] += tokens[i][: lens[i]]
+        self._arriving.clear()
+
+
+def _processed(batch: ScheduleBatch) -> Iterator[tuple[int, Req]]:
+    # Index and request of every request with a processor.
+    if batch.sampling_info.has_custom_logit_processor:
+        for entry in batch.sampling_info.custom_logit_processor.values():
+            yield from ((row, batch.reqs[row]) for row in entry.rows)

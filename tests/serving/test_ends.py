@@ -1,0 +1,112 @@
+"""Where an answer ends, and what the next turn builds on, are plain decoding's, wherever in a block the end lies."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import transformers
+
+from sglang_dflash_lab.pairs import target_path
+from tests.support.generation import answers, flush, tokens
+from tests.support.prompts import corpus
+from tests.support.servers import Server
+
+pytestmark = pytest.mark.engine
+
+PAIR, PROMPTS, NEW_TOKENS, TRACK = "tiny-hybrid", 12, 64, 64
+LOGPROBS = {"return_logprob": True, "top_logprobs_num": 2}
+Params = dict[str, Any]
+
+
+@cache
+def tokenizer() -> Any:
+    return transformers.AutoTokenizer.from_pretrained(target_path(PAIR))
+
+
+class Answer:
+    """A plain answer, and two of its words at most ten tokens apart, so that one block may hold both."""
+
+    def __init__(self, ids: list[int], rng: random.Random) -> None:
+        self.ids, pieces = ids, [tokenizer().decode([token]) for token in ids]
+        starts = [i for i, piece in enumerate(pieces) if re.fullmatch(r"\s?\w+", piece)]
+        self.at = rng.choice(starts[1:-2] or [1])
+        later = [i for i in starts if self.at < i <= self.at + 10] or [self.at + 1]
+        self.early, self.late = pieces[self.at], pieces[rng.choice(later)]
+
+
+def _pattern(word: str) -> str:
+    return re.escape(word) + r"\b"
+
+
+# Kind of end -> sampling parameters for an answer.
+ENDS: dict[str, Callable[[Answer], Params]] = {
+    "string": lambda a: {"stop": [a.late]},
+    "two strings": lambda a: {"stop": [a.late, a.early]},
+    "strings kept": lambda a: {"stop": [a.late, a.early], "no_stop_trim": True},
+    "token before string": lambda a: {"stop_token_ids": [a.ids[a.at]], "stop": [a.late]},
+    "two patterns": lambda a: {"stop_regex": [_pattern(a.late), _pattern(a.early)]},
+    "string and pattern": lambda a: {"stop": [a.late], "stop_regex": [_pattern(a.early)]},
+    "pattern at the window's edge": lambda a: {"stop_regex": [r"\b[a-z]{3}\b"]},
+    "minimum and string": lambda a: {"stop": [a.late, a.early], "min_new_tokens": a.at + 2},
+    "cap": lambda a: {"max_new_tokens": a.at + 1, "stop": [a.late]},
+    "end of text": lambda a: {},
+    "end ignored": lambda a: {"ignore_eos": True, "stop": [a.late, a.early]},
+    "grammar": lambda a: {"regex": "[a-z]{3} [a-z]{5}", "stop": [a.late]},
+}
+
+
+def params_of(kind: str, greedy: list[list[int]]) -> list[Params]:
+    rng = random.Random(kind)
+    common = {"temperature": 0, "max_new_tokens": NEW_TOKENS}
+    return [{**common, **ENDS[kind](Answer(ids, rng))} for ids in greedy]
+
+
+@pytest.fixture(scope="module")
+def greedy(plain_hybrid: Server) -> list[list[int]]:
+    return tokens(answers(plain_hybrid, corpus(PAIR, PROMPTS), {"temperature": 0, "max_new_tokens": NEW_TOKENS}))
+
+
+@pytest.fixture(params=["dflash_hybrid", "random_widths_hybrid"])
+def server(request: pytest.FixtureRequest) -> Server:
+    """Full blocks, and blocks of any width with copies."""
+    served: Server = request.getfixturevalue(request.param)
+    return served
+
+
+def seen(answer: dict[str, Any]) -> dict[str, Any]:
+    """What a client sees of an answer, but for its log-probabilities."""
+    meta = answer["meta_info"]
+    counts = ("finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens")
+    chosen = [token for _, token, *_ in meta.get("output_token_logprobs", ())]
+    return {"text": answer["text"], "ids": answer["output_ids"], "chosen": chosen, **{key: meta[key] for key in counts}}
+
+
+@cache
+def two_turns(server: Server, kind: str, greedy: tuple[tuple[int, ...], ...]) -> list[dict[str, Any]]:
+    """Answers that end, and one more token after each with what was seen and 30 tokens more, from an empty cache."""
+    flush(server)
+    prompts, params = corpus(PAIR, PROMPTS), params_of(kind, [*map(list, greedy)])
+    first = answers(server, prompts, params, **LOGPROBS)
+    following = [[*p, *a["output_ids"], *range(200, 230)] for p, a in zip(prompts, first, strict=True)]
+    second = [seen(answer) for answer in answers(server, following, {"temperature": 0, "max_new_tokens": 4})]
+    for answer in second:
+        # Of an answer that ends at a track boundary the last token's state exists here, and not in plain decoding.
+        answer["cached_tokens"] = min(answer["cached_tokens"], (answer["prompt_tokens"] - 31) // TRACK * TRACK)
+    return [*map(seen, first), *second]
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_an_answer_ends_and_continues_as_plain_decodings(
+    kind: str, server: Server, plain_hybrid: Server, greedy: list[list[int]]
+) -> None:
+    known = tuple(map(tuple, greedy))
+    ours, plain = (two_turns(each, kind, known) for each in (server, plain_hybrid))
+    for mine, theirs in zip(ours, plain, strict=True):
+        assert mine == theirs
+    if kind not in ("end of text", "grammar"):
+        assert [each["ids"] for each in plain[:PROMPTS]] != greedy, "nothing ended early"
