@@ -188,6 +188,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "model_executor.model_runner": ("SamplingPrewarmResult(sampling_input_bytes, sampling_headroom_bytes)",),
     "model_executor.model_runner_components.attention_backend_setup": ("build_attention_backends(model_runner)",),
     "model_executor.model_runner_components.weight_updater": (
+        "WeightUpdater",
         "WeightUpdater.load_weights_from_distributed(self, named_tensors)",
         "WeightUpdater.update_weights_from_disk(self, model_path, load_format)",
         "WeightUpdater.update_weights_from_tensor(self, named_tensors, load_format)",

@@ -39,6 +39,8 @@ FEATURES_FILES = {
     "test_copies_engine",
     "test_dflash_equality",
     "test_dflash_reference",
+    "test_ends",
+    "test_short_pool",
     "test_diagnose_engine",
     "test_entries",
     "test_faults",
@@ -78,7 +80,8 @@ def plain_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """
     folder = tmp_path_factory.mktemp("plain")
     plugin = with_plugin(folder, "penalty_order")
-    with plain_server("tiny-hybrid", folder, "--disable-overlap-schedule", base=FEATURES, **plugin) as server:
+    flags = ("--disable-overlap-schedule", "--mamba-radix-cache-strategy", "extra_buffer")
+    with plain_server("tiny-hybrid", folder, *flags, base=FEATURES, **plugin) as server:
         yield server
 
 

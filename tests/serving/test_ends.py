@@ -110,3 +110,39 @@ def test_an_answer_ends_and_continues_as_plain_decodings(
         assert mine == theirs
     if kind not in ("end of text", "grammar"):
         assert [each["ids"] for each in plain[:PROMPTS]] != greedy, "nothing ended early"
+
+
+MORE = [*range(200, 206)]
+
+
+def turns(server: Server, kind: str, greedy: list[list[int]], *, streaming: bool) -> list[Any]:
+    """Sessions whose first turn ends by ``kind``: what their next turns saw as prompt, and answered."""
+    found = []
+    for prompt, params in list(zip(corpus(PAIR, PROMPTS), params_of(kind, greedy), strict=True))[:4]:
+        session = server.post("/open_session", {"capacity_of_str_len": 1000, "streaming": streaming}).json()
+
+        def ask(ids: list[int], params: Params, session: str = session, **more: Any) -> Any:
+            body = {"input_ids": ids, "sampling_params": params, "session_params": {"id": session, **more}}
+            answer = server.post("/generate", body).json()
+            found.append((answer["text"], answer["output_ids"], answer["meta_info"]["prompt_tokens"]))
+            return answer
+
+        first, short = ask(prompt, params), {"temperature": 0, "max_new_tokens": 8}
+        if streaming:  # each turn follows the one before
+            for end in ({}, {"stop_regex": ["[a-z]"]}, {}):
+                ask(MORE, {**short, **end})
+        else:  # branches of the first turn
+            seen_end = len(prompt) + len(first["output_ids"])
+            for change in ({}, {}, {"drop_previous_output": True}, {"offset": seen_end - 2}, {"replace": True}):
+                ask(MORE, short, rid=first["meta_info"]["id"], **change)
+        server.post("/close_session", {"session_id": session})
+    return found
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", ["two strings", "token before string", "end of text"])
+def test_a_session_continues_with_what_its_client_saw(
+    kind: str, streaming: bool, server: Server, plain_hybrid: Server, greedy: list[list[int]]
+) -> None:
+    ours, plain = (turns(each, kind, greedy, streaming=streaming) for each in (server, plain_hybrid))
+    assert ours == plain

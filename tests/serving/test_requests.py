@@ -16,7 +16,7 @@ from sglang.srt.sampling import custom_logit_processor
 
 from sglang_dflash_lab.pairs import target_path
 from tests.support.generation import answers, assert_nothing_leaked, raw, tokens
-from tests.support.pair_servers import FEATURES, dflash_server, strict
+from tests.support.pair_servers import FEATURES, dflash_server, strict, with_plugin
 from tests.support.prompts import corpus
 from tests.support.servers import Server
 
@@ -32,10 +32,15 @@ SCHEMA = json.dumps(
         "required": ["name", "age"],
     }
 )
-# Processors of SGLang's own: one forbids what its parameters list, the other looks at what its request has generated.
+WITH_STATE = b"cdflash_test_plugin.custom_processor\nBanByCalls\n."  # pickled by its name: the servers load the plugin
+# Two of SGLang's own: one forbids what its parameters list, the other looks at what its request has generated.
 PROCESSORS = {
-    "custom processor": "DisallowedTokensLogitsProcessor",
-    "custom processor that looks back": "DeepseekOCRNoRepeatNGramLogitProcessor",
+    "custom processor": custom_logit_processor.DisallowedTokensLogitsProcessor.to_str(),
+    "custom processor that looks back": custom_logit_processor.DeepseekOCRNoRepeatNGramLogitProcessor.to_str(),
+    # By its name: the servers load the plugin.
+    "custom processor with state": json.dumps(
+        {"callable": b"cdflash_test_plugin.custom_processor\nBanByCalls\n.".hex()}
+    ),
 }
 
 
@@ -60,6 +65,7 @@ def body_of(name: str, greedy: list[list[int]]) -> dict[str, Any]:
         "end ignored": {"ignore_eos": True},
         "custom processor": {"custom_params": {"token_ids": [often, middle]}},
         "custom processor that looks back": {"custom_params": {"ngram_size": 2, "window_size": 40}},
+        "custom processor with state": {"custom_params": {}},
         "json schema": {"json_schema": SCHEMA},
         "regex": {"regex": "[a-z]{3,10} (is|was) [0-9]{1,3}\\."},
         "ebnf": {"ebnf": 'root ::= "a" ("b" | "cd"){2,9} "e"'},
@@ -67,7 +73,7 @@ def body_of(name: str, greedy: list[list[int]]) -> dict[str, Any]:
     }
     body: dict[str, Any] = {"params": {"temperature": 0, "max_new_tokens": NEW_TOKENS, **params[name]}}
     if name in PROCESSORS:
-        body["custom_logit_processor"] = getattr(custom_logit_processor, PROCESSORS[name]).to_str()
+        body["custom_logit_processor"] = PROCESSORS[name]
     return body
 
 
@@ -131,6 +137,27 @@ def test_log_probabilities_are_plain_decodings(server: Server, expected: dict[st
             assert_same_logprobs([ours["meta_info"][field]], [plain["meta_info"][field]])
         for field in ("input_top_logprobs", "output_top_logprobs", "output_token_ids_logprobs"):
             assert_same_logprobs(ours["meta_info"][field], plain["meta_info"][field])
+
+
+SCORED: dict[str, Any] = {
+    "params": {"temperature": 0, "max_new_tokens": 0},
+    "return_logprob": True,
+    "logprob_start_len": 0,
+    "token_ids_logprob": [3, 77],
+}
+
+
+def test_a_request_for_no_token_is_scored_and_samples_nothing(server: Server, plain_hybrid: Server) -> None:
+    prompts = corpus(PAIR, PROMPTS)
+    with ThreadPoolExecutor(2) as pool:  # beside requests that decode
+        beside = pool.submit(answers, server, prompts, {"temperature": 0, "max_new_tokens": NEW_TOKENS})
+        found = answers(server, prompts, **SCORED)
+        beside.result()
+    for ours, plain in zip(found, answers(plain_hybrid, prompts, **SCORED), strict=True):
+        assert ours["output_ids"] == plain["output_ids"] == [] == ours["meta_info"]["output_token_logprobs"]
+        assert ours["meta_info"]["finish_reason"] == plain["meta_info"]["finish_reason"]
+        assert_same_logprobs([ours["meta_info"]["input_token_logprobs"]], [plain["meta_info"]["input_token_logprobs"]])
+        assert_same_logprobs(*(each["meta_info"]["input_token_ids_logprobs"] for each in (ours, plain)))
 
 
 def assert_same_logprobs(ours: list[Any], plain: list[Any]) -> None:
@@ -207,6 +234,7 @@ def test_hostile_parameters_are_refused_by_name_and_their_neighbours_answered(df
 def test_every_case_under_other_schedules(
     arguments: tuple[str, ...], environment: dict[str, str], expected: dict[str, Any], tmp_path: Path
 ) -> None:
+    environment = with_plugin(tmp_path) | environment
     with dflash_server(PAIR, tmp_path, *arguments, base=FEATURES, block=8, **environment) as server:
         for name in CASES:
             found = answers(server, corpus(PAIR, PROMPTS), **body_of(name, expected["greedy"]))

@@ -26,7 +26,8 @@ BFLOAT16 = ("--dtype", "bfloat16", "--skip-tokenizer-init", "--max-running-reque
 # In place of ``BASE``: every request feature.
 FEATURES = (
     *("--dtype", "float32", "--max-running-requests", "16"),
-    *("--enable-custom-logit-processor", "--enable-return-hidden-states"),
+    *("--enable-custom-logit-processor", "--enable-return-hidden-states", "--enable-streaming-session"),
+    *("--reasoning-parser", "qwen3", "--tool-call-parser", "qwen25"),
     # Enough for the JSON that the pairs were trained on; without it an answer can end in spaces without end.
     *("--constrained-json-max-whitespace-cnt", "3"),
 )

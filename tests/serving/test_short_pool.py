@@ -1,0 +1,75 @@
+"""A K/V pool that just holds a request: it ends by length, with every token that plain decoding delivers."""
+
+from __future__ import annotations
+
+from itertools import chain, islice
+from pathlib import Path
+
+import pytest
+
+from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
+from tests.support.pair_servers import (
+    RANDOM_WIDTHS,
+    WIDE_WIDTHS,
+    dflash_server,
+    disaggregated,
+    missing_transfer_backend,
+)
+from tests.support.prompts import corpus
+from tests.support.servers import Server
+
+pytestmark = pytest.mark.engine
+
+PAIR, POOL, ASKED = "tiny-hybrid", 704, 400
+LENGTHS = (650, 520, 400)
+# (prompt, new tokens) of requests that the pool cannot hold together.
+CROWD = ((300, 200), (250, 200), (200, 200), (60, 100))
+
+
+def prompt_of(length: int) -> list[int]:
+    return list(islice(chain.from_iterable(corpus(PAIR, 24, seed=length)), length))
+
+
+def told(answer: Answer) -> tuple[list[int], str]:
+    return answer.tokens, answer.meta["finish_reason"]["type"]
+
+
+def expected(plain: Server, length: int, asked: int = ASKED) -> tuple[list[int], str]:
+    """Plain decoding's answer with as many tokens as SGLang allows in a pool of this size."""
+    return told(generate(plain, prompt_of(length), min(asked, POOL - 2 - length)))
+
+
+def check(server: Server, plain: Server) -> None:
+    for length in LENGTHS:  # the second and third evict the ones before from the prefix cache
+        assert told(generate(server, prompt_of(length), ASKED)) == expected(plain, length), length
+    together = [told(each) for each in generate_all(server, [prompt_of(n) for n, _ in CROWD], len(CROWD), 200)]
+    for answer, (length, _) in zip(together, CROWD, strict=True):
+        assert answer == expected(plain, length, 200), length
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        pytest.param(("--page-size", "16", "--disable-overlap-schedule"), marks=pytest.mark.slow),
+        pytest.param(("--page-size", "16", *RANDOM_WIDTHS), marks=pytest.mark.slow),
+        pytest.param((*WIDE_WIDTHS, "--speculative-num-draft-tokens", "32"), marks=pytest.mark.slow),
+        pytest.param(("--speculative-draft-window-size", "64"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_request_that_fills_the_pool_ends_by_length(
+    arguments: tuple[str, ...], plain_hybrid: Server, tmp_path: Path
+) -> None:
+    block = 32 if "32" in arguments else 16
+    with dflash_server(PAIR, tmp_path, "--max-total-tokens", str(POOL), *arguments, block=block) as server:
+        check(server, plain_hybrid)
+        assert_nothing_leaked(server)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing_transfer_backend() is not None, reason=str(missing_transfer_backend()))
+def test_a_decoding_server_fills_its_pool(plain_hybrid: Server, tmp_path: Path) -> None:
+    with disaggregated(PAIR, tmp_path, "--max-total-tokens", str(POOL)) as servers:
+        for length in LENGTHS:
+            assert told(generate(servers.router, prompt_of(length), ASKED)) == expected(plain_hybrid, length), length
+            flush(servers.decode)

@@ -1,0 +1,88 @@
+"""A weight update that does not fit is refused by name before a tensor is written, and the server serves on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sglang.srt.utils import MultiprocessingSerializer
+
+from sglang_dflash_lab.pairs import drafter_path, target_path
+from tests.support.generation import Answer, counted, flush, generate_all
+from tests.support.prompts import corpus
+from tests.support.servers import Server
+
+pytestmark = pytest.mark.engine
+
+PAIR = "tiny-hybrid"
+Tensors = dict[str, torch.Tensor]
+
+
+def tensors_of(folder: Path) -> Tensors:
+    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+
+
+def one_shape_wrong(tensors: Tensors) -> Tensors:
+    """All tensors times two, of which the last has a row too many."""
+    *others, (name, last) = ((name, 2 * tensor) for name, tensor in tensors.items())
+    return {**dict(others), name: torch.cat((last, last[:1]))}
+
+
+@pytest.fixture(autouse=True)
+def shared_by_name() -> Iterator[None]:
+    """Tensors travel to the server in shared memory."""
+    before = torch.multiprocessing.get_sharing_strategy()
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    yield
+    torch.multiprocessing.set_sharing_strategy(before)
+
+
+def update(server: Server, tensors: Tensors, selector: str, load_format: str | None = None) -> httpx.Response:
+    assert server.post("/begin_weight_update", {"selector": selector}).status_code == 200
+    serialized = MultiprocessingSerializer.serialize([*tensors.items()], output_str=True)
+    body = {"serialized_named_tensors": [serialized], "selector": selector, "load_format": load_format}
+    answer = server.post("/update_weights_from_tensor", body)
+    assert server.post("/end_weight_update", {}).status_code == 200
+    return answer
+
+
+def update_from_disk(server: Server, tensors: Tensors, folder: Path) -> httpx.Response:
+    shutil.copytree(target_path(PAIR), folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+    save_file(tensors, folder / "model.safetensors")
+    return server.post("/update_weights_from_disk", {"model_path": str(folder)})
+
+
+def ask(server: Server) -> list[tuple[list[int], int]]:
+    flush(server)
+    found: list[Answer] = generate_all(server, corpus(PAIR, 4), 1, 48)
+    return counted(found)
+
+
+def test_tensors_that_do_not_fit_are_refused_whole(dflash_hybrid: Server, tmp_path: Path) -> None:
+    server, before = dflash_hybrid, ask(dflash_hybrid)
+    target, drafter = tensors_of(target_path(PAIR)), tensors_of(drafter_path(PAIR, "good"))
+    refusals = {
+        "unexpected": update(server, target, "draft"),
+        list(drafter)[-1]: update(server, one_shape_wrong(drafter), "draft"),
+        list(target)[-1]: update(server, one_shape_wrong(target), "target"),
+        list(target)[0]: update(server, {list(target)[0]: torch.zeros(3, 5)}, "target", "direct"),
+        "from disk": update_from_disk(server, one_shape_wrong(target), tmp_path / "target"),
+    }
+    for named, answer in refusals.items():
+        assert answer.status_code == 400, (named, answer.text)
+        assert "nothing was written" in answer.text or named == list(target)[0], (named, answer.text)
+        assert named in answer.text or named == "from disk", (named, answer.text)
+        assert ask(server) == before, named
+    assert server.get("/model_info").json()["model_path"] == str(target_path(PAIR))
+    # What fits is still written: accept counts change with the drafter, and return with it.
+    assert json.loads(update(server, {"norm.weight": -drafter["norm.weight"]}, "draft").text)["success"]
+    worse = ask(server)
+    assert [tokens for tokens, _ in worse] == [tokens for tokens, _ in before] and worse != before
+    assert update(server, {"norm.weight": drafter["norm.weight"]}, "draft").status_code == 200
+    assert ask(server) == before
