@@ -17,6 +17,7 @@ from sglang_dflash.errors import DFlashError, Finding, judge, raise_first_error
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import CONFIGURATIONS, TEXT, WEIGHTS, Rule
 from sglang_dflash.plan.settings import Settings
+from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.configs import MISSING, drafter, pair_of, target
 from tests.support.trainers import config, tensors_of, write, write_target
 
@@ -237,3 +238,28 @@ def test_without_the_targets_weights_the_vocabulary_is_doubtful(tmp_path: Path) 
     (tmp_path / "target" / "model.safetensors").unlink()
     folder = write(tmp_path / "drafter", config("speculators"), {"lm_head.weight": torch.zeros(1)})
     assert vocabulary_of(tmp_path, folder).level == "warn"
+
+
+@pytest.mark.parametrize(
+    ("settings", "level"),
+    [
+        ({}, "ok"),  # every 256 tokens, blocks of 16
+        ({"speculative_num_draft_tokens": 128}, "ok"),
+        ({"speculative_num_draft_tokens": 129}, "error"),
+        ({"speculative_num_draft_tokens": 32, "mamba_track_interval": 64}, "ok"),
+        # With overlap two steps would write one snapshot: 19 of 22 cached states were wrong.
+        ({"speculative_num_draft_tokens": 64, "mamba_track_interval": 64}, "error"),
+        ({"speculative_num_draft_tokens": 64, "mamba_track_interval": 64, "disable_overlap_schedule": True}, "ok"),
+        ({"speculative_num_draft_tokens": 64, "mamba_track_interval": 64, "page_size": 128}, "ok"),
+        ({"mamba_track_interval": 16}, "ok"),  # states are computed in chunks of 64 tokens
+        ({"mamba_track_interval": 8}, "error"),  # SGLang asserts a block
+        ({"speculative_num_draft_tokens": 300, "disable_radix_cache": True}, "ok"),
+        ({"speculative_num_draft_tokens": 300, "mamba_radix_cache_strategy": "no_buffer"}, "ok"),
+    ],
+)
+def test_no_two_steps_in_flight_write_one_snapshot(settings: dict[str, Any], level: str) -> None:
+    given = Settings(str(target_path("tiny-hybrid")), str(drafter_path("tiny-hybrid")), **settings)
+    found = judge("", CONFIGURATIONS["recurrent snapshots"], given, Pair.of(given))
+    assert found.level == level, found
+    if level == "error":
+        assert "set --mamba-track-interval to" in str(found)

@@ -226,15 +226,5 @@ BROKEN: list[Broken] = [
     Broken("more ranks than heads", "4 heads", flags=("--tp-size", "8")),
     Broken("MLP not divisible", "intermediate_size 126", drafter={"intermediate_size": 126}, flags=("--tp-size", "4")),
     Broken("pipeline stages", "--pp-size 2", flags=("--pp-size", "2")),
-    Broken(
-        "snapshots within a block",
-        "--mamba-track-interval 8",
-        flags=("--mamba-track-interval", "8", "--speculative-num-draft-tokens", "16"),
-    ),
-    Broken(
-        "two steps in flight share a snapshot",
-        "set --mamba-track-interval to 128 or more",
-        flags=("--mamba-track-interval", "64", "--speculative-num-draft-tokens", "64", "--speculative-adaptive"),
-    ),
     Broken("grammars without rollback", "--grammar-backend outlines", flags=("--grammar-backend", "outlines")),
 ]
