@@ -36,6 +36,7 @@ torch.set_num_threads(1)
 # Files whose tests use the servers below.
 FEATURES_FILES = {
     "test_bench_engine",
+    "test_chats",
     "test_copies_engine",
     "test_dflash_equality",
     "test_dflash_reference",

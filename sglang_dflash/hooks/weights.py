@@ -38,13 +38,17 @@ def update_wholly(original: Callable[..., tuple[bool, str]], updater: Any, *args
         return original(updater, *args, **kwargs)
     model, config = updater.get_model(), updater.model_config
     load, path = model.load_weights, config.model_path
-    refused: list[str] = []
+    refused: list[Refused] = []
 
     def load_wholly(weights: Weights) -> Any:
         if refused:  # SGLang rolls a failed update back, and nothing was written
             return None
         fitting = list(weights)
-        try_to_load(load, fitting, refused)
+        try:
+            try_to_load(load, fitting)
+        except Refused as error:
+            refused.append(error)
+            raise
         return load(fitting)
 
     own = vars(model).get("load_weights")
@@ -53,39 +57,45 @@ def update_wholly(original: Callable[..., tuple[bool, str]], updater: Any, *args
         success, message = original(updater, *args, **kwargs)
     except Exception as error:  # the edge of the process, for the tensors of a client
         logger.exception("DFLASH: a weight update failed")
-        success, message = False, f"{type(error).__name__}: {error}"
+        success, message = False, str(error)
     finally:
         del model.load_weights
         if own is not None:
             model.load_weights = own
     if refused:
         config.model_path = path
-        return False, f"The update was refused, and nothing was written: {refused[0]}"
+        return False, str(refused[0])
     return success, message
 
 
 def load_directly(original: Callable[..., None], model: Any, named_tensors: list[tuple[str, Tensor]]) -> None:
     """Hook around ``_model_load_weights_direct``, which writes parameters without the model's ``load_weights``."""
     if serving.plan is not None:
-        try_to_load(lambda weights: original(model, weights), named_tensors, [])
+        try_to_load(lambda weights: original(model, weights), named_tensors)
     original(model, named_tensors)
 
 
-def try_to_load(load: Callable[[Weights], Any], weights: Weights, refused: list[str]) -> None:
-    """Load without writing; add to ``refused`` what is raised, with the tensor at which it is, and raise it."""
-    reached = ["no tensor"]
+class Refused(ValueError):
+    """The tensors of an update do not fit, and none was written."""
+
+
+def try_to_load(load: Callable[[Weights], Any], weights: Weights) -> None:
+    """Load without writing; raise Refused with what that raises, and the tensor at which it is."""
+    reached = "no tensor"
 
     def named() -> Iterator[tuple[str, Tensor]]:
+        nonlocal reached
         for name, tensor in weights:
-            reached[0] = name
+            reached = name
             yield name, tensor
 
     try:
         with _WithoutWrites():
             load(named())
     except Exception as error:  # the models' loaders raise what they like
-        refused.append(f"{type(error).__name__} at {reached[0]}: {error}")
-        raise
+        raise Refused(
+            f"the weight update was refused, and nothing was written: {type(error).__name__} at {reached}: {error}"
+        ) from error
 
 
 class _WithoutWrites(TorchDispatchMode):

@@ -76,7 +76,7 @@ def test_tensors_that_do_not_fit_are_refused_whole(dflash_hybrid: Server, tmp_pa
     }
     for named, answer in refusals.items():
         assert answer.status_code == 400, (named, answer.text)
-        assert "nothing was written" in answer.text or named == list(target)[0], (named, answer.text)
+        assert "nothing was written" in answer.text, (named, answer.text)
         assert named in answer.text or named == "from disk", (named, answer.text)
         assert ask(server) == before, named
     assert server.get("/model_info").json()["model_path"] == str(target_path(PAIR))
