@@ -109,3 +109,19 @@ def test_a_prefix_hit_after_a_crossed_boundary_restarts_from_the_right_state(ser
     assert_equal_states(behind, anew)
     assert longer.tokens == fresh.tokens
     assert fresh.tokens[:10] == text[-10:]
+
+
+def test_a_turn_after_an_end_inside_a_block_starts_from_the_right_state(server: Server, probe: Path) -> None:
+    """The block that ends the answer crosses the next track boundary."""
+    interval = int(TRACKED[-1])
+    for before, prompt in enumerate(corpus(PAIR, 4, seed=4), 1):
+        flush(server)
+        end = 2 * interval - len(prompt) % interval - 3 * before
+        first = generate(server, prompt, end, sampling_params={"ignore_eos": True})
+        following = [*prompt, *first.tokens, 7, 9, 11]
+        hit = generate(server, following, 1)
+        assert hit.meta["cached_tokens"] == len(following[:-3]) // interval * interval > len(prompt) - interval
+        flush(server)
+        fresh = generate(server, following, 1)
+        assert fresh.meta["cached_tokens"] == 0
+        assert_equal_states(*(probe / f"state-{each.meta['id']}-{len(following)}.pt" for each in (hit, fresh)))

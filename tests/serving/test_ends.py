@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
 
 from sglang_dflash_lab.pairs import target_path
-from tests.support.generation import answers, flush, tokens
+from tests.support.generation import answers, assert_nothing_leaked, flush, tokens
+from tests.support.pair_servers import FEATURES, RANDOM_WIDTHS, dflash_server
 from tests.support.prompts import corpus
 from tests.support.servers import Server
 
@@ -79,11 +83,29 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 
 def seen(answer: dict[str, Any]) -> dict[str, Any]:
-    """What a client sees of an answer, but for its log-probabilities."""
+    """What a client sees of an answer; of log-probabilities the tokens."""
     meta = answer["meta_info"]
     counts = ("finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens")
     chosen = [token for _, token, *_ in meta.get("output_token_logprobs", ())]
     return {"text": answer["text"], "ids": answer["output_ids"], "chosen": chosen, **{key: meta[key] for key in counts}}
+
+
+def streamed(server: Server, prompts: list[list[int]], params: list[Params]) -> list[tuple[str, list[int], Any]]:
+    """Text, tokens and reason of each answer, from the pieces of its stream."""
+
+    def ask(prompt: list[int], params: Params) -> tuple[str, list[int], Any]:
+        body = {"input_ids": prompt, "sampling_params": params, "stream": True, **LOGPROBS}
+        texts, chunk = [""], dict[str, Any]()
+        for line in server.post("/generate", body).text.splitlines():
+            if line.startswith("data: {"):
+                chunk = json.loads(line.removeprefix("data: "))
+                assert chunk["text"].startswith(texts[-1]), "a stream took text back"
+                texts.append(chunk["text"])
+        assert len(chunk["meta_info"]["output_token_logprobs"]) == chunk["meta_info"]["completion_tokens"]
+        return chunk["text"], chunk["output_ids"], chunk["meta_info"]["finish_reason"]
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(ask, prompts, params))
 
 
 @cache
@@ -100,6 +122,29 @@ def two_turns(server: Server, kind: str, greedy: tuple[tuple[int, ...], ...]) ->
     return [*map(seen, first), *second]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--disable-overlap-schedule",),
+        ("--speculative-draft-window-size", "64", *RANDOM_WIDTHS),
+        ("--disable-overlap-schedule", *RANDOM_WIDTHS),
+    ],
+)
+def test_every_end_under_other_schedules(
+    arguments: tuple[str, ...], plain_hybrid: Server, greedy: list[list[int]], tmp_path: Path
+) -> None:
+    strategy = ("--mamba-radix-cache-strategy", "extra_buffer")
+    with dflash_server(PAIR, tmp_path, *strategy, *arguments, base=FEATURES) as server:
+        for kind in ENDS:
+            known = tuple(map(tuple, greedy))
+            ours, plain = (two_turns(each, kind, known) for each in (server, plain_hybrid))
+            if "--speculative-draft-window-size" in arguments:  # whose prefix hits end earlier
+                ours, plain = ([{**each, "cached_tokens": None} for each in found] for found in (ours, plain))
+            assert ours == plain, kind
+        assert_nothing_leaked(server)
+
+
 @pytest.mark.parametrize("kind", ENDS)
 def test_an_answer_ends_and_continues_as_plain_decodings(
     kind: str, server: Server, plain_hybrid: Server, greedy: list[list[int]]
@@ -108,6 +153,8 @@ def test_an_answer_ends_and_continues_as_plain_decodings(
     ours, plain = (two_turns(each, kind, known) for each in (server, plain_hybrid))
     for mine, theirs in zip(ours, plain, strict=True):
         assert mine == theirs
+    joined = streamed(server, corpus(PAIR, PROMPTS), params_of(kind, greedy))
+    assert joined == [(each["text"], each["ids"], each["finish_reason"]) for each in ours[:PROMPTS]]
     if kind not in ("end of text", "grammar"):
         assert [each["ids"] for each in plain[:PROMPTS]] != greedy, "nothing ended early"
 
