@@ -39,7 +39,7 @@ def is_registered() -> bool:
 
 
 def _register_hooks() -> None:
-    from sglang_dflash.hooks import flags, launch, reports
+    from sglang_dflash.hooks import flags, launch, reports, streams
     from sglang_dflash.upstream import HookRegistry, HookType, register_resolution_hook
 
     HookRegistry.register(SYMBOLS[CREATE_WORKER].path, _choose_worker, HookType.AROUND)
@@ -47,6 +47,12 @@ def _register_hooks() -> None:
         _register_scheduler_hooks()
     for name, function, how in (
         ("TokenizerManager._calculate_spec_decoding_metrics", reports.count_verified_drafts, HookType.AFTER),
+        ("DetokenizerManager._decode_batch_token_id_output", streams.send_once, HookType.AROUND),
+        ("TokenizerManager.init_tokenizer_and_processor", streams.keep_tokenizer, HookType.AFTER),
+        ("FunctionCallParser.parse_non_stream", streams.mark_whole, HookType.BEFORE),
+        ("FunctionCallParser.parse_stream_chunk", streams.parse, HookType.AROUND),
+        ("JsonArrayParser.parse_streaming_increment", streams.parse, HookType.AROUND),
+        ("ReasoningParser.parse_stream_chunk", streams.parse, HookType.AROUND),
         ("write_data_for_multi_tokenizer", reports.load_in_tokenizer_workers, HookType.BEFORE),
         ("ServerArgs.resolved_dict", reports.report_adaptive, HookType.AFTER),
         ("ServerArgs.add_cli_args", flags.accept_old_flags, HookType.AFTER),

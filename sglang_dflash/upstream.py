@@ -161,7 +161,10 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "session.streaming_session": ("StreamingSession.try_cache_finished_req(self, req)",),
     "managers.multi_tokenizer_mixin": ("write_data_for_multi_tokenizer(port_args, server_args, scheduler_info)",),
     "managers.scheduler": ("Scheduler.get_internal_state(self)",),
-    "managers.tokenizer_manager": ("TokenizerManager._calculate_spec_decoding_metrics(self, meta_info, recv_obj, i)",),
+    "managers.tokenizer_manager": (
+        "TokenizerManager._calculate_spec_decoding_metrics(self, meta_info, recv_obj, i)",
+        "TokenizerManager.init_tokenizer_and_processor(self)",
+    ),
     "managers.scheduler_components.metrics_reporter": ("SchedulerMetricsReporter.report_decode_stats(self)",),
     "managers.scheduler_components.weight_updater": ("SchedulerWeightUpdaterManager._select_runners(self, selector)",),
     "managers.scheduler_components.request_receiver": (
@@ -236,6 +239,14 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "async_h2d_stack(tensors, device)",
         "get_available_gpu_memory(device, gpu_id, distributed, cpu_group)",
     ),
+    # streamed answers
+    "function_call.function_call_parser": (
+        "FunctionCallParser.parse_non_stream(self, full_text)",
+        "FunctionCallParser.parse_stream_chunk(self, chunk_text)",
+    ),
+    "function_call.json_array_parser": ("JsonArrayParser.parse_streaming_increment(self, new_text, tools)",),
+    "managers.detokenizer_manager": ("DetokenizerManager._decode_batch_token_id_output(self, recv_obj)",),
+    "parser.reasoning_parser": ("ReasoningParser.parse_stream_chunk(self, chunk_text)",),
     # prefill/decode disaggregation
     "disaggregation.base.conn": ("StateType", "StateType.REQUEST_ROW"),
     "disaggregation.decode": ("SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch(self, running_batch)",),

@@ -1,0 +1,86 @@
+"""Streamed answers: clients receive what they would receive with one token per step.
+
+SGLang wrote its detokenizer and its parsers for one token per step. With several, the detokenizer sends text twice and
+parsers lose calls. Our hooks send text up to the first incomplete character, and parse each step in pieces of a token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import chain, pairwise
+from typing import Any
+
+from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.upstream import get_server_args, read_record
+
+_tokenizer: Any = None
+_token_or_character = re.compile(".", re.DOTALL)
+
+
+def send_once(original: Callable[..., list[str]], manager: Any, batch: Any) -> list[str]:
+    """Hook around ``DetokenizerManager._decode_batch_token_id_output``: text that was sent is not sent again.
+
+    If a chunk ends inside a character, SGLang sends whole words of it and stores where they end. In the next such chunk
+    they may end earlier.
+    """
+    status = manager.decode_status
+    sent = {rid: status[rid].sent_offset for rid in batch.rids if rid in status} if _we_serve() else {}
+    texts = original(manager, batch)
+    for rid, offset in sent.items():
+        if rid in status:
+            status[rid].sent_offset = max(offset, status[rid].sent_offset)
+    return texts
+
+
+def keep_tokenizer(_: None, manager: Any) -> None:
+    """Hook after ``TokenizerManager.init_tokenizer_and_processor``: keep its tokenizer, which splits parsed text."""
+    global _tokenizer, _token_or_character
+    _tokenizer = manager.tokenizer
+    added = sorted(filter(None, getattr(_tokenizer, "get_added_vocab", dict)()), key=len, reverse=True)
+    _token_or_character = re.compile("|".join([*map(re.escape, added), "."]), re.DOTALL)
+
+
+def mark_whole(parser: Any, *_: Any, **__: Any) -> None:
+    """Hook before ``FunctionCallParser.parse_non_stream``, which may pass a whole answer to ``parse_stream_chunk``."""
+    parser.reads_whole_answer = True
+
+
+def parse(original: Callable[..., Any], parser: Any, text: str, *tools: Any) -> Any:
+    """Hook around the methods of SGLang's parsers that read streamed text: parse it in pieces of one token.
+
+    Returns:
+        What the method returns, joined: texts, and calls with consecutive argument deltas merged.
+    """
+    pieces = [text] if hasattr(parser, "reads_whole_answer") else _single_tokens(text)
+    results = [original(parser, piece, *tools) for piece in pieces]
+    if isinstance(results[0], tuple):
+        return tuple(map(_joined, zip(*results, strict=True)))
+    return results[-1].model_copy(
+        update={name: _joined([getattr(result, name) for result in results]) for name in ("normal_text", "calls")}
+    )
+
+
+def _we_serve() -> bool:
+    return isinstance(read_record(get_server_args()), ServingPlan)
+
+
+def _single_tokens(text: str) -> list[str]:
+    if _tokenizer is None or not _we_serve():
+        return [text]
+    try:
+        ends = {end for _, end in _tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).offsets}
+    except (AttributeError, NotImplementedError):  # Python tokenizers and fastokens have no offsets
+        ends = {match.end() for match in _token_or_character.finditer(text)}
+    return [text[start:end] for start, end in pairwise(sorted({0, *ends, len(text)}))] or [text]
+
+
+def _joined(parts: Any) -> Any:
+    if not isinstance(parts[0], list):
+        return "".join(filter(None, parts)) or parts[-1]
+    calls: list[Any] = []
+    for call in chain.from_iterable(parts):
+        if calls and not (call.name or calls[-1].name) and call.tool_index == calls[-1].tool_index:
+            call = call.model_copy(update={"parameters": calls.pop().parameters + call.parameters})
+        calls.append(call)
+    return calls

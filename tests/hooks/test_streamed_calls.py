@@ -1,0 +1,129 @@
+"""Calls and thoughts from steps of many tokens are those from single tokens: every parser of SGLang with our hooks.
+
+What a parser returns for one token at a time is the definition, its faults included.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from functools import cache
+from itertools import chain, pairwise
+from pathlib import Path
+from types import SimpleNamespace as Some
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang")
+
+from sglang.srt.entrypoints.openai.protocol import Function, Tool
+from sglang.srt.function_call.function_call_parser import FunctionCallParser
+from sglang.srt.function_call.json_array_parser import JsonArrayParser
+from sglang.srt.parser.beam import BEAM_RESPONSE_TEMPLATE
+from sglang.srt.parser.reasoning_parser import ReasoningParser
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from sglang_dflash.hooks import streams
+
+pytestmark = pytest.mark.sglang
+
+# Calls: what precedes them, a call, what is between calls, what follows them, a parameter, what is between parameters.
+# Thoughts: answers whose format is more than two markers.
+FORMATS = json.loads((Path(__file__).parents[1] / "fixtures/parsers.json").read_text(encoding="utf-8"))
+CALLS = {name: layout for names, layout in FORMATS["calls"].items() for name in names.split()}
+WEATHER = ("get_weather", {"city": "Łódź in Poland", "unit": "celsius"})
+TABLE = ("book_table", {"name": "Zoë's — 漢字 🙂", "note": "by the window, please"})
+TIME: tuple[str, dict[str, str]] = ("get_time", {})
+SCHEMAS = [(name, {"properties": dict.fromkeys(keys, {"type": "string"})}) for name, keys in (WEATHER, TABLE, TIME)]
+TOOLS = [Tool(function=Function(name=name, parameters=schema)) for name, schema in SCHEMAS]
+THOUGHT, ANSWER = "I weigh Łódź against 漢字 🙂 <now> and\nthen.\n", "\n\nIt is 42 < 43, and </b> so on."
+MARKER = re.compile(r"</?[^<>{}\n= ]+>|<\|\"\|>|\[/?[A-Z_]+\]|\]<\]minimax\[>\[|◁/?think▷")
+
+
+def calls(name: str, *made: tuple[str, dict[str, str]]) -> str:
+    before, call, between, after, parameter, separator = (CALLS[name] + [""] * 4)[:6]
+    texts = []
+    for index, (function, arguments) in enumerate(made):
+        params = separator.join(parameter.replace("KEY", key).replace("VALUE", arguments[key]) for key in arguments)
+        text = call.replace("NAME", function).replace("INDEX", str(index)).replace("PARAMS", params)
+        texts.append(text.replace("JSON", json.dumps(arguments, ensure_ascii=False)))
+    return before + between.join(texts) + after
+
+
+def with_calls(name: str) -> list[str]:
+    texts = [calls(name, *made) for made in [(WEATHER,), (WEATHER, TABLE), (WEATHER, TIME), (TIME,)]]
+    return texts if name == "json" else [*texts, f"I look: {texts[0]} That is all."]
+
+
+def with_thoughts(name: str) -> list[str]:
+    detector = ReasoningParser(name, tokenizer=Some(response_template=BEAM_RESPONSE_TEMPLATE)).detector
+    start, end = detector.think_start_token + detector.think_start_self_label, detector.think_end_token
+    whole = FORMATS["thoughts"].get(name, start + THOUGHT + end + ANSWER)
+    tool = getattr(detector, "tool_start_token", None) or ""
+    return [whole, start + THOUGHT, THOUGHT + end + ANSWER, f"a{start}b{end}c", f"{start}a{tool}b{end}c"]
+
+
+PARSERS = [(with_calls, name) for name in (*FunctionCallParser.ToolCallParserEnum, "mistral:compact", "json")]
+PARSERS += [(with_thoughts, name) for name in ReasoningParser.DetectorMap]
+
+
+@cache
+def tokenizer(has_markers: bool) -> Any:
+    texts = [text for answers, name in PARSERS for text in answers(name)]
+    markers = sorted(set(MARKER.findall("\n".join(texts)))) if has_markers else []
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=900, show_progress=False))
+    backend.add_special_tokens(markers)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, response_template=BEAM_RESPONSE_TEMPLATE)
+
+
+def received(answers: Any, name: str, tokens: Any, pieces: list[str]) -> Any:
+    """What a client receives, and what SGLang reads of the parser at the end for arguments that were not streamed."""
+    if answers is with_thoughts:
+        thoughts = ReasoningParser(name, tokenizer=tokens)
+        steps = [*map(thoughts.parse_stream_chunk, pieces), thoughts.parse_stream_end()]
+        return ["".join(filter(None, texts)) for texts in zip(*steps, strict=True)]
+    parser = FunctionCallParser(TOOLS, "hermes" if name == "json" else name.partition(":")[0], tokenizer=tokens)
+    if name == "json":  # of a required tool; only the hook of its own method splits text
+        parser.detector, parser.reads_whole_answer = JsonArrayParser(), True
+    steps = [*map(parser.parse_stream_chunk, pieces), parser.parse_stream_end()]
+    made: dict[tuple[int, str], str] = {}
+    for call in chain(*(each for _, each in steps)):
+        made[call.tool_index, "name"] = made.get((call.tool_index, "name"), "") + (call.name or "")
+        made[call.tool_index, "arguments"] = made.get((call.tool_index, "arguments"), "") + call.parameters
+    detector = parser.detector
+    return "".join(text for text, _ in steps), made, detector.prev_tool_call_arr, detector.streamed_args_for_tool
+
+
+@pytest.mark.parametrize("kind", ["markers", "no markers", "no offsets"])
+@pytest.mark.parametrize(("answers", "name"), PARSERS)
+def test_steps_are_parsed_as_single_tokens(serve: Callable[..., None], answers: Any, name: str, kind: str) -> None:
+    tokens, draw = tokenizer(kind != "no markers"), random.Random(name)
+    used = tokens if kind != "no offsets" else Some(get_added_vocab=tokens.get_added_vocab)
+    for text in answers(name):
+        ends = {end for _, end in tokens.backend_tokenizer.encode(text).offsets}
+        whole = [text[start:end] for start, end in pairwise(sorted({0, *ends}))]
+        # By characters, a few more of a cut call's arguments are streamed.
+        for pieces in (whole, whole[:-3]) if kind != "no offsets" else (whole,):
+            serve(False, used)
+            expected = received(answers, name, tokens, pieces)
+            serve(True, used)
+            for cuts in (range(16, len(pieces), 16), sorted(draw.sample(range(1, len(pieces)), len(pieces) // 9))):
+                steps = ["".join(pieces[start:end]) for start, end in pairwise([0, *cuts, len(pieces)])]
+                assert received(answers, name, tokens, steps) == expected
+
+
+def test_a_call_is_two_events_and_what_is_no_step_of_ours_is_parsed_at_once(serve: Callable[..., None]) -> None:
+    serve(True, tokenizer(True))
+    answer, whole, seen = calls("hermes", WEATHER), FunctionCallParser(TOOLS, "hermes"), list[str]()
+    assert [bool(item.name) for item in whole.parse_stream_chunk(answer)[1]] == [True, False]
+    whole.parse_non_stream(answer)
+    for ours, parser, text in [(True, None, ""), (True, None, "a"), (True, whole, answer), (False, None, answer)]:
+        serve(ours, tokenizer(True))
+        assert streams.parse(lambda _, piece: (seen.append(piece), None), parser, text) == (None, None)
+        assert seen.pop() == text and not seen
