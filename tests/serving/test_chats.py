@@ -32,13 +32,13 @@ TOOLS = [
     }
     for name, keys in (("add", {"a": {"type": "integer"}, "b": {"type": "integer"}}), ("now", {}))
 ]
-ADD = '<tool_call>\\n{"name": "add", "arguments": {"a": 3, "b": [0-9]{1,2}}}\\n</tool_call>'
-NOW = '<tool_call>\\n{"name": "now", "arguments": {}}\\n</tool_call>'
+ADD = r'<tool_call>\n\{"name": "add", "arguments": \{"a": 3, "b": [0-9][0-9]?\}\}\n</tool_call>'
+NOW = r'<tool_call>\n\{"name": "now", "arguments": \{\}\}\n</tool_call>'
 CALLS = {
     "one call": ADD,
-    "two calls": ADD + "\\n" + ADD,
+    "two calls": rf"{ADD}\n{ADD}",
     "no arguments": NOW,
-    "text and calls": f"Let me see\\.\\n{ADD}\\n{NOW}",
+    "text and calls": rf"Let me see\.\n{ADD}\n{NOW}",
 }
 BODIES: dict[str, dict[str, Any]] = {
     "thoughts": {"max_tokens": 40},
@@ -47,10 +47,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "ends": {"stop": ["apples", "3", "has"], "chat_template_kwargs": {"enable_thinking": False}},
     "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
     "forced call": {"tools": TOOLS[:1], "tool_choice": "required", "max_tokens": 60},
-    **{
-        name: {"tools": TOOLS, "regex": text.replace('{"', '\\{"').replace("}", "\\}"), "max_tokens": 200}
-        for name, text in CALLS.items()
-    },
+    **{name: {"tools": TOOLS, "regex": text, "max_tokens": 200} for name, text in CALLS.items()},
 }
 
 
