@@ -134,12 +134,12 @@ def _serving_machine() -> Machine:
             remedy="repair the installation until `python -m sglang.launch_server --help` works",
         ) from error
     if not is_registered():
+        takeover.refuse_without_accelerator()
         raise Builtin(
             "SGLang did not load the plugin",
             expected="the plugin `dflash`",
             remedy="install sglang-dflash in SGLang's environment; unset SGLANG_PLUGINS, or add `dflash` to it",
         )
-    takeover.refuse_without_accelerator()
     takeover.check_sglang()
     return machine
 
