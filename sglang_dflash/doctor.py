@@ -14,7 +14,7 @@ import typer
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sglang_dflash import __version__, upstream
+from sglang_dflash import __path__, __version__, upstream
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.machine import CPU, Machine, find_gpu, size
 from sglang_dflash.plan.settings import SWITCH, Settings
@@ -81,6 +81,7 @@ class Report:
         error = self.problem
         problem = error and {"value": error.value, "expected": error.expected, "fix": error.remedy}
         about = {"worker": self.worker, "device": asdict(self.machine), "untested": self.untested}
+        about |= {"folder": __path__[0], "plugins": _other_plugins()}
         return {"problem": problem, **about, "versions": {part.name: asdict(part) for part in self.parts}}
 
     def lines(self) -> Iterator[str]:
@@ -97,6 +98,13 @@ class Report:
         yield f"{'device':12}{self.machine.name}{memory}"
         for part in self.parts:
             yield f"{part.name:12}{part.installed or 'none':16}{part.note}".rstrip()
+        yield f"{'folder':12}{__path__[0]}"
+        yield from (f"{'plugin':12}{plugin}" for plugin in _other_plugins())
+
+
+def _other_plugins() -> list[str]:
+    found = {(point.name, point.dist.name, point.dist.version) for point in upstream.installed_plugins() if point.dist}
+    return [f"{name} of {owner} {version}" for name, owner, version in sorted(found) if owner != "sglang-dflash"]
 
 
 def examine() -> Report:

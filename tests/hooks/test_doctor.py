@@ -103,6 +103,24 @@ def test_a_launch_and_the_doctor_name_what_keeps_torch_from_a_gpu_and_the_cpu_pl
 
 
 def test_what_no_test_ran_with_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_and_the_plugins_of_other_distributions_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (info := tmp_path / "other-1.0.dist-info").mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[sglang.srt.plugins]\ndflash = other:a\n[sglang.srt.platforms]\nchip = other:b\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    report = Report(CPU, [], None)
+    assert report.as_json()["folder"] == str(Path(doctor.__file__).parent)
+    named = report.as_json()["plugins"]
+    assert {"dflash of other 1.0", "chip of other 1.0"} < set(named) and not any(
+        "of sglang-dflash " in each for each in named
+    )
+    assert list(report.lines())[-len(named) :] == [f"plugin      {each}" for each in named]
+
+
     installed = {"sglang": TESTED_SGLANG, "torch": "2.13.0+cu130", "triton": "9.9.9", "flashinfer-python": "0.7.2"}
     required = ["torch==2.14.1", "flashinfer_python[cu13]==0.7.2", "triton==1; extra == 'other'"]
 
