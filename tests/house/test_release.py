@@ -28,7 +28,9 @@ def test_a_version_is_sglangs_and_a_count_of_ours() -> None:
 
 def test_the_three_distributions_have_one_version_and_need_it() -> None:
     for folder in ("cpu_platform", "lab"):
-        project = tomllib.loads(text(f"{folder}/pyproject.toml"))["project"]
+        settings = tomllib.loads(text(f"{folder}/pyproject.toml"))
+        project = settings["project"]
+        assert settings["tool"]["distutils"] == tomllib.loads(text("pyproject.toml"))["tool"]["distutils"]
         assert project["version"] == __version__
         assert f"sglang-dflash=={__version__}" in project["dependencies"]
         assert project["requires-python"] == PROJECT["requires-python"]
