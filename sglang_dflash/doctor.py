@@ -28,7 +28,7 @@ PARTS = {
     "FlashInfer": "flashinfer-python",
     "sgl-kernel": "sglang-kernel",
 }
-TESTED = {"SGLang": TESTED_SGLANG, "torch": "2.13.0", "Triton": "3.8.0"}
+TESTED = {"SGLang": (TESTED_SGLANG,), "torch": ("2.13.0", "2.14.1"), "Triton": ("3.8.0",)}
 
 
 class Builtin(DFlashError):
@@ -37,22 +37,22 @@ class Builtin(DFlashError):
 
 @dataclass(frozen=True)
 class Part:
-    """A version: the installed one, what SGLang requires (``"==2.14.1"``), and the one that our tests run with."""
+    """A version: the installed one, what SGLang requires (``"==2.14.1"``), and those that our tests run with."""
 
     name: str
     installed: str | None
     required: str | None = None
-    tested: str | None = None
+    tested: tuple[str, ...] = ()
 
     @property
     def is_untested(self) -> bool:
-        return self.installed is not None and self.installed.partition("+")[0] != self.tested
+        return self.installed is not None and self.installed.partition("+")[0] not in self.tested
 
     @property
     def note(self) -> str:
         notes = [] if self.installed is None else ["untested" if self.is_untested else "tested on CPUs"]
         if self.is_untested and self.tested:
-            notes.append(f"tests use {self.tested}")
+            notes.append(f"tests use {' or '.join(self.tested)}")
         if self.required:
             notes.append(f"SGLang requires {self.required}")
         return "; ".join(notes)
@@ -134,6 +134,7 @@ def _serving_machine() -> Machine:
         from sglang_dflash.hooks import launch, takeover
         from sglang_dflash.plugin import is_registered
 
+        takeover.refuse_without_accelerator()
         machine = launch.this_machine(0)
     except (ImportError, OSError, RuntimeError) as error:
         raise DFlashError(
@@ -142,7 +143,6 @@ def _serving_machine() -> Machine:
             remedy="repair the installation until `python -m sglang.launch_server --help` works",
         ) from error
     if not is_registered():
-        takeover.refuse_without_accelerator()
         raise Builtin(
             "SGLang did not load the plugin",
             expected="the plugin `dflash`",
@@ -155,8 +155,8 @@ def _serving_machine() -> Machine:
 def _parts() -> Iterator[Part]:
     wanted = map(Requirement, (installed_version() and requires("sglang")) or ())
     pins = {canonicalize_name(each.name): str(each.specifier) for each in wanted if "extra" not in str(each.marker)}
-    for name, distribution in PARTS.items():
-        yield Part(name, installed_version(distribution), pins.get(canonicalize_name(distribution)), TESTED.get(name))
+    for name, package in PARTS.items():
+        yield Part(name, installed_version(package), pins.get(canonicalize_name(package)), TESTED.get(name, ()))
     torch = sys.modules.get("torch")  # SGLang has imported it, if it can
     yield Part("CUDA", torch.version.cuda if torch else None)
 

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
+import torch
 
 from sglang_dflash import __version__, doctor, upstream
 from sglang_dflash.doctor import Builtin, Report
@@ -56,7 +57,6 @@ def test_what_keeps_dflash_from_our_worker_is_the_first_line_and_its_fix_the_sec
     assert remedy.startswith("Fix: ") and fix in remedy
 
 
-def test_another_sglang_is_refused_before_it_is_imported(tmp_path: Path) -> None:
 H200 = GPUS["h200"]
 DRIVER = "install an NVIDIA driver for CUDA 13.0 (CUDA 13: 580 or newer); in a container, pass `--gpus all`"
 
@@ -96,13 +96,13 @@ def test_a_launch_and_the_doctor_name_what_keeps_torch_from_a_gpu_and_the_cpu_pl
     assert ("cpu_platform" in remedy) == (gpu is None and cuda is None and hip is None)
 
 
+def test_another_sglang_is_refused_before_it_is_imported(tmp_path: Path) -> None:
     ended = run(PYTHONPATH=f"{call_it('99.1.0', tmp_path)}:{':'.join(filter(None, sys.path))}")
     assert ended.returncode == 1
     assert f"SGLang 99.1.0 (expected: {TESTED_SGLANG}" in ended.stdout
     assert f"Fix: install sglang=={TESTED_SGLANG}" in ended.stdout
 
 
-def test_what_no_test_ran_with_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_folder_and_the_plugins_of_other_distributions_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +121,7 @@ def test_the_folder_and_the_plugins_of_other_distributions_are_named(
     assert list(report.lines())[-len(named) :] == [f"plugin      {each}" for each in named]
 
 
+def test_what_no_test_ran_with_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = {"sglang": TESTED_SGLANG, "torch": "2.13.0+cu130", "triton": "9.9.9", "flashinfer-python": "0.7.2"}
     required = ["torch==2.14.1", "flashinfer_python[cu13]==0.7.2", "triton==1; extra == 'other'"]
 
@@ -129,6 +130,7 @@ def test_the_folder_and_the_plugins_of_other_distributions_are_named(
             raise PackageNotFoundError(name)
         return installed[name]
 
+    monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(upstream, "version", version)
     monkeypatch.setattr(doctor, "requires", lambda _: required)
     on_gpu = Report(GPUS["h100"], list(doctor._parts()), None)
@@ -138,6 +140,6 @@ def test_the_folder_and_the_plugins_of_other_distributions_are_named(
         f"sglang-dflash {__version__} serves DFLASH on NVIDIA H100 80GB HBM3.\nUntested: NVIDIA H100"
     )
     assert "torch       2.13.0+cu130    tested on CPUs; SGLang requires ==2.14.1" in text
-    assert "Triton      9.9.9           untested; tests use " in text
+    assert "Triton      9.9.9           untested; tests use 3.8.0" in text
     chosen = Builtin("SGLANG_DFLASH=builtin", expected="unset", remedy="unset it")
     assert Report(GPUS["h100"], [], chosen).worker == "SGLang's own"
