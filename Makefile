@@ -1,17 +1,19 @@
-# make setup   a virtual environment with stock SGLang on CPU torch, and the three distributions
+# make setup   a virtual environment with stock SGLang and the three distributions. Without TORCH_INDEX, pip's index
+#              serves torch as a CUDA build: several GB
 # make demo    the real server on this machine: three models answer, then DFLASH beside plain decoding
 PYTHON ?= python3
 VENV ?= .venv
-# Index that torch comes from, where the default one would bring CUDA builds (docs/setup.md).
+# Index of torch alone: https://download.pytorch.org/whl/cpu has CPU builds (docs/setup.md#without-a-gpu).
 TORCH_INDEX ?=
 
 SGLANG_TESTED := sglang==0.5.23
-TORCH := torch==2.13.0
+# SGLang requires torch==2.14.1, and the workflows use it.
+TORCH ?= torch==2.13.0
 # Needed for its image transforms only; its dependencies would replace torch.
 TORCHVISION := torchvision==0.28.0
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip --disable-pip-version-check --quiet install
+PIP := $(BIN)/pip --disable-pip-version-check install
 STAMP := $(VENV)/.setup-$(shell cat requirements/*.txt pyproject.toml */pyproject.toml Makefile | sha1sum | cut -c1-12)
 # OpenMP workers spin while they wait: two pools on two cores slow each other down by orders of magnitude.
 export OMP_NUM_THREADS ?= 1
@@ -22,9 +24,9 @@ setup: $(STAMP)
 $(STAMP): requirements/cpu.txt pyproject.toml cpu_platform/pyproject.toml lab/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
-	$(PIP) setuptools -r requirements/cpu.txt
-	$(PIP) --no-build-isolation --editable '.[dev]' --editable cpu_platform --editable lab
-	$(PIP) --no-deps $(SGLANG_TESTED) $(TORCHVISION)
+	$(PIP) --quiet setuptools -r requirements/cpu.txt
+	$(PIP) --quiet --no-build-isolation --editable '.[dev]' --editable cpu_platform --editable lab
+	$(PIP) --quiet --no-deps $(SGLANG_TESTED) $(TORCHVISION)
 	$(BIN)/python -m sglang_dflash_cpu.torchvision_import
 	rm -f $(VENV)/.setup-* && touch $@
 

@@ -20,8 +20,9 @@ from sglang_dflash.errors import DFlashError, Finding
 from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.advice import Load
 from sglang_dflash.plan.flags import check_unread, parse
-from sglang_dflash.plan.machine import GPUS, Machine, asked_about
+from sglang_dflash.plan.machine import GPUS, Machine, asked_about, why_no_accelerator
 from sglang_dflash.plan.report import Report, plan_lines, preflight, summary, to_json
+from sglang_dflash.upstream import installed_plugins
 
 # In the order of use.
 SUMMARIES = {
@@ -145,6 +146,13 @@ def _start_command(target: str, drafter: str, flags: list[str]) -> str:
     return join(["python", "-m", "sglang.launch_server", *own, *flags])
 
 
+def _problem_of_this(machine: Machine) -> DFlashError | None:
+    if machine.is_local:  # without an answer of the driver, torch would wait for it too
+        return why_no_accelerator(machine) if machine.memory else None
+    cpu_platform = any(plugin.name == "dflash_cpu" for plugin in installed_plugins())
+    return None if cpu_platform else why_no_accelerator(None)
+
+
 def _report(
     target: str, drafter: str, flags: list[str], memory_gib: float | None, gpu: str | None, load: Load | None
 ) -> tuple[Report, Machine | None]:
@@ -156,6 +164,8 @@ def _report(
         return Report([Finding.of("flags", raised)]), None
     found = preflight(settings, machine, load)
     read = [Finding("note", "old flag", note) for note in notes]
+    if gpu is None and memory_gib is None and settings.device != "cpu" and (problem := _problem_of_this(machine)):
+        read.append(Finding.of("this machine (--gpu checks another)", problem))
     return replace(found, findings=[*read, *check_unread(unread), *found.findings]), machine
 
 

@@ -14,7 +14,7 @@ import typer
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sglang_dflash import __version__, upstream
+from sglang_dflash import __path__, __version__, upstream
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.machine import CPU, Machine, find_gpu, size
 from sglang_dflash.plan.settings import SWITCH, Settings
@@ -28,7 +28,7 @@ PARTS = {
     "FlashInfer": "flashinfer-python",
     "sgl-kernel": "sglang-kernel",
 }
-TESTED = {"SGLang": TESTED_SGLANG, "torch": "2.13.0", "Triton": "3.8.0"}
+TESTED = {"SGLang": (TESTED_SGLANG,), "torch": ("2.13.0", "2.14.1"), "Triton": ("3.8.0",)}
 
 
 class Builtin(DFlashError):
@@ -37,22 +37,22 @@ class Builtin(DFlashError):
 
 @dataclass(frozen=True)
 class Part:
-    """A version: the installed one, what SGLang requires (``"==2.14.1"``), and the one that our tests run with."""
+    """A version: the installed one, what SGLang requires (``"==2.14.1"``), and those that our tests run with."""
 
     name: str
     installed: str | None
     required: str | None = None
-    tested: str | None = None
+    tested: tuple[str, ...] = ()
 
     @property
     def is_untested(self) -> bool:
-        return self.installed is not None and self.installed.partition("+")[0] != self.tested
+        return self.installed is not None and self.installed.partition("+")[0] not in self.tested
 
     @property
     def note(self) -> str:
         notes = [] if self.installed is None else ["untested" if self.is_untested else "tested on CPUs"]
         if self.is_untested and self.tested:
-            notes.append(f"tests use {self.tested}")
+            notes.append(f"tests use {' or '.join(self.tested)}")
         if self.required:
             notes.append(f"SGLang requires {self.required}")
         return "; ".join(notes)
@@ -81,6 +81,7 @@ class Report:
         error = self.problem
         problem = error and {"value": error.value, "expected": error.expected, "fix": error.remedy}
         about = {"worker": self.worker, "device": asdict(self.machine), "untested": self.untested}
+        about |= {"folder": __path__[0], "plugins": _other_plugins()}
         return {"problem": problem, **about, "versions": {part.name: asdict(part) for part in self.parts}}
 
     def lines(self) -> Iterator[str]:
@@ -97,6 +98,13 @@ class Report:
         yield f"{'device':12}{self.machine.name}{memory}"
         for part in self.parts:
             yield f"{part.name:12}{part.installed or 'none':16}{part.note}".rstrip()
+        yield f"{'folder':12}{__path__[0]}"
+        yield from (f"{'plugin':12}{plugin}" for plugin in _other_plugins())
+
+
+def _other_plugins() -> list[str]:
+    found = {(point.name, point.dist.name, point.dist.version) for point in upstream.installed_plugins() if point.dist}
+    return [f"{name} of {owner} {version}" for name, owner, version in sorted(found) if owner != "sglang-dflash"]
 
 
 def examine() -> Report:
@@ -126,6 +134,7 @@ def _serving_machine() -> Machine:
         from sglang_dflash.hooks import launch, takeover
         from sglang_dflash.plugin import is_registered
 
+        takeover.refuse_without_accelerator()
         machine = launch.this_machine(0)
     except (ImportError, OSError, RuntimeError) as error:
         raise DFlashError(
@@ -139,7 +148,6 @@ def _serving_machine() -> Machine:
             expected="the plugin `dflash`",
             remedy="install sglang-dflash in SGLang's environment; unset SGLANG_PLUGINS, or add `dflash` to it",
         )
-    takeover.refuse_without_accelerator()
     takeover.check_sglang()
     return machine
 
@@ -147,8 +155,8 @@ def _serving_machine() -> Machine:
 def _parts() -> Iterator[Part]:
     wanted = map(Requirement, (installed_version() and requires("sglang")) or ())
     pins = {canonicalize_name(each.name): str(each.specifier) for each in wanted if "extra" not in str(each.marker)}
-    for name, distribution in PARTS.items():
-        yield Part(name, installed_version(distribution), pins.get(canonicalize_name(distribution)), TESTED.get(name))
+    for name, package in PARTS.items():
+        yield Part(name, installed_version(package), pins.get(canonicalize_name(package)), TESTED.get(name, ()))
     torch = sys.modules.get("torch")  # SGLang has imported it, if it can
     yield Part("CUDA", torch.version.cuda if torch else None)
 

@@ -13,7 +13,7 @@ import pkgutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -351,6 +351,11 @@ def __getattr__(name: str) -> Any:
     value = symbol.resolve()
     globals()[name] = value
     return value
+
+
+def installed_plugins() -> list[EntryPoint]:
+    """Return the entry points that SGLang loads at start: general plugins, then platforms, of any distribution."""
+    return [*entry_points(group="sglang.srt.plugins"), *entry_points(group="sglang.srt.platforms")]
 
 
 def write_record(server_args: Any, value: object) -> None:

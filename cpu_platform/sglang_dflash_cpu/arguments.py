@@ -28,7 +28,7 @@ Rule = tuple[bool, str, str, str]  # whether to refuse, found, expected, remedy
 MAX_RUNNING_REQUESTS = 32
 TOKENS_PER_REQUEST = 8192
 STATES_PER_REQUEST = 8  # the working state, two tracked snapshots, and as many again in the prefix cache
-SMALL_PART = 0.1  # of the available memory
+SMALL_PART = 0.1  # of the machine's memory
 
 _ATTENTION_FIELDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 _KV_DTYPES = ("auto", "bfloat16", "bf16", "float16", "float32")
@@ -224,7 +224,7 @@ def _defaults(cfg: Any, model_config: Any) -> dict[str, Any]:
         dtype_bytes=model_config.dtype.itemsize,
         running=running,
         context=model_config.context_len,
-        available=psutil.virtual_memory().available,
+        memory=psutil.virtual_memory().total,
     )
     left_open = {"max_running_requests": running, **caps}
     if cfg.disaggregation_mode == "decode":
@@ -235,7 +235,7 @@ def _defaults(cfg: Any, model_config: Any) -> dict[str, Any]:
 
 
 def pool_defaults(
-    config: Mapping[str, Any], *, dtype_bytes: int, running: int, context: int, available: int
+    config: Mapping[str, Any], *, dtype_bytes: int, running: int, context: int, memory: int
 ) -> dict[str, int]:
     """Return caps for ``max_total_tokens`` and ``max_mamba_cache_size``, for a user who chose neither.
 
@@ -247,14 +247,14 @@ def pool_defaults(
         config: the target's text config. SGLang's has no ``layer_types`` for hybrids but ``full_attention_interval``.
         dtype_bytes: bytes of one element of K, V and the convolution state; the recurrent state is float32.
         running: requests that may run at once; context: longest sequence, tokens.
-        available: free memory of the machine, bytes.
+        memory: of the machine, bytes. What is free changes from moment to moment.
     """
     tokens, states = running * min(context, TOKENS_PER_REQUEST), running * STATES_PER_REQUEST
     token_bytes = target_kv_per_token(config, kv_bytes=dtype_bytes, tp_size=1)
     state = state_bytes(config, recurrent_bytes=4, conv_bytes=dtype_bytes, tp_size=1).slot
     defaults = {}
-    if tokens * token_bytes <= available * SMALL_PART:
+    if tokens * token_bytes <= memory * SMALL_PART:
         defaults["max_total_tokens"] = tokens
-    if 0 < states * state <= available * SMALL_PART:  # 0 without recurrent layers
+    if 0 < states * state <= memory * SMALL_PART:  # 0 without recurrent layers
         defaults["max_mamba_cache_size"] = states
     return defaults

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sglang_dflash import __version__, upstream
+from sglang_dflash import upstream
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import serving
+from sglang_dflash.plan.machine import find_gpu, why_no_accelerator
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import HookRegistry, check_symbols, check_version
 
@@ -30,10 +31,8 @@ def refuse_without_accelerator() -> None:
     """Raise DFlashError on a machine that neither SGLang nor an out-of-tree platform can serve on."""
     platform = upstream.current_platform
     if platform.device_type == "cpu" and not platform.is_out_of_tree():
-        raise DFlashError(
-            "SGLang found no accelerator on this machine",
-            expected="a CUDA GPU, or the CPU platform of sglang-dflash-cpu",
-            remedy=f"run `pip install ./cpu_platform` in a checkout of sglang-dflash {__version__}",
+        raise why_no_accelerator(find_gpu()) or DFlashError(
+            "SGLang serves with its CPU engine", expected="a CUDA GPU", remedy="unset SGLANG_USE_CPU_ENGINE"
         )
 
 

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from sglang_dflash import __version__
 from sglang_dflash.errors import DFlashError
 
 MIB = 1 << 20
@@ -102,6 +103,33 @@ def find_gpu(base_gpu_id: int = 0) -> Machine | None:
     name, *numbers = answer.splitlines()
     memory, major, minor = map(int, numbers)
     return Machine("gpu", name, memory, (major, minor), is_local=True)
+
+
+def why_no_accelerator(gpu: Machine | None) -> DFlashError | None:
+    """Return why torch can use no accelerator of this machine, and the remedy; None if it can use one.
+
+    Args:
+        gpu: the result of :func:`find_gpu`.
+    """
+    import torch
+
+    if torch.accelerator.is_available():
+        return None
+    expected, reason = "a GPU that torch can use", "it finds none"
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:  # AssertionError: of a build for CPUs
+        reason = str(error).partition(". ")[0]
+    value = f"torch {torch.__version__} cannot use {gpu.name if gpu else 'a GPU'}: {reason}"
+    if cuda := torch.version.cuda:
+        remedy = f"install an NVIDIA driver for CUDA {cuda} (CUDA 13: 580 or newer); in a container, pass `--gpus all`"
+    elif gpu or torch.version.hip:
+        remedy = "install a build of torch for this GPU, and the driver that it needs"
+    else:
+        value = "this machine has no accelerator that SGLang can use"
+        expected = "a CUDA GPU, or the CPU platform of sglang-dflash-cpu"
+        remedy = f"run `pip install ./cpu_platform` in a checkout of sglang-dflash {__version__}"
+    return DFlashError(value, expected=expected, remedy=remedy)
 
 
 def asked_about(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PretrainedConfig
@@ -14,7 +16,7 @@ from sglang_dflash import upstream
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream import AttentionArch
 from sglang_dflash_cpu import threads
-from sglang_dflash_cpu.arguments import CHOICES, check_before_model, check_pair, cpu_values, pool_defaults
+from sglang_dflash_cpu.arguments import CHOICES, _defaults, check_before_model, check_pair, cpu_values, pool_defaults
 from sglang_dflash_cpu.layers import ATTENTION_BACKEND
 
 # As SGLang leaves them without a flag.
@@ -113,15 +115,25 @@ def test_a_pool_is_capped_if_it_takes_at_most_a_tenth_of_the_memory(
     for name, taken in (("max_total_tokens", 32 * 2048 * token), ("max_mamba_cache_size", 32 * 8 * state)):
         if taken:
             options = {"dtype_bytes": dtype_bytes, "running": 32, "context": 2048}
-            assert name in pool_defaults(config, **options, available=10 * taken)
-            assert name not in pool_defaults(config, **options, available=10 * taken - 10)
+            assert name in pool_defaults(config, **options, memory=10 * taken)
+            assert name not in pool_defaults(config, **options, memory=10 * taken - 10)
+
+
+def test_a_pool_is_capped_even_if_little_memory_is_free_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang would take a fraction of what is free when it makes the pools: 12 GB for a tiny model."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=16 << 30, available=64 << 20))
+    hf = PretrainedConfig(**DENSE)
+    model = SimpleNamespace(hf_text_config=hf, dtype=torch.float32, context_len=4096, **{**DENSE, "head_dim": 32})
+    unset = dict.fromkeys(("max_running_requests", "max_total_tokens"))
+    cfg = SimpleNamespace(disaggregation_mode="null", **unset)
+    assert _defaults(cfg, model)["max_total_tokens"] == 32 * 4096
 
 
 def test_a_hybrid_as_sglang_reads_its_config() -> None:
     config = {**HYBRID, "full_attention_interval": 4}
     del config["layer_types"]
-    for available in (1 << 20, 200 << 20, 1 << 30, 8 << 30):
-        options = {"dtype_bytes": 2, "running": 32, "context": 2048, "available": available}
+    for memory in (1 << 20, 200 << 20, 1 << 30, 8 << 30):
+        options = {"dtype_bytes": 2, "running": 32, "context": 2048, "memory": memory}
         assert pool_defaults(config, **options) == pool_defaults(HYBRID, **options)
 
 

@@ -9,10 +9,13 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
+import torch
 
 from sglang_dflash import __version__, doctor, upstream
 from sglang_dflash.doctor import Builtin, Report
-from sglang_dflash.plan.machine import GPUS
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.hooks import takeover
+from sglang_dflash.plan.machine import CPU, GPUS, Machine
 from sglang_dflash.upstream import TESTED_SGLANG
 from tests.hooks.test_changed_sglang import call_it
 
@@ -54,11 +57,68 @@ def test_what_keeps_dflash_from_our_worker_is_the_first_line_and_its_fix_the_sec
     assert remedy.startswith("Fix: ") and fix in remedy
 
 
+H200 = GPUS["h200"]
+DRIVER = "install an NVIDIA driver for CUDA 13.0 (CUDA 13: 580 or newer); in a container, pass `--gpus all`"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cuda", "hip", "torchs_reason", "found", "fix"),
+    [
+        (None, "13.0", None, "Found no NVIDIA driver. Please check", "a GPU: Found no NVIDIA driver (", DRIVER),
+        (H200, "13.0", None, "The driver is too old. Please update", "NVIDIA H200: The driver is too old (", DRIVER),
+        (H200, None, None, "Not compiled with CUDA", "NVIDIA H200: Not compiled", "a build of torch for this GPU"),
+        (None, None, "7.1", "No HIP GPUs are available", "a GPU: No HIP GPUs", "the driver that it needs"),
+        (None, None, None, "Not compiled with CUDA", "this machine has no accelerator", "`pip install ./cpu_platform`"),
+    ],
+    ids=["no driver", "old driver", "torch for CPUs", "ROCm", "no GPU"],
+)
+def test_a_launch_and_the_doctor_name_what_keeps_torch_from_a_gpu_and_the_cpu_platform_only_without_one(
+    gpu: Machine | None,
+    cuda: str | None,
+    hip: str | None,
+    torchs_reason: str,
+    found: str,
+    fix: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def init() -> None:
+        raise RuntimeError(torchs_reason)
+
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(takeover, "find_gpu", lambda: gpu)
+    monkeypatch.setattr(upstream, "current_platform", upstream.SRTPlatform(), raising=False)
+    with pytest.raises(DFlashError) as refused:
+        takeover.refuse_without_accelerator()
+    verdict, remedy = list(Report(gpu or CPU, [], refused.value).lines())[:2]
+    assert found in verdict and fix in remedy
+    assert ("cpu_platform" in remedy) == (gpu is None and cuda is None and hip is None)
+
+
 def test_another_sglang_is_refused_before_it_is_imported(tmp_path: Path) -> None:
     ended = run(PYTHONPATH=f"{call_it('99.1.0', tmp_path)}:{':'.join(filter(None, sys.path))}")
     assert ended.returncode == 1
     assert f"SGLang 99.1.0 (expected: {TESTED_SGLANG}" in ended.stdout
     assert f"Fix: install sglang=={TESTED_SGLANG}" in ended.stdout
+
+
+def test_the_folder_and_the_plugins_of_other_distributions_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (info := tmp_path / "other-1.0.dist-info").mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[sglang.srt.plugins]\ndflash = other:a\n[sglang.srt.platforms]\nchip = other:b\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    report = Report(CPU, [], None)
+    assert report.as_json()["folder"] == str(Path(doctor.__file__).parent)
+    named = report.as_json()["plugins"]
+    assert {"dflash of other 1.0", "chip of other 1.0"} < set(named) and not any(
+        "of sglang-dflash " in each for each in named
+    )
+    assert list(report.lines())[-len(named) :] == [f"plugin      {each}" for each in named]
 
 
 def test_what_no_test_ran_with_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +130,7 @@ def test_what_no_test_ran_with_is_named(monkeypatch: pytest.MonkeyPatch) -> None
             raise PackageNotFoundError(name)
         return installed[name]
 
+    monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(upstream, "version", version)
     monkeypatch.setattr(doctor, "requires", lambda _: required)
     on_gpu = Report(GPUS["h100"], list(doctor._parts()), None)
@@ -79,6 +140,6 @@ def test_what_no_test_ran_with_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         f"sglang-dflash {__version__} serves DFLASH on NVIDIA H100 80GB HBM3.\nUntested: NVIDIA H100"
     )
     assert "torch       2.13.0+cu130    tested on CPUs; SGLang requires ==2.14.1" in text
-    assert "Triton      9.9.9           untested; tests use " in text
+    assert "Triton      9.9.9           untested; tests use 3.8.0" in text
     chosen = Builtin("SGLANG_DFLASH=builtin", expected="unset", remedy="unset it")
     assert Report(GPUS["h100"], [], chosen).worker == "SGLang's own"

@@ -101,7 +101,7 @@ OF_SERVER = {name for flag in json.loads(LIST.read_text()) for name in flag["nam
 ROUTER = argparse.ArgumentParser()
 RouterArgs.add_cli_args(ROUTER)
 OF_OTHERS = {flag for script in (ROOT / "launch").glob("*.sh") for flag in FLAG.findall(script.read_text())}
-OF_OTHERS |= set(ROUTER._option_string_actions)
+OF_OTHERS |= set(ROUTER._option_string_actions) | {"--gpus", "--prerelease"}  # of docker and uv
 
 
 @pytest.mark.parametrize("page", [READMES[0], *GUIDES], ids=lambda page: page.name)

@@ -28,7 +28,9 @@ def test_a_version_is_sglangs_and_a_count_of_ours() -> None:
 
 def test_the_three_distributions_have_one_version_and_need_it() -> None:
     for folder in ("cpu_platform", "lab"):
-        project = tomllib.loads(text(f"{folder}/pyproject.toml"))["project"]
+        settings = tomllib.loads(text(f"{folder}/pyproject.toml"))
+        project = settings["project"]
+        assert settings["tool"]["distutils"] == tomllib.loads(text("pyproject.toml"))["tool"]["distutils"]
         assert project["version"] == __version__
         assert f"sglang-dflash=={__version__}" in project["dependencies"]
         assert project["requires-python"] == PROJECT["requires-python"]
@@ -52,10 +54,11 @@ def test_every_place_names_this_release(file: str, line: str) -> None:
     assert line.format(sglang=TESTED_SGLANG, ours=__version__) in text(file)
 
 
-def test_the_doctors_tested_versions_are_those_of_make_setup() -> None:
+def test_the_doctors_tested_versions_are_those_of_make_setup_and_of_the_workflow() -> None:
     pins = f"{text('Makefile')}\n{text('requirements/cpu.txt')}"
-    pinned = dict(re.findall(r"^(?:\w+ := )?(sglang|torch|triton)==(\S+)", pins, re.MULTILINE))
-    assert {name.lower(): version for name, version in TESTED.items()} == pinned
+    pinned = dict(re.findall(r"^(?:\w+ [:?]= )?(sglang|torch|triton)==(\S+)", pins, re.MULTILINE))
+    assert {name.lower(): versions[0] for name, versions in TESTED.items()} == pinned
+    assert f"TORCH: torch=={TESTED['torch'][1]} " in text(".github/workflows/test.yml")
 
 
 def test_the_extra_brings_the_tested_sglang() -> None:
@@ -68,4 +71,4 @@ def test_declared_pythons_are_those_of_the_page_and_of_ci() -> None:
     assert re.findall(r'"(3\.\d+)"', text(".github/workflows/test.yml")) == declared
     [row] = re.findall(rf"^\| {re.escape(__version__)} \|.*$", text("docs/compatibility.md"), re.MULTILINE)
     assert re.findall(r"\b3\.\d+", row) == declared
-    assert re.search(r"TORCH := torch==(\S+)", text("Makefile"))[1] in row
+    assert all(version in row for version in TESTED["torch"])

@@ -5,6 +5,7 @@ Triton's own warm-up decides what is compiled and which launches share a compila
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tempfile
@@ -15,12 +16,15 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import triton
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas_version
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -73,12 +77,35 @@ class OnCuda(TorchFunctionMode):
 
 
 @contextmanager
-def compiled_for(capability: int) -> Iterator[list[Launch]]:
-    """Collect the launches inside, compiled for ``capability`` (90 for sm_90)."""
+def _assembling_with(ptxas: str | None) -> Iterator[None]:
+    with patch.dict(os.environ):
+        for name in ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH"):  # FlashInfer sets the second
+            os.environ.pop(name, None)
+        if ptxas:
+            os.environ["TRITON_PTXAS_BLACKWELL_PATH"] = ptxas
+        get_ptxas_version.cache_clear()  # part of the key of Triton's cache on disk
+        yield
+    get_ptxas_version.cache_clear()
+
+
+def compilers() -> str:
+    """Return the releases of Triton and of its own assemblers."""
+    with _assembling_with(None):
+        hopper, blackwell = knobs.nvidia.ptxas.version, knobs.nvidia.ptxas_blackwell.version
+    return f"Triton {triton.__version__}, its ptxas {hopper} for sm_90 and {blackwell} for sm_100 and sm_120"
+
+
+@contextmanager
+def compiled_for(capability: int, ptxas: str | None = None) -> Iterator[list[Launch]]:
+    """Collect the launches inside, compiled for ``capability`` (90 for sm_90).
+
+    Args:
+        ptxas: the assembler for Blackwell; None for Triton's own.
+    """
     launches: list[Launch] = []
     device = SimpleNamespace(
         get_current_target=lambda: GPUTarget("cuda", capability, 32),
-        get_current_device=lambda: capability,  # Triton keeps its compiled kernels by device
+        get_current_device=lambda: (capability, ptxas),  # Triton keeps its compiled kernels by device
         get_current_stream=lambda device=None: 0,
     )
     run, before = JITFunction.run, driver._active
@@ -91,7 +118,7 @@ def compiled_for(capability: int) -> Iterator[list[Launch]]:
     driver.set_active(device)
     JITFunction.run = compile_only
     try:
-        with OnCuda():
+        with OnCuda(), _assembling_with(ptxas):
             yield launches
     finally:
         JITFunction.run, driver._active = run, before

@@ -21,7 +21,7 @@ from sglang_dflash.model.attention import QKNormRope
 from sglang_dflash.states.reference import Records
 from sglang_dflash.states.replay import gdn_commit, gdn_verify
 from sglang_dflash.worker.copies import LEAST, LONGEST, UNSURE
-from tests.ops.launches import SHARED_MEMORY, Usage, compiled_for, tensor
+from tests.ops.launches import SHARED_MEMORY, Usage, compiled_for, compilers, tensor
 from tests.support.cards import FOLDER, NAMES
 
 TP_SIZES = (1, 2, 4, 8)
@@ -236,3 +236,4 @@ if __name__ == "__main__":
     print(f"| kernel | width | {' | '.join(f'sm_{capability}' for capability in SHARED_MEMORY)} |")
     print(f"|---|---|{'---|' * len(SHARED_MEMORY)}")
     print(*rows([usages(capability, rank_shapes()) for capability in SHARED_MEMORY]), sep="\n")
+    print(f"\n{compilers()}")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
+from sglang_dflash import cli
 from sglang_dflash.cli import app
 from sglang_dflash.plan import machine
 from sglang_dflash.plan.flags import parse
@@ -59,6 +62,25 @@ def test_the_machine_of_a_command_line(
 ) -> None:
     monkeypatch.setattr(machine, "find_gpu", lambda _: gpu)
     assert asked_about(device, memory_gib) == expected
+
+
+def test_a_machine_on_which_a_start_would_be_refused_is_named_unless_another_is_asked_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    about, here = "x this machine (--gpu checks another): ", replace(GPUS["h200"], is_local=True)
+    monkeypatch.setattr(machine, "find_gpu", lambda _: None)
+    assert about not in run(*CARD).stdout, "the CPU platform is installed"
+    monkeypatch.setattr(cli, "installed_plugins", lambda: [])
+    monkeypatch.setattr(torch.version, "cuda", None)
+    for gpu, reason in (
+        (None, "this machine has no accelerator"),
+        (here, f"torch {torch.__version__} cannot use NVIDIA H200"),
+    ):
+        monkeypatch.setattr(machine, "find_gpu", lambda _, found=gpu: found)
+        ended = run(*CARD)
+        assert about + reason in ended.stdout and "Start:" not in ended.stdout
+        assert ended.exit_code == 2
+        assert about not in run(*CARD, "--gpu", "h200").stdout + run(*CARD, "--device", "cpu").stdout
 
 
 @pytest.mark.parametrize("name", GPUS)
