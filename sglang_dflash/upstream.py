@@ -253,7 +253,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "LogitsProcessor._get_logits(self, hidden_states, lm_head, logits_metadata)",
         "LogitsProcessorOutput(next_token_logits)",
     ),
-    "layers.quantization.unquant": ("UnquantizedLinearMethod",),
+    "layers.quantization.unquant": ("UnquantizedLinearMethod", "get_bf16_gemm_backend"),
     "layers.radix_attention": (
         "AttentionType",
         "RadixAttention(num_heads, head_dim, scaling, num_kv_heads, layer_id, sliding_window_size, attn_type)",

@@ -42,6 +42,7 @@ from sglang_dflash.upstream import (
     SamplingBatchInfo,
     SamplingPrewarmResult,
     assign_req_to_token_pool_func,
+    get_bf16_gemm_backend,
     get_exec,
     get_schedule,
     mamba_track_grid,
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner
 
 logger = logging.getLogger(__name__)
+
+# Numbers of tokens with which a drafter's fc reaches every tile of SGLang's CuTe DSL product (sm_100).
+CONTEXT_TOKENS = 16, 32, 40, 64, 72, 128, 256, 512
 
 
 class FirstCalls:
@@ -93,13 +97,13 @@ class FirstCalls:
         torch.get_device_module(self._table.device).synchronize()
         logger.info("DFLASH: loaded the kernels outside CUDA graphs in %.1f s", time.perf_counter() - start)
 
-    def _context_kv(self) -> None:  # the number of tokens makes no difference
-        drafter, tokens = self._plan.drafter, self._zeros(self._plan.block)
-        captured = len(drafter.target_layer_ids) * drafter.hidden_size
-        hidden = torch.zeros(len(tokens), captured, dtype=self._target.dtype, device=tokens.device)
-        self._inject.write(hidden, None, tokens, tokens)
-        if (staged := self._inject.staged) is not None:
-            stage_block(hidden, tokens, tokens, tokens[:1].int(), *staged.tensors)
+    def _context_kv(self) -> None:
+        drafter, dtype, slots = self._plan.drafter, self._target.dtype, self._zeros(max(CONTEXT_TOKENS))
+        hidden = slots.new_zeros(len(slots), len(drafter.target_layer_ids) * drafter.hidden_size, dtype=dtype)
+        for tokens in CONTEXT_TOKENS if get_bf16_gemm_backend().is_cutedsl() else CONTEXT_TOKENS[:1]:
+            self._inject.write(hidden, None, slots[:tokens], slots[:tokens])
+        if (staged := self._inject.staged) is not None:  # it may be shorter than a block
+            stage_block(hidden[:1], slots[:1], slots[:1], slots[:1].int(), *staged.tensors)
 
     def _choices(self) -> None:
         row, neutral = self._zeros(1), torch.tensor([[0.0, 0.0, 1.0]], device=self._table.device)
