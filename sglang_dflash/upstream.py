@@ -141,6 +141,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "track_mamba_states_all_layers"
         "(conv_states_pool, ssm_states_pool, cache_indices, mamba_track_mask, mamba_track_indices, batch_size, "
         "check_freed_slots)",
+        "MambaAttnBackendBase._replay_metadata(self, bs, req_pool_indices, forward_mode, spec_info, seq_lens_cpu, "
+        "num_padding)",
     ),
     "layers.sampler": (
         "Sampler",
