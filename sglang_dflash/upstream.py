@@ -252,6 +252,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "layers.logits_processor": (
         "LogitsProcessor",
+        "LogitsProcessor._compute_lm_head(self, hidden_states, lm_head)",
         "LogitsProcessor._get_logits(self, hidden_states, lm_head, logits_metadata)",
         "LogitsProcessorOutput(next_token_logits)",
     ),
