@@ -3,7 +3,7 @@
 # make demo    the real server on this machine: three models answer, then DFLASH beside plain decoding
 PYTHON ?= python3
 VENV ?= .venv
-# Index of torch alone: https://download.pytorch.org/whl/cpu has CPU builds (docs/setup.md#without-a-gpu).
+# Index of torch alone: the address of PyTorch's CPU builds (docs/setup.md#without-a-gpu).
 TORCH_INDEX ?=
 
 SGLANG_TESTED := sglang==0.5.23

@@ -142,6 +142,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "track_mamba_states_all_layers"
         "(conv_states_pool, ssm_states_pool, cache_indices, mamba_track_mask, mamba_track_indices, batch_size, "
         "check_freed_slots)",
+        "MambaAttnBackendBase._replay_metadata(self, bs, req_pool_indices, forward_mode, spec_info, seq_lens_cpu, "
+        "num_padding)",
     ),
     "layers.sampler": (
         "Sampler",
@@ -278,10 +280,11 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "layers.logits_processor": (
         "LogitsProcessor",
+        "LogitsProcessor._compute_lm_head(self, hidden_states, lm_head)",
         "LogitsProcessor._get_logits(self, hidden_states, lm_head, logits_metadata)",
         "LogitsProcessorOutput(next_token_logits)",
     ),
-    "layers.quantization.unquant": ("UnquantizedLinearMethod",),
+    "layers.quantization.unquant": ("UnquantizedLinearMethod", "get_bf16_gemm_backend"),
     "layers.radix_attention": (
         "AttentionType",
         "RadixAttention(num_heads, head_dim, scaling, num_kv_heads, layer_id, sliding_window_size, attn_type)",

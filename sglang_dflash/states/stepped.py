@@ -100,7 +100,9 @@ def step_commit(
     live = starts >= 0
     ends = torch.where(live & (counts > 0), ends, 0).clamp_(min=0)
     starts = torch.cat([starts.new_zeros(1), starts.clamp(min=0)])
-    layers_at_once = max(1, SCRATCH_BYTES // (len(starts) * states[0, 0].nbytes))
+    layers_at_once = len(states)  # of few divisors, because each is another compilation
+    while layers_at_once > max(1, SCRATCH_BYTES // (len(starts) * states[0, 0].nbytes)):
+        layers_at_once //= next(divisor for divisor in range(2, layers_at_once + 1) if layers_at_once % divisor == 0)
     for first in range(0, len(states), layers_at_once):
         part = slice(first, first + layers_at_once)
         pool, of_layers = states[part], Records(*(x[part] for x in records.parts))

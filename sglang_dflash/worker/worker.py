@@ -38,6 +38,7 @@ from sglang_dflash.worker.start.graphs import drafter_has_room
 from sglang_dflash.worker.start.models import load_drafter, log_memory
 from sglang_dflash.worker.start.prewarm import FirstCalls, prewarm_largest_step
 from sglang_dflash.worker.start.replay_check import check_replay
+from sglang_dflash.worker.start.row_check import row_dependent_products
 from sglang_dflash.worker.state import DraftState
 from sglang_dflash.worker.step import GrammarBarrier, Layout, Publish, idle_result
 from sglang_dflash.worker.widths import prepare_widths, share_times
@@ -157,6 +158,9 @@ class DFlashWorker(BaseSpecWorker):
         with self._drafters_context():
             super().init_attention_backends()
         plan = self.plan
+        if plan.exact and (found := row_dependent_products(self._target, plan.block)):
+            self.identity["exact"] = f"products depend on the number of rows: {', '.join(map(str, found))}"
+            logger.warning("DFLASH: a verify is not exact, so text may differ at near-ties: %s", self.identity["exact"])
         if plan.replay and not plan.exact and plan.role != "prefill":  # before the target's graphs are captured
             check_replay(self._target, plan.block)
 

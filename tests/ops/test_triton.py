@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -138,3 +139,25 @@ def test_a_vector_with_a_stride_is_refused(kernel: str) -> None:
     """Kernels index it without strides."""
     with pytest.raises(AssertionError, match="2,"):
         STRIDED[kernel]()
+
+
+COPIES = {"longest": 4, "bound": 7}
+# One row or column less than the launcher writes, of every memory that its caller allocates.
+SHORT: dict[str, Callable[[], object]] = {
+    "staged hidden states": lambda: stage_block(TABLE, DENSE, DENSE, DENSE[:2], TABLE[:3], DENSE, DENSE),
+    "staged positions": lambda: stage_block(TABLE, DENSE, DENSE, DENSE[:2], TABLE, DENSE[:3], DENSE),
+    "staged slots": lambda: stage_block(TABLE, DENSE, DENSE, DENSE[:2], TABLE, DENSE, DENSE[:3]),
+    "matches": lambda: match_copies(TABLE, PAIRS[:3], DENSE, DENSE, TABLE, DENSE, **COPIES),
+    "offers": lambda: offer_copies(TABLE, TABLE, TABLE, PAIRS[:3], DENSE, DENSE, least=4, unsure=1.0),
+    "rings": lambda: view_rings(TABLE[:3], DENSE, DENSE, DENSE, DENSE, first=1, size=4, window=2, page=1),
+    "slots of a ring": lambda: view_rings(TABLE, DENSE, DENSE, DENSE, DENSE, first=1, size=9, window=2, page=1),
+    "repeated rows": lambda: repeat_rows(DENSE, None, DENSE[:3], width=2),
+    "outputs of a verify": lambda: BLOCKS.verify(partial(gdn_verify, out=BLOCKS.v[0, 1:]), BLOCKS.records),
+}
+
+
+@pytest.mark.parametrize("destination", SHORT)
+def test_a_destination_that_is_one_row_short_is_refused(destination: str) -> None:
+    """A kernel has no bound: it would write to other tensors' memory."""
+    with pytest.raises(AssertionError):
+        SHORT[destination]()

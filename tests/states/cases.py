@@ -125,7 +125,9 @@ def test_no_requests() -> None:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that runs the kernels."""
+    """A server that runs the kernels, and decodes with Triton's, which rounds beta."""
+    mamba = SimpleNamespace(linear_attn_backend="triton", linear_attn_decode_backend=None)
+    monkeypatch.setattr(replay, "get_exec", lambda: SimpleNamespace(mamba=mamba))
     monkeypatch.setattr(replay_check, "runs_kernels", lambda tensor: True)
     monkeypatch.setattr(replay, "gdn_verify", gdn_verify)
     monkeypatch.setattr(replay, "gdn_commit", gdn_commit)
@@ -183,6 +185,11 @@ def commits_one_layer(states: Any, records: Any, *others: Any) -> None:
     gdn_commit(states[:1], Records(*(part[:1] for part in records.parts)), *others)
 
 
+def rounds_beta_wrongly(*inputs: Any, **options: Any) -> Any:
+    q, k, v, a, b, *others = inputs
+    return gdn_verify(q, k, v, a, b - 0.5 if options.get("round_beta") else b, *others, **options)
+
+
 def fails(*inputs: Any, **options: Any) -> Any:
     raise RuntimeError("Triton Error [CUDA]: invalid argument")
 
@@ -195,6 +202,7 @@ def fails(*inputs: Any, **options: Any) -> Any:
         (takes_another_requests_inputs, "updates of gdn_verify"),
         (leaves_a_nan, "outputs of gdn_verify by nan"),
         (loses_low_parts, "updates of gdn_verify"),
+        (rounds_beta_wrongly, "updates of gdn_verify"),
         (commits_one_token_less, "without a snapshot"),
         (tracks_the_last_token, "with a snapshot"),
         (commits_one_layer, "states of gdn_commit"),

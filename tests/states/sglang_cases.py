@@ -1,29 +1,43 @@
-"""SGLang's own kernels of the gated delta net around ours, under Triton's interpreter.
+"""SGLang's own kernels around ours, of the gated delta net and of the start, under Triton's interpreter.
 
 Not collected by itself: tests/states/test_sglang_kernels.py runs it in a process with ``TRITON_INTERPRET=1``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from sglang.kernels.ops.attention import triton_gdn_fused_proj
 from sglang.kernels.ops.attention.fla.fused_recurrent import fused_recurrent_gated_delta_rule_packed_decode
 from sglang.kernels.ops.mamba.causal_conv1d_triton import causal_conv1d_update
 from sglang.kernels.ops.mamba.mamba_state_scatter_triton import scatter_mamba_states_after_mtp_verify
+from sglang.srt.arg_groups.cuda_graph_hook import generate_decode_cuda_graph_batch_sizes
+from sglang.srt.layers.attention.hybrid_linear_attn_backend import MambaAttnBackendBase
 from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
 from sglang.srt.mem_cache import memory_pool
 from sglang.srt.mem_cache.memory_pool import MambaPool
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
 from torch import Tensor
 
+from sglang_dflash import ops
+from sglang_dflash.model.drafter import StagedContext
 from sglang_dflash.plan import serving
 from sglang_dflash.states import replay
+from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.states.gdn_commit import gdn_commit
 from sglang_dflash.states.gdn_verify import gdn_verify
-from sglang_dflash.worker.start.graphs import WidthGraphs
+from sglang_dflash.worker import forwards
+from sglang_dflash.worker.forwards import Inject
+from sglang_dflash.worker.start import prewarm
+from sglang_dflash.worker.start.graphs import WidthGraphs, sizes_for_narrower
+from sglang_dflash.worker.start.prewarm import FirstCalls
 from tests.rehearsal import interpreter
 from tests.rehearsal.mutants import by_the_calls_width
 from tests.support.configs import serving_plan
@@ -169,3 +183,114 @@ def test_a_replayed_verify_is_plain_decoding(dtype: torch.dtype, monkeypatch: py
     errors = [(one.float() - other.float()).abs().max() / other.abs().max() for one, other in results]
     print(f"{dtype}: outputs {errors[0]:.2g}, states {errors[1]:.2g}")
     assert all(error <= bound for error, bound in zip(errors, CLOSE[dtype], strict=True)), errors
+
+
+GUARD = 40  # rows around a memory
+
+
+def a_target(requests: int) -> Any:
+    return SimpleNamespace(
+        req_to_token_pool=SimpleNamespace(req_to_token=torch.zeros(requests + 1, 64, dtype=torch.int32)),
+        model_config=SimpleNamespace(vocab_size=40),
+        max_running_requests=requests,
+        dtype=torch.float32,
+        attn_backend=None,
+        decode_cuda_graph_runner=None,
+    )
+
+
+def first_calls(target: Any, inject: Any, block: int, monkeypatch: pytest.MonkeyPatch) -> FirstCalls:
+    """The first calls of a server that runs the kernels."""
+    for module in (ops, prewarm):
+        monkeypatch.setattr(module, "runs_kernels", lambda tensor: True)
+    mamba = SimpleNamespace(enable_mamba_extra_buffer=False)
+    monkeypatch.setattr(prewarm, "get_exec", lambda: SimpleNamespace(mamba=mamba))
+    monkeypatch.setattr(prewarm, "get_schedule", lambda: SimpleNamespace(page_size=1))
+    worker: Any = SimpleNamespace(model_runner=target)
+    commit = RecurrentCommit(worker, replays=False, exact=False)
+    return FirstCalls(serving_plan(block=block), target, commit, None, inject, None)
+
+
+def test_the_first_calls_stay_within_the_staged_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request, and blocks of 32 over a drafter of 16: 16 rows are staged."""
+    monkeypatch.setattr(forwards, "draft_tp_context", nullcontext)
+    plan = serving_plan(block=32)
+    assert plan.drafted == 16
+    columns = len(plan.drafter.target_layer_ids) * plan.drafter.hidden_size
+    model: Any = SimpleNamespace(fc=SimpleNamespace(input_size=columns), write_context=lambda *_: None, staged=None)
+    drafter: Any = SimpleNamespace(
+        model=model, token_to_kv_pool=None, dtype=torch.float32, device="cpu", max_running_requests=1
+    )
+    inject = Inject(drafter, None, None)
+    inject.stage(plan.drafted)
+    memories = [torch.full((16 + 2 * GUARD, *part.shape[1:]), 7).to(part.dtype) for part in model.staged.tensors]
+    model.staged = StagedContext(*(memory[GUARD:-GUARD] for memory in memories), None)
+    first_calls(a_target(1), inject, 32, monkeypatch).run((16, 32), lambda width: nullcontext())
+    assert not any(memory[GUARD].any() for memory in memories), "nothing was staged"
+    for memory in memories:
+        assert (memory[:GUARD] == 7).all() and (memory[-GUARD:] == 7).all()
+
+
+def test_the_start_looks_up_state_slots_of_every_padded_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments: Any = SimpleNamespace(disable_cuda_graph_padding=False, speculative_algorithm="DFLASH")
+    captured = generate_decode_cuda_graph_batch_sizes(arguments, 48)
+    sizes = {16: captured, 4: sizes_for_narrower(captured)}
+    linear = MambaAttnBackendBase.__new__(MambaAttnBackendBase)
+    vars(linear).update(
+        _fused_state_indices_ok=True,  # as on CUDA
+        replayssm_write_pos_list=None,
+        req_to_token_pool=SimpleNamespace(
+            req_index_to_mamba_index_mapping=torch.zeros(49, dtype=torch.int32), mamba_v2p_table=None
+        ),
+        state_indices_list=[torch.zeros(1 + i, dtype=torch.int32) for i in range(48)],
+        query_start_loc_list=[torch.zeros(2 + i, dtype=torch.int32) for i in range(48)],
+        cached_cuda_graph_decode_query_start_loc=torch.arange(49, dtype=torch.int32),
+    )
+    runner, target = SimpleNamespace(capture_bs=captured), a_target(48)
+    target.attn_backend, target.decode_cuda_graph_runner = SimpleNamespace(linear_attn_backend=linear), runner
+
+    @contextmanager
+    def at_width(width: int) -> Iterator[None]:
+        runner.capture_bs = sizes[width]
+        yield
+
+    def look_up(padded: int, bs: int) -> None:
+        rows = torch.zeros(padded, dtype=torch.int64)
+        linear._replay_metadata(padded, rows, ForwardMode.DECODE, None, None, num_padding=padded - bs)
+
+    for size in captured:
+        look_up(size, size)  # as its capture does
+    inject: Any = SimpleNamespace(write=lambda *_: None, staged=None)
+    first_calls(target, inject, 16, monkeypatch).run(tuple(sizes), at_width)
+    at_start = interpreter.COMPILED.copy()
+    for bs, buckets in itertools.product(range(1, 49), sizes.values()):
+        padded = DecodeCudaGraphRunner._pad_to_bucket(bs, buckets)
+        look_up(padded, bs)
+        assert at_start == interpreter.COMPILED, f"compiled for a batch of {bs}, padded to {padded}"
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_fused_decode_convolves_as_a_verify(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain decoding on CUDA, token by token, against one verify: bits, no tolerance."""
+    monkeypatch.setattr(triton_gdn_fused_proj, "can_use_fused_qkvzba_causal_conv1d_update_contiguous", eligible)
+    torch.manual_seed(0)
+    dim, values, width, slots = 300, 64, 5, torch.tensor([2, 0, 3], dtype=torch.int32)
+    qkvz, ba = (torch.randn(REQUESTS, width, size).bfloat16() for size in (dim + values, 2 * HV))
+    windows, weight = torch.randn(4, dim, WINDOW).bfloat16(), torch.randn(dim, WINDOW + 1).bfloat16()
+    offset, decoded = torch.randn(dim).bfloat16() if bias else None, windows.clone()
+    kept = torch.zeros(REQUESTS, width, dim, WINDOW).bfloat16()
+    verified = causal_conv1d_update(
+        qkvz[..., :dim].transpose(1, 2), windows.clone(), weight, offset, "silu", conv_state_indices=slots,
+        intermediate_conv_window=kept, intermediate_state_indices=torch.arange(REQUESTS, dtype=torch.int32),
+    ).transpose(1, 2)  # fmt: skip
+    for t in range(width):
+        mixed, z, b, a = triton_gdn_fused_proj.fused_qkvzba_causal_conv1d_update_contiguous(
+            qkvz[:, t], ba[:, t], decoded, weight, offset, slots,
+            qkv_dim=dim, v_dim=values, num_v_heads=HV, head_v_dim=values // HV, activation="silu",
+        )  # fmt: skip
+        assert torch.equal(mixed, verified[:, t]) and torch.equal(decoded[slots.long()], kept[:, t])
+        assert torch.equal(z.flatten(1), qkvz[:, t, dim:]) and torch.equal(torch.cat([b, a], 1), ba[:, t])
+
+
+def eligible(*tensors: Any, **options: Any) -> tuple[bool, str]:
+    return True, "on a GPU"

@@ -1,7 +1,9 @@
 """What exact mode takes for granted of SGLang's kernel as Triton compiles it, for GPUs that are not here.
 
 A verify must launch the very kernel of plain decoding. A commit launches another compilation, with the heads of all
-layers side by side, whose arithmetic must be the same. A bump of SGLang or Triton fails here, not at a user.
+layers side by side, whose arithmetic must be the same, as must that of plain decoding's fused convolution and of a
+verify's. A bump of SGLang or Triton fails here, not at a user. Batches differ in the compilations that a commit needs,
+all of which the start must launch.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import collections
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,18 +20,24 @@ import torch
 
 pytest.importorskip("sglang")
 
+from sglang.kernels.ops.attention import triton_gdn_fused_proj as projections
+from sglang.kernels.ops.mamba import causal_conv1d_triton as convolutions
 from triton import knobs
+from triton.runtime.jit import JITFunction
 
 from sglang_dflash.drafter.config import load_config, text_config
+from sglang_dflash.states import commit as commits
 from sglang_dflash.states import stepped
 from sglang_dflash.states.reference import Records
+from sglang_dflash.worker.start import prewarm
 from tests.ops.launches import Launch, compiled_for, tensor
 from tests.support.cards import FOLDER
+from tests.support.configs import serving_plan
 
 pytestmark = pytest.mark.sglang
 
 BF16, BS, WIDTH, LAYERS = torch.bfloat16, 4, 16, 3
-FLOATS = re.compile(r"F(ADD|MUL|FMA)\d?|MUFU|SHFL|F2F|F2FP")
+FLOATS = re.compile(r"F(H?ADD|MUL|FMA)\d?|MUFU|SHFL|F2F|F2FP")
 PAIRS = ("Qwen3.5-27B", "Qwen3.6-35B-A3B")
 
 
@@ -100,3 +109,98 @@ def test_steps_run_plain_decodings_arithmetic(pair: str, state: torch.dtype, cap
     assert layouts[0] and layouts[0] == layouts[1]
     counts = [arithmetic(found[call], tmp_path) for call in (decode, commit)]
     assert counts[0]["FADD"] and counts[0] == counts[1]
+
+
+def convolve(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As SGLang's GDN backend launches it: plain decoding, then a verify."""
+    H, HV, K, V = sizes(pair)
+    dim = 2 * H * K + HV * V
+    slots, states, weight = tensor(BS, dtype=torch.int32), tensor(64, dim, 3, dtype=BF16), tensor(dim, 4, dtype=BF16)
+    monkeypatch.setattr(
+        projections, "can_use_fused_qkvzba_causal_conv1d_update_contiguous", lambda *_, **__: (True, "")
+    )
+    monkeypatch.setattr(convolutions, "is_arch_support_pdl", lambda: True)
+    projections.fused_qkvzba_causal_conv1d_update_contiguous(
+        tensor(BS, dim + HV * V, dtype=BF16), tensor(BS, 2 * HV, dtype=BF16), states, weight, None, slots,
+        qkv_dim=dim, v_dim=HV * V, num_v_heads=HV, head_v_dim=V, activation="silu",
+    )  # fmt: skip
+    convolutions.causal_conv1d_update(
+        tensor(BS, WIDTH, dim, dtype=BF16).transpose(1, 2), states, weight, None, "silu", conv_state_indices=slots,
+        intermediate_conv_window=tensor(BS, WIDTH, dim, 3, dtype=BF16), intermediate_state_indices=slots,
+    )  # fmt: skip
+
+
+def times(counts: collections.Counter[Any], factor: int) -> dict[Any, int]:
+    return {name: factor * count for name, count in counts.items()}
+
+
+@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_verify_convolves_as_the_fused_decode(
+    pair: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with compiled_for(capability) as launches:
+        convolve(pair, monkeypatch)
+    (fused, verify), operations, instructions = [launch.compiled for launch in launches], [], []
+    for each in (fused, verify):
+        found = re.findall(r"(arith\.(?:mul|add|div|trunc)f|math\.exp) .*: (tensor<\w+>)", each.asm["ttir"])
+        operations.append(collections.Counter(found))
+        counts = arithmetic(each, tmp_path)
+        del counts["F2FP"]  # rounds one value or two
+        instructions.append(counts)
+    assert operations[0] and operations[1] == times(operations[0], WIDTH)
+    values = fused.metadata.num_warps // verify.metadata.num_warps  # per thread
+    assert instructions[0] and instructions[1] == times(instructions[0], WIDTH * values)
+
+
+def served(pair: str, state: torch.dtype) -> Any:
+    """A target's runner and its pool of states, without storage, for 48 requests."""
+    H, HV, K, V = sizes(pair)
+    layers = text_config(load_config(FOLDER / pair / "target"))["layer_types"].count("linear_attention")
+    rings = {"d": (HV, 16, V), "k": (H, 16, K), "g": (HV, 16), "rawv": (HV, 16, V), "rawk": (H, 16, K)}
+    records = {
+        f"replayssm_{name}": tensor(layers, 49, *shape, dtype=torch.float32 if name == "g" else BF16)
+        for name, shape in rings.items()
+    }
+    states = tensor(layers, 64, HV, V, K, dtype=state)
+    cache = SimpleNamespace(temporal=states, conv=None, intermediate_conv_window=None, **records)
+    pool = SimpleNamespace(
+        req_to_token=tensor(49, 64, dtype=torch.int32),
+        mamba_pool=SimpleNamespace(mamba_cache=cache),
+        req_index_to_mamba_index_mapping=tensor(49, dtype=torch.int32),
+        get_speculative_mamba2_params_all_layers=lambda: cache,
+    )
+    gates = [(tensor(HV, dtype=torch.float32), tensor(HV, dtype=BF16))] * layers
+    return SimpleNamespace(req_to_token_pool=pool, model=gates, max_running_requests=48, decode_cuda_graph_runner=None)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("state", [torch.float32, BF16])
+def test_the_start_launches_the_commit_of_every_batch(
+    pair: str, state: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JITFunction, "_do_compile", lambda self, key, *_, **__: SimpleNamespace(hash=key))
+    monkeypatch.setattr(commits, "gates_of", lambda gates: gates)
+    monkeypatch.setattr(commits, "scatter_mamba_states_after_mtp_verify", lambda *_: None)
+    mamba = SimpleNamespace(enable_mamba_extra_buffer=True)
+    monkeypatch.setattr(prewarm, "get_exec", lambda: SimpleNamespace(mamba=mamba))
+    monkeypatch.setattr(prewarm, "get_schedule", lambda: SimpleNamespace(page_size=1))
+    for module in (prewarm, commits):
+        monkeypatch.setattr(module, "mamba_track_grid", lambda page: 256)
+    plan: Any = serving_plan(replay=True, exact=True)
+    with compiled_for(90) as launches:
+        target = served(pair, state)
+        worker: Any = SimpleNamespace(model_runner=target)
+        commit = commits.RecurrentCommit(worker, replays=True, exact=True)
+        inject: Any = None
+        calls = prewarm.FirstCalls(plan, target, commit, None, inject, None)
+        calls._commits(2)
+        at_start = {launch.key for launch in launches}
+        for bs in range(1, 49):
+            for committed in (0, 255):  # without a snapshot and with one
+                step = calls._step(2, bs, committed)
+                step.batch.mamba_track_indices = step.batch.req_pool_indices
+                commit.before_verify(step)
+                commit(step)
+    late = {launch.key for launch in launches} - at_start
+    assert at_start and not late, f"{len(late)} compilations under traffic, {len(at_start)} at the start"

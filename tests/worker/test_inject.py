@@ -1,8 +1,11 @@
-"""What injection takes of a prefill's hidden states at a time."""
+"""What injection takes of a prefill's hidden states at a time, and the sizes that the start runs."""
 
 from __future__ import annotations
 
+import ast
 import functools
+import importlib.util
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +18,9 @@ pytest.importorskip("sglang")
 from sglang_dflash.model.drafter import DFlashDraftModel
 from sglang_dflash.plan.pools import staged_context
 from sglang_dflash.worker import forwards
-from sglang_dflash.worker.forwards import Inject
+from sglang_dflash.worker.forwards import CHUNK, Inject
+from sglang_dflash.worker.start import prewarm
+from tests.support.configs import serving_plan
 
 pytestmark = pytest.mark.sglang
 
@@ -241,3 +246,51 @@ def test_the_memory_table_has_the_bytes_of_the_staged_block(requests: int) -> No
     Inject(runner, None, None).stage(8)
     staged = model.staged.hidden, model.staged.positions, model.staged.slots
     assert sum(each.nbytes for each in staged) == staged_context(requests * 8, 5 * 64, 2)
+
+
+CUTEDSL = {
+    *("use_cutedsl_bf16_gemm", "_pick_tactic", "_grid_ctas"),
+    *("_TGV_TACTIC_LADDER", "_MUSE_SPARK_TGV_M_RANGES", "_K3_TGV_WIN_SHAPES", "_K3_FRONT_WARP_SPLITK"),
+}
+
+
+def cutedsl_product(multiprocessors: int) -> dict[str, Any]:
+    """SGLang's choice of a CuTe DSL product on sm_100, from its source: the module needs CUTLASS."""
+    spec = importlib.util.find_spec("sglang.kernels.ops.gemm")
+    assert spec is not None and spec.origin is not None
+    tree = ast.parse(Path(spec.origin).with_name("cutedsl_bf16_gemm.py").read_text())
+
+    def is_needed(node: Any) -> bool:
+        targets = (getattr(target, "id", None) for target in getattr(node, "targets", ()))
+        return not CUTEDSL.isdisjoint((getattr(node, "name", None), *targets))
+
+    found: dict[str, Any] = {
+        "torch": SimpleNamespace(cuda=SimpleNamespace(current_device=lambda: 0)),
+        "get_device_sm": lambda: 100,
+        "get_device_core_count": lambda device: multiprocessors,
+    }
+    exec(compile(ast.Module(list(filter(is_needed, tree.body)), []), "SGLang's choice", "exec"), found)
+    return found
+
+
+@pytest.mark.parametrize("multiprocessors", [148, 160])  # of a B200 and a B300
+def test_the_start_runs_every_product_that_sglang_chooses_by_the_number_of_tokens(
+    multiprocessors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prewarm, "get_bf16_gemm_backend", lambda: SimpleNamespace(is_cutedsl=lambda: True))
+    run: set[int] = set()
+    inject: Any = SimpleNamespace(write=lambda hidden, rows, at, slots: run.add(len(slots)), staged=None)
+    pool = SimpleNamespace(req_to_token=torch.zeros(1, 1))
+    target: Any = SimpleNamespace(req_to_token_pool=pool, max_running_requests=1, dtype=torch.bfloat16)
+    commit: Any = None
+    prewarm.FirstCalls(serving_plan(), target, commit, None, inject, None)._context_kv()
+    product = cutedsl_product(multiprocessors)
+
+    def chosen(tokens: Any, hidden: int, captured: int) -> set[int]:
+        of_fc = hidden, captured * hidden
+        return {product["_pick_tactic"](n, *of_fc) for n in tokens if product["use_cutedsl_bf16_gemm"](n, *of_fc)}
+
+    drafters = [(hidden, captured) for hidden in range(512, 6145, 128) for captured in range(1, 6144 // hidden + 1)]
+    late = {shape: chosen(range(1, CHUNK + 1), *shape) - chosen(run, *shape) for shape in drafters}
+    assert not {shape: tactics for shape, tactics in late.items() if tactics}
+    assert chosen(run, 2560, 2), "no product of these was chosen"

@@ -179,6 +179,7 @@ def stage_block(
     assert_dense(positions, slots, accept_lens)
     assert hidden.is_contiguous(), hidden.stride()
     tokens, columns = hidden.shape
+    assert tokens <= min(map(len, (staged_hidden, staged_positions, staged_slots))), f"{tokens} rows do not fit"
     stage_block_kernel[(tokens, triton.cdiv(columns, HIDDEN_TILE))](
         *(hidden, positions, slots, accept_lens, staged_hidden, staged_positions, staged_slots),
         *(columns, tokens // len(accept_lens)),

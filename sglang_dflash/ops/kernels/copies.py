@@ -16,8 +16,8 @@ TILE = 2048
 
 
 def assert_histories(history: Tensor, found: Tensor) -> None:
-    """Assert dense rows, and that ``found`` has two columns."""
-    assert history.stride(1) == 1 and found.stride() == (2, 1), (history.stride(), found.stride())
+    """Assert dense rows, and that ``found`` has as many, with two columns."""
+    assert history.stride(1) == 1 and found.stride() == (2, 1) and len(found) == len(history), found.stride()
 
 
 @triton.jit(

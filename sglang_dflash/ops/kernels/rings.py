@@ -43,7 +43,7 @@ def view_rings(
     window: int,
     page: int,
 ) -> tuple[Tensor, Tensor]:
-    assert table.stride(1) == 1, "rows must be dense"
+    assert table.stride(1) == 1 and table.shape[1] >= size and len(table) >= len(oldest), table.shape
     assert_dense(oldest, rows, seq_lens, positions)
     lengths, slots, bs = torch.empty_like(rows), torch.empty_like(positions), len(rows)
     width = len(positions) // bs

@@ -83,6 +83,7 @@ def repeat_rows(*vectors: Tensor | None, width: int) -> tuple[Tensor | None, ...
     first = vectors[0]
     assert first is not None
     assert_dense(*(each for each in vectors if each is not None))
+    assert all(each is None or len(each) == len(first) for each in vectors), f"not {len(first)} rows each"
     repeated = [None if each is None else each.new_empty(len(each) * width, *each.shape[1:]) for each in vectors]
     if bs := len(first):
         lanes = max(32, triton.next_power_of_2(width))

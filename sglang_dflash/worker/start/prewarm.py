@@ -42,6 +42,7 @@ from sglang_dflash.upstream import (
     SamplingBatchInfo,
     SamplingPrewarmResult,
     assign_req_to_token_pool_func,
+    get_bf16_gemm_backend,
     get_exec,
     get_schedule,
     mamba_track_grid,
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner
 
 logger = logging.getLogger(__name__)
+
+# Numbers of tokens with which a drafter's fc reaches every tile of SGLang's CuTe DSL product (sm_100).
+CONTEXT_TOKENS = 16, 32, 40, 64, 72, 128, 256, 512
 
 
 class FirstCalls:
@@ -73,7 +77,9 @@ class FirstCalls:
     ) -> None:
         self._plan, self._target, self._commit, self._copies, self._inject = plan, target, commit, copies, inject
         self._rings = rings
-        self._table = target.req_to_token_pool.req_to_token
+        self._table, most = target.req_to_token_pool.req_to_token, target.max_running_requests
+        # Enough where SGLang rounds them up to a power of two, and where step_commit divides its layers by 2 or more.
+        self._batch_sizes = sorted({min(1 << doublings, most) for doublings in range(most.bit_length() + 1)})
 
     @torch.no_grad()
     def run(self, widths: Sequence[int], at_width: Callable[[int], AbstractContextManager[Any]]) -> None:
@@ -90,16 +96,17 @@ class FirstCalls:
             if decodes:
                 with at_width(width):
                     self._commits(width)
+                    self._state_slots()
         torch.get_device_module(self._table.device).synchronize()
         logger.info("DFLASH: loaded the kernels outside CUDA graphs in %.1f s", time.perf_counter() - start)
 
-    def _context_kv(self) -> None:  # the number of tokens makes no difference
-        drafter, tokens = self._plan.drafter, self._zeros(self._plan.block)
-        captured = len(drafter.target_layer_ids) * drafter.hidden_size
-        hidden = torch.zeros(len(tokens), captured, dtype=self._target.dtype, device=tokens.device)
-        self._inject.write(hidden, None, tokens, tokens)
-        if (staged := self._inject.staged) is not None:
-            stage_block(hidden, tokens, tokens, tokens[:1].int(), *staged.tensors)
+    def _context_kv(self) -> None:
+        drafter, dtype, slots = self._plan.drafter, self._target.dtype, self._zeros(max(CONTEXT_TOKENS))
+        hidden = slots.new_zeros(len(slots), len(drafter.target_layer_ids) * drafter.hidden_size, dtype=dtype)
+        for tokens in CONTEXT_TOKENS if get_bf16_gemm_backend().is_cutedsl() else CONTEXT_TOKENS[:1]:
+            self._inject.write(hidden, None, slots[:tokens], slots[:tokens])
+        if (staged := self._inject.staged) is not None:  # it may be shorter than a block
+            stage_block(hidden[:1], slots[:1], slots[:1], slots[:1].int(), *staged.tensors)
 
     def _choices(self) -> None:
         row, neutral = self._zeros(1), torch.tensor([[0.0, 0.0, 1.0]], device=self._table.device)
@@ -112,15 +119,17 @@ class FirstCalls:
             repeat_rows(value[:, None], value, row.int(), value, seeds, width=1)
 
     def _slots(self) -> None:  # that SGLang reserves for a step, for each alignment of its inputs
-        for bs in self._powers_of_two(1):
+        for bs in self._batch_sizes:
             rows, lens, slots = self._zeros(bs), self._zeros(bs + 1).int(), self._zeros(2)
             for ends, taken in itertools.product((lens[:bs], lens[1:]), (slots[:1], slots[1:])):
                 assign_req_to_token_pool_func(rows, self._table, lens[:bs], ends, taken, bs)
 
-    def _powers_of_two(self, first: int) -> list[int]:
-        # Enough batch sizes, from ``first`` on, where SGLang rounds them up to a power of two.
-        most = self._target.max_running_requests
-        return sorted({min(first << doublings, most) for doublings in range(most.bit_length() + 1)})
+    def _state_slots(self) -> None:  # that SGLang looks up for a batch, padded to a captured size, before each replay
+        linear: Any = getattr(self._target.attn_backend, "linear_attn_backend", None)
+        captured = () if linear is None else getattr(self._target.decode_cuda_graph_runner, "capture_bs", ())
+        for bs in range(1, max(captured, default=0) + 1):
+            padded = min(size for size in captured if size >= bs)
+            linear._replay_metadata(padded, self._zeros(padded), ForwardMode.DECODE, None, None, padded - bs)
 
     def _block(self, step: Any) -> None:
         rows, lens, mask_token_id = step.batch.req_pool_indices, step.batch.seq_lens, self._plan.drafter.mask_token_id
@@ -140,11 +149,9 @@ class FirstCalls:
     def _commits(self, width: int) -> None:
         if width > 1 and not self._plan.replay and self._target.decode_cuda_graph_runner is None:
             return  # SGLang's commit of kept states needs a verify's buffers: the warm-up request runs it first
-        tracks, most = get_exec().mamba.enable_mamba_extra_buffer, self._target.max_running_requests
-        table = self._commit.state_table
+        tracks, table = get_exec().mamba.enable_mamba_extra_buffer, self._commit.state_table
         # SGLang's commit is compiled for a batch size of 1, a multiple of 16, and any other.
-        sizes = self._powers_of_two(16) if width == 1 else sorted({min(bs, most) for bs in (1, 2, 16)})
-        for tracked, bs in itertools.product((False, True) if tracks else (False,), sizes):
+        for tracked, bs in itertools.product((False, True) if tracks else (False,), self._batch_sizes):
             step = self._step(width, bs, mamba_track_grid(get_schedule().page_size) - 1 if tracked else 0)
             step.batch.mamba_track_indices = step.batch.req_pool_indices - 1 if tracked else None
             if width > 1 and table is not None and not self._plan.replay:

@@ -1,0 +1,135 @@
+"""A server stops promising exactness if a product depends on the number of rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("sglang")
+
+from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+
+from sglang_dflash.worker.start.row_check import row_dependent_products
+from sglang_dflash.worker.worker import DFlashWorker
+from tests.support.configs import serving_plan
+
+pytestmark = pytest.mark.sglang
+
+HIDDEN, REQUESTS, WIDTH = 64, 3, 8
+
+
+def by_row(x: Tensor, weight: Tensor) -> Tensor:
+    return (x.double()[:, None] * weight.double()).sum(-1).to(x.dtype)
+
+
+def of_two_blocks(x: Tensor, weight: Tensor) -> Tensor:
+    """Another kernel for a verify of two requests only."""
+    return by_row(x, weight) * (1.01 if len(x) == 2 * WIDTH else 1)
+
+
+class Product(UnquantizedLinearMethod):
+    def __init__(self, product: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.product = product
+
+    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self.product(x, layer.weight) if bias is None else self.product(x, layer.weight) + bias
+
+
+def projection(outputs: int, inputs: int, method: UnquantizedLinearMethod, *, bias: bool = False) -> nn.Module:
+    layer: Any = nn.Linear(inputs, outputs, bias=bias, dtype=torch.bfloat16)
+    layer.quant_method = method
+    return layer
+
+
+class Experts(nn.Module):
+    """A block of experts that writes its result to its input."""
+
+    def __init__(self, product: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.experts, self.product, self.weight = nn.Identity(), product, torch.randn(HIDDEN, HIDDEN).bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.copy_(self.product(x, self.weight))
+
+
+class Target(nn.Module):
+    """A runner and its model: two layers, a tower of images and an LM head."""
+
+    dtype, device, max_running_requests = torch.bfloat16, "cpu", REQUESTS
+
+    def __init__(self, projects: Any = by_row, mixes: Any = by_row, heads: Any = by_row) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = [projection(96, HIDDEN, Product(projects), bias=True) for _ in range(2)]
+        convolution = projection(HIDDEN, 4, Product(by_row))
+        convolution.weight.data = convolution.weight[:, None].data  # as SGLang's gated delta net has it
+        others = Experts(mixes), projection(HIDDEN, 96, Product(by_row)), convolution
+        self.decoder = nn.ModuleList([*layers, *others])
+        self.visual = projection(48, HIDDEN, Product(of_two_blocks))
+        self.lm_head, self.heads = projection(128, HIDDEN, Product(by_row)), heads
+
+    @property
+    def model(self) -> Any:
+        parts = {"model": self.decoder, "lm_head": self.lm_head, "logits_processor": self, "visual": self.visual}
+        return type("Model", (), parts)
+
+    @property
+    def model_config(self) -> Any:
+        return type("Config", (), {"hidden_size": HIDDEN})
+
+    def _compute_lm_head(self, hidden: Tensor, lm_head: Any) -> Tensor:
+        return self.heads(hidden, lm_head.weight)
+
+
+def started(target: Target, monkeypatch: pytest.MonkeyPatch) -> DFlashWorker:
+    monkeypatch.setattr(BaseSpecWorker, "init_attention_backends", lambda worker: None)
+    monkeypatch.setattr(DFlashWorker, "_drafters_context", nullcontext)
+    worker: Any = DFlashWorker.__new__(DFlashWorker)
+    plan = serving_plan(block=WIDTH, replay=True, exact=True)
+    worker.plan, worker.identity, worker._target = plan, plan.describe(), target
+    worker.init_attention_backends()
+    return worker  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("planted", "found"),
+    [
+        ({}, True),
+        ({"projects": of_two_blocks}, "(96, 64)"),
+        ({"mixes": of_two_blocks}, "('experts', 64)"),
+        ({"heads": of_two_blocks}, "('LM head', 64)"),
+    ],
+)
+def test_a_product_by_the_number_of_rows_is_a_reason_against_exactness(
+    planted: Any, found: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        exact = started(Target(**planted), monkeypatch).identity["exact"]
+    if planted:
+        found = f"products depend on the number of rows: {found}"
+        [record] = caplog.records
+        assert record.message == f"DFLASH: a verify is not exact, so text may differ at near-ties: {found}"
+    assert exact == found
+
+
+@torch.no_grad()
+def test_onednns_products_on_this_processor() -> None:
+    """Those of 16 bits sum in another order for some numbers of rows: of 1,025 inputs or more from two rows on, and
+    with AMX of 512 or more from 48 rows on."""
+    target, outputs, inputs = Target(), 512, 1536
+    target.max_running_requests = 16
+    wide = projection(outputs, inputs, UnquantizedLinearMethod())
+    target.decoder.append(wide)
+    x = torch.randn(64, inputs).bfloat16()
+    alone = torch.cat([nn.functional.linear(row, wide.weight) for row in x.split(1)])
+    depends = [n for n in (2, 16, 64) if not torch.equal(nn.functional.linear(x[:n], wide.weight), alone[:n])]
+    if not depends:
+        pytest.skip("on this processor they do not depend on the number of rows")
+    assert row_dependent_products(target, WIDTH) == [(outputs, inputs)]
