@@ -1,7 +1,10 @@
 """Streamed answers: clients receive what they would receive with one token per step.
 
-SGLang wrote its detokenizer and its parsers for one token per step. With several, the detokenizer sends text twice and
-parsers lose calls. Our hooks send text up to the first incomplete character, and parse each step in pieces of a token.
+SGLang wrote its detokenizer and its parsers for one token per step. If a step has several, the detokenizer sends text
+twice and parsers lose calls. Our hooks remember what was sent, and parse each step in pieces of one token.
+
+One difference remains. With byte fallback, tokenizers decode a run of byte tokens as a whole, and an invalid run as one
+U+FFFD per byte. If an answer is cut inside a character, its last chunk loses the other characters of that run.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ _token_or_character = re.compile(".", re.DOTALL)
 def send_once(original: Callable[..., list[str]], manager: Any, batch: Any) -> list[str]:
     """Hook around ``DetokenizerManager._decode_batch_token_id_output``: text that was sent is not sent again.
 
-    If a chunk ends inside a character, SGLang sends whole words of it and stores where they end. In the next such chunk
-    they may end earlier.
+    Of a chunk that ends inside a character, SGLang sends whole words and stores where they end. The next chunk may move
+    that position back.
     """
     status = manager.decode_status
     sent = {rid: status[rid].sent_offset for rid in batch.rids if rid in status} if _we_serve() else {}
@@ -47,10 +50,12 @@ def mark_whole(parser: Any, *_: Any, **__: Any) -> None:
 
 
 def parse(original: Callable[..., Any], parser: Any, text: str, *tools: Any) -> Any:
-    """Hook around the methods of SGLang's parsers that read streamed text: parse it in pieces of one token.
+    """Hook around each parser's method for streamed text: call it for one token at a time.
+
+    The text is tokenised again: piece boundaries may differ from the model's tokens.
 
     Returns:
-        What the method returns, joined: texts, and calls with consecutive argument deltas merged.
+        The joined results: texts, and the list of calls, in which consecutive argument deltas of one call are merged.
     """
     pieces = [text] if hasattr(parser, "reads_whole_answer") else _single_tokens(text)
     results = [original(parser, piece, *tools) for piece in pieces]

@@ -20,6 +20,7 @@ import pytest
 pytest.importorskip("sglang")
 
 from sglang.srt.entrypoints.openai.protocol import Function, Tool
+from sglang.srt.function_call.core_types import ToolCallItem
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.function_call.json_array_parser import JsonArrayParser
 from sglang.srt.parser.beam import BEAM_RESPONSE_TEMPLATE
@@ -35,9 +36,7 @@ pytestmark = pytest.mark.sglang
 # Thoughts: answers whose format is more than two markers.
 FORMATS = json.loads((Path(__file__).parents[1] / "fixtures/parsers.json").read_text(encoding="utf-8"))
 CALLS = {name: layout for names, layout in FORMATS["calls"].items() for name in names.split()}
-WEATHER = ("get_weather", {"city": "Łódź in Poland", "unit": "celsius"})
-TABLE = ("book_table", {"name": "Zoë's — 漢字 🙂", "note": "by the window, please"})
-TIME: tuple[str, dict[str, str]] = ("get_time", {})
+WEATHER, TABLE, TIME = FORMATS["functions"].items()
 SCHEMAS = [(name, {"properties": dict.fromkeys(keys, {"type": "string"})}) for name, keys in (WEATHER, TABLE, TIME)]
 TOOLS = [Tool(function=Function(name=name, parameters=schema)) for name, schema in SCHEMAS]
 THOUGHT, ANSWER = "I weigh Łódź against 漢字 🙂 <now> and\nthen.\n", "\n\nIt is 42 < 43, and </b> so on."
@@ -122,6 +121,8 @@ def test_a_call_is_two_events_and_what_is_no_step_of_ours_is_parsed_at_once(serv
     serve(True, tokenizer(True))
     answer, whole, seen = calls("hermes", WEATHER), FunctionCallParser(TOOLS, "hermes"), list[str]()
     assert [bool(item.name) for item in whole.parse_stream_chunk(answer)[1]] == [True, False]
+    items = streams.parse(lambda _, text: ([ToolCallItem(tool_index=text < "e", parameters=text)],), None, answer)[0]
+    assert len(items) > 1 and all(one.tool_index != two.tool_index for one, two in pairwise(items))
     whole.parse_non_stream(answer)
     for ours, parser, text in [(True, None, ""), (True, None, "a"), (True, whole, answer), (False, None, answer)]:
         serve(ours, tokenizer(True))
