@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("sglang")
 
+from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
@@ -59,10 +61,17 @@ class Experts(nn.Module):
         return x.copy_(self.product(x, self.weight))
 
 
-class Target(nn.Module):
-    """A runner and its model: two layers, a tower of images and an LM head."""
+class Head(LogitsProcessor):
+    def __init__(self, product: Callable[[Tensor, Tensor], Tensor]) -> None:
+        nn.Module.__init__(self)
+        self.product = product
 
-    dtype, device, max_running_requests = torch.bfloat16, "cpu", REQUESTS
+    def _compute_lm_head(self, hidden: Tensor, lm_head: Any) -> Tensor:  # type: ignore[override]
+        return self.product(hidden, lm_head.weight)
+
+
+class Model(nn.Module):
+    """Two layers, experts, a tower of images and an LM head."""
 
     def __init__(self, projects: Any = by_row, mixes: Any = by_row, heads: Any = by_row) -> None:
         super().__init__()
@@ -71,24 +80,19 @@ class Target(nn.Module):
         convolution = projection(HIDDEN, 4, Product(by_row))
         convolution.weight.data = convolution.weight[:, None].data  # as SGLang's gated delta net has it
         others = Experts(mixes), projection(HIDDEN, 96, Product(by_row)), convolution
-        self.decoder = nn.ModuleList([*layers, *others])
+        self.model = nn.ModuleList([*layers, *others])
         self.visual = projection(48, HIDDEN, Product(of_two_blocks))
-        self.lm_head, self.heads = projection(128, HIDDEN, Product(by_row)), heads
-
-    @property
-    def model(self) -> Any:
-        parts = {"model": self.decoder, "lm_head": self.lm_head, "logits_processor": self, "visual": self.visual}
-        return type("Model", (), parts)
-
-    @property
-    def model_config(self) -> Any:
-        return type("Config", (), {"hidden_size": HIDDEN})
-
-    def _compute_lm_head(self, hidden: Tensor, lm_head: Any) -> Tensor:
-        return self.heads(hidden, lm_head.weight)
+        self.lm_head, self.processor = projection(128, HIDDEN, Product(by_row)), Head(heads)
 
 
-def started(target: Target, monkeypatch: pytest.MonkeyPatch) -> DFlashWorker:
+def runner(model: Model, requests: int = REQUESTS) -> Any:
+    config = SimpleNamespace(hidden_size=HIDDEN)
+    return SimpleNamespace(
+        model=model, dtype=torch.bfloat16, device="cpu", max_running_requests=requests, model_config=config
+    )
+
+
+def started(target: Any, monkeypatch: pytest.MonkeyPatch) -> DFlashWorker:
     monkeypatch.setattr(BaseSpecWorker, "init_attention_backends", lambda worker: None)
     monkeypatch.setattr(DFlashWorker, "_drafters_context", nullcontext)
     worker: Any = DFlashWorker.__new__(DFlashWorker)
@@ -111,7 +115,7 @@ def test_a_product_by_the_number_of_rows_is_a_reason_against_exactness(
     planted: Any, found: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        exact = started(Target(**planted), monkeypatch).identity["exact"]
+        exact = started(runner(Model(**planted)), monkeypatch).identity["exact"]
     if planted:
         found = f"products depend on the number of rows: {found}"
         [record] = caplog.records
@@ -123,13 +127,12 @@ def test_a_product_by_the_number_of_rows_is_a_reason_against_exactness(
 def test_onednns_products_on_this_processor() -> None:
     """Those of 16 bits sum in another order for some numbers of rows: of 1,025 inputs or more from two rows on, and
     with AMX of 512 or more from 48 rows on."""
-    target, outputs, inputs = Target(), 512, 1536
-    target.max_running_requests = 16
+    model, outputs, inputs = Model(), 512, 1536
     wide = projection(outputs, inputs, UnquantizedLinearMethod())
-    target.decoder.append(wide)
+    model.model.append(wide)
     x = torch.randn(64, inputs).bfloat16()
     alone = torch.cat([nn.functional.linear(row, wide.weight) for row in x.split(1)])
     depends = [n for n in (2, 16, 64) if not torch.equal(nn.functional.linear(x[:n], wide.weight), alone[:n])]
     if not depends:
         pytest.skip("on this processor they do not depend on the number of rows")
-    assert row_dependent_products(target, WIDTH) == [(outputs, inputs)]
+    assert row_dependent_products(runner(model, 16), WIDTH) == [(outputs, inputs)]
