@@ -139,7 +139,8 @@ class Copied:
         for req, row, accepted in zip(self._reqs, self._rows, accept_lens, strict=True):
             key, first = found[row]
             if self._drafted and first:
-                self.lengths.append(self._matches.get(req, 0))
+                if (known := self._matches.get(req, 0)) >= LEAST:  # the host does not know a prefill's match
+                    self.lengths.append(known)
                 # Where copy and draft differ at most one is right: tokens accepted from there on come from the copy.
                 self.tokens += max(0, accepted - first)
             self._matches[req] = (key >> 31) & 31

@@ -116,7 +116,7 @@ def close(ours: dict[str, Any], plain: dict[str, Any]) -> bool:
     return same and all(near) and len(ours["scores"]) == len(plain["scores"])
 
 
-@pytest.fixture(params=["dflash_hybrid", "random_widths_hybrid"])
+@pytest.fixture(params=["random_widths_hybrid", pytest.param("dflash_hybrid", marks=pytest.mark.slow)])
 def server(request: pytest.FixtureRequest) -> Server:
     served: Server = request.getfixturevalue(request.param)
     return served

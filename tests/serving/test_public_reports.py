@@ -18,7 +18,7 @@ from tests.support.servers import Server
 pytestmark = pytest.mark.engine
 
 
-@pytest.fixture(params=["dflash_hybrid", "random_widths_hybrid"])
+@pytest.fixture(params=["random_widths_hybrid", pytest.param("dflash_hybrid", marks=pytest.mark.slow)])
 def server(request: pytest.FixtureRequest) -> Server:
     served: Server = request.getfixturevalue(request.param)
     return served
