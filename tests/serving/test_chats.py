@@ -127,7 +127,11 @@ def asked(server: Server, ask: Callable[..., dict[str, Any]], kind: str) -> list
         return list(pool.map(partial(ask, server, kind), QUESTIONS))
 
 
-@pytest.mark.parametrize("kind", BODIES)
+QUICK = ("no thoughts", "schema", "two calls")
+KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in BODIES]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_chat_is_plain_decodings_whole_and_streamed(kind: str, server: Server, plain_hybrid: Server) -> None:
     for ask in (whole, streamed):
         ours, plain = (asked(each, ask, kind) for each in (server, plain_hybrid))

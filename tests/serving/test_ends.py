@@ -187,7 +187,10 @@ def turns(server: Server, kind: str, greedy: list[list[int]], *, streaming: bool
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("kind", ["two strings", "token before string", "end of text"])
+@pytest.mark.parametrize(
+    "kind",
+    ["two strings", *(pytest.param(each, marks=pytest.mark.slow) for each in ("token before string", "end of text"))],
+)
 def test_a_session_continues_with_what_its_client_saw(
     kind: str, streaming: bool, server: Server, plain_hybrid: Server, greedy: list[list[int]]
 ) -> None:

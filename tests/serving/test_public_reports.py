@@ -48,8 +48,8 @@ def test_an_end_just_before_a_track_boundary_leaves_the_prefix_whole(server: Ser
     for each in (server, plain_hybrid):
         flush(each)
         turns = []
-        for before, prompt in enumerate(corpus(PAIR, 15), 1):
-            more = 2 * TRACK - len(prompt) % TRACK - before
+        for before, prompt in enumerate(corpus(PAIR, 5), 1):
+            more = 2 * TRACK - len(prompt) % TRACK - 3 * before
             first = generate(each, prompt, more, sampling_params={"ignore_eos": True})
             turns += [first, generate(each, [*prompt, *first.tokens, *range(200, 230)], 8)]
         found.append(cached(turns))
@@ -94,9 +94,9 @@ def test_prefix_hits_are_plain_decodings(server: Server, plain_hybrid: Server) -
     found = []
     for each in (server, plain_hybrid):
         flush(each)
-        prompts = [stretch(length, length) for length in range(40, 330, 29)]
+        prompts = [stretch(length, length) for length in range(40, 330, 58)]
         turns = [generate(each, prompt, 8) for prompt in prompts for _ in range(2)]
-        for text in corpus(PAIR, 3, seed=5):
+        for text in corpus(PAIR, 2, seed=5):
             for turn in range(4):
                 turns.append(generate(each, text, 24))
                 text = [*text, *turns[-1].tokens, *tokenizer()(f"And then {turn}?")["input_ids"]]
