@@ -6,6 +6,7 @@ greedy requests in float32, and counts the answers that differ (docs/results/sgl
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import tempfile
@@ -84,6 +85,7 @@ def short_pool(server: Server) -> list[Any]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     drafting, builtin = draft_arguments(PAIR), {"SGLANG_DFLASH": "builtin", "TORCHDYNAMO_DISABLE": "1"}
     wide = ("--speculative-adaptive", "--speculative-adaptive-config", "tests/fixtures/widths/fixed.json")
     arms: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
