@@ -126,3 +126,10 @@ def recorded_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record
     with dflash_server("tiny-hybrid", folder, *schedule, base=FEATURES, **plugin) as server:
         yield RecordedServer(server, folder)
         assert_nothing_leaked(server)
+
+
+@pytest.fixture(params=["random_widths_hybrid", pytest.param("dflash_hybrid", marks=pytest.mark.slow)])
+def server(request: pytest.FixtureRequest) -> Server:
+    """Blocks of any width with copies; in the slow set full blocks too."""
+    served: Server = request.getfixturevalue(request.param)
+    return served

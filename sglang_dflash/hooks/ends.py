@@ -73,7 +73,7 @@ def keep_streaming_turn(original: Callable[..., bool], sessions: Any, req: Req) 
     if sessions.cache.supports_mamba():
         del sessions.slots[req.session.session_id]
         req.lock, slot.lock = slot.lock, None
-        if req.finished():  # else it is retracted, and starts anew
+        if req.finished():  # a retracted request restarts from its prompt
             forget_unseen_tokens(req)
             req.session.finish_req(req)
         return False

@@ -72,7 +72,7 @@ def our_worker() -> type:
 
     upstream.check_version()
     upstream.ModelRegistry.models.update(dict.fromkeys(ARCHITECTURES, DFlashDraftModel))
-    # SGLang samples a token for a request of none if it speculates. Hooks cannot replace a property.
+    # Under speculation SGLang samples a token even if none is requested. Hooks cannot replace a property.
     upstream.Req.is_prefill_only = property(lambda req: req.sampling_params.max_new_tokens == 0)
     return DFlashWorker
 

@@ -116,12 +116,6 @@ def close(ours: dict[str, Any], plain: dict[str, Any]) -> bool:
     return same and all(near) and len(ours["scores"]) == len(plain["scores"])
 
 
-@pytest.fixture(params=["random_widths_hybrid", pytest.param("dflash_hybrid", marks=pytest.mark.slow)])
-def server(request: pytest.FixtureRequest) -> Server:
-    served: Server = request.getfixturevalue(request.param)
-    return served
-
-
 def asked(server: Server, ask: Callable[..., dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     with ThreadPoolExecutor(4) as pool:
         return list(pool.map(partial(ask, server, kind), QUESTIONS))

@@ -75,13 +75,6 @@ def greedy(plain_hybrid: Server) -> list[list[int]]:
     return tokens(answers(plain_hybrid, corpus(PAIR, PROMPTS), {"temperature": 0, "max_new_tokens": NEW_TOKENS}))
 
 
-@pytest.fixture(params=["random_widths_hybrid", pytest.param("dflash_hybrid", marks=pytest.mark.slow)])
-def server(request: pytest.FixtureRequest) -> Server:
-    """Blocks of any width with copies, and full blocks."""
-    served: Server = request.getfixturevalue(request.param)
-    return served
-
-
 def seen(answer: dict[str, Any]) -> dict[str, Any]:
     """What a client sees of an answer; of log-probabilities the tokens."""
     meta = answer["meta_info"]

@@ -18,12 +18,6 @@ from tests.support.servers import Server
 pytestmark = pytest.mark.engine
 
 
-@pytest.fixture(params=["random_widths_hybrid", pytest.param("dflash_hybrid", marks=pytest.mark.slow)])
-def server(request: pytest.FixtureRequest) -> Server:
-    served: Server = request.getfixturevalue(request.param)
-    return served
-
-
 def cached(answers: list[Answer]) -> list[tuple[list[int], int]]:
     return [(answer.tokens, answer.meta["cached_tokens"]) for answer in answers]
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.upstream import async_d2h, async_h2d
+from sglang_dflash.worker.sampling import fresh_rows
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import Req, ScheduleBatch
@@ -46,14 +47,14 @@ class Processors:
 
     def before_prefill(self, batch: ScheduleBatch) -> None:
         """Start the requests of a prefill; show decoding requests of a mixed batch as of their last token."""
-        decoding = {id(req) for req in batch.decoding_reqs or ()}
-        fresh = [req for _, req in _processed(batch) if id(req) not in decoding]
+        processed, rows = dict(_processed(batch)), fresh_rows(batch)
+        fresh = [processed.pop(row) for row in rows if row in processed]
         self._generated.update((req, list(req.output_ids)) for req in fresh)
         # Drop pending copies of requests that were retracted or have ended.
         settled = {id(None), *map(id, fresh)}
         waiting = [([(i, req) for i, req in rows if id(req()) not in settled], copy) for rows, copy in self._arriving]
         self._arriving = [(rows, copy) for rows, copy in waiting if rows]
-        self._show([req for _, req in _processed(batch) if id(req) in decoding])
+        self._show(processed.values())
 
     def after_prefill(self) -> None:
         for req, output_ids in self._shown:
