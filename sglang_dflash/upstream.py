@@ -239,6 +239,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "async_d2h(tensor)",
         "async_h2d(args, dtype, device)",
         "async_h2d_stack(tensors, device)",
+        "ceil_align(x, y)",
         "get_available_gpu_memory(device, gpu_id, distributed, cpu_group)",
     ),
     # streamed answers

@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import serving
+from sglang_dflash.plan.rules import cannot_roll_back
 from sglang_dflash.upstream import BaseGrammarObject, get_exec
 
 _REASONS = {
@@ -84,8 +85,4 @@ def refuse_without_rollback(backend: Any, *_: Any, **__: Any) -> None:
         return
     grammar = type(compiles.dispatch_regex("a"))
     if grammar.rollback is BaseGrammarObject.rollback:
-        raise DFlashError(
-            f"--grammar-backend {get_exec().kernel.grammar_backend}: {grammar.__name__} has no rollback",
-            expected="a backend whose grammars can be rolled back past rejected drafts",
-            remedy="set --grammar-backend xgrammar or llguidance",
-        )
+        raise cannot_roll_back(get_exec().kernel.grammar_backend, grammar.__name__)

@@ -87,14 +87,19 @@ def _pipeline(settings: Settings, pair: Pair) -> str:
     )
 
 
-def _grammars(settings: Settings, pair: Pair) -> str:
-    if settings.grammar_backend != "outlines":
-        return settings.grammar_backend or "SGLang's default"
-    raise DFlashError(
-        "--grammar-backend outlines: its grammars cannot be rolled back, and one constrained request ends the server",
+def cannot_roll_back(backend: str | None, grammar: str) -> DFlashError:
+    """Return the refusal of a grammar backend."""
+    return DFlashError(
+        f"--grammar-backend {backend}: {grammar} has no rollback, and one constrained request would end the server",
         expected="a backend whose grammars can be rolled back past rejected drafts",
         remedy="set --grammar-backend xgrammar or llguidance",
     )
+
+
+def _grammars(settings: Settings, pair: Pair) -> str:
+    if settings.grammar_backend == "outlines":
+        raise cannot_roll_back("outlines", "OutlinesGrammar")
+    return settings.grammar_backend or "SGLang's default"
 
 
 _FLAGS: dict[str, Rule] = {

@@ -15,6 +15,7 @@ from sglang_dflash.upstream import (
     SpecInputType,
     alloc_for_spec_decode,
     async_h2d,
+    ceil_align,
     get_alloc_reserve_per_decode,
     page_aligned_decode_alloc_lens,
 )
@@ -152,17 +153,14 @@ def tokens_required(original: Callable[..., int], batch: ScheduleBatch, requests
 def lens_to_the_end(reqs: Sequence[Req], ahead: int, page_size: int) -> tuple[list[int], list[int]]:
     """Return the requests' lengths with KV slots, now and with ``ahead`` more positions, but none past their ends."""
     current, reserved, _ = page_aligned_decode_alloc_lens(reqs, reserve=ahead, page_size=page_size)
-    ends = [_align(_end(req), page_size) for req in reqs]
+    ends = [ceil_align(_end(req), page_size) for req in reqs]
     lens = zip(current, reserved, ends, strict=True)
     return current, [max(now, min(wanted, end)) for now, wanted, end in lens]
 
 
 def _whole_pages(current: list[int], reserved: list[int], page_size: int) -> int:
-    return sum(_align(length, page_size) for length in reserved) - sum(_align(length, page_size) for length in current)
-
-
-def _align(length: int, page_size: int) -> int:
-    return -(-length // page_size) * page_size
+    before, after = (sum(ceil_align(length, page_size) for length in lens) for lens in (current, reserved))
+    return after - before
 
 
 def _end(req: Req) -> int:
