@@ -49,6 +49,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
+    assert not re.search("^(<<<<<<<|>>>>>>>) ", page.read_text(), re.MULTILINE), "an unresolved merge"
     for link in LINK.findall(page.read_text()):
         if "://" in link:
             continue
