@@ -81,8 +81,7 @@ def feed(req: Any, tokens: list[int], runs: list[int], update: Any, opens: bool)
             req.update_reasoning_tokens(run, THINK_END)
         update(req, len(run))
     reason = req.finished_reason and req.finished_reason.to_json()
-    ids = list(req.output_ids_through_stop)
-    return reason, ids, req.reasoning_tokens, req.grammar and req.grammar.is_terminated()
+    return reason, list(req.output_ids_through_stop), req.reasoning_tokens
 
 
 texts = st.lists(st.sampled_from([*WORDS, EOS, *THINK_START, *THINK_END, VOCABULARY + 7]), min_size=1, max_size=40)
