@@ -28,6 +28,7 @@ TOOL = {"name": "look_up", "description": "Look an item up.", "parameters": SCHE
 CALL = r'"<tool_call>\n{\"name\": \"look_up\", \"arguments\": {\"item\": \"plums\", \"left\": true}}\n</tool_call>"'
 EBNF = f'root ::= call | call "\\n" call\ncall ::= {CALL}'
 STOPS = ({}, {"stop": ["12 cards", "cards"]}, {"stop": ["=", "4", "1"]}, {"max_tokens": 1}, {"max_tokens": 6})
+DIRECT = {"chat_template_kwargs": {"enable_thinking": False}}  # a grammar binds behind the thoughts
 Seen = Iterator[Any]
 
 
@@ -40,8 +41,19 @@ def openai(url: str) -> Seen:
     import openai
     import pydantic
 
+    def whole(ask: Callable[..., Any], **asked: Any) -> Any:
+        """Of a parsed answer, or of a stream's end; a form that its length cuts is an error that holds it."""
+        try:
+            made = ask(**asked)
+            if not hasattr(made, "__enter__"):
+                return made
+            with made as stream:
+                return stream.get_final_completion()
+        except openai.LengthFinishReasonError as cut:
+            return cut.completion
+
     client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
-    base: dict[str, Any] = {"model": "default", "temperature": 0}
+    base: dict[str, Any] = {"model": client.models.list().data[0].id, "temperature": 0}
     for question in QUESTIONS:
         for thinks in (True, False):
             extra = {"chat_template_kwargs": {"enable_thinking": thinks}}
@@ -49,25 +61,23 @@ def openai(url: str) -> Seen:
             for more in STOPS:
                 chat = {**asked, **more}
                 yield client.chat.completions.create(**chat, logprobs=True, top_logprobs=2)
-                with client.chat.completions.stream(**chat, stream_options={"include_usage": True}) as stream:
-                    yield stream.get_final_completion()
+                yield whole(client.chat.completions.stream, **chat, stream_options={"include_usage": True})
             yield client.chat.completions.create(**asked, n=2, frequency_penalty=0.5)
             forms = {"type": "json_schema", "json_schema": {"name": "form", "schema": SCHEMA, "strict": True}}
             yield client.chat.completions.create(**asked, response_format=forms)
             tools = [{"type": "function", "function": TOOL}]
             for choice in ("auto", "required", {"type": "function", "function": {"name": "look_up"}}):
-                with client.chat.completions.stream(**asked, tools=tools, tool_choice=choice) as stream:
-                    yield stream.get_final_completion()
-            called = {**asked, "extra_body": {**extra, "ebnf": EBNF}, "tools": tools}
+                yield whole(client.chat.completions.stream, **asked, tools=tools, tool_choice=choice)
+            called = {**asked, "extra_body": {**extra, "ebnf": EBNF}, "tools": tools, "max_tokens": 128}
             yield client.chat.completions.create(**called)
-            with client.chat.completions.stream(**called) as stream:
-                yield stream.get_final_completion()
+            yield whole(client.chat.completions.stream, **called)
 
         class Form(pydantic.BaseModel):
             item: str = pydantic.Field(max_length=8)
             left: bool
 
-        yield client.chat.completions.parse(**base, messages=message(question), max_tokens=64, response_format=Form)
+        form = {**base, "messages": message(question), "max_tokens": 64, "response_format": Form}
+        yield whole(client.chat.completions.parse, **form)
         yield client.completions.create(**base, prompt=question, max_tokens=48, echo=True, logprobs=2, stop=["="])
         chunks = client.completions.create(**base, prompt=question, max_tokens=48, stream=True)
         yield "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
@@ -84,7 +94,8 @@ def anthropic(url: str) -> Seen:
     client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
     tools = [{"name": TOOL["name"], "description": TOOL["description"], "input_schema": SCHEMA}]
     for question in QUESTIONS:
-        asked: dict[str, Any] = {"model": "default", "messages": message(question), "temperature": 0}
+        asked: dict[str, Any] = {"model": "default", "messages": message(question)}
+        asked["extra_body"] = {"temperature": 0}
         for tokens in (2, 64):
             for more in ({}, {"stop_sequences": ["12 cards", "cards"]}, {"stop_sequences": ["=", "4", "1"]}):
                 yield client.messages.create(**asked, **more, max_tokens=tokens)
@@ -127,7 +138,6 @@ def agents(url: str) -> Seen:
     import openai
 
     agents.set_tracing_disabled(True)
-    client = openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
     called: list[Any] = []
 
     @agents.function_tool
@@ -141,7 +151,8 @@ def agents(url: str) -> Seen:
             agent.model_settings = agents.ModelSettings(temperature=0, max_tokens=48)
 
     async def run(question: str, streams: bool) -> Any:
-        settings = agents.ModelSettings(temperature=0, max_tokens=96, extra_body={"ebnf": EBNF})
+        settings = agents.ModelSettings(temperature=0, max_tokens=96, extra_body={"ebnf": EBNF, **DIRECT})
+        client = openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
         model = agents.OpenAIChatCompletionsModel(model="default", openai_client=client)
         agent = agents.Agent("clerk", model=model, tools=[look_up], model_settings=settings, hooks=FirstTurnCalls())
         if streams:
@@ -161,8 +172,18 @@ def agents(url: str) -> Seen:
 
 
 PROGRAMS: dict[str, Callable[[str], Seen]] = {each.__name__: each for each in (openai, anthropic, sglang, agents)}
-# Names and times of an answer.
-ITS_OWN = {"id", "created", "created_at", "completed_at", "item_id", "call_id", "tool_call_id", "model"}
+# Names and times of an answer, and how many events brought it.
+ITS_OWN = {
+    "id",
+    "created",
+    "created_at",
+    "completed_at",
+    "item_id",
+    "call_id",
+    "tool_call_id",
+    "response_id",
+    "sequence_number",
+}
 
 
 def plain(value: Any) -> Any:

@@ -20,10 +20,10 @@ from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine
 
-PAIR, POOL, ASKED = "tiny-hybrid", 704, 400
-LENGTHS = (650, 520, 400)
-# (prompt, new tokens) of requests that the pool cannot hold together.
-CROWD = ((300, 200), (250, 200), (200, 200), (60, 100))
+PAIR, POOL, ASKED = "tiny-hybrid", 384, 200
+LENGTHS = (350, 280, 200)
+# Prompts of requests that the pool cannot hold together.
+CROWD = (160, 130, 100, 30)
 
 
 def prompt_of(length: int) -> list[int]:
@@ -42,9 +42,9 @@ def expected(plain: Server, length: int, asked: int = ASKED) -> tuple[list[int],
 def check(server: Server, plain: Server) -> None:
     for length in LENGTHS:  # the second and third evict the ones before from the prefix cache
         assert told(generate(server, prompt_of(length), ASKED)) == expected(plain, length), length
-    together = [told(each) for each in generate_all(server, [prompt_of(n) for n, _ in CROWD], len(CROWD), 200)]
-    for answer, (length, _) in zip(together, CROWD, strict=True):
-        assert answer == expected(plain, length, 200), length
+    together = [told(each) for each in generate_all(server, [prompt_of(n) for n in CROWD], len(CROWD), 120)]
+    for answer, length in zip(together, CROWD, strict=True):
+        assert answer == expected(plain, length, 120), length
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ TOOL = {
     },
 }
 SEEDED = "seeded"
+DIRECT = {"chat_template_kwargs": {"enable_thinking": False}}  # a grammar binds behind the thoughts
 
 
 @dataclass(frozen=True)
@@ -144,17 +145,15 @@ def _forced_call(sources: _Sources) -> Entry:
 def _written_calls(sources: _Sources) -> Entry:
     """Calls in the model's own form, which the parser must find in the text: one, two, and one without arguments."""
     cities = [{}, {"city": "Oslo", "days": 3}, {"city": "Rome", "days": 9}]
-    calls = [
-        {"name": "look_up", "arguments": sources.random.choice(cities)} for _ in range(sources.random.randint(1, 2))
-    ]
-    text = "\n".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls)
-    return _chat(
-        "written calls", sources, tools=[TOOL], ebnf=f"root ::= {json.dumps('I look. ' + text)}", max_tokens=96
-    )
+    chosen = sources.random.choices(cities, k=sources.random.randint(1, 2))
+    calls = [json.dumps({"name": "look_up", "arguments": city}) for city in chosen]
+    text = "I look. " + "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+    written = {"ebnf": f"root ::= {json.dumps(text)}", "max_tokens": 96}
+    return _chat("written calls", sources, tools=[TOOL], **DIRECT, **written)
 
 
 def _thoughts(sources: _Sources) -> Entry:
     """With a reasoning parser; the second form closes its thoughts inside a block."""
-    closes = {"ebnf": f"root ::= {json.dumps('I see.</think>There are 4.')}"}
+    closes = {"logit_bias": {"5": 9.0}}  # </think>
     more = sources.random.choice([{}, closes, {"stop": ["cards", "1", '"']}, {"max_tokens": 3}])
     return _chat("thoughts", sources, chat_template_kwargs={"enable_thinking": True}, **more)
