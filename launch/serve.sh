@@ -49,12 +49,12 @@ done
 
 PYTHON=$(value PYTHON)
 if [[ $PAIR_NAME == demo ]]; then
-    CARD[TARGET]=$("$PYTHON" -m sglang_dflash.cli pairs path "$(value PAIR)")
-    CARD[DRAFTER]=$("$PYTHON" -m sglang_dflash.cli pairs path "$(value PAIR)" --drafter good)
+    CARD[TARGET]=$("$PYTHON" -m sglang_dflash.check.cli pairs path "$(value PAIR)")
+    CARD[DRAFTER]=$("$PYTHON" -m sglang_dflash.check.cli pairs path "$(value PAIR)" --drafter good)
 fi
 # On another GPU than the card's, SGLang chooses the fraction of memory.
 if [[ $ACTION != help && ${CARD[MEM_FRACTION]-} && ! ${SGLANG_DFLASH_MEM_FRACTION+set} ]]; then
-    gpu=${GPU:-$("$PYTHON" -c 'from sglang_dflash.plan import machine; print((machine.find_gpu() or machine.CPU).name)')}
+    gpu=${GPU:-$("$PYTHON" -c 'from sglang_dflash.check import machine; print((machine.find_gpu() or machine.CPU).name)')}
     if [[ ${gpu^^} != *"$CARD_GPU"* ]]; then CARD[MEM_FRACTION]=''; fi
 fi
 
@@ -94,7 +94,7 @@ SGLANG_DFLASH_LISTEN_PORT             --port                              port t
 TABLE
 
 server=("$PYTHON" -m sglang.launch_server "${COMMAND[@]}" "${EXTRA[@]}")
-check=("$PYTHON" -m sglang_dflash.cli check "$(value TARGET)" "$(value DRAFTER)" "${COMMAND[@]}" "${EXTRA[@]}")
+check=("$PYTHON" -m sglang_dflash.check.cli check "$(value TARGET)" "$(value DRAFTER)" "${COMMAND[@]}" "${EXTRA[@]}")
 case $ACTION in
 help)
     printf '%s\n\n' "$ABOUT"

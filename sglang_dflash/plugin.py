@@ -87,7 +87,7 @@ def _register_scheduler_hooks() -> None:
     from sglang_dflash.hooks import decode_rows, ends, reports, requests, takeover, weights
     from sglang_dflash.states import replay
     from sglang_dflash.upstream import HookRegistry, HookType
-    from sglang_dflash.worker import state, window
+    from sglang_dflash.worker import pools, state, window
 
     for name, function, how in (
         ("validate_dflash_request", requests.refuse_request, HookType.AROUND),
@@ -99,7 +99,7 @@ def _register_scheduler_hooks() -> None:
         ("ScheduleBatch._new_tokens_required_next_decode_spec_v2", state.tokens_required, HookType.AROUND),
         ("KVCacheConfigurator.config_from_budget", window.charge_rings, HookType.AROUND),
         ("KVCacheConfigurator._build_hybrid_req_pool", replay.build_pool, HookType.AROUND),
-        ("KVCacheConfigurator._handle_max_mamba_cache", replay.charge_windows, HookType.AROUND),
+        ("KVCacheConfigurator._handle_max_mamba_cache", pools.divide, HookType.AROUND),
         ("gdn_replayssm_spec_decode", replay.verify, HookType.AROUND),
         ("TritonGDNKernel.target_verify", replay.verify_kept, HookType.AROUND),
         ("TritonAttnBackend.__init__", decode_rows.widen, HookType.AFTER),

@@ -122,9 +122,11 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "Qwen3VLForConditionalGeneration.set_eagle3_layers_to_capture(self, layer_ids)",
     ),
     "runtime_context": (
+        "get_context",
         "get_disagg",
         "get_exec",
         "get_lora",
+        "get_memory",
         "get_observability",
         "get_parallel",
         "get_schedule",
@@ -320,7 +322,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "KVCacheConfigurator.config_from_budget(self, budget_bytes, cap_tokens)",
         "KVCacheConfigurator._build_hybrid_req_pool(self)",
         "KVCacheConfigurator._handle_max_mamba_cache(self, total_rest_memory)",
+        "KVCacheConfigurator._calculate_mamba_ratio(self)",
     ),
+    "model_executor.pool_configurator": ("create_memory_pool_configurator(kvc)",),
     "mem_cache.memory_pool": (
         "KVWriteLoc(loc, physical)",
         "MHATokenToKVPool",

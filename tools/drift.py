@@ -4,7 +4,7 @@ A release is a version, ``newest``, or a folder that contains ``sglang``.
 
 The release is installed in ``.cache/sglang`` (about 120 MB, without its dependencies) and checked in a separate
 process. The exit status is 1 if anything is missing. For the tested release, the list of its server flags is written to
-``sglang_dflash/plan/sglang_flags.json``. For another release, the differences are printed.
+``sglang_dflash/check/sglang_flags.json``. For another release, the differences are printed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from sglang_dflash.plan.flags import LIST, Flag, known_flags
+from sglang_dflash.check.flags import LIST, Flag, known_flags
 from sglang_dflash.upstream import SYMBOLS, TESTED_SGLANG, Symbol
 
 ROOT = Path(__file__).parents[1]

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from functools import cache
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from sglang_dflash.drafter.checkpoint import plain_view
 from sglang_dflash.drafter.formats import ARCHITECTURES
 from sglang_dflash.errors import Finding, raise_first_error
 from sglang_dflash.hooks.flags import explain_environment
 from sglang_dflash.hooks.takeover import check_sglang, on_our_cpu_platform, refuse_without_accelerator
-from sglang_dflash.plan.machine import CPU, UNKNOWN_GPU, Machine, find_gpu
+from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import decide, reason_for_builtin
 from sglang_dflash.plan.rules import check_plan, check_rules
@@ -51,11 +53,11 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
     if settings.wants_builtin:
         return
     refuse_without_accelerator()
-    machine = this_machine(settings.base_gpu_id)
+    device = this_device(settings.base_gpu_id)
     check_sglang()
     pair = Pair.of(settings)
-    _log_findings(check_rules(settings, pair, machine))
-    if settings.needs_bfloat16_states(machine):
+    _log_findings(check_rules(settings, pair, device))
+    if settings.needs_bfloat16_states(device):
         _declare(server_args, mamba_ssm_dtype="bfloat16")
     if not settings.speculative_draft_model_path:
         return
@@ -85,7 +87,7 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
         previous(server_args)
         return
     hybrid = hybrid_gdn_config(model_config_of(server_args)) is not None
-    plan = decide(settings, pair, this_machine(settings.base_gpu_id), hybrid=hybrid)
+    plan = decide(settings, pair, this_device(settings.base_gpu_id), hybrid=hybrid)
     _log_findings(check_plan(plan))
     if plan.exact:
         logger.info("DFLASH: exact: greedy text is plain decoding's, bit by bit (%s=0 turns it off)", EXACT_SWITCH)
@@ -102,19 +104,11 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
     write_record(server_args, plan)
     previous(server_args)
     if plan.replay:  # declared now, because SGLang's step would refuse a replay for DFLASH on these targets
-        _replay_states(server_args, plan)
-
-
-def _replay_states(server_args: ServerArgs, plan: ServingPlan) -> None:
-    changes: dict[str, Any] = {}
-    logger.info(
-        "DFLASH: replaying recurrent states instead of storing one per draft token (%s=0 stores them)", REPLAY_SWITCH
-    )
-    if (memory := plan.memory) is not None and memory.static_bytes:
-        ratio = memory.served.sizing.state_share
-        changes = {"mamba_full_memory_ratio": ratio}
-        logger.info("DFLASH: --mamba-full-memory-ratio %s", ratio)
-    _declare(server_args, enable_linear_replayssm_spec=True, linear_replayssm_cache_len=plan.records, **changes)
+        logger.info(
+            "DFLASH: replaying recurrent states instead of storing one per draft token (%s=0 stores them)",
+            REPLAY_SWITCH,
+        )
+        _declare(server_args, enable_linear_replayssm_spec=True, linear_replayssm_cache_len=plan.records)
 
 
 def extend_drafter_context(model_config: Any, context_length: int | None) -> None:
@@ -131,19 +125,14 @@ def extend_drafter_context(model_config: Any, context_length: int | None) -> Non
         text.max_position_embeddings = max(text.max_position_embeddings, context_length)
 
 
-@cache
-def this_machine(base_gpu_id: int) -> Machine:
+def this_device(base_gpu_id: int) -> Device:
+    """Return the device of the first rank, as torch describes it: SGLang's resolution uses CUDA here too."""
     if on_our_cpu_platform():
         return CPU
-    machine = find_gpu(base_gpu_id) or UNKNOWN_GPU
-    if machine.memory is None:
-        logger.warning(
-            "DFLASH: could not read the memory of %s; cannot estimate how many requests fit, so recurrent states are "
-            "kept (%s=1 replays them)",
-            machine.name,
-            REPLAY_SWITCH,
-        )
-    return machine
+    if base_gpu_id >= torch.cuda.device_count():
+        return replace(UNKNOWN_GPU, is_local=True)
+    gpu = torch.cuda.get_device_properties(base_gpu_id)
+    return Device("gpu", gpu.name, gpu.total_memory, (gpu.major, gpu.minor), is_local=True)
 
 
 def _log_findings(findings: Iterable[Finding]) -> None:

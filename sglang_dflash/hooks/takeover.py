@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_dflash import upstream
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import serving
-from sglang_dflash.plan.machine import find_gpu, why_no_accelerator
+from sglang_dflash.plan.device import why_no_accelerator
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import HookRegistry, check_symbols, check_version
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+_NVIDIA = Path("/dev/nvidiactl"), Path("/dev/dxg")  # of the driver, on Linux and in WSL
 
 
 def on_our_cpu_platform() -> bool:
@@ -31,7 +33,8 @@ def refuse_without_accelerator() -> None:
     """Raise DFlashError on a machine that neither SGLang nor an out-of-tree platform can serve on."""
     platform = upstream.current_platform
     if platform.device_type == "cpu" and not platform.is_out_of_tree():
-        raise why_no_accelerator(find_gpu()) or DFlashError(
+        name = "its GPU" if any(path.exists() for path in _NVIDIA) else None
+        raise why_no_accelerator(name) or DFlashError(
             "SGLang serves with its CPU engine", expected="a CUDA GPU", remedy="unset SGLANG_USE_CPU_ENGINE"
         )
 

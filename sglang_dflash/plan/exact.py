@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from sglang_dflash.drafter.config import quantization
 from sglang_dflash.errors import Doubt
-from sglang_dflash.plan.machine import Machine
+from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, EXACT_SWITCH, Settings
@@ -21,12 +21,12 @@ def is_requested(settings: Settings) -> bool:
     return settings.enable_deterministic_inference and settings.exact_switch != "0"
 
 
-def reasons_against(settings: Settings, pair: Pair, machine: Machine, *, replay: bool) -> tuple[str, ...]:
+def reasons_against(settings: Settings, pair: Pair, machine: Device, *, replay: bool) -> tuple[str, ...]:
     """Return every reason why a verify is not exact; empty if there is none."""
     return tuple(_reasons(settings, pair, machine, replay))
 
 
-def _reasons(settings: Settings, pair: Pair, machine: Machine, replay: bool) -> Iterator[str]:
+def _reasons(settings: Settings, pair: Pair, machine: Device, replay: bool) -> Iterator[str]:
     text, dtype = pair.text, pair.served_dtype(settings)
     if dtype != "bfloat16":
         yield f"the dtype is {dtype}, not bfloat16"

@@ -12,7 +12,7 @@ from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.drafter.formats import kind_left_to_builtin
 from sglang_dflash.plan.settings import Settings
-from sglang_dflash.plan.sizes import is_hybrid
+from sglang_dflash.plan.target import is_hybrid
 from sglang_dflash.plan.widths import WidthConfig, read_config
 
 _BLOCK = 16  # SGLang's, where neither a flag nor the drafter states one

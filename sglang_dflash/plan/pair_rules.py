@@ -17,7 +17,7 @@ from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import chooses_copies
 from sglang_dflash.plan.serving import context_window
 from sglang_dflash.plan.settings import PLAIN_LAYERS, Settings
-from sglang_dflash.plan.sizes import count
+from sglang_dflash.plan.target import count
 
 # Returns what was found, or raises DFlashError or Doubt.
 Rule = Callable[[Settings, Pair], str]

@@ -7,8 +7,7 @@ from typing import cast
 from sglang_dflash.drafter.dequantise import is_set_aside
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import exact
-from sglang_dflash.plan.machine import Machine
-from sglang_dflash.plan.memory import expected_memory, is_replayed
+from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.serving import DraftWindow, Role, ServingPlan, context_window
 from sglang_dflash.plan.settings import COPIES_SWITCH, SWITCH, Settings
@@ -82,22 +81,17 @@ def _refuse_megakernel(settings: Settings) -> None:
         )
 
 
-def decide(settings: Settings, pair: Pair, machine: Machine, *, hybrid: bool) -> ServingPlan:
+def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> ServingPlan:
     """Decide everything that is left open, for a pair that our worker serves.
 
     Raises:
         DFlashError: the arguments set widths, copies or a state replay that cannot be served.
     """
-    block, drafter, memory, memory_error = pair.block_size(settings), pair.drafter, None, None
-    widths = _widths(settings, pair, block)
-    replay = hybrid and is_replayed(settings, machine, lets_more_run=False)
+    block, drafter = pair.block_size(settings), pair.drafter
+    widths_of(settings, pair, block)
+    replay = settings.replays_states and hybrid
     # A prefill server decodes nothing.
     copies = chooses_copies(settings, pair.widths) and settings.disaggregation_mode != "prefill"
-    try:
-        memory = expected_memory(settings, machine, pair, widths, copies=copies)
-        replay = memory.served.replay
-    except DFlashError as error:  # SGLang divides the memory, and may have better sizes
-        memory_error = error
     window = context_window(settings.speculative_draft_window_size, drafter)
     requested = exact.is_requested(settings)
     against = exact.reasons_against(settings, pair, machine, replay=replay) if requested else ()
@@ -114,12 +108,11 @@ def decide(settings: Settings, pair: Pair, machine: Machine, *, hybrid: bool) ->
         role=cast(Role, settings.disaggregation_mode),
         exact=requested and not against,
         inexact=against,
-        memory=memory,
-        memory_error=memory_error,
     )
 
 
-def _widths(settings: Settings, pair: Pair, block: int) -> tuple[int, ...]:
+def widths_of(settings: Settings, pair: Pair, block: int) -> tuple[int, ...]:
+    """Return the widths that graphs are captured for. Raise DFlashError for a file that they cannot be read from."""
     if pair.widths is not None:
         return pair.widths.widths_for(block, pair.drafter.block_size)
     if settings.speculative_adaptive_config is not None:

@@ -7,20 +7,15 @@ after loading.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 
 from sglang_dflash.errors import DFlashError, Doubt, Finding, Note, judge
-from sglang_dflash.plan.advice import HIGHEST_FRACTION
+from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.exact import check_exact
-from sglang_dflash.plan.machine import Machine, size
-from sglang_dflash.plan.memory import Headroom, MemoryTable
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import CONFIGURATIONS, TEXT, WEIGHTS, Rule
-from sglang_dflash.plan.pools import FLOOR
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import Settings, flag_of
 
@@ -28,10 +23,9 @@ from sglang_dflash.plan.settings import Settings, flag_of
 _MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}}
 _HYBRID_ON_BLACKWELL = {"triton", "trtllm_mha", "flashinfer", "fa4"}
 _TARGET_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
-RUNNING = "running requests"
 
 
-def check_rules(settings: Settings, pair: Pair, machine: Machine) -> list[Finding]:
+def check_rules(settings: Settings, pair: Pair, machine: Device) -> list[Finding]:
     """Return findings on a command line, from its configurations, headers and small files."""
     valid = judge("settings", settings.validate)
     if valid.level == "error":
@@ -111,7 +105,7 @@ _FLAGS: dict[str, Rule] = {
 
 
 def check_backends(
-    settings: Settings, machine: Machine, *, hybrid: bool, slides: bool = False, cuda: str | None = None
+    settings: Settings, machine: Device, *, hybrid: bool, slides: bool = False, cuda: str | None = None
 ) -> Iterator[Finding]:
     """Yield findings on attention backends. Without a known compute capability nothing is checked.
 
@@ -138,7 +132,7 @@ def check_backends(
         yield judge("torch's CUDA", _cuda_13, cuda if machine.is_local else None)
 
 
-def _bfloat16_states(flag: str, dtype: str | None, machine: Machine) -> str:
+def _bfloat16_states(flag: str, dtype: str | None, machine: Device) -> str:
     value = f"{flag} flashinfer on {machine.name} needs recurrent states in bfloat16"
     if dtype is not None:
         raise DFlashError(
@@ -159,7 +153,7 @@ def _cuda_13(cuda: str | None) -> str:
     return cuda
 
 
-def _syncs(machine: Machine) -> str:
+def _syncs(machine: Device) -> str:
     # FlashInfer plans without a sync for one kind of layer only (``flashinfer_backend.py``, ``dispatch_reason``).
     other = "fa3" if machine.capability is not None and machine.capability[0] in _MAJORS["fa3"] else "triton"
     raise Doubt(
@@ -169,7 +163,7 @@ def _syncs(machine: Machine) -> str:
     )
 
 
-def _backend(flag: str, backend: str, machine: Machine, capability: tuple[int, int], *, limited: bool) -> str:
+def _backend(flag: str, backend: str, machine: Device, capability: tuple[int, int], *, limited: bool) -> str:
     major, minor = capability
     if major in _MAJORS.get(backend, {major}) and not (limited and backend not in _HYBRID_ON_BLACKWELL):
         return f"{backend} on {machine.name}"
@@ -181,64 +175,6 @@ def _backend(flag: str, backend: str, machine: Machine, capability: tuple[int, i
 
 
 def check_plan(plan: ServingPlan) -> Iterator[Finding]:
-    """Yield findings on the plan: exactness, and expected memory, of which all but the weights are estimates."""
+    """Yield findings on the plan."""
     if plan.exact or plan.inexact:
         yield judge("exact", check_exact, plan)
-    if plan.memory_error is not None:
-        yield Finding.of("memory", plan.memory_error, estimated=True)
-    if (memory := plan.memory) is None:
-        return
-    if memory.static_bytes and memory.weighed:
-        yield judge("weights", _weights, memory)
-    yield replace(judge(RUNNING, _running, memory), estimated=True)
-    if memory.headroom is not None:
-        finding = judge("memory outside the static fraction", _headroom, memory, memory.headroom)
-        yield replace(finding, estimated=True)
-
-
-def _weights(memory: MemoryTable) -> str:
-    weights, static, fraction = memory.served.sizing.weights, memory.static_bytes, memory.fraction
-    if weights < static:
-        return f"{size(weights)} of {size(static)}"
-    wider = f"--mem-fraction-static {HIGHEST_FRACTION}, " if weights * fraction < static * HIGHEST_FRACTION else ""
-    raise DFlashError(
-        f"the weights of one rank take {size(weights)}, and static memory is {size(static)} ({fraction} of the device)",
-        expected="static memory that holds the weights and leaves room for K/V",
-        remedy=f"set {wider}a larger --tp-size, or serve a quantised target (FP8)",
-    )
-
-
-def _running(memory: MemoryTable) -> str:
-    served, wanted = memory.served, memory.served.sizing.max_running
-    if memory.static_bytes == 0:
-        return "no GPU here; use --gpu or --memory-gib to check another machine"
-    if served.running >= wanted:
-        return f"{wanted} at once, with {served.tokens:,} tokens of K/V in total"
-    if served.running == 0:
-        raise DFlashError(
-            f"weights and one request need more than the {size(memory.static_bytes)} of static memory",
-            expected=f"more than {size(served.sizing.weights)}",
-            remedy="use more GPUs (--tp-size), a larger --mem-fraction-static or a quantised target",
-        )
-    raise Doubt(
-        f"{served.running} of {wanted} requests (--max-running-requests) fit at once, with {served.tokens:,} tokens of "
-        f"K/V in total; the limit: {served.capped_by}",
-        expected=f"memory for {wanted} requests; limited by {served.capped_by}",
-        remedy="use more or larger GPUs, or accept the smaller number; `sglang-dflash check` names flags that help",
-    )
-
-
-def _headroom(memory: MemoryTable, headroom: Headroom) -> str:
-    taken = headroom.sampling + headroom.buffers + headroom.staged
-    sets = "1 set" if headroom.sets == 1 else f"{headroom.sets} sets"
-    needs = f"sampling {size(headroom.sampling)}, attention buffers of {sets} of graphs {size(headroom.buffers)}"
-    if headroom.left >= FLOOR:
-        return f"{needs}; {size(headroom.left)} left for activations and graphs"
-    whole = memory.static_bytes + taken + headroom.left
-    lower = math.floor(100 * (whole - taken - FLOOR) / whole) / 100
-    fewer = "fewer requests or a shorter --context-length"
-    raise Doubt(
-        f"{needs}; {size(max(0, headroom.left)) or 'nothing'} left for activations and graphs",
-        expected=f"{size(FLOOR)} or more",
-        remedy=f"set --mem-fraction-static {lower:.2f}, {fewer}" if lower > 0 else f"set {fewer}",
-    )

@@ -10,8 +10,6 @@ from sglang_dflash.drafter.formats import FULL
 if TYPE_CHECKING:
     from sglang_dflash.drafter.checkpoint import ModelFiles
     from sglang_dflash.drafter.config import DrafterConfig
-    from sglang_dflash.errors import DFlashError
-    from sglang_dflash.plan.memory import MemoryTable
     from sglang_dflash.plan.widths import WidthConfig
 
 Role = Literal["null", "prefill", "decode"]  # SGLang's --disaggregation-mode
@@ -54,10 +52,7 @@ def context_window(requested: int | None, drafter: DrafterConfig) -> int | None:
 
 @dataclass(frozen=True)
 class ServingPlan:
-    """Every decision about how our worker serves a pair.
-
-    ``memory`` is the expected memory of one rank. ``memory_error`` says why it is None.
-    """
+    """Every decision about how our worker serves a pair."""
 
     files: ModelFiles  # the drafter's
     drafter: DrafterConfig
@@ -71,8 +66,6 @@ class ServingPlan:
     role: Role
     exact: bool = False  # whether a verify computes plain decoding's numbers bit by bit
     inexact: tuple[str, ...] = ()  # why not, where it was requested
-    memory: MemoryTable | None = None
-    memory_error: DFlashError | None = None
 
     @property
     def drafted(self) -> int:

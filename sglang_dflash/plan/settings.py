@@ -14,7 +14,7 @@ from sglang_dflash.drafter.checkpoint import parse_object
 from sglang_dflash.errors import DFlashError
 
 if TYPE_CHECKING:
-    from sglang_dflash.plan.machine import Machine
+    from sglang_dflash.plan.device import Device
 
 SWITCH = "SGLANG_DFLASH"
 COPIES_SWITCH = "SGLANG_DFLASH_COPIES"
@@ -198,7 +198,7 @@ class Settings:
     def decode_backend(self) -> str:
         return self.linear_attn_decode_backend or self.linear_attn_backend
 
-    def flashinfer_states(self, machine: Machine) -> str | None:
+    def flashinfer_states(self, machine: Device) -> str | None:
         """Return the flag that selects FlashInfer's kernels for recurrent states, which need bfloat16; or None."""
         backends = {
             "--linear-attn-decode-backend"
@@ -208,7 +208,7 @@ class Settings:
         }
         return next((flag for flag, name in backends.items() if machine.is_blackwell and name == "flashinfer"), None)
 
-    def needs_bfloat16_states(self, machine: Machine) -> bool:
+    def needs_bfloat16_states(self, machine: Device) -> bool:
         return self.mamba_ssm_dtype is None and self.flashinfer_states(machine) is not None
 
     @property
@@ -238,6 +238,12 @@ class Settings:
                 )
             return True
         return False if self.replay_switch else None
+
+    @property
+    def replays_states(self) -> bool:
+        """Whether a hybrid target's states are replayed: wherever it can be done, unless the user chose."""
+        choice = self.replay_choice
+        return choice if choice is not None else self.replay_obstacle is None
 
     def record_length(self, block: int) -> int:
         """Return the positions of a request's replay records.

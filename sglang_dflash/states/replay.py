@@ -8,7 +8,6 @@ into the state, so a block's records begin at position 0 at any width, and no cu
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from sglang_dflash.ops import by_device, runs_kernels
 from sglang_dflash.plan import serving
 from sglang_dflash.states import reference, stepped
 from sglang_dflash.states.reference import Records
-from sglang_dflash.upstream import get_exec, get_schedule, get_spec
+from sglang_dflash.upstream import get_exec
 
 gdn_verify = by_device(reference.gdn_verify, "sglang_dflash.states.gdn_verify")
 gdn_commit = by_device(reference.gdn_commit, "sglang_dflash.states.gdn_commit")
@@ -92,15 +91,3 @@ def build_pool(original: Callable[..., Any], configurator: Any, **sizes: Any) ->
         configurator = copy.copy(configurator)
         configurator.hybrid_kda_config = configurator.hybrid_gdn_config
     return original(configurator, **sizes)
-
-
-def charge_windows(original: Callable[..., Any], configurator: Any, total_rest_memory: float) -> Any:
-    """Hook around ``KVCacheConfigurator._handle_max_mamba_cache``, which omits a replay's convolution windows."""
-    # total_rest_memory: GiB for recurrent states and K/V
-    if serving.plan is not None and get_exec().mamba.enable_linear_replayssm_spec:
-        params = configurator.mambaish_config.mamba2_cache_params
-        block = get_spec().speculative_num_draft_tokens
-        window = sum(math.prod(shape) // min(shape) * (min(shape) + block - 1) for shape in params.shape.conv)
-        rows = get_schedule().max_running_requests + 1
-        total_rest_memory -= rows * window * params.dtype.conv.itemsize * len(params.layers) / (1 << 30)
-    return original(configurator, total_rest_memory)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.ops import match_copies, offer_copies
-from sglang_dflash.plan.sizes import history_columns
+from sglang_dflash.plan.division import history_columns
 from sglang_dflash.upstream import async_d2h
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sglang_dflash.model.drafter import StagedContext
 from sglang_dflash.ops import stage_block, take_drafts
-from sglang_dflash.plan.pools import STAGED
+from sglang_dflash.plan.division import STAGED
 from sglang_dflash.upstream import (
     CaptureHiddenMode,
     async_h2d,

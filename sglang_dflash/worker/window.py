@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sglang_dflash.ops import view_rings
 from sglang_dflash.plan import serving
-from sglang_dflash.plan.pools import rings
+from sglang_dflash.plan.division import rings
 from sglang_dflash.plan.serving import DraftWindow, ServingPlan
 from sglang_dflash.plan.settings import in_transfer
 from sglang_dflash.upstream import (
@@ -185,14 +185,21 @@ def charge_rings(
     if plan is None or plan.window is None or not per_token or configurator.is_draft_worker:
         return original(configurator, budget_bytes, cap_tokens=cap_tokens)
     if cap_tokens is None:
-        slots = plan.window.ring_slots(configurator.model_config.context_len)
-        held = rings(int(get_schedule().max_running_requests), in_transfer(get_disagg()))
-        budget_bytes -= held * slots * per_token
+        budget_bytes -= ring_bytes(plan, configurator)
     targets_only = copy.copy(configurator)
     targets_only.spec_aux_config = copy.copy(configurator.spec_aux_config)
     targets_only.spec_aux_config.dflash_draft_num_layers = None
     targets_only.dflash_draft_cell_size_per_token = None
     return original(targets_only, budget_bytes, cap_tokens=cap_tokens)
+
+
+def ring_bytes(plan: ServingPlan, configurator: Any) -> int:
+    """Return the bytes of the drafter's K/V that grow with requests, not with tokens: 0 without a draft window."""
+    if plan.window is None:
+        return 0
+    slots = plan.window.ring_slots(configurator.model_config.context_len)
+    held = rings(int(get_schedule().max_running_requests), in_transfer(get_disagg()))
+    return held * slots * int(configurator.dflash_draft_cell_size_per_token or 0)
 
 
 def cap_prefix(longest: int, req: Any, input_len: int) -> int:

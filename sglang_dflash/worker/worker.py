@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sglang_dflash.plan.serving import the_plan
+from sglang_dflash.plan.settings import slots_per_request
 from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.upstream import (
     BaseSpecWorker,
@@ -33,9 +34,10 @@ from sglang_dflash.worker.no_sync import sync_guard
 from sglang_dflash.worker.observe.drafting import payoff
 from sglang_dflash.worker.observe.metrics import StepRecord, allocated_bytes, identity
 from sglang_dflash.worker.observe.observer import Observer
+from sglang_dflash.worker.pools import log_pools
 from sglang_dflash.worker.shards import LogitShards
 from sglang_dflash.worker.start.graphs import drafter_has_room
-from sglang_dflash.worker.start.models import load_drafter, log_memory
+from sglang_dflash.worker.start.models import load_drafter
 from sglang_dflash.worker.start.prewarm import FirstCalls, prewarm_largest_step
 from sglang_dflash.worker.start.replay_check import check_replay
 from sglang_dflash.worker.start.row_check import row_dependent_products
@@ -179,7 +181,7 @@ class DFlashWorker(BaseSpecWorker):
             if not isinstance(drafter.decode_cuda_graph_runner, DecodeCudaGraphRunner):
                 drafter.model.staged = None  # an eager forward launches as much itself
         if self._is_first:
-            self.identity["requests"] = log_memory(plan, target, drafter).requests
+            self.identity["requests"] = log_pools(plan, target, slots_per_request(get_server_args()))
         if plan.widths is not None and plan.role != "prefill":  # a prefill server decodes nothing
             policy, graphs = prepare_widths(plan, target, drafter, self.draft_parallel_layout)
             self._use_policy(policy, graphs.at)

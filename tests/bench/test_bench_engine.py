@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sglang_dflash.cli import app
+from sglang_dflash.check.cli import app
 from sglang_dflash.errors import DFlashError
 from sglang_dflash_lab.bench import load, results
 from sglang_dflash_lab.bench.load import Cell

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sglang_dflash.cli import app
+from sglang_dflash.check.cli import app
 from sglang_dflash_lab.bench.server import free_port
 from tests.diagnose.fake_server import INFO, serve, server_info
 

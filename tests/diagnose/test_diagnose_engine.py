@@ -15,10 +15,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from sglang_dflash.cli import app
-from sglang_dflash.diagnose.client import Client
-from sglang_dflash.diagnose.probe import QUESTIONS
-from sglang_dflash.diagnose.verdict import Report, diagnose
+from sglang_dflash.check.cli import app
+from sglang_dflash.check.diagnose.client import Client
+from sglang_dflash.check.diagnose.probe import QUESTIONS
+from sglang_dflash.check.diagnose.verdict import Report, diagnose
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.pair_servers import draft_arguments
 from tests.support.servers import Server, running

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sglang_dflash.causes import NO_TEMPLATE, SAMPLING, THINKING
-from sglang_dflash.diagnose.probe import Probe, Server
-from sglang_dflash.diagnose.verdict import SENTENCES, Reference, Report, find_reference
+from sglang_dflash.check.diagnose.probe import Probe, Server
+from sglang_dflash.check.diagnose.verdict import SENTENCES, Reference, Report, find_reference
 from sglang_dflash_lab.pairs import drafter_path
 from tests.diagnose.fake_server import WORKER, meta, server_info
 

@@ -42,7 +42,7 @@ def test_a_hub_that_does_not_answer_is_named_at_once_and_is_not_a_missing_file(t
     nobody = "http://127.0.0.1:9"
     environment = {**os.environ, "HF_ENDPOINT": nobody, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "0"}
     ended = subprocess.run(
-        [sys.executable, "-m", "sglang_dflash.cli", "check", "Qwen/tiny", "z-lab/tiny"],
+        [sys.executable, "-m", "sglang_dflash.check.cli", "check", "Qwen/tiny", "z-lab/tiny"],
         env=environment,
         capture_output=True,
         text=True,

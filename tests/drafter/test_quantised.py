@@ -13,13 +13,13 @@ from torch import Tensor
 
 pytest.importorskip("compressed_tensors")
 
+from sglang_dflash.check.flags import parse as parse_flags
+from sglang_dflash.check.machine import GPUS
 from sglang_dflash.drafter.checkpoint import ModelFiles, plain_view
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.dequantise import parse
 from sglang_dflash.drafter.tensors import LoadReport
 from sglang_dflash.errors import DFlashError, judge
-from sglang_dflash.plan.flags import parse as parse_flags
-from sglang_dflash.plan.machine import GPUS
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import WEIGHTS
 from sglang_dflash.plan.plan import decide

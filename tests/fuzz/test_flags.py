@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_dflash.check import machine
+from sglang_dflash.check.flags import check_unread, known_flags, parse, read_fields
+from sglang_dflash.check.report import preflight
 from sglang_dflash.errors import Finding, raise_first_error
 from sglang_dflash.hooks.flags import RENAMED, accept_old_flags, explain_environment, modernise_argv, modernise_kwargs
-from sglang_dflash.plan import machine
-from sglang_dflash.plan.flags import check_unread, known_flags, parse, read_fields
-from sglang_dflash.plan.report import preflight
 from sglang_dflash_cpu.threads import BIND_VARIABLE, parse_cores, threads_of_a_rank
 from tests.fuzz.judge import judged
 from tests.fuzz.values import FLOATS, INTEGERS, VALUES, fuzz

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from sglang_dflash import __version__, doctor, upstream
-from sglang_dflash.doctor import Builtin, Report
+from sglang_dflash import __version__, upstream
+from sglang_dflash.check import doctor
+from sglang_dflash.check.doctor import Builtin, Report
+from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.hooks import takeover
-from sglang_dflash.plan.machine import CPU, GPUS, Machine
+from sglang_dflash.plan.device import CPU, Device
 from sglang_dflash.upstream import TESTED_SGLANG
 from tests.hooks.test_changed_sglang import call_it
 
@@ -25,7 +27,7 @@ pytest.importorskip("sglang")
 
 def run(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = ["env", *(f"{name}={value}" for name, value in environment.items())]
-    command += [sys.executable, "-m", "sglang_dflash.cli", "doctor", *options]
+    command += [sys.executable, "-m", "sglang_dflash.check.cli", "doctor", *options]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
@@ -65,15 +67,15 @@ DRIVER = "install an NVIDIA driver for CUDA 13.0 (CUDA 13: 580 or newer); in a c
     ("gpu", "cuda", "hip", "torchs_reason", "found", "fix"),
     [
         (None, "13.0", None, "Found no NVIDIA driver. Please check", "a GPU: Found no NVIDIA driver (", DRIVER),
-        (H200, "13.0", None, "The driver is too old. Please update", "NVIDIA H200: The driver is too old (", DRIVER),
-        (H200, None, None, "Not compiled with CUDA", "NVIDIA H200: Not compiled", "a build of torch for this GPU"),
+        (H200, "13.0", None, "The driver is too old. Please update", "its GPU: The driver is too old (", DRIVER),
+        (H200, None, None, "Not compiled with CUDA", "its GPU: Not compiled", "a build of torch for this GPU"),
         (None, None, "7.1", "No HIP GPUs are available", "a GPU: No HIP GPUs", "the driver that it needs"),
         (None, None, None, "Not compiled with CUDA", "this machine has no accelerator", "`pip install ./cpu_platform`"),
     ],
     ids=["no driver", "old driver", "torch for CPUs", "ROCm", "no GPU"],
 )
 def test_a_launch_and_the_doctor_name_what_keeps_torch_from_a_gpu_and_the_cpu_platform_only_without_one(
-    gpu: Machine | None,
+    gpu: Device | None,
     cuda: str | None,
     hip: str | None,
     torchs_reason: str,
@@ -87,7 +89,7 @@ def test_a_launch_and_the_doctor_name_what_keeps_torch_from_a_gpu_and_the_cpu_pl
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "init", init)
-    monkeypatch.setattr(takeover, "find_gpu", lambda: gpu)
+    monkeypatch.setattr(takeover, "_NVIDIA", [Path(__file__)] if gpu else [])
     monkeypatch.setattr(upstream, "current_platform", upstream.SRTPlatform(), raising=False)
     with pytest.raises(DFlashError) as refused:
         takeover.refuse_without_accelerator()
@@ -113,7 +115,7 @@ def test_the_folder_and_the_plugins_of_other_distributions_are_named(
     )
     monkeypatch.syspath_prepend(tmp_path)
     report = Report(CPU, [], None)
-    assert report.as_json()["folder"] == str(Path(doctor.__file__).parent)
+    assert report.as_json()["folder"] == str(Path(upstream.__file__).parent)
     named = report.as_json()["plugins"]
     assert {"dflash of other 1.0", "chip of other 1.0"} < set(named) and not any(
         "of sglang-dflash " in each for each in named

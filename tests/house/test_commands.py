@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sglang_dflash import __version__
-from sglang_dflash.cli import SUMMARIES, app
+from sglang_dflash.check.cli import SUMMARIES, app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "Makefile", *(ROOT / "docs").rglob("*.md")]

@@ -66,7 +66,7 @@ def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
 
 @pytest.mark.parametrize("command", ["bench", "report", "pairs"])
 def test_a_command_of_the_absent_lab_says_how_to_install_it(core_alone: dict[str, str], command: str) -> None:
-    ended = run(core_alone, "-m", "sglang_dflash.cli", command, "--anything", "here")
+    ended = run(core_alone, "-m", "sglang_dflash.check.cli", command, "--anything", "here")
     assert ended.returncode == 2
     assert f"Fix: run `pip install ./lab` in a checkout of sglang-dflash {__version__}." in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -88,7 +88,7 @@ def test_without_an_accelerator_the_core_leaves_sglang_alone_and_refuses_dflash_
 def test_without_an_accelerator_the_cores_doctor_exits_with_1_and_names_the_remedy(
     core_alone: dict[str, str],
 ) -> None:
-    ended = run(core_alone, "-m", "sglang_dflash.cli", "doctor")
+    ended = run(core_alone, "-m", "sglang_dflash.check.cli", "doctor")
     assert ended.returncode == 1, ended.stderr
     assert "could not read the memory" not in ended.stderr + ended.stdout
     verdict, fix = ended.stdout.splitlines()[:2]

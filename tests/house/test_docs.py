@@ -14,8 +14,8 @@ import pytest
 import typer
 from sglang_router.router_args import RouterArgs
 
-from sglang_dflash.cli import app
-from sglang_dflash.plan.flags import LIST
+from sglang_dflash.check.cli import app
+from sglang_dflash.check.flags import LIST
 
 ROOT = Path(__file__).parents[2]
 READMES = [folder / "README.md" for folder in (ROOT, ROOT / "patches", ROOT / "cpu_platform", ROOT / "lab")]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sglang_dflash.cli import app
-from sglang_dflash.plan.machine import size
+from sglang_dflash.check.cli import app
+from sglang_dflash.plan.division import size
 from tests.support.cards import FOLDER
 
 ROOT = Path(__file__).parents[2]

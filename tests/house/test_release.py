@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash import __version__
-from sglang_dflash.doctor import TESTED
+from sglang_dflash.check.doctor import TESTED
 from sglang_dflash.upstream import TESTED_SGLANG
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sglang_dflash.cli import SUMMARIES
+from sglang_dflash.check.cli import SUMMARIES
 from tools.dist import DISTRIBUTIONS
 
 ROOT = Path(__file__).parents[2]

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from sglang_dflash.check.advice import Load
+from sglang_dflash.check.machine import asked_about
+from sglang_dflash.check.memory import MemoryTable
+from sglang_dflash.check.pools import Pools
+from sglang_dflash.check.report import Report
 from sglang_dflash.errors import Finding
-from sglang_dflash.plan.advice import Load
-from sglang_dflash.plan.machine import asked_about
-from sglang_dflash.plan.memory import MemoryTable
-from sglang_dflash.plan.pools import Pools
-from sglang_dflash.plan.report import Report
 from tests.support.configs import checked, memory_of
 
 NAME, GPU = "Qwen3.5-27B", asked_about(None, 141)

@@ -7,23 +7,23 @@ from dataclasses import replace
 
 import pytest
 
+from sglang_dflash.check.flags import parse
 from sglang_dflash.errors import Finding
-from sglang_dflash.plan.flags import parse
-from sglang_dflash.plan.machine import CPU, UNKNOWN_GPU, Machine
+from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
 from sglang_dflash.plan.rules import check_backends
 from sglang_dflash.plan.settings import Settings
 
-HOPPER = Machine("gpu", "NVIDIA H200", 141 << 30, (9, 0))
-BLACKWELL = Machine("gpu", "NVIDIA B200", 180 << 30, (10, 0))
-WORKSTATION = Machine("gpu", "NVIDIA RTX PRO 6000", 96 << 30, (12, 0))
-AMPERE = Machine("gpu", "NVIDIA A100", 80 << 30, (8, 0))
+HOPPER = Device("gpu", "NVIDIA H200", 141 << 30, (9, 0))
+BLACKWELL = Device("gpu", "NVIDIA B200", 180 << 30, (10, 0))
+WORKSTATION = Device("gpu", "NVIDIA RTX PRO 6000", 96 << 30, (12, 0))
+AMPERE = Device("gpu", "NVIDIA A100", 80 << 30, (8, 0))
 
 
 def options(*flags: str) -> Settings:
     return parse(flags, target="t", drafter="d")[0]
 
 
-def backends(machine: Machine, *flags: str, hybrid: bool = True) -> list[Finding]:
+def backends(machine: Device, *flags: str, hybrid: bool = True) -> list[Finding]:
     return list(check_backends(options(*flags), machine, hybrid=hybrid))
 
 
@@ -42,7 +42,7 @@ def backends(machine: Machine, *flags: str, hybrid: bool = True) -> list[Finding
         (AMPERE, "--attention-backend", "triton", True),
     ],
 )
-def test_a_backend_that_the_gpu_cannot_run_is_an_error(machine: Machine, flag: str, name: str, fits: bool) -> None:
+def test_a_backend_that_the_gpu_cannot_run_is_an_error(machine: Device, flag: str, name: str, fits: bool) -> None:
     (finding,) = backends(machine, flag, name)
     assert (finding.level == "ok") is fits
     if not fits:
@@ -51,7 +51,7 @@ def test_a_backend_that_the_gpu_cannot_run_is_an_error(machine: Machine, flag: s
 
 
 @pytest.mark.parametrize("machine", [CPU, UNKNOWN_GPU])
-def test_without_a_known_gpu_backends_are_not_checked(machine: Machine) -> None:
+def test_without_a_known_gpu_backends_are_not_checked(machine: Device) -> None:
     assert [finding.level for finding in backends(machine, "--attention-backend", "fa3")] == ["ok"]
 
 
@@ -67,7 +67,7 @@ def test_without_a_known_gpu_backends_are_not_checked(machine: Machine) -> None:
     ],
 )
 def test_flashinfer_for_a_drafter_with_sliding_layers_is_a_warning(
-    flags: tuple[str, ...], slides: bool, machine: Machine, instead: str | None
+    flags: tuple[str, ...], slides: bool, machine: Device, instead: str | None
 ) -> None:
     found = list(check_backends(options(*flags), machine, hybrid=True, slides=slides))
     warnings = [finding.remedy for finding in found if "waits" in finding.value]

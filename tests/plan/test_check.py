@@ -13,16 +13,16 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from sglang_dflash import cli
-from sglang_dflash.cli import app
-from sglang_dflash.plan import machine
-from sglang_dflash.plan.flags import parse
-from sglang_dflash.plan.machine import CPU, GPUS, UNKNOWN_GPU, Machine, asked_about
-from sglang_dflash.plan.report import Report, preflight
+from sglang_dflash.check import cli, machine
+from sglang_dflash.check.cli import app
+from sglang_dflash.check.flags import parse
+from sglang_dflash.check.machine import GPUS, asked_about
+from sglang_dflash.check.report import Report, preflight
+from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
 from tests.support.broken_pairs import Broken, write_pair
 from tests.support.configs import card_pair
 
-HERE = Machine("gpu", "NVIDIA H200", 141 << 30, (9, 0))
+HERE = Device("gpu", "NVIDIA H200", 141 << 30, (9, 0))
 LARGE_GPU = asked_about(None, 141)
 HYBRID: dict[str, Any] = {
     "model_type": "qwen3_next",
@@ -46,18 +46,18 @@ def run(*words: str, **environment: str) -> Result:
     [
         (None, None, None, CPU),
         (None, "cuda", None, UNKNOWN_GPU),
-        (None, None, 141, Machine("gpu", "a GPU with 141 GiB", 141 << 30)),
-        (None, "cpu", 64, Machine("cpu", "a CPU with 64 GiB", 64 << 30)),
+        (None, None, 141, Device("gpu", "a GPU with 141 GiB", 141 << 30)),
+        (None, "cpu", 64, Device("cpu", "a CPU with 64 GiB", 64 << 30)),
         (HERE, None, None, HERE),
         (HERE, "cpu", None, CPU),
-        (HERE, None, 80, Machine("gpu", "a GPU with 80 GiB", 80 << 30)),
+        (HERE, None, 80, Device("gpu", "a GPU with 80 GiB", 80 << 30)),
     ],
 )
 def test_the_machine_of_a_command_line(
-    gpu: Machine | None,
+    gpu: Device | None,
     device: str | None,
     memory_gib: float | None,
-    expected: Machine,
+    expected: Device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(machine, "find_gpu", lambda _: gpu)
@@ -147,7 +147,7 @@ def test_a_load_and_an_undivided_column_are_printed() -> None:
     assert "tokens of K/V" in run(*CARD, "--disable-radix-cache", "--gpu", "h100", "-v").stdout
 
 
-def report(folder: Path, on: Machine, *flags: str, **changes: Any) -> Report:
+def report(folder: Path, on: Device, *flags: str, **changes: Any) -> Report:
     write_pair(folder, Broken("", "", **changes))
     settings, _ = parse(flags, target=str(folder / "target"), drafter=str(folder / "drafter"))
     return preflight(settings, on)

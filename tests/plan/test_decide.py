@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from sglang_dflash.check.flags import parse
+from sglang_dflash.check.machine import GPUS
+from sglang_dflash.check.report import preflight
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.flags import parse
-from sglang_dflash.plan.machine import GPUS
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import decide
 from sglang_dflash.plan.serving import ServingPlan
@@ -64,15 +65,16 @@ def test_a_width_file_needs_its_flag_and_fits_the_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("attribute", "value"), [("plan.memory.FAMILIES", set()), ("drafter.checkpoint.ModelFiles.stated_size", None)]
+    ("attribute", "value"), [("check.memory.FAMILIES", set()), ("drafter.checkpoint.ModelFiles.stated_size", None)]
 )
 def test_a_target_of_unknown_size_is_planned_without_memory(
     attribute: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"sglang_dflash.{attribute}", value)
-    plan = decided(arguments(), hybrid=True)
-    assert plan.memory is None and "known" in str(plan.memory_error)
-    assert not plan.replay
+    report = preflight(arguments(), GPUS["h200"])
+    assert report.plan is not None and report.plan.replay and report.memory is None
+    [finding] = [each for each in report.findings if each.about == "memory"]
+    assert "known" in str(finding)
 
 
 @pytest.mark.sglang
@@ -83,20 +85,16 @@ class TestLaunch:
     def calls(self, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         pytest.importorskip("sglang")
         from sglang_dflash.hooks import launch
-        from sglang_dflash.plan import plan as deciding
 
         counted: Counter[str] = Counter()
 
         def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             return lambda *args, **options: counted.update([name]) or function(*args, **options)
 
-        for module, name in (
-            (launch, "check_rules"), (launch, "decide"), (deciding, "expected_memory"), (launch, "find_gpu"),
-        ):  # fmt: skip
-            found = (lambda _: GPUS["h200"]) if name == "find_gpu" else getattr(module, name)
-            monkeypatch.setattr(module, name, counting(name, found))
+        for name in ("check_rules", "decide"):
+            monkeypatch.setattr(launch, name, counting(name, getattr(launch, name)))
         for name, value in {
-            "on_our_cpu_platform": lambda: False,
+            "this_device": lambda _: GPUS["h200"],
             "check_sglang": lambda: None,
             "resolving_view": lambda args: args,
             "model_config_of": lambda args: args,
@@ -104,9 +102,7 @@ class TestLaunch:
             "_declare": lambda args, **changes: vars(args).update(changes),
         }.items():
             monkeypatch.setattr(launch, name, value)
-        launch.this_machine.cache_clear()
-        yield counted
-        launch.this_machine.cache_clear()
+        return counted
 
     def test_everything_is_decided_once_from_files_that_are_opened_once(
         self, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
@@ -129,15 +125,14 @@ class TestLaunch:
         args = SimpleNamespace(**asdict(settings), speculative_algorithm="DFLASH")
         launch.after_model_paths(args, lambda _: None)
         launch.around_speculation(args, lambda _: None)
-        assert calls == {"check_rules": 1, "decide": 1, "expected_memory": 1, "find_gpu": 1}
+        assert calls == {"check_rules": 1, "decide": 1}
         assert opened["target/config.json"] == opened["drafter/config.json"] == 1
         assert set(opened.values()) == {1}
         assert args.enable_linear_replayssm_spec and args.linear_replayssm_cache_len == 16
-        assert args.mamba_full_memory_ratio > 0.9 and not args.speculative_adaptive
+        assert args.mamba_full_memory_ratio == settings.mamba_full_memory_ratio and not args.speculative_adaptive
         plan = read_record(args)
         assert isinstance(plan, ServingPlan)
         assert (plan.replay, plan.records, plan.block) == (True, 16, 16) and plan.widths is not None
-        assert not plan.memory or plan.memory.served.sizing.state_share == args.mamba_full_memory_ratio
 
         opened.clear()
         received = pickle.loads(pickle.dumps(args))

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sglang_dflash.cli import app
+from sglang_dflash.check.cli import app
+from sglang_dflash.check.flags import parse
+from sglang_dflash.check.machine import GPUS
+from sglang_dflash.check.report import Report
 from sglang_dflash.errors import Finding
+from sglang_dflash.plan.device import CPU
 from sglang_dflash.plan.exact import reasons_against
-from sglang_dflash.plan.flags import parse
-from sglang_dflash.plan.machine import CPU, GPUS
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.report import Report
 from tests.support.configs import card_pair, checked
 
 FLAG, TRITON = "--enable-deterministic-inference", ("--attention-backend", "triton")

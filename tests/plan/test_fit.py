@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sglang_dflash.cli import app
+from sglang_dflash.check.cli import app
+from sglang_dflash.check.flags import parse
+from sglang_dflash.check.machine import GPUS, asked_about
+from sglang_dflash.check.memory import MemoryTable
+from sglang_dflash.check.pools import Sizing, fit
+from sglang_dflash.check.report import preflight
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash.errors import DFlashError, raise_first_error
 from sglang_dflash.hooks.flags import modernise_argv
-from sglang_dflash.plan.flags import parse
-from sglang_dflash.plan.machine import GPUS, asked_about
-from sglang_dflash.plan.memory import MemoryTable
-from sglang_dflash.plan.pools import FLOOR, Sizing, fit
-from sglang_dflash.plan.report import preflight
+from sglang_dflash.plan.division import FLOOR
 from tests.support.cards import FOLDER, NAMES, card
 from tests.support.configs import card_pair, checked, memory_of
 

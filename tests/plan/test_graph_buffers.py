@@ -9,7 +9,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from sglang_dflash.plan.pools import CapturedModel, graph_buffers, sampling
+from sglang_dflash.check.pools import CapturedModel, graph_buffers
+from sglang_dflash.plan.division import sampling
 
 BATCH, BLOCK, CONTEXT = 48, 16, 262_144
 

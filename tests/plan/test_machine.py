@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.plan import machine
-from sglang_dflash.plan.machine import MIB, UNKNOWN_GPU, Machine, find_gpu
+from sglang_dflash.check import machine
+from sglang_dflash.check.machine import MIB, find_gpu
+from sglang_dflash.plan.device import UNKNOWN_GPU, Device
 from tests.support.cuda_driver import driver
 
-H200 = Machine("gpu", "NVIDIA H200", 143771 * MIB, (9, 0), is_local=True)
-UNKNOWN = Machine("gpu", UNKNOWN_GPU.name, is_local=True)
+H200 = Device("gpu", "NVIDIA H200", 143771 * MIB, (9, 0), is_local=True)
+UNKNOWN = Device("gpu", UNKNOWN_GPU.name, is_local=True)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ UNKNOWN = Machine("gpu", UNKNOWN_GPU.name, is_local=True)
     ids=["first", "second", "beyond the last", "no GPU", "broken driver", "hanging driver"],
 )
 def test_the_gpu_of_a_server(
-    base: int, init: str, expected: Machine | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: int, init: str, expected: Device | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", driver(tmp_path, H200.name, count=2, init=init))
     monkeypatch.setattr(machine, "_SECONDS", 5)
@@ -38,18 +39,3 @@ def test_without_a_driver_there_is_no_gpu(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "libcuda.so.1").write_text("")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     assert find_gpu() is None
-
-
-@pytest.mark.sglang
-@pytest.mark.parametrize(
-    ("found", "line"),
-    [(H200, None), (UNKNOWN, "could not read the memory of an unknown GPU"), (None, "recurrent states are kept")],
-)
-def test_a_launch_warns_if_the_memory_is_unknown(
-    found: Machine | None, line: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    launch = pytest.importorskip("sglang") and pytest.importorskip("sglang_dflash.hooks.launch")
-    monkeypatch.setattr(launch, "on_our_cpu_platform", lambda: False)
-    monkeypatch.setattr(launch, "find_gpu", lambda _: found)
-    launch.this_machine.__wrapped__(0)
-    assert (line in caplog.text) if line else not caplog.records

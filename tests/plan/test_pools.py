@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_dflash.check.pools import RequestState, Sizing, fit
+from sglang_dflash.check.sizes import StateBytes, draft_kv_per_token, target_kv_per_token
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.plan.pools import TOKENS_PER_REQUEST, Pools, RequestState, Sizing, best_ratio, fit
+from sglang_dflash.plan.division import TOKENS_PER_REQUEST
 from sglang_dflash.plan.serving import DraftWindow, context_window
-from sglang_dflash.plan.sizes import StateBytes, draft_kv_per_token, target_kv_per_token
 from tests.support.configs import drafter
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -139,31 +140,26 @@ SPLIT = replace(
 )
 
 
-def with_best_ratio(sizing: Sizing, static: int) -> tuple[float, Pools]:
-    ratio = best_ratio(sizing, static, replay=True)
-    return ratio, fit(replace(sizing, state_share=ratio), static, replay=True)
+def test_all_requests_get_states_where_they_fit_and_sglangs_division_is_the_least() -> None:
+    """Eight requests hold 40 states."""
+    own = int((123_000 * 0.9 / 1.9 - 2000) // 2000)
+    assert (own // 5, fit(SPLIT, 123_000, replay=True).state_slots) == (5, 40)
+    assert fit(SPLIT, 1_000_000, replay=True).state_slots == int((1_000_000 * 0.9 / 1.9 - 2000) // 2000) > 40
+    assert fit(replace(SPLIT, state_share=0.8), 123_000, replay=True).state_slots == int(
+        (123_000 / 2.25 - 2000) // 2000
+    )
 
 
-def test_the_best_ratio_is_the_lowest_that_lets_all_requests_run() -> None:
-    """Eight requests hold 40 states, and the pool has one more: 82,000 of 123,000 bytes are two parts to one."""
-    assert fit(SPLIT, 123_000, replay=True).running < 8
-    ratio, fitted = with_best_ratio(SPLIT, 123_000)
-    assert (ratio, fitted.running) == (2.0, 8)
-    for unchanged in (SPLIT, replace(SPLIT, max_states=10), replace(SPLIT, replayed=RequestState())):
-        assert best_ratio(unchanged, 1_000_000 if unchanged is SPLIT else 123_000, replay=True) == 0.9
-
-
-def test_the_best_ratio_leaves_kv_for_running_requests_and_for_one_context() -> None:
-    # With states for eight, some 9,000 tokens would be left.
-    fitted = with_best_ratio(SPLIT, 95_000)[1]
-    assert fit(replace(SPLIT, state_share=9.9), 95_000, replay=True).running == 8
+def test_kv_are_left_for_running_requests_and_for_one_context() -> None:
+    # With states for eight, 13,000 tokens would be left.
+    fitted = fit(SPLIT, 95_000, replay=True)
     assert fitted.running == 7 and fitted.tokens >= 7 * SPLIT.context
     # With states for all eight, 41,000 tokens would be left.
-    ratio, fitted = with_best_ratio(replace(SPLIT, context=50_000), 123_000)
-    assert 0.9 < ratio < 2.0 and fitted.tokens >= 50_000
+    fitted = fit(replace(SPLIT, context=50_000), 123_000, replay=True)
+    assert fitted.running == 7 and fitted.tokens >= 50_000
     assert fitted.tokens >= fitted.running * TOKENS_PER_REQUEST
-    tokens = fit(SPLIT, 123_000, replay=True).tokens
-    assert best_ratio(replace(SPLIT, context=tokens + 1), 123_000, replay=True) == 0.9
+    own = fit(replace(SPLIT, context=200_000), 123_000, replay=True)
+    assert own.state_slots == int((123_000 * 0.9 / 1.9 - 2000) // 2000)  # a context does not fit either way
 
 
 @pytest.mark.parametrize(

@@ -4,43 +4,33 @@ from __future__ import annotations
 
 import pytest
 
+from sglang_dflash.check.flags import parse
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.flags import parse
-from sglang_dflash.plan.machine import CPU, UNKNOWN_GPU
-from sglang_dflash.plan.memory import is_replayed
 
 SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 FLAG = "--enable-linear-replayssm-spec"
 
 
 @pytest.mark.parametrize(
-    ("flags", "switch", "lets_more_run", "expected"),
+    ("flags", "switch", "expected"),
     [
-        ([], None, True, True),
-        ([], None, False, False),
-        ([FLAG], None, False, True),
-        ([], "1", False, True),
-        ([], "0", True, False),
-        (["--linear-attn-backend", "cutedsl"], None, True, False),
-        (["--linear-attn-backend", "cutedsl", "--linear-attn-decode-backend", "flashinfer"], None, True, True),
-        (["--enable-linear-replayssm"], None, True, False),
+        ([], None, True),
+        ([FLAG], None, True),
+        ([], "1", True),
+        ([], "0", False),
+        (["--linear-attn-backend", "cutedsl"], None, False),
+        (["--linear-attn-backend", "cutedsl", "--linear-attn-decode-backend", "flashinfer"], None, True),
+        (["--enable-linear-replayssm"], None, False),
+        (["--disaggregation-mode", "prefill"], None, False),
     ],
 )
-def test_a_gpu(
-    flags: list[str], switch: str | None, lets_more_run: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+def test_states_are_replayed_wherever_they_can_be(
+    flags: list[str], switch: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     if switch is not None:
         monkeypatch.setenv(SWITCH, switch)
-    args = parse(flags, target="t", drafter="d")[0]
-    assert is_replayed(args, UNKNOWN_GPU, lets_more_run=lets_more_run) == expected
-
-
-@pytest.mark.parametrize(("switch", "expected"), [("", True), ("0", False)])
-def test_the_cpu_platform_replays_whatever_fits(switch: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SWITCH, switch)
-    args = parse([], target="t", drafter="d")[0]
-    assert is_replayed(args, CPU, lets_more_run=False) == expected
+    assert parse(flags, target="t", drafter="d")[0].replays_states == expected
 
 
 @pytest.mark.parametrize(("flags", "block", "expected"), [([], 16, 16), ([], 4, 16), ([], 17, 32), (["64"], 16, 64)])

@@ -8,16 +8,23 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sglang_dflash.plan.flags import parse
-from sglang_dflash.plan.machine import asked_about
-from sglang_dflash.plan.pools import Pools
-from sglang_dflash.plan.report import preflight
+from sglang_dflash.check.flags import parse
+from sglang_dflash.check.machine import asked_about
+from sglang_dflash.check.pools import Pools, fit
+from sglang_dflash.check.report import preflight
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.generation import flush, generate
-from tests.support.pair_servers import assert_memory_as_estimated, dflash_server, memory_estimate, worker_info
+from tests.support.pair_servers import (
+    assert_memory_as_estimated,
+    dflash_server,
+    memory_estimate,
+    with_plugin,
+    worker_info,
+)
 from tests.support.servers import Server, running
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -55,6 +62,39 @@ def test_a_server_allocates_the_memory_that_check_predicts(pair: str, words: str
     assert all(allocation[pool] for pool in ("target_kv", "draft_kv", "target_weights", "drafter_weights"))
     assert (allocation["states"] > 0) == (pair != "tiny-dense")
     assert_memory_as_estimated(estimate, allocation)
+
+
+@pytest.mark.parametrize(
+    ("free", "words"),
+    [
+        (40_000_000, "--context-length 256"),  # SGLang's own division has more states
+        (40_000_000, "--context-length 64"),
+        (120_000_000, "--context-length 64"),
+        (40_000_000, "--context-length 64 --speculative-draft-window-size 16"),
+        (40_000_000, "--context-length 64 --mamba-full-memory-ratio 0.7"),
+        (40_000_000, "--context-length 64 --tp-size 2"),
+    ],
+)
+def test_a_server_divides_free_memory_as_check_predicts(free: int, words: str, tmp_path: Path) -> None:
+    models = {"target": str(target_path(PAIR)), "drafter": str(drafter_path(PAIR))}
+    flags = ["--dtype", "float32", "--max-running-requests", "48", *words.split()]
+    report = preflight(parse(flags, **models)[0], asked_about("cpu", 64))
+    assert report.memory is not None
+    sizing = report.memory.served.sizing
+    predicted = fit(sizing, free + sizing.weights, replay=True)
+    environment = with_plugin(tmp_path, "free_bytes") | {"SGLANG_DFLASH_TEST_FREE_BYTES": str(free)}
+    draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", models["drafter"])
+    with running(tmp_path, "--model-path", models["target"], *draft, *flags, **environment) as server:
+        info = server.get("/server_info").json()
+        slots = re.search(r"max_mamba_cache_size: (\d+)", server.log)
+    assert slots is not None
+    found = int(slots[1]), worker_info_of(info)["requests"]["running"], info["max_total_num_tokens"]
+    assert found == (predicted.state_slots, predicted.running, predicted.tokens)
+
+
+def worker_info_of(info: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = info["internal_states"][0]["sglang_dflash"]
+    return found
 
 
 PAIR = "tiny-hybrid"
@@ -99,12 +139,8 @@ def prompt(number: int, length: int = 130) -> list[int]:
 
 
 def test_the_logged_prefixes_are_those_that_check_predicts(kept: PrefixServer) -> None:
-    rows = dict(re.findall(r"^ +(additional prefixes kept|with \w+) +(\d+)$", kept.server.log, re.MULTILINE))
-    own = kept.predicted.sizing.slots_per_request
-    expected = {"additional prefixes kept": kept.predicted.prefixes()}
-    fewer = {"with extra_buffer_lazy": 4, "with no_buffer": 3}
-    expected |= {row: kept.predicted.prefixes(each) for row, each in fewer.items() if each < own}
-    assert {row: int(count) for row, count in rows.items()} == expected
+    logged = re.search(r"([\d,]+) cached prefixes", kept.server.log)
+    assert logged is not None and int(logged[1].replace(",", "")) == kept.predicted.prefixes()
     assert kept.predicted.prefixes() == SLOTS - 3 * OVERLAP[kept.strategy]
 
 

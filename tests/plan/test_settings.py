@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from sglang_dflash.check import flags
+from sglang_dflash.check.flags import HARMFUL, HARMLESS, LIST, check_unread, known_flags
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan import flags
-from sglang_dflash.plan.flags import HARMFUL, HARMLESS, LIST, check_unread, known_flags
 from sglang_dflash.plan.plan import chooses_copies
 from sglang_dflash.plan.settings import COPIES_SWITCH, Settings, in_transfer, slots_per_request
 from sglang_dflash.plan.widths import WidthConfig

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import sglang_dflash
+from sglang_dflash.check.flags import parse
+from sglang_dflash.plan.device import CPU
 from sglang_dflash.plan.exact import reasons_against
-from sglang_dflash.plan.flags import parse
-from sglang_dflash.plan.machine import CPU
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG
 from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
+from sglang_dflash.check.advice import Load
+from sglang_dflash.check.flags import parse
+from sglang_dflash.check.machine import GPUS
+from sglang_dflash.check.memory import MemoryTable
+from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.plan import serving
-from sglang_dflash.plan.advice import Load
-from sglang_dflash.plan.flags import parse
-from sglang_dflash.plan.machine import GPUS, Machine
-from sglang_dflash.plan.memory import MemoryTable
+from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.report import Report, preflight
 from sglang_dflash.plan.serving import ServingPlan
 from tests.support.cards import FOLDER
 
@@ -95,12 +96,12 @@ def card_pair(name: str) -> dict[str, str]:
     return {model: str(FOLDER / name / model) for model in ("target", "drafter")}
 
 
-def checked(name: str, *flags: str, on: Machine = GPUS["h200"], load: Load | None = None) -> Report:
+def checked(name: str, *flags: str, on: Device = GPUS["h200"], load: Load | None = None) -> Report:
     """What ``check`` reports of a published pair with these flags."""
     return preflight(parse(flags, **card_pair(name))[0], on, load)
 
 
-def memory_of(name: str, *flags: str, on: Machine = GPUS["h200"]) -> MemoryTable:
+def memory_of(name: str, *flags: str, on: Device = GPUS["h200"]) -> MemoryTable:
     memory = checked(name, *flags, on=on).memory
     assert memory is not None
     return memory

@@ -183,7 +183,7 @@ def disaggregated(
 
 def memory_estimate(target: Path, drafter: Path, *flags: str) -> dict[str, int]:
     """Return the bytes of every pool by ``sglang-dflash check``, on a machine large enough for the flags."""
-    command = [sys.executable, "-m", "sglang_dflash.cli", "check", "--json", "--memory-gib", "64"]
+    command = [sys.executable, "-m", "sglang_dflash.check.cli", "check", "--json", "--memory-gib", "64"]
     pair = [str(target), str(drafter), "--device", "cpu"]
     done = subprocess.run([*command, *pair, *flags], stdout=subprocess.PIPE, text=True, check=False)
     report: dict[str, Any] = json.loads(done.stdout)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 pytest.importorskip("sglang")
 
+from sglang_dflash.check.pools import staged_context
 from sglang_dflash.model.drafter import DFlashDraftModel
-from sglang_dflash.plan.pools import staged_context
 from sglang_dflash.worker import forwards
 from sglang_dflash.worker.forwards import CHUNK, Inject
 from sglang_dflash.worker.start import prewarm

@@ -15,7 +15,7 @@ pytest.importorskip("sglang")
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.pools import sampling as sampling_bytes
+from sglang_dflash.plan.division import sampling as sampling_bytes
 from sglang_dflash.worker.start import graphs, prewarm
 
 pytestmark = pytest.mark.sglang

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from sglang_dflash.diagnose.client import WORKER_KEY
+from sglang_dflash.check.diagnose.client import WORKER_KEY
 from sglang_dflash.errors import DFlashError
 from sglang_dflash_lab.bench.tasks import Messages
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from zlib import crc32
 
-from sglang_dflash.diagnose.client import Message
+from sglang_dflash.check.diagnose.client import Message
 from sglang_dflash.errors import DFlashError
 from sglang_dflash_lab.pairs.corpus import TASKS, Example, draw, prompts, words
 

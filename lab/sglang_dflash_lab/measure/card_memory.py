@@ -8,11 +8,12 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from dataclasses import replace
 
+from sglang_dflash.check.flags import parse
+from sglang_dflash.check.machine import GIB, GPUS
+from sglang_dflash.check.pools import fit
+from sglang_dflash.check.report import preflight
 from sglang_dflash.hooks.flags import modernise_argv
-from sglang_dflash.plan.flags import parse
-from sglang_dflash.plan.machine import GIB, GPUS
-from sglang_dflash.plan.pools import STATE_SHARE, fit
-from sglang_dflash.plan.report import preflight
+from sglang_dflash.plan.division import STATE_SHARE
 from sglang_dflash_lab.tables import MISSING, Table
 from tests.support.cards import FOLDER, NAMES, card
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from sglang_dflash.diagnose.client import WORKER_KEY
+from sglang_dflash.check.diagnose.client import WORKER_KEY
 from sglang_dflash_lab.bench.figures import number
 from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
 from sglang_dflash_lab.bench.server import Launch, running

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sglang_dflash.plan.pools import FLOOR
+from sglang_dflash.plan.division import FLOOR
 from sglang_dflash.upstream import (
     CaptureHiddenMode,
     DecodeCudaGraphRunner,

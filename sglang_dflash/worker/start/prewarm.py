@@ -32,8 +32,8 @@ from sglang_dflash.ops import (
     stage_block,
     take_drafts,
 )
-from sglang_dflash.plan import pools
-from sglang_dflash.plan.machine import size
+from sglang_dflash.plan import division
+from sglang_dflash.plan.division import size
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.upstream import (
@@ -210,7 +210,7 @@ def prewarm_largest_step(target: ModelRunner, block: int) -> SamplingPrewarmResu
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         _check_greedy(target, rows, free)
-        peak = pools.sampling(rows, vocab)
+        peak = division.sampling(rows, vocab)
         logger.warning(
             "DFLASH: %s of device memory are free, but %d requests that all sample in blocks of %d need %s; such a "
             "batch would stop the server. Fix: lower --mem-fraction-static or --max-running-requests",

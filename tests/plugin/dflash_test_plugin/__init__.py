@@ -22,6 +22,7 @@ HEAD = "sglang_dflash.model.vocabulary.TargetVocabulary.argmax_token"
 GATHER = "sglang.srt.distributed.parallel_state.GroupCoordinator.all_gather"
 LEARN = "sglang_dflash.width.adaptive.AdaptiveWidth.observe"
 STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
+CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator"
 SGLANG_ACCEPT = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2._accept_block"
 PENALTIES = "sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply"
 
@@ -39,6 +40,11 @@ def register() -> None:
             (CONTEXT_KV, changes.spoil_context, When.AFTER),
             (FORWARD, changes.spoil_drafter, When.BEFORE),
             (VERIFY, changes.spoil_target, When.AFTER),
+        ],
+        "free_bytes": [
+            (f"{CONFIGURATOR}.KVCacheConfigurator._profile_available_bytes", changes.without_slack, When.AROUND),
+            (f"{CONFIGURATOR}.get_available_gpu_memory", changes.free_bytes, When.REPLACE),
+            ("sglang_dflash_cpu.arguments._defaults", changes.without_sizes, When.REPLACE),
         ],
         "gathers": [(GATHER, probe.count_gathered, When.BEFORE), (DECODE, probe.record_gathered, When.AROUND)],
         "history": [(DECODE, probe.compare, When.BEFORE)],

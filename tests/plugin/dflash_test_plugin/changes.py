@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import os
 import random
 from collections.abc import Callable
 from functools import cache
@@ -183,3 +184,17 @@ def keep_likely(original: Callable[..., Tensor], accept: Any, step: Any) -> Tens
 
 def as_for_a_block_of_one(original: Callable[..., None], orchestrator: Any, logits: Tensor) -> None:
     original(orchestrator, logits, repeat=1)
+
+
+def free_bytes(*_: Any, **__: Any) -> float:
+    """GiB that are free for states and K/V once both models are loaded."""
+    return int(os.environ["SGLANG_DFLASH_TEST_FREE_BYTES"]) / (1 << 30)
+
+
+def without_slack(original: Callable[..., Any], configurator: Any, _: int) -> Any:
+    return original(configurator, 0)
+
+
+def without_sizes(*_: Any) -> dict[str, int]:
+    """Instead of the CPU platform's sizes: SGLang divides what is free."""
+    return {}

@@ -9,16 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_dflash.drafter.config import DrafterConfig, text_config
+from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.target import count, full_layers
 
 DTYPE_BYTES = {
     "float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "bf16": 2,
     "fp8_e4m3": 1, "fp8_e5m2": 1,
 }  # fmt: skip
-
-
-_LARGEST = 1 << 31
 
 
 def dtype_bytes(name: Any) -> int:
@@ -31,20 +29,6 @@ def dtype_bytes(name: Any) -> int:
             remedy="check --dtype, --mamba-ssm-dtype, SGLANG_MAMBA_CONV_DTYPE and the target's config.json",
         )
     return found
-
-
-def count(text: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """Return a size from the target's configuration, or ``default`` if it is absent or 0; else raise DFlashError."""
-    value = text.get(key)
-    if default is not None and (value is None or value == 0):
-        return default
-    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST:
-        return value
-    raise DFlashError(
-        f"{key} is {value!r} in the target's config.json",
-        expected=f"an integer from 1 to {_LARGEST}",
-        remedy="check the target's config.json",
-    )
 
 
 @dataclass(frozen=True)
@@ -71,21 +55,6 @@ class StateBytes:
     def records(self, block: int, ring: int) -> int:
         """Scratch of a request whose verify keeps what every token wrote, in a ring of ``ring`` positions."""
         return ring * self.record + self.windows(block)
-
-
-def full_layers(text: Mapping[str, Any]) -> int:
-    """Return the number of the target's layers with K/V."""
-    types = text.get("layer_types")
-    if isinstance(types, list):
-        return sum(kind != "linear_attention" for kind in types)
-    return count(text, "num_hidden_layers") // count(text, "full_attention_interval", 1)
-
-
-def is_hybrid(config: Mapping[str, Any]) -> bool:
-    """Return whether a target has recurrent layers."""
-    text = text_config(config)
-    layers = text.get("num_hidden_layers")
-    return isinstance(layers, int) and full_layers(text) < layers
 
 
 def target_kv_per_token(text: Mapping[str, Any], *, kv_bytes: int, tp_size: int) -> int:
@@ -121,15 +90,6 @@ def state_bytes(text: Mapping[str, Any], *, recurrent_bytes: int, conv_bytes: in
 
 def _heads_per_rank(heads: int, tp_size: int) -> int:
     return max(1, heads // tp_size)  # ranks beyond the number of KV heads hold copies
-
-
-def history_columns(context: int, tokens: int, block: int) -> int:
-    """Return the columns of a request's history, for copied blocks.
-
-    No request outgrows the context or the K/V pool. The step after the one that ends a request is already launched, so
-    two blocks may lie beyond. All tokens further on share one column.
-    """
-    return min(context, tokens) + 2 * block + 2
 
 
 FAMILIES = {  # targets whose K/V and states have the sizes that are computed here

@@ -7,14 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from sglang_dflash.check.advice import Advice, Adviser, Load
+from sglang_dflash.check.memory import Headroom, MemoryTable, expected_memory
+from sglang_dflash.check.pools import Pools
+from sglang_dflash.check.rules import RUNNING, check_memory
 from sglang_dflash.errors import DFlashError, Doubt, Finding, Level, judge
-from sglang_dflash.plan.advice import Advice, Adviser, Load
-from sglang_dflash.plan.machine import Machine, size
-from sglang_dflash.plan.memory import Headroom, MemoryTable
+from sglang_dflash.plan.device import Device
+from sglang_dflash.plan.division import size
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.plan import decide, reason_for_builtin
-from sglang_dflash.plan.pools import Pools
-from sglang_dflash.plan.rules import RUNNING, check_plan, check_rules
+from sglang_dflash.plan.plan import decide, reason_for_builtin, widths_of
+from sglang_dflash.plan.rules import check_plan, check_rules
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import SLOTS, SWITCH, WINDOW_FLAG, Settings
 
@@ -39,14 +41,11 @@ class Report:
 
     findings: list[Finding]
     plan: ServingPlan | None = None
+    memory: MemoryTable | None = None
     advice: Sequence[Advice] = ()
 
-    @property
-    def memory(self) -> MemoryTable | None:
-        return None if self.plan is None else self.plan.memory
 
-
-def preflight(settings: Settings, machine: Machine, load: Load | None = None) -> Report:
+def preflight(settings: Settings, machine: Device, load: Load | None = None) -> Report:
     """Check a command line by the rules and decisions of a launch.
 
     Args:
@@ -77,18 +76,23 @@ def preflight(settings: Settings, machine: Machine, load: Load | None = None) ->
     except DFlashError as error:
         return Report([*findings, Finding.of("flags", error)])
     findings += check_plan(plan)
-    if plan.memory is None or not plan.memory.static_bytes:
-        return Report(findings, plan)
-    adviser = Adviser(settings, machine, pair, plan.memory)
+    try:
+        memory = expected_memory(settings, machine, pair, widths_of(settings, pair, plan.block), copies=plan.copies)
+    except DFlashError as error:  # SGLang divides the memory, and may have better sizes
+        return Report([*findings, replace(Finding.of("memory", error), estimated=True)], plan)
+    findings += check_memory(memory)
+    if not memory.static_bytes:
+        return Report(findings, plan, memory)
+    adviser = Adviser(settings, machine, pair, memory)
     if load is not None:
         about = f"{load.users} users of {load.context} tokens"
-        finding = judge(about, _load, settings, machine, pair, plan.memory, adviser, load)
+        finding = judge(about, _load, settings, machine, pair, memory, adviser, load)
         level: Level = "note" if finding.level == "ok" else finding.level  # it answers a question of the user
         findings.append(replace(finding, level=level, estimated=True))
-    return Report(findings, plan, adviser.more_requests())
+    return Report(findings, plan, memory, adviser.more_requests())
 
 
-def _worker(settings: Settings, pair: Pair, machine: Machine) -> str:
+def _worker(settings: Settings, pair: Pair, machine: Device) -> str:
     on_cpu = machine.kind == "cpu"
     served = replace(settings, device="cpu" if on_cpu else settings.device or "cuda")
     reason = reason_for_builtin(served, pair, on_cpu=on_cpu)
@@ -101,7 +105,7 @@ def _worker(settings: Settings, pair: Pair, machine: Machine) -> str:
     )
 
 
-def _load(settings: Settings, machine: Machine, pair: Pair, memory: MemoryTable, adviser: Adviser, load: Load) -> str:
+def _load(settings: Settings, machine: Device, pair: Pair, memory: MemoryTable, adviser: Adviser, load: Load) -> str:
     served, contexts = memory.served, load.contexts_in(memory.served)
     if load.fits(served) and contexts >= load.conversations:
         return f"served; {contexts} contexts kept"
@@ -217,7 +221,7 @@ def plan_lines(report: Report) -> Iterator[str]:
     yield "\nPlan"
     for name, value in plan.describe().items():
         yield f"{name:<{_ABOUT}}{', '.join(map(str, value)) if isinstance(value, list) else value}"
-    if (memory := plan.memory) is not None:
+    if (memory := report.memory) is not None:
         static = f", {size(memory.static_bytes)} static" if memory.static_bytes else ""
         yield f"\nMemory of one rank ({memory.device}{static})"
         yield from lines(memory.served, memory.other, report.advice, memory.headroom)

@@ -11,7 +11,7 @@ import typer
 from sglang_dflash.errors import user_errors
 
 if TYPE_CHECKING:
-    from sglang_dflash.diagnose.verdict import Report
+    from sglang_dflash.check.diagnose.verdict import Report
 
 
 def diagnose(
@@ -35,8 +35,8 @@ def diagnose(
 
 
 async def _measure(url: str, api_key: str | None, max_tokens: int, context: int) -> Report:
-    from sglang_dflash.diagnose.client import Client
-    from sglang_dflash.diagnose.verdict import diagnose
+    from sglang_dflash.check.diagnose.client import Client
+    from sglang_dflash.check.diagnose.verdict import diagnose
 
     async with Client(url, api_key) as client:
         return await diagnose(client, max_tokens, context, lambda line: typer.echo(line, err=True))

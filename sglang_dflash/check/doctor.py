@@ -15,8 +15,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from sglang_dflash import __path__, __version__, upstream
+from sglang_dflash.check.machine import find_gpu
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.machine import CPU, Machine, find_gpu, size
+from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
+from sglang_dflash.plan.division import size
 from sglang_dflash.plan.settings import SWITCH, Settings
 from sglang_dflash.upstream import TESTED_SGLANG, check_version, installed_version
 
@@ -62,7 +64,7 @@ class Part:
 class Report:
     """``machine`` is the device that would serve; ``problem`` is None if this package would serve DFLASH there."""
 
-    machine: Machine
+    machine: Device
     parts: list[Part]
     problem: DFlashError | None
 
@@ -117,7 +119,7 @@ def examine() -> Report:
     return Report(machine, list(_parts()), problem)
 
 
-def _serving_machine() -> Machine:
+def _serving_machine() -> Device:
     """Return the device that would serve.
 
     Raises:
@@ -131,11 +133,11 @@ def _serving_machine() -> Machine:
     warnings.simplefilter("ignore")  # SGLang's modules warn of each accelerator that is absent
     try:
         upstream.load_plugins()
-        from sglang_dflash.hooks import launch, takeover
+        from sglang_dflash.hooks import takeover
         from sglang_dflash.plugin import is_registered
 
         takeover.refuse_without_accelerator()
-        machine = launch.this_machine(0)
+        machine = CPU if takeover.on_our_cpu_platform() else find_gpu() or UNKNOWN_GPU
     except (ImportError, OSError, RuntimeError) as error:
         raise DFlashError(
             f"SGLang {installed_version()} cannot be imported ({type(error).__name__}: {error})",

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sglang_dflash.plan.machine import Machine
-from sglang_dflash.plan.memory import MemoryTable, divide, sizing_of
+from sglang_dflash.check.memory import MemoryTable, divide, sizing_of
+from sglang_dflash.check.pools import Pools, Sizing, best_ratio, index_of_most_requests
+from sglang_dflash.plan.device import Device
+from sglang_dflash.plan.division import FLOOR
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.pools import FLOOR, Pools, Sizing, best_ratio, index_of_most_requests
 from sglang_dflash.plan.settings import REPLAY_FLAG, SLOTS, WINDOW_FLAG, Settings
 
 WINDOW = 2048  # draft window, tokens
@@ -68,7 +69,7 @@ class Proposal:
 class Adviser:
     """Advice for one pair on one machine, whose memory is known."""
 
-    def __init__(self, settings: Settings, machine: Machine, pair: Pair, table: MemoryTable) -> None:
+    def __init__(self, settings: Settings, machine: Device, pair: Pair, table: MemoryTable) -> None:
         self._settings, self._machine, self._pair, self._table = settings, machine, pair, table
         memory, fraction = machine.memory or 0, table.fraction
         room = table.headroom.left - FLOOR if table.headroom else memory
@@ -178,7 +179,7 @@ class Adviser:
     def _pools(self, changes: dict[str, Any]) -> Pools:
         settings = replace(self._settings, **changes)
         static = (self._machine.memory or 0) * (settings.mem_fraction_static or self._table.fraction)
-        return divide(settings, self._machine, self._sizing(settings), static)[0]
+        return divide(settings, self._sizing(settings), static)[0]
 
     def _sizing(self, settings: Settings) -> Sizing:
         return sizing_of(settings, self._machine, self._pair, copies=False)  # a history is not static memory

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from sglang_dflash.causes import CONTEXT, NO_TEMPLATE, SAMPLING, THINKING, Cause
-from sglang_dflash.diagnose.client import WORKER_KEY, Client
+from sglang_dflash.check.diagnose.client import WORKER_KEY, Client
 from sglang_dflash.errors import DFlashError
 
 _TEXTS = json.loads(Path(__file__).with_name("questions.json").read_text())

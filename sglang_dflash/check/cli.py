@@ -13,15 +13,16 @@ import typer
 from typer.core import TyperGroup
 
 from sglang_dflash import __version__
-from sglang_dflash.diagnose.cli import diagnose
-from sglang_dflash.doctor import doctor
+from sglang_dflash.check.advice import Load
+from sglang_dflash.check.diagnose.cli import diagnose
+from sglang_dflash.check.doctor import doctor
+from sglang_dflash.check.flags import check_unread, parse
+from sglang_dflash.check.machine import GPUS, asked_about
+from sglang_dflash.check.report import Report, plan_lines, preflight, summary, to_json
 from sglang_dflash.drafter.published import card_of_drafter, fastest_blocks
 from sglang_dflash.errors import DFlashError, Finding
 from sglang_dflash.hooks.flags import modernise_argv
-from sglang_dflash.plan.advice import Load
-from sglang_dflash.plan.flags import check_unread, parse
-from sglang_dflash.plan.machine import GPUS, Machine, asked_about, why_no_accelerator
-from sglang_dflash.plan.report import Report, plan_lines, preflight, summary, to_json
+from sglang_dflash.plan.device import Device, why_no_accelerator
 from sglang_dflash.upstream import installed_plugins
 
 # In the order of use.
@@ -146,16 +147,16 @@ def _start_command(target: str, drafter: str, flags: list[str]) -> str:
     return join(["python", "-m", "sglang.launch_server", *own, *flags])
 
 
-def _problem_of_this(machine: Machine) -> DFlashError | None:
+def _problem_of_this(machine: Device) -> DFlashError | None:
     if machine.is_local:  # without an answer of the driver, torch would wait for it too
-        return why_no_accelerator(machine) if machine.memory else None
+        return why_no_accelerator(machine.name) if machine.memory else None
     cpu_platform = any(plugin.name == "dflash_cpu" for plugin in installed_plugins())
     return None if cpu_platform else why_no_accelerator(None)
 
 
 def _report(
     target: str, drafter: str, flags: list[str], memory_gib: float | None, gpu: str | None, load: Load | None
-) -> tuple[Report, Machine | None]:
+) -> tuple[Report, Device | None]:
     try:
         modern, notes = modernise_argv(flags)
         settings, unread = parse(modern, target=target, drafter=drafter)

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
-from sglang_dflash import __version__
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
 
 MIB = 1 << 20
 GIB = 1 << 30
-
-
-def size(count: float) -> str:
-    """``"2.27 GiB"``, ``"41.0 MiB"``, ``"20.0 KiB"``; nothing for none."""
-    if count >= GIB:
-        return f"{count / GIB:.2f} GiB"
-    if count >= MIB:
-        return f"{count / MIB:.1f} MiB"
-    return f"{count / 1024:.1f} KiB" if count else ""
 
 
 _MOST_GIB = 1 << 20
@@ -47,40 +37,17 @@ print(name.value.decode(), memory.value, major.value, minor.value, sep="\\n")
 """
 
 
-@dataclass(frozen=True)
-class Machine:
-    """The device of one rank; None is unknown."""
-
-    kind: Literal["gpu", "cpu"]
-    name: str
-    memory: int | None = None  # bytes
-    capability: tuple[int, int] | None = None  # CUDA compute capability: (9, 0) is Hopper
-    is_local: bool = False  # whether this process runs on it
-
-    @property
-    def is_blackwell(self) -> bool:
-        return self.capability is not None and self.capability[0] >= 10
-
-    @property
-    def default_backend(self) -> str:
-        """The attention backend that suits the device."""
-        major = 0 if self.capability is None else self.capability[0]
-        return {8: "fa3", 9: "fa3", 10: "trtllm_mha", 12: "trtllm_mha"}.get(major, "flashinfer")
-
-
-CPU = Machine("cpu", "a CPU")
-UNKNOWN_GPU = Machine("gpu", "an unknown GPU")
 # Memory as nvidia-smi reports it, which is neither the GB nor the GiB of a data sheet: https://thundergolfer.com/blog/
 # nvidia-gpu-memory-capacity for Hopper, https://github.com/NVIDIA/TensorRT-LLM/issues/10278 for the B200. Compute
 # capability from https://developer.nvidia.com/cuda-gpus.
 GPUS = {
-    "h100": Machine("gpu", "NVIDIA H100 80GB HBM3", 81_559 * MIB, (9, 0)),
-    "h200": Machine("gpu", "NVIDIA H200", 143_771 * MIB, (9, 0)),
-    "b200": Machine("gpu", "NVIDIA B200", 183_359 * MIB, (10, 0)),
+    "h100": Device("gpu", "NVIDIA H100 80GB HBM3", 81_559 * MIB, (9, 0)),
+    "h200": Device("gpu", "NVIDIA H200", 143_771 * MIB, (9, 0)),
+    "b200": Device("gpu", "NVIDIA B200", 183_359 * MIB, (10, 0)),
 }
 
 
-def find_gpu(base_gpu_id: int = 0) -> Machine | None:
+def find_gpu(base_gpu_id: int = 0) -> Device | None:
     """Return the NVIDIA GPU that a server's first rank will use; None without a driver or a GPU.
 
     CUDA's driver applies ``CUDA_VISIBLE_DEVICES``, its own order of GPUs, and MIG. It is queried in a separate process,
@@ -102,39 +69,12 @@ def find_gpu(base_gpu_id: int = 0) -> Machine | None:
         return replace(UNKNOWN_GPU, is_local=True)
     name, *numbers = answer.splitlines()
     memory, major, minor = map(int, numbers)
-    return Machine("gpu", name, memory, (major, minor), is_local=True)
-
-
-def why_no_accelerator(gpu: Machine | None) -> DFlashError | None:
-    """Return why torch can use no accelerator of this machine, and the remedy; None if it can use one.
-
-    Args:
-        gpu: the result of :func:`find_gpu`.
-    """
-    import torch
-
-    if torch.accelerator.is_available():
-        return None
-    expected, reason = "a GPU that torch can use", "it finds none"
-    try:
-        torch.cuda.init()
-    except (AssertionError, RuntimeError) as error:  # AssertionError: of a build for CPUs
-        reason = str(error).partition(". ")[0]
-    value = f"torch {torch.__version__} cannot use {gpu.name if gpu else 'a GPU'}: {reason}"
-    if cuda := torch.version.cuda:
-        remedy = f"install an NVIDIA driver for CUDA {cuda} (CUDA 13: 580 or newer); in a container, pass `--gpus all`"
-    elif gpu or torch.version.hip:
-        remedy = "install a build of torch for this GPU, and the driver that it needs"
-    else:
-        value = "this machine has no accelerator that SGLang can use"
-        expected = "a CUDA GPU, or the CPU platform of sglang-dflash-cpu"
-        remedy = f"run `pip install ./cpu_platform` in a checkout of sglang-dflash {__version__}"
-    return DFlashError(value, expected=expected, remedy=remedy)
+    return Device("gpu", name, memory, (major, minor), is_local=True)
 
 
 def asked_about(
     device: str | None, memory_gib: float | None, gpu: str | None = None, *, base_gpu_id: int = 0
-) -> Machine:
+) -> Device:
     """Return the machine that a command line names: a known GPU, one with ``memory_gib`` GiB, or this machine.
 
     Args:

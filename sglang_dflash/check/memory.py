@@ -4,41 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from sglang_dflash.drafter.config import DrafterConfig, quantization
-from sglang_dflash.drafter.tensors import expected_shapes, sharing_ranks
-from sglang_dflash.errors import Doubt
-from sglang_dflash.plan.machine import Machine
-from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.pools import (
-    STATE_SHARE,
+from sglang_dflash.check.pools import (
     CapturedModel,
     Pools,
     RequestState,
     Sizing,
-    best_ratio,
     fit,
     graph_buffers,
-    sampling,
     staged_context,
 )
-from sglang_dflash.plan.serving import DraftWindow, context_window
-from sglang_dflash.plan.settings import Settings, in_transfer, ring_length, slots_per_request
-from sglang_dflash.plan.sizes import (
+from sglang_dflash.check.sizes import (
     DTYPE_BYTES,
     FAMILIES,
-    count,
     draft_kv_per_token,
     dtype_bytes,
     head_size,
     state_bytes,
     target_kv_per_token,
 )
+from sglang_dflash.drafter.config import DrafterConfig, quantization
+from sglang_dflash.drafter.tensors import expected_shapes, sharing_ranks
+from sglang_dflash.errors import Doubt
+from sglang_dflash.plan.device import Device
+from sglang_dflash.plan.division import STATE_SHARE, sampling
+from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.serving import DraftWindow, context_window
+from sglang_dflash.plan.settings import Settings, in_transfer, ring_length, slots_per_request
+from sglang_dflash.plan.target import count
 
 MEM_FRACTION = 0.85  # assumed; SGLang computes one from the device and its graphs
-_RATIO_UNSET = (None, STATE_SHARE)  # the default is indistinguishable from a user's own 0.9
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
@@ -67,7 +64,7 @@ class MemoryTable:
 
 
 def expected_memory(
-    settings: Settings, machine: Machine, pair: Pair, widths: tuple[int, ...], *, copies: bool
+    settings: Settings, machine: Device, pair: Pair, widths: tuple[int, ...], *, copies: bool
 ) -> MemoryTable:
     """Divide the machine's memory as SGLang will.
 
@@ -84,43 +81,23 @@ def expected_memory(
     sizing = sizing_of(settings, machine, pair, copies=copies)
     memory, fraction = machine.memory or 0, settings.mem_fraction_static or MEM_FRACTION
     static, headroom = int(memory * fraction), None
-    served, other = divide(settings, machine, sizing, static)
+    served, other = divide(settings, sizing, static)
     if memory and machine.kind == "gpu":
         headroom = _headroom(settings, machine, pair, sizing, widths, memory - static - served.bytes["history"])
     device = machine.name if memory else f"{machine.name}: sizes only"
     return MemoryTable(device, static, fraction, served, other, _is_weighed(settings, pair), headroom)
 
 
-def divide(settings: Settings, machine: Machine, sizing: Sizing, static_bytes: float) -> tuple[Pools, Pools | None]:
-    """Return the division as served; then, if a hybrid target's blocks are verified, with states stored the other way.
-
-    A server that replays states gets the lowest ``--mamba-full-memory-ratio`` that lets all requests run and leaves
-    K/V for a whole context (:func:`~sglang_dflash.plan.pools.best_ratio`), unless the user chose one.
-    """
+def divide(settings: Settings, sizing: Sizing, static_bytes: float) -> tuple[Pools, Pools | None]:
+    """Return the division as served; then, if a hybrid's blocks are verified, with states stored the other way."""
     kept = fit(sizing, static_bytes)
     if not sizing.kept.scratch:
         return kept, None
     replayed = fit(sizing, static_bytes, replay=True)
-    if not is_replayed(settings, machine, lets_more_run=kept.running < replayed.running):
-        return kept, replayed
-    if settings.mamba_full_memory_ratio in _RATIO_UNSET and static_bytes and sizing.max_states is None:
-        ratio = best_ratio(sizing, static_bytes, replay=True)
-        replayed = fit(replace(sizing, state_share=ratio), static_bytes, replay=True)
-    return replayed, kept
+    return (replayed, kept) if settings.replays_states else (kept, replayed)
 
 
-def is_replayed(settings: Settings, machine: Machine, *, lets_more_run: bool) -> bool:
-    """Return whether a hybrid target's states are replayed.
-
-    Replay is unmeasured on GPUs: it is used there only if it lets more of the requested requests run.
-    """
-    choice = settings.replay_choice
-    if choice is not None or settings.replay_obstacle:
-        return bool(choice)
-    return machine.kind == "cpu" or lets_more_run
-
-
-def sizing_of(settings: Settings, machine: Machine, pair: Pair, *, copies: bool) -> Sizing:
+def sizing_of(settings: Settings, machine: Device, pair: Pair, *, copies: bool) -> Sizing:
     """Compute what one rank stores, and its limits; an unusable size or dtype is a DFlashError."""
     drafter, text = pair.drafter, pair.text
     dtype, tp, page, block = pair.served_dtype(settings), settings.tp_size, settings.page, pair.block_size(settings)
@@ -154,7 +131,7 @@ def sizing_of(settings: Settings, machine: Machine, pair: Pair, *, copies: bool)
 
 
 def _request_states(
-    settings: Settings, machine: Machine, text: Mapping[str, Any], block: int, *, activations: str
+    settings: Settings, machine: Device, text: Mapping[str, Any], block: int, *, activations: str
 ) -> tuple[RequestState, RequestState]:
     """State and scratch of a request, kept and replayed; float32 by default. The variable only sets kept states."""
     chosen = settings.mamba_ssm_dtype or ("bfloat16" if settings.needs_bfloat16_states(machine) else None)
@@ -208,7 +185,7 @@ def _drafter_weights(drafter: DrafterConfig, dtype: str, tp_size: int) -> int:
 
 
 def _headroom(
-    settings: Settings, machine: Machine, pair: Pair, sizing: Sizing, widths: tuple[int, ...], room: int
+    settings: Settings, machine: Device, pair: Pair, sizing: Sizing, widths: tuple[int, ...], room: int
 ) -> Headroom:
     text, drafter, tp = pair.text, pair.drafter, settings.tp_size
     general = settings.attention_backend or machine.default_backend

@@ -12,17 +12,16 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Literal
 
-from sglang_dflash.plan.sizes import history_columns
+from sglang_dflash.plan.division import (
+    RAISED_BY,
+    STAGED,
+    STATE_SHARE,
+    TOKENS_PER_REQUEST,
+    history_columns,
+    rings,
+    state_slots,
+)
 
-RAISED_BY = {  # by the limit of the requests that run at once
-    "verify scratch": "a narrower block (--speculative-num-draft-tokens), --mamba-full-memory-ratio",
-    "recurrent states": "--mamba-full-memory-ratio, --mamba-ssm-dtype bfloat16",
-    "tokens of K/V": "a lower --mamba-full-memory-ratio, --speculative-draft-window-size",
-}
-STATE_SHARE = 0.9  # SGLang's --mamba-full-memory-ratio
-TOKENS_PER_REQUEST = 8192  # of K/V: with fewer, long answers are retracted and prefilled again
-STAGED = 512  # most tokens that the drafter's graphs inject: with more, a step is not bound by its launches
-FLOOR = 2 << 30  # bytes that stay free for the activations of a prefill
 _HIGHEST_RATIO = 10
 _KV_SPLITS = 8  # SGLang's --triton-attention-num-kv-splits
 _SPLIT_TOKENS = 256  # of its deterministic inference, which splits every row alike
@@ -66,6 +65,14 @@ class Sizing:
     @property
     def weights(self) -> int:
         return self.target_weights + self.drafter_weights
+
+    @property
+    def per_token(self) -> int:
+        return self.target_kv + (self.draft_kv if self.ring is None else 0)
+
+    @property
+    def ring_bytes(self) -> int:
+        return 0 if self.ring is None else rings(self.max_running, self.in_transfer) * self.ring * self.draft_kv
 
 
 @dataclass(frozen=True)
@@ -115,7 +122,7 @@ class Pools:
     def state_price(self) -> int:
         """Tokens of K/V that take as many bytes as one recurrent state."""
         sizing = self.sizing
-        return -(-self.state.slot // (sizing.target_kv + (sizing.draft_kv if sizing.ring is None else 0)))
+        return -(-self.state.slot // sizing.per_token)
 
     def prefixes(self, slots_per_request: int | None = None) -> int:
         """Distinct prefixes that a hybrid target's cache keeps in addition to those of the running requests.
@@ -156,12 +163,7 @@ def fit(sizing: Sizing, static_bytes: float, *, replay: bool = False) -> Pools:
     slots, running = 0, sizing.max_running
     if state.slot:
         slots, running, rest = (_fit_replayed if replay else _fit_kept)(sizing, state, rest)
-    per_token = sizing.target_kv
-    if sizing.ring is None:
-        per_token += sizing.draft_kv
-    else:
-        rest -= rings(sizing.max_running, sizing.in_transfer) * sizing.ring * sizing.draft_kv
-    tokens = max(0, int(rest // max(1, per_token)))
+    tokens = max(0, int((rest - sizing.ring_bytes) // max(1, sizing.per_token)))
     if sizing.max_tokens is not None:
         tokens = min(tokens, sizing.max_tokens)
     tokens = tokens // sizing.page * sizing.page
@@ -195,17 +197,22 @@ def _fit_replayed(sizing: Sizing, state: RequestState, rest: float) -> tuple[int
     rest -= rows * (state.scratch - state.records)
     records, slots = rows * state.records, sizing.max_states
     if slots is None:
-        slots = max(0, int((_states_part(sizing, rest) - records - state.slot) // state.slot))
+        slots = state_slots(
+            rest,
+            ratio=sizing.state_share,
+            records=records,
+            slot=state.slot,
+            per_request=sizing.slots_per_request,
+            requests=sizing.max_running,
+            token=sizing.per_token,
+            context=sizing.context,
+            rings=sizing.ring_bytes,
+        )
     return slots, min(sizing.max_running, slots // sizing.slots_per_request), rest - records - state.slot * (slots + 1)
 
 
 def _states_part(sizing: Sizing, rest: float) -> float:
     return max(0.0, rest) * sizing.state_share / (1 + sizing.state_share)
-
-
-def rings(running: int, in_transfer: int | None) -> int:
-    """Rings of the drafter's K/V. A disaggregated server has one per row number, padding included."""
-    return running if in_transfer is None else 1 + running + in_transfer
 
 
 def draft_slots(ring: int | None, tokens: int, running: int, in_transfer: int | None, *, page: int) -> int:
@@ -278,8 +285,3 @@ def graph_buffers(
 def staged_context(rows: int, states: int, dtype_bytes: int) -> int:
     """Bytes of the block that the drafter's graphs inject: ``states`` hidden states, a position and a slot per row."""
     return min(STAGED, rows) * (states * dtype_bytes + 2 * 8)
-
-
-def sampling(rows: int, vocab: int) -> int:
-    """Bytes of a sampling step at its peak: float32 logits and their softmax."""
-    return 2 * 4 * rows * vocab

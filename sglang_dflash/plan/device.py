@@ -1,0 +1,61 @@
+"""The device that serves, and why there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sglang_dflash import __version__
+from sglang_dflash.errors import DFlashError
+
+
+@dataclass(frozen=True)
+class Device:
+    """The device of one rank; None is unknown."""
+
+    kind: Literal["gpu", "cpu"]
+    name: str
+    memory: int | None = None  # bytes
+    capability: tuple[int, int] | None = None  # CUDA compute capability: (9, 0) is Hopper
+    is_local: bool = False  # whether this process runs on it
+
+    @property
+    def is_blackwell(self) -> bool:
+        return self.capability is not None and self.capability[0] >= 10
+
+    @property
+    def default_backend(self) -> str:
+        """The attention backend that suits the device."""
+        major = 0 if self.capability is None else self.capability[0]
+        return {8: "fa3", 9: "fa3", 10: "trtllm_mha", 12: "trtllm_mha"}.get(major, "flashinfer")
+
+
+CPU = Device("cpu", "a CPU")
+UNKNOWN_GPU = Device("gpu", "an unknown GPU")
+
+
+def why_no_accelerator(name: str | None) -> DFlashError | None:
+    """Return why torch can use no accelerator of this machine, and the remedy; None if it can use one.
+
+    Args:
+        name: of the machine's GPU; None without one.
+    """
+    import torch
+
+    if torch.accelerator.is_available():
+        return None
+    expected, reason = "a GPU that torch can use", "it finds none"
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:  # AssertionError: of a build for CPUs
+        reason = str(error).partition(". ")[0]
+    value = f"torch {torch.__version__} cannot use {name or 'a GPU'}: {reason}"
+    if cuda := torch.version.cuda:
+        remedy = f"install an NVIDIA driver for CUDA {cuda} (CUDA 13: 580 or newer); in a container, pass `--gpus all`"
+    elif name or torch.version.hip:
+        remedy = "install a build of torch for this GPU, and the driver that it needs"
+    else:
+        value = "this machine has no accelerator that SGLang can use"
+        expected = "a CUDA GPU, or the CPU platform of sglang-dflash-cpu"
+        remedy = f"run `pip install ./cpu_platform` in a checkout of sglang-dflash {__version__}"
+    return DFlashError(value, expected=expected, remedy=remedy)

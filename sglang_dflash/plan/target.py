@@ -1,0 +1,40 @@
+"""Counts in a target's ``config.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_dflash.drafter.config import text_config
+from sglang_dflash.errors import DFlashError
+
+_LARGEST = 1 << 31
+
+
+def count(text: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """Return a size from the target's configuration, or ``default`` if it is absent or 0; else raise DFlashError."""
+    value = text.get(key)
+    if default is not None and (value is None or value == 0):
+        return default
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST:
+        return value
+    raise DFlashError(
+        f"{key} is {value!r} in the target's config.json",
+        expected=f"an integer from 1 to {_LARGEST}",
+        remedy="check the target's config.json",
+    )
+
+
+def full_layers(text: Mapping[str, Any]) -> int:
+    """Return the number of the target's layers with K/V."""
+    types = text.get("layer_types")
+    if isinstance(types, list):
+        return sum(kind != "linear_attention" for kind in types)
+    return count(text, "num_hidden_layers") // count(text, "full_attention_interval", 1)
+
+
+def is_hybrid(config: Mapping[str, Any]) -> bool:
+    """Return whether a target has recurrent layers."""
+    text = text_config(config)
+    layers = text.get("num_hidden_layers")
+    return isinstance(layers, int) and full_layers(text) < layers

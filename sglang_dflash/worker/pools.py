@@ -1,0 +1,84 @@
+"""The division of device memory between recurrent states and K/V, with both models loaded; and what was allocated."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sglang_dflash.plan import serving
+from sglang_dflash.plan.division import RAISED_BY, state_slots
+from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.upstream import (
+    create_memory_pool_configurator,
+    get_context,
+    get_exec,
+    get_memory,
+    get_schedule,
+    get_spec,
+)
+from sglang_dflash.worker.window import ring_bytes
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+
+def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: float) -> Any:
+    """Hook around ``KVCacheConfigurator._handle_max_mamba_cache``, called with the GiB for recurrent states and K/V.
+
+    SGLang's bytes are the least of all ranks, so that every rank divides alike. It omits a replay's convolution
+    windows, which are subtracted here. Then the number of states is set as SGLang sets its own.
+    """
+    plan, mamba = serving.plan, get_exec().mamba
+    if plan is None or not mamba.enable_linear_replayssm_spec:
+        return original(configurator, total_rest_memory)
+    params, schedule = configurator.mambaish_config.mamba2_cache_params, get_schedule()
+    requests, block = schedule.max_running_requests, get_spec().speculative_num_draft_tokens
+    window = sum(math.prod(shape) // min(shape) * (min(shape) + block - 1) for shape in params.shape.conv)
+    total_rest_memory -= (requests + 1) * window * params.dtype.conv.itemsize * len(params.layers) / (1 << 30)
+    memory = get_memory()
+    if schedule.max_mamba_cache_size is None and not (memory.disable_radix_cache or memory.enable_unified_memory):
+        draft = 0 if plan.window is None else configurator.dflash_draft_cell_size_per_token or 0
+        slots = state_slots(
+            total_rest_memory * (1 << 30),
+            ratio=schedule.mamba_full_memory_ratio,
+            records=(requests + 1) * params.replayssm_ring_bytes_per_req(record_len=mamba.linear_replayssm_cache_len),
+            slot=params.mamba_cache_per_req,
+            per_request=configurator._calculate_mamba_ratio(),
+            requests=requests,
+            token=create_memory_pool_configurator(configurator)._cell_size - draft,
+            context=configurator.model_config.context_len,
+            rings=ring_bytes(plan, configurator),
+        )
+        get_context().override("sglang_dflash", max_mamba_cache_size=slots)
+    return original(configurator, total_rest_memory)
+
+
+def log_pools(plan: ServingPlan, target: ModelRunner, slots_per_request: int) -> dict[str, int | str]:
+    """Log what this rank allocated, and warn if ``--max-running-requests`` do not fit at once; return both counts.
+
+    Returns:
+        For ``/server_info``: requests that were asked for and that run at once, what limits them, and what raises it.
+    """
+    states: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
+    slots, tokens = 0 if states is None else states.size, target.max_total_num_tokens
+    asked, running = get_schedule().max_running_requests, target.max_running_requests
+    counts: dict[str, int | str] = {"asked": asked, "running": running, "capped_by": "--max-running-requests"}
+    prefixes = max(0, slots - running * (slots_per_request - 1)) if slots_per_request > 1 else 0
+    logger.info(
+        "DFLASH: %d of %d requests at once; block %d%s; K/V %s tokens (%s per request)%s",
+        *(running, asked, plan.block, f", states {'replayed' if plan.replay else 'kept'}" if slots else ""),
+        *(f"{tokens:,}", f"{tokens // max(1, running):,}", f", {prefixes:,} cached prefixes" if slots else ""),
+    )
+    if running < asked:
+        cap = "recurrent states" if slots and running == slots // slots_per_request else "tokens of K/V"
+        counts |= {"capped_by": cap, "raised_by": RAISED_BY[cap]}
+        logger.warning(
+            "DFLASH: --max-running-requests is %d, but only %d requests fit at once; %s are the limit. Fix: %s, or a "
+            "higher --mem-fraction-static; run `sglang-dflash check` to see how far each helps",
+            *(asked, running, cap, RAISED_BY[cap]),
+        )
+    return counts
