@@ -179,7 +179,7 @@ class Adviser:
     def _pools(self, changes: dict[str, Any]) -> Pools:
         settings = replace(self._settings, **changes)
         static = (self._machine.memory or 0) * (settings.mem_fraction_static or self._table.fraction)
-        return divide(settings, self._sizing(settings), static)[0]
+        return divide(settings, self._machine, self._pair, self._sizing(settings), static)[0]
 
     def _sizing(self, settings: Settings) -> Sizing:
         return sizing_of(settings, self._machine, self._pair, copies=False)  # a history is not static memory

@@ -17,7 +17,6 @@ from sglang_dflash.check.pools import (
     staged_context,
 )
 from sglang_dflash.check.sizes import (
-    DTYPE_BYTES,
     FAMILIES,
     draft_kv_per_token,
     dtype_bytes,
@@ -31,9 +30,10 @@ from sglang_dflash.errors import Doubt
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import STATE_SHARE, sampling
 from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.plan import replays
 from sglang_dflash.plan.serving import DraftWindow, context_window
 from sglang_dflash.plan.settings import Settings, in_transfer, ring_length, slots_per_request
-from sglang_dflash.plan.target import count
+from sglang_dflash.plan.target import DTYPE_BYTES, count
 
 MEM_FRACTION = 0.85  # assumed; SGLang computes one from the device and its graphs
 _FLOATS = {"F64", "F32", "F16", "BF16"}
@@ -81,20 +81,22 @@ def expected_memory(
     sizing = sizing_of(settings, machine, pair, copies=copies)
     memory, fraction = machine.memory or 0, settings.mem_fraction_static or MEM_FRACTION
     static, headroom = int(memory * fraction), None
-    served, other = divide(settings, sizing, static)
+    served, other = divide(settings, machine, pair, sizing, static)
     if memory and machine.kind == "gpu":
         headroom = _headroom(settings, machine, pair, sizing, widths, memory - static - served.bytes["history"])
     device = machine.name if memory else f"{machine.name}: sizes only"
     return MemoryTable(device, static, fraction, served, other, _is_weighed(settings, pair), headroom)
 
 
-def divide(settings: Settings, sizing: Sizing, static_bytes: float) -> tuple[Pools, Pools | None]:
+def divide(
+    settings: Settings, machine: Device, pair: Pair, sizing: Sizing, static_bytes: float
+) -> tuple[Pools, Pools | None]:
     """Return the division as served; then, if a hybrid's blocks are verified, with states stored the other way."""
     kept = fit(sizing, static_bytes)
     if not sizing.kept.scratch:
         return kept, None
     replayed = fit(sizing, static_bytes, replay=True)
-    return (replayed, kept) if settings.replays_states else (kept, replayed)
+    return (replayed, kept) if replays(settings, pair, machine) else (kept, replayed)
 
 
 def sizing_of(settings: Settings, machine: Device, pair: Pair, *, copies: bool) -> Sizing:
@@ -134,7 +136,7 @@ def _request_states(
     settings: Settings, machine: Device, text: Mapping[str, Any], block: int, *, activations: str
 ) -> tuple[RequestState, RequestState]:
     """State and scratch of a request, kept and replayed; float32 by default. The variable only sets kept states."""
-    chosen = settings.mamba_ssm_dtype or ("bfloat16" if settings.needs_bfloat16_states(machine) else None)
+    chosen = settings.state_dtype(machine)
     kept_dtype = chosen or settings.ssm_dtype_variable or text.get("mamba_ssm_dtype") or "float32"
     conv = settings.conv_dtype_variable or ("bfloat16" if machine.kind == "gpu" else activations)
     kept, replayed = (

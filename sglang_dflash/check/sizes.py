@@ -11,12 +11,7 @@ from typing import Any
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.target import count, full_layers
-
-DTYPE_BYTES = {
-    "float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "bf16": 2,
-    "fp8_e4m3": 1, "fp8_e5m2": 1,
-}  # fmt: skip
+from sglang_dflash.plan.target import DTYPE_BYTES, count, full_layers, matrix_numbers
 
 
 def dtype_bytes(name: Any) -> int:
@@ -81,11 +76,10 @@ def state_bytes(text: Mapping[str, Any], *, recurrent_bytes: int, conv_bytes: in
         return StateBytes(0, 0, 0)
     values, keys = count(text, "linear_num_value_heads"), count(text, "linear_num_key_heads")
     value_dim, key_dim = count(text, "linear_value_head_dim"), count(text, "linear_key_head_dim")
-    recurrent = values // tp_size * value_dim * key_dim * recurrent_bytes
     column = (2 * keys * key_dim + values * value_dim) // tp_size * conv_bytes
     conv = column * (count(text, "linear_conv_kernel_dim") - 1)
     record = (values * (value_dim + 1) + keys * key_dim) // tp_size * 4
-    return StateBytes(layers * recurrent, layers * conv, layers * column, layers * record)
+    return StateBytes(matrix_numbers(text, tp_size) * recurrent_bytes, layers * conv, layers * column, layers * record)
 
 
 def _heads_per_rank(heads: int, tp_size: int) -> int:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import cast
 
 from sglang_dflash.drafter.dequantise import is_set_aside
+from sglang_dflash.drafter.template import template_tokens
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import exact
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.serving import DraftWindow, Role, ServingPlan, context_window
 from sglang_dflash.plan.settings import COPIES_SWITCH, SWITCH, Settings
+from sglang_dflash.plan.target import DTYPE_BYTES, matrix_numbers
 from sglang_dflash.plan.widths import FLAG, WidthConfig
+
+KEPT_SHARE = 0.2  # of the device. The published 4B pairs need up to 0.15 of a GPU, the larger ones 0.26 or more
 
 
 def reason_for_builtin(settings: Settings, pair: Pair, *, on_cpu: bool) -> str | None:
@@ -89,7 +93,7 @@ def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> 
     """
     block, drafter = pair.block_size(settings), pair.drafter
     widths_of(settings, pair, block)
-    replay = settings.replays_states and hybrid
+    replay = hybrid and replays(settings, pair, machine)
     # A prefill server decodes nothing.
     copies = chooses_copies(settings, pair.widths) and settings.disaggregation_mode != "prefill"
     window = context_window(settings.speculative_draft_window_size, drafter)
@@ -106,9 +110,25 @@ def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> 
         copies=copies,
         overlap=not settings.disable_overlap_schedule and not (hybrid and _resumes_retracted(settings)),
         role=cast(Role, settings.disaggregation_mode),
+        template=template_tokens(pair.tokenizer_files(settings), settings.chat_template),
         exact=requested and not against,
         inexact=against,
     )
+
+
+def replays(settings: Settings, pair: Pair, machine: Device) -> bool:
+    """Return whether a hybrid target's states are replayed: the user's choice; without one always on a CPU.
+
+    Replay is unmeasured on GPUs: it is used there where one state per draft token and request, of all requests, would
+    take more than ``KEPT_SHARE`` of the device.
+    """
+    choice = settings.replay_choice
+    if choice is not None or settings.replay_obstacle:
+        return bool(choice)
+    name = settings.state_dtype(machine) or settings.ssm_dtype_variable or pair.text.get("mamba_ssm_dtype")
+    state = matrix_numbers(pair.text, settings.tp_size) * DTYPE_BYTES.get(str(name), 4)
+    kept = settings.running * pair.block_size(settings) * state
+    return machine.kind == "cpu" or (machine.memory is not None and kept > KEPT_SHARE * machine.memory)
 
 
 def widths_of(settings: Settings, pair: Pair, block: int) -> tuple[int, ...]:

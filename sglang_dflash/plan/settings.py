@@ -117,6 +117,7 @@ class Settings:
     speculative_draft_model_revision: str | None = None
     speculative_draft_window_size: int | None = _number(None, 1, 1 << 31)
     speculative_num_draft_tokens: int | None = _number(None, 2, 1 << 12)  # an anchor and a draft
+    tokenizer_path: str | None = None
     tp_size: int = _number(1, 1, 1 << 16)
     trust_remote_code: bool = False
 
@@ -211,6 +212,10 @@ class Settings:
     def needs_bfloat16_states(self, machine: Device) -> bool:
         return self.mamba_ssm_dtype is None and self.flashinfer_states(machine) is not None
 
+    def state_dtype(self, machine: Device) -> str | None:
+        """Return the dtype of recurrent states that the flags set, or that FlashInfer's kernels need; else None."""
+        return self.mamba_ssm_dtype or ("bfloat16" if self.needs_bfloat16_states(machine) else None)
+
     @property
     def replay_obstacle(self) -> str | None:
         """The reason that rules a state replay out; None if there is none. SGLang's own flag has the same rules."""
@@ -238,12 +243,6 @@ class Settings:
                 )
             return True
         return False if self.replay_switch else None
-
-    @property
-    def replays_states(self) -> bool:
-        """Whether a hybrid target's states are replayed: wherever it can be done, unless the user chose."""
-        choice = self.replay_choice
-        return choice if choice is not None else self.replay_obstacle is None
 
     def record_length(self, block: int) -> int:
         """Return the positions of a request's replay records.

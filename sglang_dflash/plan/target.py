@@ -1,4 +1,4 @@
-"""Counts in a target's ``config.json``."""
+"""Counts and sizes in a target's ``config.json``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Any
 from sglang_dflash.drafter.config import text_config
 from sglang_dflash.errors import DFlashError
 
+DTYPE_BYTES = {
+    "float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "bf16": 2,
+    "fp8_e4m3": 1, "fp8_e5m2": 1,
+}  # fmt: skip
 _LARGEST = 1 << 31
 
 
@@ -38,3 +42,15 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
     text = text_config(config)
     layers = text.get("num_hidden_layers")
     return isinstance(layers, int) and full_layers(text) < layers
+
+
+def matrix_numbers(text: Mapping[str, Any], tp_size: int) -> int:
+    """Return the numbers in a request's recurrent matrices (gated delta rule) on one rank, over all layers.
+
+    0 for a dense target, and for one that does not state its heads.
+    """
+    layers = count(text, "num_hidden_layers") - full_layers(text)
+    heads, value_dim, key_dim = (
+        count(text, f"linear_{key}", 0) for key in ("num_value_heads", "value_head_dim", "key_head_dim")
+    )
+    return max(0, layers) * (heads // tp_size) * value_dim * key_dim

@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import serving
-from sglang_dflash.plan.division import RAISED_BY, state_slots
+from sglang_dflash.plan.division import RAISED_BY, size, state_slots
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import (
     create_memory_pool_configurator,
@@ -30,7 +31,11 @@ def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: f
     """Hook around ``KVCacheConfigurator._handle_max_mamba_cache``, called with the GiB for recurrent states and K/V.
 
     SGLang's bytes are the least of all ranks, so that every rank divides alike. It omits a replay's convolution
-    windows, which are subtracted here. Then the number of states is set as SGLang sets its own.
+    windows, which are subtracted here. Then the number of states is set as SGLang sets its own, unless the user set it
+    or SGLang gives each request one state, as without a prefix cache and on a decoding server.
+
+    Raises:
+        DFlashError: the weights leave too little for one request.
     """
     plan, mamba = serving.plan, get_exec().mamba
     if plan is None or not mamba.enable_linear_replayssm_spec:
@@ -42,17 +47,31 @@ def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: f
     memory = get_memory()
     if schedule.max_mamba_cache_size is None and not (memory.disable_radix_cache or memory.enable_unified_memory):
         draft = 0 if plan.window is None else configurator.dflash_draft_cell_size_per_token or 0
-        slots = state_slots(
+        free, slot, per_request = (
             total_rest_memory * (1 << 30),
+            params.mamba_cache_per_req,
+            configurator._calculate_mamba_ratio(),
+        )
+        records = (requests + 1) * params.replayssm_ring_bytes_per_req(record_len=mamba.linear_replayssm_cache_len)
+        slots = state_slots(
+            free,
             ratio=schedule.mamba_full_memory_ratio,
-            records=(requests + 1) * params.replayssm_ring_bytes_per_req(record_len=mamba.linear_replayssm_cache_len),
-            slot=params.mamba_cache_per_req,
-            per_request=configurator._calculate_mamba_ratio(),
+            records=records,
+            slot=slot,
+            per_request=per_request,
             requests=requests,
             token=create_memory_pool_configurator(configurator)._cell_size - draft,
             context=configurator.model_config.context_len,
             rings=ring_bytes(plan, configurator),
         )
+        if slots < per_request:
+            raise DFlashError(
+                f"the weights leave {size(max(0, free)) or 'nothing'} of static memory for recurrent states and K/V",
+                expected=f"K/V, and {size(records + (per_request + 1) * slot)} for the states of one request and the "
+                f"replay records of {requests}",
+                remedy="raise --mem-fraction-static or --tp-size, lower --max-running-requests, or serve a quantised "
+                "target (FP8)",
+            )
         get_context().override("sglang_dflash", max_mamba_cache_size=slots)
     return original(configurator, total_rest_memory)
 

@@ -13,11 +13,9 @@ import torch
 
 from sglang_dflash import causes
 from sglang_dflash.causes import Cause
-from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.formats import FULL
 from sglang_dflash.drafter.published import accept_lengths, card_of_drafter, cheapest_step, published_pairs
-from sglang_dflash.drafter.template import TemplateTokens, template_tokens
-from sglang_dflash.upstream import get_server_args
+from sglang_dflash.drafter.template import TemplateTokens
 from sglang_dflash.width import AdaptiveWidth, Prospect, WidthPolicy
 from sglang_dflash.width.adaptive import SWITCH_NOW
 from sglang_dflash.worker.observe.metrics import StepRecord
@@ -262,10 +260,8 @@ class Payoff:
 
 def payoff(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> Payoff:
     """Build the judgement of a server whose pools are allocated."""
-    args = get_server_args()
-    template = template_tokens(ModelFiles(args.tokenizer_path or args.model_path, args.revision), args.chat_template)
     context = _drafter_context(plan, target.model_config.context_len)
-    recent = RecentBlocks(template, context, target.req_to_token_pool.size)
+    recent = RecentBlocks(plan.template, context, target.req_to_token_pool.size)
     return Payoff(recent, known_causes(plan, target, drafter), plan.files.name, plan.drafted)
 
 
