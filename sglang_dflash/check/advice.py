@@ -88,6 +88,7 @@ class Adviser:
             [_change("--mem-fraction-static", mem_fraction_static=percent / 100) for percent in percents],
             [_change("--mamba-full-memory-ratio", mamba_full_memory_ratio=ratio)],
             [_change("--max-running-requests", max_running_requests=running) for running in fewer],
+            [each for each in self._replay() if not before.replay],
             *([each] for each in self._mild_changes()),
         ]
         found = [self._best(changes) for changes in flags if changes]
@@ -132,6 +133,11 @@ class Adviser:
         contexts = most(lambda each: replace(load, conversations=each), load.conversations)
         return self.propose(replace(load, conversations=contexts))
 
+    def _replay(self) -> Iterator[Change]:
+        hybrid = self._table.served.state.slot > 0
+        if hybrid and self._settings.replay_choice is None and not self._settings.replay_obstacle:
+            yield REPLAY_FLAG, {"enable_linear_replayssm_spec": True}
+
     def _mild_changes(self) -> Iterator[Change]:
         """Changes in order of harm: less snapshotting, a draft window, rounded states, a narrower and slower block."""
         settings, sizing, hybrid = self._settings, self._table.served.sizing, self._table.served.state.slot > 0
@@ -153,8 +159,7 @@ class Adviser:
         hybrid = self._table.served.state.slot > 0
         if self._highest_fraction > self._table.fraction:
             yield _change("--mem-fraction-static", mem_fraction_static=self._highest_fraction)
-        if hybrid and self._settings.replay_choice is None and not self._settings.replay_obstacle:
-            yield REPLAY_FLAG, {"enable_linear_replayssm_spec": True}
+        yield from self._replay()
         for flag, changes in self._mild_changes():
             if not (load.conversations and hybrid and flag.startswith(WINDOW_FLAG)):
                 yield flag, changes

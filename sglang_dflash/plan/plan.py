@@ -15,7 +15,7 @@ from sglang_dflash.plan.settings import COPIES_SWITCH, SWITCH, Settings
 from sglang_dflash.plan.target import DTYPE_BYTES, matrix_numbers
 from sglang_dflash.plan.widths import FLAG, WidthConfig
 
-KEPT_SHARE = 0.2  # of the device. The published 4B pairs need up to 0.15 of a GPU, the larger ones 0.26 or more
+KEPT_SHARE = 1 / 6  # of the device. The published 4B pairs need up to 0.15 of a GPU, the larger ones 0.19 or more
 
 
 def reason_for_builtin(settings: Settings, pair: Pair, *, on_cpu: bool) -> str | None:

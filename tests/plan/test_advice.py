@@ -13,12 +13,13 @@ from sglang_dflash.check.memory import MemoryTable
 from sglang_dflash.check.pools import Pools
 from sglang_dflash.check.report import Report
 from sglang_dflash.errors import Finding
+from sglang_dflash.plan.settings import REPLAY_FLAG
 from tests.support.configs import checked, memory_of
 
 NAME, GPU = "Qwen3.5-27B", asked_about(None, 141)
 BLOCK = ("--speculative-num-draft-tokens", "16")
 FLAGS = ("--mem-fraction-static", "0.75", *BLOCK, "--mamba-radix-cache-strategy", "extra_buffer")
-OWN_RATIO = ("--mamba-full-memory-ratio", "0.89")  # a launch would replace SGLang's 0.9 by a better one
+OWN_RATIO = ("--mamba-full-memory-ratio", "0.89")  # SGLang's 0.9 stands for this package's division
 FREEING = {"--mem-fraction-static", "--mamba-ssm-dtype", "--speculative-draft-window-size"}
 
 
@@ -39,8 +40,8 @@ def advised(*flags: str) -> dict[str, tuple[int, int]]:
     [
         # a ring of records is no shorter for a block of 8
         ("0", {"--speculative-num-draft-tokens", "--mamba-full-memory-ratio"}),
-        # one slot less is little compared with a state for every position; a higher ratio takes a context's K/V
-        ("1", {"--mamba-radix-cache-strategy"}),
+        # one slot less is little compared with a state for every position; the default ratio is the best
+        ("1", {"--mamba-radix-cache-strategy", "--mamba-full-memory-ratio"}),
     ],
     ids=["kept", "replayed"],
 )
@@ -64,13 +65,12 @@ def test_one_state_more_keeps_one_prefix_more_for_its_price_in_kv() -> None:
     assert before.tokens - one_more.tokens == pytest.approx(before.state_price, abs=1)
 
 
-def test_all_requests_run_with_the_lowest_ratio() -> None:
+def test_all_requests_run_without_a_ratio() -> None:
     short = ("--context-length", "2048")  # a longer one takes the K/V that states for all would leave
     chosen = memory_of(NAME, *FLAGS, *short, on=GPU)
-    assert chosen.other is not None and chosen.served.sizing.state_share == 2.4
-    assert (chosen.served.running, chosen.other.running) == (48, 7)
+    assert chosen.other is not None and (chosen.served.running, chosen.other.running) == (48, 7)
     assert memory(*short, "--mamba-full-memory-ratio", "2.3").served.running < 48
-    assert advised(*short)["--mamba-full-memory-ratio 2.4"][0] == 48
+    assert advised(*short)["--mamba-full-memory-ratio 0.9"][0] == 48
 
 
 def test_fewer_requests_are_advised_if_their_scratch_takes_the_states_memory() -> None:
@@ -80,8 +80,15 @@ def test_fewer_requests_are_advised_if_their_scratch_takes_the_states_memory() -
 
 
 def test_if_all_requests_run_only_a_draft_window_is_advised() -> None:
-    assert [flag.split()[0] for flag in advised("--max-running-requests", "8")] == ["--speculative-draft-window-size"]
-    assert not advised("--max-running-requests", "8", "--speculative-draft-window-size", "4096")
+    assert [flag.split()[0] for flag in advised("--max-running-requests", "7")] == ["--speculative-draft-window-size"]
+    assert not advised("--max-running-requests", "7", "--speculative-draft-window-size", "4096")
+
+
+def test_a_replay_is_advised_where_the_rule_keeps_states_and_not_all_requests_run() -> None:
+    """Eight requests need 0.13 of this GPU: with less than a sixth, states are kept."""
+    eight = ("--max-running-requests", "8")
+    assert memory(*eight).served.running == 7
+    assert advised(*eight)[REPLAY_FLAG] == (8, memory(*eight, REPLAY_FLAG).served.tokens)
 
 
 def test_a_warning_states_both_numbers_and_the_limit() -> None:

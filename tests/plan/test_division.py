@@ -62,7 +62,7 @@ def test_no_more_slots_leave_kv_and_no_fewer_are_sglangs(gpu: str, name: str) ->
 
     chosen = slots(sizing.max_running)
     assert chosen >= max(0, own)
-    if chosen > own:
+    if chosen > max(0, own):
         running = chosen // sizing.slots_per_request
         assert tokens(chosen) >= max(sizing.context, running * TOKENS_PER_REQUEST)
         wider = chosen + sizing.slots_per_request

@@ -2,35 +2,74 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sglang_dflash.check.flags import parse
+from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.hooks.flags import modernise_argv
+from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
+from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.plan import KEPT_SHARE, replays
+from tests.support.cards import NAMES, card
+from tests.support.configs import card_pair
 
 SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 FLAG = "--enable-linear-replayssm-spec"
 
 
+MEMORY = 1 << 40  # of a device on which the requests' states take no sixth
+NAMED = ("Qwen3.6-27B", "--speculative-num-draft-tokens", "16")
+
+
+def replayed(name: str, *flags: str, on: Device) -> bool:
+    settings = parse(list(flags), **card_pair(name))[0]
+    return replays(settings, Pair.of(settings), on)
+
+
 @pytest.mark.parametrize(
-    ("flags", "switch", "expected"),
+    ("flags", "switch", "few", "many"),
     [
-        ([], None, True),
-        ([FLAG], None, True),
-        ([], "1", True),
-        ([], "0", False),
-        (["--linear-attn-backend", "cutedsl"], None, False),
-        (["--linear-attn-backend", "cutedsl", "--linear-attn-decode-backend", "flashinfer"], None, True),
-        (["--enable-linear-replayssm"], None, False),
-        (["--disaggregation-mode", "prefill"], None, False),
+        ([], None, False, True),
+        ([FLAG], None, True, True),
+        ([], "1", True, True),
+        ([], "0", False, False),
+        (["--linear-attn-backend", "cutedsl"], None, False, False),
+        (["--linear-attn-backend", "cutedsl", "--linear-attn-decode-backend", "flashinfer"], None, False, True),
+        (["--enable-linear-replayssm"], None, False, False),
+        (["--disaggregation-mode", "prefill"], None, False, False),
     ],
 )
-def test_states_are_replayed_wherever_they_can_be(
-    flags: list[str], switch: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+def test_the_user_chooses_then_the_share_of_the_device_that_kept_states_need(
+    flags: list[str], switch: str | None, few: bool, many: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     if switch is not None:
         monkeypatch.setenv(SWITCH, switch)
-    assert parse(flags, target="t", drafter="d")[0].replays_states == expected
+    assert replayed(*NAMED, *flags, on=replace(GPUS["h200"], memory=MEMORY)) is few
+    assert replayed(*NAMED, *flags, on=GPUS["h200"]) is replayed(*NAMED, *flags, on=CPU) is many
+
+
+def test_the_share_is_requests_times_block_times_a_states_bytes() -> None:
+    state = 48 * 48 * 128 * 128 * 4  # layers, heads, float32
+    for flags, needed in {
+        (): 48 * 16 * state,
+        ("--max-running-requests", "9"): 9 * 16 * state,
+        ("--mamba-ssm-dtype", "bfloat16"): 48 * 16 * state // 2,
+        ("--tp-size", "2"): 48 * 16 * state // 2,
+    }.items():
+        at = int(needed / KEPT_SHARE)
+        assert [replayed(*NAMED, *flags, on=Device("gpu", "any", at + more)) for more in (-100, 100)] == [True, False]
+    assert not replayed(*NAMED, on=UNKNOWN_GPU)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("gpu", GPUS)
+def test_of_the_published_pairs_only_the_smallest_keep_their_states(gpu: str, name: str) -> None:
+    flags = modernise_argv(card(name).arguments_for(**card_pair(name)))[0]
+    assert replayed(name, *flags, on=GPUS[gpu]) is (name != "Qwen3.5-4B")
 
 
 @pytest.mark.parametrize(("flags", "block", "expected"), [([], 16, 16), ([], 4, 16), ([], 17, 32), (["64"], 16, 64)])
