@@ -109,8 +109,10 @@ class TestLaunch:
     ) -> None:
         """The processes that are started receive the plan with the pickled arguments and open no configuration."""
         from sglang_dflash.drafter import checkpoint as reading
+        from sglang_dflash.drafter import template
         from sglang_dflash.hooks import launch, takeover
         from sglang_dflash.upstream import read_record
+        from sglang_dflash.worker.observe.drafting import payoff
 
         opened: Counter[str] = Counter()
         read_text = reading.read_text
@@ -119,7 +121,8 @@ class TestLaunch:
             opened.update([f"{file.parent.name}/{file.name}"])
             return read_text(file)
 
-        monkeypatch.setattr(reading, "read_text", counting)
+        for module in (reading, template):
+            monkeypatch.setattr(module, "read_text", counting)
         monkeypatch.delenv("SGLANG_DFLASH_STATE_REPLAY", raising=False)
         settings = arguments("--mem-fraction-static", "0.75", "--speculative-adaptive", device="cuda")
         args = SimpleNamespace(**asdict(settings), speculative_algorithm="DFLASH")
@@ -140,6 +143,12 @@ class TestLaunch:
         monkeypatch.setattr(takeover.serving, "plan", None)
         assert takeover.worker_for(received) is int and takeover.serving.plan == plan
         assert plan.files.config and not opened
+        model: Any = SimpleNamespace(
+            model_config=SimpleNamespace(context_len=4096, dtype=None, quantization=None, model_path="target"),
+            req_to_token_pool=SimpleNamespace(size=8),
+        )
+        payoff(plan, model, model)
+        assert not opened, "the scheduler has the template's tokens"
 
     @pytest.mark.parametrize("name", ["plain", "of another trainer"])
     def test_a_hub_id_is_requested_once_and_once_more_for_weights_in_another_form(

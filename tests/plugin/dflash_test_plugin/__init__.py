@@ -43,7 +43,7 @@ def register() -> None:
         ],
         "free_bytes": [
             (f"{CONFIGURATOR}.KVCacheConfigurator._profile_available_bytes", changes.without_slack, When.AROUND),
-            (f"{CONFIGURATOR}.get_available_gpu_memory", changes.free_bytes, When.REPLACE),
+            (f"{CONFIGURATOR}.get_available_gpu_memory", changes.free_bytes, When.AROUND),
             ("sglang_dflash_cpu.arguments._defaults", changes.without_sizes, When.REPLACE),
         ],
         "gathers": [(GATHER, probe.count_gathered, When.BEFORE), (DECODE, probe.record_gathered, When.AROUND)],

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from sglang.srt.utils import common
 from torch import Tensor
 
 from dflash_test_plugin.probe import FOLDER
@@ -186,9 +187,19 @@ def as_for_a_block_of_one(original: Callable[..., None], orchestrator: Any, logi
     original(orchestrator, logits, repeat=1)
 
 
-def free_bytes(*_: Any, **__: Any) -> float:
-    """GiB that are free for states and K/V once both models are loaded."""
-    return int(os.environ["SGLANG_DFLASH_TEST_FREE_BYTES"]) / (1 << 30)
+def free_bytes(original: Callable[..., float], *args: Any, **options: Any) -> float:
+    """GiB that are free for states and K/V once both models are loaded; twice as many on the first of several ranks.
+
+    SGLang rounds to thousandths of a GiB.
+    """
+    free = int(os.environ["SGLANG_DFLASH_TEST_FREE_BYTES"])
+    twice = torch.distributed.get_world_size() > 1 and torch.distributed.get_rank() == 0
+    own, common.get_free_cpu_memory = common.get_free_cpu_memory, lambda: free * (1 + twice)
+    nodes, common.get_cpu_ids_by_node = common.get_cpu_ids_by_node, lambda: [""]
+    try:
+        return original(*args, **options)
+    finally:
+        common.get_free_cpu_memory, common.get_cpu_ids_by_node = own, nodes
 
 
 def without_slack(original: Callable[..., Any], configurator: Any, _: int) -> Any:
