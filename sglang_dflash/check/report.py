@@ -20,7 +20,7 @@ from sglang_dflash.plan.rules import check_plan, check_rules
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import SLOTS, SWITCH, WINDOW_FLAG, Settings
 
-_TITLE = 72  # columns before the verdict
+TITLE = 72  # columns before the verdict
 _ABOUT, _EACH, _WHOLE = 32, 22, 13  # columns of the table
 _MARK = {"error": "x", "warn": "!", "note": "-"}
 _NAMES = {"error": "error", "warn": "warning", "note": "note"}
@@ -172,7 +172,7 @@ def summary(report: Report, title: str, command: str) -> Iterator[str]:
         title: the pair and the machine.
         command: that starts the server.
     """
-    yield f"{title:{_TITLE}} {verdict(report)}"
+    yield f"{title:{TITLE}} {verdict(report)}"
     memory = report.memory
     if report.plan is not None:
         yield f"  {plan_in_short(report.plan, recurrent=memory is not None and memory.other is not None)}"

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sglang_dflash.check.cli import app
+from sglang_dflash.check.report import TITLE
 from sglang_dflash.plan.division import size
 from tests.support.cards import FOLDER
 
@@ -170,13 +171,17 @@ def test_measured_figures_stand_on_the_page_that_they_link_to(page: Path) -> Non
 
 
 # A transcript of `check` in a page, with the pair's hub names; "…" stands for lines that are left out.
-TRANSCRIPT = re.compile(r"```console\n\$ sglang-dflash check Qwen/(\S+) \S+ (.*)\n((?:.*\n)+?)```")
+TRANSCRIPT = re.compile(r"```console\n\$ sglang-dflash check (Qwen/(\S+)) (\S+) (.*)\n((?:.*\n)+?)```")
 TRANSCRIPTS = [found for page in PAGES for found in TRANSCRIPT.findall(page.read_text())]
 
 
-@pytest.mark.parametrize("name, flags, lines", TRANSCRIPTS, ids=[name for name, *_ in TRANSCRIPTS])
-def test_transcripts_of_check_are_what_it_prints(name: str, flags: str, lines: str) -> None:
+@pytest.mark.parametrize("target, name, drafter, flags, lines", TRANSCRIPTS, ids=[name for _, name, *_ in TRANSCRIPTS])
+def test_transcripts_of_check_are_what_it_prints(target: str, name: str, drafter: str, flags: str, lines: str) -> None:
     pair = [str(FOLDER / name / part) for part in ("target", "drafter")]
     printed = CliRunner().invoke(app, ["check", *pair, *flags.split()]).stdout.splitlines()
-    expected = [line for line in lines.splitlines()[1:] if line not in ("", "…")]
+    first, *expected = [line for line in lines.splitlines() if line not in ("", "…")]
+    title, _, verdict = printed[0].partition(" FITS: ")
+    for folder, hub in zip(pair, (target, drafter), strict=True):
+        title = title.replace(folder, hub)
+    assert first == f"{title.rstrip():{TITLE}} FITS: {verdict}"
     assert expected and set(expected) <= set(printed)
