@@ -13,7 +13,6 @@ from itertools import takewhile
 from typing import Literal
 
 from sglang_dflash.plan.division import (
-    RAISED_BY,
     STAGED,
     STATE_SHARE,
     TOKENS_PER_REQUEST,
@@ -146,12 +145,6 @@ class Pools:
         rows = self.sizing.max_running if self.replay else self.running  # a replay reserves scratch for all requests
         scratch, states = rows * self.state.scratch, self.state_slots * self.state.slot
         return "verify scratch" if scratch > states else "recurrent states"
-
-    @property
-    def requests(self) -> dict[str, int | str]:
-        """Concurrent requests for ``/server_info``: requested, possible, the limit, and the flags that raise it."""
-        counts = {"asked": self.sizing.max_running, "running": self.running, "capped_by": self.capped_by}
-        return counts | ({"raised_by": RAISED_BY[self.capped_by]} if self.running < self.sizing.max_running else {})
 
 
 def fit(sizing: Sizing, static_bytes: float, *, replay: bool = False) -> Pools:

@@ -7,11 +7,6 @@ STATE_SHARE = 0.9  # SGLang's --mamba-full-memory-ratio
 TOKENS_PER_REQUEST = 8192  # of K/V: with fewer, long answers are retracted and prefilled again
 STAGED = 512  # most tokens that the drafter's graphs inject: with more, a step is not bound by its launches
 FLOOR = 2 << 30  # bytes that stay free for the activations of a prefill
-RAISED_BY = {  # by the limit of the requests that run at once
-    "verify scratch": "a narrower block (--speculative-num-draft-tokens), --mamba-full-memory-ratio",
-    "recurrent states": "--mamba-full-memory-ratio, --mamba-ssm-dtype bfloat16",
-    "tokens of K/V": "a lower --mamba-full-memory-ratio, --speculative-draft-window-size",
-}
 
 
 def state_slots(

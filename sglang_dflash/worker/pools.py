@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import serving
-from sglang_dflash.plan.division import RAISED_BY, size, state_slots
+from sglang_dflash.plan.division import size, state_slots
 from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.plan.settings import REPLAY_SWITCH
 from sglang_dflash.upstream import (
     create_memory_pool_configurator,
     get_context,
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner
 
 logger = logging.getLogger(__name__)
+_KEPT = f"{REPLAY_SWITCH}=1, a narrower block (--speculative-num-draft-tokens), "
+_RAISED_BY = {  # by the limit of the requests that run at once
+    "recurrent states": "--mamba-full-memory-ratio, --mamba-ssm-dtype bfloat16",
+    "tokens of K/V": "a lower --mamba-full-memory-ratio, --speculative-draft-window-size",
+}
 
 
 def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: float) -> Any:
@@ -94,10 +100,11 @@ def log_pools(plan: ServingPlan, target: ModelRunner, slots_per_request: int) ->
     )
     if running < asked:
         cap = "recurrent states" if slots and running == slots // slots_per_request else "tokens of K/V"
-        counts |= {"capped_by": cap, "raised_by": RAISED_BY[cap]}
+        raised_by = (_KEPT if cap == "recurrent states" and not plan.replay else "") + _RAISED_BY[cap]
+        counts |= {"capped_by": cap, "raised_by": raised_by}
         logger.warning(
             "DFLASH: --max-running-requests is %d, but only %d requests fit at once; %s are the limit. Fix: %s, or a "
             "higher --mem-fraction-static; run `sglang-dflash check` to see how far each helps",
-            *(asked, running, cap, RAISED_BY[cap]),
+            *(asked, running, cap, raised_by),
         )
     return counts

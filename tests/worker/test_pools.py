@@ -16,7 +16,7 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.division import STATE_SHARE
 from sglang_dflash.plan.serving import DraftWindow
 from sglang_dflash.worker import pools, window
-from tests.support.configs import checked, memory_of, serve
+from tests.support.configs import checked, memory_of, serve, serving_plan
 
 pytestmark = pytest.mark.sglang
 
@@ -133,3 +133,24 @@ def test_kept_states_and_sglangs_own_worker_are_divided_by_sglang(monkeypatch: p
     pools.get_exec().mamba.enable_linear_replayssm_spec = False
     assert pools.divide(lambda *given: given, configurator, 7.0) == (configurator, 7.0)
     assert schedule.max_mamba_cache_size is None and schedule.mamba_full_memory_ratio == STATE_SHARE
+
+
+@pytest.mark.parametrize(
+    ("replay", "running", "fix"),
+    [(False, 7, "SGLANG_DFLASH_STATE_REPLAY=1, a narrower"), (True, 7, "--mamba-f"), (True, 6, "a lower --mamba-f")],
+)
+def test_a_server_that_runs_fewer_requests_names_what_raises_them(
+    replay: bool, running: int, fix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    target: Any = SimpleNamespace(
+        req_to_token_pool=SimpleNamespace(mamba_pool=SimpleNamespace(size=36)),
+        **{"max_total_num_tokens": 5000, "max_running_requests": running},
+    )
+    monkeypatch.setattr(pools, "get_schedule", lambda: SimpleNamespace(max_running_requests=8))
+    with caplog.at_level("INFO"):
+        counts = pools.log_pools(serving_plan(replay=replay), target, 5)
+    assert (counts["asked"], counts["running"]) == (8, running)
+    assert str(counts["raised_by"]).startswith(fix) and f"Fix: {fix}" in caplog.text
+    assert (
+        f"{running} of 8 requests at once; block 8, states {'replayed' if replay else 'kept'}; K/V 5,000" in caplog.text
+    )
