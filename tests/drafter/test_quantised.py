@@ -15,6 +15,7 @@ pytest.importorskip("compressed_tensors")
 
 from sglang_dflash.check.flags import parse as parse_flags
 from sglang_dflash.check.machine import GPUS
+from sglang_dflash.check.report import preflight
 from sglang_dflash.drafter.checkpoint import ModelFiles, plain_view
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.dequantise import parse
@@ -22,7 +23,6 @@ from sglang_dflash.drafter.tensors import LoadReport
 from sglang_dflash.errors import DFlashError, judge
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import WEIGHTS
-from sglang_dflash.plan.plan import decide
 from sglang_dflash.plan.settings import Settings
 from sglang_dflash_lab.pairs import target_path
 from tests.support.configs import target
@@ -74,7 +74,7 @@ def test_memory_counts_the_dequantised_weights(tmp_path: Path) -> None:
     for kind in KINDS:
         flags = ("--dtype", "bfloat16")
         args, *_ = parse_flags(flags, target=str(target_path("tiny-dense")), drafter=str(tmp_path / kind))
-        memory = decide(args, Pair.of(args), GPUS["h200"], hybrid=False).memory
+        memory = preflight(args, GPUS["h200"]).memory
         assert memory is not None
         weights.append(memory.served.sizing.drafter_weights)
     assert weights[0] == weights[1] > 0
