@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools.gpu import records, tiny
+from tools.gpu import checks, records, tiny
 from tools.gpu.run import Run
 from tools.gpu.site import CUDA
 
@@ -23,6 +23,10 @@ pytestmark = [
 PAIRS = ("tiny-dense", "tiny-hybrid", "tiny-moe")
 # Arm -> number of widths, of a block of 32 and of 16.
 WIDTHS = {"graphs at random widths with copies": 6, "eager at random widths with copies": 5}
+
+
+def test_kernels_equal_their_definitions(tmp_path: Path) -> None:
+    assert checks.kernels(Run(CUDA, tmp_path, "kernels"))
 
 
 @pytest.mark.parametrize("pair", PAIRS)

@@ -26,18 +26,15 @@ CALLS = [
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0])
-def test_a_call_passes_on_a_cpu_and_names_what_needs_a_device(call: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_call_passes_on_a_cpu(call: tuple[str, ...], tmp_path: Path) -> None:
     places = ["--device", site.CPU, "--site", str(tmp_path / "site"), "--out", str(tmp_path / "out")]
     command = [sys.executable, "-m", "tools.gpu", *places, "--minutes", "30", "--steps", *call]
     ended = subprocess.run(command, cwd=site.ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = {row["step"]: row["status"] for row in records.read(tmp_path / "out", records.STATUS)}
     assert found == {step: "skipped" if step == "sanitizer" else "passed" for step in call[0].split(",")}
-    logs = {step: (tmp_path / f"out/{step}.log").read_text() for step in found}
-    assert "needs CUDA" in logs.get("sanitizer", "needs CUDA")
-    assert "arm builtin skipped: SGLang's own worker needs CUDA" in logs.get("engine", logs.get("steptimes", "")) or (
-        not logs.keys() & {"engine", "steptimes"}
-    )
+    for step in found.keys() & {"engine", "steptimes"}:
+        assert "builtin" in [row.get("arm") for row in records.read(tmp_path / "out", step)]
 
 
 def test_the_calls_contain_every_step() -> None:

@@ -36,7 +36,7 @@ DUMMY = (
 
 @contextlib.contextmanager
 def serve(run: Run, pair: str, arm: str, *flags: str) -> Iterator[Server]:
-    environment = {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT), **dict(ARMS[arm].environment)}
+    environment = {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT), **run.environment(ARMS[arm])}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_configs(pair, folder, shrunk=not run.real)

@@ -17,8 +17,8 @@ KEYS = ("pair", "arm", "backend", "batch", "tool", "step")
 HEADER = """# On a GPU
 
 Measured with [the kit](../development.md#a-gpu-without-sglang). Pairs with published names have random weights and a
-simulated accept length. Times are milliseconds, median [range]. Both workers run on the kit's stand-ins for SGLang's
-compiled kernels: their ratio is fair, their times are not SGLang's best.
+simulated accept length. Times are milliseconds, median [range]. Both workers run with Triton attention and the
+`sgl_kernel` that `machine` names: their ratio is fair, their times are not SGLang's best.
 """
 
 

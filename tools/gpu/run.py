@@ -62,16 +62,20 @@ class Run:
         return ("triton", *filter(_is_installed, KERNELS)) if self.real else ("default",)
 
     def chosen(self, arms: Mapping[str, Arm], default: tuple[str, ...] = ()) -> dict[str, Arm]:
-        """Return the requested arms, else those of ``default`` (empty: all), by name; none that the device lacks.
+        """Return the requested arms, else those of ``default`` (empty: all), by name.
 
         Raises:
             KeyError: the step has no such arm.
         """
-        found = {name: arms[name] for name in self.arms or default or arms}
-        for name in () if self.real else [name for name, arm in found.items() if not arm.ours]:
-            print(f"arm {name} skipped: SGLang's own worker needs CUDA", flush=True)
-            del found[name]
-        return found
+        return {name: arms[name] for name in self.arms or default or arms}
+
+    def environment(self, arm: Arm) -> dict[str, str]:
+        """Return an arm's variables. On a CPU, SGLang's own worker runs in the rehearsal."""
+        if self.real or arm.ours:
+            return dict(arm.environment)
+        from tests.rehearsal.run import rehearsed
+
+        return {**rehearsed(), "REHEARSE_BUILTIN": "1"}
 
     def flags(self, *, speculative: bool, backend: str = "triton") -> tuple[str, ...]:
         """Return the server flags that the device needs."""

@@ -92,10 +92,5 @@ def clamp_position(template: Template, positions: Tensor, lengths: Tensor) -> No
 
 
 # Exported name -> stand-in.
-STAND_INS: dict[str, Callable[..., None]] = {
-    function.__name__: function
-    for function in (
-        *(run_activation, clamp_position, rmsnorm, fused_add_rmsnorm, qknorm),
-        *(run_rope, run_rope_store, store_cache),
-    )
-}
+_ALL = run_activation, clamp_position, rmsnorm, fused_add_rmsnorm, qknorm, run_rope, run_rope_store, store_cache
+STAND_INS: dict[str, Callable[..., None]] = {function.__name__: function for function in _ALL}
