@@ -1,7 +1,7 @@
 """Compile what a rehearsal launched, ours and SGLang's, for absent GPUs.
 
-``REHEARSE_LIST=FILE python -m tests.rehearsal`` lists the launches, and ``python -m tests.rehearsal.compile FILE`` compiles
-them; ``--triton 3.6.0`` with another release of Triton.
+``REHEARSE_LIST=FILE python -m tests.rehearsal`` lists the launches. ``python -m tests.rehearsal.compile FILE`` compiles
+them, ``--triton 3.6.0`` with another release of Triton.
 """
 
 from __future__ import annotations
