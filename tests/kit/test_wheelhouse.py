@@ -55,7 +55,7 @@ def test_a_process_finds_the_wheels_the_checkout_and_stand_ins_where_kernels_are
     program = """
 import importlib.util, sys, b, uvloop
 hooked = any(type(finder).__name__ == "_BeforeTorchvision" for finder in sys.meta_path)
-print(b.answer, hooked, importlib.util.find_spec("sgl_kernel") is not None, hasattr(uvloop.new_event_loop(), "print_debug_info"))
+print(b.answer, hooked, importlib.util.find_spec("sgl_kernel") is not None, hasattr(uvloop, "Loop"))
 """
     environment = site.environment(folder, device)
     run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
