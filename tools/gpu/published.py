@@ -35,13 +35,16 @@ DUMMY = (
 
 
 @contextlib.contextmanager
-def serve(run: Run, pair: str, arm: str, *flags: str) -> Iterator[Server]:
-    environment = {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT), **run.environment(ARMS[arm])}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+def serve(run: Run, pair: str, name: str, *flags: str) -> Iterator[Server]:
+    arm = run.fit(ARMS[name])
+    environment = {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT), **dict(arm.environment)}
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
         write_configs(pair, folder, shrunk=not run.real)
         models = ("--model-path", str(folder / "target"), "--speculative-draft-model-path", str(folder / "drafter"))
-        with running(run.out, *models, *DUMMY, *flags, *run.flags(speculative=True), **environment) as server:
+        with running(
+            run.out, *models, *DUMMY, *arm.flags, *flags, *run.flags(speculative=True), **environment
+        ) as server:
             yield server
 
 

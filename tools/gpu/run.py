@@ -67,15 +67,17 @@ class Run:
         Raises:
             KeyError: the step has no such arm.
         """
-        return {name: arms[name] for name in self.arms or default or arms}
+        return {name: self.fit(arms[name]) for name in self.arms or default or arms}
 
-    def environment(self, arm: Arm) -> dict[str, str]:
-        """Return an arm's variables. On a CPU, SGLang's own worker runs in the rehearsal."""
+    def fit(self, arm: Arm) -> Arm:
+        """Return what the device serves: on a CPU, SGLang's own worker runs in the rehearsal, with a narrow block."""
         if self.real or arm.ours:
-            return dict(arm.environment)
+            return arm
         from tests.rehearsal.run import rehearsed
 
-        return {**rehearsed(), "REHEARSE_BUILTIN": "1"}
+        narrow = ("--speculative-num-draft-tokens", "4", "--cuda-graph-bs-decode", "1")
+        variables = {**rehearsed(), "REHEARSE_BUILTIN": "1", "REHEARSE_LAUNCHES": "1"}  # the last: with CUDA's kernels
+        return Arm(narrow, tuple(variables.items()), ours=False)
 
     def flags(self, *, speculative: bool, backend: str = "triton") -> tuple[str, ...]:
         """Return the server flags that the device needs."""

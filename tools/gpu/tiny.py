@@ -91,7 +91,7 @@ def compare(run: Run, pair: str, arms: Mapping[str, Arm], *, exact: bool = False
 
     def speculate(arm: Arm, backend: str) -> dict[str, Any]:
         found, cached = list[Answer](), set(CACHED) <= set(arm.flags)
-        environment = {"SGLANG_DFLASH_STAGE_TIMES": "1", **run.environment(arm)}
+        environment = {"SGLANG_DFLASH_STAGE_TIMES": "1", **dict(arm.environment)}
         with run.serve(pair, *flags, *arm.flags, backend=backend, **environment) as server:
             for concurrency in (8, 1):
                 if not cached:  # otherwise the second round must find the first round's prefixes
