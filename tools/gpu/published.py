@@ -42,9 +42,8 @@ def serve(run: Run, pair: str, name: str, *flags: str) -> Iterator[Server]:
         folder = Path(made)
         write_configs(pair, folder, shrunk=not run.real)
         models = ("--model-path", str(folder / "target"), "--speculative-draft-model-path", str(folder / "drafter"))
-        with running(
-            run.out, *models, *DUMMY, *arm.flags, *flags, *run.flags(speculative=True), **environment
-        ) as server:
+        command = (*models, *DUMMY, *arm.flags, *flags, *run.flags(speculative=True))
+        with running(run.out, *command, **environment) as server:
             yield server
 
 

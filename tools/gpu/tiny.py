@@ -76,8 +76,8 @@ def compare(run: Run, pair: str, arms: Mapping[str, Arm], *, exact: bool = False
         exact: compare in exact mode, log-probabilities too, and prompts of random tokens; otherwise texts may differ
             where the target is nearly undecided.
     """
-    number, tokens = (100 if exact else 32, 128) if run.real else (2, 12)
-    inputs, plain = [prompt[-96:] for prompt in corpus(pair, number)], list[Answer]()
+    number, tokens, length = (100 if exact else 32, 128, 96) if run.real else (2, 12, 24 if "builtin" in arms else 96)
+    inputs, plain = [prompt[-length:] for prompt in corpus(pair, number)], list[Answer]()
     logprobs: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 8}
     flags: tuple[str, ...] = ()
     if exact:
