@@ -50,6 +50,6 @@ def test_a_batch_that_a_server_does_not_run_at_once_is_an_error_and_no_number(
     run = Run(site.CPU, tmp_path, "steptimes")
     with published.serve(run, "Qwen3.5-4B", "ours", "--max-running-requests", "1") as server:
         assert not published.measure_steps(run, server, "Qwen3.5-4B", "ours", (1, 2))
-    one, two, profile = records.read(tmp_path, "steptimes")
-    assert one["step_ms"] and profile["launches"] == 0
+    one, two = records.read(tmp_path, "steptimes")
+    assert one["step_ms"]
     assert "step_ms" not in two and two["error"].endswith("the server runs 1 requests at once, not 2")

@@ -138,8 +138,9 @@ def nosync(run: Run) -> bool:
 
 
 def _without_waits(run: Run, pair: str) -> dict[str, Any]:
-    number, tokens = (16, 64) if run.real else (2, 24)
-    inputs, found = [prompt[-64:] for prompt in corpus(pair, number)], {}
+    # On a CPU below the track boundary, where the CPU platform reads a mask.
+    number, tokens, length = (16, 64, 64) if run.real else (2, 12, 16)
+    inputs, found = [prompt[-length:] for prompt in corpus(pair, number)], {}
     environment = {REPLAY: "1" if pair != "tiny-dense" else ""}
     with run.serve(pair, *RANDOM_WIDTHS, **environment, **strict()) as server:
         for kind, sampling in REQUESTS.items():
