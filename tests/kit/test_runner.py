@@ -42,7 +42,7 @@ def run(folder: Path, *steps: str, minutes: float = 60) -> tuple[bool, list[str]
 
 
 def test_every_step_runs_and_ends_with_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(runner.STEPS, "machine", ("", 3))
+    monkeypatch.setitem(runner.STEPS, "machine", ("", 0.5))
     assert run(tmp_path, *PROGRAMS) == (False, ["out of time", "failed", "failed", "skipped", "passed"])
     assert (tmp_path / "nosync.log").read_text() == "done\n"
     child, deadline = int((tmp_path / "child").read_text()), time.monotonic() + 30

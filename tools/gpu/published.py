@@ -155,12 +155,13 @@ def _steps(run: Run, pair: str, arm: str) -> dict[str, Any]:
 def measure_steps(run: Run, server: Server, pair: str, arm: str, batches: tuple[int, ...]) -> bool:
     """Measure the step times of each batch size, then profile one request. Return False if one failed.
 
-    Not our worker on a CPU: torch's profiler crashes there in about every third trace, for an unknown reason.
+    A profile that fails on a CPU is recorded and no failure: torch's profiler often crashes a server there.
     """
     key = {"pair": pair, "arm": arm}
     times = (({**key, "batch": batch}, partial(step_time, run, server, batch)) for batch in batches)
-    profile = {**key, "tool": "profiler"}, partial(_profiled, run, server, f"trace-{pair}-{arm}")
-    return run.measure_each([*times, profile] if run.real or arm == "builtin" else times)
+    passed = run.measure_each(times)
+    profiled = run.measure({**key, "tool": "profiler"}, partial(_profiled, run, server, f"trace-{pair}-{arm}"))
+    return passed and (profiled or not run.real)
 
 
 def _profiled(run: Run, server: Server, name: str) -> dict[str, Any]:
