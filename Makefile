@@ -51,7 +51,7 @@ TOOLS := $(patsubst requirements/tools/%.txt,.cache/tools/%/.installed,$(wildcar
 	touch $@
 
 test-tools: setup $(TOOLS)
-	$(BIN)/pytest -q -m slow tests/bench/test_other_tools.py
+	$(BIN)/pytest -q -m slow tests/bench/test_other_tools.py tests/bench/test_clients.py
 
 # The GPU path on this CPU (docs/development.md#rehearsal).
 rehearse: setup

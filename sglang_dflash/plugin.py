@@ -49,6 +49,7 @@ def _register_hooks() -> None:
         ("TokenizerManager._calculate_spec_decoding_metrics", reports.count_verified_drafts, HookType.AFTER),
         ("DetokenizerManager._decode_batch_token_id_output", streams.send_once, HookType.AROUND),
         ("TokenizerManager.init_tokenizer_and_processor", streams.keep_tokenizer, HookType.AFTER),
+        ("TokenizerManager.generate_request", streams.remember, HookType.AROUND),
         ("FunctionCallParser.parse_non_stream", streams.mark_whole, HookType.BEFORE),
         ("FunctionCallParser.parse_stream_chunk", streams.parse, HookType.AROUND),
         ("JsonArrayParser.parse_streaming_increment", streams.parse, HookType.AROUND),

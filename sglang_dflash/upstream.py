@@ -165,6 +165,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "managers.scheduler": ("Scheduler.get_internal_state(self)",),
     "managers.tokenizer_manager": (
         "TokenizerManager._calculate_spec_decoding_metrics(self, meta_info, recv_obj, i)",
+        "TokenizerManager.generate_request(self, obj, request)",
         "TokenizerManager.init_tokenizer_and_processor(self)",
     ),
     "managers.scheduler_components.metrics_reporter": ("SchedulerMetricsReporter.report_decode_stats(self)",),

@@ -10,15 +10,21 @@ U+FFFD per byte. If an answer is cut inside a character, its last chunk loses th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from itertools import chain, pairwise
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from contextvars import ContextVar
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import get_server_args, read_record
 
+BYTES = 4  # the most that a character has
+CONTEXT = 6  # tokens before a text, without which its first one may be decoded otherwise
+
 _tokenizer: Any = None
-_token_or_character = re.compile(".", re.DOTALL)
+_marker_or_character = re.compile(".", re.DOTALL)
+_answer: ContextVar[dict[str, Any] | None] = ContextVar("_answer", default=None)
 
 
 def send_once(original: Callable[..., list[str]], manager: Any, batch: Any) -> list[str]:
@@ -38,10 +44,10 @@ def send_once(original: Callable[..., list[str]], manager: Any, batch: Any) -> l
 
 def keep_tokenizer(_: None, manager: Any) -> None:
     """Hook after ``TokenizerManager.init_tokenizer_and_processor``: keep its tokenizer, which splits parsed text."""
-    global _tokenizer, _token_or_character
+    global _tokenizer, _marker_or_character
     _tokenizer = manager.tokenizer
     added = sorted(filter(None, getattr(_tokenizer, "get_added_vocab", dict)()), key=len, reverse=True)
-    _token_or_character = re.compile("|".join([*map(re.escape, added), "."]), re.DOTALL)
+    _marker_or_character = re.compile("|".join([*map(re.escape, added), "."]), re.DOTALL)
 
 
 def mark_whole(parser: Any, *_: Any, **__: Any) -> None:
@@ -49,15 +55,23 @@ def mark_whole(parser: Any, *_: Any, **__: Any) -> None:
     parser.reads_whole_answer = True
 
 
+async def remember(original: Callable[..., AsyncGenerator[Any]], *args: Any, **keywords: Any) -> AsyncIterator[Any]:
+    """Hook around ``TokenizerManager.generate_request``: whoever parses an answer's text also finds its tokens."""
+    async with aclosing(original(*args, **keywords)) as answers:
+        async for answer in answers:
+            _answer.set(answer)
+            yield answer
+
+
 def parse(original: Callable[..., Any], parser: Any, text: str, *tools: Any) -> Any:
     """Hook around each parser's method for streamed text: call it for one token at a time.
-
-    The text is tokenised again: piece boundaries may differ from the model's tokens.
 
     Returns:
         The joined results: texts, and the list of calls, in which consecutive argument deltas of one call are merged.
     """
-    pieces = [text] if hasattr(parser, "reads_whole_answer") else _single_tokens(text)
+    at_once = hasattr(parser, "reads_whole_answer") or _tokenizer is None or not _we_serve()
+    ends = set() if at_once else _ends_of_tokens(text)
+    pieces = [text[start:end] for start, end in pairwise(sorted({0, *ends, len(text)}))] or [text]
     results = [original(parser, piece, *tools) for piece in pieces]
     if isinstance(results[0], tuple):
         return tuple(map(_joined, zip(*results, strict=True)))
@@ -70,14 +84,21 @@ def _we_serve() -> bool:
     return isinstance(read_record(get_server_args()), ServingPlan)
 
 
-def _single_tokens(text: str) -> list[str]:
-    if _tokenizer is None or not _we_serve():
-        return [text]
-    try:
-        ends = {end for _, end in _tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).offsets}
-    except (AttributeError, NotImplementedError):  # Python tokenizers and fastokens have no offsets
-        ends = {match.end() for match in _token_or_character.finditer(text)}
-    return [text[start:end] for start, end in pairwise(sorted({0, *ends, len(text)}))] or [text]
+def _ends_of_tokens(text: str) -> set[int]:
+    """Where the last tokens of the answer end in ``text``; without them, markers and single characters."""
+    ids = (_answer.get() or {}).get("output_ids") or []
+    for skips in (False, True):
+        pieces: list[str] = []
+        for k in reversed(range(max(0, len(ids) - BYTES * len(text) - CONTEXT), len(ids))):
+            # As the detokenizer: the text of a token that ends inside a character comes with the next one.
+            before, after = (
+                _tokenizer.decode(ids[max(0, k - CONTEXT) : end], skip_special_tokens=skips).rstrip("\ufffd")
+                for end in (k, k + 1)
+            )
+            pieces.insert(0, after[len(before) :])
+            if (start := "".join(pieces).find(text)) >= 0:
+                return {end - start for end in accumulate(map(len, pieces)) if 0 < end - start < len(text)}
+    return {match.end() for match in _marker_or_character.finditer(text)}
 
 
 def _joined(parts: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import chain, pairwise
 from pathlib import Path
@@ -25,7 +25,7 @@ from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.function_call.json_array_parser import JsonArrayParser
 from sglang.srt.parser.beam import BEAM_RESPONSE_TEMPLATE
 from sglang.srt.parser.reasoning_parser import ReasoningParser
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from sglang_dflash.hooks import streams
@@ -76,44 +76,67 @@ def tokenizer(has_markers: bool) -> Any:
     markers = sorted(set(MARKER.findall("\n".join(texts)))) if has_markers else []
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
     backend.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=900, show_progress=False))
     backend.add_special_tokens(markers)
     return PreTrainedTokenizerFast(tokenizer_object=backend, response_template=BEAM_RESPONSE_TEMPLATE)
 
 
-def received(answers: Any, name: str, tokens: Any, pieces: list[str]) -> Any:
+def single_tokens(text: str, tokens: Any, draw: random.Random) -> list[tuple[str, list[int]]]:
+    """A model's way to write ``text``, not always the tokenizer's: what each token adds, with those before that add
+    nothing because they end inside a character."""
+    found: list[tuple[str, list[int]]] = []
+    for part in re.findall(rf".{{{draw.randint(5, 30)}}}|.+", text, re.DOTALL):
+        encoded, start, ids = tokens.backend_tokenizer.encode(part), 0, list[int]()
+        for (_, end), following, token in zip(encoded.offsets, [*encoded.offsets[1:], None], encoded.ids, strict=True):
+            ids.append(token)
+            if following is None or following[1] > end:
+                found.append((part[start:end], ids))
+                start, ids = end, []
+    return found
+
+
+def received(answers: Any, name: str, tokens: Any, steps: list[tuple[str, list[int]]]) -> Any:
     """What a client receives, and what SGLang reads of the parser at the end for arguments that were not streamed."""
+    written: list[int] = []
+
+    def fed(parse: Callable[[str], Any]) -> Iterator[Any]:
+        for text, ids in steps:
+            written.extend(ids)
+            streams._answer.set({"output_ids": written})
+            yield parse(text)
+
     if answers is with_thoughts:
         thoughts = ReasoningParser(name, tokenizer=tokens)
-        steps = [*map(thoughts.parse_stream_chunk, pieces), thoughts.parse_stream_end()]
-        return ["".join(filter(None, texts)) for texts in zip(*steps, strict=True)]
+        results = [*fed(thoughts.parse_stream_chunk), thoughts.parse_stream_end()]
+        return ["".join(filter(None, texts)) for texts in zip(*results, strict=True)]
     parser = FunctionCallParser(TOOLS, "hermes" if name == "json" else name.partition(":")[0], tokenizer=tokens)
     if name == "json":  # of a required tool; only the hook of its own method splits text
         parser.detector, parser.reads_whole_answer = JsonArrayParser(), True
-    steps = [*map(parser.parse_stream_chunk, pieces), parser.parse_stream_end()]
+    results = [*fed(parser.parse_stream_chunk), parser.parse_stream_end()]
     made: dict[tuple[int, str], str] = {}
-    for call in chain(*(each for _, each in steps)):
+    for call in chain(*(each for _, each in results)):
         made[call.tool_index, "name"] = made.get((call.tool_index, "name"), "") + (call.name or "")
         made[call.tool_index, "arguments"] = made.get((call.tool_index, "arguments"), "") + call.parameters
     detector = parser.detector
-    return "".join(text for text, _ in steps), made, detector.prev_tool_call_arr, detector.streamed_args_for_tool
+    return "".join(text for text, _ in results), made, detector.prev_tool_call_arr, detector.streamed_args_for_tool
 
 
-@pytest.mark.parametrize("kind", ["markers", "no markers", "no offsets"])
+@pytest.mark.parametrize("kind", ["markers", "no markers", "no tokens"])
 @pytest.mark.parametrize(("answers", "name"), PARSERS)
 def test_steps_are_parsed_as_single_tokens(serve: Callable[..., None], answers: Any, name: str, kind: str) -> None:
     tokens, draw = tokenizer(kind != "no markers"), random.Random(name)
-    used = tokens if kind != "no offsets" else Some(get_added_vocab=tokens.get_added_vocab)
     for text in answers(name):
-        ends = {end for _, end in tokens.backend_tokenizer.encode(text).offsets}
-        whole = [text[start:end] for start, end in pairwise(sorted({0, *ends}))]
-        # By characters, a few more of a cut call's arguments are streamed.
-        for pieces in (whole, whole[:-3]) if kind != "no offsets" else (whole,):
-            serve(False, used)
+        whole = single_tokens(text, tokens, draw)
+        if kind == "no tokens":  # then text is parsed by markers and characters
+            whole = [(match[0], []) for match in re.finditer(f"{MARKER.pattern}|.", text, re.DOTALL)]
+        for pieces in (whole, whole[:-3]):
+            serve(False, tokens)
             expected = received(answers, name, tokens, pieces)
-            serve(True, used)
+            serve(True, tokens)
             for cuts in (range(16, len(pieces), 16), sorted(draw.sample(range(1, len(pieces)), len(pieces) // 9))):
-                steps = ["".join(pieces[start:end]) for start, end in pairwise([0, *cuts, len(pieces)])]
+                parts = [pieces[start:end] for start, end in pairwise([0, *cuts, len(pieces)])]
+                steps = [("".join(text for text, _ in part), [*chain(*(ids for _, ids in part))]) for part in parts]
                 assert received(answers, name, tokens, steps) == expected
 
 

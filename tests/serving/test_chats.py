@@ -15,9 +15,9 @@ from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine
 
-NAMES = ("Tom", "Ann", "Leo", "Zoe")
 QUESTIONS = [
-    f"{name} has {n} apples and buys {n + 4} more. How many apples now?" for n, name in enumerate("TomAnnLeoZoe")
+    f"{name} has {n} apples and buys {n + 4} more. How many apples now?"
+    for n, name in enumerate(("Tom", "Ann", "Leo", "Zoe"))
 ]
 SCHEMA = {
     "type": "object",
@@ -40,14 +40,15 @@ CALLS = {
     "no arguments": NOW,
     "text and calls": rf"Let me see\.\n{ADD}\n{NOW}",
 }
+DIRECT = {"chat_template_kwargs": {"enable_thinking": False}}  # a grammar binds behind the thoughts
 BODIES: dict[str, dict[str, Any]] = {
     "thoughts": {"max_tokens": 40},
     "cut thoughts": {"max_tokens": 3},
-    "no thoughts": {"chat_template_kwargs": {"enable_thinking": False}, "logprobs": True, "top_logprobs": 3},
-    "ends": {"stop": ["apples", "3", "has"], "chat_template_kwargs": {"enable_thinking": False}},
+    "no thoughts": {**DIRECT, "logprobs": True, "top_logprobs": 3},
+    "ends": {**DIRECT, "stop": ["apples", "3", "has"]},
     "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
     "forced call": {"tools": TOOLS[:1], "tool_choice": "required", "max_tokens": 60},
-    **{name: {"tools": TOOLS, "regex": text, "max_tokens": 200} for name, text in CALLS.items()},
+    **{name: {**DIRECT, "tools": TOOLS, "regex": text, "max_tokens": 200} for name, text in CALLS.items()},
 }
 
 

@@ -32,7 +32,7 @@ def test_acceptance_does_not_depend_on_the_number_of_users(dflash_hybrid: Server
     found = []
     for users in (1, 2, 4, 8):
         flush(dflash_hybrid)
-        found.append(counted(generate_all(dflash_hybrid, corpus(PAIR, 16), users, 48)))
+        found.append(counted(generate_all(dflash_hybrid, corpus(PAIR, 8), users, 48)))
     assert all(each == found[0] for each in found[1:])
 
 
@@ -42,7 +42,7 @@ def test_an_end_just_before_a_track_boundary_leaves_the_prefix_whole(server: Ser
     for each in (server, plain_hybrid):
         flush(each)
         turns = []
-        for before, prompt in enumerate(corpus(PAIR, 5), 1):
+        for before, prompt in enumerate(corpus(PAIR, 3), 1):
             more = 2 * TRACK - len(prompt) % TRACK - 3 * before
             first = generate(each, prompt, more, sampling_params={"ignore_eos": True})
             turns += [first, generate(each, [*prompt, *first.tokens, *range(200, 230)], 8)]
@@ -52,12 +52,12 @@ def test_an_end_just_before_a_track_boundary_leaves_the_prefix_whole(server: Ser
 
 def test_a_last_chunk_of_one_token_is_no_decoding_step(recorded_hybrid: RecordedServer, plain_hybrid: Server) -> None:
     """vLLM 34845: chunks of 256 tokens in mixed batches."""
-    lengths = [257, 513, 255, 256, 258, 769]
+    lengths = [257, 513, 256]
     found = []
     for each in (recorded_hybrid.server, plain_hybrid):
         flush(each)
         with ThreadPoolExecutor(3) as pool:  # they decode meanwhile
-            beside = [pool.submit(generate, each, prompt, 120) for prompt in corpus(PAIR, 3)]
+            beside = [pool.submit(generate, each, prompt, 64) for prompt in corpus(PAIR, 3)]
             asked = [generate(each, stretch(length, length), 16).tokens for length in lengths]
             found.append([asked, *(each.result().tokens for each in beside)])
     assert found[0] == found[1]
@@ -74,7 +74,7 @@ def test_requests_that_were_cancelled_and_sent_again_spoil_no_other(server: Serv
         with contextlib.suppress(httpx.TimeoutException):
             httpx.post(server.url + "/generate", json=body, timeout=0.02)
 
-    for _ in range(4):
+    for _ in range(2):
         flush(server)
         with ThreadPoolExecutor(8) as pool:
             cuts = [pool.submit(cut, end) for end in endings[:2]]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -14,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from sglang.srt.utils import MultiprocessingSerializer
 
 from sglang_dflash_lab.pairs import drafter_path, target_path
-from tests.support.generation import Answer, counted, flush, generate_all
+from tests.support.generation import Answer, assert_nothing_leaked, counted, flush, generate, generate_all
 from tests.support.prompts import corpus
 from tests.support.servers import Server
 
@@ -86,3 +88,33 @@ def test_tensors_that_do_not_fit_are_refused_whole(dflash_hybrid: Server, tmp_pa
     assert [tokens for tokens, _ in worse] == [tokens for tokens, _ in before] and worse != before
     assert update(server, {"norm.weight": drafter["norm.weight"]}, "draft").status_code == 200
     assert ask(server) == before
+
+
+PAUSES = ["retract", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("in_place", "abort"))]
+
+
+@pytest.mark.parametrize("mode", PAUSES)
+def test_a_pause_with_an_update_changes_no_answer(dflash_hybrid: Server, mode: str) -> None:
+    """As a trainer does, twice: pause while eight requests run, load the same weights, continue."""
+    server, prompts, length = dflash_hybrid, corpus(PAIR, 8), 300
+    asked = {"sampling_params": {"ignore_eos": True}}
+    flush(server)
+    undisturbed = generate_all(server, prompts, len(prompts), length, **asked)
+    flush(server)
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        running = [pool.submit(generate, server, prompt, length, **asked) for prompt in prompts]
+        for _ in range(1 if mode == "abort" else 2):
+            time.sleep(0.3)
+            assert server.post("/pause_generation", {"mode": mode}).status_code == 200
+            assert mode == "abort" or not all(each.done() for each in running), "nothing ran"
+            body = {"model_path": str(target_path(PAIR)), "flush_cache": mode == "retract"}
+            assert server.post("/update_weights_from_disk", body).json()["success"]
+            assert server.post("/continue_generation", {}).status_code == 200
+        found = [each.result() for each in running]
+    for answer, whole in zip(found, undisturbed, strict=True):
+        assert answer.tokens == (whole.tokens[: len(answer.tokens)] if mode == "abort" else whole.tokens)
+    if mode == "abort":
+        assert any(answer.meta["finish_reason"]["type"] == "abort" for answer in found)
+    if mode == "in_place":
+        assert counted(found) == counted(undisturbed)
+    assert_nothing_leaked(server)

@@ -32,7 +32,6 @@ SCARCE = (
 )
 ADAPTIVE = ("--speculative-adaptive", "--mamba-radix-cache-strategy", "extra_buffer", "--enable-metrics")
 WINDOW = ("--speculative-draft-window-size", "512")
-TOOLS = ("--tool-call-parser", "qwen25")
 
 
 def soak(requests: int, out: Path, seed: int = 0, entries: int = ENTRIES, drafter: str = "noisy") -> list[Promise]:
@@ -40,7 +39,7 @@ def soak(requests: int, out: Path, seed: int = 0, entries: int = ENTRIES, drafte
     out.mkdir(parents=True, exist_ok=True)
     asked = catalogue(min(entries, requests), seed)
     expected = answers_of_reference(asked, out)
-    arguments, plugin = (*SCARCE, *ADAPTIVE, *WINDOW, *TOOLS), with_plugin(out, "pools", "history")
+    arguments, plugin = (*SCARCE, *ADAPTIVE, *WINDOW), with_plugin(out, "pools", "history")
     with dflash_server(PAIR, out, *arguments, base=FEATURES, drafter=drafter, block=32, **plugin) as server:
         load = asyncio.run(drive(server, asked, requests, str(target_path(PAIR)), seed))
         retractions = sum(map(int, re.findall(r"#retracted_reqs: (\d+)", server.log)))
@@ -64,7 +63,7 @@ def answers_of_reference(entries: Sequence[Entry], out: Path) -> list[Any]:
     steps_of_one.write_text(json.dumps({"policy": "random", "widths": [1]}))
     seeded = ("--speculative-adaptive", "--speculative-adaptive-config", str(steps_of_one))
     with (
-        plain_server(PAIR, out, *TOOLS, base=FEATURES) as plain,
+        plain_server(PAIR, out, base=FEATURES) as plain,
         dflash_server(PAIR, out, *seeded, base=FEATURES) as one,
         ThreadPoolExecutor(AT_A_TIME) as pool,
     ):
@@ -74,7 +73,7 @@ def answers_of_reference(entries: Sequence[Entry], out: Path) -> list[Any]:
 def answer(server: Server, entry: Entry) -> Any:
     response = server.post(entry.route, entry.body)
     assert response.status_code == 200, response.text
-    return answer_of(response.json())
+    return answer_of(response)
 
 
 def pools_at_rest(server: Server) -> dict[str, int]:

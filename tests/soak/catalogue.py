@@ -31,6 +31,7 @@ TOOL = {
     },
 }
 SEEDED = "seeded"
+DIRECT = {"chat_template_kwargs": {"enable_thinking": False}}  # a grammar binds behind the thoughts
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,21 @@ class Entry:
 
 def catalogue(size: int, seed: int = 0) -> list[Entry]:
     """``size`` entries of all kinds; the same seed gives the same ones."""
-    kinds = itertools.cycle((_known, _random, _shared, _seeded, _repeated, _known, _random, _schema, _tools))
+    kinds = itertools.cycle(
+        (
+            _known,
+            _random,
+            _shared,
+            _seeded,
+            _repeated,
+            _known,
+            _random,
+            _schema,
+            _forced_call,
+            _written_calls,
+            _thoughts,
+        )
+    )
     random = Random(seed)
     sources = _Sources(random, size)
     return [kind(sources) for kind in itertools.islice(kinds, size)]
@@ -108,13 +123,37 @@ def _schema(sources: _Sources) -> Entry:
     return _generate("schema", chat_ids(PAIR, [prompt])[0], sources.params(json_schema=schema_of(prompt)))
 
 
-def _tools(sources: _Sources) -> Entry:
+def _chat(kind: str, sources: _Sources, **more: Any) -> Entry:
     asked = {
         "model": "default",
         "messages": [dict(message) for message in next(sources.questions).messages],
-        "tools": [TOOL],
-        "tool_choice": "required",
         "temperature": 0,
         "max_tokens": 40,
+        "stream": sources.random.random() < 0.5,
+        **more,
     }
-    return Entry("tools", "/v1/chat/completions", json.loads(json.dumps(asked)))
+    if asked["stream"]:
+        asked["stream_options"] = {"include_usage": True}
+    return Entry(kind, "/v1/chat/completions", json.loads(json.dumps(asked)))
+
+
+def _forced_call(sources: _Sources) -> Entry:
+    choice = sources.random.choice(["required", {"type": "function", "function": {"name": "look_up"}}])
+    return _chat("forced call", sources, tools=[TOOL], tool_choice=choice)
+
+
+def _written_calls(sources: _Sources) -> Entry:
+    """Calls in the model's own form, which the parser must find in the text: one, two, and one without arguments."""
+    cities = [{}, {"city": "Oslo", "days": 3}, {"city": "Rome", "days": 9}]
+    chosen = sources.random.choices(cities, k=sources.random.randint(1, 2))
+    calls = [json.dumps({"name": "look_up", "arguments": city}) for city in chosen]
+    text = "I look. " + "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+    written = {"ebnf": f"root ::= {json.dumps(text)}", "max_tokens": 96}
+    return _chat("written calls", sources, tools=[TOOL], **DIRECT, **written)
+
+
+def _thoughts(sources: _Sources) -> Entry:
+    """With a reasoning parser; the second form closes its thoughts inside a block."""
+    closes = {"logit_bias": {"5": 9.0}}  # </think>
+    more = sources.random.choice([{}, closes, {"stop": ["cards", "1", '"']}, {"max_tokens": 3}])
+    return _chat("thoughts", sources, chat_template_kwargs={"enable_thinking": True}, **more)

@@ -32,7 +32,7 @@ class Outcome:
 
     Attributes:
         entry: its number in the catalogue.
-        answer: token ids, or text and tool calls of a chat; of an interrupted stream, what arrived.
+        answer: as ``answer_of`` returns it; of an interrupted stream, what arrived.
         complete: whether the server ended the answer.
         error: what the client did not expect.
     """
@@ -71,15 +71,32 @@ async def _whole(http: httpx.AsyncClient, entry: Entry, number: int) -> Outcome:
     response = await http.post(entry.route, json=entry.body)
     if response.status_code != 200:
         return Outcome(number, WHOLE, None, False, f"{response.status_code}: {response.text[:300]}")
-    return Outcome(number, WHOLE, answer_of(response.json()), True)
+    return Outcome(number, WHOLE, answer_of(response), True)
 
 
-def answer_of(body: dict[str, Any]) -> Any:
-    if "output_ids" in body:
-        return body["output_ids"]
-    message = body["choices"][0]["message"]
-    calls = [call["function"] for call in message.get("tool_calls") or []]
-    return {"content": message["content"], "calls": calls}
+def answer_of(response: httpx.Response) -> Any:
+    """Token ids; of a chat, whole or streamed, its text, thoughts, calls and counts."""
+    if response.headers["content-type"].startswith("application/json"):
+        bodies = [response.json()]
+        if "output_ids" in bodies[0]:
+            return bodies[0]["output_ids"]
+    else:
+        bodies = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    found: dict[str, Any] = {"content": "", "reasoning_content": "", "errors": []}
+    calls: dict[int, list[str]] = {}
+    for body in bodies:
+        found["usage"] = body.get("usage")
+        found["errors"] += [body["error"]] if "error" in body else []
+        for choice in body.get("choices", ()):
+            part = choice.get("message") or choice["delta"]
+            found["reason"] = choice["finish_reason"]
+            found["content"] += part.get("content") or ""
+            found["reasoning_content"] += part.get("reasoning_content") or ""
+            for i, call in enumerate(part.get("tool_calls") or ()):
+                whole = calls.setdefault(call["index"] if "delta" in choice else i, ["", ""])
+                whole[0] += call["function"].get("name") or ""
+                whole[1] += call["function"].get("arguments") or ""
+    return {**found, "calls": [calls[i] for i in sorted(calls)]}
 
 
 async def _stream(http: httpx.AsyncClient, entry: Entry, number: int, fate: str, rid: str) -> Outcome:
