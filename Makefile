@@ -55,10 +55,13 @@ test-tools: setup $(TOOLS)
 
 # The GPU path on this CPU (docs/development.md#rehearsal).
 rehearse: setup
-	$(BIN)/python -m tests.rehearsal
+	mkdir -p .cache && rm -f .cache/launches.jsonl
+	REHEARSE_LIST=$(CURDIR)/.cache/launches.jsonl $(BIN)/python -m tests.rehearsal
+	$(BIN)/python -m tests.rehearsal.compile .cache/launches.jsonl --triton 3.6.0
 	$(BIN)/python -m tests.rehearsal.mutants
 	$(BIN)/pytest -q -m slow tests/rehearsal/test_streams.py
 	$(BIN)/python -m tests.ops.published
+	$(BIN)/python -m tests.ops.published --triton 3.6.0
 
 # The slow equality matrix alone; interrupted, it goes on with the cells that are not yet in .cache. EXACT=1: in bfloat16,
 # bit by bit (docs/how-it-works.md#exact-mode).
@@ -85,7 +88,7 @@ wheelhouse: setup
 
 # Not in the environment of `make setup`: with the machine's own Python and torch.
 gpu:
-	$(PYTHON) -m tools.gpu $(if $(STEPS),--steps $(STEPS)) $(if $(OUT),--out $(OUT)) $(if $(DEVICE),--device $(DEVICE)) $(if $(PAIRS),--pairs $(PAIRS))
+	$(PYTHON) -m tools.gpu $(if $(STEPS),--steps $(STEPS)) $(if $(OUT),--out $(OUT)) $(if $(DEVICE),--device $(DEVICE)) $(if $(PAIRS),--pairs $(PAIRS)) $(if $(ARMS),--arms '$(ARMS)')
 
 quality: setup
 	$(BIN)/ruff check .

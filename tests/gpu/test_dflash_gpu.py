@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools.gpu import records, tiny
+from tools.gpu import checks, records, tiny
 from tools.gpu.run import Run
 from tools.gpu.site import CUDA
 
@@ -20,19 +20,24 @@ pytestmark = [
 ]
 
 
+PAIRS = ("tiny-dense", "tiny-hybrid", "tiny-moe")
 # Arm -> number of widths, of a block of 32 and of 16.
-WIDTHS = {"graphs, widths at random and copies": 6, "eager, widths at random and copies": 5}
+WIDTHS = {"graphs at random widths with copies": 6, "eager at random widths with copies": 5}
 
 
-@pytest.mark.parametrize("pair", tiny.PAIRS)
+def test_kernels_equal_their_definitions(tmp_path: Path) -> None:
+    assert checks.kernels(Run(CUDA, tmp_path, "kernels"))
+
+
+@pytest.mark.parametrize("pair", PAIRS)
 def test_tokens_equal_plain_decoding(pair: str, tmp_path: Path) -> None:
-    assert tiny.engine(Run(CUDA, tmp_path, "engine", (pair,)))
+    assert tiny.engine(Run(CUDA, tmp_path, "engine", (pair,), tuple(tiny.ARMS)))
     rows = [row for row in records.read(tmp_path, "engine") if "stage_seconds" in row]
     assert len(rows) >= len(tiny.ARMS) - 1
     for row in rows:
         copies = ["copies"] if "copies" in row["arm"] else []
         assert set(row["stage_seconds"]) == {"draft", "verify", "accept", "commit", "inject", *copies}
-        assert len(row["widths"]) == WIDTHS.get(row["arm"], 1)
+        assert len(row["steps_by_width"]) == WIDTHS.get(row["arm"], 1)
         assert row["states"] == "kept"
 
 
@@ -42,4 +47,4 @@ def test_tokens_equal_plain_decoding_with_states_replayed(tmp_path: Path) -> Non
 
 
 def test_no_step_waits_for_the_device(tmp_path: Path) -> None:
-    assert tiny.nosync(Run(CUDA, tmp_path, "nosync"))
+    assert tiny.nosync(Run(CUDA, tmp_path, "nosync", PAIRS))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from importlib.machinery import SourceFileLoader
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,8 @@ from torch import Tensor
 from sglang_dflash.ops.reference import step
 from tools.gpu import site
 from tools.gpu.standins import jit, plugin
+
+sgl_kernel: Any = SourceFileLoader("stand_in", str(site.STAND_INS / "sgl_kernel/__init__.py")).load_module()
 
 
 @pytest.fixture(autouse=True)
@@ -45,16 +50,31 @@ def test_rope_turns_the_first_part_of_a_head_and_stores_it(neox: bool) -> None:
 def test_simulated_accept_lengths_are_the_requested_ones(length: int) -> None:
     draft, target = torch.randint(0, 50, (5, 4)), torch.randint(0, 50, (5, 4))
     lens = torch.arange(5) + 7
-    accepted = plugin.simulated(step.accept_block, lambda width: length)(draft, target, lens)
+    accepted = plugin.simulated(step.accept_block, lambda width: length)(draft, target, lens, interval=16)
     assert accepted.accept_lens.tolist() == [length] * 5
     assert torch.equal(accepted.out_tokens[:, : length - 1], draft[:, 1:length])
+
+
+def test_simulated_accept_lengths_take_every_call_of_the_package() -> None:
+    taken = inspect.signature(plugin.simulated(step.accept_block, int), follow_wrapped=False)
+    trees = [ast.parse(path.read_text()) for path in (site.ROOT / "sglang_dflash").rglob("*.py")]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    ours = [node for node in calls if ast.unparse(node.func).endswith("accept_block")]
+    assert any(node.keywords for node in ours)
+    for node in ours:
+        taken.bind(*node.args, **{str(keyword.arg): keyword for keyword in node.keywords})
+
+
+def test_experts_outputs_are_summed() -> None:
+    experts, out = torch.randn(5, 8, 4).bfloat16(), torch.zeros(5, 4).bfloat16()
+    sgl_kernel.moe_sum_reduce(experts, out, 2.0)
+    torch.testing.assert_close(out, (2 * experts.double().sum(1)).bfloat16())
 
 
 def test_experts_are_aligned_to_blocks() -> None:
     """The example of SGLang's own function, whose experts are numbered from 1, and a filtered one in front."""
     topk_ids = torch.tensor([[2, 3, 4], [1, 2, 4], [1, 3, 4], [1, 2, -1]], dtype=torch.int32)
     places, experts, padded = torch.zeros(40, dtype=torch.int32), torch.zeros(10, dtype=torch.int32), torch.zeros(1)
-    sgl_kernel = SourceFileLoader("stand_in", str(site.STAND_INS / "sgl_kernel/__init__.py")).load_module()
     sgl_kernel.moe_align_block_size(topk_ids, 6, 4, places, experts, padded, None, True, False)
     assert padded.tolist() == [20]
     assert places.tolist()[:20] == [11, 12, 12, 12, 3, 6, 9, 12, 0, 4, 10, 12, 1, 7, 12, 12, 2, 5, 8, 12]

@@ -21,7 +21,7 @@ def test_versions_are_those_that_make_setup_installs() -> None:
     listed = {requirement.lower() for requirement in wheelhouse.read_list(wheelhouse.LIST.read_text())}
     text = (ROOT / "requirements/cpu.txt").read_text() + (ROOT / "Makefile").read_text()
     pinned = re.findall(r"^(?:SGLANG_TESTED := )?([\w.-]+)==(\S+)", text, re.MULTILINE)
-    left_out = ("triton", "numpy", "openai-harmony")  # other versions, and what no step of the kit imports
+    left_out = ("triton", "numpy", "uvloop", "openai-harmony")  # other versions, and what no step of the kit imports
     wanted = {f"{name}=={version}".lower() for name, version in pinned if name not in left_out}
     assert {each.replace("_", "-") for each in wanted} <= {each.replace("_", "-") for each in listed}
     assert len(pinned) > 20
@@ -39,6 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     files = dict(wheelhouse.kept(source, ("*.md", "a/models/*"), frozenset({"a.models.used"})))
     assert files.keys() == {"a/x.py", "a/models/used.py", "b.py"}
     monkeypatch.setattr(site, "ARCHIVE", tmp_path / "site.tar.xz")
+    monkeypatch.setattr(site, "find_spec", lambda name: None)  # nothing is installed
     wheelhouse.pack(files, site.ARCHIVE)
     site.unpack(tmp_path / "site")
     return tmp_path / "site"
@@ -53,10 +54,21 @@ def test_a_process_finds_the_wheels_the_checkout_and_stand_ins_where_kernels_are
     kit = {"sglang-dflash": {"dflash"}, "sglang-dflash-cpu": {"dflash_cpu"}, "gpu-kit": {"gpu_kit"}}
     assert found == kit | lab
     program = """
-import importlib.util, sys, b
+import importlib.util, sys, b, uvloop
 hooked = any(type(finder).__name__ == "_BeforeTorchvision" for finder in sys.meta_path)
-print(b.answer, hooked, importlib.util.find_spec("sgl_kernel") is not None)
+print(b.answer, hooked, importlib.util.find_spec("sgl_kernel") is not None, hasattr(uvloop, "Loop"))
 """
     environment = site.environment(folder, device)
     run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["42", "True", str(device == site.CUDA)]
+    assert run.stdout.split() == ["42", "True", str(device == site.CUDA), "False"]
+
+
+def test_one_transfer_holds_the_tracked_files_and_the_archive_with_the_kernels_of_its_torch() -> None:
+    listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")[:-1]
+    tracked = sum((ROOT / name).stat().st_size for name in listed if (ROOT / name).is_file())
+    assert tracked + wheelhouse.LIMIT <= wheelhouse.TRANSFER, f"{tracked / 2**20:.1f} MiB of tracked files"
+    assert not site.ARCHIVE.exists() or site.ARCHIVE.stat().st_size <= wheelhouse.LIMIT
+    wheels = wheelhouse.read_list(wheelhouse.LIST.read_text())
+    kernels = [requirement for requirement in wheels if requirement.startswith("sglang-kernel==")]
+    assert kernels == ["sglang-kernel==0.4.6"]  # the last for torch 2.11
+    assert "sgl_kernel.sm90.common_ops" in wheelhouse.IMPORTED.read_text().splitlines()

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import tempfile
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -93,6 +95,25 @@ def compilers() -> str:
     with _assembling_with(None):
         hopper, blackwell = knobs.nvidia.ptxas.version, knobs.nvidia.ptxas_blackwell.version
     return f"Triton {triton.__version__}, its ptxas {hopper} for sm_90 and {blackwell} for sm_100 and sm_120"
+
+
+def chosen_compiler(parser: ArgumentParser) -> Namespace:
+    """Parse a program's arguments and --capability and --triton. Continue with that Triton, from the package index."""
+    installed, choices = triton.__version__, tuple(SHARED_MEMORY)
+    parser.add_argument("--capability", type=int, nargs="+", choices=choices, default=choices, help="90 for sm_90")
+    parser.add_argument("--triton", metavar="X.Y.Z", default=installed, help="default: %(default)s, the installed one")
+    asked = parser.parse_args()
+    folder = Path(__file__).parents[2] / ".cache/triton" / asked.triton
+    if asked.triton == installed:
+        return asked
+    assert str(folder) not in sys.path, f"the release {asked.triton} of Triton calls itself {installed}"
+    if not folder.exists():
+        pip = (sys.executable, "-m", "pip", "--quiet", "install", "--no-deps", "--target", str(folder))
+        subprocess.run([*pip, f"triton=={asked.triton}"], check=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    program = sys.modules["__main__"].__spec__
+    assert program is not None
+    os.execve(sys.executable, [sys.executable, "-m", program.name, *sys.argv[1:]], environment)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from sglang_dflash.model.attention import QKNormRope
 from sglang_dflash.states.reference import Records
 from sglang_dflash.states.replay import gdn_commit, gdn_verify
 from sglang_dflash.worker.copies import LEAST, LONGEST, UNSURE
-from tests.ops.launches import SHARED_MEMORY, Usage, compiled_for, compilers, tensor
+from tests.ops.launches import Usage, chosen_compiler, compiled_for, compilers, tensor
 from tests.support.cards import FOLDER, NAMES
 
 TP_SIZES = (1, 2, 4, 8)
@@ -232,8 +232,9 @@ def _cell(usage: Usage) -> str:
 
 
 if __name__ == "__main__":
-    ArgumentParser(description=__doc__).parse_args()
-    print(f"| kernel | width | {' | '.join(f'sm_{capability}' for capability in SHARED_MEMORY)} |")
-    print(f"|---|---|{'---|' * len(SHARED_MEMORY)}")
-    print(*rows([usages(capability, rank_shapes()) for capability in SHARED_MEMORY]), sep="\n")
+    parser = ArgumentParser(description=__doc__)
+    capabilities = chosen_compiler(parser).capability
+    print(f"| kernel | width | {' | '.join(f'sm_{capability}' for capability in capabilities)} |")
+    print(f"|---|---|{'---|' * len(capabilities)}")
+    print(*rows([usages(capability, rank_shapes()) for capability in capabilities]), sep="\n")
     print(f"\n{compilers()}")

@@ -19,18 +19,14 @@ from pathlib import Path
 
 from tools.gpu import records, site
 
-# Step -> module and budget in seconds. Most valuable first, because the machine may be lost at any time.
+# Step -> module and budget in seconds. Most valuable first, because the machine may be lost at any time. Each line is a
+# call of ten minutes at most, with half a minute to unpack the wheelhouse.
 STEPS = {
-    "machine": ("checks", 60),
-    "kernels": ("checks", 180),
-    "exact": ("exact", 540),
-    "replay": ("tiny", 420),
-    "card": ("published", 300),
-    "steptimes": ("published", 540),
-    "nosync": ("tiny", 240),
-    "profile": ("published", 240),
-    "engine": ("tiny", 540),
-    "sanitizer": ("checks", 300),
+    **{"machine": ("checks", 30), "kernels": ("checks", 150), "engine": ("tiny", 330)},
+    **{"steptimes": ("published", 510)},
+    **{"replay": ("tiny", 300), "nosync": ("tiny", 210)},
+    **{"sanitizer": ("checks", 270), "card": ("published", 240)},
+    **{"exact": ("tiny", 510)},
 }
 EXIT_STATUS = {0: "passed", 1: "failed", 3: "skipped"}
 DONE = ("passed", "skipped")
@@ -43,12 +39,16 @@ def left(out: Path) -> list[str]:
 
 
 def run_steps(steps: Sequence[str], out: Path, command: Callable[[str], list[str]], minutes: float) -> bool:
-    """Run each step's command, ``minutes`` at most in all. Return False if one failed or ran out of time."""
+    """Run each step's command, ``minutes`` at most in all. Return False if one failed or ran out of time.
+
+    A step is not started without half of its budget, unless it is the first. More than nine minutes stretch budgets.
+    """
     deadline, good = time.monotonic() + 60 * minutes, True
     for step in steps:
-        budget = min(STEPS[step][1], deadline - time.monotonic())
-        start = time.monotonic()
-        status = _run(command(step), out / f"{step}.log", budget) if budget > 1 else "not started"
+        start, budget = time.monotonic(), STEPS[step][1] * max(1, minutes / 9)
+        left = deadline - start
+        startable = left > (0 if step == steps[0] else budget / 2)
+        status = _run(command(step), out / f"{step}.log", min(budget, left)) if startable else "not started"
         seconds = round(time.monotonic() - start, 1)
         records.append(out, records.STATUS, {"step": step, "status": status, "seconds": seconds})
         print(f"{step}: {status}, {seconds:.0f} s", flush=True)
@@ -77,20 +77,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.gpu", description="Run the kit's steps.")
     parser.add_argument("--steps", default="", help=f"comma-separated, of {', '.join(STEPS)}; default: those left")
     parser.add_argument("--device", choices=(site.CUDA, site.CPU), default=site.CUDA)
-    parser.add_argument("--minutes", type=float, default=9.5, help="limit for all steps together")
-    parser.add_argument("--pairs", default="", help="comma-separated; default: all pairs of a step")
+    parser.add_argument("--minutes", type=float, default=9, help="limit for all steps together")
+    parser.add_argument("--pairs", default="", help="comma-separated; default: the step's own choice")
+    parser.add_argument("--arms", default="", help="comma-separated; default: the step's own choice")
     parser.add_argument("--site", type=Path, default=Path(tempfile.gettempdir(), "gpu-kit"), help="unpacked wheelhouse")
     parser.add_argument("--out", type=Path, default=Path("results/gpu"))
     parser.add_argument("--inside", metavar="STEP", help=argparse.SUPPRESS)  # the process of one step
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that servers are stopped
     out, unpacked = asked.out.absolute(), asked.site.absolute()
-    options = ["--device", asked.device, "--pairs", asked.pairs, "--out", str(out)]
+    options = ["--device", asked.device, "--pairs", asked.pairs, "--arms", asked.arms, "--out", str(out)]
     if asked.inside:
         from tools.gpu.run import Run
 
         body = getattr(importlib.import_module(f"tools.gpu.{STEPS[asked.inside][0]}"), asked.inside)
-        passed = body(Run(asked.device, out, asked.inside, tuple(filter(None, asked.pairs.split(",")))))
+        chosen = (tuple(filter(None, names.split(","))) for names in (asked.pairs, asked.arms))
+        passed = body(Run(asked.device, out, asked.inside, *chosen))
         sys.exit({True: 0, False: 1, None: 3}[passed])
     steps = asked.steps.split(",") if asked.steps else left(out)
     if unknown := set(steps) - set(STEPS):

@@ -8,10 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import distributions
+from typing import Any
 
 from tools.gpu.run import Run
-from tools.gpu.site import ROOT
+from tools.gpu.site import ROOT, STAND_INS
 
 PACKAGES = ("torch", "triton", "numpy", "sglang", "sglang-dflash", "transformers", "flashinfer-python", "sglang-kernel")
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-rfE", "--noconftest", "-p", "no:cacheprovider")
@@ -28,6 +30,7 @@ def machine(run: Run) -> bool:
         cuda=torch.version.cuda,
         python=platform.python_version(),
         packages={each.name: each.version for each in distributions() if each.name in PACKAGES},
+        sgl_kernel="stand-ins" if str(STAND_INS) in sys.path else "compiled",
         commit=_output("git", "rev-parse", "--short", "HEAD"),
     )
     return torch.cuda.is_available() or not run.real
@@ -36,33 +39,42 @@ def machine(run: Run) -> bool:
 def _output(*command: str) -> str | None:
     if not shutil.which(command[0]):
         return None
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
+    return _run(*command).stdout.strip() or None
 
 
 def kernels(run: Run) -> bool:
     """Compare our Triton kernels with their definitions in torch."""
-    device, interpret = ("cuda", "0") if run.real else ("cpu", "1")
-    environment = {**os.environ, "OPS_DEVICE": device, "TRITON_INTERPRET": interpret}
-    ended = subprocess.run([*PYTEST, *CASES], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return run.measure({"cases": "kernels"}, partial(compared, run, *CASES))
+
+
+def compared(run: Run, *files: str) -> dict[str, Any]:
+    """Run the cases in ``files`` on the device, or under Triton's interpreter. Return pytest's last line."""
+    device, interpret, chosen = ("cuda", "0", ()) if run.real else ("cpu", "1", ("-k", "not 27B and not 35B"))
+    ended = _run(*PYTEST, *chosen, *files, OPS_DEVICE=device, TRITON_INTERPRET=interpret)
     print(ended.stdout, ended.stderr, flush=True)
     last = (ended.stdout.strip().splitlines() or ["no output"])[-1]
-    run.write(cases=last, **({"error": ended.stdout[-4000:] + last} if ended.returncode else {}))
-    return ended.returncode == 0
+    return {"result": last, **({"error": ended.stdout[-4000:] + last} if ended.returncode else {})}
 
 
 def sanitizer(run: Run) -> bool | None:
     """Run our kernels under compute-sanitizer, if it is installed: out-of-bounds accesses and races."""
     if not (run.real and (program := shutil.which("compute-sanitizer"))):
+        print("skipped: needs CUDA and compute-sanitizer", flush=True)
         return None
-    passed = True
+    tools = ("memcheck", "racecheck")
+    return run.measure_each(({"tool": tool}, partial(_sanitized, program, tool)) for tool in tools)
+
+
+def _sanitized(program: str, tool: str) -> dict[str, Any]:
     # With torch's cache, accesses beyond a tensor would stay within one allocation.
-    environment = {**os.environ, "OPS_DEVICE": "cuda", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    for tool in ("memcheck", "racecheck"):
-        command = [program, f"--tool={tool}", *PYTEST, *CASES]
-        ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        found = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", ended.stdout)
-        clean = found is not None and found[1] == "0"
-        error = {} if clean else {"error": ended.stdout[-2000:] + ended.stderr[-500:]}
-        run.write(tool=tool, errors=int(found[1]) if found else None, **error)
-        passed &= clean
-    return passed
+    environment = {"OPS_DEVICE": "cuda", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    ended = _run(program, f"--tool={tool}", *PYTEST, *CASES, **environment)
+    found = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", ended.stdout)
+    if found is None or found[1] != "0":
+        return {"error": ended.stdout[-2000:] + ended.stderr[-500:]}
+    return {"errors": 0}
+
+
+def _run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **environment}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -12,7 +12,6 @@ import json
 import random
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -23,10 +22,11 @@ from tests.support.cards import card as published_card
 from tests.support.generation import assert_nothing_leaked, flush
 from tests.support.pair_servers import worker_info
 from tests.support.servers import Server, running
-from tools.gpu.run import Run, memory_used
+from tools.gpu.run import BUILTIN, Arm, Run, device_memory
+from tools.gpu.trace import per_step
 
 BLOCK, ACCEPT = 16, 4
-ARMS = {"ours": "", "builtin": "builtin"}  # -> SGLANG_DFLASH
+ARMS = {"ours": Arm(), "builtin": BUILTIN}
 DUMMY = (
     *("--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16", "--speculative-algorithm", "DFLASH"),
     *("--speculative-draft-load-format", "dummy", "--speculative-num-draft-tokens", str(BLOCK)),
@@ -34,13 +34,15 @@ DUMMY = (
 
 
 @contextlib.contextmanager
-def serve(run: Run, pair: str, arm: str, *flags: str) -> Iterator[Server]:
-    environment = {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT), "SGLANG_DFLASH": ARMS[arm]}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+def serve(run: Run, pair: str, name: str, *flags: str) -> Iterator[Server]:
+    arm = run.fit(ARMS[name])
+    environment = {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT), **dict(arm.environment)}
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
         write_configs(pair, folder, shrunk=not run.real)
         models = ("--model-path", str(folder / "target"), "--speculative-draft-model-path", str(folder / "drafter"))
-        with running(run.out, *models, *DUMMY, *flags, *run.flags(speculative=True), **environment) as server:
+        command = (*models, *DUMMY, *arm.flags, *flags, *run.flags(speculative=True))
+        with running(run.out, *command, **environment) as server:
             yield server
 
 
@@ -64,8 +66,21 @@ def write_configs(pair: str, folder: Path, *, shrunk: bool) -> None:
         (folder / model / "config.json").write_text(json.dumps(config))
 
 
+def pairs(run: Run) -> tuple[str, ...]:
+    """Return the requested pairs, else those that fit: 27B targets need 100 GiB."""
+    fit = ("Qwen3.5-4B", "Qwen3.5-27B") if device_memory("total") > 100 << 30 else ("Qwen3.5-4B",)
+    return run.pairs or fit
+
+
 def generate(server: Server, batch: int, steps: int, prompt: int) -> tuple[float, int]:
-    """Return seconds of one request with ``batch`` random prompts, and the number of steps that it took."""
+    """Return seconds of one request with ``batch`` random prompts, and the number of steps that it took.
+
+    Raises:
+        AssertionError: the server does not run ``batch`` requests at once.
+    """
+    [state] = server.get("/server_info").json()["internal_states"]
+    running = state["effective_max_running_requests_per_dp"]
+    assert running >= batch, f"the server runs {running} requests at once, not {batch}"
     flush(server)
     prompts = [[random.randrange(10, 700) for _ in range(prompt)] for _ in range(batch)]
     sampling = {"temperature": 0, "max_new_tokens": steps * ACCEPT, "ignore_eos": True}
@@ -74,6 +89,17 @@ def generate(server: Server, batch: int, steps: int, prompt: int) -> tuple[float
     seconds = time.perf_counter() - start
     assert response.status_code == 200, response.text
     return seconds, max(answer["meta_info"]["spec_verify_ct"] for answer in response.json())
+
+
+def step_time(run: Run, server: Server, batch: int) -> dict[str, Any]:
+    """Return milliseconds of a step with ``batch`` requests, measured several times."""
+    prompt, few, many, repeats = (128, 8, 72, 3) if run.real else (4, 1, 2, 1)
+    generate(server, batch, few, prompt)  # compiles what this batch size needs
+    found = []
+    for _ in range(repeats):
+        (short, less), (long, more) = (generate(server, batch, steps, prompt) for steps in (few, many))
+        found.append(round(1000 * (long - short) / (more - less), 3))
+    return {"step_ms": found}
 
 
 # Flags of a card that a run of random weights on one GPU with Triton attention cannot take.
@@ -85,8 +111,8 @@ LEFT_OUT = {
 
 
 def card(run: Run) -> bool:
-    """Start a card's command at its dimensions; compare the memory table with the device; take 200 steps."""
-    return run.measure_each(({"pair": pair}, partial(_start, run, pair)) for pair in run.pairs or ("Qwen3.6-27B",))
+    """Start a card's command at its dimensions; compare the memory table with the device; time its steps."""
+    return run.measure_each(({"pair": pair}, partial(_start, run, pair)) for pair in pairs(run))
 
 
 def _start(run: Run, pair: str) -> dict[str, Any]:
@@ -95,80 +121,61 @@ def _start(run: Run, pair: str) -> dict[str, Any]:
         value = words[index + 1 : index + 2]
         if words[index] not in LEFT_OUT:
             flags += [words[index], *(word for word in value if not word.startswith("--"))]
-    before, began = memory_used(), time.monotonic()
+    before, began = device_memory("used"), time.monotonic()
     with serve(run, pair, "ours", *flags) as server:
-        start_seconds, parts, after = time.monotonic() - began, worker_info(server)["memory_bytes"], memory_used()
+        start_seconds, parts = time.monotonic() - began, worker_info(server)["memory_bytes"]
+        after = device_memory("used")
         lines = [line for line in server.log.splitlines() if "DFLASH" in line or "requests at once" in line]
-        seconds, steps = generate(server, *((8, 200, 128) if run.real else (1, 4, 16)))
+        measured = step_time(run, server, 8 if run.real else 1)
         info = worker_info(server)
         assert_nothing_leaked(server)
     mib = {part: size >> 20 for part, size in parts.items()}
     return {
         **{"start_seconds": round(start_seconds, 1), "allocated_mib": mib, "sum_mib": sum(parts.values()) >> 20},
-        **{"device_mib": after - before >> 20, "steps": steps, "step_ms": round(1000 * seconds / steps, 2)},
+        **{"device_mib": after - before >> 20, **measured, "log": lines[:40]},
         **{"states": info["states"], "widths": info["steps_by_width"], "accept": info["mean_accept_length"]},
-        "log": lines[:40],
     }
 
 
-# SGLang's own worker keeps a state per draft token: a 27B would need 149 GiB for batch 32.
-BATCHES = {"ours": [1, 8, 16, 32], "builtin": [1, 8, 16]}
-
-
 def steptimes(run: Run) -> bool:
-    """Measure a decode step's time, ours and SGLang's own worker's."""
-    pairs = run.pairs or ("Qwen3.6-27B", "Qwen3.6-35B-A3B", "Qwen3.5-4B")
-    return run.measure_each(
-        ({"pair": pair, "arm": arm, "batches": batches}, partial(_step_times, run, pair, arm, batches))
-        for pair in pairs
-        for arm, batches in (BATCHES if run.real else {"ours": [1, 2]}).items()
-    )
+    """Measure a decode step, ours and SGLang's own worker's: its time, its launches and the device's idle share."""
+    cells = [(pair, arm) for pair in pairs(run) for arm in run.chosen(ARMS)]
+    return run.measure_each(({"pair": pair, "arm": arm}, partial(_steps, run, pair, arm)) for pair, arm in cells)
 
 
-def _step_times(run: Run, pair: str, arm: str, batches: list[int]) -> dict[str, Any]:
-    prompt, few, many, repeats = (128, 8, 72, 3) if run.real else (16, 1, 3, 1)
-
-    def step_time(server: Server, batch: int) -> dict[str, Any]:
-        generate(server, batch, few, prompt)  # compiles what this batch size needs
-        found = []
-        for _ in range(repeats):
-            (short, less), (long, more) = (generate(server, batch, steps, prompt) for steps in (few, many))
-            found.append(round(1000 * (long - short) / max(1, more - less), 3))
-        return {"step_ms": found}
-
+def _steps(run: Run, pair: str, arm: str) -> dict[str, Any]:
+    # SGLang's own worker keeps a state per draft token: 7 requests of a 27B fit 141 GB.
+    batches = ((1, 4) if "4B" not in pair else (1, 8, 16)) if run.real else (1, 2)
     limits = ("--disable-radix-cache", "--context-length", "4096", "--max-running-requests", str(max(batches)))
     with serve(run, pair, arm, *limits, "--cuda-graph-bs-decode", *map(str, batches)) as server:
-        cells = ((batch, {"pair": pair, "arm": arm, "batch": batch}) for batch in batches)
-        assert run.measure_each((key, partial(step_time, server, batch)) for batch, key in cells), "a batch size failed"
-    return {}
+        assert measure_steps(run, server, pair, arm, batches), "a measurement failed"
+    return {"batches": batches}
 
 
-def profile(run: Run) -> bool | None:
-    """Write torch profiler traces of decode steps, ours and SGLang's own worker's."""
-    cells = [(pair, arm) for pair in run.pairs or ("Qwen3.5-4B",) for arm in ARMS]
-    rows = (({"pair": pair, "arm": arm}, partial(_trace, run, pair, arm)) for pair, arm in cells)
-    return run.measure_each(rows) if run.real else None
+def measure_steps(run: Run, server: Server, pair: str, arm: str, batches: tuple[int, ...]) -> bool:
+    """Measure the step times of each batch size, then profile one request. Return False if one failed.
+
+    A profile that fails on a CPU is recorded and no failure: torch's profiler often crashes a server there.
+    """
+    key = {"pair": pair, "arm": arm}
+    times = (({**key, "batch": batch}, partial(step_time, run, server, batch)) for batch in batches)
+    passed = run.measure_each(times)
+    profiled = run.measure({**key, "tool": "profiler"}, partial(_profiled, run, server, f"trace-{pair}-{arm}"))
+    return passed and (profiled or not run.real)
 
 
-def _trace(run: Run, pair: str, arm: str) -> dict[str, Any]:
-    """Profile ten steps under load. Return the trace's file and milliseconds of the longest kernels and our stages."""
-    folder, batch = run.out / f"trace-{pair}-{arm}", 8
-    options: dict[str, object] = {"output_dir": str(folder), "activities": ["CPU", "GPU"], "num_steps": 10}
+def _profiled(run: Run, server: Server, name: str) -> dict[str, Any]:
+    """Profile the decode steps of one request. Return the trace's file and what it contains, per step."""
+    folder = run.out / name
+    activities, steps = (["CPU", "GPU"], 10) if run.real else (["CPU"], 1)
+    options = {"output_dir": str(folder), "activities": activities, "num_steps": steps, "profile_by_stage": True}
     options |= {"with_stack": False, "record_shapes": False}  # most of a trace, and unused here
-    with serve(run, pair, arm, "--max-running-requests", str(batch)) as server:
-        generate(server, batch, 2, 16)
-        assert server.post("/start_profile", options).status_code == 200
-        generate(server, batch, 20, 16)
-        deadline, size = time.monotonic() + 120, -1
-        while not (traces := sorted(folder.rglob("*.trace.json.gz"))) or size != traces[0].stat().st_size:
-            assert time.monotonic() < deadline, f"no complete trace in {folder} after 120 s"
-            size = traces[0].stat().st_size if traces else -1  # the same twice: complete
-            time.sleep(2)
-    kernels, stages = Counter[str](), Counter[str]()
-    for event in json.loads(gzip.decompress(traces[0].read_bytes()))["traceEvents"]:
-        if event.get("cat") == "kernel":
-            kernels[event["name"][:80]] += event["dur"] / 1000
-        elif event.get("cat") == "user_annotation" and event["name"].startswith("dflash."):
-            stages[event["name"]] += event["dur"] / 1000
-    trace = str(traces[0].relative_to(run.out))
-    return {"trace": trace, "kernels_ms": dict(kernels.most_common(12)), "stages_ms": stages}
+    assert server.post("/start_profile", options).status_code == 200
+    generate(server, 1, 2 * steps, 4)
+    deadline, size = time.monotonic() + 60, -1
+    while not (traces := sorted(folder.rglob("*DECODE*.gz"))) or size != traces[-1].stat().st_size:
+        assert time.monotonic() < deadline, f"no complete trace in {folder} after 60 s"
+        size = traces[-1].stat().st_size if traces else -1  # the same twice: complete
+        time.sleep(2)
+    events = json.loads(gzip.decompress(traces[-1].read_bytes()))["traceEvents"]
+    return {"trace": str(traces[-1].relative_to(run.out)), **per_step(events, steps)}

@@ -17,8 +17,8 @@ KEYS = ("pair", "arm", "backend", "batch", "tool", "step")
 HEADER = """# On a GPU
 
 Measured with [the kit](../development.md#a-gpu-without-sglang). Pairs with published names have random weights and a
-simulated accept length. Times are milliseconds, median [range]. Both workers run on the kit's stand-ins for SGLang's
-compiled kernels: their ratio is fair, their times are not SGLang's best.
+simulated accept length. Times are milliseconds, median [range]. Both workers run with Triton attention and the
+`sgl_kernel` that `machine` names: their ratio is fair, their times are not SGLang's best.
 """
 
 
@@ -72,7 +72,8 @@ def _cell(value: Any) -> str:
 
 def ratios(rows: list[Row]) -> list[str]:
     """Return our worker's step times relative to SGLang's, a line per pair and batch size with both."""
-    times = {(row["pair"], row["batch"], row["arm"]): median(row["step_ms"]) for row in rows if "batch" in row}
+    timed = [row for row in rows if "step_ms" in row and "batch" in row]
+    times = {(row["pair"], row["batch"], row["arm"]): median(row["step_ms"]) for row in timed}
     both = [cell for cell in times if cell[2] == "ours" and (*cell[:2], "builtin") in times]
     return [
         f"- {pair}, batch {batch}: ours / builtin = {times[pair, batch, 'ours'] / times[pair, batch, 'builtin']:.2f}\n"

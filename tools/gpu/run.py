@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,23 @@ from typing import Any
 from tests.support.pair_servers import BFLOAT16, draft_arguments, target_arguments
 from tests.support.servers import Server, running
 from tools.gpu import records
-from tools.gpu.site import CUDA, STAND_INS
+from tools.gpu.site import CUDA
 
 Measure = Callable[[], dict[str, Any]]
-# Attention backend -> the package that contains its kernels.
-PACKAGES = {"fa3": "sgl_kernel", "flashinfer": "flashinfer"}
+# Attention backend -> package and file that contain its kernels.
+KERNELS = {"fa3": ("sgl_kernel", "flash_ops*"), "flashinfer": ("flashinfer", "__init__.py")}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to serve a pair; ``ours``: with our worker, not SGLang's."""
+
+    flags: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    ours: bool = True
+
+
+BUILTIN = Arm(environment=(("SGLANG_DFLASH", "builtin"),), ours=False)
 
 
 @dataclass(frozen=True)
@@ -31,13 +43,14 @@ class Run:
         device: ``cuda``; or ``cpu``, where each step runs at a small size to show that it works.
         out: folder for rows, logs and traces.
         step: name of the step.
-        pairs: pairs to measure; empty for the step's own choice.
+        pairs, arms: those to measure; empty for the step's own choice.
     """
 
     device: str
     out: Path
     step: str
     pairs: tuple[str, ...] = ()
+    arms: tuple[str, ...] = ()
 
     @property
     def real(self) -> bool:
@@ -46,8 +59,25 @@ class Run:
     @property
     def backends(self) -> tuple[str, ...]:
         """Return the attention backends that can run: Triton, and those that are installed."""
-        installed = (name for name, package in PACKAGES.items() if self.real and _is_installed(package))
-        return ("triton", *installed) if self.real else ("default",)
+        return ("triton", *filter(_is_installed, KERNELS)) if self.real else ("default",)
+
+    def chosen(self, arms: Mapping[str, Arm], default: tuple[str, ...] = ()) -> dict[str, Arm]:
+        """Return the requested arms, else those of ``default`` (empty: all), by name.
+
+        Raises:
+            KeyError: the step has no such arm.
+        """
+        return {name: self.fit(arms[name]) for name in self.arms or default or arms}
+
+    def fit(self, arm: Arm) -> Arm:
+        """Return what the device serves: on a CPU, SGLang's own worker runs in the rehearsal, with a narrow block."""
+        if self.real or arm.ours:
+            return arm
+        from tests.rehearsal.run import rehearsed
+
+        narrow = ("--speculative-num-draft-tokens", "4", "--cuda-graph-bs-decode", "1")
+        variables = {**rehearsed(), "REHEARSE_BUILTIN": "1", "REHEARSE_LAUNCHES": "1"}  # the last: with CUDA's kernels
+        return Arm(narrow, tuple(variables.items()), ours=False)
 
     def flags(self, *, speculative: bool, backend: str = "triton") -> tuple[str, ...]:
         """Return the server flags that the device needs."""
@@ -101,13 +131,13 @@ def describe(error: Exception) -> str:
     return f"{notes}\n{place.filename}:{place.lineno}: {type(error).__name__}: {error}"[-6000:].strip()
 
 
-def memory_used() -> int:
-    """Return the bytes in use on the first device; 0 without ``nvidia-smi``."""
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+def device_memory(which: str) -> int:
+    """Return the bytes of the first device that are ``used`` or ``total``; 0 without ``nvidia-smi``."""
+    query = ["nvidia-smi", f"--query-gpu=memory.{which}", "--format=csv,noheader,nounits", "--id=0"]
     return int(subprocess.check_output(query, text=True)) << 20 if shutil.which(query[0]) else 0
 
 
-def _is_installed(package: str) -> bool:
-    # Not one of the kit's stand-ins.
+def _is_installed(backend: str) -> bool:
+    package, file = KERNELS[backend]
     found = importlib.util.find_spec(package)
-    return found is not None and not str(found.origin).startswith(str(STAND_INS))
+    return found is not None and any(Path(str(found.origin)).parent.glob(file))

@@ -1,17 +1,22 @@
-"""Torch stand-ins for the CUDA kernels that SGLang compiles on first use (``load_jit``)."""
+"""Stand-ins for the CUDA kernels that SGLang compiles on first use (``load_jit``), in torch and ``sgl_kernel``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 Template = list[str]  # C++ template arguments, as text
+
+
+def sgl_kernel() -> Any:
+    """Return SGLang's compiled library, or its stand-in; neither exists without a device."""
+    return import_module("sgl_kernel")
 
 
 def load_jit(*args: str, cuda_wrappers: Any = (), **options: Any) -> SimpleNamespace:
@@ -35,9 +40,9 @@ def _missing(module: str, export: str) -> Callable[..., Any]:
 
 def run_activation(template: Template, rows: Tensor, out: Tensor, op: str) -> None:
     """Write the activated first half of each row times its second half to ``out``."""
-    gate, up = rows.float().chunk(2, dim=-1)
-    approximate = "tanh" if op == "gelu_tanh" else "none"
-    out.copy_((functional.silu(gate) if op == "silu" else functional.gelu(gate, approximate=approximate)) * up)
+    if op != "silu":
+        _missing("activation", op)(template)
+    sgl_kernel().silu_and_mul(rows, out)
 
 
 def run_rope(template: Template, q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> None:
@@ -66,25 +71,19 @@ def store_cache(
         cache.view(len(cache), -1)[slots.long()] = rows.reshape(len(rows), -1).to(cache.dtype)
 
 
-def norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm of rows of ``weight.numel()`` elements, with sums in float32 as in the kernels."""
-    return functional.rms_norm(rows.float(), weight.shape, weight.float(), eps).to(rows.dtype)
-
-
 def rmsnorm(template: Template, rows: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
-    out.copy_(norm(rows, weight, eps))
+    sgl_kernel().rmsnorm(rows, weight, eps, out=out)
 
 
 def fused_add_rmsnorm(template: Template, rows: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
     """Overwrite ``residual`` with the sum and ``rows`` with the sum's norm."""
-    residual.add_(rows)
-    rows.copy_(norm(residual, weight, eps))
+    sgl_kernel().fused_add_rmsnorm(rows, residual, weight, eps)
 
 
 def qknorm(template: Template, q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
     """Normalise each head of ``q`` and ``k`` [tokens, heads, head_dim] in place."""
-    q.copy_(norm(q, q_weight, eps))
-    k.copy_(norm(k, k_weight, eps))
+    for heads, weight in ((q, q_weight), (k, k_weight)):
+        heads.copy_(sgl_kernel().rmsnorm(heads.reshape(-1, heads.shape[-1]), weight, eps).view_as(heads))
 
 
 def clamp_position(template: Template, positions: Tensor, lengths: Tensor) -> None:
@@ -93,7 +92,5 @@ def clamp_position(template: Template, positions: Tensor, lengths: Tensor) -> No
 
 
 # Exported name -> stand-in.
-STAND_INS: dict[str, Callable[..., None]] = {
-    function.__name__: function
-    for function in (run_activation, clamp_position, fused_add_rmsnorm, run_rope, run_rope_store, store_cache, qknorm)
-} | {"rmsnorm": rmsnorm}
+_ALL = run_activation, clamp_position, rmsnorm, fused_add_rmsnorm, qknorm, run_rope, run_rope_store, store_cache
+STAND_INS: dict[str, Callable[..., None]] = {function.__name__: function for function in _ALL}

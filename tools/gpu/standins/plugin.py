@@ -1,4 +1,4 @@
-"""SGLang plugin of the kit: stand-ins for kernels that SGLang compiles at run time, and simulated accept lengths.
+"""SGLang plugin of the kit: stand-ins for what SGLang compiles at run time, and simulated accept lengths.
 
 Our worker reads the variable that SGLang's own reads for simulated accept lengths (SGLANG_SIMULATE_ACC_LEN).
 """
@@ -13,6 +13,14 @@ from torch import Tensor
 
 from tools.gpu.standins.jit import load_jit
 
+REPLACED: dict[str, Callable[..., Any]] = {
+    "kernels.jit.utils.compile.loader.load_jit": load_jit,
+    # Needs NVIDIA's CuTe DSL; without a mode the gate and up projections run separately.
+    "srt.layers.dual_gemm.DualGemm._select_mode": lambda self, gate_up_proj, hidden_size: None,
+    # SGLang's worker rehearses sampling with FlashInfer's kernels at start, unless they are unavailable.
+    "srt.speculative.dflash_utils.is_dflash_sampling_verify_available": lambda: False,
+}
+
 
 def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -21,23 +29,21 @@ def register() -> None:
         from sglang_dflash import ops
 
         ops.accept_block = simulated(ops.accept_block, _draw)  # before our worker is imported
-    if os.environ.get("GPU_KIT_DEVICE") == "cuda":
-        HookRegistry.register("sglang.kernels.jit.utils.compile.loader.load_jit", load_jit, HookType.REPLACE)
-        # Needs NVIDIA's CuTe DSL; without a mode the gate and up projections run separately.
-        no_mode: Callable[..., None] = lambda self, gate_up_proj, hidden_size: None  # noqa: E731
-        HookRegistry.register("sglang.srt.layers.dual_gemm.DualGemm._select_mode", no_mode, HookType.REPLACE)
+    if os.environ.get("GPU_KIT_STAND_INS"):
+        for target, replacement in REPLACED.items():
+            HookRegistry.register(f"sglang.{target}", replacement, HookType.REPLACE)
 
 
 def simulated(accept_block: Callable[..., Any], draw: Callable[[int], int]) -> Callable[..., Any]:
     """Wrap ``accept_block`` so that every row accepts ``draw(width)`` tokens, the bonus token included."""
 
-    def run(draft: Tensor, target: Tensor, lens: Tensor) -> Any:
+    def run(draft: Tensor, target: Tensor, lens: Tensor, **options: Any) -> Any:
         length = draw(draft.shape[1])
         agreed = target.clone()
         agreed[:, : length - 1] = draft[:, 1:length]
         if length < draft.shape[1]:
             agreed[:, length - 1] = draft[:, length] ^ 1  # a token of the vocabulary that is not the draft
-        return accept_block(draft, agreed, lens)
+        return accept_block(draft, agreed, lens, **options)
 
     return run
 

@@ -1,14 +1,13 @@
-"""Torch stand-ins for the kernels of ``sgl_kernel`` that a run with Triton attention calls.
+"""Torch stand-ins for the kernels of ``sgl_kernel`` that a run with Triton attention calls, if the packed ones fail.
 
-Any other name can be imported, as SGLang does at start-up, and raises with its name when called. The stand-ins are
-slower than the kernels: they allow a fair comparison of two workers, not a measurement of speed.
+Any other name can be imported, as SGLang does at start-up, and raises with its name when called.
 """
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import sys
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,11 +16,11 @@ from torch.nn import functional
 
 from tests.support.probability import top_k_renorm_prob as top_k_renorm_prob
 from tests.support.probability import top_p_renorm_prob as top_p_renorm_prob
-from tools.gpu.standins.jit import norm
 
 
 def rmsnorm(input: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None, **_: Any) -> Tensor:
-    normed = norm(input, weight, eps)
+    """Return the RMS norm of rows of ``weight.numel()`` elements, with sums in float32 as in the kernel."""
+    normed = functional.rms_norm(input.float(), weight.shape, weight.float(), eps).to(input.dtype)
     return normed if out is None else out.copy_(normed)
 
 
@@ -44,6 +43,11 @@ def silu_and_mul(input: Tensor, out: Tensor | None = None, **_: Any) -> Tensor:
     gate, up = input.chunk(2, dim=-1)
     product = functional.silu(gate.float()).to(input.dtype) * up
     return product if out is None else out.copy_(product)
+
+
+def moe_sum_reduce(input: Tensor, output: Tensor, factor: float) -> None:
+    """Write the sum of each token's experts, ``input[:, expert]``, times ``factor`` to ``output``."""
+    output.copy_(input.sum(1, dtype=torch.float32) * factor)
 
 
 def moe_align_block_size(topk_ids: Tensor, buckets: int, block: int, *outputs: Any) -> None:
@@ -91,29 +95,16 @@ class Missing:
         raise NotImplementedError(f"{self._name} has no stand-in. Fix: add one to {__file__}")
 
 
-class _Submodules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """``sgl_kernel.anything`` exists and is full of :class:`Missing`."""
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        return importlib.machinery.ModuleSpec(fullname, self) if fullname.startswith(f"{__name__}.") else None
-
-    def create_module(self, spec: Any) -> None:
-        return None
-
-    def exec_module(self, module: Any) -> None:
-        module.__getattr__ = lambda name: _missing(module.__name__, name)
-        # sgl_kernel.utils: whether a kernel may start before the previous one has ended (Hopper and later).
-        module.is_arch_support_pdl = lambda: torch.cuda.get_device_capability()[0] >= 9
-
-
 def _missing(module: str, name: str) -> Missing:
     if name.startswith("__"):
         raise AttributeError(name)
     return Missing(f"{module}.{name}")
 
 
-def __getattr__(name: str) -> Missing:
-    return _missing(__name__, name)
-
-
-sys.meta_path.append(_Submodules())
+__getattr__ = partial(_missing, __name__)
+for _name in ("allreduce", "kvcacheio", "quantization", "scalar_type", "utils"):
+    _module: Any = ModuleType(f"{__name__}.{_name}")
+    _module.__getattr__ = partial(_missing, _module.__name__)
+    globals()[_name] = sys.modules[_module.__name__] = _module
+# Whether a kernel may start before the previous one has ended (Hopper and later).
+utils.is_arch_support_pdl = lambda: torch.cuda.get_device_capability()[0] >= 9  # noqa: F821
