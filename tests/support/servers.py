@@ -16,6 +16,7 @@ import httpx
 import psutil
 
 from sglang_dflash_lab.bench.server import free_port
+from tests.support import preloaded
 
 START_SECONDS = float(os.environ.get("SERVER_START_SECONDS") or 300)
 # Launchers: what follows the Python interpreter.
@@ -27,7 +28,7 @@ SGLANG_SERVE = (str(Path(sys.executable).with_name("sglang")), "serve")
 class Server:
     """A running server: its process, address and log."""
 
-    process: subprocess.Popen[bytes]
+    process: preloaded.Process | subprocess.Popen[bytes]
     port: int
     log_path: Path
 
@@ -89,13 +90,7 @@ def started(
     """Like :func:`running`, for any command that serves ``port`` of this machine and answers ``health`` when it can."""
     log_path = folder / f"server-{port}.log"
     with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
+        process = preloaded.start(command[1:], log, {**os.environ, **environment})
     server = Server(process, port, log_path)
     try:
         _wait_until_healthy(server, health)

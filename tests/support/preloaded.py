@@ -1,0 +1,172 @@
+"""Start SGLang in a process that has imported torch and SGLang's other libraries already.
+
+A server imports 5,700 modules in each of three processes, and most of them are other people's. Here one process
+imports those once and forks for each server, which forks so for each process that ``multiprocessing`` would spawn.
+SGLang itself, its plugins and this package are imported anew everywhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import multiprocessing.util
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+import setproctitle
+
+_LIBRARIES = (
+    *("torch", "torch.distributed.tensor", "torch._dynamo", "torch._inductor.compile_fx", "torchvision", "sympy"),
+    *("transformers.modeling_utils", "transformers.integrations.hub_kernels", "transformers.models.gemma"),
+    *("transformers.models.auto.processing_auto", "transformers.models.whisper.tokenization_whisper"),
+    *("compressed_tensors.compressors", "xgrammar", "IPython.display", "aiohttp", "fastapi", "openai.types.responses"),
+    *("torchvision.transforms.v2", "fsspec", "jsonschema", "requests", "uvicorn", "uvloop", "zmq"),
+)
+# Read by the interpreter, or while a library is imported.
+_READ_EARLY = ("CUDA", "GOMP", "HF_", "KMP", "LD_", "MKL", "OMP", "PYTORCH", "TORCH", "TRANSFORMERS", "TRITON")
+_PR_SET_CHILD_SUBREAPER = 36
+_FREE_DESCRIPTORS = 600  # above those that a request names
+
+
+class Process:
+    """A child that another process forked; as much of :class:`subprocess.Popen` as the tests use."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self._wait(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        return self._wait(0)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def _wait(self, options: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+
+def start(arguments: list[str], output: IO[bytes], environment: dict[str, str]) -> Process | subprocess.Popen[bytes]:
+    """Run ``python ARGUMENTS`` in a session of its own, in a fork if nothing in its environment is read before."""
+    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+    customised = any(Path(path, "sitecustomize.py").exists() for path in paths)
+    early = (name for name in {*environment, *os.environ} if name.startswith(_READ_EARLY))
+    if arguments[0] != "-m" or customised or any(environment.get(name) != os.environ.get(name) for name in early):
+        command = [sys.executable, *arguments]
+        return subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+    descriptors = {1: output.fileno(), 2: output.fileno()}
+    return Process(_fork(_preloaded(), {"arguments": arguments, "environment": environment}, descriptors))
+
+
+@cache
+def _preloaded() -> socket.socket:
+    ours, its = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    subprocess.Popen([sys.executable, __file__, str(its.fileno())], pass_fds=[its.fileno()])
+    its.close()
+    return ours
+
+
+def _fork(zygote: socket.socket, request: dict[str, Any], descriptors: dict[int, int]) -> int:
+    """Ask ``zygote``, a child of this process, for a fork that becomes a child of this process.
+
+    A process in between ends at once, and an orphan goes to the nearest ancestor that asked for orphans.
+    """
+    message = json.dumps({**request, "folder": os.getcwd(), "descriptors": [*descriptors]}).encode()
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    socket.send_fds(zygote, [message], [*descriptors.values()])
+    pid = int(zygote.recv(32))
+    prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    return pid
+
+
+def _serve(asker: socket.socket) -> dict[str, Any]:
+    """Fork on each request, until the asker ends; return the request in the fork."""
+    while True:
+        message, received, *_ = socket.recv_fds(asker, 1 << 20, 64)
+        if not message:
+            os._exit(0)
+        reading, writing = os.pipe()
+        between = os.fork()
+        if not between:
+            between = os.getpid()
+            if pid := os.fork():
+                os.write(writing, str(pid).encode())
+                os._exit(0)
+            while os.getppid() == between:
+                pass
+            for descriptor in (asker.detach(), reading, writing):
+                os.close(descriptor)
+            request: dict[str, Any] = json.loads(message)
+            # The received numbers may be among the named ones.
+            moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FREE_DESCRIPTORS) for descriptor in received]
+            for descriptor in received:
+                os.close(descriptor)
+            for descriptor, named in zip(moved, request["descriptors"], strict=True):
+                os.dup2(descriptor, named)
+                os.close(descriptor)
+            return request
+        os.waitpid(between, 0)
+        asker.send(os.read(reading, 32))
+        for descriptor in (reading, writing, *received):
+            os.close(descriptor)
+
+
+def _run(request: dict[str, Any]) -> None:
+    """Become ``python -m MODULE ...`` or what ``multiprocessing`` spawns."""
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    if "code" in request:
+        sys.argv = ["-c", "--multiprocessing-fork"]
+        exec(request["code"], {"__name__": "__main__"})
+        return
+    os.setsid()
+    sys.path[:1] = [request["folder"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    _, program, *sys.argv[1:] = request["arguments"]
+    _fork_where_multiprocessing_spawns()
+    runpy.run_module(program, run_name="__main__", alter_sys=True)
+
+
+def _fork_where_multiprocessing_spawns() -> None:
+    ours, its = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    if not os.fork():
+        ours.close()
+        _run(_serve(its))
+        sys.exit()
+    its.close()
+    spawn = multiprocessing.util.spawnv_passfds
+
+    def fork(path: bytes, arguments: list[str], descriptors: list[int]) -> int:
+        if "--multiprocessing-fork" not in arguments:  # the tracker of resources
+            return spawn(path, arguments, descriptors)
+        code = arguments[arguments.index("-c") + 1]
+        request = {"code": code, "environment": dict(os.environ)}
+        return _fork(ours, request, {each: each for each in {1, 2, *descriptors}})
+
+    multiprocessing.util.spawnv_passfds = fork
+
+
+if __name__ == "__main__":
+    asker = socket.socket(fileno=int(sys.argv[1]))
+    for library in _LIBRARIES:
+        importlib.import_module(library)
+    setproctitle.getproctitle()  # finds the memory of the title while the environment is as at the start
+    gc.freeze()
+    _run(_serve(asker))
