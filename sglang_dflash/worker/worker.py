@@ -42,7 +42,7 @@ from sglang_dflash.worker.pools import log_pools
 from sglang_dflash.worker.rows import RequestRows
 from sglang_dflash.worker.shards import LogitShards
 from sglang_dflash.worker.start.calibration import width_policy
-from sglang_dflash.worker.start.dummy import dummy_batch
+from sglang_dflash.worker.start.dummy import CONTEXT, dummy_batch
 from sglang_dflash.worker.start.graphs import WidthGraphs, drafter_has_room
 from sglang_dflash.worker.start.models import load_drafter
 from sglang_dflash.worker.start.prewarm import FirstCalls, prewarm_largest_step
@@ -224,12 +224,12 @@ class DFlashWorker(BaseSpecWorker):
             self.width_policy = width_policy(plan, config, target, self.dummy_step)
             self._additional_graph_memory_usage = graphs.memory_gb
             self._additional_graph_time_usage = graphs.seconds
-        calls = FirstCalls(plan, target, self._commit, self._copies, self._inject, self._rings)
-        calls.run(self.width_policy.widths, self._at_width)
+        FirstCalls(plan, target, self._inject, self.dummy_step).run(self.width_policy.widths, self._at_width)
+        self._inject.catch_up()
 
-    def dummy_step(self, bs: int, width: int) -> None:
-        """Run a step of ``bs`` dummy requests, which no telemetry counts."""
-        batch = dummy_batch(self._target, bs)
+    def dummy_step(self, bs: int, width: int, context: int = CONTEXT) -> None:
+        """Run a step of ``bs`` dummy requests of ``context`` tokens, which no telemetry counts."""
+        batch = dummy_batch(self._target, bs, context)
         with torch.inference_mode():
             self._run(batch, StepRecord(width, bs, 0, tuple(batch.reqs)), lambda new_seq_lens: None, None)
 

@@ -14,16 +14,17 @@ from sglang_dflash.worker.state import DraftState
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner
 
-CONTEXT = 64  # tokens of each request
+CONTEXT = 64  # tokens
 
 
-def dummy_batch(target: ModelRunner, bs: int) -> ScheduleBatch:
-    """Return ``bs`` greedy requests before a step.
+def dummy_batch(target: ModelRunner, bs: int, context: int) -> ScheduleBatch:
+    """Return ``bs`` greedy requests of ``context`` tokens before a step.
 
     They own rows 1 to ``bs`` of the request pool, which a start of a request writes anew. All their K/V and recurrent
     states are in the pools' padding slots, because the rows point to slot 0 before the first request.
     """
     device, vocab = target.device, target.model_config.vocab_size
+    context = min(context, target.model_config.context_len - 1)
     ones = torch.ones(bs, device=device)
     sampling = SamplingBatchInfo(
         temperatures=ones[:, None],
@@ -39,10 +40,10 @@ def dummy_batch(target: ModelRunner, bs: int) -> ScheduleBatch:
         device=str(device),
     )
     rows = torch.arange(1, bs + 1)
-    lens = torch.full((bs,), CONTEXT)
+    lens = torch.full((bs,), context)
     batch = ScheduleBatch(
         reqs=[
-            Req(f"dummy {row}", "", array("q", [0] * CONTEXT), SamplingParams(), vocab_size=vocab) for row in range(bs)
+            Req(f"dummy {row}", "", array("q", [0] * context), SamplingParams(), vocab_size=vocab) for row in range(bs)
         ],
         req_to_token_pool=target.req_to_token_pool,
         tree_cache=SimpleNamespace(page_size=get_schedule().page_size),
@@ -54,11 +55,11 @@ def dummy_batch(target: ModelRunner, bs: int) -> ScheduleBatch:
         req_pool_indices_cpu=rows,
         seq_lens=lens.to(device),
         seq_lens_cpu=lens,
-        seq_lens_sum=bs * CONTEXT,
+        seq_lens_sum=bs * context,
         orig_seq_lens=lens.to(device),
         multimodal_inputs=[None] * bs,
         sampling_info=sampling,
     )
     batch.spec_info = DraftState(torch.zeros_like(batch.seq_lens), batch.seq_lens, in_flight=0)
-    batch.spec_info.committed_cpu = [CONTEXT] * bs
+    batch.spec_info.committed_cpu = [context] * bs
     return batch
