@@ -25,20 +25,6 @@ def dummy_batch(target: ModelRunner, bs: int, context: int) -> ScheduleBatch:
     """
     device, vocab = target.device, target.model_config.vocab_size
     context = min(context, target.model_config.context_len - 1)
-    ones = torch.ones(bs, device=device)
-    sampling = SamplingBatchInfo(
-        temperatures=ones[:, None],
-        top_ps=ones,
-        top_ks=ones.int(),
-        min_ps=ones,
-        is_all_greedy=True,
-        is_any_greedy=True,
-        need_top_p_sampling=False,
-        need_top_k_sampling=False,
-        need_min_p_sampling=False,
-        vocab_size=vocab,
-        device=str(device),
-    )
     rows = torch.arange(1, bs + 1)
     lens = torch.full((bs,), context)
     batch = ScheduleBatch(
@@ -58,8 +44,26 @@ def dummy_batch(target: ModelRunner, bs: int, context: int) -> ScheduleBatch:
         seq_lens_sum=bs * context,
         orig_seq_lens=lens.to(device),
         multimodal_inputs=[None] * bs,
-        sampling_info=sampling,
+        sampling_info=dummy_sampling(target, bs, filtered=False),
     )
     batch.spec_info = DraftState(torch.zeros_like(batch.seq_lens), batch.seq_lens, in_flight=0)
     batch.spec_info.committed_cpu = [context] * bs
     return batch
+
+
+def dummy_sampling(target: ModelRunner, rows: int, *, filtered: bool) -> SamplingBatchInfo:
+    """Return greedy sampling of ``rows`` rows, or sampling with every filter (top-k, top-p and min-p)."""
+    device, vocab = target.device, target.model_config.vocab_size
+    return SamplingBatchInfo(
+        temperatures=torch.ones(rows, 1, device=device),
+        top_ps=torch.full((rows,), 0.95, device=device),
+        top_ks=torch.full((rows,), vocab, dtype=torch.int32, device=device),
+        min_ps=torch.full((rows,), 0.01, device=device),
+        is_all_greedy=not filtered,
+        is_any_greedy=not filtered,
+        need_top_p_sampling=filtered,
+        need_top_k_sampling=filtered,
+        need_min_p_sampling=filtered,
+        vocab_size=vocab,
+        device=str(device),
+    )

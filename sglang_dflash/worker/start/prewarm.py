@@ -32,7 +32,6 @@ from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import (
     ForwardMode,
     LogitsProcessorOutput,
-    SamplingBatchInfo,
     SamplingPrewarmResult,
     assign_req_to_token_pool_func,
     get_bf16_gemm_backend,
@@ -41,7 +40,7 @@ from sglang_dflash.upstream import (
     mamba_track_grid,
 )
 from sglang_dflash.worker.forwards import Inject
-from sglang_dflash.worker.start.dummy import CONTEXT
+from sglang_dflash.worker.start.dummy import CONTEXT, dummy_sampling
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner
@@ -172,19 +171,7 @@ def _check_greedy(target: ModelRunner, rows: int, free: int) -> None:
 def sample(target: ModelRunner, rows: int, *, logprobs: bool) -> None:
     """Run the target's sampler over ``rows`` rows of zero logits, as a verify does, with top-k, top-p and min-p."""
     vocab, device = target.model_config.vocab_size, target.device
-    info: Any = SamplingBatchInfo(
-        temperatures=torch.full((rows, 1), 1.0, device=device),
-        top_ps=torch.full((rows,), 0.95, device=device),
-        top_ks=torch.full((rows,), vocab, dtype=torch.int32, device=device),
-        min_ps=torch.full((rows,), 0.01, device=device),
-        is_all_greedy=False,
-        is_any_greedy=False,
-        need_top_p_sampling=True,
-        need_top_k_sampling=True,
-        need_min_p_sampling=True,
-        vocab_size=vocab,
-        device=str(device),
-    )
+    info: Any = dummy_sampling(target, rows, filtered=True)
     info.seeds = positions = torch.arange(rows, device=device)
     logits = torch.zeros(rows, vocab, dtype=torch.float32, device=device)
     output = LogitsProcessorOutput(next_token_logits=logits)
