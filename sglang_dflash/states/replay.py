@@ -17,7 +17,7 @@ from sglang_dflash.ops import by_device, runs_kernels
 from sglang_dflash.plan import serving
 from sglang_dflash.states import reference, stepped
 from sglang_dflash.states.reference import Records
-from sglang_dflash.upstream import get_exec
+from sglang_dflash.upstream.worker import get_exec
 
 gdn_verify = by_device(reference.gdn_verify, "sglang_dflash.states.gdn_verify")
 gdn_commit = by_device(reference.gdn_commit, "sglang_dflash.states.gdn_commit")

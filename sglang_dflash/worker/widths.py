@@ -15,7 +15,7 @@ from sglang_dflash.drafter.published import accept_lengths, card_of_drafter
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.ops import host_rows
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.upstream import (
+from sglang_dflash.upstream.worker import (
     CaptureHiddenMode,
     DFlashVerifyInput,
     ForwardBatch,
@@ -29,7 +29,7 @@ from sglang_dflash.worker.observe.metrics import StepRecord
 from sglang_dflash.worker.start.graphs import WidthGraphs
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ModelRunner
+    from sglang_dflash.upstream.worker import ModelRunner
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import torch
 from sglang_dflash.plan.serving import the_plan
 from sglang_dflash.plan.settings import slots_per_request
 from sglang_dflash.states.commit import RecurrentCommit
-from sglang_dflash.upstream import (
+from sglang_dflash.upstream.worker import (
     BaseSpecWorker,
     CaptureHiddenMode,
     DecodeCudaGraphRunner,
@@ -47,7 +47,7 @@ from sglang_dflash.worker.widths import prepare_widths, share_times
 from sglang_dflash.worker.window import DraftRings, allocate_rings, prepare_transfer
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ModelRunner, ScheduleBatch, ServerArgs, TpModelWorker
+    from sglang_dflash.upstream.worker import ModelRunner, ScheduleBatch, ServerArgs, TpModelWorker
 
 logger = logging.getLogger(__name__)
 

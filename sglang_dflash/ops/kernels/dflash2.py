@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sglang_dflash import upstream
 from sglang_dflash.ops.kernels import assert_dense
 
 _CHANNELS = 1024  # eight per thread
@@ -60,7 +59,9 @@ def convolve_block(hidden: Tensor, base: Tensor, corrections: Tensor, *, width: 
 
 def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     # FlashInfer's, deterministic and for dense rows; torch's where SGLang lacks FlashInfer.
-    values, index = upstream._radix_topk(logits.contiguous(), k)
+    from sglang_dflash.upstream.worker import _radix_topk
+
+    values, index = _radix_topk(logits.contiguous(), k)
     return values, index.long()
 
 

@@ -22,7 +22,7 @@ from sglang_dflash.worker.observe.metrics import StepRecord
 
 if TYPE_CHECKING:
     from sglang_dflash.plan.serving import ServingPlan
-    from sglang_dflash.upstream import ModelRunner, Req
+    from sglang_dflash.upstream.worker import ModelRunner, Req
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ScheduleBatch
+    from sglang_dflash.upstream.worker import ScheduleBatch
 
 
 def fresh_rows(batch: ScheduleBatch) -> list[int]:

@@ -36,7 +36,7 @@ from sglang_dflash.plan import division
 from sglang_dflash.plan.division import size
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.states.commit import RecurrentCommit
-from sglang_dflash.upstream import (
+from sglang_dflash.upstream.worker import (
     ForwardMode,
     LogitsProcessorOutput,
     SamplingBatchInfo,
@@ -52,7 +52,7 @@ from sglang_dflash.worker.forwards import Inject
 from sglang_dflash.worker.window import DraftRings
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ModelRunner
+    from sglang_dflash.upstream.worker import ModelRunner
 
 logger = logging.getLogger(__name__)
 
