@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dflash.check.flags import LIST, Flag, known_flags
-from sglang_dflash.upstream import SYMBOLS, TESTED_SGLANG, Symbol
+from sglang_dflash.upstream import TESTED_SGLANG
+from tests.house.contract import SYMBOLS, Symbol, replaced
 
 ROOT = Path(__file__).parents[1]
 RELEASES = ROOT / ".cache/sglang"
@@ -55,10 +56,10 @@ def newest() -> str:
 
 
 def used() -> list[Symbol]:
-    """Return every symbol of ``upstream.py``, and every function that the CPU platform replaces."""
+    """Return every symbol of the contract, and every function that the CPU platform replaces."""
     from sglang_dflash_cpu.replacements import TABLE
 
-    return list({each.path: each for each in (*SYMBOLS.values(), *(row.target for row in TABLE))}.values())
+    return list((SYMBOLS | {row.path: replaced(row) for row in TABLE}).values())
 
 
 def problems(symbols: list[Symbol], folder: Path) -> dict[str, str]:

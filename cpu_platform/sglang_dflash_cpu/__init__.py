@@ -26,14 +26,12 @@ def register() -> None:
 def install() -> None:
     """Install the platform's replacements, attention backend and argument handling; once per process."""
     from sglang_dflash.ops import replace_on_host
-    from sglang_dflash.upstream import platform_symbols
     from sglang_dflash_cpu import arguments, replacements
     from sglang_dflash_cpu.layers import dense, step_ops
 
     numpy_ops = step_ops.match_copies, step_ops.offer_copies, step_ops.argmax, step_ops.walk_candidates
     for function in (*numpy_ops, dense.linear):
         replace_on_host(function.__name__, function)
-    platform_symbols.extend(row.target for row in replacements.TABLE)
     register_attention()
     replacements.install()
     arguments.install()
@@ -41,7 +39,8 @@ def install() -> None:
 
 def create_attention(runner: Any) -> Any:
     """Return the attention backend of one model runner; called by SGLang's registry."""
-    from sglang_dflash.upstream import get_exec
+    from sglang.srt.runtime_context import get_exec
+
     from sglang_dflash_cpu.layers.attention_backend import TorchAttentionBackend
 
     deterministic = get_exec().deterministic.enable_deterministic_inference
@@ -50,7 +49,7 @@ def create_attention(runner: Any) -> Any:
 
 def register_attention() -> None:
     """Make the attention backend a choice for target and drafter; a second call adds nothing."""
-    from sglang_dflash.upstream import (
+    from sglang.srt.arg_groups.choices import (
         ATTENTION_BACKEND_CHOICES,
         DETERMINISTIC_ATTENTION_BACKEND_CHOICES,
         DRAFT_ATTENTION_BACKEND_CHOICES,
@@ -58,8 +57,8 @@ def register_attention() -> None:
         add_deterministic_attention_backend_choices,
         add_draft_attention_backend_choices,
         add_radix_supported_deterministic_attention_backend_choices,
-        register_attention_backend,
     )
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
     register_attention_backend(ATTENTION_BACKEND)(create_attention)
     if ATTENTION_BACKEND not in ATTENTION_BACKEND_CHOICES:

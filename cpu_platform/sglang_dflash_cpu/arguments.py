@@ -79,7 +79,7 @@ CHOICES = (
 
 def install() -> None:
     """Register both steps. SGLang runs a step once per registration: call this once per process."""
-    from sglang_dflash.upstream import register_resolution_hook
+    from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
     register_resolution_hook("handle_hardware_runtime_validation")(validate_runtime)
     register_resolution_hook("handle_cpu_backends")(choose_backends)
@@ -87,7 +87,8 @@ def install() -> None:
 
 def validate_runtime(server_args: Any, previous: Step) -> None:
     """Wrap ``handle_hardware_runtime_validation``: refuse what needs no model configuration to be seen."""
-    from sglang_dflash.upstream import ATTENTION_BACKEND_CHOICES, resolving_view
+    from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
+    from sglang.srt.arg_groups.overrides import resolving_view
 
     previous(server_args)
     check_before_model(resolving_view(server_args), list(ATTENTION_BACKEND_CHOICES))
@@ -95,7 +96,7 @@ def validate_runtime(server_args: Any, previous: Step) -> None:
 
 def choose_backends(server_args: Any, previous: Step) -> None:
     """Replace ``handle_cpu_backends``; ``previous`` would pick kernels that are not installed."""
-    from sglang_dflash.upstream import declare_resolution, model_config_of, resolving_view
+    from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of, resolving_view
 
     del previous
     cfg = resolving_view(server_args)
@@ -140,7 +141,8 @@ def check_before_model(cfg: Any, known: list[str]) -> None:
 
 def check_pair(model_config: Any, cfg: Any) -> None:
     """Refuse a pair that the platform has no torch implementation for, and adapters."""
-    from sglang_dflash.upstream import AttentionArch, hybrid_gdn_config, mambaish_config
+    from sglang.srt.configs.hybrid_arch import hybrid_gdn_config, mambaish_config
+    from sglang.srt.configs.model_config import AttentionArch
 
     name = ", ".join(model_config.hf_config.architectures or ["unnamed"])
     attention = model_config.attention_arch
@@ -206,7 +208,7 @@ def cpu_values(value_of: Callable[[str], Any]) -> tuple[dict[str, Any], list[str
 
 
 def _without_graphs(server_args: Any, cfg: Any) -> Any:
-    from sglang_dflash.upstream import Backend, Phase, with_phase
+    from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
 
     config = cfg.cuda_graph_config
     set_by_user = getattr(server_args, "_cuda_graph_config_locked", ())

@@ -10,16 +10,14 @@ from sglang_dflash_cpu import torchvision_import
 # SGLang imports this module before torchvision.
 torchvision_import.install()
 
+from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook  # noqa: E402
+from sglang.srt.platforms.cpu import CpuDeviceMixin  # noqa: E402
+from sglang.srt.platforms.device_mixin import PlatformEnum  # noqa: E402
+from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform  # noqa: E402
+from sglang.srt.plugins import load_plugins  # noqa: E402
+
 from sglang_dflash.errors import DFlashError  # noqa: E402
-from sglang_dflash.upstream import (  # noqa: E402
-    CpuDeviceMixin,
-    PlatformCapabilities,
-    PlatformEnum,
-    SRTPlatform,
-    check_symbols,
-    load_plugins,
-    register_resolution_hook,
-)
+from sglang_dflash.upstream import TESTED_SGLANG  # noqa: E402
 from sglang_dflash_cpu.layers import ATTENTION_BACKEND  # noqa: E402
 
 
@@ -43,13 +41,12 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Refuse to start without the replacements; called while the launching process resolves its arguments."""
-        from sglang_dflash_cpu.replacements import TABLE, missing_hooks
+        from sglang_dflash_cpu.replacements import missing_hooks
 
         if missing := missing_hooks():
-            check_symbols(row.target for row in TABLE)  # names all that this SGLang lacks, if that is the reason
             raise DFlashError(
                 f"{len(missing)} of the CPU platform's replacements are not in place, {missing[0]} first",
-                expected="the plugin 'dflash_cpu' loaded together with the platform",
+                expected=f"SGLang {TESTED_SGLANG}, and the plugin 'dflash_cpu' loaded together with the platform",
                 remedy="leave SGLANG_PLUGINS unset or name dflash_cpu in it, and look for 'Failed to' in the log above",
             )
 
@@ -87,8 +84,9 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
         """Return our worker for DFLASH, unless SGLang's own worker serves this process."""
         if algorithm != "DFLASH":
             return None
+        from sglang.srt.runtime_context import get_server_args
+
         from sglang_dflash.hooks.takeover import worker_for
-        from sglang_dflash.upstream import get_server_args
 
         return worker_for(get_server_args())
 

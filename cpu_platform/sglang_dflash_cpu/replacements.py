@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import Parameter, signature
+from inspect import signature
 from typing import Any
 
 from torch import Tensor
 
-from sglang_dflash.upstream import Symbol
 from sglang_dflash_cpu import threads
 from sglang_dflash_cpu.layers import conv, dense, gdn, pools, step_ops
 
@@ -31,13 +30,6 @@ class Replacement:
     @property
     def partial(self) -> bool:
         return next(iter(signature(self.function).parameters)) == "original"
-
-    @property
-    def target(self) -> Symbol:
-        """The SGLang function, with the parameters that ``function`` names."""
-        parameters = list(signature(self.function).parameters.values())[self.partial :]
-        variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-        return Symbol(self.path, tuple(each.name for each in parameters if each.kind not in variadic))
 
 
 def _nothing(self: Any) -> None:
@@ -124,7 +116,7 @@ def install() -> None:
     """
     Tensor.pin_memory = _pin_memory  # type: ignore[method-assign, assignment]
     Tensor.record_stream = _record_stream  # type: ignore[method-assign, assignment]
-    from sglang_dflash.upstream import HookRegistry, HookType
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     for row in TABLE:
         if not any(hook is row.function for _, hook, _ in HookRegistry._hooks[row.path]):
@@ -134,7 +126,9 @@ def install() -> None:
 
 def missing_hooks() -> list[str]:
     """Return the targets that this SGLang lacks or that are not replaced: SGLang only logs a hook that fails."""
-    return [row.path for row in TABLE if row.target.problem() or not hasattr(row.target.resolve(), "__wrapped__")]
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    return [row.path for row in TABLE if row.path not in HookRegistry._patched]
 
 
 def _pin_memory(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:

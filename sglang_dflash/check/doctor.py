@@ -132,7 +132,9 @@ def _serving_machine() -> Device:
         raise Builtin(f"{SWITCH}=builtin selects SGLang's own worker", expected="unset", remedy=f"unset {SWITCH}")
     warnings.simplefilter("ignore")  # SGLang's modules warn of each accelerator that is absent
     try:
-        upstream.load_plugins()
+        from sglang_dflash.upstream.launch import load_plugins
+
+        load_plugins()
         from sglang_dflash.hooks import takeover
         from sglang_dflash.plugin import is_registered
 

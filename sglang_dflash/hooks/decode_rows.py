@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sglang_dflash.plan import serving
-from sglang_dflash.upstream import ForwardMode
+from sglang_dflash.upstream.worker import ForwardMode
 
 
 def widen(_: None, backend: Any, *args: Any, **options: Any) -> None:

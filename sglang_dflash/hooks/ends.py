@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.plan import serving
-from sglang_dflash.upstream import FINISH_ABORT
+from sglang_dflash.upstream.worker import FINISH_ABORT
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import Req
+    from sglang_dflash.upstream.worker import Req
 
 
 def end_at_first_token(original: Callable[..., None], req: Req, new_accepted_len: int = 1) -> None:

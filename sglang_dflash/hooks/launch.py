@@ -24,18 +24,17 @@ from sglang_dflash.plan.plan import decide, reason_for_builtin
 from sglang_dflash.plan.rules import check_plan, check_rules
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import EXACT_SWITCH, PLAIN_LAYERS, REPLAY_SWITCH, Settings
-from sglang_dflash.upstream import (
+from sglang_dflash.upstream import read_record, write_record
+from sglang_dflash.upstream.launch import (
     declare_resolution,
     get_server_args,
     hybrid_gdn_config,
     model_config_of,
-    read_record,
     resolving_view,
-    write_record,
 )
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ServerArgs
+    from sglang_dflash.upstream.launch import ServerArgs
 
 logger = logging.getLogger(__name__)
 _SOURCE = "sglang_dflash"  # of our declarations in SGLang's arguments

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.upstream import get_spec, load_plugins, read_record
+from sglang_dflash.upstream import read_record
+from sglang_dflash.upstream.launch import get_spec, load_plugins
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import Scheduler
+    from sglang.srt.managers.scheduler import Scheduler
 
 
 SERVER_INFO_KEY = "sglang_dflash"

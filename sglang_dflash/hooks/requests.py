@@ -9,7 +9,7 @@ from typing import Any
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.rules import cannot_roll_back
-from sglang_dflash.upstream import BaseGrammarObject, get_exec
+from sglang_dflash.upstream.worker import BaseGrammarObject, get_exec
 
 _REASONS = {
     "return_hidden_states": "the hidden states of a block go to the drafter and are not kept per output token",

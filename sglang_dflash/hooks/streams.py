@@ -17,7 +17,8 @@ from itertools import accumulate, chain, pairwise
 from typing import Any
 
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.upstream import get_server_args, read_record
+from sglang_dflash.upstream import read_record
+from sglang_dflash.upstream.launch import get_server_args
 
 BYTES = 4  # the most that a character has
 CONTEXT = 6  # tokens before a text, without which its first one may be decoded otherwise

@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_dflash import upstream
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.device import why_no_accelerator
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.upstream import HookRegistry, check_symbols, check_version
+from sglang_dflash.upstream import check_version, misfit, read_record
+from sglang_dflash.upstream.launch import HookRegistry, current_platform
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ServerArgs, SpeculativeAlgorithm
+    from sglang_dflash.upstream.launch import ServerArgs
+    from sglang_dflash.upstream.worker import SpeculativeAlgorithm
 
 
 logger = logging.getLogger(__name__)
@@ -25,14 +27,12 @@ _NVIDIA = Path("/dev/nvidiactl"), Path("/dev/dxg")  # of the driver, on Linux an
 
 def on_our_cpu_platform() -> bool:
     """Whether this process serves on an out-of-tree platform for CPUs."""
-    platform = upstream.current_platform
-    return bool(platform.is_out_of_tree() and platform.device_name == "cpu")
+    return bool(current_platform.is_out_of_tree() and current_platform.device_name == "cpu")
 
 
 def refuse_without_accelerator() -> None:
     """Raise DFlashError on a machine that neither SGLang nor an out-of-tree platform can serve on."""
-    platform = upstream.current_platform
-    if platform.device_type == "cpu" and not platform.is_out_of_tree():
+    if current_platform.device_type == "cpu" and not current_platform.is_out_of_tree():
         name = "its GPU" if any(path.exists() for path in _NVIDIA) else None
         raise why_no_accelerator(name) or DFlashError(
             "SGLang serves with its CPU engine", expected="a CUDA GPU", remedy="unset SGLANG_USE_CPU_ENGINE"
@@ -52,7 +52,7 @@ def worker_for(server_args: ServerArgs) -> type | None:
     Raises:
         DFlashError: the arguments come from a launch without this package.
     """
-    decided = upstream.read_record(server_args)
+    decided = read_record(server_args)
     if isinstance(decided, ServingPlan):
         serving.plan = decided
         return our_worker()
@@ -71,12 +71,14 @@ def our_worker() -> type:
     """Return our worker class; its drafter is added to SGLang's model registry."""
     from sglang_dflash.drafter.formats import ARCHITECTURES
     from sglang_dflash.model.drafter import DFlashDraftModel
+    from sglang_dflash.upstream.worker import Req, add_models
     from sglang_dflash.worker.worker import DFlashWorker
 
-    upstream.check_version()
-    upstream.ModelRegistry.models.update(dict.fromkeys(ARCHITECTURES, DFlashDraftModel))
+    check_version()
+    check_hooks()
+    add_models(dict.fromkeys(ARCHITECTURES, DFlashDraftModel))
     # Under speculation SGLang samples a token even if none is requested. Hooks cannot replace a property.
-    upstream.Req.is_prefill_only = property(lambda req: req.sampling_params.max_new_tokens == 0)
+    Req.is_prefill_only = property(lambda req: req.sampling_params.max_new_tokens == 0)
     return DFlashWorker
 
 
@@ -97,8 +99,15 @@ def check_sglang() -> None:
     """Raise DFlashError for an SGLang of an untested version, or one that lacks a name or a hook that we need."""
     if note := check_version():
         logger.warning("DFLASH: %s", note)
-    check_symbols()
-    # SGLang only logs a hook that it could not apply, and would serve with its own worker.
+    try:
+        import_module("sglang_dflash.upstream.worker")
+    except Exception as error:  # also what libraries raise that do not fit the driver
+        raise misfit(error) from error
+    check_hooks()
+
+
+def check_hooks() -> None:
+    """Raise DFlashError if one of our hooks is not in place: SGLang only logs that, and would run without it."""
     ours = {
         target
         for target, hooks in HookRegistry._hooks.items()

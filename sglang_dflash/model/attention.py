@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.formats import SLIDING
 from sglang_dflash.ops import norm_rope
-from sglang_dflash.upstream import (
+from sglang_dflash.upstream.worker import (
     AttentionType,
     QKVParallelLinear,
     RadixAttention,

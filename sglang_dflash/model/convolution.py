@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.ops import convolve_block
-from sglang_dflash.upstream import ReplicatedLinear
+from sglang_dflash.upstream.worker import ReplicatedLinear
 
 
 class BlockConvolution(nn.Module):

@@ -16,7 +16,7 @@ from sglang_dflash.model.convolution import BlockConvolution
 from sglang_dflash.model.heads import CandidateSelector, most_probable
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.plan.serving import the_plan
-from sglang_dflash.upstream import (
+from sglang_dflash.upstream.worker import (
     DraftParallelSpec,
     DraftTPExecution,
     KVWriteLoc,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.ops import walk_candidates
-from sglang_dflash.upstream import ReplicatedLinear
+from sglang_dflash.upstream.worker import ReplicatedLinear
 
 logger = logging.getLogger(__name__)
 Drafts = tuple[Tensor, Tensor | None]

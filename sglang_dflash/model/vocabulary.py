@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.ops import argmax, linear, top_k
-from sglang_dflash.upstream import get_parallel, unwrap_lora_layer
+from sglang_dflash.upstream.worker import get_parallel, unwrap_lora_layer
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from sglang_dflash.ops import by_device, runs_kernels
 from sglang_dflash.plan import serving
 from sglang_dflash.states import reference, stepped
 from sglang_dflash.states.reference import Records
-from sglang_dflash.upstream import get_exec
+from sglang_dflash.upstream.worker import get_exec
 
-gdn_verify = by_device(reference.gdn_verify, "sglang_dflash.states.gdn_verify")
-gdn_commit = by_device(reference.gdn_commit, "sglang_dflash.states.gdn_commit")
+gdn_verify = by_device(reference.gdn_verify, "sglang_dflash.states.kernels")
+gdn_commit = by_device(reference.gdn_commit, "sglang_dflash.states.kernels")
 
 _INPUTS = "k", "v", "a", "b", "A_log", "dt_bias", "scale", "out"
 _RINGS = "d", "k", "g", "rawv", "rawk"  # SGLang's names, in the order of Records

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.states.reference import Records
-from sglang_dflash.upstream import RadixLinearAttention, fused_recurrent_gated_delta_rule_packed_decode
+from sglang_dflash.upstream.worker import RadixLinearAttention, fused_recurrent_gated_delta_rule_packed_decode
 
 SCRATCH_BYTES = 512 << 20  # of a commit's copies of states; more layers and requests take several passes
 _Keep = Callable[[int, Tensor], None]

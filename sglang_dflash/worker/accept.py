@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.ops import accept_block, repeat_rows
-from sglang_dflash.upstream import (
+from sglang_dflash.upstream.worker import (
     GrammarTree,
     LogitsProcessorOutput,
     Sampler,
@@ -31,7 +31,7 @@ from sglang_dflash.worker.sampling.seeded import SeededSampler, Seeds
 from sglang_dflash.worker.shards import LogitShards
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ModelRunner, SamplingBatchInfo, ScheduleBatch
+    from sglang_dflash.upstream.worker import ModelRunner, SamplingBatchInfo, ScheduleBatch
     from sglang_dflash.worker.step import Step
 
 

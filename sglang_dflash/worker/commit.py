@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sglang_dflash.states.replay import gdn_commit, pool_records
 from sglang_dflash.states.stepped import gates_of, step_commit
-from sglang_dflash.upstream import (
+from sglang_dflash.upstream.worker import (
     commit_mamba_states_after_verify,
     mamba_track_grid,
     scatter_mamba_states_after_mtp_verify,
@@ -19,7 +19,7 @@ from sglang_dflash.upstream import (
 )
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import TpModelWorker
+    from sglang_dflash.upstream.worker import TpModelWorker
     from sglang_dflash.worker.step import Step
 
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from sglang_dflash.ops import match_copies, offer_copies
 from sglang_dflash.plan.division import history_columns
-from sglang_dflash.upstream import async_d2h
+from sglang_dflash.upstream.worker import async_d2h
 from sglang_dflash.worker.rows import RequestRows, fresh_rows
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ModelRunner, Req, ScheduleBatch
+    from sglang_dflash.upstream.worker import ModelRunner, Req, ScheduleBatch
     from sglang_dflash.worker.flight import StepRecord
     from sglang_dflash.worker.step import Step
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import Req
+    from sglang_dflash.upstream.worker import Req
 
 
 @dataclass

@@ -10,17 +10,12 @@ from torch import Tensor
 from sglang_dflash.model.drafter import StagedContext
 from sglang_dflash.ops import stage_block, take_drafts
 from sglang_dflash.plan.division import STAGED
-from sglang_dflash.upstream import (
-    CaptureHiddenMode,
-    async_h2d,
-    draft_tp_context,
-    prepare_mamba_track_for_verify,
-)
+from sglang_dflash.upstream.worker import CaptureHiddenMode, async_h2d, draft_tp_context, prepare_mamba_track_for_verify
 from sglang_dflash.worker.step import ForwardBatches, Step
 from sglang_dflash.worker.window import DraftRings
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ModelRunner, ScheduleBatch, TpModelWorker
+    from sglang_dflash.upstream.worker import ModelRunner, ScheduleBatch, TpModelWorker
 
 CHUNK = 2048  # tokens injected at once: the workspace is not budgeted, and this many already saturate a GPU
 MAX_PENDING = 16  # most plain decoding steps whose tokens are injected together

@@ -15,20 +15,19 @@ from typing import Any
 import torch
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.upstream import SYMBOLS
 
 SWITCH = "SGLANG_DFLASH_FORBID_SYNC"
 
-# SGLang's functions that wait inside a step, by name in ``upstream``; the guard is suspended inside them.
+# SGLang's functions that wait inside a step; the guard is suspended inside them.
 EXCUSED = (
     # A list as index is copied from pageable memory: a hybrid target, in the step after a request ended.
-    "set_mamba_track_indices_from_reqs",
+    "sglang.srt.speculative.spec_utils.set_mamba_track_indices_from_reqs",
     # A length on the device sizes a tensor: Triton attention, sliding layers, a batch without a CUDA graph.
-    "update_sliding_window_buffer",
+    "sglang.srt.layers.attention.triton_backend.update_sliding_window_buffer",
     # FlashInfer's plan copies lengths to the host: a drafter with sliding layers at every step, all other models in a
     # batch without a CUDA graph.
-    "FlashInferIndicesUpdaterPrefill.call_begin_forward",
-    "FlashInferIndicesUpdaterDecode.call_begin_forward",
+    "sglang.srt.layers.attention.flashinfer_backend.FlashInferIndicesUpdaterPrefill.call_begin_forward",
+    "sglang.srt.layers.attention.flashinfer_backend.FlashInferIndicesUpdaterDecode.call_begin_forward",
 )
 
 
@@ -66,8 +65,8 @@ def sync_guard(device: torch.device | str) -> Callable[[], AbstractContextManage
     return functools.partial(MODES[kind], "error" if value == "2" else "warn")
 
 
-def _excuse(name: str, debug_mode: Callable[[str], AbstractContextManager[None]]) -> None:
-    owner_path, _, attribute = SYMBOLS[name].path.rpartition(".")
+def _excuse(path: str, debug_mode: Callable[[str], AbstractContextManager[None]]) -> None:
+    owner_path, _, attribute = path.rpartition(".")
     owner = pkgutil.resolve_name(owner_path)
     original = getattr(owner, attribute)
 

@@ -12,7 +12,7 @@ from sglang_dflash.plan import serving
 from sglang_dflash.plan.division import size, state_slots
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import REPLAY_SWITCH
-from sglang_dflash.upstream import (
+from sglang_dflash.upstream.worker import (
     create_memory_pool_configurator,
     get_context,
     get_exec,
@@ -23,7 +23,7 @@ from sglang_dflash.upstream import (
 from sglang_dflash.worker.window import ring_bytes
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ModelRunner
+    from sglang_dflash.upstream.worker import ModelRunner
 
 logger = logging.getLogger(__name__)
 _KEPT = f"{REPLAY_SWITCH}=1, a narrower block (--speculative-num-draft-tokens), "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ScheduleBatch
+    from sglang_dflash.upstream.worker import ScheduleBatch
     from sglang_dflash.worker.step import Step
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.ops import argmax
-from sglang_dflash.upstream import LogitsProcessor, get_parallel
+from sglang_dflash.upstream.worker import LogitsProcessor, get_parallel
 
 if TYPE_CHECKING:
     from sglang_dflash.model.vocabulary import TargetVocabulary
-    from sglang_dflash.upstream import ModelRunner
+    from sglang_dflash.upstream.worker import ModelRunner
 
 
 class LogitShards:

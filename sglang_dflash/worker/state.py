@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.plan import serving
-from sglang_dflash.upstream import (
+from sglang_dflash.upstream.worker import (
     SpecInput,
     SpecInputType,
     alloc_for_spec_decode,
@@ -21,7 +21,7 @@ from sglang_dflash.upstream import (
 )
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import Req, ScheduleBatch
+    from sglang_dflash.upstream.worker import Req, ScheduleBatch
 
 
 class DraftState(SpecInput):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.ops import Accepted, prepare_block
-from sglang_dflash.upstream import (
+from sglang_dflash.upstream.worker import (
     CaptureHiddenMode,
     DFlashVerifyInput,
     ForwardBatch,
@@ -25,7 +25,7 @@ from sglang_dflash.upstream import (
 from sglang_dflash.worker.state import DraftState
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ModelRunner, ScheduleBatch
+    from sglang_dflash.upstream.worker import ModelRunner, ScheduleBatch
 
 Publish = Callable[[Tensor], None]  # receives the committed lengths after a step, int64 [bs]
 GrammarBarrier = Callable[[], None]

@@ -20,7 +20,7 @@ from sglang_dflash.plan import serving
 from sglang_dflash.plan.division import rings
 from sglang_dflash.plan.serving import DraftWindow, ServingPlan
 from sglang_dflash.plan.settings import in_transfer
-from sglang_dflash.upstream import (
+from sglang_dflash.upstream.worker import (
     ReqToTokenPool,
     StateType,
     append_state_component,
@@ -31,7 +31,7 @@ from sglang_dflash.upstream import (
 from sglang_dflash.worker.rows import RequestRows
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ModelRunner, ScheduleBatch, TpModelWorker
+    from sglang_dflash.upstream.worker import ModelRunner, ScheduleBatch, TpModelWorker
     from sglang_dflash.worker.step import BlockKV
 
 

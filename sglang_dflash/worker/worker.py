@@ -14,7 +14,7 @@ from torch.profiler import record_function
 
 from sglang_dflash.plan.serving import the_plan
 from sglang_dflash.plan.settings import slots_per_request
-from sglang_dflash.upstream import (
+from sglang_dflash.upstream.worker import (
     BaseSpecWorker,
     CaptureHiddenMode,
     DecodeCudaGraphRunner,
@@ -53,7 +53,7 @@ from sglang_dflash.worker.step import GrammarBarrier, Layout, Publish, Step, idl
 from sglang_dflash.worker.window import DraftRings, allocate_rings, prepare_transfer
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ModelRunner, ScheduleBatch, ServerArgs, TpModelWorker
+    from sglang_dflash.upstream.worker import ModelRunner, ScheduleBatch, ServerArgs, TpModelWorker
 
 logger = logging.getLogger(__name__)
 _NO_RANGE: AbstractContextManager[None] = nullcontext()

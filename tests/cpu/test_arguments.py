@@ -10,11 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sglang.srt.configs.model_config import AttentionArch
 from transformers import PretrainedConfig
 
-from sglang_dflash import upstream
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.upstream import AttentionArch
 from sglang_dflash_cpu import threads
 from sglang_dflash_cpu.arguments import CHOICES, _defaults, check_before_model, check_pair, cpu_values, pool_defaults
 from sglang_dflash_cpu.layers import ATTENTION_BACKEND
@@ -146,7 +145,7 @@ PLAIN: dict[str, Any] = {"kv_cache_dtype": "auto", **dict.fromkeys((*NOT_SET, *N
 def no_recurrent_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang's answers for a dense target: it reads them from more of a ``ModelConfig`` than these tests build."""
     for name in ("mambaish_config", "hybrid_gdn_config"):
-        monkeypatch.setattr(upstream, name, lambda config: None)
+        monkeypatch.setattr(f"sglang.srt.configs.hybrid_arch.{name}", lambda config: None)
 
 
 def check(config: dict[str, Any] | None = None, *, arguments: dict[str, Any] | None = None, **model: Any) -> None:
@@ -178,8 +177,8 @@ def test_what_has_no_torch_implementation_is_refused(case: dict[str, Any], words
 
 
 def test_recurrent_layers_other_than_gated_delta_net_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream, "mambaish_config", lambda config: config)
+    monkeypatch.setattr("sglang.srt.configs.hybrid_arch.mambaish_config", lambda config: config)
     with pytest.raises(DFlashError, match="Target has recurrent layers other than gated-delta-net"):
         check()
-    monkeypatch.setattr(upstream, "hybrid_gdn_config", lambda config: config)
+    monkeypatch.setattr("sglang.srt.configs.hybrid_arch.hybrid_gdn_config", lambda config: config)
     check()

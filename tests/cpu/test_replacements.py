@@ -8,21 +8,19 @@ import pytest
 
 pytest.importorskip("sglang")
 
+from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES, DRAFT_ATTENTION_BACKEND_CHOICES
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.platforms.interface import SRTPlatform
 
-from sglang_dflash.upstream import (
-    ATTENTION_BACKEND_CHOICES,
-    DRAFT_ATTENTION_BACKEND_CHOICES,
-    AttentionBackend,
-    MHATokenToKVPool,
-    SRTPlatform,
-)
 from sglang_dflash_cpu import create_attention, register_attention
 from sglang_dflash_cpu.layers import ATTENTION_BACKEND
 from sglang_dflash_cpu.layers.attention_backend import TorchAttentionBackend
 from sglang_dflash_cpu.layers.pools import CpuKVPool
 from sglang_dflash_cpu.platform import DFlashCpuPlatform
 from sglang_dflash_cpu.replacements import TABLE, Replacement
+from tests.house.contract import replaced
 
 pytestmark = pytest.mark.sglang
 
@@ -30,12 +28,13 @@ pytestmark = pytest.mark.sglang
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.path.rsplit(".", 1)[1])
 def test_a_replacement_can_be_called_like_its_target(row: Replacement) -> None:
     """Its positional parameters come in the target's order, and it takes every parameter of the target."""
-    assert row.target.problem() is None
-    theirs = list(inspect.signature(row.target.resolve()).parameters)
+    target = replaced(row)
+    assert target.problem() is None
+    theirs = list(inspect.signature(target.resolve()).parameters)
     ours = list(inspect.signature(row.function).parameters.values())[row.partial :]
     positional = [p.name for p in ours if p.kind is p.POSITIONAL_OR_KEYWORD]
     by_name = [p.name for p in ours if p.kind is p.KEYWORD_ONLY]
-    assert row.target.params and positional == theirs[: len(positional)]
+    assert target.params and positional == theirs[: len(positional)]
     assert set(by_name) <= set(theirs)
     if not any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in ours):
         assert set(positional + by_name) == set(theirs)

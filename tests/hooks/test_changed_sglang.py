@@ -26,20 +26,14 @@ RESOLVE = """
 import sys
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import prepare_server_args
-from sglang_dflash.upstream import SYMBOLS, Symbol
-load_plugins()
 {change}
+load_plugins()
 prepare_server_args(sys.argv[1:3]).resolve_once()
 print("plain decoding is served")
 prepare_server_args(sys.argv[1:]).resolve_once()
 """
 AS_IT_IS = RESOLVE.format(change="")
-CHANGED = RESOLVE.format(
-    change="""
-SYMBOLS["gone"] = Symbol("sglang.srt.speculative.spec_utils.gone")
-SYMBOLS["ForwardMode"] = Symbol(SYMBOLS["ForwardMode"].path + ".is_decode", ("colour",))
-"""
-)
+CHANGED = RESOLVE.format(change="from sglang.srt.speculative import spec_utils; del spec_utils.GrammarTree")
 # As SGLang's load tools do, which never load plugins.
 LOAD_TOOL = """
 import argparse
@@ -78,12 +72,13 @@ def call_it(version: str, folder: Path) -> str:
     return str(info.parent)
 
 
-def test_everything_that_is_missing_is_in_one_message_and_plain_decoding_goes_on(tmp_path: Path) -> None:
+def test_a_name_that_a_scheduler_lacks_is_an_error_of_the_launch_and_plain_decoding_goes_on(tmp_path: Path) -> None:
+    """A name that the launch itself lacks: ``tests/house/test_plugin.py``."""
     refused = resolve(CHANGED, tmp_path)
     assert (refused.returncode, refused.stdout.splitlines()[-1]) == (1, "plain decoding is served")
     [message] = [line for line in refused.stderr.splitlines() if "sglang_dflash.errors.DFlashError: " in line]
-    assert "spec_utils.gone: not found" in message
-    assert "parameters ['colour'] not in" in message
+    assert "cannot import name 'GrammarTree' from 'sglang.srt." in message
+    assert f"the names of SGLang {TESTED_SGLANG}" in message
 
 
 def test_a_build_of_the_tested_release_serves_with_one_note(tmp_path: Path) -> None:
@@ -116,5 +111,5 @@ def test_the_cpu_platform_names_what_this_sglang_lacks(monkeypatch: pytest.Monke
     gone = replacements.Replacement("sglang.srt.layers.layernorm.gone", dense.rms_norm)
     monkeypatch.setattr(replacements, "TABLE", (gone,))
     assert replacements.missing_hooks() == [gone.path]
-    with pytest.raises(DFlashError, match="layernorm.gone: not found"):
+    with pytest.raises(DFlashError, match="not in place, sglang.srt.layers.layernorm.gone first"):
         DFlashCpuPlatform.apply_server_args_defaults(None, None)

@@ -15,13 +15,13 @@ pytest.importorskip("sglang")
 
 from sglang.srt.constrained import base_grammar_backend as grammars
 from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.hooks import ends, requests, weights
 from sglang_dflash.plan import serving
-from sglang_dflash.upstream import WeightUpdater
 from sglang_dflash_lab.pairs import target_path
 
 pytestmark = pytest.mark.sglang

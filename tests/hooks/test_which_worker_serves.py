@@ -19,7 +19,8 @@ from sglang_dflash.plan import serving
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import reason_for_builtin
 from sglang_dflash.plan.settings import SWITCH, Settings
-from sglang_dflash.upstream import SpeculativeAlgorithm
+from sglang_dflash.upstream import write_record
+from sglang_dflash.upstream.worker import SpeculativeAlgorithm
 from sglang_dflash_lab.pairs import drafter_path
 from tests.support.configs import serve_builtin, serving_plan
 
@@ -35,7 +36,7 @@ def choose(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> type:
 def launched(reason: str | None) -> Any:
     """Arguments of a launch that decided so."""
     args = SimpleNamespace()
-    takeover.upstream.write_record(args, reason or serving_plan())
+    write_record(args, reason or serving_plan())
     return args
 
 
@@ -120,13 +121,12 @@ def test_the_switch_gives_sglangs_worker_what_ours_refuses_and_takes_no_other_wo
 @pytest.mark.parametrize("reason", [None, "SGLANG_DFLASH=builtin"])
 def test_the_cpu_platform_gives_sglang_our_worker_class(reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang asks the platform (``get_speculative_worker_cls``); on that platform our hook passes the call on."""
-    from sglang_dflash import upstream
     from sglang_dflash.worker.worker import DFlashWorker
     from sglang_dflash_cpu.platform import DFlashCpuPlatform
 
-    monkeypatch.setattr(upstream, "current_platform", platform := DFlashCpuPlatform(), raising=False)
+    monkeypatch.setattr(takeover, "current_platform", platform := DFlashCpuPlatform())
     monkeypatch.setattr("sglang.srt.platforms._current_platform", platform)
-    monkeypatch.setattr(upstream, "get_server_args", lambda: launched(reason), raising=False)
+    monkeypatch.setattr("sglang.srt.runtime_context.get_server_args", lambda: launched(reason))
     create = inspect.unwrap(SpeculativeAlgorithm.create_worker)
     chosen = takeover.choose_worker(create, SpeculativeAlgorithm.DFLASH, launched(reason))
     assert (chosen is DFlashWorker) is (reason is None)

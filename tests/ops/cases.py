@@ -19,7 +19,7 @@ import torch
 from sglang_dflash import ops
 from sglang_dflash.ops.reference import step
 
-MODULES = ("block", "copies", "dflash2", "norm_rope", "rings", "sampling")
+MODULES = ("block", "copies", "model", "sampling")
 DEVICE = os.environ.get("OPS_DEVICE", "cpu")
 
 

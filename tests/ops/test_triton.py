@@ -21,14 +21,11 @@ from triton.knobs import NvidiaTool
 
 from sglang_dflash import states
 from sglang_dflash.ops import kernels
-from sglang_dflash.ops.kernels.block import accept_block, prepare_block, stage_block, take_drafts
+from sglang_dflash.ops.kernels.block import accept_block, prepare_block, stage_block, take_drafts, view_rings
 from sglang_dflash.ops.kernels.copies import match_copies, offer_copies
-from sglang_dflash.ops.kernels.dflash2 import convolve_block, walk_candidates
-from sglang_dflash.ops.kernels.norm_rope import norm_rope
-from sglang_dflash.ops.kernels.rings import view_rings
+from sglang_dflash.ops.kernels.model import convolve_block, norm_rope, walk_candidates
 from sglang_dflash.ops.kernels.sampling import penalize_block, repeat_rows, seeded_tokens
-from sglang_dflash.states.gdn_commit import gdn_commit
-from sglang_dflash.states.gdn_verify import gdn_verify
+from sglang_dflash.states.kernels import gdn_commit, gdn_verify
 from tests.ops.launches import SHARED_MEMORY, compiled_for, compilers
 from tests.ops.published import STEPS, launch_ours, rank_shapes, rows, usages
 from tests.support.gdn_replay import Blocks

@@ -11,15 +11,14 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from sglang_dflash.upstream import (
-    Backend,
+from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
+
+from sglang_dflash.upstream.launch import (
     HookRegistry,
     HookType,
-    Phase,
     declare_resolution,
     register_resolution_hook,
     resolving_view,
-    with_phase,
 )
 from sglang_dflash_cpu import arguments, replacements
 from tests.rehearsal import interpreter, launches, mutants, report, stubs

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sglang_dflash.upstream import PlatformCapabilities
+from sglang.srt.platforms.interface import PlatformCapabilities
+
 from sglang_dflash_cpu.platform import DFlashCpuPlatform
 
 

@@ -125,8 +125,8 @@ _MAMBA = "launches: sglang.kernels.ops.mamba.mamba_state_scatter_triton."
 _SNAPSHOT = f"{_MAMBA}track_mamba_state_if_needed_kernel"
 _BOUNDARY = f"{_MAMBA}_fused_mamba_state_scatter_with_mask_kernel"
 REPLAY = {SWITCH: "1"}
-_KERNELS = "launches: sglang_dflash.states."
-_STATES_REPLAYED = tuple(f"{_KERNELS}{name}.{name}_kernel" for name in ("gdn_verify", "gdn_commit"))
+_KERNELS = "launches: sglang_dflash.states.kernels."
+_STATES_REPLAYED = tuple(f"{_KERNELS}{name}_kernel" for name in ("gdn_verify", "gdn_commit"))
 _WIDTHS = Path(__file__).with_name("widths.json")
 RANDOM_WIDTHS = {"speculative_adaptive": True, "speculative_adaptive_config": str(_WIDTHS)}
 # A forward of the batch-invariant products takes seconds under the interpreter: few tokens, and a patient watchdog.
@@ -140,7 +140,7 @@ DRAFT_WINDOW = {"speculative_draft_window_size": 32}
 _OURS = "launches: sglang_dflash.ops.kernels."
 _CHOICES = tuple(f"{_OURS}sampling.{op}_kernel" for op in ("penalize_block", "race"))
 _COPIES = tuple(f"{_OURS}copies.{op}_kernel" for op in ("match_copies", "offer_copies"))
-_DFLASH2 = tuple(f"{_OURS}dflash2.{op}_kernel" for op in ("convolve_block", "walk_candidates"))
+_DFLASH2 = tuple(f"{_OURS}model.{op}_kernel" for op in ("convolve_block", "walk_candidates"))
 
 SCENARIOS: tuple[Scenario, ...] = (
     # `make test` runs it: with all that kernels outside of graphs are for, recurrent states and other widths aside.

@@ -18,8 +18,7 @@ from torch import Tensor
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.settings import REPLAY_SWITCH
 from sglang_dflash.states import reference, replay
-from sglang_dflash.states.gdn_commit import gdn_commit
-from sglang_dflash.states.gdn_verify import gdn_verify
+from sglang_dflash.states.kernels import gdn_commit, gdn_verify
 from sglang_dflash.states.reference import Records
 from sglang_dflash.worker.start import replay_check
 from tests.support.gdn_replay import RING, Blocks, alike, server_pool

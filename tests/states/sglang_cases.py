@@ -30,8 +30,7 @@ from sglang_dflash import ops
 from sglang_dflash.model.drafter import StagedContext
 from sglang_dflash.plan import serving
 from sglang_dflash.states import replay
-from sglang_dflash.states.gdn_commit import gdn_commit
-from sglang_dflash.states.gdn_verify import gdn_verify
+from sglang_dflash.states.kernels import gdn_commit, gdn_verify
 from sglang_dflash.worker import forwards
 from sglang_dflash.worker.forwards import Inject
 from sglang_dflash.worker.start import prewarm

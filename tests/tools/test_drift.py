@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sglang_dflash.upstream import Symbol
+from tests.house.contract import Symbol
 from tools import drift
 
 

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("sglang")
 
 from sglang_dflash.plan.serving import DraftWindow
-from sglang_dflash.upstream import ReqToTokenPool
+from sglang_dflash.upstream.worker import ReqToTokenPool
 from sglang_dflash.worker.step import BlockKV
 from sglang_dflash.worker.window import DraftRings
 

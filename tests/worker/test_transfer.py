@@ -14,7 +14,7 @@ from torch import Tensor
 pytest.importorskip("sglang")
 
 from sglang_dflash.plan.serving import DraftWindow
-from sglang_dflash.upstream import ReqToTokenPool, StateType
+from sglang_dflash.upstream.worker import ReqToTokenPool, StateType
 from sglang_dflash.worker import window
 from sglang_dflash.worker.window import DraftRings, describe_rings, prepare_transfer
 from sglang_dflash_cpu.layers.pools import CpuKVPool

@@ -12,7 +12,7 @@ pytest.importorskip("sglang")
 from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import SpecAuxHiddenStateConfig
 
 from sglang_dflash.plan.serving import DraftWindow
-from sglang_dflash.upstream import ReqToTokenPool
+from sglang_dflash.upstream.worker import ReqToTokenPool
 from sglang_dflash.worker import window as hooks
 from sglang_dflash.worker.window import DraftRings, charge_rings
 from tests.support.configs import serve

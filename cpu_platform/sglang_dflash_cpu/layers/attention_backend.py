@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.upstream import AttentionBackend, AttentionType, KVWriteLoc, SWAKVPool
 from sglang_dflash_cpu.layers import ATTENTION_BACKEND
 from sglang_dflash_cpu.layers.attention_math import (
     Contexts,

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from torch import Tensor
-
-from sglang_dflash.upstream import MHATokenToKVPool
 
 PADDING_SLOT = 0
 

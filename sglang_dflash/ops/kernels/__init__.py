@@ -7,9 +7,16 @@ compilation.
 
 from __future__ import annotations
 
+import triton
 from torch import Tensor
 
 
-def assert_dense(*vectors: Tensor) -> None:
-    """Assert contiguity: kernels index these without strides."""
-    assert all(vector.is_contiguous() for vector in vectors), [vector.stride() for vector in vectors]
+def assert_dense(*vectors: Tensor | None) -> None:
+    """Assert contiguity of those that are given: kernels index them without strides."""
+    given = [vector for vector in vectors if vector is not None]
+    assert all(vector.is_contiguous() for vector in given), [vector.stride() for vector in given]
+
+
+def lanes_of(width: int) -> int:
+    """Return the lanes of a program that has one per block position."""
+    return max(32, triton.next_power_of_2(width))

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from sglang_dflash.ops.kernels import assert_dense
+from sglang_dflash.ops.kernels import assert_dense, lanes_of
 
 TILE = 2048
 
 
-def assert_histories(history: Tensor, found: Tensor) -> None:
+def assert_histories(history, found):
     """Assert dense rows, and that ``found`` has as many, with two columns."""
     assert history.stride(1) == 1 and found.stride() == (2, 1) and len(found) == len(history), found.stride()
 
@@ -55,48 +54,24 @@ def match_copies_kernel(
     tl.atomic_max(found + row * 2, (newest << 36) + tl.max(keys, axis=0))
 
 
-def match_copies(
-    history: Tensor,
-    found: Tensor,
-    rows: Tensor,
-    seq_lens: Tensor,
-    tokens: Tensor,
-    last: Tensor,
-    *,
-    longest: int,
-    bound: int,
-) -> None:
+def match_copies(history, found, rows, seq_lens, tokens, last, *, longest, bound):
     assert_histories(history, found)
     assert_dense(rows, seq_lens, last, tokens[:1].flatten())
     bs, width = tokens.shape
     if bs:
         match_copies_kernel[(bs, triton.cdiv(min(bound, history.shape[1] - 1), TILE))](
-            *(history, found, rows, seq_lens, tokens, last),
-            *(history.shape[1], history.stride(0), tokens.stride(0), width),
-            LONGEST=longest,
-            TILE=TILE,
-            LANES=max(32, triton.next_power_of_2(width)),
-        )
+            history, found, rows, seq_lens, tokens, last, history.shape[1], history.stride(0), tokens.stride(0), width,
+            LONGEST=longest, TILE=TILE, LANES=lanes_of(width),
+        )  # fmt: skip
 
 
 @triton.jit(
     do_not_specialize=["tokens", "margins", "rows", "last", "columns", "history_stride", "margins_stride", "width"]
 )
 def offer_copies_kernel(
-    tokens,
-    margins,
-    history,
-    found,
-    rows,
-    last,
-    columns,
-    history_stride,
-    margins_stride,
-    width,
-    LEAST: tl.constexpr,
-    UNSURE: tl.constexpr,
-    LANES: tl.constexpr,
-):
+    tokens, margins, history, found, rows, last, columns, history_stride, margins_stride, width, LEAST: tl.constexpr,
+    UNSURE: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + request).to(tl.int64)
     key = tl.load(found + row * 2)
@@ -117,27 +92,13 @@ def offer_copies_kernel(
     tl.store(at, copy, mask=is_draft & taken)
 
 
-def offer_copies(
-    tokens: Tensor,
-    margins: Tensor,
-    history: Tensor,
-    found: Tensor,
-    rows: Tensor,
-    last: Tensor,
-    *,
-    least: int,
-    unsure: float,
-) -> None:
+def offer_copies(tokens, margins, history, found, rows, last, *, least, unsure):
     assert_histories(history, found)
     assert margins.stride(1) == 1, margins.stride()
     assert_dense(rows, last, tokens.view(-1))
     bs, width = tokens.shape
     if bs:
         offer_copies_kernel[(bs,)](
-            *(tokens, margins, history, found, rows, last),
-            *(history.shape[1], history.stride(0), margins.stride(0), width),
-            LEAST=least,
-            UNSURE=unsure,
-            LANES=max(32, triton.next_power_of_2(width)),
-            num_warps=1,
-        )
+            tokens, margins, history, found, rows, last, history.shape[1], history.stride(0), margins.stride(0), width,
+            LEAST=least, UNSURE=unsure, LANES=lanes_of(width), num_warps=1,
+        )  # fmt: skip

@@ -5,24 +5,14 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from sglang_dflash.ops.kernels import assert_dense
+from sglang_dflash.ops.kernels import assert_dense, lanes_of
 
 
 @triton.jit(do_not_specialize=["draft_tokens", "rows", "width", "draft_stride"])
 def penalize_block_kernel(
-    logits,
-    draft_tokens,
-    counts,
-    rows,
-    coefficients,
-    vocab,
-    width,
-    logits_stride,
-    draft_stride,
-    LANES: tl.constexpr,
-):
+    logits, draft_tokens, counts, rows, coefficients, vocab, width, logits_stride, draft_stride, LANES: tl.constexpr,
+):  # fmt: skip
     request = tl.program_id(0).to(tl.int64) // width
     position = tl.program_id(0) % width
     row = tl.load(rows + request).to(tl.int64)
@@ -44,7 +34,7 @@ def penalize_block_kernel(
     tl.store(value_at, tl.where(value < 0, value * scale, value / scale), mask=mask)
 
 
-def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: Tensor, coefficients: Tensor) -> None:
+def penalize_block(logits, draft_tokens, counts, rows, coefficients):
     bs, width, vocab = logits.shape
     # A vocabulary padded for tensor parallelism leaves a gap after each row of logits.
     assert logits.stride(2) == 1 and logits.stride(0) == width * logits.stride(1)
@@ -53,11 +43,9 @@ def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: T
     if bs:
         lanes = min(1024, triton.next_power_of_2(vocab))
         penalize_block_kernel[(bs * width, triton.cdiv(vocab, lanes))](
-            *(logits, draft_tokens, counts, rows, coefficients),
-            *(vocab, width, logits.stride(1), draft_tokens.stride(0)),
-            LANES=lanes,
-            num_warps=4,
-        )
+            logits, draft_tokens, counts, rows, coefficients, vocab, width, logits.stride(1), draft_tokens.stride(0),
+            LANES=lanes, num_warps=4,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -68,8 +56,9 @@ def repeat_entry(entries, repeated, row, to, mask):
 
 @triton.jit(do_not_specialize=["first", "second", "third", "fourth", "fifth", "width"])
 def repeat_rows_kernel(
-    first, second, third, fourth, fifth, to_first, to_second, to_third, to_fourth, to_fifth, width, LANES: tl.constexpr
-):
+    first, second, third, fourth, fifth, to_first, to_second, to_third, to_fourth, to_fifth, width,
+    LANES: tl.constexpr,
+):  # fmt: skip
     row, lanes = tl.program_id(0), tl.arange(0, LANES)
     to, mask = row * width + lanes, lanes < width
     repeat_entry(first, to_first, row, to, mask)
@@ -79,15 +68,13 @@ def repeat_rows_kernel(
     repeat_entry(fifth, to_fifth, row, to, mask)
 
 
-def repeat_rows(*vectors: Tensor | None, width: int) -> tuple[Tensor | None, ...]:
+def repeat_rows(*vectors, width):
     first = vectors[0]
-    assert first is not None
-    assert_dense(*(each for each in vectors if each is not None))
+    assert_dense(*vectors)
     assert all(each is None or len(each) == len(first) for each in vectors), f"not {len(first)} rows each"
     repeated = [None if each is None else each.new_empty(len(each) * width, *each.shape[1:]) for each in vectors]
     if bs := len(first):
-        lanes = max(32, triton.next_power_of_2(width))
-        repeat_rows_kernel[(bs,)](*vectors, *repeated, width, LANES=lanes, num_warps=1)
+        repeat_rows_kernel[(bs,)](*vectors, *repeated, width, LANES=lanes_of(width), num_warps=1)
     return tuple(repeated)
 
 
@@ -130,8 +117,8 @@ def tile_scores(logits, row, tile, temperatures, vocab, row_stride, LANES: tl.co
 
 @triton.jit(do_not_specialize=["temperatures"])
 def tile_stats_kernel(
-    logits, temperatures, largest, masses, vocab, row_stride, tiles, LANES: tl.constexpr, STRETCHES: tl.constexpr
-):
+    logits, temperatures, largest, masses, vocab, row_stride, tiles, LANES: tl.constexpr, STRETCHES: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     for stretch in range(STRETCHES):
         tile = tl.program_id(1) * STRETCHES + stretch
@@ -145,8 +132,8 @@ def tile_stats_kernel(
 
 @triton.jit(do_not_specialize=["temperatures", "top_ks", "top_ps", "min_ps", "first"])
 def limits_kernel(
-    logits, temperatures, top_ks, top_ps, min_ps, largest, masses, weights, limits, first, vocab, row_stride,
-    tiles, LANES: tl.constexpr, TILES: tl.constexpr,
+    logits, temperatures, top_ks, top_ps, min_ps, largest, masses, weights, limits, first, vocab, row_stride, tiles,
+    LANES: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     row = first + tl.program_id(0).to(tl.int64)
     tile = tl.arange(0, TILES)
@@ -236,13 +223,7 @@ def race_kernel(
     tl.store(winners + at, tl.min(tl.where(best_time == first, best_token, vocab), axis=0))
 
 
-def seeded_tokens(
-    logits: Tensor,
-    temperatures: Tensor,
-    filters: tuple[Tensor, Tensor, Tensor] | None,
-    seeds: Tensor,
-    positions: Tensor,
-) -> Tensor:
+def seeded_tokens(logits, temperatures, filters, seeds, positions):
     # One pass over the logits; later kernels read only the tiles in which a token may be kept.
     assert logits.stride(1) == 1, "rows must be dense"
     assert_dense(temperatures, seeds, positions, *(filters or ()))
@@ -262,10 +243,8 @@ def seeded_tokens(
         weights = None if filters is None else torch.empty(most, vocab, device=device)
         for first in range(0, count, most):
             limits_kernel[(min(most, count - first),)](
-                *(*read, top_ks, top_ps, min_ps, largest, masses, weights, limits, first, *shape),
-                LANES=lanes,
-                TILES=triton.next_power_of_2(tiles),
-                num_warps=4,
-            )
+                *read, top_ks, top_ps, min_ps, largest, masses, weights, limits, first, *shape,
+                LANES=lanes, TILES=triton.next_power_of_2(tiles), num_warps=4,
+            )  # fmt: skip
         race_kernel[(count, parts)](*read, top_ks, seeds, positions, largest, limits, times, winners, *shape, **split)
     return winners.gather(1, times.argmin(1, keepdim=True)).squeeze(1)  # of equal times, the first part's

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from sglang_dflash import __version__
-from sglang_dflash.upstream import get_observability, get_parallel, get_serving
+from sglang_dflash.upstream.worker import get_observability, get_parallel, get_serving
 from sglang_dflash.width import AdaptiveWidth, WidthPolicy
 from sglang_dflash.worker.copies import LONGEST
 from sglang_dflash.worker.flight import StepRecord
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from prometheus_client import Gauge, Histogram
 
     from sglang_dflash.plan.serving import ServingPlan
-    from sglang_dflash.upstream import ModelRunner
+    from sglang_dflash.upstream.worker import ModelRunner
 
 
 @dataclass

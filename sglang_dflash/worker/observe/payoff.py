@@ -20,7 +20,7 @@ from sglang_dflash.worker.flight import StepRecord
 
 if TYPE_CHECKING:
     from sglang_dflash.plan.serving import ServingPlan
-    from sglang_dflash.upstream import ModelRunner
+    from sglang_dflash.upstream.worker import ModelRunner
 
 logger = logging.getLogger(__name__)
 

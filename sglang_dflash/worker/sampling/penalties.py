@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.ops import penalize_block
-from sglang_dflash.upstream import async_h2d
+from sglang_dflash.upstream.worker import async_h2d
 from sglang_dflash.worker.rows import fresh_rows
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import Req, ScheduleBatch
+    from sglang_dflash.upstream.worker import Req, ScheduleBatch
 
 _NEUTRAL = (0.0, 0.0, 1.0)
 

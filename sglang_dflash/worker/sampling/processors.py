@@ -15,11 +15,11 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor
 
-from sglang_dflash.upstream import async_d2h, async_h2d
+from sglang_dflash.upstream.worker import async_d2h, async_h2d
 from sglang_dflash.worker.rows import fresh_rows
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import Req, ScheduleBatch
+    from sglang_dflash.upstream.worker import Req, ScheduleBatch
 
 
 class HostCopy:

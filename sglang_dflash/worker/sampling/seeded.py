@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.ops import seeded_tokens
-from sglang_dflash.upstream import Sampler, async_h2d
+from sglang_dflash.upstream.worker import Sampler, async_h2d
 from sglang_dflash.worker.rows import fresh_rows
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ReqToTokenPool, ScheduleBatch
+    from sglang_dflash.upstream.worker import ReqToTokenPool, ScheduleBatch
 
 
 class Seeds:

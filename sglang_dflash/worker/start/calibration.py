@@ -14,12 +14,12 @@ from sglang_dflash.drafter.published import accept_lengths, card_of_drafter
 from sglang_dflash.ops import host_rows
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.widths import WidthConfig
-from sglang_dflash.upstream import get_parallel
+from sglang_dflash.upstream.worker import get_parallel
 from sglang_dflash.width import CostTable, WidthPolicy, build_policy
 from sglang_dflash.width.survival import PRIOR, constant_hazard
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ModelRunner
+    from sglang_dflash.upstream.worker import ModelRunner
 
 logger = logging.getLogger(__name__)
 

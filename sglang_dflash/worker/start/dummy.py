@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sglang_dflash.upstream import ForwardMode, Req, SamplingBatchInfo, SamplingParams, ScheduleBatch, get_schedule
+from sglang_dflash.upstream.worker import (
+    ForwardMode,
+    Req,
+    SamplingBatchInfo,
+    SamplingParams,
+    ScheduleBatch,
+    get_schedule,
+)
 from sglang_dflash.worker.state import DraftState
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ModelRunner
+    from sglang_dflash.upstream.worker import ModelRunner
 
 CONTEXT = 64  # tokens
 

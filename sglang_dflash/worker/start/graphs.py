@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sglang_dflash.plan.division import FLOOR
-from sglang_dflash.upstream import (
+from sglang_dflash.upstream.worker import (
     CaptureHiddenMode,
     DecodeCudaGraphRunner,
     ForwardMode,
@@ -34,7 +34,7 @@ from sglang_dflash.upstream import (
 )
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ModelRunner
+    from sglang_dflash.upstream.worker import ModelRunner
 
 logger = logging.getLogger(__name__)
 

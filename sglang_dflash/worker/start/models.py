@@ -8,10 +8,10 @@ from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING
 from sglang_dflash.drafter.tensors import load_mask_embedding
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.upstream import build_draft_tp_worker, draft_pp_context, draft_tp_context
+from sglang_dflash.upstream.worker import build_draft_tp_worker, draft_pp_context, draft_tp_context
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ModelRunner, ServerArgs, TpModelWorker
+    from sglang_dflash.upstream.worker import ModelRunner, ServerArgs, TpModelWorker
 
 
 def load_drafter(

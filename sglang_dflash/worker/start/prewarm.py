@@ -29,7 +29,7 @@ from sglang_dflash.ops import (
 from sglang_dflash.plan import division
 from sglang_dflash.plan.division import size
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.upstream import (
+from sglang_dflash.upstream.worker import (
     ForwardMode,
     LogitsProcessorOutput,
     SamplingPrewarmResult,
@@ -43,7 +43,7 @@ from sglang_dflash.worker.forwards import Inject
 from sglang_dflash.worker.start.dummy import CONTEXT, dummy_sampling
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream import ModelRunner
+    from sglang_dflash.upstream.worker import ModelRunner
 
 logger = logging.getLogger(__name__)
 

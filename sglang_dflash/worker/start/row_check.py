@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sglang_dflash.upstream import LogitsProcessor, UnquantizedLinearMethod
+from sglang_dflash.upstream.worker import LogitsProcessor, UnquantizedLinearMethod
 
 
 @torch.no_grad()

@@ -89,7 +89,7 @@ def answers() -> list[list[int]] | dict[str, list[int]]:
 
 
 def rank() -> int:
-    from sglang_dflash.upstream import get_parallel
+    from sglang_dflash.upstream.worker import get_parallel
 
     return int(get_parallel().tp_rank)
 

@@ -1,43 +1,24 @@
-"""The seam to SGLang: every fragile upstream name this package uses, and every function it hooks, in one table.
+"""The contract with SGLang: every name of it that we use, with the parameters that we pass.
 
-A name imported from here is resolved on first use; importing this module imports nothing of SGLang. A DFLASH server
-runs :func:`check_symbols` before it loads weights. A platform adds its functions to :data:`platform_symbols`.
+Names that we import come from the imports themselves. The table has what an import cannot show: parameters, methods,
+and the targets of hooks, whose parameters are those that our function takes.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import ast
 import inspect
-import os
 import pkgutil
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packaging.version import InvalidVersion, Version
+import sglang_dflash
+import sglang_dflash_cpu
 
-from sglang_dflash import __version__
-from sglang_dflash.errors import DFlashError
-
-if TYPE_CHECKING:  # names that only annotations use: import them from here under ``if TYPE_CHECKING:`` too
-    from sglang.srt.layers.logits_processor import LogitsProcessorOutput as LogitsProcessorOutput
-    from sglang.srt.managers.schedule_batch import Req as Req
-    from sglang.srt.managers.schedule_batch import ScheduleBatch as ScheduleBatch
-    from sglang.srt.managers.scheduler import Scheduler as Scheduler
-    from sglang.srt.managers.tp_worker import TpModelWorker as TpModelWorker
-    from sglang.srt.model_executor.forward_batch_info import ForwardBatch as ForwardBatch
-    from sglang.srt.model_executor.model_runner import ModelRunner as ModelRunner
-    from sglang.srt.server_args import ServerArgs as ServerArgs
-
-# The package's version begins with it.
-TESTED_SGLANG = ".".join(__version__.split(".")[:3])
-ALLOW_ANY_VERSION = "SGLANG_DFLASH_ALLOW_ANY_SGLANG"
-
-# Importing this module loads every SGLang model (2 s), so only its source is searched.
-MODEL_REGISTRY = "sglang.srt.models.registry.ModelRegistry"
+if TYPE_CHECKING:
+    from sglang_dflash_cpu.replacements import Replacement
 
 
 @dataclass(frozen=True)
@@ -58,8 +39,6 @@ class Symbol:
     def problem(self) -> str | None:
         """Return one line on how the installed SGLang's symbol differs; None if it does not."""
         try:
-            if self.path == MODEL_REGISTRY:
-                return None if self._is_written() else f"{self.path}: not found"
             target = self.resolve()
         except (ImportError, AttributeError) as error:
             return f"{self.path}: not found ({error})"
@@ -71,75 +50,42 @@ class Symbol:
         missing = [name for name in self.params if name not in found]
         return f"{self.path}: parameters {missing} not in ({', '.join(found)})" if missing else None
 
-    def _is_written(self) -> bool:
-        module, _, name = self.path.rpartition(".")
-        spec = importlib.util.find_spec(module)
-        source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
-        return f"\n{name} = " in source
 
-
-# Module under ``sglang.srt`` or ``sglang.kernels`` -> names there, with the parameters that we pass or, for a hook,
-# that our function takes.
+# Module under ``sglang.srt`` or ``sglang.kernels`` -> names there, with the parameters.
 _TABLE: dict[str, tuple[str, ...]] = {
-    # plugins and platforms
-    "plugins": ("load_plugins",),
-    "plugins.hook_registry": ("HookRegistry", "HookType"),
-    "platforms": ("current_platform",),
-    "platforms.cpu": ("CpuDeviceMixin",),
-    "platforms.device_mixin": ("PlatformEnum",),
-    "platforms.interface": ("PlatformCapabilities", "SRTPlatform"),
-    # server arguments
-    "arg_groups.choices": (
-        "ATTENTION_BACKEND_CHOICES",
-        "DETERMINISTIC_ATTENTION_BACKEND_CHOICES",
-        "DRAFT_ATTENTION_BACKEND_CHOICES",
-        "add_attention_backend_choices",
-        "add_deterministic_attention_backend_choices",
-        "add_draft_attention_backend_choices",
-        "add_radix_supported_deterministic_attention_backend_choices",
-    ),
     "arg_groups.overrides": (
         "declare_resolution(server_args, source)",
         "model_config_of(server_args)",
         "resolving_view(server_args)",
     ),
     "arg_groups.resolution_hooks": ("register_resolution_hook(name)",),
-    "constrained.base_grammar_backend": ("BaseGrammarObject", "create_grammar_backend(server_args)"),
-    "configs.hybrid_arch": ("hybrid_gdn_config(model_config)", "mambaish_config(model_config)"),
+    "constrained.base_grammar_backend": ("create_grammar_backend(server_args)",),
+    "configs.hybrid_arch": (
+        "hybrid_gdn_config(model_config)",
+        "mambaish_config(model_config)",
+    ),
     "arg_groups.model_path_hook": ("handle_model_source_paths(server_args)",),
-    "arg_groups.platform_hook": ("handle_cpu_backends(server_args)", "handle_hardware_runtime_validation(server_args)"),
+    "arg_groups.platform_hook": (
+        "handle_cpu_backends(server_args)",
+        "handle_hardware_runtime_validation(server_args)",
+    ),
     "arg_groups.speculative_hook": ("handle_speculative_decoding(server_args)",),
-    "configs.model_config": ("AttentionArch", "ModelConfig._derive_context_length(self, context_length)"),
-    "environ": ("envs",),
+    "configs.model_config": ("ModelConfig._derive_context_length(self, context_length)",),
     "entrypoints.engine": ("Engine.server_args_class",),
-    "server_args": ("ServerArgs.add_cli_args(parser)", "ServerArgs.resolved_dict(self)"),
-    "model_executor.cuda_graph_config": ("Backend", "Phase", "with_phase(config, phase)"),
-    # start-up: the drafter's runner, and what the configuration resolved to
-    "configs.draft_parallel": ("DraftParallelSpec", "DraftTPExecution"),
-    "models.registry": ("ModelRegistry",),
+    "server_args": (
+        "ServerArgs.add_cli_args(parser)",
+        "ServerArgs.resolved_dict(self)",
+    ),
+    "model_executor.cuda_graph_config": ("with_phase(config, phase)",),
     "models.qwen3_vl": (
         "Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture(self, layer_ids)",
         "Qwen3VLForConditionalGeneration.set_eagle3_layers_to_capture(self, layer_ids)",
     ),
-    "runtime_context": (
-        "get_context",
-        "get_disagg",
-        "get_exec",
-        "get_lora",
-        "get_memory",
-        "get_observability",
-        "get_parallel",
-        "get_schedule",
-        "get_server_args",
-        "get_serving",
-        "get_spec",
-        "mamba_track_grid(tree_page)",
-    ),
+    "runtime_context": ("mamba_track_grid(tree_page)",),
     "speculative.draft_parallel": ("resolve_draft_parallel_layout(model_spec, collapse_cp)",),
     "speculative.draft_worker_common": (
         "build_draft_tp_worker(server_args, gpu_id, nccl_port, target_model_config, algo_label)",
     ),
-    # the worker, one step, and what it hands to the scheduler
     "layers.attention.hybrid_linear_attn_backend": (
         "track_mamba_states_all_layers"
         "(conv_states_pool, ssm_states_pool, cache_indices, mamba_track_mask, mamba_track_indices, batch_size, "
@@ -148,13 +94,11 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "num_padding)",
     ),
     "layers.sampler": (
-        "Sampler",
         "Sampler.forward(logits_output, sampling_info, return_logprob)",
         "Sampler._preprocess_logits(logits, sampling_info)",
         "Sampler._sample_from_probs(probs, sampling_info, positions, simple_sampling_case)",
     ),
     "managers.schedule_batch": (
-        "FINISH_ABORT",
         "Req(rid, origin_input_text, origin_input_ids, sampling_params, vocab_size)",
         "Req._compute_max_prefix_len(self, input_len)",
         "Req.is_prefill_only",
@@ -183,20 +127,14 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "batch_size)",
         "alloc_for_spec_decode(reqs, req_pool_indices, cur_kv_lens, nxt_kv_lens, num_needed_tokens, batch)",
     ),
-    "mem_cache.allocation_sizing": (
-        "get_alloc_reserve_per_decode",
-        "page_aligned_decode_alloc_lens(reqs, reserve, page_size)",
-    ),
+    "mem_cache.allocation_sizing": ("page_aligned_decode_alloc_lens(reqs, reserve, page_size)",),
     "model_executor.forward_batch_info": (
-        "CaptureHiddenMode",
         "ForwardBatch(forward_mode, batch_size, input_ids, req_pool_indices, seq_lens, out_cache_loc, seq_lens_sum)",
         "ForwardBatch._init_num_token_non_padded(self, device, is_draft_worker)",
-        "ForwardMode",
     ),
     "model_executor.model_runner": ("SamplingPrewarmResult(sampling_input_bytes, sampling_headroom_bytes)",),
     "model_executor.model_runner_components.attention_backend_setup": ("build_attention_backends(model_runner)",),
     "model_executor.model_runner_components.weight_updater": (
-        "WeightUpdater",
         "WeightUpdater.load_weights_from_distributed(self, named_tensors)",
         "WeightUpdater.update_weights_from_disk(self, model_path, load_format)",
         "WeightUpdater.update_weights_from_tensor(self, named_tensors, load_format)",
@@ -211,8 +149,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "SamplingBatchInfo(temperatures, top_ps, top_ks, min_ps, is_all_greedy, is_any_greedy, need_top_p_sampling, "
         "need_top_k_sampling, need_min_p_sampling, vocab_size, device)",
     ),
-    "sampling.sampling_params": ("SamplingParams",),
-    "speculative.base_spec_worker": ("BaseSpecWorker", "BaseSpecWorker.prewarm_sampling(self)"),
+    "speculative.base_spec_worker": ("BaseSpecWorker.prewarm_sampling(self)",),
     "speculative.dflash_info": (
         "DFlashVerifyInput(draft_token, positions, draft_token_num, capture_hidden_mode, kv_loc_plan, "
         "ragged_verify_layout)",
@@ -223,17 +160,13 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "speculative.spec_info": (
         "SpecInput(spec_input_type)",
-        "SpecInputType",
-        "SpeculativeAlgorithm",
         "SpeculativeAlgorithm.create_worker(self, server_args)",
     ),
-    "speculative.spec_tp_sync": ("SpecTpSync(tp_group)", "SpecTpSyncSite"),
+    "speculative.spec_tp_sync": ("SpecTpSync(tp_group)",),
     "speculative.spec_utils": (
-        "GrammarTree",
         "build_grammar_vocab_mask(reqs, tree, sampling_info, device, barrier)",
         "commit_mamba_states_after_verify"
         "(target_worker, batch, accept_lens, accept_index, draft_token_num, prepared_step_indices)",
-        "draft_pp_context",
         "draft_tp_context(layout)",
         "prepare_mamba_track_for_verify(batch)",
         "record_stream_each(tensors, stream)",
@@ -246,7 +179,6 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "ceil_align(x, y)",
         "get_available_gpu_memory(device, gpu_id, distributed, cpu_group)",
     ),
-    # streamed answers
     "function_call.function_call_parser": (
         "FunctionCallParser.parse_non_stream(self, full_text)",
         "FunctionCallParser.parse_stream_chunk(self, chunk_text)",
@@ -254,16 +186,13 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "function_call.json_array_parser": ("JsonArrayParser.parse_streaming_increment(self, new_text, tools)",),
     "managers.detokenizer_manager": ("DetokenizerManager._decode_batch_token_id_output(self, recv_obj)",),
     "parser.reasoning_parser": ("ReasoningParser.parse_stream_chunk(self, chunk_text)",),
-    # prefill/decode disaggregation
-    "disaggregation.base.conn": ("StateType", "StateType.REQUEST_ROW"),
+    "disaggregation.base.conn": ("StateType.REQUEST_ROW",),
     "disaggregation.decode": ("SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch(self, running_batch)",),
     "disaggregation.utils": (
         "append_state_component(kv_args, state_type, data_ptrs, data_lens, item_lens, layer_ids)",
         "setup_state_kv_args(kv_args)",
     ),
-    # the drafter's layers
     "layers.attention.attention_registry": ("register_attention_backend(name)",),
-    "layers.attention.base_attn_backend": ("AttentionBackend",),
     "layers.attention.flashinfer_backend": (
         "FlashInferIndicesUpdaterDecode.call_begin_forward",
         "FlashInferIndicesUpdaterPrefill.call_begin_forward",
@@ -284,23 +213,18 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "RowParallelLinear(input_size, output_size, bias, quant_config, prefix)",
     ),
     "layers.logits_processor": (
-        "LogitsProcessor",
         "LogitsProcessor._compute_lm_head(self, hidden_states, lm_head)",
         "LogitsProcessor._get_logits(self, hidden_states, lm_head, logits_metadata)",
         "LogitsProcessorOutput(next_token_logits)",
     ),
-    "layers.quantization.unquant": ("UnquantizedLinearMethod", "get_bf16_gemm_backend"),
     "layers.radix_attention": (
-        "AttentionType",
         "RadixAttention(num_heads, head_dim, scaling, num_kv_heads, layer_id, sliding_window_size, attn_type)",
     ),
     "layers.rotary_embedding.base": ("RotaryEmbedding._ensure_cos_sin_cache_length(needed_max_pos)",),
     "layers.rotary_embedding": ("get_rope(head_size, rotary_dim, max_position, base, is_neox_style, rope_scaling)",),
     "lora.layers": ("unwrap_lora_layer(module)",),
-    "model_loader.weight_utils": ("default_weight_loader",),
     "models.dflash": ("_radix_topk(scores, k)",),
     "models.qwen2": ("Qwen2MLP(hidden_size, intermediate_size, hidden_act, quant_config, prefix)",),
-    # GDN states: what a verify keeps of its tokens, and the commit
     "kernels.ops.mamba.mamba_state_scatter_triton": (
         "scatter_mamba_states_after_mtp_verify(mamba_caches, state_indices_tensor, last_correct_step_indices, "
         "mamba_track_indices, mamba_steps_to_track)",
@@ -313,12 +237,10 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "TritonGDNKernel.target_verify(self, A_log, dt_bias, q, k, v, a, b, ssm_states, cache_indices, "
         "query_start_loc, intermediate_states_buffer, intermediate_state_indices, retrieve_parent_token)",
     ),
-    "layers.radix_linear_attention": ("RadixLinearAttention",),
     "kernels.ops.attention.linear.gdn_replayssm_spec_decode": (
         "gdn_replayssm_spec_decode(q, k, v, a, b, A_log, dt_bias, checkpoint_state, d_cache, k_cache, g_cache, "
         "rawv_cache, rawk_cache, out, ssm_state_indices, replay_indices, max_spec_len, scale)",
     ),
-    # KV pools
     "mem_cache.kv_cache_configurator": (
         "KVCacheConfigurator.config_from_budget(self, budget_bytes, cap_tokens)",
         "KVCacheConfigurator._build_hybrid_req_pool(self)",
@@ -328,86 +250,37 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "model_executor.pool_configurator": ("create_memory_pool_configurator(kvc)",),
     "mem_cache.memory_pool": (
         "KVWriteLoc(loc, physical)",
-        "MHATokenToKVPool",
         "MHATokenToKVPool._init_kv_copy_and_warmup",
         "MHATokenToKVPool._store_kv_layer(layer_idx, loc, cache_k, cache_v)",
         "MHATokenToKVPool.set_kv_buffer_prefix_valid"
         "(layer, loc_2d, commit_lens, cache_k, cache_v, k_scale, v_scale, layer_id_override)",
         "ReqToTokenPool(size, max_context_len, device, enable_memory_saver)",
     ),
-    "mem_cache.swa_memory_pool": ("SWAKVPool",),
 }
 
 
-def _symbols(table: Mapping[str, Iterable[str]]) -> dict[str, Symbol]:
-    symbols = {}
-    for module, rows in table.items():
+def _table() -> Iterator[Symbol]:
+    for module, rows in _TABLE.items():
         package = "sglang" if module.startswith("kernels.") else "sglang.srt"
         for row in rows:
             name, _, params = row.rstrip(")").partition("(")
-            symbols[name] = Symbol(f"{package}.{module}.{name}", tuple(params.replace(",", "").split()))
-    return symbols
+            yield Symbol(f"{package}.{module}.{name}", tuple(params.replace(",", "").split()))
 
 
-SYMBOLS = _symbols(_TABLE)
-
-platform_symbols: list[Symbol] = []
-
-
-def __getattr__(name: str) -> Any:
-    symbol = SYMBOLS.get(name)
-    if symbol is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}: add it to SYMBOLS")
-    value = symbol.resolve()
-    globals()[name] = value
-    return value
+def _imported() -> Iterator[Symbol]:
+    """Every name that the package or its CPU platform imports from SGLang, also for annotations and in functions."""
+    for package in (sglang_dflash, sglang_dflash_cpu):
+        for file in Path(package.__path__[0]).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ImportFrom) and str(node.module).startswith("sglang."):
+                    yield from (Symbol(f"{node.module}.{alias.name}") for alias in node.names)
 
 
-def installed_plugins() -> list[EntryPoint]:
-    """Return the entry points that SGLang loads at start: general plugins, then platforms, of any distribution."""
-    return [*entry_points(group="sglang.srt.plugins"), *entry_points(group="sglang.srt.platforms")]
+SYMBOLS = {symbol.path: symbol for symbol in (*_imported(), *_table())}
 
 
-def write_record(server_args: Any, value: object) -> None:
-    """Attach a value to server arguments; every process of the server receives it with them."""
-    server_args._sglang_dflash = value  # ServerArgs pickles underscore attributes
-
-
-def read_record(server_args: Any) -> object:
-    """Return the attached value, or None."""
-    return getattr(server_args, "_sglang_dflash", None)
-
-
-def installed_version(distribution: str = "sglang") -> str | None:
-    """Return the version of an installed distribution, or None."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
-
-
-def check_version() -> str | None:
-    """Raise DFlashError for an untested SGLang; return a note for the log if it is a build of the tested release."""
-    found = installed_version()
-    if found == TESTED_SGLANG or os.environ.get(ALLOW_ANY_VERSION) == "1":
-        return None
-    with suppress(InvalidVersion):
-        # A build of the tested release: .post1, .dev3, rc1, +cu129.
-        if Version(Version(found or "").base_version) == Version(TESTED_SGLANG):
-            return f"treating SGLang {found} as {TESTED_SGLANG}, the release that this package is tested with"
-    raise DFlashError(
-        f"SGLang {found or 'not installed'}",
-        expected=f"{TESTED_SGLANG}, which sglang-dflash {__version__} is for",
-        remedy=f"install sglang=={TESTED_SGLANG}, or set {ALLOW_ANY_VERSION}=1 to try this pair",
-    )
-
-
-def check_symbols(extra: Iterable[Symbol] = ()) -> None:
-    """Raise one DFlashError that lists every symbol that is missing or lacks a parameter."""
-    problems = [line for symbol in (*SYMBOLS.values(), *platform_symbols, *extra) if (line := symbol.problem())]
-    if problems:
-        raise DFlashError(
-            f"SGLang {installed_version()} differs from what sglang-dflash {__version__} calls: " + "; ".join(problems),
-            expected=f"the interfaces of SGLang {TESTED_SGLANG}",
-            remedy=f"install sglang=={TESTED_SGLANG}",
-        )
+def replaced(row: Replacement) -> Symbol:
+    """The SGLang function that a row of the CPU platform replaces, with the parameters that its function names."""
+    parameters = list(inspect.signature(row.function).parameters.values())[row.partial :]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return Symbol(row.path, tuple(each.name for each in parameters if each.kind not in variadic))

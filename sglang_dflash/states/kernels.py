@@ -1,4 +1,6 @@
-"""Triton kernel of :func:`sglang_dflash.states.reference.gdn_verify`: one program per (values, value head, request).
+"""Triton kernels of the gated delta rule, defined in :mod:`sglang_dflash.states.reference`.
+
+Verify: one program per (values, value head, request).
 
 - Positions past the width read the inputs of the last position, so every address is in bounds and every value defined.
   Positions within the width do not read them, and their results are not stored.
@@ -7,6 +9,9 @@
 - fp32 activations are multiplied in fp32, because a verify must choose the tokens of plain decoding. 16-bit queries and
   keys are multiplied on tensor cores and normalised afterwards, which is exact. An fp32 state is split into two 16-bit
   parts: the error is 2 ** -18 in bfloat16, against 2 ** -11 of one TF32 product of the same cost.
+
+Commit: one program per (values, request, layer). Positions past a count read the last counted one, with weight zero, so
+records of an older block are never read.
 """
 
 from __future__ import annotations
@@ -17,12 +22,20 @@ import triton.language as tl
 from torch import Tensor
 
 from sglang_dflash.ops.kernels import assert_dense
-from sglang_dflash.states.reference import EPS, THRESHOLD, Records
+from sglang_dflash.states.reference import EPS, THRESHOLD
 
-# Values of a state [V, K] per program, and lanes per load. Twice as many of either take over 128 registers in some
-# specialisation. Blocks of over 16 positions take 249, for the inverse of 32 x 32 in three TF32 parts (in one part
-# 168).
-_VALUES, _LANES = 32, 32
+# Values of a state [V, K] per program, and lanes per load. In a verify, twice as many of either take over 128 registers
+# in some specialisation, and blocks of over 16 positions take 249, for the inverse of 32 x 32 in three TF32 parts (in
+# one part 168). In a commit, 64 lanes take over 128.
+_VERIFIED, _COMMITTED, _LANES = 32, 64, 32
+
+
+def lanes_of_key(size: int) -> int:
+    return min(_LANES, max(16, triton.next_power_of_2(size)))
+
+
+def precision(activations: Tensor) -> str:
+    return "ieee" if activations.dtype == torch.float32 else "tf32x3"
 
 
 @triton.jit
@@ -56,46 +69,12 @@ def record(high, low, start, offset, x, mask):
 
 @triton.jit(do_not_specialize=["slots", "rows", "width", "value_heads", "group", "a_stride", "b_stride"])
 def gdn_verify_kernel(
-    q,
-    k,
-    v,
-    a,
-    b,
-    A_log,
-    dt_bias,
-    states,
-    slots,
-    updates,
-    keys,
-    decays,
-    updates_low,
-    keys_low,
-    rows,
-    out,
-    width,
-    value_heads,
-    group,
-    scale,
-    q_stride,
-    k_stride,
-    v_stride,
-    a_stride,
-    b_stride,
-    state_stride,
-    update_stride,
-    key_stride,
-    decay_stride,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    RING: tl.constexpr,
-    LEVELS: tl.constexpr,
-    LANES: tl.constexpr,
-    VALUES: tl.constexpr,
-    EPS: tl.constexpr,
-    THRESHOLD: tl.constexpr,
-    ROUND_BETA: tl.constexpr,
+    q, k, v, a, b, A_log, dt_bias, states, slots, updates, keys, decays, updates_low, keys_low, rows, out, width,
+    value_heads, group, scale, q_stride, k_stride, v_stride, a_stride, b_stride, state_stride, update_stride,
+    key_stride, decay_stride, K: tl.constexpr, V: tl.constexpr, RING: tl.constexpr, LEVELS: tl.constexpr,
+    LANES: tl.constexpr, VALUES: tl.constexpr, EPS: tl.constexpr, THRESHOLD: tl.constexpr, ROUND_BETA: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     STEPS: tl.constexpr = 2**LEVELS
     tile = tl.program_id(0)
     head = tl.program_id(1)
@@ -180,23 +159,8 @@ def gdn_verify_kernel(
 
 
 def gdn_verify(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    states: Tensor,
-    slots: Tensor,
-    records: Records,
-    rows: Tensor,
-    *,
-    width: int,
-    scale: float,
-    round_beta: bool = False,
-    out: Tensor | None = None,
-) -> Tensor:
+    q, k, v, a, b, A_log, dt_bias, states, slots, records, rows, *, width, scale, round_beta=False, out=None,
+):  # fmt: skip
     strided = q, k, v, a, b, states, *records.parts  # tokens, slots and rows may have gaps between them
     assert_dense(A_log, dt_bias, slots, rows, *(x[:1] for x in strided))
     records.assert_alike()
@@ -209,25 +173,102 @@ def gdn_verify(
     # Sized by the block, not the ring: on a server with wide blocks a narrow one takes a third of the registers.
     levels = max(4, (width - 1).bit_length())
     # Twice the positions with as many values would spill.
-    values = min(_VALUES if levels == 4 else _VALUES // 2, max(16, triton.next_power_of_2(V)))
-    tensors = q, k, v, a, b, A_log, dt_bias, states, slots, *records, rows, out
+    values = min(_VERIFIED if levels == 4 else _VERIFIED // 2, max(16, triton.next_power_of_2(V)))
     gdn_verify_kernel[(triton.cdiv(V, values), HV, len(slots))](
-        *tensors,
-        width,
-        HV,
-        HV // H,
-        scale,
+        q, k, v, a, b, A_log, dt_bias, states, slots, *records, rows, out, width, HV, HV // H, scale,
         *(x.stride(0) for x in strided[:9]),
-        K=K,
-        V=V,
-        RING=ring,
-        LEVELS=levels,
-        LANES=min(_LANES, max(16, triton.next_power_of_2(K))),
-        VALUES=values,
-        EPS=EPS,
-        THRESHOLD=THRESHOLD,
-        ROUND_BETA=round_beta,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32x3",
-        num_warps=4,
-    )
+        K=K, V=V, RING=ring, LEVELS=levels, LANES=lanes_of_key(K), VALUES=values, EPS=EPS, THRESHOLD=THRESHOLD,
+        ROUND_BETA=round_beta, PRECISION=precision(q), num_warps=4,
+    )  # fmt: skip
     return out
+
+
+@triton.jit
+def write_state(
+    state_at, target_at, update_at, update_low_at, key_at, key_low_at, decays, count, in_values, K: tl.constexpr,
+    V: tl.constexpr, STEPS: tl.constexpr, LANES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    # Advance some values of a state by the first ``count`` > 0 tokens of a block. The addresses are those of the rows
+    # [VALUES, 1] of the values, and of the first token's values [1, VALUES] and key.
+    step = tl.arange(0, STEPS)
+    token = tl.minimum(step, count - 1)
+    # Sum the decays after each token directly: see decay_between in states/reference.py.
+    following = tl.load(decays + tl.minimum(step + 1, count - 1))
+    later = tl.cumsum(tl.where(step + 1 < count, following, 0.0), axis=0, reverse=True)
+    weight = tl.where(step < count, tl.exp(later), 0.0)[:, None]
+    decay = tl.exp(tl.sum(tl.where(step < count, tl.load(decays + token), 0.0), axis=0))
+
+    mask = tl.trans(in_values)
+    update = tl.load(update_at + token[:, None] * V, mask=mask, other=0.0).to(tl.float32)
+    if update_low_at is not None:
+        update += tl.load(update_low_at + token[:, None] * V, mask=mask, other=0.0).to(tl.float32)
+    terms = tl.trans(update * weight)
+    for start in range(0, K, LANES):
+        lane = start + tl.arange(0, LANES)[None, :]
+        key = tl.load(key_at + token[:, None] * K + lane, mask=lane < K, other=0.0).to(tl.float32)
+        if key_low_at is not None:
+            key += tl.load(key_low_at + token[:, None] * K + lane, mask=lane < K, other=0.0).to(tl.float32)
+        state = tl.load(state_at + lane, mask=in_values & (lane < K), other=0.0).to(tl.float32)
+        state = tl.dot(terms, key, state * decay, input_precision=PRECISION)
+        tl.store(target_at + lane, state.to(target_at.dtype.element_ty), mask=in_values & (lane < K))
+
+
+@triton.jit(do_not_specialize=["rows", "slots", "counts", "track_slots", "track_counts", "value_heads", "group"])
+def gdn_commit_kernel(
+    states, updates, keys, decays, updates_low, keys_low, rows, slots, counts, track_slots, track_counts,
+    value_heads, group, state_layer, state_slot, update_layer, update_row, key_layer, key_row, decay_layer,
+    decay_row, K: tl.constexpr, V: tl.constexpr, RING: tl.constexpr, STEPS: tl.constexpr, LANES: tl.constexpr,
+    VALUES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0) // value_heads
+    head = (tl.program_id(0) % value_heads).to(tl.int64)
+    request = tl.program_id(1)
+    layer = tl.program_id(2).to(tl.int64)
+    slot = tl.load(slots + request).to(tl.int64)
+    if slot < 0:
+        return
+    row = tl.load(rows + request).to(tl.int64)
+    value = tile * VALUES + tl.arange(0, VALUES)[:, None]
+    value_at = states + layer * state_layer + (head * V + value) * K
+    update_at = layer * update_layer + row * update_row + head * RING * V + tl.trans(value)
+    key_at = layer * key_layer + row * key_row + (head // group) * RING * K
+    decays += layer * decay_layer + row * decay_row + head * RING
+    updates += update_at
+    keys += key_at
+    if updates_low is not None:
+        updates_low += update_at
+        keys_low += key_at
+
+    # Tracked states first: they also start from the state before the block.
+    if track_slots is not None:
+        track_slot = tl.load(track_slots + request).to(tl.int64)
+        track_count = tl.load(track_counts + request).to(tl.int32)
+        if (track_slot >= 0) & (track_count > 0):
+            write_state(
+                value_at + slot * state_slot, value_at + track_slot * state_slot, updates, updates_low, keys, keys_low,
+                decays, track_count, value < V, K, V, STEPS, LANES, PRECISION,
+            )  # fmt: skip
+    count = tl.load(counts + request).to(tl.int32)
+    if count > 0:
+        write_state(
+            value_at + slot * state_slot, value_at + slot * state_slot, updates, updates_low, keys, keys_low,
+            decays, count, value < V, K, V, STEPS, LANES, PRECISION,
+        )  # fmt: skip
+
+
+def gdn_commit(states, records, rows, slots, counts, track_slots=None, track_counts=None):
+    assert (track_slots is None) == (track_counts is None)
+    vectors = rows, slots, counts, track_slots, track_counts
+    assert_dense(*vectors, *(x[:1, :1] for x in (states, *records.parts)))
+    records.assert_alike()
+    layers, _, HV, V, K = states.shape
+    ring = records.updates.shape[3]
+    if len(slots):
+        values = min(_COMMITTED, max(16, triton.next_power_of_2(V)))
+        gdn_commit_kernel[(triton.cdiv(V, values) * HV, len(slots), layers)](
+            states, *records, *vectors, HV, HV // records.keys.shape[2],
+            *(stride for x in (states, *records[:3]) for stride in x.stride()[:2]),
+            K=K, V=V, RING=ring, STEPS=max(16, triton.next_power_of_2(ring)), LANES=lanes_of_key(K), VALUES=values,
+            PRECISION=precision(records.keys),
+            num_warps=4, num_stages=2,  # with three, tracking of bf16 states spills on sm_120
+        )  # fmt: skip

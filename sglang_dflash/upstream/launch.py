@@ -1,0 +1,10 @@
+"""Names of SGLang for every process: they import no scheduler and no kernel."""
+
+from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of, resolving_view
+from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
+from sglang.srt.configs.hybrid_arch import hybrid_gdn_config
+from sglang.srt.platforms import current_platform
+from sglang.srt.plugins import load_plugins
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.runtime_context import get_server_args, get_spec
+from sglang.srt.server_args import ServerArgs
