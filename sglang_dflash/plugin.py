@@ -62,9 +62,6 @@ def _register_hooks() -> None:
         HookRegistry.register(SYMBOLS[name].path, function, how)
     register_resolution_hook("handle_model_source_paths")(launch.after_model_paths)
     register_resolution_hook("handle_speculative_decoding")(launch.around_speculation)
-    # Only a process that constructs an Engine has the module loaded by now; others need no keywords.
-    if engine := sys.modules.get(_module("Engine.server_args_class")):
-        flags.accept_old_keywords(engine.Engine)
 
 
 def _module(name: str) -> str:

@@ -111,7 +111,6 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "arg_groups.speculative_hook": ("handle_speculative_decoding(server_args)",),
     "configs.model_config": ("AttentionArch", "ModelConfig._derive_context_length(self, context_length)"),
     "environ": ("envs",),
-    "entrypoints.engine": ("Engine.server_args_class",),
     "server_args": ("ServerArgs.add_cli_args(parser)", "ServerArgs.resolved_dict(self)"),
     "model_executor.cuda_graph_config": ("Backend", "Phase", "with_phase(config, phase)"),
     # start-up: the drafter's runner, and what the configuration resolved to

@@ -20,7 +20,7 @@ from sglang_dflash.check.flags import check_unread, parse
 from sglang_dflash.check.machine import GPUS, asked_about
 from sglang_dflash.check.report import Report, plan_lines, preflight, summary, to_json
 from sglang_dflash.drafter.published import card_of_drafter, fastest_blocks
-from sglang_dflash.errors import DFlashError, Finding
+from sglang_dflash.errors import DFlashError, Finding, note
 from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.device import Device, why_no_accelerator
 from sglang_dflash.upstream import installed_plugins
@@ -137,7 +137,7 @@ def _fastest_block(drafter: str, users: int) -> Iterator[Finding]:
     card = card_of_drafter(drafter)
     if card and (fastest := fastest_blocks(card, users)):
         won = ", ".join(f"block {block} in {n} of {sum(fastest.values())} tasks" for block, n in fastest.items())
-        yield Finding("note", "block size", f"fastest with {users} users on {card['drafter']}'s card: {won}")
+        yield note(f"fastest with {users} users on {card['drafter']}'s card: {won}", about="block size")
 
 
 def _start_command(target: str, drafter: str, flags: list[str]) -> str:
@@ -162,11 +162,11 @@ def _report(
         settings, unread = parse(modern, target=target, drafter=drafter)
         machine = asked_about(settings.device, memory_gib, gpu, base_gpu_id=settings.base_gpu_id)
     except DFlashError as raised:
-        return Report([Finding.of("flags", raised)]), None
+        return Report([Finding.of(raised, "flags")]), None
     found = preflight(settings, machine, load)
-    read = [Finding("note", "old flag", note) for note in notes]
+    read = [note(each, about="old flag") for each in notes]
     if gpu is None and memory_gib is None and settings.device != "cpu" and (problem := _problem_of_this(machine)):
-        read.append(Finding.of("this machine (--gpu checks another)", problem))
+        read.append(Finding.of(problem, "this machine (--gpu checks another)"))
     return replace(found, findings=[*read, *check_unread(unread), *found.findings]), machine
 
 

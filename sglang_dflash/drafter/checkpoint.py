@@ -172,6 +172,26 @@ class ModelFiles:
         size = metadata.get("total_size") if isinstance(metadata, dict) else None
         return size if isinstance(size, int) else None
 
+    def stored(self, name: str, rows: Sequence[int] | None = None) -> Tensor | None:
+        """Return a tensor or some of its rows; None if no file of the folder holds them.
+
+        Args:
+            name: end of the tensor's name, from a dot on: multimodal models nest their language model.
+        """
+        for file in _weight_files(self.folder):
+            with (
+                suppress(SafetensorError, OSError),
+                safe_open(file, framework="pt") as tensors,
+            ):  # the loader reports it
+                for key in tensors.keys():  # noqa: SIM118
+                    if f".{key}".endswith(f".{name}"):
+                        part = tensors.get_slice(key)
+                        if rows is None:
+                            return part[:]
+                        if rows and max(rows) < part.get_shape()[0]:
+                            return torch.cat([part[row : row + 1] for row in rows])
+        return None
+
     def _headers(self) -> dict[str, TensorHeader]:
         # Of the safetensors files that the index names, or of all.
         files = _weight_files(self.folder)
@@ -212,31 +232,6 @@ class ModelFiles:
             expected="a model directory, or a hub id that can be reached or is in the local cache",
             remedy="check the path or id; for a gated model log in with `hf auth login`",
         )
-
-
-class StoredTensors:
-    """Single tensors, or rows of them, of a model in a local folder or in the hub's local cache."""
-
-    def __init__(self, files: ModelFiles) -> None:
-        self._files = _weight_files(files.folder)
-
-    def read(self, name: str, rows: Sequence[int] | None = None) -> Tensor | None:
-        """Return a tensor, or its rows ``rows``; None if no file holds it.
-
-        Args:
-            name: end of the tensor's name, from a dot on: multimodal models nest their language model.
-        """
-        for file in self._files:
-            with suppress(SafetensorError, OSError), safe_open(file, framework="pt") as stored:  # the loader reports it
-                key = next((key for key in stored.keys() if f".{key}".endswith(f".{name}")), None)  # noqa: SIM118
-                if key is None:
-                    continue
-                if rows is None:
-                    return stored.get_tensor(key)
-                part = stored.get_slice(key)
-                if rows and max(rows) < part.get_shape()[0]:
-                    return torch.cat([part[row : row + 1] for row in rows])
-        return None
 
 
 def hub_problem() -> str | None:

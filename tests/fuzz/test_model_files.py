@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from sglang_dflash.drafter import tensors
 from sglang_dflash.drafter.checkpoint import INDEX, LARGEST, ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig, load_config
-from sglang_dflash.errors import Finding, judge, raise_first_error
+from sglang_dflash.errors import Finding, apply, raise_first_error
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.pair_rules import CONFIGURATIONS, TEXT, WEIGHTS, Rule
+from sglang_dflash.plan.pair_rules import Rule
 from sglang_dflash.plan.settings import Settings
 from sglang_dflash.plan.widths import read_config
 from sglang_dflash.width import CostTable, build_policy
 from tests.fuzz.judge import judged
 from tests.fuzz.values import DEEP, HUGE, INF, INTEGERS, LONG_NUMBER, NAN, VALUES, dumped, fuzz, json_files
 from tests.support.broken_pairs import Broken, write_pair, write_tensors
-from tests.support.configs import DRAFTER, drafter, pair_of
+from tests.support.configs import CONFIGURATIONS, DRAFTER, TEXT, WEIGHTS, drafter, pair_of
 
 OF_TRAINERS, DRAFTERS = (
     [json.loads(file.read_text()) for file in sorted(Path(__file__).parents[1].glob(f"fixtures/{folder}/config.json"))]
@@ -55,7 +55,7 @@ def read_drafter(model: Path) -> None:
 
 def check(rules: dict[str, Rule], pair: Pair) -> list[Finding]:
     settings = Settings(dtype="bfloat16")
-    return [judge(about, rule, settings, pair) for about, rule in rules.items()]
+    return [apply(about, rule, settings, pair) for about, rule in rules.items()]
 
 
 def read_tensors(model: Path) -> None:
