@@ -113,7 +113,6 @@ def _register_scheduler_hooks() -> None:
         ("WeightUpdater.load_weights_from_distributed", weights.update_wholly, HookType.AROUND),
         ("_model_load_weights_direct", weights.load_directly, HookType.AROUND),
         ("SchedulerMetricsReporter.report_decode_stats", reports.report_mean_width, HookType.AROUND),
-        ("SchedulerRequestReceiver._broadcast_reqs_across_ranks", reports.broadcast_step_times, HookType.AROUND),
     ):
         HookRegistry.register(SYMBOLS[name].path, function, how)
 

@@ -45,7 +45,6 @@ FEATURES_FILES = {
     "test_entries",
     "test_faults",
     "test_host_copies",
-    "test_payoff_engine",
     "test_public_reports",
     "test_requests",
     "test_requests_batches",

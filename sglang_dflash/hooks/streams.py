@@ -43,7 +43,7 @@ def send_once(original: Callable[..., list[str]], manager: Any, batch: Any) -> l
 
 
 def keep_tokenizer(_: None, manager: Any) -> None:
-    """Hook after ``TokenizerManager.init_tokenizer_and_processor``: keep its tokenizer, which splits parsed text."""
+    """Hook after ``TokenizerManager.init_tokenizer_and_processor``: keep its tokenizer, which decodes single tokens."""
     global _tokenizer, _marker_or_character
     _tokenizer = manager.tokenizer
     added = sorted(filter(None, getattr(_tokenizer, "get_added_vocab", dict)()), key=len, reverse=True)

@@ -83,11 +83,6 @@ class Pair:
         """The drafter's files as they are loaded: SGLang's own worker dequantises nothing."""
         return self.drafter_files if self.kind is None else replace(self.drafter_files, dequantise=False)
 
-    def tokenizer_files(self, settings: Settings) -> ModelFiles:
-        """The files of the target's tokenizer and chat template."""
-        path = settings.tokenizer_path
-        return self.target_files if path in (None, settings.model_path) else ModelFiles(path, settings.revision)
-
     def block_size(self, settings: Settings) -> int:
         """Positions of the widest block, anchor included."""
         return settings.block or self.drafter.block_size or _BLOCK

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import cast
 
 from sglang_dflash.drafter.dequantise import is_set_aside
-from sglang_dflash.drafter.template import template_tokens
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import exact
 from sglang_dflash.plan.device import Device
@@ -110,7 +109,6 @@ def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> 
         copies=copies,
         overlap=not settings.disable_overlap_schedule and not (hybrid and _resumes_retracted(settings)),
         role=cast(Role, settings.disaggregation_mode),
-        template=template_tokens(pair.tokenizer_files(settings), settings.chat_template),
         exact=requested and not against,
         inexact=against,
     )

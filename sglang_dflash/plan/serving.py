@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sglang_dflash.drafter.formats import FULL
-from sglang_dflash.drafter.template import TemplateTokens
 
 if TYPE_CHECKING:
     from sglang_dflash.drafter.checkpoint import ModelFiles
@@ -67,7 +66,6 @@ class ServingPlan:
     role: Role
     exact: bool = False  # whether a verify computes plain decoding's numbers bit by bit
     inexact: tuple[str, ...] = ()  # why not, where it was requested
-    template: TemplateTokens = field(default_factory=TemplateTokens)  # the target's
 
     @property
     def drafted(self) -> int:

@@ -164,10 +164,6 @@ class AdaptiveWidth:
     ) -> None:
         self.costs.observe(batch_size, width, milliseconds, at_most)
 
-    def fingerprint(self) -> int:
-        # Hashes of numbers are the same in every process.
-        return hash((*self.by_match.tokens(0.0), *self.by_match.tokens(1.0), *self.costs.row(1)))
-
     def describe(self) -> dict[str, Any]:
         return {
             "policy": "adaptive",

@@ -61,18 +61,12 @@ class WidthPolicy(Protocol):
     ) -> None:
         """Record a decode step's time; an upper bound with ``at_most``. Many steps may go unmeasured."""
 
-    def fingerprint(self) -> int:
-        """Return a number that is equal on ranks that received the same calls."""
-
     def describe(self) -> dict[str, Any]:
         """Return the policy's part of ``/server_info``, ready for JSON."""
 
 
 class _Unlearned:
     paused: Prospect | None = None
-
-    def fingerprint(self) -> int:
-        return 0
 
     def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
         pass

@@ -24,6 +24,7 @@ from sglang_dflash.upstream import (
     build_grammar_vocab_mask,
     envs,
 )
+from sglang_dflash.worker.rows import RequestRows
 from sglang_dflash.worker.sampling.penalties import Penalties
 from sglang_dflash.worker.sampling.processors import Processors
 from sglang_dflash.worker.sampling.seeded import SeededSampler, Seeds
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from sglang_dflash.worker.step import Step
 
 
-class Accept:
+class Accept(RequestRows):
     """Chooses the target's tokens: in a prefill through SGLang, in a block directly.
 
     :class:`SeededSampler` replaces the target's sampler, unless ``--sampling-backend`` chose one. The ranks of
@@ -51,18 +52,26 @@ class Accept:
         checks = envs.SGLANG_SANITIZE_NAN_LOGITS, envs.SGLANG_ENABLE_NAN_LOGITS_CHECK, envs.SGLANG_ENABLE_ASYNC_ASSERT
         self._checks_logits = any(check.get() for check in checks)
 
-    def before_prefill(self, batch: ScheduleBatch) -> None:
-        """Prepare ``batch.sampling_info``, from which the target's prefill samples each first token."""
+    def start(self, batch: ScheduleBatch) -> None:
+        """Prepare ``batch.sampling_info`` too, from which the target's prefill samples each first token."""
         self._penalties.start(batch)
         self._seeds.start(batch)
-        self._processors.before_prefill(batch)
+        self._processors.start(batch)
         self._seeds.mark(batch)
 
-    def after_prefill(self, batch: ScheduleBatch, next_token_ids: Tensor) -> None:
-        """Synchronise ``next_token_ids``, int64 [bs], between ranks in place, and count them as generated."""
+    def transferred(self, batch: ScheduleBatch) -> None:
+        self.start(batch)
+
+    def synchronise(self, tokens: Tensor) -> None:
+        """Make all ranks continue with the first rank's ``tokens``, in place."""
+        self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, tokens)
+
+    def begin(self, batch: ScheduleBatch, tokens: Tensor) -> None:
         self._processors.after_prefill()
-        self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, next_token_ids)
-        self._count_generated(batch, next_token_ids[:, None], torch.ones_like(next_token_ids))
+        self._count_generated(batch, tokens[:, None], torch.ones_like(tokens))
+
+    def commit(self, step: Step) -> None:
+        self._count_generated(step.batch, step.accepted.out_tokens, step.accepted.accept_lens)
 
     def before_verify(self, step: Step) -> None:
         """Start to copy the drafts to the host, for grammars and custom logit processors."""
@@ -71,14 +80,13 @@ class Accept:
         if step.batch.sampling_info.has_custom_logit_processor:
             self._processors.copy_block(step.tokens)
 
-    def __call__(self, step: Step) -> None:
+    def accept(self, step: Step) -> None:
         """Fill ``step.accepted``. Overwrites the logits; requested log-probabilities stay on the target's output."""
         target_tokens = self.target_tokens(step)
-        self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, target_tokens)
+        self.synchronise(target_tokens)
         if step.state.room is not None:
             step.tokens[:, step.state.room :] = -1  # drafts without KV slots equal no token
         step.accepted = accept_block(step.tokens, target_tokens, step.batch.seq_lens, interval=step.interval)
-        self._count_generated(step.batch, step.accepted.out_tokens, step.accepted.accept_lens)
 
     def target_tokens(self, step: Step) -> Tensor:
         """Return the target's token after each block position, int64 [bs, w]."""
@@ -130,7 +138,7 @@ class Accept:
         row = LogitsProcessorOutput(next_token_logits=output.next_token_logits[position::width].clone())
         positions = step.positions[position::width].contiguous()
         tokens: Tensor = self._runner.sampler(row, info, False, [], [], positions).long()
-        self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, tokens)
+        self.synchronise(tokens)
         return tokens
 
     def _count_generated(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:

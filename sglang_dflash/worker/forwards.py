@@ -37,7 +37,7 @@ class Draft:
         self._batches = ForwardBatches(drafter, CaptureHiddenMode.NULL)
         self.broken = torch.zeros((), dtype=torch.int64, device=drafter.device)
 
-    def __call__(self, step: Step) -> None:
+    def draft(self, step: Step) -> None:
         """Fill ``step.tokens``, ``step.margins`` and ``step.draft_kv``; a block of width 1 needs ``draft_kv`` only."""
         translator = self._drafter.kv_index_translator
         if self._rings is not None:
@@ -65,7 +65,8 @@ class Verify:
         self._target = target_worker
         self._batches = ForwardBatches(target_worker.model_runner, CaptureHiddenMode.FULL)
 
-    def __call__(self, step: Step) -> None:
+    def verify(self, step: Step) -> None:
+        """Fill ``step.verified``."""
         # Stores this step's snapshot slots on the batch, where SGLang's commit reads them, and clears a prefill's mask.
         if step.interval or step.batch.mamba_track_mask is not None:
             prepare_mamba_track_for_verify(step.batch)
@@ -103,7 +104,7 @@ class Inject:
             positions, slots = torch.zeros(2, tokens, dtype=torch.int64, device=self._drafter.device)
             model.staged = StagedContext(hidden, positions, slots, pool)
 
-    def __call__(self, step: Step) -> None:
+    def inject(self, step: Step) -> None:
         """Inject the verified block, or let it wait for the drafter's next forward.
 
         Rejected positions may be injected too: the next block overwrites them before they are read. A plainly decoded

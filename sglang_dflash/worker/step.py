@@ -60,7 +60,7 @@ class BlockKV:
             write_virtual=self.slots,
             read_extent=self.width,
         )
-        return BlockKV(self.width, self.seq_lens, self.slots, self.host_lens, self.host_tokens, self.exact, plan)
+        return replace(self, plan=plan)
 
     def first(self, width: int, translator: Any, rows: Tensor) -> BlockKV:
         slots = self.slots.view(-1, self.width)[:, :width].flatten()
@@ -157,13 +157,16 @@ class Layout:
     def __init__(self, target: ModelRunner, mask_token_id: int, state_table: Tensor | None) -> None:
         self._target, self._mask_token_id, self._state_table = target, mask_token_id, state_table
 
-    def __call__(self, batch: ScheduleBatch, width: int, grammar_barrier: GrammarBarrier | None) -> Step:
+    def lay_out(self, batch: ScheduleBatch, width: int, grammar_barrier: GrammarBarrier | None) -> Step:
         state: DraftState = batch.spec_info
         # The scheduler's stream computed the lengths.
         record_stream_each((batch.seq_lens,), torch.get_device_module(batch.seq_lens.device).current_stream())
         rows, table = batch.req_pool_indices, self._target.req_to_token_pool.req_to_token
         block = prepare_block(
-            *(state.bonus_tokens, batch.seq_lens, rows, table),
+            state.bonus_tokens,
+            batch.seq_lens,
+            rows,
+            table,
             width=width,
             mask_token_id=self._mask_token_id,
             state_table=self._state_table,
@@ -179,8 +182,17 @@ class Layout:
         assert host_lens is not None, "prepare_for_decode() has not run"
         kv = BlockKV(width, batch.seq_lens, slots, host_lens, host_tokens, exact)
         kv = kv.planned(self._target.kv_index_translator, rows)
-        laid_out = block.positions, block.tokens, kv, kv
-        return Step(batch, state, width, grammar_barrier, *laid_out, state_slots=block.state_slots)
+        return Step(
+            batch=batch,
+            state=state,
+            width=width,
+            grammar_barrier=grammar_barrier,
+            positions=block.positions,
+            tokens=block.tokens,
+            target_kv=kv,
+            draft_kv=kv,
+            state_slots=block.state_slots,
+        )
 
 
 # Fields that SGLang's batch of a decode step or a verify takes from the scheduler's.

@@ -1,18 +1,17 @@
-"""Adaptive width in the worker: costs measured at start-up, and step times shared between tensor-parallel ranks."""
+"""Adaptive width in the worker: graphs of every width, and costs measured at start-up."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sglang_dflash.drafter.published import accept_lengths, card_of_drafter
-from sglang_dflash.errors import DFlashError
 from sglang_dflash.ops import host_rows
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import (
@@ -25,7 +24,6 @@ from sglang_dflash.upstream import (
 )
 from sglang_dflash.width import CostTable, WidthPolicy, build_policy
 from sglang_dflash.width.survival import PRIOR, constant_hazard
-from sglang_dflash.worker.observe.metrics import StepRecord
 from sglang_dflash.worker.start.graphs import WidthGraphs
 
 if TYPE_CHECKING:
@@ -134,74 +132,3 @@ class Calibration:
         )
         runner.kv_index_translator.bind_runner_slots(batch)
         return batch
-
-
-StepTime = tuple[int, int, int, float, bool]  # arguments of ``WidthPolicy.observe_time``
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """Rank 0's message among the requests: its new step times, and its policy's fingerprint before it applies them."""
-
-    steps: tuple[StepTime, ...]
-    fingerprint: int
-
-
-class SharedTimes:
-    """Applies rank 0's step times to the width policies of all tensor-parallel ranks, so that they choose alike.
-
-    A policy is a function of its observations. Accept counts are equal on all ranks because the tokens are; measured
-    times are not. So rank 0 appends its times to the requests that SGLang broadcasts at the start of every iteration of
-    its event loop, and every rank applies them there. This adds no message and no wait. Ranks whose policies diverge
-    would deadlock, so their fingerprints are compared.
-    """
-
-    def __init__(self, policy: WidthPolicy, ranks: int) -> None:
-        self._policy, self._alone = policy, ranks == 1
-        self._outgoing: list[StepTime] = []
-
-    def add(self, records: Sequence[StepRecord]) -> None:
-        for record in records:
-            assert record.milliseconds is not None
-            step = (record.batch_size, record.width, record.context, record.milliseconds, record.caught_up)
-            if self._alone:
-                self._policy.observe_time(*step)
-            else:
-                self._outgoing.append(step)
-
-    def broadcast(self, send: Callable[[list[Any] | None], list[Any]], requests: list[Any] | None) -> list[Any]:
-        """Broadcast the source rank's requests (None elsewhere) with rank 0's new step times, and apply the times.
-
-        Raises:
-            DFlashError: this rank's policy differs from rank 0's.
-        """
-        if requests is not None and self._outgoing:
-            requests = [*requests, StepTimes(tuple(self._outgoing), self._policy.fingerprint())]
-        self._outgoing.clear()  # other ranks' times are discarded
-        received = send(requests)
-        if self._alone:
-            return received
-        for message in received:
-            if isinstance(message, StepTimes):
-                self._apply(message)
-        return [message for message in received if not isinstance(message, StepTimes)]
-
-    def _apply(self, message: StepTimes) -> None:
-        if self._policy.fingerprint() != message.fingerprint:
-            raise DFlashError(
-                "tensor-parallel ranks committed different tokens than rank 0, or timed different steps",
-                expected="the same accept lengths on every rank, so that all choose the same width",
-                remedy="report this with the log; until then start without --speculative-adaptive",
-            )
-        for step in message.steps:
-            self._policy.observe_time(*step)
-
-
-shared_times: SharedTimes | None = None
-"""Those of this process's worker; None before it is built. The hook around SGLang's broadcast of requests reads it."""
-
-
-def share_times(policy: WidthPolicy) -> SharedTimes:
-    global shared_times
-    shared_times = SharedTimes(policy, get_parallel().tp_size)
-    return shared_times

@@ -28,6 +28,7 @@ from sglang_dflash.upstream import (
     get_disagg,
     get_schedule,
 )
+from sglang_dflash.worker.rows import RequestRows
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner, ScheduleBatch, TpModelWorker
@@ -43,7 +44,7 @@ class RowAllocator:
         return self
 
 
-class DraftRings:
+class DraftRings(RequestRows):
     """Slots and slot table of the drafter's pool under a draft window; the rows of ``request_pool`` are the requests.
 
     A ring holds the tokens injected since the request got its row. Each row stores its oldest position; the part of its
@@ -103,7 +104,7 @@ class DraftRings:
         positions = tokens + per_token(batch.seq_lens - end)
         return tokens, positions, self._slots(per_token(row_ids), positions)
 
-    def start_transferred(self, batch: ScheduleBatch) -> None:
+    def transferred(self, batch: ScheduleBatch) -> None:
         """Claim rings that another server filled or that were restored: they hold a window. Others start empty."""
         rows = batch.req_pool_indices_cpu.tolist()
         for row, req, length in zip(rows, batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):

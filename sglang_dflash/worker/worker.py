@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.profiler import record_function
 
 from sglang_dflash.plan.serving import the_plan
 from sglang_dflash.plan.settings import slots_per_request
-from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.upstream import (
     BaseSpecWorker,
     CaptureHiddenMode,
@@ -28,13 +29,16 @@ from sglang_dflash.upstream import (
 )
 from sglang_dflash.width import FixedWidth, WidthPolicy
 from sglang_dflash.worker.accept import Accept
+from sglang_dflash.worker.commit import RecurrentCommit
 from sglang_dflash.worker.copies import Copies
+from sglang_dflash.worker.flight import StepRecord, StepTimer
 from sglang_dflash.worker.forwards import Draft, Inject, Verify
 from sglang_dflash.worker.no_sync import sync_guard
-from sglang_dflash.worker.observe.drafting import payoff
-from sglang_dflash.worker.observe.metrics import StepRecord, allocated_bytes, identity
+from sglang_dflash.worker.observe.metrics import allocated_bytes, identity
 from sglang_dflash.worker.observe.observer import Observer
+from sglang_dflash.worker.observe.payoff import Payoff, known_causes
 from sglang_dflash.worker.pools import log_pools
+from sglang_dflash.worker.rows import RequestRows
 from sglang_dflash.worker.shards import LogitShards
 from sglang_dflash.worker.start.graphs import drafter_has_room
 from sglang_dflash.worker.start.models import load_drafter
@@ -43,13 +47,14 @@ from sglang_dflash.worker.start.replay_check import check_replay
 from sglang_dflash.worker.start.row_check import row_dependent_products
 from sglang_dflash.worker.state import DraftState
 from sglang_dflash.worker.step import GrammarBarrier, Layout, Publish, idle_result
-from sglang_dflash.worker.widths import prepare_widths, share_times
+from sglang_dflash.worker.widths import prepare_widths
 from sglang_dflash.worker.window import DraftRings, allocate_rings, prepare_transfer
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner, ScheduleBatch, ServerArgs, TpModelWorker
 
 logger = logging.getLogger(__name__)
+_NO_RANGE: AbstractContextManager[None] = nullcontext()
 
 
 class DFlashWorker(BaseSpecWorker):
@@ -66,6 +71,19 @@ class DFlashWorker(BaseSpecWorker):
 
     speculative_num_steps = 1
 
+    # Built with the pools.
+    _commit: RecurrentCommit
+    _layout: Layout
+    _draft: Draft
+    _verify: Verify
+    _accept: Accept
+    _inject: Inject
+    _rings: DraftRings | None
+    _copies: Copies | None
+    _rows: list[RequestRows]
+    _timer: StepTimer
+    _observer: Observer
+
     def __init__(self, *, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker) -> None:
         super().__init__()
         self._target_worker, self.plan = target_worker, the_plan()
@@ -74,21 +92,22 @@ class DFlashWorker(BaseSpecWorker):
         self.draft_parallel_layout = resolve_draft_parallel_layout(spec, collapse_cp=True)
         self._target: ModelRunner = target_worker.model_runner
         self._draft_worker = load_drafter(
-            *(self.plan, self._target, self.draft_parallel_layout),
+            self.plan,
+            self._target,
+            self.draft_parallel_layout,
             server_args=server_args,
             gpu_id=gpu_id,
             nccl_port=nccl_port,
         )
         self._drafter: ModelRunner = self._draft_worker.model_runner
-        self._rings: DraftRings | None = None
-        self._use_policy(FixedWidth(self.plan.block), nullcontext)
+        self.width_policy: WidthPolicy = FixedWidth(self.plan.block)
+        self._at_width: Callable[[int], AbstractContextManager[Any]] = nullcontext
+        self._in_flight: deque[StepRecord] = deque()
+        self._no_sync = sync_guard(self._target.device)
         self.identity = identity(self.plan, self._target, self._drafter)
         if self._is_first:
             names = (self.identity[key] for key in ("version", "target", "drafter", "dtype"))
             logger.info("sglang-dflash %s serves DFLASH: %s + %s in %s", *names)
-
-    def _use_policy(self, policy: WidthPolicy, at_width: Callable[[int], AbstractContextManager[Any]]) -> None:
-        self.width_policy, self._at_width, self._times = policy, at_width, share_times(policy)
 
     # --- read by the scheduler
 
@@ -116,9 +135,20 @@ class DFlashWorker(BaseSpecWorker):
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """Called in launch order once a step's accept counts are on the host."""
-        record, timed = self._observer.finished([n + 1 for n in num_correct_drafts_per_req], self.width_policy)
+        record = self._in_flight.popleft()
+        record.accept_lens = [n + 1 for n in num_correct_drafts_per_req]
+        if self._copies is not None:
+            self._copies.read(record)
+        timed = self._timer.finished()
+        self._observer.count(record, timed, self.width_policy)
         self.width_policy.observe(record.width, record.accept_lens, record.matched)
-        self._times.add(timed)
+        if get_parallel().tp_size == 1:  # times differ between ranks, which must choose the same widths
+            for each in timed:
+                assert each.milliseconds is not None
+                self.width_policy.observe_time(
+                    each.batch_size, each.width, each.context, each.milliseconds, at_most=each.caught_up
+                )
+        record.requests = ()
 
     # --- start-up, in call order
 
@@ -127,6 +157,7 @@ class DFlashWorker(BaseSpecWorker):
     ) -> None:
         plan, target, drafter = self.plan, self._target, self._draft_worker
         with draft_tp_context(self.draft_parallel_layout):
+            self._rings = None
             if plan.window is None:
                 super().alloc_memory_pool(memory_pool_config, req_to_token_pool, token_to_kv_pool_allocator)
             else:
@@ -147,10 +178,12 @@ class DFlashWorker(BaseSpecWorker):
         self._copies = Copies(self._target, plan.block) if plan.copies else None
         backs_up = get_server_args().enable_hierarchical_cache
         self._inject = Inject(self._drafter, layout, rings, defers=plan.role != "decode" and not backs_up)
-        judge = payoff(plan, self._target, self._drafter) if self._is_first else None
-        broken, adapts = self._draft.broken, plan.widths is not None
-        self._observer = Observer(self._target.device, plan.block, broken, judge, times_all=adapts)
-        self._no_sync = sync_guard(self._target.device)
+        self._rows = [rows for rows in (self._accept, self._rings, self._copies) if rows is not None]
+        payoff = None
+        if self._is_first:
+            payoff = Payoff(known_causes(plan, self._target, self._drafter), plan.files.name, plan.drafted)
+        self._observer = Observer(plan.block, self._draft.broken, payoff)
+        self._timer = StepTimer(self._target.device, every=1 if plan.widths is not None else 32)
 
     def _draft_model_runners(self) -> tuple[Any, ...]:
         """Runners that share the target's KV slots; none under a draft window."""
@@ -184,7 +217,7 @@ class DFlashWorker(BaseSpecWorker):
             self.identity["requests"] = log_pools(plan, target, slots_per_request(get_server_args()))
         if plan.widths is not None and plan.role != "prefill":  # a prefill server decodes nothing
             policy, graphs = prepare_widths(plan, target, drafter, self.draft_parallel_layout)
-            self._use_policy(policy, graphs.at)
+            self.width_policy, self._at_width = policy, graphs.at
             self._additional_graph_memory_usage = graphs.memory_gb
             self._additional_graph_time_usage = graphs.seconds
         calls = FirstCalls(plan, target, self._commit, self._copies, self._inject, self._rings)
@@ -215,7 +248,7 @@ class DFlashWorker(BaseSpecWorker):
             if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
                 return self._prefill(batch, publish, grammar_barrier)
             if batch.forward_mode.is_idle():
-                self._observer.interrupted()
+                self._timer.interrupted()
                 result = idle_result(batch, self.plan.block)
                 publish(result.new_seq_lens)
                 return result
@@ -224,19 +257,18 @@ class DFlashWorker(BaseSpecWorker):
     def _prefill(
         self, batch: ScheduleBatch, publish: Publish, grammar_barrier: GrammarBarrier | None
     ) -> GenerationBatchResult:
-        self._observer.interrupted()
+        self._timer.interrupted()
         self._wait_for_fused_hicache_load(batch)
         if batch.has_grammar and batch.decoding_reqs and grammar_barrier is not None:
             grammar_barrier()  # a mixed batch samples after blocks that the grammars may still lack
-        self._accept.before_prefill(batch)
-        if self._copies is not None:
-            self._copies.before_prefill(batch)
+        for rows in self._rows:
+            rows.start(batch)
         result = self._target_worker.forward_batch_generation(
             batch, capture_hidden_mode=CaptureHiddenMode.FULL, return_kv_loc_plan=True
         )
-        self._accept.after_prefill(batch, result.next_token_ids)
-        if self._copies is not None:
-            self._copies.after_prefill(batch, result.next_token_ids)
+        self._accept.synchronise(result.next_token_ids)
+        for rows in self._rows:
+            rows.begin(batch, result.next_token_ids)
         result.new_seq_lens = batch.seq_lens
         publish(result.new_seq_lens)
         hidden, plan = result.logits_output.hidden_states, result.kv_loc_plan
@@ -251,13 +283,10 @@ class DFlashWorker(BaseSpecWorker):
 
     def start_transferred(self, batch: ScheduleBatch) -> None:
         """Start requests that another server prefilled; the K/V of both models have arrived."""
-        self._accept.before_prefill(batch)
-        if self._rings is not None:
-            self._rings.start_transferred(batch)
         stock = batch.spec_info
         batch.spec_info = DraftState(stock.bonus_tokens, stock.new_seq_lens, self.plan.block, stock.future_indices)
-        if self._copies is not None:
-            self._copies.start_transferred(batch, batch.spec_info.bonus_tokens)
+        for rows in self._rows:
+            rows.transferred(batch)
 
     def _decode(
         self, batch: ScheduleBatch, publish: Publish, grammar_barrier: GrammarBarrier | None
@@ -265,31 +294,38 @@ class DFlashWorker(BaseSpecWorker):
         context = sum(batch.spec_info.committed_cpu)
         matched = [] if self._copies is None else self._copies.matched(batch.reqs)
         width = self.width_policy.width(batch.batch_size(), context, sum(matched) / batch.batch_size())
-        record = StepRecord(width, batch.batch_size(), context, matched=matched, requests=tuple(batch.reqs))
-        self._observer.started(record)
-        stage = self._observer.stages()
+        record = StepRecord(width, batch.batch_size(), context, tuple(batch.reqs), matched)
+        self._in_flight.append(record)
+        self._timer.started(record)
+        self._observer.started()
         # Grammars and custom logit processors run on the host, which waits for the drafts.
         on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
         with self._at_width(width), nullcontext() if on_host else self._no_sync():
             with stage("draft"):
-                step = self._layout(batch, width, grammar_barrier)
+                step = self._layout.lay_out(batch, width, grammar_barrier)
                 if width > 1:
                     record.caught_up = self._inject.before_draft(step, min(width, self.plan.drafted))
-                self._draft(step)
+                self._draft.draft(step)
                 if self._copies is not None and width > 1:
                     self._copies.offer(step)
             with stage("verify"):
                 self._accept.before_verify(step)
                 self._commit.before_verify(step)
-                self._verify(step)
+                self._verify.verify(step)
             with stage("accept"):
-                self._accept(step)
+                self._accept.accept(step)
             with stage("commit"):
-                self._commit(step)
+                self._commit.commit(step)
                 publish(step.accepted.new_seq_lens)
+                for rows in self._rows:
+                    rows.commit(step)
             if self._copies is not None:
-                with stage("copies"):
-                    record.copied = self._copies.append(step)
+                record.rows, record.found = batch.req_pool_indices_cpu.numpy().tolist(), self._copies.found()
         with stage("inject"):
-            self._inject(step)
+            self._inject.inject(step)
         return step.result(counted=self.plan.widths is not None)
+
+
+def stage(name: str) -> AbstractContextManager[Any]:
+    """Return the range of a step's stage in a profile. Without a profiler it would cost several small operators."""
+    return record_function(f"dflash.{name}") if torch.autograd._profiler_enabled() else _NO_RANGE

@@ -1,6 +1,6 @@
 """Programs of client libraries against one server: ``clients.py LIBRARY URL`` prints all that they see, as JSON.
 
-It needs that library only, in an environment of its own.
+It imports only that library, and runs in the library's own environment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOOL = {"name": "look_up", "description": "Look an item up.", "parameters": SCHE
 CALL = r'"<tool_call>\n{\"name\": \"look_up\", \"arguments\": {\"item\": \"plums\", \"left\": true}}\n</tool_call>"'
 EBNF = f'root ::= call | call "\\n" call\ncall ::= {CALL}'
 STOPS = ({}, {"stop": ["12 cards", "cards"]}, {"stop": ["=", "4", "1"]}, {"max_tokens": 1}, {"max_tokens": 6})
-DIRECT = {"chat_template_kwargs": {"enable_thinking": False}}  # a grammar binds behind the thoughts
+DIRECT = {"chat_template_kwargs": {"enable_thinking": False}}  # a grammar applies after the thoughts
 Seen = Iterator[Any]
 
 
@@ -42,7 +42,7 @@ def openai(url: str) -> Seen:
     import pydantic
 
     def whole(ask: Callable[..., Any], **asked: Any) -> Any:
-        """Of a parsed answer, or of a stream's end; a form that its length cuts is an error that holds it."""
+        """Return a parsed answer, or a stream's final one. If its length cuts a form, the answer is in the error."""
         try:
             made = ask(**asked)
             if not hasattr(made, "__enter__"):
@@ -172,7 +172,7 @@ def agents(url: str) -> Seen:
 
 
 PROGRAMS: dict[str, Callable[[str], Seen]] = {each.__name__: each for each in (openai, anthropic, sglang, agents)}
-# Names and times of an answer, and how many events brought it.
+# Keys whose values differ between any two answers.
 ITS_OWN = {
     "id",
     "created",

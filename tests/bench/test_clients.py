@@ -14,15 +14,16 @@ from typing import Any
 
 import pytest
 
+from tests.bench import clients
+from tests.bench.test_other_tools import ENVIRONMENTS
 from tests.support.pair_servers import FEATURES, dflash_server, plain_server
 from tests.support.servers import Server
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PAIR = "tiny-hybrid"
-BASE = (*FEATURES[:-2], "--constrained-json-disable-any-whitespace", "--enable-cache-report")
-ROOT = Path(__file__).parents[2]
-CLIENTS = ROOT / ".cache" / "tools" / "clients" / "bin" / "python"
+BASE = (*FEATURES, "--enable-cache-report")
+CLIENTS = ENVIRONMENTS / "clients" / "bin" / "python"
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +43,8 @@ def test_a_client_sees_plain_decoding(servers: tuple[Server, Server], library: s
         pytest.skip("no client libraries: `make test-tools` installs them")
     seen = []
     for server in servers:
-        command = [str(python), "tests/bench/clients.py", library, server.url]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
+        command = [str(python), str(Path(clients.__file__)), library, server.url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500)
         assert done.returncode == 0, done.stderr[-6000:]
         seen.append(json.loads(done.stdout))
     assert len(seen[0]) == len(seen[1]) >= 6

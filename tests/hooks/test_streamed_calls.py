@@ -83,8 +83,10 @@ def tokenizer(has_markers: bool) -> Any:
 
 
 def single_tokens(text: str, tokens: Any, draw: random.Random) -> list[tuple[str, list[int]]]:
-    """A model's way to write ``text``, not always the tokenizer's: what each token adds, with those before that add
-    nothing because they end inside a character."""
+    """Tokens that a model may write for ``text``, where the tokenizer may choose others: pairs of text and ids.
+
+    Tokens that end inside a character add no text; the pair of the next token has their ids.
+    """
     found: list[tuple[str, list[int]]] = []
     for part in re.findall(rf".{{{draw.randint(5, 30)}}}|.+", text, re.DOTALL):
         encoded, start, ids = tokens.backend_tokenizer.encode(part), 0, list[int]()

@@ -112,7 +112,7 @@ class TestLaunch:
         from sglang_dflash.drafter import template
         from sglang_dflash.hooks import launch, takeover
         from sglang_dflash.upstream import read_record
-        from sglang_dflash.worker.observe.drafting import payoff
+        from sglang_dflash.worker.observe.payoff import known_causes
 
         opened: Counter[str] = Counter()
         read_text = reading.read_text
@@ -147,8 +147,7 @@ class TestLaunch:
             model_config=SimpleNamespace(context_len=4096, dtype=None, quantization=None, model_path="target"),
             req_to_token_pool=SimpleNamespace(size=8),
         )
-        payoff(plan, model, model)
-        assert not opened, "the scheduler has the template's tokens"
+        assert known_causes(plan, model, model) == {} and not opened
 
     @pytest.mark.parametrize("name", ["plain", "of another trainer"])
     def test_a_hub_id_is_requested_once_and_once_more_for_weights_in_another_form(

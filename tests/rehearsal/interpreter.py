@@ -153,9 +153,9 @@ def _compute_bfloat16(builder: Any) -> None:
 def _compiling(run: Callable[..., Any]) -> Callable[..., Any]:
     def note_and_run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         kernel = f"{self.fn.__module__}.{self.fn.__name__}"
-        key = f"{kernel}({', '.join(_specialisation(self, args, kwargs))})"
+        given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        key = f"{kernel}({', '.join(_specialisation(self, given))})"
         if key not in COMPILED and (path := os.environ.get(LIST)):
-            given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
             with Path(path).open("a") as file:
                 file.write(json.dumps([kernel, {name: _described(value) for name, value in given.items()}]) + "\n")
         COMPILED.add(key)
@@ -180,9 +180,8 @@ def _described(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else {"unknown": repr(value)}
 
 
-def _specialisation(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
+def _specialisation(function: Any, given: dict[str, Any]) -> Iterator[str]:
     """As ``JITFunction`` tells one compilation from another; options such as ``num_warps`` are arguments too."""
-    given = {**dict(zip(function.arg_names, args, strict=False)), **kwargs}
     annotations = inspect.get_annotations(function.fn)
     unspecialised = set(function.kwargs.get("do_not_specialize") or ())
     unaligned = set(function.kwargs.get("do_not_specialize_on_alignment") or ())

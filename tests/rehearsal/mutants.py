@@ -103,7 +103,7 @@ def _short_rope_table() -> None:
 
 
 def _commit_one_too_early() -> None:
-    from sglang_dflash.states import commit
+    from sglang_dflash.worker import commit
 
     original = commit.commit_mamba_states_after_verify
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.serving.test_ends import ENDS, PAIR, PROMPTS, params_of, seen, turns
 from tests.serving.test_requests import SCORED, WITH_STATE
+from tests.support.chats import events
 from tests.support.generation import answers, flush, generate, tokens
 from tests.support.pair_servers import FEATURES, draft_arguments, target_arguments, with_plugin
 from tests.support.prompts import corpus
@@ -43,9 +44,7 @@ REPORTS = {
 def streamed(server: Server, text: str) -> str:
     body = {"text": f"Repeat: {text * 12} ", "stream": True}
     params = {"temperature": 0, "regex": f"({text}){{9}}", "max_new_tokens": 100}
-    lines = server.post("/generate", {**body, "sampling_params": params}).text.splitlines()
-    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    return str(chunks[-1]["text"])
+    return str(events(server.post("/generate", {**body, "sampling_params": params}))[-1]["text"])
 
 
 def thoughts(server: Server) -> list[Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 import transformers
 
 from sglang_dflash_lab.pairs import target_path
+from tests.support.chats import events
 from tests.support.generation import answers, assert_nothing_leaked, flush, tokens
 from tests.support.pair_servers import FEATURES, RANDOM_WIDTHS, dflash_server
 from tests.support.prompts import corpus
@@ -88,12 +89,9 @@ def streamed(server: Server, prompts: list[list[int]], params: list[Params]) -> 
 
     def ask(prompt: list[int], params: Params) -> tuple[str, list[int], Any]:
         body = {"input_ids": prompt, "sampling_params": params, "stream": True, **LOGPROBS}
-        texts, chunk = [""], dict[str, Any]()
-        for line in server.post("/generate", body).text.splitlines():
-            if line.startswith("data: {"):
-                chunk = json.loads(line.removeprefix("data: "))
-                assert chunk["text"].startswith(texts[-1]), "a stream took text back"
-                texts.append(chunk["text"])
+        chunks = events(server.post("/generate", body))
+        assert all(two["text"].startswith(one["text"]) for one, two in pairwise(chunks)), "a stream took text back"
+        chunk = chunks[-1]
         assert len(chunk["meta_info"]["output_token_logprobs"]) == chunk["meta_info"]["completion_tokens"]
         return chunk["text"], chunk["output_ids"], chunk["meta_info"]["finish_reason"]
 

@@ -73,7 +73,7 @@ def answers_of_reference(entries: Sequence[Entry], out: Path) -> list[Any]:
 def answer(server: Server, entry: Entry) -> Any:
     response = server.post(entry.route, entry.body)
     assert response.status_code == 200, response.text
-    return answer_of(response)
+    return answer_of(entry, response)
 
 
 def pools_at_rest(server: Server) -> dict[str, int]:

@@ -14,6 +14,7 @@ import torch
 
 from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs.corpus import Prompt, prompts
+from tests.support.chats import DIRECT
 from tests.support.prompts import chat_ids, corpus, message_ids, schema_of
 
 PAIR = "tiny-hybrid"
@@ -31,7 +32,6 @@ TOOL = {
     },
 }
 SEEDED = "seeded"
-DIRECT = {"chat_template_kwargs": {"enable_thinking": False}}  # a grammar binds behind the thoughts
 
 
 @dataclass(frozen=True)
@@ -45,21 +45,8 @@ class Entry:
 
 def catalogue(size: int, seed: int = 0) -> list[Entry]:
     """``size`` entries of all kinds; the same seed gives the same ones."""
-    kinds = itertools.cycle(
-        (
-            _known,
-            _random,
-            _shared,
-            _seeded,
-            _repeated,
-            _known,
-            _random,
-            _schema,
-            _forced_call,
-            _written_calls,
-            _thoughts,
-        )
-    )
+    generated = (_known, _random, _shared, _seeded, _repeated, _known, _random, _schema)
+    kinds = itertools.cycle((*generated, _forced_call, _written_calls, _thoughts))
     random = Random(seed)
     sources = _Sources(random, size)
     return [kind(sources) for kind in itertools.islice(kinds, size)]

@@ -30,10 +30,10 @@ from sglang_dflash import ops
 from sglang_dflash.model.drafter import StagedContext
 from sglang_dflash.plan import serving
 from sglang_dflash.states import replay
-from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.states.gdn_commit import gdn_commit
 from sglang_dflash.states.gdn_verify import gdn_verify
 from sglang_dflash.worker import forwards
+from sglang_dflash.worker.commit import RecurrentCommit
 from sglang_dflash.worker.forwards import Inject
 from sglang_dflash.worker.start import prewarm
 from sglang_dflash.worker.start.graphs import WidthGraphs, sizes_for_narrower

@@ -26,9 +26,9 @@ from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from sglang_dflash.drafter.config import load_config, text_config
-from sglang_dflash.states import commit as commits
 from sglang_dflash.states import stepped
 from sglang_dflash.states.reference import Records
+from sglang_dflash.worker import commit as commits
 from sglang_dflash.worker.start import prewarm
 from tests.ops.launches import Launch, compiled_for, tensor
 from tests.support.cards import FOLDER
@@ -201,6 +201,6 @@ def test_the_start_launches_the_commit_of_every_batch(
                 step = calls._step(2, bs, committed)
                 step.batch.mamba_track_indices = step.batch.req_pool_indices
                 commit.before_verify(step)
-                commit(step)
+                commit.commit(step)
     late = {launch.key for launch in launches} - at_start
     assert at_start and not late, f"{len(late)} compilations under traffic, {len(at_start)} at the start"

@@ -18,9 +18,10 @@ from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 from torch import Tensor
 
 from sglang_dflash.ops import accept_block
-from sglang_dflash.states import commit, replay
-from sglang_dflash.states.commit import RecurrentCommit, may_cross
+from sglang_dflash.states import replay
 from sglang_dflash.states.reference import Records
+from sglang_dflash.worker import commit
+from sglang_dflash.worker.commit import RecurrentCommit, may_cross
 from sglang_dflash_cpu.layers.pools import commit as commit_steps
 from sglang_dflash_cpu.layers.pools import track
 from tests.support.configs import serve
@@ -142,7 +143,7 @@ def test_a_row_given_away_after_the_verify_keeps_its_new_owners_state(pools: Poo
         verify(pools, width)
     pools.requests.req_index_to_mamba_index_mapping[ROWS[0]] = ANOTHERS
     states, windows, old = pools.temporal.clone(), pools.conv.clone(), pools.temporal[:, SLOTS[0]].clone()
-    committer(step)
+    committer.commit(step)
     assert torch.equal(pools.conv[:, ANOTHERS], windows[:, ANOTHERS])
     assert pools.changed(states) == ({5} if width == 1 else {1, 3, 5})
     if width == 1:
@@ -158,7 +159,7 @@ def test_a_commit_advances_the_states_and_takes_the_snapshot_at_a_boundary(pools
         step = a_step(pools, 5, accepted)
         committer.before_verify(step)
         verify(pools, 5)
-        committer(step)
+        committer.commit(step)
         assert pools.changed(before) == {1, 3, 5}
         assert not pools.temporal.isnan().any()
         windows = pools.requests.mamba_pool.mamba_cache.intermediate_conv_window[0]

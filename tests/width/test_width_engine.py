@@ -66,7 +66,6 @@ def unknown(number: int) -> list[list[int]]:
 
 
 def test_the_log_states_step_times_at_the_start(server: Server) -> None:
-    assert "block 16, adaptive width" in server.log
     assert re.search(r"DFLASH: policy adaptive, widths \(1, 2, 4, 8, 16\); ms a step", server.log)
     assert len(width_info(server)["costs"]["milliseconds"][0]) == 5
 
@@ -78,8 +77,8 @@ def test_drafting_pauses_where_drafts_are_rejected_and_resumes(server: Server, p
     refused = first_round(babble, lambda width: width < 1.5)
     assert refused is not None, width_info(server)
     assert width_info(server)["pauses"] > 0
-    said = re.findall(r"DFLASH: drafting does not pay: a block of \d+ yields .* cause: ([\w ]+)", server.log)
-    assert said.count("no chat template ") == 1, said
+    said = re.findall(r"DFLASH: drafting does not pay: a block of \d+ yields .* cause: (\w+)", server.log)
+    assert said == ["drafter"], said
     drafting = worker_info(server)["drafting"]
     assert drafting["judged_by"] == "costs" and drafting["break_even"] > 1
     assert metrics(server)["drafting_pays"] == drafting["pays"]

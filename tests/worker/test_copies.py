@@ -14,7 +14,8 @@ import torch
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.worker.copies import Copied, Copies
+from sglang_dflash.worker.copies import Copies
+from sglang_dflash.worker.flight import StepRecord
 
 pytestmark = pytest.mark.sglang
 
@@ -37,22 +38,26 @@ def test_a_request_that_another_server_prefilled_is_taken_up() -> None:
     reqs = [Request(origin_input_ids=array("q", ids), output_ids=array("q", [9])) for ids in ([4, 5, 6], [7, 2**62])]
     lens = torch.tensor([3, 2])
     batch: Any = SimpleNamespace(
-        req_pool_indices=rows, req_pool_indices_cpu=rows, reqs=reqs, seq_lens=lens, seq_lens_cpu=lens
+        req_pool_indices=rows,
+        req_pool_indices_cpu=rows,
+        reqs=reqs,
+        seq_lens=lens,
+        seq_lens_cpu=lens,
+        spec_info=SimpleNamespace(bonus_tokens=torch.tensor([9, 8])),
     )
-    held.start_transferred(batch, torch.tensor([9, 8]))
+    held.transferred(batch)
     assert held.history[3, :4].tolist() == [4, 5, 6, 9] and held.history[1, :3].tolist() == [7, -1, 8]
 
 
 def test_matches_and_tokens_of_copies_reach_the_host() -> None:
-    held, reqs = copies(), [Request(), Request(), Request()]
-    matches: Any = held._matches
+    held, reqs = copies(), (Request(), Request(), Request())
     rows, at = [2, 0, 3], 70 << 36  # of four rows; at position 70
     found = torch.tensor([[at + (3 << 31), 0], [0, 0], [at + (9 << 31) + 5, 0], [at + (4 << 31), 0]])
-    Copied(matches, reqs, rows, found, drafted=False).arrived([1, 1, 1])
+    held.read(StepRecord(1, 3, 0, reqs, found=found, rows=rows, accept_lens=[1, 1, 1]))
     assert held.matched([*reqs, Request()]) == [True, False, True, False]
     # Copies differ from drafts from positions 2 and 3 on; the first one was right up to position 5.
     found = torch.tensor([[at + (5 << 31), 0], [0, 0], [at, 2], [at, 3]])
-    step = Copied(matches, reqs, rows, found, drafted=True)
-    step.arrived([6, 4, 2])
-    assert (step.lengths, step.tokens) == ([9, 4], 4)
+    step = StepRecord(16, 3, 0, reqs, found=found, rows=rows, accept_lens=[6, 4, 2])
+    held.read(step)
+    assert (step.match_lens, step.copied_tokens) == ([9, 4], 4)
     assert held.matched(reqs) == [False, True, False]

@@ -113,7 +113,7 @@ def injected(monkeypatch: pytest.MonkeyPatch) -> tuple[Inject, list[list[int]]]:
 def test_plainly_decoded_tokens_are_injected_together(injected: tuple[Inject, list[list[int]]]) -> None:
     injection, written = injected
     for position in range(3):
-        injection(a_step(["a", "b"], position))
+        injection.inject(a_step(["a", "b"], position))
     assert written == []
     injection.catch_up()
     injection.catch_up()
@@ -123,8 +123,8 @@ def test_plainly_decoded_tokens_are_injected_together(injected: tuple[Inject, li
 def test_another_batch_does_not_wait_with_the_last_one(injected: tuple[Inject, list[list[int]]]) -> None:
     """A slot of a request that has left may be another's by then."""
     injection, written = injected
-    injection(a_step(["a", "b"], 7))
-    injection(a_step(["b"], 8))
+    injection.inject(a_step(["a", "b"], 7))
+    injection.inject(a_step(["b"], 8))
     assert written == [[7, 7]]
 
 
@@ -132,7 +132,7 @@ def test_nothing_waits_where_a_transfer_fills_the_slots(injected: tuple[Inject, 
     """A decoding server's freed slots are written by the next request's transfer, which no call of ours precedes."""
     injection, written = injected
     injection._defers = False
-    injection(a_step(["a", "b"], 3))
+    injection.inject(a_step(["a", "b"], 3))
     assert written == [[3, 3]]
     assert not injection.catch_up()
 
@@ -155,7 +155,7 @@ def test_the_next_forward_injects_a_block_if_it_has_as_many_rows(
     injection, found = injected
     monkeypatch.setattr(forwards, "STAGED", 10)
     injection.stage(3)
-    injection(a_step(list("abcd")[:requests], 5, staged_width))
+    injection.inject(a_step(list("abcd")[:requests], 5, staged_width))
     staged: Any = injection._drafter.model.staged
     if found != written:
         assert staged.slots.tolist() == [50] * len(staged.slots[: requests * staged_width]) + [0] * (
@@ -186,7 +186,7 @@ def test_the_next_forward_injects_plainly_decoded_tokens_if_it_has_as_many_rows(
     monkeypatch.setattr(forwards, "STAGED", 10)
     injection.stage(3)
     for position in range(5, 5 + plain_steps):
-        injection(a_step(["a", "b"], position))
+        injection.inject(a_step(["a", "b"], position))
     caught_up = injection.before_draft(a_step(list("xyz")[:next_requests], 9, next_width), next_width)
     assert found == written and caught_up == bool(written)
     staged: Any = injection._drafter.model.staged
@@ -211,9 +211,9 @@ def test_tokens_decoded_after_a_block_follow_its_accepted_ones(
     injection, found = injected
     monkeypatch.setattr(forwards, "STAGED", 5)
     injection.stage(5)
-    injection(a_step(["a"], 5, 3, accept_len=1))
+    injection.inject(a_step(["a"], 5, 3, accept_len=1))
     for position in range(6, 6 + plain_steps):
-        injection(a_step(["a"], position))
+        injection.inject(a_step(["a"], position))
     injection.before_draft(a_step(["a"], 9, next_width), next_width)
     staged: Any = injection.staged
     assert found == written and staged.slots.tolist() == slots
@@ -223,8 +223,8 @@ def test_another_batchs_tokens_do_not_follow_a_block(injected: tuple[Inject, lis
     """They may have the slot of a request that left."""
     injection, found = injected
     injection.stage(5)
-    injection(a_step(["a", "b"], 5, 2))
-    injection(a_step(["b"], 6))
+    injection.inject(a_step(["a", "b"], 5, 2))
+    injection.inject(a_step(["b"], 6))
     assert found == [[5] * 4]
 
 
@@ -233,7 +233,7 @@ def test_a_ring_has_a_slot_for_every_token_that_waits(injected: tuple[Inject, li
     rings: Any = SimpleNamespace(reach=2)
     injection = Inject(injection._drafter, None, rings)
     for position in range(3):
-        injection(a_step(["a"], position))
+        injection.inject(a_step(["a"], position))
     assert written == [[0, 1]]
 
 

@@ -120,7 +120,7 @@ def test_a_retracted_request_returns_with_its_ring_under_another_row() -> None:
     allocator.load_cpu_copy(kept, torch.arange(90), req_pool_index=3)
     for buffer, expected in zip((*pool.k_buffer, *pool.v_buffer), before, strict=True):
         assert torch.equal(buffer[rings.slots_of(3)], expected)
-    rings.start_transferred(prebuilt(3, 90, retracted=True))
+    rings.transferred(prebuilt(3, 90, retracted=True))
     assert rings._oldest[3] == rings._oldest_cpu[3] == 90 - 24
 
 
@@ -130,7 +130,7 @@ def test_a_retracted_request_returns_with_its_ring_under_another_row() -> None:
 def test_how_far_back_a_transferred_ring_reaches(length: int, retracted: bool, oldest: int) -> None:
     """A request that was retracted and whose ring nobody kept begins an empty one."""
     rings = rings_of(1)
-    rings.start_transferred(prebuilt(2, length, retracted=retracted))
+    rings.transferred(prebuilt(2, length, retracted=retracted))
     assert rings._oldest[2] == rings._oldest_cpu[2] == oldest
 
 

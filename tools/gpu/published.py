@@ -12,6 +12,7 @@ import json
 import random
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,8 @@ from tools.gpu.run import BUILTIN, Arm, Run, device_memory
 from tools.gpu.trace import per_step
 
 BLOCK, ACCEPT = 16, 4
+# SGLang's own worker keeps a state per draft token: 7 requests of a 27B fit 141 GB.
+BATCHES = defaultdict(lambda: (1, 4), {"Qwen3.5-4B": (1, 8, 16)})
 ARMS = {"ours": Arm(), "builtin": BUILTIN}
 DUMMY = (
     *("--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16", "--speculative-algorithm", "DFLASH"),
@@ -93,7 +96,7 @@ def generate(server: Server, batch: int, steps: int, prompt: int) -> tuple[float
 
 def step_time(run: Run, server: Server, batch: int) -> dict[str, Any]:
     """Return milliseconds of a step with ``batch`` requests, measured several times."""
-    prompt, few, many, repeats = (128, 8, 72, 3) if run.real else (4, 1, 2, 1)
+    prompt, few, many, repeats = (128, 8, 72, 3) if run.real else (4, 1, 3, 1)
     generate(server, batch, few, prompt)  # compiles what this batch size needs
     found = []
     for _ in range(repeats):
@@ -144,8 +147,7 @@ def steptimes(run: Run) -> bool:
 
 
 def _steps(run: Run, pair: str, arm: str) -> dict[str, Any]:
-    # SGLang's own worker keeps a state per draft token: 7 requests of a 27B fit 141 GB.
-    batches = ((1, 4) if "4B" not in pair else (1, 8, 16)) if run.real else (1, 2)
+    batches = BATCHES[pair] if run.real else (1,)
     limits = ("--disable-radix-cache", "--context-length", "4096", "--max-running-requests", str(max(batches)))
     with serve(run, pair, arm, *limits, "--cuda-graph-bs-decode", *map(str, batches)) as server:
         assert measure_steps(run, server, pair, arm, batches), "a measurement failed"

@@ -1,1 +1,1 @@
-"""Telemetry of the worker: step counters and times, Prometheus series, and the judgement whether drafting pays."""
+"""Telemetry of the worker: step counters, Prometheus series, and the judgement whether drafting pays."""

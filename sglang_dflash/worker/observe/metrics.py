@@ -12,28 +12,14 @@ from torch import Tensor
 from sglang_dflash import __version__
 from sglang_dflash.upstream import get_observability, get_parallel, get_serving
 from sglang_dflash.width import AdaptiveWidth, WidthPolicy
-from sglang_dflash.worker.copies import LONGEST, Copied
+from sglang_dflash.worker.copies import LONGEST
+from sglang_dflash.worker.flight import StepRecord
 
 if TYPE_CHECKING:
     from prometheus_client import Gauge, Histogram
 
     from sglang_dflash.plan.serving import ServingPlan
-    from sglang_dflash.upstream import ModelRunner, Req
-
-
-@dataclass
-class StepRecord:
-    """One decode step."""
-
-    width: int  # positions of the block, anchor included
-    batch_size: int
-    context: int  # committed tokens, summed over the batch, as last seen by the host
-    milliseconds: float | None = None  # to the next step's start; None until then, and after another forward
-    accept_lens: Sequence[int] = ()  # per request, accepted drafts plus the bonus token; empty until the host has them
-    matched: Sequence[bool] = ()  # per request, whether it had a match at the launch; empty without copied blocks
-    copied: Copied | None = None  # None without copied blocks
-    requests: Sequence[Req] = ()  # until the step is counted
-    caught_up: bool = False  # the step also injected the tokens of plain steps, so its time is an upper bound
+    from sglang_dflash.upstream import ModelRunner
 
 
 @dataclass
@@ -48,9 +34,8 @@ class StepStats:
     def count(self, record: StepRecord) -> None:
         self.widths[record.width] += 1
         self.accept_lens.update(record.accept_lens)
-        if record.copied is not None:
-            self.match_lens.update(record.copied.lengths)
-            self.copied_tokens += record.copied.tokens
+        self.match_lens.update(record.match_lens)
+        self.copied_tokens += record.copied_tokens
 
     @property
     def mean_accept_length(self) -> float | None:
@@ -109,10 +94,10 @@ class StepMetrics:
         self._pays.labels(**self._labels).set(pays is not False)
         for length in record.accept_lens:
             self._accept_length.observe(length)
-        if record.copied is not None:
-            self._copied.labels(**self._labels).inc(record.copied.tokens)
-            for length in record.copied.lengths:
-                self._match_length.observe(length)
+        if record.copied_tokens:
+            self._copied.labels(**self._labels).inc(record.copied_tokens)
+        for length in record.match_lens:
+            self._match_length.observe(length)
         for done in timed:
             if done.accept_lens and done.milliseconds:
                 self._set_rate("measured", sum(done.accept_lens) / done.milliseconds)

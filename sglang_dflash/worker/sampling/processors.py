@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.upstream import async_d2h, async_h2d
-from sglang_dflash.worker.sampling import fresh_rows
+from sglang_dflash.worker.rows import fresh_rows
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import Req, ScheduleBatch
@@ -45,7 +45,7 @@ class Processors:
         self._block: HostCopy | None = None
         self._shown: list[tuple[Req, Any]] = []
 
-    def before_prefill(self, batch: ScheduleBatch) -> None:
+    def start(self, batch: ScheduleBatch) -> None:
         """Start the requests of a prefill; show decoding requests of a mixed batch as of their last token."""
         processed, rows = dict(_processed(batch)), fresh_rows(batch)
         fresh = [processed.pop(row) for row in rows if row in processed]

@@ -35,7 +35,6 @@ from sglang_dflash.ops import (
 from sglang_dflash.plan import division
 from sglang_dflash.plan.division import size
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.upstream import (
     ForwardMode,
     LogitsProcessorOutput,
@@ -47,6 +46,7 @@ from sglang_dflash.upstream import (
     get_schedule,
     mamba_track_grid,
 )
+from sglang_dflash.worker.commit import RecurrentCommit
 from sglang_dflash.worker.copies import Copies
 from sglang_dflash.worker.forwards import Inject
 from sglang_dflash.worker.window import DraftRings
@@ -144,7 +144,8 @@ class FirstCalls:
         if self._copies is not None:
             if step.width > 1:
                 self._copies.offer(step)
-            self._copies.append(step)
+            self._copies.commit(step)
+            self._copies.found()
 
     def _commits(self, width: int) -> None:
         if width > 1 and not self._plan.replay and self._target.decode_cuda_graph_runner is None:
@@ -160,7 +161,7 @@ class FirstCalls:
                 slots = self._zeros(bs).to(linear.forward_metadata.mamba_cache_indices.dtype)
                 linear.forward_metadata = replace(linear.forward_metadata, mamba_cache_indices=slots)
             self._commit.before_verify(step)
-            self._commit(step)
+            self._commit.commit(step)
 
     def _step(self, width: int, bs: int = 1, committed: int = 0) -> Any:
         # ``bs`` padding requests of ``committed`` tokens that accept nothing.

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 
-DRAFT = "sglang_dflash.worker.forwards.Draft.__call__"
-VERIFY = "sglang_dflash.worker.forwards.Verify.__call__"
+DRAFT = "sglang_dflash.worker.forwards.Draft.draft"
+VERIFY = "sglang_dflash.worker.forwards.Verify.verify"
 CONTEXT_KV = "sglang_dflash.model.drafter.DFlashDraftModel.context_kv"
 FORWARD = "sglang_dflash.model.drafter.DFlashDraftModel.forward"
-COMMIT = "sglang_dflash.states.commit.RecurrentCommit.__call__"
+COMMIT = "sglang_dflash.worker.commit.RecurrentCommit.commit"
 DECODE = "sglang_dflash.worker.worker.DFlashWorker._decode"
 PREFILL = "sglang_dflash.worker.worker.DFlashWorker._prefill"
 CHOOSE = "sglang_dflash.worker.accept.Accept.target_tokens"
-STEPS = "sglang_dflash.worker.observe.observer.Steps"
+TIMER = "sglang_dflash.worker.flight.StepTimer"
 HEAD = "sglang_dflash.model.vocabulary.TargetVocabulary.argmax_token"
 GATHER = "sglang.srt.distributed.parallel_state.GroupCoordinator.all_gather"
 LEARN = "sglang_dflash.width.adaptive.AdaptiveWidth.observe"
@@ -62,7 +62,7 @@ def register() -> None:
         "skew": [
             (HEAD, changes.hidden_states, When.BEFORE),
             (CHOOSE, changes.target_tokens, When.AFTER),
-            (f"{STEPS}.timed", changes.times, When.AFTER),
+            (f"{TIMER}.finished", changes.times, When.AFTER),
             (COMMIT, changes.write, When.AFTER),
         ],
         "skew_policy": [(LEARN, changes.accept_lens, When.BEFORE)],

@@ -46,9 +46,9 @@ def hooks(when: Any) -> list[tuple[str, Callable[..., Any], Any]]:
         (ours + "sampling.processors.HostCopy.__init__", start_copy, when.AROUND),
         (ours + "sampling.processors.HostCopy.wait", wait_for_copy, when.AROUND),
         (ours + "accept.Accept.before_verify", before_verify, when.AROUND),
-        (ours + "accept.Accept.__call__", accept, when.AROUND),
+        (ours + "accept.Accept.accept", accept, when.AROUND),
         (ours + "state.DraftState.prepare_for_decode", prepare_for_decode, when.AROUND),
-        (ours + "forwards.Inject.__call__", inject, when.AROUND),
+        (ours + "forwards.Inject.inject", inject, when.AROUND),
         (ours + "worker.DFlashWorker._decode", note, when.AFTER),
     ]
 

@@ -112,7 +112,7 @@ def count_lost(result: Any, scheduler: Any, *_: Any) -> Any:
         # A row brings its ring of the drafter's K/V and its records of a block, which nothing hands out by themselves.
         "rows": requests.size - requests.available_size(),
         "locked in the prefix cache": cache.full_protected_size() + cache.mamba_protected_size(),
-        "steps without counts": len(scheduler.draft_worker._observer._steps._uncounted),
+        "steps without counts": len(scheduler.draft_worker._in_flight),
     }
     return result
 

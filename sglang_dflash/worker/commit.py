@@ -27,8 +27,8 @@ class RecurrentCommit:
     """Commits each request's recurrent state (GDN and convolution) after its last accepted token.
 
     The verify kept the state after every block position, or recorded what each position wrote. A request that crosses a
-    prefix-cache track boundary inside the block also gets a snapshot of the state there. A block of the anchor alone
-    has advanced the states in place, so only the snapshot remains. Does nothing for a target without recurrent layers.
+    prefix-cache track boundary inside the block also gets a snapshot of the state there. Does nothing for a target
+    without recurrent layers.
 
     Args:
         replays: whether the verify records writes instead of keeping states.
@@ -52,36 +52,39 @@ class RecurrentCommit:
             growth = step.state.in_flight + step.width  # host lengths lag one step
             step.interval = self._interval if may_cross(step.state.committed_cpu, growth, self._interval) else 0
 
-    def __call__(self, step: Step) -> None:
+    def commit(self, step: Step) -> None:
         """Commit ``step.accepted``."""
         if not self._recurrent:
             return
         track = step.batch.mamba_track_indices if step.interval else None  # target slots of snapshots, negative: none
-        if step.width > 1:
-            (self._commit_records if self._replays else self._commit_kept)(step, track)
-        elif track is not None:
+        if step.width > 1 and self._replays:
+            self._commit_records(step, track)
+        elif step.width > 1:
+            self._commit_kept(step, track)
+        elif track is not None:  # width 1 has advanced the states in place; only the snapshot is left
             cache, crosses = self._requests.mamba_pool.mamba_cache, step.accepted.counts[1] > 0
-            states, slots = (cache.conv[0], cache.temporal), step.state_slots
-            track_mamba_states_all_layers(*states, slots, crosses, track, len(track), check_freed_slots=True)
+            track_mamba_states_all_layers(
+                cache.conv[0], cache.temporal, step.state_slots, crosses, track, len(track), check_freed_slots=True
+            )
 
     def _commit_records(self, step: Step, track: Tensor | None) -> None:
         states, accepted = self._requests.get_speculative_mamba2_params_all_layers(), step.accepted
-        tracked = (None, None) if track is None else (track, accepted.counts[1])
-        rows = step.batch.req_pool_indices
         assert step.state_slots is not None
-        ends = rows, step.state_slots, accepted.accept_lens, *tracked
+        rows, slots, counts = step.batch.req_pool_indices, step.state_slots, accepted.accept_lens
+        tracked = None if track is None else accepted.counts[1]
+        pool, records = states.temporal, pool_records(states)
         if self._gates is None:
-            gdn_commit(states.temporal, pool_records(states), *ends)
+            gdn_commit(pool, records, rows, slots, counts, track, tracked)
         else:
-            step_commit(states.temporal, pool_records(states), self._gates, *ends, width=step.width)
+            step_commit(pool, records, self._gates, rows, slots, counts, track, tracked, width=step.width)
         windows = SimpleNamespace(
             temporal=states.temporal[:0],
             intermediate_ssm=None,
             conv=states.conv,
             intermediate_conv_window=states.intermediate_conv_window,
         )
-        last = accepted.ends[0], track, None if track is None else accepted.ends[1]
-        scatter_mamba_states_after_mtp_verify(windows, step.state_slots, *last)
+        last_tracked = None if track is None else accepted.ends[1]
+        scatter_mamba_states_after_mtp_verify(windows, step.state_slots, accepted.ends[0], track, last_tracked)
 
     def _commit_kept(self, step: Step, track: Tensor | None) -> None:
         # SGLang's commit uses the slots that the verify read.

@@ -1,0 +1,178 @@
+"""Whether drafting pays: one judgement for the log, ``/metrics`` and ``/server_info``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sglang_dflash import causes
+from sglang_dflash.causes import Cause
+from sglang_dflash.drafter.published import accept_lengths, card_of_drafter, cheapest_step, published_pairs
+from sglang_dflash.width import AdaptiveWidth, Prospect, WidthPolicy
+from sglang_dflash.width.adaptive import SWITCH_NOW
+from sglang_dflash.worker.flight import StepRecord
+
+if TYPE_CHECKING:
+    from sglang_dflash.plan.serving import ServingPlan
+    from sglang_dflash.upstream import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+RECENT = 1024  # verified blocks after which all counts are halved, so that old traffic fades
+QUIET_SECONDS = 3600.0  # least time between two warnings of one cause
+
+
+class RecentBlocks:
+    """Counts of recent verified blocks, of their tokens, and of blocks whose first draft was accepted."""
+
+    def __init__(self) -> None:
+        self.number = self.tokens = self.firsts = 0.0
+
+    @property
+    def accept_length(self) -> float | None:
+        return self.tokens / self.number if self.number else None
+
+    @property
+    def first_accepted(self) -> float | None:
+        """Share of first drafts that were accepted: comparable between widths."""
+        return self.firsts / self.number if self.number else None
+
+    def count(self, record: StepRecord) -> None:
+        """Count a finished step that has its requests; plain steps and blocks with a match are left out."""
+        if record.width == 1:
+            return
+        matched = record.matched or [False] * len(record.requests)
+        for req, length, is_matched in zip(record.requests, record.accept_lens, matched, strict=True):
+            # With overlap, a finished request is launched once more.
+            if req.finished_reason is None and not is_matched:
+                self.number += 1
+                self.tokens += length
+                self.firsts += length > 1
+        if self.number >= RECENT:
+            self.number, self.tokens, self.firsts = self.number / 2, self.tokens / 2, self.firsts / 2
+
+
+class Payoff:
+    """Judges recent steps, and logs one warning per cause and hour while drafting does not pay.
+
+    Args:
+        known: causes that hold for the whole server, with their evidence.
+        drafter: path or repository.
+        block: positions of a drafted block.
+        clock: returns seconds.
+
+    Attributes:
+        pays: None until enough blocks were verified.
+    """
+
+    def __init__(
+        self, known: Mapping[str, str | None], drafter: str, block: int, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._recent, self._known, self._clock = RecentBlocks(), dict(known), clock
+        card = card_of_drafter(drafter)
+        # A fixed width has no cost table. No published pair gains below this accept length, even for one user.
+        self._break_even, self._card = cheapest_step(card, block), card and _card_section(card, block)
+        self.pays: bool | None = None
+        self._warned: dict[str, float] = {}
+        self._has_warned = False
+
+    def count(self, record: StepRecord, policy: WidthPolicy, not_finite: int) -> None:
+        """Count a finished step; ``not_finite`` is the number of such drafts since the start."""
+        self._recent.count(record)
+        if not_finite:
+            self._known[causes.NOT_FINITE] = f"{not_finite} positions"
+        before, self.pays = self.pays, self._judge(policy)
+        if self.pays is False and (before is not False or record.width > 1):
+            self._warn(policy)
+        elif self.pays and self._has_warned:
+            self._has_warned = False
+            logger.info("DFLASH: drafting pays again: %s", self._figures(policy))
+
+    def section(self, policy: WidthPolicy) -> dict[str, Any]:
+        """Return the part ``drafting`` of ``/server_info``, ready for JSON."""
+        recent, prospect = self._recent, _prospect(policy)
+        return {
+            "pays": self.pays,
+            "accept_length": recent.accept_length,
+            "first_drafts_accepted": recent.first_accepted,
+            "break_even": prospect.cost if prospect else self._break_even,
+            "judged_by": "costs" if prospect else "accept length",
+            "card": self._card,
+            "known": self._known,
+            "causes": [asdict(cause) for cause in self._causes(policy)] if self.pays is False else [],
+        }
+
+    def _judge(self, policy: WidthPolicy) -> bool | None:
+        if isinstance(policy, AdaptiveWidth) and policy.can_pause:
+            return policy.paused is None
+        length = self._recent.accept_length
+        if length is None or self._recent.number < causes.ENOUGH:
+            return None
+        return length >= self._break_even * (causes.RECOVERED if self.pays is False else 1)
+
+    def _causes(self, policy: WidthPolicy) -> list[Cause]:
+        found = {causes.DRAFTER: Cause(causes.DRAFTER)}
+        found |= {name: Cause(name, evidence) for name, evidence in self._known.items()}
+        alone = _prospect(policy, alone=True)
+        if alone and alone.tokens > (1 + SWITCH_NOW) * alone.cost:
+            found[causes.LOAD] = Cause(causes.LOAD)
+        return [found[name] for name in causes.FIXES if name in found]
+
+    def _warn(self, policy: WidthPolicy) -> None:
+        now, (cause, *others) = self._clock(), self._causes(policy)
+        if now - self._warned.get(cause.cause, -QUIET_SECONDS) < QUIET_SECONDS:
+            return
+        self._warned[cause.cause], self._has_warned = now, True
+        also = f". Other possible causes: {', '.join(other.cause for other in others)}" if others else ""
+        logger.warning(
+            "DFLASH: drafting does not pay: %s. Possible cause: %s%s. `sglang-dflash diagnose URL` measures the effect "
+            "of chat template, thinking and sampling",
+            *(self._figures(policy), cause, also),
+        )
+
+    def _figures(self, policy: WidthPolicy) -> str:
+        length, prospect = self._recent.accept_length or 0.0, policy.paused or _prospect(policy)
+        text = str(prospect or f"accept length {length:.2f} (one user gains from {self._break_even:.2f})")
+        if self._card and (lengths := self._card["accept_length"].values()):
+            text += f"; the card of {self._card['drafter']} states {min(lengths)} to {max(lengths)}"
+            text += f" ({self._card['setup']})"
+        return text
+
+
+def known_causes(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> dict[str, str | None]:
+    """Return the causes that the two models' configurations show at the start, with their evidence."""
+    served, drafts = target.model_config, drafter.model_config
+    other = other_target(plan.files.name, served.model_path)
+    found: dict[str, str | None] = {
+        causes.QUANTISED_DRAFTER: plan.drafter.quantization or drafts.quantization,
+        causes.OTHER_TARGET: other and f"its target is {other}",
+        causes.QUANTISED_TARGET: served.quantization,
+    }
+    if plan.drafter.stored:
+        found[causes.QUANTISED_DRAFTER] = "dequantised at load"
+    known = {name: evidence for name, evidence in found.items() if evidence}
+    return known | (dict.fromkeys([causes.FLOAT16]) if torch.float16 in (served.dtype, drafts.dtype) else {})
+
+
+def other_target(drafter: str, target: str) -> str | None:
+    """Return the target of a published drafter if the server runs another published target."""
+    card, served = card_of_drafter(drafter), Path(target).name.lower()
+    others = {Path(other["target"]).name.lower() for other in published_pairs().values() if other is not card}
+    return str(card["target"]) if card and served in others else None
+
+
+def _prospect(policy: WidthPolicy, *, alone: bool = False) -> Prospect | None:
+    # None for a policy without a cost table, or without plain decoding among its widths.
+    return policy.prospect(alone=alone) if isinstance(policy, AdaptiveWidth) else None
+
+
+def _card_section(card: dict[str, Any], block: int) -> dict[str, Any]:
+    near, lengths = accept_lengths(card, block)
+    stated = {key: card[key] for key in ("drafter", "card", "setup", "thinking")}
+    return {**stated, "block": near, "accept_length": lengths}

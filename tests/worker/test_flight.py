@@ -1,0 +1,86 @@
+"""Times of steps in flight, and the ranges of a profile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("sglang")
+
+from sglang_dflash.worker import flight, worker
+from sglang_dflash.worker.flight import StepRecord, StepTimer
+
+pytestmark = pytest.mark.sglang
+
+
+class Events:
+    """A device's events, one millisecond apart; the device has finished the first ``done``."""
+
+    def __init__(self) -> None:
+        self.done, self.recorded = 0, 0
+
+    def Event(self, enable_timing: bool) -> Events._Event:
+        assert enable_timing
+        return self._Event(self)
+
+    class _Event:
+        def __init__(self, device: Events) -> None:
+            self.device, self.at = device, 0
+
+        def record(self) -> None:
+            self.device.recorded += 1
+            self.at = self.device.recorded
+
+        def query(self) -> bool:
+            return self.at <= self.device.done
+
+        def elapsed_time(self, end: Events._Event) -> float:
+            return float(end.at - self.at)
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> Events:
+    events = Events()
+    monkeypatch.setattr(flight.torch, "get_device_module", lambda device: events)
+    return events
+
+
+def started(timer: StepTimer) -> StepRecord:
+    record = StepRecord(16, 2, 100)
+    timer.started(record)
+    return record
+
+
+def test_a_step_lasts_until_the_next_one_starts_and_is_read_when_the_device_has_finished(events: Events) -> None:
+    timer = StepTimer("meta")
+    first, second = started(timer), started(timer)
+    assert timer.finished() == []
+    events.done = 2
+    assert timer.finished() == [first] and first.milliseconds == 1
+    timer.interrupted()  # by a prefill
+    events.done = 3
+    third, _ = started(timer), started(timer)
+    events.done = 4
+    assert timer.finished() == [third]
+    assert second.milliseconds is None
+
+
+def test_one_step_of_several_is_timed(events: Events) -> None:
+    timer, events.done = StepTimer("meta", every=3), 100
+    records = [started(timer) for _ in range(7)]
+    assert timer.finished() == [records[0], records[3]] and events.recorded == 5
+
+
+def test_a_host_measures_by_its_own_clock() -> None:
+    timer = StepTimer("cpu")
+    first, _ = started(timer), started(timer)
+    assert timer.finished() == [first] and first.milliseconds is not None and 0 <= first.milliseconds < 1000
+
+
+def test_stages_are_ranges_of_a_profile_and_cost_nothing_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.profiler.profile() as profile, worker.stage("doubling"):
+        torch.ones(2).mul_(2)
+    assert [event.name for event in profile.events() if event.name.startswith("dflash.")] == ["dflash.doubling"]
+    monkeypatch.setattr(worker, "record_function", None)
+    with worker.stage("draft"):
+        pass
