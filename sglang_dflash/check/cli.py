@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -19,7 +20,7 @@ from sglang_dflash.check.doctor import doctor
 from sglang_dflash.check.flags import check_unread, parse
 from sglang_dflash.check.machine import GPUS, asked_about
 from sglang_dflash.check.report import Report, plan_lines, preflight, summary, to_json
-from sglang_dflash.drafter.published import card_of_drafter, fastest_blocks
+from sglang_dflash.drafter.published import card_of_drafter
 from sglang_dflash.errors import DFlashError, Finding, note
 from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.device import Device, why_no_accelerator
@@ -134,9 +135,14 @@ def check(
 
 
 def _fastest_block(drafter: str, users: int) -> Iterator[Finding]:
-    card = card_of_drafter(drafter)
-    if card and (fastest := fastest_blocks(card, users)):
-        won = ", ".join(f"block {block} in {n} of {sum(fastest.values())} tasks" for block, n in fastest.items())
+    """Yield in how many tasks of the card each block size was fastest with ``users`` users, if it compares them."""
+    card, speeds = card_of_drafter(drafter), defaultdict[str, dict[int, float]](dict)
+    for row in card["speed"] if card else ():
+        if (row["arm"], row["concurrency"]) == ("dflash", users):
+            speeds[row["task"]][row["block"]] = row["tokens_per_s"]
+    fastest = Counter(max(each, key=each.__getitem__) for each in speeds.values() if len(each) > 1)
+    if card and fastest:
+        won = ", ".join(f"block {block} in {n} of {fastest.total()} tasks" for block, n in fastest.most_common())
         yield note(f"fastest with {users} users on {card['drafter']}'s card: {won}", about="block size")
 
 

@@ -8,17 +8,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_dflash.check.pools import Pools, RequestState, Sizing, fit
-from sglang_dflash.check.sizes import FAMILIES, draft_kv_per_token, dtype_bytes, state_bytes, target_kv_per_token
+from sglang_dflash.check.sizes import (
+    FAMILIES,
+    draft_kv_per_token,
+    dtype_bytes,
+    sharing_ranks,
+    state_bytes,
+    target_kv_per_token,
+)
+from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig, quantization
-from sglang_dflash.drafter.tensors import expected_shapes, sharing_ranks
+from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash.errors import Finding, warn
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import STATE_SHARE
-from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.pair import DTYPE_BYTES, Pair, count
 from sglang_dflash.plan.plan import replays
 from sglang_dflash.plan.serving import DraftWindow, context_window
 from sglang_dflash.plan.settings import Settings, in_transfer, ring_length, slots_per_request
-from sglang_dflash.plan.target import DTYPE_BYTES, count
 
 MEM_FRACTION = 0.85  # assumed; SGLang computes one from the device and its graphs
 _FLOATS = {"F64", "F32", "F16", "BF16"}
@@ -43,7 +50,7 @@ def unknown_size(pair: Pair) -> Finding | None:
         families = f"one of {', '.join(sorted(FAMILIES))}"
         return warn(f"no sizes are known for targets of model_type {family!r}", expected=families, remedy=remedy)
     files = pair.target_files
-    if files.tensors is None and files.stated_size is None:
+    if files.tensors is None and not _stated_size(files):
         value = f"the size of the target's weights is unknown: {files.name} has no safetensors header or index"
         return warn(value, expected="a safetensors checkpoint", remedy=remedy)
     return None
@@ -136,12 +143,19 @@ def _is_weighed(settings: Settings, pair: Pair) -> bool:
 def _target_weights(pair: Pair, dtype: str) -> int:
     headers = pair.target_files.tensors
     if headers is None:
-        return pair.target_files.stated_size or 0
+        return _stated_size(pair.target_files)
     is_plain = quantization(pair.target) is None
     read = (header for name, header in headers.items() if not name.startswith("mtp."))  # multi-token prediction's
     return sum(  # plain floats in ``dtype``, everything else as stored
         each.numel * dtype_bytes(dtype) if is_plain and each.dtype in _FLOATS else each.num_bytes for each in read
     )
+
+
+def _stated_size(files: ModelFiles) -> int:
+    """Return the bytes of all tensors as the index states them; 0 if it does not."""
+    metadata = (files.index or {}).get("metadata")
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return size if isinstance(size, int) else 0
 
 
 def _drafter_weights(drafter: DrafterConfig, dtype: str, tp_size: int) -> int:

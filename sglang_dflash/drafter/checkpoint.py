@@ -165,13 +165,6 @@ class ModelFiles:
         file = self.folder / INDEX
         return read_object(file) if file.is_file() else None
 
-    @property
-    def stated_size(self) -> int | None:
-        """Bytes of all tensors as the index states them; None if it does not."""
-        metadata = (self.index or {}).get("metadata")
-        size = metadata.get("total_size") if isinstance(metadata, dict) else None
-        return size if isinstance(size, int) else None
-
     def stored(self, name: str, rows: Sequence[int] | None = None) -> Tensor | None:
         """Return a tensor or some of its rows; None if no file of the folder holds them.
 

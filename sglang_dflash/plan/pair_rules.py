@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from sglang_dflash.drafter.checkpoint import TEMPLATE, TOKENIZER_CONFIG, ModelFiles, read_text
 from sglang_dflash.drafter.config import quantization
 from sglang_dflash.drafter.formats import FULL
-from sglang_dflash.drafter.template import added_tokens, chat_template
 from sglang_dflash.drafter.tensors import DRAFT_TO_TARGET, EMBEDDING, HEAD, TARGET_TO_DRAFT, LoadReport
-from sglang_dflash.errors import Finding, error, note, ok, warn
-from sglang_dflash.plan.pair import Pair
+from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
+from sglang_dflash.plan.pair import Pair, count
 from sglang_dflash.plan.plan import chooses_copies
 from sglang_dflash.plan.serving import context_window
 from sglang_dflash.plan.settings import PLAIN_LAYERS, Settings
-from sglang_dflash.plan.target import count
 
 Rule = Callable[[Settings, Pair], Finding]
 _CHUNK = 64  # tokens of SGLang's GDN kernels
@@ -256,7 +255,7 @@ def _tokenizer(settings: Settings, pair: Pair) -> Finding:
             expected="the tokenizer that the drafter was trained with",
             remedy="check --tokenizer-path",
         )
-    if ours is None or (added_tokens(ours), _words(ours)) == (added_tokens(theirs), _words(theirs)):
+    if ours is None or (_added_tokens(ours), _words(ours)) == (_added_tokens(theirs), _words(theirs)):
         return ok("the target's")
     return error(
         "the drafter's tokenizer.json differs from the target's",
@@ -267,7 +266,7 @@ def _tokenizer(settings: Settings, pair: Pair) -> Finding:
 
 def _mask_token_name(settings: Settings, pair: Pair) -> Finding:
     token, tokenizer = pair.drafter.mask_token_id, pair.tokenizer or {}
-    added, words = added_tokens(tokenizer), _words(tokenizer)
+    added, words = _added_tokens(tokenizer), _words(tokenizer)
     ordinary = [word for word, index in words.items() if index == token] if isinstance(words, dict) else []
     name = added.get(token) or next(iter(ordinary), None)
     if name is None:
@@ -290,7 +289,7 @@ def _words(tokenizer: Mapping[str, Any]) -> Any:
 def _chat_template(settings: Settings, pair: Pair) -> Finding:
     if settings.chat_template:
         return ok(f"{settings.chat_template} (--chat-template)")
-    template = chat_template(pair.target_files)
+    template = _template_of(pair.target_files)
     if template is None:
         return warn(
             "the target has none",
@@ -300,6 +299,25 @@ def _chat_template(settings: Settings, pair: Pair) -> Finding:
     if "enable_thinking" not in template:
         return ok("no thinking switch")
     return ok("has a thinking switch: set it as the drafter's card did (chat_template_kwargs)")
+
+
+def _template_of(files: ModelFiles) -> str | None:
+    """Return the chat template in a model's files, None without one; errors as of :meth:`ModelFiles.json`."""
+    path = files.path(TEMPLATE)
+    template = read_text(path) if path else (files.json(TOKENIZER_CONFIG) or {}).get("chat_template")
+    return str(template) if template else None
+
+
+def _added_tokens(tokenizer: Mapping[str, Any]) -> dict[int, str]:
+    """Return the added tokens of a ``tokenizer.json`` by id; an entry without id or content is a DFlashError."""
+    try:
+        return {int(entry["id"]): str(entry["content"]) for entry in tokenizer.get("added_tokens") or []}
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise DFlashError(
+            f"added_tokens of a tokenizer.json cannot be read ({error!r})",
+            expected="an id and a content in each entry",
+            remedy="download the model again",
+        ) from None
 
 
 # In the order of ``check``'s output.

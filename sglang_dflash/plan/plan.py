@@ -8,10 +8,9 @@ from sglang_dflash.drafter.dequantise import is_set_aside
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import exact
 from sglang_dflash.plan.device import Device
-from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.pair import DTYPE_BYTES, Pair, matrix_numbers
 from sglang_dflash.plan.serving import DraftWindow, Role, ServingPlan, context_window
 from sglang_dflash.plan.settings import COPIES_SWITCH, SWITCH, Settings
-from sglang_dflash.plan.target import DTYPE_BYTES, matrix_numbers
 from sglang_dflash.plan.widths import FLAG, WidthConfig
 
 KEPT_SHARE = 1 / 6  # of the device. The published 4B pairs need up to 0.15 of a GPU, the larger ones 0.19 or more

@@ -56,11 +56,8 @@ class Settings:
     chat_template: str | None = None
     context_length: int | None = _number(None, 1, 1 << 31)
     cpu_offload_gb: int = 0
-    cuda_graph_backend_decode: str | None = None
-    cuda_graph_max_bs_decode: int | None = None
     decode_attention_backend: str | None = None
     device: str | None = None
-    disable_decode_cuda_graph: bool = False
     disable_overlap_schedule: bool = False
     disable_radix_cache: bool = False
     disaggregation_decode_extra_slots: int | None = None
@@ -112,7 +109,6 @@ class Settings:
     speculative_draft_model_revision: str | None = None
     speculative_draft_window_size: int | None = _number(None, 1, 1 << 31)
     speculative_num_draft_tokens: int | None = _number(None, 2, 1 << 12)  # an anchor and a draft
-    tokenizer_path: str | None = None
     tp_size: int = _number(1, 1, 1 << 16)
     trust_remote_code: bool = False
 
