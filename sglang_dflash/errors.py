@@ -24,12 +24,12 @@ class DFlashError(ValueError):
         remedy: the next thing to do, as an instruction.
     """
 
-    def __init__(self, value: str, *, expected: str, remedy: str) -> None:
+    def __init__(self, value: str, expected: str, remedy: str) -> None:
         self.value, self.expected, self.remedy = printable(value), printable(expected), remedy
-        super().__init__(f"sglang-dflash: {self.value}. Expected: {self.expected}. Fix: {self.remedy}.")
+        super().__init__(self.value, self.expected, remedy)
 
-    def __reduce__(self) -> tuple[object, ...]:  # exceptions with keyword arguments do not pickle
-        return (_rebuild, (type(self), self.value, self.expected, self.remedy))
+    def __str__(self) -> str:
+        return f"sglang-dflash: {self.value}. Expected: {self.expected}. Fix: {self.remedy}."
 
 
 def printable(text: str) -> str:
@@ -107,10 +107,6 @@ def raise_first_error(findings: Iterable[Finding]) -> None:
     for finding in findings:
         if finding.level == "error" and not finding.estimated:
             raise DFlashError(finding.value, expected=finding.expected, remedy=finding.remedy)
-
-
-def _rebuild(kind: type[DFlashError], value: str, expected: str, remedy: str) -> DFlashError:
-    return kind(value, expected=expected, remedy=remedy)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -15,13 +16,15 @@ from typer.core import TyperGroup
 
 from sglang_dflash import __version__
 from sglang_dflash.check.advice import Load
-from sglang_dflash.check.diagnose.cli import diagnose
+from sglang_dflash.check.diagnose.client import Client
+from sglang_dflash.check.diagnose.verdict import Report as Diagnosis
+from sglang_dflash.check.diagnose.verdict import diagnose as examine_server
 from sglang_dflash.check.doctor import doctor
 from sglang_dflash.check.flags import check_unread, parse
 from sglang_dflash.check.machine import GPUS, asked_about
 from sglang_dflash.check.report import Report, plan_lines, preflight, summary, to_json
 from sglang_dflash.drafter.published import card_of_drafter
-from sglang_dflash.errors import DFlashError, Finding, note
+from sglang_dflash.errors import DFlashError, Finding, note, user_errors
 from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.device import Device, why_no_accelerator
 from sglang_dflash.upstream import installed_plugins
@@ -48,6 +51,31 @@ class Commands(TyperGroup):
     def list_commands(self, context: Any) -> list[str]:
         found = super().list_commands(context)
         return sorted(found, key=lambda name: [*SUMMARIES, name].index(name))
+
+
+async def _diagnose(url: str, api_key: str | None, max_tokens: int, context: int) -> Diagnosis:
+    async with Client(url, api_key) as client:
+        return await examine_server(client, max_tokens, context, lambda line: typer.echo(line, err=True))
+
+
+def diagnose(
+    url: Annotated[str, typer.Argument(help="The server, for example http://127.0.0.1:30000.")],
+    api_key: Annotated[str | None, typer.Option(help="API key of the server.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=16, help="Maximum tokens per answer.")] = 128,
+    context: Annotated[int, typer.Option(min=1, help="Approximate length of the long prompts, in tokens.")] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Diagnose a running DFLASH server: how much does drafting help, and what limits it?
+
+    Reads the server's state and sends it 36 short prompts. Exit status: 0 nothing found, 1 something is wrong (the
+    verdict says what to change), 2 no DFLASH server at this address.
+
+    Example: sglang-dflash diagnose http://127.0.0.1:30000
+    """
+    with user_errors():
+        report = asyncio.run(_diagnose(url, api_key, max_tokens, context))
+        typer.echo(json.dumps(report.as_json(), indent=2) if as_json else str(report))
+    raise typer.Exit(1 if report.verdict else 0)
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, rich_markup_mode=None)

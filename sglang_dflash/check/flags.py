@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
 from typing import NoReturn
 
-from sglang_dflash.errors import DFlashError, Finding
+from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
+from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.settings import Settings, argument_fields, flag_of
 from sglang_dflash.upstream import TESTED_SGLANG, check_version
 
@@ -100,3 +102,33 @@ def _refuse_another(flag: str, given: str, value: str) -> None:
             expected=f"{flag} {value}",
             remedy=f"leave {flag} out",
         )
+
+
+def check_linear_backends(settings: Settings, machine: Device, cuda: str | None) -> Iterator[Finding]:
+    """Yield what SGLang would refuse of FlashInfer's linear attention on Blackwell. ``cuda`` is torch's, if known."""
+    if (flag := settings.flashinfer_states(machine)) is not None and settings.mamba_ssm_dtype != "bfloat16":
+        yield replace(_bfloat16_states(flag, settings.mamba_ssm_dtype, machine), about="recurrent state's dtype")
+    prefill = settings.linear_attn_prefill_backend or settings.linear_attn_backend
+    if machine.is_blackwell and prefill == "flashinfer":
+        yield replace(_cuda_13(cuda if machine.is_local else None), about="torch's CUDA")
+
+
+def _bfloat16_states(flag: str, dtype: str | None, machine: Device) -> Finding:
+    value = f"{flag} flashinfer on {machine.name} needs recurrent states in bfloat16"
+    if dtype is not None:
+        return error(
+            f"{value}, and --mamba-ssm-dtype is {dtype}",
+            expected="--mamba-ssm-dtype bfloat16",
+            remedy=f"set --mamba-ssm-dtype bfloat16, or {flag} triton",
+        )
+    return note(value, expected="--mamba-ssm-dtype bfloat16", remedy="nothing: the server sets it")
+
+
+def _cuda_13(cuda: str | None) -> Finding:
+    value, expected = "FlashInfer's linear prefill on this GPU", "a torch that is built for CUDA 13 or later"
+    remedy = "install such a torch, or set --linear-attn-prefill-backend triton"
+    if cuda is None:
+        return warn(f"{value} needs CUDA 13, and the server's torch is unknown", expected=expected, remedy=remedy)
+    if int(cuda.partition(".")[0]) < 13:
+        return error(f"{value} needs CUDA 13, and torch has CUDA {cuda}", expected=expected, remedy=remedy)
+    return ok(cuda)

@@ -7,7 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
+
 from sglang_dflash.check.advice import HIGHEST_FRACTION, Advice, Adviser, Load
+from sglang_dflash.check.flags import check_linear_backends
 from sglang_dflash.check.memory import MemoryTable, expected_memory, unknown_size
 from sglang_dflash.check.pools import Pools
 from sglang_dflash.errors import DFlashError, Finding, apply, error, note, ok, warn
@@ -56,7 +59,7 @@ def preflight(settings: Settings, machine: Device, load: Load | None = None) -> 
     if first.level != "ok":
         return Report([first])
     pair = Pair.of(settings)
-    findings = check_rules(settings, pair, machine)
+    findings = [*check_rules(settings, pair, machine), *check_linear_backends(settings, machine, torch.version.cuda)]
     if not settings.speculative_draft_model_path or any(finding.level == "error" for finding in findings):
         return Report(findings)  # sizes of a pair that does not match mean nothing
     if pair.kind:

@@ -114,7 +114,7 @@ class ModelFiles:
             return Path(hub.snapshot_download(self.name, revision=self.revision, allow_patterns=_READ,
                                               local_files_only=problem is not None))  # fmt: skip
         except errors.IncompleteSnapshotError as error:
-            raise self._incomplete(Path(error.snapshot_path)) from error
+            raise self._unreachable(problem or "files are missing", error.snapshot_path) from error
         except errors.LocalEntryNotFoundError as error:
             raise self._unreachable(problem or str(error.__cause__).partition("\n")[0]) from error
         except (errors.HFValidationError, TransportError, OSError, ValueError) as error:
@@ -129,7 +129,7 @@ class ModelFiles:
             try:
                 hub.get_cached_repo_tree(self.name, revision=self.revision)
             except errors.CachedRepoTreeNotFoundError as error:  # offline, with a snapshot that may lack the file
-                raise self._incomplete(self.folder) from error
+                raise self._unreachable(hub_problem() or "files are not listed", self.folder) from error
         return None
 
     def json(self, file: str) -> dict[str, Any] | None:
@@ -199,24 +199,13 @@ class ModelFiles:
             files = [file for file in files if file.name in shards.values()]
         return {name: header for file in files for name, header in _read_header(file).items()}
 
-    @property
-    def _download(self) -> str:
-        return f"`hf download {self.name}{f' --revision {self.revision}' if self.revision else ''}`"
-
-    def _incomplete(self, folder: Path) -> DFlashError:
+    def _unreachable(self, problem: str, folder: Path | str = "its snapshot") -> DFlashError:
+        revision = f" --revision {self.revision}" if self.revision else ""
         return DFlashError(
-            f"the hub cannot be reached, and the local cache of {self.name} may lack files",
-            expected=f"{', '.join(_READ)}, as far as the model has them",
-            remedy=f"run {self._download} once where the hub can be reached; or, if "
-            f"{folder} holds every file of the model, pass that folder in place of the id",
-        )
-
-    def _unreachable(self, problem: str) -> DFlashError:
-        return DFlashError(
-            f"the hub cannot be reached ({problem}), and {self.name} is neither a local folder nor in the local cache",
-            expected="a model directory, a model in the local cache, or a hub that answers",
-            remedy=f"pass a local folder in place of the id, or run {self._download} where the hub can be reached; "
-            "HF_ENDPOINT names another hub",
+            f"the hub cannot be reached ({problem}), and {self.name} is neither a folder nor complete in the cache",
+            expected=f"a folder or a cached model with {', '.join(_READ)}, as far as the model has them",
+            remedy=f"run `hf download {self.name}{revision}` where the hub can be reached (HF_ENDPOINT names another "
+            f"hub), or pass a local folder in place of the id ({folder}, if it holds every file)",
         )
 
     def _not_found(self) -> DFlashError:

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
-from sglang_dflash.errors import DFlashError, Finding, apply, error, note, ok, warn
+from sglang_dflash.errors import DFlashError, Finding, apply, error, ok, warn
 from sglang_dflash.plan.device import Device
-from sglang_dflash.plan.exact import check_exact
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import PAIR_RULES, Rule
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.plan.settings import Settings, flag_of
+from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, EXACT_SWITCH, Settings, flag_of
 
 # Backend -> major compute capabilities that can run it; the others run everywhere.
 _MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}}
@@ -41,7 +38,7 @@ def check_rules(settings: Settings, pair: Pair, machine: Device) -> list[Finding
         return [*findings, read]
     findings += [apply(about, rule, settings, pair) for about, rule in PAIR_RULES.items()]
     slides = pair.drafter.sliding_window is not None
-    findings += check_backends(settings, machine, hybrid=pair.hybrid, slides=slides, cuda=torch.version.cuda)
+    findings += check_backends(settings, machine, hybrid=pair.hybrid, slides=slides)
     return findings
 
 
@@ -114,14 +111,10 @@ _FLAGS: dict[str, Rule] = {
 }
 
 
-def check_backends(
-    settings: Settings, machine: Device, *, hybrid: bool, slides: bool = False, cuda: str | None = None
-) -> Iterator[Finding]:
+def check_backends(settings: Settings, machine: Device, *, hybrid: bool, slides: bool = False) -> Iterator[Finding]:
     """Yield findings on attention backends. Without a known compute capability nothing is checked.
 
-    Args:
-        slides: whether the drafter has sliding layers.
-        cuda: the CUDA version of the installed torch; None if unknown.
+    ``slides`` is whether the drafter has sliding layers.
     """
     if slides and settings.draft_backend == "flashinfer":
         yield apply("drafter's attention backend", _syncs, machine)
@@ -135,32 +128,6 @@ def check_backends(
     for name, value in chosen.items():
         limited = hybrid and machine.is_blackwell and name in _TARGET_BACKENDS
         yield apply(flag_of(name), _backend, flag_of(name), value, machine, machine.capability, limited=limited)
-    if (flag := settings.flashinfer_states(machine)) is not None and settings.mamba_ssm_dtype != "bfloat16":
-        yield apply("recurrent state's dtype", _bfloat16_states, flag, settings.mamba_ssm_dtype, machine)
-    prefill = settings.linear_attn_prefill_backend or settings.linear_attn_backend
-    if machine.is_blackwell and prefill == "flashinfer":
-        yield apply("torch's CUDA", _cuda_13, cuda if machine.is_local else None)
-
-
-def _bfloat16_states(flag: str, dtype: str | None, machine: Device) -> Finding:
-    value = f"{flag} flashinfer on {machine.name} needs recurrent states in bfloat16"
-    if dtype is not None:
-        return error(
-            f"{value}, and --mamba-ssm-dtype is {dtype}",
-            expected="--mamba-ssm-dtype bfloat16",
-            remedy=f"set --mamba-ssm-dtype bfloat16, or {flag} triton",
-        )
-    return note(value, expected="--mamba-ssm-dtype bfloat16", remedy="nothing: the server sets it")
-
-
-def _cuda_13(cuda: str | None) -> Finding:
-    value, expected = "FlashInfer's linear prefill on this GPU", "a torch that is built for CUDA 13 or later"
-    remedy = "install such a torch, or set --linear-attn-prefill-backend triton"
-    if cuda is None:
-        return warn(f"{value} needs CUDA 13, and the server's torch is unknown", expected=expected, remedy=remedy)
-    if int(cuda.partition(".")[0]) < 13:
-        return error(f"{value} needs CUDA 13, and torch has CUDA {cuda}", expected=expected, remedy=remedy)
-    return ok(cuda)
 
 
 def _syncs(machine: Device) -> Finding:
@@ -187,4 +154,14 @@ def _backend(flag: str, backend: str, machine: Device, capability: tuple[int, in
 def check_plan(plan: ServingPlan) -> Iterator[Finding]:
     """Yield findings on the plan."""
     if plan.exact or plan.inexact:
-        yield apply("exact", check_exact, plan)
+        yield apply("exact", _exact, plan)
+
+
+def _exact(plan: ServingPlan) -> Finding:
+    if plan.exact:
+        return ok("greedy text is plain decoding's, bit by bit")
+    return warn(
+        f"a verify is not exact under {DETERMINISTIC_FLAG}: {'; '.join(plan.inexact)}",
+        expected="plain decoding through SGLang's Triton kernels, in bfloat16 on one GPU",
+        remedy=f"change what is named, or set {EXACT_SWITCH}=0 to accept text that may differ at near-ties",
+    )

@@ -13,8 +13,8 @@ from sglang_dflash.check.machine import GPUS
 from sglang_dflash.check.report import Report
 from sglang_dflash.errors import Finding
 from sglang_dflash.plan.device import CPU
-from sglang_dflash.plan.exact import reasons_against
 from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.plan import reasons_against_exact
 from tests.support.configs import card_pair, checked
 
 FLAG, TRITON = "--enable-deterministic-inference", ("--attention-backend", "triton")
@@ -36,7 +36,7 @@ def reasons(name: str, *flags: str, **text: Any) -> tuple[str, ...]:
     settings = parse((FLAG, *flags), **card_pair(name))[0]
     pair = Pair.of(settings)
     vars(pair)["text"] = {**pair.text, **text}
-    return reasons_against(settings, pair, GPUS["h200"], replay=False)
+    return reasons_against_exact(settings, pair, GPUS["h200"], replay=False)
 
 
 @pytest.mark.parametrize(
