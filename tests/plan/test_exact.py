@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from sglang_dflash.check.cli import app
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.check.report import Report
@@ -123,9 +121,3 @@ def test_only_with_the_flag_and_without_the_switch(monkeypatch: pytest.MonkeyPat
 def _switched_off(monkeypatch: pytest.MonkeyPatch) -> Report:
     monkeypatch.setenv(SWITCH, "0")
     return checked(HYBRID, FLAG, *TRITON)
-
-
-def test_check_prints_the_row() -> None:
-    pair = card_pair(HYBRID).values()
-    shown = CliRunner().invoke(app, ["check", *pair, "--gpu", "h200", FLAG, *TRITON, "-v"])
-    assert "exact" in shown.stdout and "greedy text is plain decoding's, bit by bit" in shown.stdout
