@@ -27,14 +27,16 @@ _OTHER_KEYS = (
     "attention_value_scale",
     SOFTCAP,  # of a selector in DFlash2
 )
-_AUTHORS = "use the target's DFlash or DFlash2 drafter, or serve this one with its authors' engine"
-_NORMALIZE = "convert it with SpecForge's scripts/gates/normalize_dflash_export.py and serve it with "
-# Architecture or key -> kind that SGLang does not serve as DFLASH, and the remedy.
+# Architecture or key -> kind that SGLang does not serve as DFLASH.
 _UNSERVED = {
-    "thresh_head_direct_len": ("AdaFlash (head for the length of a block), which SGLang does not serve", _AUTHORS),
-    "Qwen3XPressModel": ("XPress (refinement head), which SGLang does not serve", _AUTHORS),
-    "DSparkDraftModel": ("DSpark (Markov head), as SpecForge writes it", f"{_NORMALIZE}--speculative-algorithm DSPARK"),
+    "thresh_head_direct_len": "AdaFlash (head for the length of a block), which SGLang does not serve",
+    "Qwen3XPressModel": "XPress (refinement head), which SGLang does not serve",
+    "DSparkDraftModel": "DSpark (Markov head), as SpecForge writes it",
 }
+_OTHERS = (
+    "use the target's DFlash or DFlash2 drafter, or serve this one with its authors' engine (DSpark: convert it with "
+    "SpecForge's scripts/gates/normalize_dflash_export.py and serve it with --speculative-algorithm DSPARK)"
+)
 _SPECULATORS = "speculators_model_type"
 _AUTOMODEL_CLASSES = {"Qwen3DFlashDraftModel": PLAIN, "Qwen3DFlash2DraftModel": "DFlash2DraftModel"}
 _CLASSES = {**_AUTOMODEL_CLASSES, "DominoDraftModel": PLAIN}  # the last is SpecForge's
@@ -83,9 +85,9 @@ def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if _SPECULATORS in config:
         return _from_speculators(config)
     keys, name, dflash = flat(config), architecture(config), config.get("dflash_config")
-    for mark, (kind, remedy) in _UNSERVED.items():
+    for mark, kind in _UNSERVED.items():
         if mark == name or keys.get(mark):
-            raise DFlashError(f"the drafter is of the kind {kind}", expected="a DFlash drafter", remedy=remedy)
+            raise DFlashError(f"the drafter is of the kind {kind}", expected="a DFlash drafter", remedy=_OTHERS)
     changes: dict[str, Any] = {"architectures": [_CLASSES[name]]} if name in _CLASSES else {}
     if name in _AUTOMODEL_CLASSES and isinstance(dflash, Mapping) and dflash.get("causal") is True:
         # AutoModel's JetSpec recipe: is_causal false is left over from the DFlash recipe that it extends.

@@ -8,8 +8,6 @@ from functools import partial
 from typing import Any
 
 from sglang_dflash.drafter.checkpoint import TEMPLATE, TOKENIZER_CONFIG, ModelFiles, read_text
-from sglang_dflash.drafter.config import quantization
-from sglang_dflash.drafter.formats import FULL
 from sglang_dflash.drafter.tensors import DRAFT_TO_TARGET, EMBEDDING, HEAD, TARGET_TO_DRAFT, LoadReport
 from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
 from sglang_dflash.plan.pair import Pair, count
@@ -118,22 +116,15 @@ def _candidates(settings: Settings, pair: Pair) -> Finding:
 
 
 def _window(settings: Settings, pair: Pair) -> Finding:
-    drafter, window = pair.drafter, settings.speculative_draft_window_size
-    reads = context_window(window, drafter)
-    if window is None or reads is None:
-        return ok("none: full layers read the whole context")
-    block = settings.block or drafter.block_size or 2
-    if window < block:
+    window, block = settings.speculative_draft_window_size, pair.block_size(settings)
+    if window is not None and window < block:
         return error(
             f"--speculative-draft-window-size {window}, block size {block}",
             expected=f"{block} or more",
             remedy="choose a window of at least one block; 2048 or 4096 are usual",
         )
-    if FULL not in drafter.layer_types:
-        return ok(f"{reads} tokens, as every layer slides: the flag only bounds the drafter's K/V")
-    if reads != window:
-        return ok(f"{reads} tokens: not {window}, because sliding layers keep their window of {reads + 1}")
-    return ok(f"{window} tokens for full-attention layers")
+    reads = context_window(window, pair.drafter)
+    return ok("none" if reads is None else f"{reads} tokens; sliding layers keep their own window")
 
 
 def _context(settings: Settings, pair: Pair) -> Finding:
@@ -177,14 +168,13 @@ def _dtype(settings: Settings, pair: Pair) -> Finding:
 
 def _drafter_quantisation(settings: Settings, pair: Pair) -> Finding:
     layers, stored = settings.speculative_draft_model_quantization, pair.drafter.stored
-    if layers not in (None, PLAIN_LAYERS):
-        return warn(
-            f"--speculative-draft-model-quantization {layers}: SGLang's quantised layers, which are untested here",
-            expected="plain layers, into which a quantised drafter is dequantised",
-            remedy="leave the flag out, or compare the accept length with and without it",
-        )
-    drafters = f"{stored.method}, dequantised to {pair.served_dtype(settings)} when loaded" if stored else "none"
-    return ok(f"target {quantization(pair.target) or 'none'}, drafter {drafters}")
+    if layers in (None, PLAIN_LAYERS):
+        return ok(f"{stored.method}, dequantised when loaded" if stored else "none")
+    return warn(
+        f"--speculative-draft-model-quantization {layers}: SGLang's quantised layers, which are untested here",
+        expected="plain layers, into which a quantised drafter is dequantised",
+        remedy="leave the flag out, or compare the accept length with and without it",
+    )
 
 
 def _snapshots(settings: Settings, pair: Pair) -> Finding:
@@ -336,7 +326,7 @@ PAIR_RULES: dict[str, Rule] = {
     "recurrent snapshots": _snapshots,
     "drafter's tensors": _tensors,
     "dtype": _dtype,
-    "quantisation": _drafter_quantisation,
+    "drafter's quantisation": _drafter_quantisation,
     "drafter's vocabulary": _vocabulary,
     "tokenizer": _tokenizer,
     "mask token's name": _mask_token_name,
