@@ -154,10 +154,13 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "managers.schedule_batch": (
         "FINISH_ABORT",
-        "Req",
+        "Req(rid, origin_input_text, origin_input_ids, sampling_params, vocab_size)",
         "Req._compute_max_prefix_len(self, input_len)",
         "Req.is_prefill_only",
         "Req.update_finish_state(self, new_accepted_len)",
+        "ScheduleBatch(reqs, req_to_token_pool, tree_cache, model_config, device, forward_mode, spec_algorithm, "
+        "req_pool_indices, req_pool_indices_cpu, seq_lens, seq_lens_cpu, seq_lens_sum, orig_seq_lens, "
+        "multimodal_inputs, sampling_info)",
         "ScheduleBatch._new_tokens_required_next_decode_spec_v2(self, requests, page_size)",
     ),
     "session.session_controller": ("Session._concat_token_arrays(last_req)",),
@@ -171,7 +174,6 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "managers.scheduler_components.metrics_reporter": ("SchedulerMetricsReporter.report_decode_stats(self)",),
     "managers.scheduler_components.weight_updater": ("SchedulerWeightUpdaterManager._select_runners(self, selector)",),
-    "managers.scheduler_components.request_receiver": (),
     "managers.utils": (
         "GenerationBatchResult(logits_output, next_token_ids, accept_lens, new_seq_lens, next_draft_input)",
     ),
@@ -208,6 +210,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "SamplingBatchInfo(temperatures, top_ps, top_ks, min_ps, is_all_greedy, is_any_greedy, need_top_p_sampling, "
         "need_top_k_sampling, need_min_p_sampling, vocab_size, device)",
     ),
+    "sampling.sampling_params": ("SamplingParams",),
     "speculative.base_spec_worker": ("BaseSpecWorker", "BaseSpecWorker.prewarm_sampling(self)"),
     "speculative.dflash_info": (
         "DFlashVerifyInput(draft_token, positions, draft_token_num, capture_hidden_mode, kv_loc_plan, "

@@ -91,7 +91,7 @@ class ServingPlan:
 
 
 # The plan that this process serves: set once SGLang has asked which worker class to construct, None where SGLang's own
-# worker serves. Hooks read ``serving.plan`` on every call.
+# worker serves. What SGLang calls or constructs reads it here; everything else receives the plan.
 plan: ServingPlan | None = None
 
 

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,14 +41,15 @@ from sglang_dflash.worker.observe.payoff import Payoff, known_causes
 from sglang_dflash.worker.pools import log_pools
 from sglang_dflash.worker.rows import RequestRows
 from sglang_dflash.worker.shards import LogitShards
-from sglang_dflash.worker.start.graphs import drafter_has_room
+from sglang_dflash.worker.start.calibration import width_policy
+from sglang_dflash.worker.start.dummy import CONTEXT, dummy_batch
+from sglang_dflash.worker.start.graphs import WidthGraphs, drafter_has_room
 from sglang_dflash.worker.start.models import load_drafter
 from sglang_dflash.worker.start.prewarm import FirstCalls, prewarm_largest_step
 from sglang_dflash.worker.start.replay_check import check_replay
 from sglang_dflash.worker.start.row_check import row_dependent_products
 from sglang_dflash.worker.state import DraftState
-from sglang_dflash.worker.step import GrammarBarrier, Layout, Publish, idle_result
-from sglang_dflash.worker.widths import prepare_widths
+from sglang_dflash.worker.step import GrammarBarrier, Layout, Publish, Step, idle_result
 from sglang_dflash.worker.window import DraftRings, allocate_rings, prepare_transfer
 
 if TYPE_CHECKING:
@@ -216,12 +218,20 @@ class DFlashWorker(BaseSpecWorker):
         if self._is_first:
             self.identity["requests"] = log_pools(plan, target, slots_per_request(get_server_args()))
         if plan.widths is not None and plan.role != "prefill":  # a prefill server decodes nothing
-            policy, graphs = prepare_widths(plan, target, drafter, self.draft_parallel_layout)
-            self.width_policy, self._at_width = policy, graphs.at
+            graphs = WidthGraphs(target, drafter, self.draft_parallel_layout, plan.drafted)
+            config = replace(plan.widths, widths=graphs.build(plan.widths.widths_for(plan.block, plan.drafted)))
+            self._at_width = graphs.at
+            self.width_policy = width_policy(plan, config, target, self.dummy_step)
             self._additional_graph_memory_usage = graphs.memory_gb
             self._additional_graph_time_usage = graphs.seconds
-        calls = FirstCalls(plan, target, self._commit, self._copies, self._inject, self._rings)
-        calls.run(self.width_policy.widths, self._at_width)
+        FirstCalls(plan, target, self._inject, self.dummy_step).run(self.width_policy.widths, self._at_width)
+        self._inject.catch_up()
+
+    def dummy_step(self, bs: int, width: int, context: int = CONTEXT) -> None:
+        """Run a step of ``bs`` dummy requests of ``context`` tokens, which no telemetry counts."""
+        batch = dummy_batch(self._target, bs, context)
+        with torch.inference_mode():
+            self._run(batch, StepRecord(width, bs, 0, tuple(batch.reqs)), lambda new_seq_lens: None, None)
 
     def prewarm_sampling(self) -> Any:
         on_cuda = torch.device(self._target.device).type == "cuda"
@@ -298,6 +308,13 @@ class DFlashWorker(BaseSpecWorker):
         self._in_flight.append(record)
         self._timer.started(record)
         self._observer.started()
+        return self._run(batch, record, publish, grammar_barrier).result(counted=self.plan.widths is not None)
+
+    def _run(
+        self, batch: ScheduleBatch, record: StepRecord, publish: Publish, grammar_barrier: GrammarBarrier | None
+    ) -> Step:
+        """Run the stages of a step of the width in ``record``."""
+        width = record.width
         # Grammars and custom logit processors run on the host, which waits for the drafts.
         on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
         with self._at_width(width), nullcontext() if on_host else self._no_sync():
@@ -323,7 +340,7 @@ class DFlashWorker(BaseSpecWorker):
                 record.rows, record.found = batch.req_pool_indices_cpu.numpy().tolist(), self._copies.found()
         with stage("inject"):
             self._inject.inject(step)
-        return step.result(counted=self.plan.widths is not None)
+        return step
 
 
 def stage(name: str) -> AbstractContextManager[Any]:

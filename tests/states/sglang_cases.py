@@ -33,7 +33,6 @@ from sglang_dflash.states import replay
 from sglang_dflash.states.gdn_commit import gdn_commit
 from sglang_dflash.states.gdn_verify import gdn_verify
 from sglang_dflash.worker import forwards
-from sglang_dflash.worker.commit import RecurrentCommit
 from sglang_dflash.worker.forwards import Inject
 from sglang_dflash.worker.start import prewarm
 from sglang_dflash.worker.start.graphs import WidthGraphs, sizes_for_narrower
@@ -206,9 +205,8 @@ def first_calls(target: Any, inject: Any, block: int, monkeypatch: pytest.Monkey
     mamba = SimpleNamespace(enable_mamba_extra_buffer=False)
     monkeypatch.setattr(prewarm, "get_exec", lambda: SimpleNamespace(mamba=mamba))
     monkeypatch.setattr(prewarm, "get_schedule", lambda: SimpleNamespace(page_size=1))
-    worker: Any = SimpleNamespace(model_runner=target)
-    commit = RecurrentCommit(worker, replays=False, exact=False)
-    return FirstCalls(serving_plan(block=block), target, commit, None, inject, None)
+    monkeypatch.setattr(prewarm, "mamba_track_grid", lambda page: 256)
+    return FirstCalls(serving_plan(block=block), target, inject, lambda bs, width, context: None)
 
 
 def test_the_first_calls_stay_within_the_staged_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import re
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -174,6 +175,18 @@ def served(pair: str, state: torch.dtype) -> Any:
     return SimpleNamespace(req_to_token_pool=pool, model=gates, max_running_requests=48, decode_cuda_graph_runner=None)
 
 
+def a_step(bs: int, width: int, context: int) -> Any:
+    rows, counts = tensor(bs, dtype=torch.int64), tensor(bs, dtype=torch.int32)
+    batch = SimpleNamespace(req_pool_indices=rows, mamba_track_indices=rows, tree_cache=SimpleNamespace(page_size=1))
+    return SimpleNamespace(
+        batch=batch,
+        width=width,
+        state=SimpleNamespace(committed_cpu=[context] * bs, in_flight=0),
+        state_slots=counts,
+        accepted=SimpleNamespace(accept_lens=counts, counts=[counts, counts], ends=[counts, counts]),
+    )
+
+
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("state", [torch.float32, BF16])
 def test_the_start_launches_the_commit_of_every_batch(
@@ -187,20 +200,27 @@ def test_the_start_launches_the_commit_of_every_batch(
     monkeypatch.setattr(prewarm, "get_schedule", lambda: SimpleNamespace(page_size=1))
     for module in (prewarm, commits):
         monkeypatch.setattr(module, "mamba_track_grid", lambda page: 256)
-    plan: Any = serving_plan(replay=True, exact=True)
+    monkeypatch.setattr(prewarm, "runs_kernels", lambda tensor: True)
+    for other in ("_context_kv", "_choices", "_slots", "_state_slots"):
+        monkeypatch.setattr(prewarm.FirstCalls, other, lambda self: None)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(synchronize=lambda: None))
     with compiled_for(90) as launches:
         target = served(pair, state)
         worker: Any = SimpleNamespace(model_runner=target)
         commit = commits.RecurrentCommit(worker, replays=True, exact=True)
         inject: Any = None
-        calls = prewarm.FirstCalls(plan, target, commit, None, inject, None)
-        calls._commits(2)
+
+        def step(bs: int, width: int, context: int) -> None:
+            done = a_step(bs, width, context)
+            commit.before_verify(done)
+            commit.commit(done)
+
+        prewarm.FirstCalls(serving_plan(replay=True, exact=True), target, inject, step).run(
+            (2,), lambda width: nullcontext()
+        )
         at_start = {launch.key for launch in launches}
         for bs in range(1, 49):
-            for committed in (0, 255):  # without a snapshot and with one
-                step = calls._step(2, bs, committed)
-                step.batch.mamba_track_indices = step.batch.req_pool_indices
-                commit.before_verify(step)
-                commit.commit(step)
+            for context in (0, 255):  # without a snapshot and with one
+                step(bs, 2, context)
     late = {launch.key for launch in launches} - at_start
     assert at_start and not late, f"{len(late)} compilations under traffic, {len(at_start)} at the start"

@@ -78,7 +78,7 @@ def test_a_rescale_of_the_counts_during_a_test_for_a_change_does_not_affect_the_
 )
 def test_a_cold_server_expects_the_accept_length_of_the_drafters_card(drafter, block, tokens):
     pytest.importorskip("sglang")
-    from sglang_dflash.worker.widths import expected_hazard
+    from sglang_dflash.worker.start.calibration import expected_hazard
 
     cold = Survival(block, expected_hazard(drafter, block))
     assert cold.tokens[block] == pytest.approx(tokens or sum(PRIOR**k for k in range(block)), rel=1e-6)

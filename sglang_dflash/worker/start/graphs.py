@@ -204,19 +204,20 @@ def backends(*runners: ModelRunner) -> set[str]:
 
 def reason_for_full_width_only(target: ModelRunner, drafter: ModelRunner) -> str | None:
     """Return the reason why every step must have the server's width; None if there is none."""
-    linear: Any = getattr(target.attn_backend, "linear_attn_backend", None)
+    unknown = backends(target, drafter) - WIDTH_OF_THE_BATCH - WIDTH_OF_THE_SERVER
+    if unknown:
+        return f"attention backend {', '.join(sorted(unknown))} may not support other widths"
+    if get_exec().overlap.enable_two_batch_overlap:
+        return "--enable-two-batch-overlap wraps the attention backend"
+    if get_disagg().enable_pdmux:
+        return "--enable-pdmux uses separate attention backends"
+    if target.lora_manager is not None:
+        return "LoRA's batch layout has one width"
     pool: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
     # Plain decoding and KDA keep a ring; every commit folds GDN's records into the state (states/replay.py).
-    keeps_history = pool is not None and (pool.enable_linear_replayssm or getattr(pool, "replayssm_is_kda", False))
-    unknown = ", ".join(sorted(backends(target, drafter) - WIDTH_OF_THE_BATCH - WIDTH_OF_THE_SERVER))
-    reasons = {
-        f"attention backend {unknown} may not support other widths": unknown,
-        "--enable-two-batch-overlap wraps the attention backend": get_exec().overlap.enable_two_batch_overlap,
-        "--enable-pdmux uses separate attention backends": get_disagg().enable_pdmux,
-        "LoRA's batch layout has one width": target.lora_manager is not None,
-        "ReplaySSM keeps a history in a ring of blocks": keeps_history,
-        "the next block starts from a state in this block's scratch": (
-            getattr(linear, "accept_lens_pool", None) is not None
-        ),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    if pool is not None and (pool.enable_linear_replayssm or getattr(pool, "replayssm_is_kda", False)):
+        return "ReplaySSM keeps a history in a ring of blocks"
+    linear: Any = getattr(target.attn_backend, "linear_attn_backend", None)
+    if getattr(linear, "accept_lens_pool", None) is not None:
+        return "the next block starts from a state in this block's scratch"
+    return None

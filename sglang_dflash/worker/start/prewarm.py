@@ -13,8 +13,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,15 +20,11 @@ from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.ops import (
-    Accepted,
-    accept_block,
     penalize_block,
-    prepare_block,
     repeat_rows,
     runs_kernels,
     seeded_tokens,
     stage_block,
-    take_drafts,
 )
 from sglang_dflash.plan import division
 from sglang_dflash.plan.division import size
@@ -38,7 +32,6 @@ from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import (
     ForwardMode,
     LogitsProcessorOutput,
-    SamplingBatchInfo,
     SamplingPrewarmResult,
     assign_req_to_token_pool_func,
     get_bf16_gemm_backend,
@@ -46,10 +39,8 @@ from sglang_dflash.upstream import (
     get_schedule,
     mamba_track_grid,
 )
-from sglang_dflash.worker.commit import RecurrentCommit
-from sglang_dflash.worker.copies import Copies
 from sglang_dflash.worker.forwards import Inject
-from sglang_dflash.worker.window import DraftRings
+from sglang_dflash.worker.start.dummy import CONTEXT, dummy_sampling
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream import ModelRunner
@@ -61,22 +52,16 @@ CONTEXT_TOKENS = 16, 32, 40, 64, 72, 128, 256, 512
 
 
 class FirstCalls:
-    """Launches every kernel that steps use outside CUDA graphs, through the worker's stages where one chooses it.
+    """Launches every kernel that steps use outside CUDA graphs: dummy steps, and what they do not show.
 
-    The calls use the pools' padding request, row 0 and slot 0, which accepts no token, so that no state changes.
+    Args:
+        step: runs a dummy step: requests, width, and context tokens of each.
     """
 
     def __init__(
-        self,
-        plan: ServingPlan,
-        target: ModelRunner,
-        commit: RecurrentCommit,
-        copies: Copies | None,
-        inject: Inject,
-        rings: DraftRings | None,
+        self, plan: ServingPlan, target: ModelRunner, inject: Inject, step: Callable[[int, int, int], None]
     ) -> None:
-        self._plan, self._target, self._commit, self._copies, self._inject = plan, target, commit, copies, inject
-        self._rings = rings
+        self._plan, self._target, self._inject, self._step = plan, target, inject, step
         self._table, most = target.req_to_token_pool.req_to_token, target.max_running_requests
         # Enough where SGLang rounds them up to a power of two, and where step_commit divides its layers by 2 or more.
         self._batch_sizes = sorted({min(1 << doublings, most) for doublings in range(most.bit_length() + 1)})
@@ -86,16 +71,18 @@ class FirstCalls:
         """Run all calls at ``widths``, each inside ``at_width(width)``; do nothing where operations run as torch."""
         if not runs_kernels(self._table):
             return
-        start, decodes = time.perf_counter(), self._plan.role != "prefill"
+        start = time.perf_counter()
         self._context_kv()
         self._choices()
-        if decodes:
+        if self._plan.role != "prefill":
             self._slots()
-        for width in widths:
-            self._block(self._step(width))
-            if decodes:
+            # Contexts without and with a snapshot of the recurrent states in the next step.
+            before_boundary = mamba_track_grid(get_schedule().page_size) - 1
+            contexts = (CONTEXT, before_boundary) if get_exec().mamba.enable_mamba_extra_buffer else (CONTEXT,)
+            for width in widths:
+                for bs, context in itertools.product(self._batch_sizes, contexts):
+                    self._step(bs, width, context)
                 with at_width(width):
-                    self._commits(width)
                     self._state_slots()
         torch.get_device_module(self._table.device).synchronize()
         logger.info("DFLASH: loaded the kernels outside CUDA graphs in %.1f s", time.perf_counter() - start)
@@ -130,61 +117,6 @@ class FirstCalls:
         for bs in range(1, max(captured, default=0) + 1):
             padded = min(size for size in captured if size >= bs)
             linear._replay_metadata(padded, self._zeros(padded), ForwardMode.DECODE, None, None, padded - bs)
-
-    def _block(self, step: Any) -> None:
-        rows, lens, mask_token_id = step.batch.req_pool_indices, step.batch.seq_lens, self._plan.drafter.mask_token_id
-        table = self._commit.state_table
-        prepare_block(rows, lens, rows, self._table, width=step.width, mask_token_id=mask_token_id, state_table=table)
-        accept_block(step.tokens, step.tokens, lens)
-        if self._rings is not None:
-            self._rings.visible(rows + 1, lens, self._zeros(step.width))  # row 0 has no ring
-        if step.width > 1:
-            drafts, margins = self._zeros(1, step.width - 1), None if self._copies is None else step.margins
-            take_drafts(step.tokens, drafts, rows, torch.zeros_like(rows[0]), margins)
-        if self._copies is not None:
-            if step.width > 1:
-                self._copies.offer(step)
-            self._copies.commit(step)
-            self._copies.found()
-
-    def _commits(self, width: int) -> None:
-        if width > 1 and not self._plan.replay and self._target.decode_cuda_graph_runner is None:
-            return  # SGLang's commit of kept states needs a verify's buffers: the warm-up request runs it first
-        tracks, table = get_exec().mamba.enable_mamba_extra_buffer, self._commit.state_table
-        # SGLang's commit is compiled for a batch size of 1, a multiple of 16, and any other.
-        for tracked, bs in itertools.product((False, True) if tracks else (False,), self._batch_sizes):
-            step = self._step(width, bs, mamba_track_grid(get_schedule().page_size) - 1 if tracked else 0)
-            step.batch.mamba_track_indices = step.batch.req_pool_indices - 1 if tracked else None
-            if width > 1 and table is not None and not self._plan.replay:
-                # SGLang's commit reads the slots of the last verify, here a captured one of any size.
-                linear = self._target.attn_backend.linear_attn_backend
-                slots = self._zeros(bs).to(linear.forward_metadata.mamba_cache_indices.dtype)
-                linear.forward_metadata = replace(linear.forward_metadata, mamba_cache_indices=slots)
-            self._commit.before_verify(step)
-            self._commit.commit(step)
-
-    def _step(self, width: int, bs: int = 1, committed: int = 0) -> Any:
-        # ``bs`` padding requests of ``committed`` tokens that accept nothing.
-        rows = self._zeros(bs)
-        lens, tokens = rows + committed, self._zeros(bs, width)
-        padded = self._zeros(2, bs + -bs % 4).int()  # rows aligned as those of ops.accept_block
-        batch = SimpleNamespace(
-            reqs=[None] * bs,
-            req_pool_indices=rows,
-            req_pool_indices_cpu=torch.zeros(bs, dtype=torch.int64),
-            seq_lens=lens,
-            forward_mode=ForwardMode.TARGET_VERIFY,
-            tree_cache=SimpleNamespace(page_size=get_schedule().page_size),
-        )
-        return SimpleNamespace(
-            batch=batch,
-            width=width,
-            tokens=tokens,
-            margins=torch.zeros(bs, width - 1, device=rows.device),
-            state=SimpleNamespace(committed_cpu=[committed] * bs, in_flight=0),
-            state_slots=None if (table := self._commit.state_table) is None else table[rows],
-            accepted=Accepted(tokens, padded[:, :bs], (padded - 1)[:, :bs], rows, lens),
-        )
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int64, device=self._table.device)
@@ -239,19 +171,7 @@ def _check_greedy(target: ModelRunner, rows: int, free: int) -> None:
 def sample(target: ModelRunner, rows: int, *, logprobs: bool) -> None:
     """Run the target's sampler over ``rows`` rows of zero logits, as a verify does, with top-k, top-p and min-p."""
     vocab, device = target.model_config.vocab_size, target.device
-    info: Any = SamplingBatchInfo(
-        temperatures=torch.full((rows, 1), 1.0, device=device),
-        top_ps=torch.full((rows,), 0.95, device=device),
-        top_ks=torch.full((rows,), vocab, dtype=torch.int32, device=device),
-        min_ps=torch.full((rows,), 0.01, device=device),
-        is_all_greedy=False,
-        is_any_greedy=False,
-        need_top_p_sampling=True,
-        need_top_k_sampling=True,
-        need_min_p_sampling=True,
-        vocab_size=vocab,
-        device=str(device),
-    )
+    info: Any = dummy_sampling(target, rows, filtered=True)
     info.seeds = positions = torch.arange(rows, device=device)
     logits = torch.zeros(rows, vocab, dtype=torch.float32, device=device)
     output = LogitsProcessorOutput(next_token_logits=logits)

@@ -1,0 +1,79 @@
+"""The policy of an adaptive width, with costs that the worker's own steps show at the start."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from statistics import mean
+from typing import TYPE_CHECKING
+
+import torch
+
+from sglang_dflash.drafter.published import accept_lengths, card_of_drafter
+from sglang_dflash.ops import host_rows
+from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.plan.widths import WidthConfig
+from sglang_dflash.upstream import get_parallel
+from sglang_dflash.width import CostTable, WidthPolicy, build_policy
+from sglang_dflash.width.survival import PRIOR, constant_hazard
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+REPEATS = 5  # the first one warms up
+
+
+def width_policy(
+    plan: ServingPlan, config: WidthConfig, target: ModelRunner, step: Callable[[int, int], None]
+) -> WidthPolicy:
+    """Build the policy; all ranks use the costs of rank 0.
+
+    Args:
+        config: the plan's, with the widths that have graphs.
+        step: runs a dummy step of a batch size and a width.
+    """
+    costs = None
+    if config.policy == "adaptive":
+        points = step_times(target, config.widths, step)
+        costs = CostTable(get_parallel().tp_group.broadcast_object(points), config.widths)
+    if get_parallel().tp_rank == 0:
+        logger.info("DFLASH: policy %s, widths %s; %s", config.policy, config.widths, costs or "no cost table")
+    return build_policy(config, plan.block, costs, plan.drafted, expected_hazard(plan.files.name, plan.drafted))
+
+
+def expected_hazard(drafter: str, block: int) -> float:
+    """Return the hazard of a draft that the drafter's card implies by its mean accept length, else the default."""
+    card = card_of_drafter(drafter)
+    near, lengths = accept_lengths(card, block) if card else (block, {})
+    return constant_hazard(mean(lengths.values()), near) if lengths else PRIOR
+
+
+def step_times(
+    target: ModelRunner, widths: tuple[int, ...], step: Callable[[int, int], None]
+) -> dict[tuple[int, int], float]:
+    """Return milliseconds of a step by batch size (powers of four, and the largest) and width.
+
+    They lack the scheduler's time between steps, which the cost table learns from real steps.
+    """
+    most = target.max_running_requests
+    if torch.device(target.device).type == "cpu":
+        # Run each number of rows once, so that no request waits for oneDNN to compile.
+        for bs in {host_rows(bs * widths[-1]): bs for bs in range(1, most + 1)}.values():
+            step(bs, widths[-1])
+    sizes = [*(4**k for k in range(most.bit_length()) if 4**k < most), most]
+    device = torch.get_device_module(target.device)
+
+    def milliseconds(bs: int, width: int) -> float:
+        taken = []
+        for _ in range(REPEATS):
+            device.synchronize()
+            start = time.perf_counter()
+            step(bs, width)
+            device.synchronize()
+            taken.append(time.perf_counter() - start)
+        return min(taken[1:]) * 1000
+
+    return {(bs, width): milliseconds(bs, width) for bs in sizes for width in widths}
