@@ -10,8 +10,8 @@ from dataclasses import dataclass
 NOT_FINITE, LOAD, FLOAT16, QUANTISED_DRAFTER = "drafts not finite", "load", "float16", "quantised drafter"
 NO_SERVER_TEMPLATE, NO_TEMPLATE = "no chat template on the server", "no chat template"
 THINKING = {True: "thinking on", False: "thinking off"}
-CONTEXT, LORA, OTHER_TARGET = "context beyond the drafter's", "LoRA adapter", "drafter of another target"
-DRAFTER, QUANTISED_TARGET, GRAMMAR, SAMPLING = "drafter", "quantised target", "grammar", "sampling"
+CONTEXT, OTHER_TARGET = "context beyond the drafter's", "drafter of another target"
+DRAFTER, QUANTISED_TARGET, SAMPLING = "drafter", "quantised target", "sampling"
 
 # The fix of each cause, in the order of suspicion. Causes after drafter rarely cost this much alone.
 FIXES = {
@@ -25,20 +25,14 @@ FIXES = {
     THINKING[True]: 'send chat_template_kwargs: {"enable_thinking": false}',
     THINKING[False]: 'send chat_template_kwargs: {"enable_thinking": true}',
     CONTEXT: "shorten prompts (--context-length), or widen --speculative-draft-window-size",
-    LORA: "send requests without lora_path, or use a drafter trained on the adapter's output",
     DRAFTER: "compare --speculative-draft-model-path, --speculative-draft-model-revision and --revision with the "
     "drafter's card",
     QUANTISED_TARGET: "serve the unquantised target, without --quantization",
-    GRAMMAR: "describe the format in the prompt, so that the target prefers what response_format allows",
     SAMPLING: "lower the temperature",
 }
 
 ENOUGH = 256  # verified blocks needed to judge an accept length
 RECOVERED = 1.2  # drafting pays again from this multiple of the accept length below which it does not
-# A trait is blamed if the share of accepted first drafts is lower with it by DIFFERENCE, and at least GOOD without
-# it. Both groups need COMPARED blocks.
-COMPARED, DIFFERENCE, GOOD = 32, 0.15, 0.5
-NEARLY_ALL = 0.9  # share of recent blocks from which no comparison group is left: the trait is a suspicion
 LOW = 0.7  # share of the expected accept length below which diagnose looks for a cause
 GUESSING = 2.0  # tokens per step below which a drafter does not match its target
 
@@ -50,12 +44,10 @@ class Cause:
     Attributes:
         cause: a key of :data:`FIXES`.
         evidence: None for a suspicion.
-        share: share of recent blocks; None for a cause that holds for the whole server.
     """
 
     cause: str
     evidence: str | None = None
-    share: float | None = None
     remedy: str = ""
 
     def __post_init__(self) -> None:

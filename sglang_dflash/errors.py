@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal, ParamSpec
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, ParamSpec
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 Parameters = ParamSpec("Parameters")
 Level = Literal["ok", "note", "warn", "error"]
@@ -21,20 +24,12 @@ class DFlashError(ValueError):
         remedy: the next thing to do, as an instruction.
     """
 
-    def __init__(self, value: str, *, expected: str, remedy: str) -> None:
+    def __init__(self, value: str, expected: str, remedy: str) -> None:
         self.value, self.expected, self.remedy = printable(value), printable(expected), remedy
-        super().__init__(f"sglang-dflash: {self.value}. Expected: {self.expected}. Fix: {self.remedy}.")
+        super().__init__(self.value, self.expected, remedy)
 
-    def __reduce__(self) -> tuple[object, ...]:  # exceptions with keyword arguments do not pickle
-        return (_rebuild, (type(self), self.value, self.expected, self.remedy))
-
-
-class Doubt(DFlashError):
-    """A warning about a pair or flag, which is served nevertheless."""
-
-
-class Note(Doubt):
-    """A remark that needs no action, and never changes the exit status of ``check``."""
+    def __str__(self) -> str:
+        return f"sglang-dflash: {self.value}. Expected: {self.expected}. Fix: {self.remedy}."
 
 
 def printable(text: str) -> str:
@@ -55,10 +50,10 @@ class Finding:
     """
 
     level: Level
-    about: str
     value: str
     expected: str = ""
     remedy: str = ""
+    about: str = ""
     estimated: bool = False
 
     def __post_init__(self) -> None:
@@ -68,17 +63,43 @@ class Finding:
         return f"{self.value}. Expected: {self.expected}. Fix: {self.remedy}."
 
     @classmethod
-    def of(cls, about: str, error: DFlashError, *, estimated: bool = False) -> Finding:
-        level: Level = "note" if isinstance(error, Note) else "warn" if isinstance(error, Doubt) else "error"
-        return cls(level, about, error.value, error.expected, error.remedy, estimated)
+    def of(cls, error: DFlashError, about: str = "") -> Finding:
+        return cls("error", error.value, error.expected, error.remedy, about)
 
 
-def judge(about: str, rule: Callable[Parameters, str], *args: Parameters.args, **kwargs: Parameters.kwargs) -> Finding:
-    """Return the finding of a rule, which returns what it found, or raises :class:`DFlashError` or :class:`Doubt`."""
+def ok(value: str) -> Finding:
+    return Finding("ok", value)
+
+
+def note(value: str, *, expected: str = "", remedy: str = "", about: str = "") -> Finding:
+    """Return a remark that needs no action, and never changes the exit status of ``check``."""
+    return Finding("note", value, expected, remedy, about)
+
+
+def warn(value: str, *, expected: str, remedy: str) -> Finding:
+    """Return a warning about a pair or flag, which is served nevertheless."""
+    return Finding("warn", value, expected, remedy)
+
+
+def error(value: str, *, expected: str, remedy: str) -> Finding:
+    return Finding("error", value, expected, remedy)
+
+
+def apply(
+    about: str, rule: Callable[Parameters, Finding], *args: Parameters.args, **kwargs: Parameters.kwargs
+) -> Finding:
+    """Return the finding of a rule; an error that it raises is one too."""
     try:
-        return Finding("ok", about, rule(*args, **kwargs))
-    except DFlashError as error:
-        return Finding.of(about, error)
+        return replace(rule(*args, **kwargs), about=about)
+    except DFlashError as raised:
+        return Finding.of(raised, about)
+
+
+def first_problem(error: ValidationError) -> tuple[str, str]:
+    """Return the key of the first problem that pydantic found in a file, and what is expected there."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    expected = "the value it was trained with" if first["type"] == "missing" else first["msg"]
+    return str(first["loc"][0]), expected.removeprefix("Input should be ")
 
 
 def raise_first_error(findings: Iterable[Finding]) -> None:
@@ -86,10 +107,6 @@ def raise_first_error(findings: Iterable[Finding]) -> None:
     for finding in findings:
         if finding.level == "error" and not finding.estimated:
             raise DFlashError(finding.value, expected=finding.expected, remedy=finding.remedy)
-
-
-def _rebuild(kind: type[DFlashError], value: str, expected: str, remedy: str) -> DFlashError:
-    return kind(value, expected=expected, remedy=remedy)
 
 
 @contextmanager

@@ -73,9 +73,6 @@ def _register_hooks() -> None:
     _register(before, around, after)
     register_resolution_hook("handle_model_source_paths")(launch.after_model_paths)
     register_resolution_hook("handle_speculative_decoding")(launch.around_speculation)
-    # Only a process that constructs an Engine has the module loaded by now; others need no keywords.
-    if engine := sys.modules.get("sglang.srt.entrypoints.engine"):
-        flags.accept_old_keywords(engine.Engine)
 
 
 def _choose_worker(original: Callable[..., type], *args: Any) -> type:

@@ -10,7 +10,6 @@ from typing import Any
 from sglang_dflash.check.memory import MemoryTable, divide, sizing_of
 from sglang_dflash.check.pools import Pools, Sizing, best_ratio, index_of_most_requests
 from sglang_dflash.plan.device import Device
-from sglang_dflash.plan.division import FLOOR
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import REPLAY_FLAG, SLOTS, WINDOW_FLAG, Settings
 
@@ -71,9 +70,7 @@ class Adviser:
 
     def __init__(self, settings: Settings, machine: Device, pair: Pair, table: MemoryTable) -> None:
         self._settings, self._machine, self._pair, self._table = settings, machine, pair, table
-        memory, fraction = machine.memory or 0, table.fraction
-        room = table.headroom.left - FLOOR if table.headroom else memory
-        self._highest_fraction = max(fraction, min(HIGHEST_FRACTION, int(100 * (fraction + room / memory)) / 100))
+        self._highest_fraction = max(table.fraction, HIGHEST_FRACTION)
 
     def more_requests(self) -> list[Advice]:
         """Return the mildest value of each flag that lets all requests run, or else the most."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -14,13 +16,15 @@ from typer.core import TyperGroup
 
 from sglang_dflash import __version__
 from sglang_dflash.check.advice import Load
-from sglang_dflash.check.diagnose.cli import diagnose
+from sglang_dflash.check.diagnose.client import Client
+from sglang_dflash.check.diagnose.verdict import Report as Diagnosis
+from sglang_dflash.check.diagnose.verdict import diagnose as examine_server
 from sglang_dflash.check.doctor import doctor
 from sglang_dflash.check.flags import check_unread, parse
 from sglang_dflash.check.machine import GPUS, asked_about
 from sglang_dflash.check.report import Report, plan_lines, preflight, summary, to_json
-from sglang_dflash.drafter.published import card_of_drafter, fastest_blocks
-from sglang_dflash.errors import DFlashError, Finding
+from sglang_dflash.drafter.published import card_of_drafter
+from sglang_dflash.errors import DFlashError, Finding, note, user_errors
 from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.device import Device, why_no_accelerator
 from sglang_dflash.upstream import installed_plugins
@@ -47,6 +51,31 @@ class Commands(TyperGroup):
     def list_commands(self, context: Any) -> list[str]:
         found = super().list_commands(context)
         return sorted(found, key=lambda name: [*SUMMARIES, name].index(name))
+
+
+async def _diagnose(url: str, api_key: str | None, max_tokens: int, context: int) -> Diagnosis:
+    async with Client(url, api_key) as client:
+        return await examine_server(client, max_tokens, context, lambda line: typer.echo(line, err=True))
+
+
+def diagnose(
+    url: Annotated[str, typer.Argument(help="The server, for example http://127.0.0.1:30000.")],
+    api_key: Annotated[str | None, typer.Option(help="API key of the server.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=16, help="Maximum tokens per answer.")] = 128,
+    context: Annotated[int, typer.Option(min=1, help="Approximate length of the long prompts, in tokens.")] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Diagnose a running DFLASH server: how much does drafting help, and what limits it?
+
+    Reads the server's state and sends it 36 short prompts. Exit status: 0 nothing found, 1 something is wrong (the
+    verdict says what to change), 2 no DFLASH server at this address.
+
+    Example: sglang-dflash diagnose http://127.0.0.1:30000
+    """
+    with user_errors():
+        report = asyncio.run(_diagnose(url, api_key, max_tokens, context))
+        typer.echo(json.dumps(report.as_json(), indent=2) if as_json else str(report))
+    raise typer.Exit(1 if report.verdict else 0)
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -134,10 +163,15 @@ def check(
 
 
 def _fastest_block(drafter: str, users: int) -> Iterator[Finding]:
-    card = card_of_drafter(drafter)
-    if card and (fastest := fastest_blocks(card, users)):
-        won = ", ".join(f"block {block} in {n} of {sum(fastest.values())} tasks" for block, n in fastest.items())
-        yield Finding("note", "block size", f"fastest with {users} users on {card['drafter']}'s card: {won}")
+    """Yield in how many tasks of the card each block size was fastest with ``users`` users, if it compares them."""
+    card, speeds = card_of_drafter(drafter), defaultdict[str, dict[int, float]](dict)
+    for row in card["speed"] if card else ():
+        if (row["arm"], row["concurrency"]) == ("dflash", users):
+            speeds[row["task"]][row["block"]] = row["tokens_per_s"]
+    fastest = Counter(max(each, key=each.__getitem__) for each in speeds.values() if len(each) > 1)
+    if card and fastest:
+        won = ", ".join(f"block {block} in {n} of {fastest.total()} tasks" for block, n in fastest.most_common())
+        yield note(f"fastest with {users} users on {card['drafter']}'s card: {won}", about="block size")
 
 
 def _start_command(target: str, drafter: str, flags: list[str]) -> str:
@@ -162,11 +196,11 @@ def _report(
         settings, unread = parse(modern, target=target, drafter=drafter)
         machine = asked_about(settings.device, memory_gib, gpu, base_gpu_id=settings.base_gpu_id)
     except DFlashError as raised:
-        return Report([Finding.of("flags", raised)]), None
+        return Report([Finding.of(raised, "flags")]), None
     found = preflight(settings, machine, load)
-    read = [Finding("note", "old flag", note) for note in notes]
+    read = [note(each, about="old flag") for each in notes]
     if gpu is None and memory_gib is None and settings.device != "cpu" and (problem := _problem_of_this(machine)):
-        read.append(Finding.of("this machine (--gpu checks another)", problem))
+        read.append(Finding.of(problem, "this machine (--gpu checks another)"))
     return replace(found, findings=[*read, *check_unread(unread), *found.findings]), machine
 
 

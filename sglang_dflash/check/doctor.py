@@ -7,12 +7,9 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import requires
 from typing import Annotated, Any
 
 import typer
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from sglang_dflash import __path__, __version__, upstream
 from sglang_dflash.check.machine import find_gpu
@@ -39,25 +36,15 @@ class Builtin(DFlashError):
 
 @dataclass(frozen=True)
 class Part:
-    """A version: the installed one, what SGLang requires (``"==2.14.1"``), and those that our tests run with."""
+    """An installed version, and those that our tests run with."""
 
     name: str
     installed: str | None
-    required: str | None = None
     tested: tuple[str, ...] = ()
 
     @property
     def is_untested(self) -> bool:
         return self.installed is not None and self.installed.partition("+")[0] not in self.tested
-
-    @property
-    def note(self) -> str:
-        notes = [] if self.installed is None else ["untested" if self.is_untested else "tested on CPUs"]
-        if self.is_untested and self.tested:
-            notes.append(f"tests use {' or '.join(self.tested)}")
-        if self.required:
-            notes.append(f"SGLang requires {self.required}")
-        return "; ".join(notes)
 
 
 @dataclass(frozen=True)
@@ -99,7 +86,7 @@ class Report:
         memory = f", {size(self.machine.memory)}" if self.machine.memory else ""
         yield f"{'device':12}{self.machine.name}{memory}"
         for part in self.parts:
-            yield f"{part.name:12}{part.installed or 'none':16}{part.note}".rstrip()
+            yield f"{part.name:12}{part.installed or 'none'}"
         yield f"{'folder':12}{__path__[0]}"
         yield from (f"{'plugin':12}{plugin}" for plugin in _other_plugins())
 
@@ -157,10 +144,8 @@ def _serving_machine() -> Device:
 
 
 def _parts() -> Iterator[Part]:
-    wanted = map(Requirement, (installed_version() and requires("sglang")) or ())
-    pins = {canonicalize_name(each.name): str(each.specifier) for each in wanted if "extra" not in str(each.marker)}
     for name, package in PARTS.items():
-        yield Part(name, installed_version(package), pins.get(canonicalize_name(package)), TESTED.get(name, ()))
+        yield Part(name, installed_version(package), TESTED.get(name, ()))
     torch = sys.modules.get("torch")  # SGLang has imported it, if it can
     yield Part("CUDA", torch.version.cuda if torch else None)
 

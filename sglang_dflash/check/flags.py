@@ -1,112 +1,24 @@
-"""The server flags of a command line, read without SGLang's parser, which takes seconds to import.
-
-``make drift`` writes ``sglang_flags.json`` from SGLang's parser.
-"""
+"""The server flags of a command line, read by SGLang's own parser."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import Field, dataclass, field
-from decimal import Decimal
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from sglang_dflash.errors import DFlashError, Finding
+from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
+from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.settings import Settings, argument_fields, flag_of
-from sglang_dflash.upstream import TESTED_SGLANG
-
-LIST = Path(__file__).with_name("sglang_flags.json")
-
-
-@dataclass(frozen=True)
-class Flag:
-    """A flag of SGLang."""
-
-    names: list[str]  # spellings, the usual one first
-    group: str = ""  # SGLang's configuration namespace of its field, such as "exec.moe"
-    values: int | str = 1  # words that follow it, as argparse's nargs
-    type: str = "str"  # or "int", "float", "count" (a number that may have a suffix: 32k)
-    choices: list[str | int] = field(default_factory=list)  # empty if SGLang's parser accepts any
-
-
-@cache
-def known_flags() -> tuple[Flag, ...]:
-    return tuple(Flag(**each) for each in json.loads(LIST.read_text(encoding="utf-8")))
-
-
-# These configure the HTTP server, logs, metrics and host processes.
-_HARMLESS_GROUPS = {"device", "observability", "serving"}
-HARMFUL = {"--base-gpu-id", "--forward-hooks", "--kv-canary", "--kv-canary-real-data", "--use-ray"}
-# Of the other groups: weight loading, kernel choices, scheduling order, transports and image preprocessing.
-HARMLESS = (
-    *("--checkpoint-engine-", "--download-dir", "--engine-info-bootstrap-port", "--load-format", "--model-checksum"),
-    *("--model-loader-extra-config", "--modelexpress-config", "--remote-instance-", "--startup-weight-load-mode"),
-    *("--speculative-draft-load-format", "--weight-cache-", "--weight-loader-"),
-    *("--bf16-gemm-backend", "--cuda-graph-backend-prefill", "--disable-custom-all-reduce", "--flashinfer-a"),
-    *("--disable-flashinfer-autotune", "--enable-flashinfer-allreduce-fusion", "--fp4-gemm-backend"),
-    *("--enforce-disable-flashinfer-allreduce-fusion", "--fp8-gemm-backend", "--moe-runner-backend"),
-    *("--disable-outlines-disk-cache", "--enable-custom-logit-processor", "--grammar-backend", "--sampling-backend"),
-    *("--abort-on-priority-when-disabled", "--default-priority-value", "--disable-priority-preemption"),
-    *("--enable-prefill-delayer", "--enable-priority-scheduling", "--max-queued-requests", "--min-free-slots-delay"),
-    *("--prefill-decode-interval", "--prefill-delayer-", "--prefill-max-requests", "--priority-scheduling-"),
-    *("--radix-eviction-policy", "--retraction-policy", "--schedule-", "--scheduler-recv-interval"),
-    *("--dist-", "--enable-p2p-check", "--load-balance-method", "--nccl-port", "--nnodes", "--node-rank"),
-    *("--disaggregation-bootstrap-port", "--disaggregation-decode-polling-interval", "--disaggregation-ib-device"),
-    *("--disaggregation-enable-kv-checksum", "--disaggregation-transfer-backend", "--optimistic-prefill-attempts"),
-    *("--allowed-media-domains", "--image-processor-backend", "--limit-mm-data-per-request", "--media-url-max"),
-    *("--mm-io-", "--mm-preprocess-", "--mm-process", "--trust-mm-content-hashes"),
-)
-
-
-def check_unread(unread: Iterable[str]) -> Iterator[Finding]:
-    """Yield findings on flags that the preflight does not read: warnings, unless they cannot change its result."""
-    given = set(unread)
-    known = [flag for flag in known_flags() if flag.names[0] in given]
-    harmless = [flag.names[0] for flag in known if _is_harmless(flag)]
-    if harmless:
-        yield Finding("ok", "flags ignored", " ".join(harmless))
-    if others := [flag.names[0] for flag in known if flag.names[0] not in harmless]:
-        yield Finding(
-            "warn",
-            "flags not counted",
-            f"{' '.join(others)}: they may change memory, kernels or parallelism",
-            expected="flags that this check reads",
-            remedy="read the memory that the server logs at its start, and lower --mem-fraction-static if it runs out",
-        )
-
-
-def _is_harmless(flag: Flag) -> bool:
-    name = flag.names[0]
-    return name not in HARMFUL and (flag.group in _HARMLESS_GROUPS or name.startswith(HARMLESS))
-
-
-def count(text: str) -> int:
-    """Parse a number of tokens (``32768``, ``32k``, ``25.6k``, ``32Ki``); anything else is a ValueError."""
-    found = re.fullmatch(r"(\d{1,30}(?:\.\d{1,30})?)(k|M|G|T|Ki|Mi|Gi|Ti)", text.strip())
-    if found is None:
-        return int(text)
-    number, unit = found.groups()
-    exponent = "kmgt".index(unit[0].lower()) + 1
-    return int(number) * 1024**exponent if unit.endswith("i") else int(Decimal(number) * 1000**exponent)
-
+from sglang_dflash.upstream import TESTED_SGLANG, check_version
 
 CPU_BACKEND = "torch_dflash"  # attention backend of our CPU platform, which registers it with SGLang
-# Given by the preflight's own arguments; accepted so that a card's command line can be pasted after them.
-_GIVEN = ("--model-path", "--speculative-algorithm", "--speculative-draft-model-path")
-_TYPES: dict[str, Callable[[str], object]] = {"int": int, "float": float, "count": count, "str": str}
+_COUNTED_IN_PART = {"enable_lora", "enable_mixed_chunk"}  # read for exact mode; their memory is not counted
 
 
-def read_fields() -> dict[str, Field[Any]]:
-    """The settings that a command line sets, by flag."""
-    return {flag: each for each in argument_fields() if (flag := flag_of(each.name)) not in _GIVEN}
-
-
-class _Parser(argparse.ArgumentParser):
+class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise DFlashError(
             message,
@@ -115,72 +27,66 @@ class _Parser(argparse.ArgumentParser):
         )
 
 
-class _Unread(argparse.Action):
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        namespace.unread.append(self.option_strings[0])
+@cache
+def sglang_parser() -> ArgumentParser:
+    """Return SGLang's parser, which also accepts our CPU platform's attention backend.
 
+    Raises:
+        DFlashError: the installed SGLang is not the tested one.
+    """
+    check_version()
+    from sglang.srt.arg_groups.choices import DRAFT_ATTENTION_BACKEND_CHOICES
+    from sglang.srt.server_args import ServerArgs
 
-class _InPart(argparse.Action):
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        setattr(namespace, self.dest, True)
-        namespace.unread.append(self.option_strings[0])
+    parser = _Parser(prog="sglang-dflash check", add_help=False)
+    ServerArgs.add_cli_args(parser)
+    for action in parser._actions:
+        if action.dest == "speculative_draft_attention_backend":  # SGLang checks it later
+            action.choices = [*DRAFT_ATTENTION_BACKEND_CHOICES, CPU_BACKEND]
+        elif action.choices and "attention_backend" in action.dest:
+            action.choices = [*action.choices, CPU_BACKEND]
+    return parser
 
 
 def parse(flags: Sequence[str], *, target: str, drafter: str) -> tuple[Settings, list[str]]:
-    """Return the settings, and the flags that were not read.
+    """Return the settings, and the given flags that are not read, or in part.
 
     Raises:
         DFlashError: SGLang has no such flag or does not accept its value; a word belongs to no flag; the flags name
             another pair or algorithm.
     """
-    args, unknown = _parser().parse_known_args(flags, argparse.Namespace(unread=[]))
-    if unknown:
-        _refuse_unknown(unknown[0])
-    for name, value in vars(args).items():
-        if value == [] and name != "unread":  # argparse's reading of "--flag=--"
-            _parser().error(f"{flag_of(name)}: expected one argument")
     pair = {"model_path": target, "speculative_algorithm": "DFLASH", "speculative_draft_model_path": drafter}
+    own = [f"{flag_of(name)}={value}" for name, value in pair.items()]
+    parser = sglang_parser()
+    args, unknown = parser.parse_known_args([*own, *flags])
+    if unknown:
+        _refuse_unknown(unknown[0], [*parser._option_string_actions])
+    for name, value in vars(args).items():
+        if value == [] and parser.get_default(name) != []:  # argparse's reading of "--flag=--"
+            parser.error(f"{flag_of(name)}: expected one argument")
     for name, value in pair.items():
-        for given in getattr(args, name) or ():
-            _refuse_another(flag_of(name), given, value)
-        setattr(args, name, value)
-    return Settings.of(args), args.unread
+        _refuse_another(flag_of(name), getattr(args, name), value)
+    read = {each.name for each in argument_fields()} - _COUNTED_IN_PART | pair.keys()
+    changed = [name for name, value in vars(args).items() if value != parser.get_default(name)]
+    return Settings.of(args), [flag_of(name) for name in changed if name not in read]
 
 
-@cache
-def _parser() -> _Parser:
-    parser, read = _Parser(prog="sglang-dflash check", add_help=False), read_fields()
-    for flag in known_flags():
-        name = flag.names[0]
-        options: dict[str, Any] = {"choices": flag.choices} if flag.choices else {}
-        if "attention-backend" in name and flag.choices:
-            options["choices"] = [*flag.choices, CPU_BACKEND]
-        if name in _GIVEN:
-            parser.add_argument(*flag.names, action="append")
-        elif name not in read:
-            kind, values = _TYPES[flag.type], None if flag.values == 1 else flag.values
-            parser.add_argument(
-                *flag.names, action=_Unread, type=kind, nargs=values, default=argparse.SUPPRESS, **options
-            )
-        elif str(read[name].type).startswith("bool"):
-            in_part = "in_part" in read[name].metadata
-            options = {"action": _InPart, "nargs": 0} if in_part else {"action": "store_true"}
-            parser.add_argument(*flag.names, default=read[name].default, **options)
-        else:
-            setting = read[name]
-            kind = count if setting.metadata.get("suffixed") else _TYPES[str(setting.type).split()[0]]
-            parser.add_argument(*flag.names, type=kind, default=setting.default, **options)
-    return parser
+def check_unread(unread: Sequence[str]) -> Iterator[Finding]:
+    """Yield a note on flags that the memory prediction leaves out."""
+    if unread:
+        value = f"{' '.join(unread)}: not counted; some flags change memory, kernels or parallelism"
+        remedy = "read the memory that the server logs at its start, and lower --mem-fraction-static if it runs out"
+        yield Finding("note", value, "flags that this check reads", remedy, about="flags not counted")
 
 
-def _refuse_unknown(word: str) -> None:
+def _refuse_unknown(word: str, known: list[str]) -> None:
     if not word.startswith("-"):
         raise DFlashError(
             f"the word {word!r} belongs to no flag",
             expected="flags of `sglang serve` with their values after the two models",
             remedy="leave it out, or put its flag before it",
         )
-    name, known = word.partition("=")[0], [name for flag in known_flags() for name in flag.names]
+    name = word.partition("=")[0]
     similar = next(iter(get_close_matches(name, known, 1)), None)
     raise DFlashError(
         f"SGLang {TESTED_SGLANG} has no flag {name}",
@@ -196,3 +102,33 @@ def _refuse_another(flag: str, given: str, value: str) -> None:
             expected=f"{flag} {value}",
             remedy=f"leave {flag} out",
         )
+
+
+def check_linear_backends(settings: Settings, machine: Device, cuda: str | None) -> Iterator[Finding]:
+    """Yield what SGLang would refuse of FlashInfer's linear attention on Blackwell. ``cuda`` is torch's, if known."""
+    if (flag := settings.flashinfer_states(machine)) is not None and settings.mamba_ssm_dtype != "bfloat16":
+        yield replace(_bfloat16_states(flag, settings.mamba_ssm_dtype, machine), about="recurrent state's dtype")
+    prefill = settings.linear_attn_prefill_backend or settings.linear_attn_backend
+    if machine.is_blackwell and prefill == "flashinfer":
+        yield replace(_cuda_13(cuda if machine.is_local else None), about="torch's CUDA")
+
+
+def _bfloat16_states(flag: str, dtype: str | None, machine: Device) -> Finding:
+    value = f"{flag} flashinfer on {machine.name} needs recurrent states in bfloat16"
+    if dtype is not None:
+        return error(
+            f"{value}, and --mamba-ssm-dtype is {dtype}",
+            expected="--mamba-ssm-dtype bfloat16",
+            remedy=f"set --mamba-ssm-dtype bfloat16, or {flag} triton",
+        )
+    return note(value, expected="--mamba-ssm-dtype bfloat16", remedy="nothing: the server sets it")
+
+
+def _cuda_13(cuda: str | None) -> Finding:
+    value, expected = "FlashInfer's linear prefill on this GPU", "a torch that is built for CUDA 13 or later"
+    remedy = "install such a torch, or set --linear-attn-prefill-backend triton"
+    if cuda is None:
+        return warn(f"{value} needs CUDA 13, and the server's torch is unknown", expected=expected, remedy=remedy)
+    if int(cuda.partition(".")[0]) < 13:
+        return error(f"{value} needs CUDA 13, and torch has CUDA {cuda}", expected=expected, remedy=remedy)
+    return ok(cuda)

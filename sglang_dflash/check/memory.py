@@ -7,47 +7,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_dflash.check.pools import (
-    CapturedModel,
-    Pools,
-    RequestState,
-    Sizing,
-    fit,
-    graph_buffers,
-    staged_context,
-)
+from sglang_dflash.check.pools import Pools, RequestState, Sizing, fit
 from sglang_dflash.check.sizes import (
     FAMILIES,
     draft_kv_per_token,
     dtype_bytes,
-    head_size,
+    sharing_ranks,
     state_bytes,
     target_kv_per_token,
 )
+from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig, quantization
-from sglang_dflash.drafter.tensors import expected_shapes, sharing_ranks
-from sglang_dflash.errors import Doubt
+from sglang_dflash.drafter.tensors import expected_shapes
+from sglang_dflash.errors import Finding, warn
 from sglang_dflash.plan.device import Device
-from sglang_dflash.plan.division import STATE_SHARE, sampling
-from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.division import STATE_SHARE
+from sglang_dflash.plan.pair import DTYPE_BYTES, Pair, count
 from sglang_dflash.plan.plan import replays
 from sglang_dflash.plan.serving import DraftWindow, context_window
 from sglang_dflash.plan.settings import Settings, in_transfer, ring_length, slots_per_request
-from sglang_dflash.plan.target import DTYPE_BYTES, count
 
 MEM_FRACTION = 0.85  # assumed; SGLang computes one from the device and its graphs
 _FLOATS = {"F64", "F32", "F16", "BF16"}
-
-
-@dataclass(frozen=True)
-class Headroom:
-    """Device memory outside the static fraction, bytes."""
-
-    sampling: int  # at its peak
-    buffers: int  # of the attention backends, for CUDA graphs
-    sets: int  # of graphs, one per width
-    staged: int  # the last block's hidden states, which the drafter's graphs inject
-    left: int  # for activations and the graphs themselves; negative if the others do not fit
 
 
 @dataclass(frozen=True)
@@ -60,32 +41,29 @@ class MemoryTable:
     served: Pools
     other: Pools | None  # with a hybrid target's states stored the other way
     weighed: bool  # whether the weights are those of safetensors headers, served as stored: no estimate
-    headroom: Headroom | None = None  # None on a CPU too
 
 
-def expected_memory(
-    settings: Settings, machine: Device, pair: Pair, widths: tuple[int, ...], *, copies: bool
-) -> MemoryTable:
-    """Divide the machine's memory as SGLang will.
+def unknown_size(pair: Pair) -> Finding | None:
+    """Return a warning if the memory cannot be predicted; None if it can."""
+    remedy = "none needed: SGLang divides the memory when it starts"
+    if (family := str(pair.text.get("model_type"))) not in FAMILIES:
+        families = f"one of {', '.join(sorted(FAMILIES))}"
+        return warn(f"no sizes are known for targets of model_type {family!r}", expected=families, remedy=remedy)
+    files = pair.target_files
+    if files.tensors is None and not _stated_size(files):
+        value = f"the size of the target's weights is unknown: {files.name} has no safetensors header or index"
+        return warn(value, expected="a safetensors checkpoint", remedy=remedy)
+    return None
 
-    Raises:
-        Doubt: no sizes are known for the target's family, or the size of its weights is unknown.
-        DFlashError: a size in a configuration is unusable.
-    """
-    if str(pair.text.get("model_type")) not in FAMILIES:
-        raise Doubt(
-            f"no sizes are known for targets of model_type {pair.text.get('model_type')!r}",
-            expected=f"one of {', '.join(sorted(FAMILIES))}",
-            remedy="none needed: SGLang divides the memory when it starts",
-        )
+
+def expected_memory(settings: Settings, machine: Device, pair: Pair, *, copies: bool) -> MemoryTable:
+    """Divide the machine's memory as SGLang will; an unusable size in a configuration is a DFlashError."""
     sizing = sizing_of(settings, machine, pair, copies=copies)
     memory, fraction = machine.memory or 0, settings.mem_fraction_static or MEM_FRACTION
-    static, headroom = int(memory * fraction), None
+    static = int(memory * fraction)
     served, other = divide(settings, machine, pair, sizing, static)
-    if memory and machine.kind == "gpu":
-        headroom = _headroom(settings, machine, pair, sizing, widths, memory - static - served.bytes["history"])
     device = machine.name if memory else f"{machine.name}: sizes only"
-    return MemoryTable(device, static, fraction, served, other, _is_weighed(settings, pair), headroom)
+    return MemoryTable(device, static, fraction, served, other, _is_weighed(settings, pair))
 
 
 def divide(
@@ -165,13 +143,7 @@ def _is_weighed(settings: Settings, pair: Pair) -> bool:
 def _target_weights(pair: Pair, dtype: str) -> int:
     headers = pair.target_files.tensors
     if headers is None:
-        if (stated := pair.target_files.stated_size) is not None:
-            return stated
-        raise Doubt(
-            f"the size of the target's weights is unknown: {pair.target_files.name} has no safetensors header or index",
-            expected="a safetensors checkpoint",
-            remedy="none needed: SGLang divides the memory when it starts",
-        )
+        return _stated_size(pair.target_files)
     is_plain = quantization(pair.target) is None
     read = (header for name, header in headers.items() if not name.startswith("mtp."))  # multi-token prediction's
     return sum(  # plain floats in ``dtype``, everything else as stored
@@ -179,46 +151,15 @@ def _target_weights(pair: Pair, dtype: str) -> int:
     )
 
 
+def _stated_size(files: ModelFiles) -> int:
+    """Return the bytes of all tensors as the index states them; 0 if it does not."""
+    metadata = (files.index or {}).get("metadata")
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return size if isinstance(size, int) else 0
+
+
 def _drafter_weights(drafter: DrafterConfig, dtype: str, tp_size: int) -> int:
     held = (
         math.prod(shape) // sharing_ranks(name, drafter, tp_size) for name, shape in expected_shapes(drafter).items()
     )
     return sum(held) * dtype_bytes(dtype)
-
-
-def _headroom(
-    settings: Settings, machine: Device, pair: Pair, sizing: Sizing, widths: tuple[int, ...], room: int
-) -> Headroom:
-    text, drafter, tp = pair.text, pair.drafter, settings.tp_size
-    general = settings.attention_backend or machine.default_backend
-    target_backend = settings.prefill_attention_backend or general
-    models = (
-        CapturedModel(target_backend, count(text, "num_attention_heads") // tp, head_size(text)),
-        CapturedModel(
-            settings.speculative_draft_attention_backend or target_backend,
-            drafter.num_heads // tp,
-            drafter.head_dim,
-            drafter.sliding_window,
-            drafter.block_size or sizing.block,
-        ),
-    )
-    taken, staged, batch = 0, 0, min(sizing.max_running, settings.cuda_graph_max_bs_decode or sizing.max_running)
-    if not settings.disable_decode_cuda_graph and settings.cuda_graph_backend_decode != "disabled":
-        taken = sum(
-            graph_buffers(
-                model,
-                batch=batch,
-                width=width,
-                context=sizing.context,
-                page=sizing.page,
-                deterministic=settings.enable_deterministic_inference,
-            )
-            for width in widths
-            for model in models
-        )
-        if settings.disaggregation_mode != "decode":
-            captured = len(drafter.target_layer_ids) * drafter.hidden_size
-            drafted = min(sizing.block, drafter.block_size or sizing.block)
-            staged = staged_context(sizing.max_running * drafted, captured, dtype_bytes(pair.served_dtype(settings)))
-    peak = sampling(sizing.max_running * sizing.block, count(text, "vocab_size", drafter.vocab_size))
-    return Headroom(peak, taken, len(widths), staged, room - peak - taken - staged)

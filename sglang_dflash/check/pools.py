@@ -13,7 +13,6 @@ from itertools import takewhile
 from typing import Literal
 
 from sglang_dflash.plan.division import (
-    STAGED,
     STATE_SHARE,
     TOKENS_PER_REQUEST,
     history_columns,
@@ -22,8 +21,6 @@ from sglang_dflash.plan.division import (
 )
 
 _HIGHEST_RATIO = 10
-_KV_SPLITS = 8  # SGLang's --triton-attention-num-kv-splits
-_SPLIT_TOKENS = 256  # of its deterministic inference, which splits every row alike
 
 
 @dataclass(frozen=True)
@@ -231,50 +228,3 @@ def index_of_most_requests(fits: Iterable[Pools]) -> int:
     """Return the first index of the most running requests; only those with K/V for a long answer count."""
     running = [min(each.running, each.tokens // min(TOKENS_PER_REQUEST, each.sizing.context)) for each in fits]
     return running.index(max(running))
-
-
-@dataclass(frozen=True)
-class CapturedModel:
-    """A model whose attention is captured in CUDA graphs, on one rank."""
-
-    backend: str  # SGLang's name
-    heads: int
-    head_dim: int
-    window: int | None = None  # tokens that sliding layers read
-    drafter_block: int = 0  # positions that it drafts, anchor included; 0 for the target
-
-
-def graph_buffers(
-    model: CapturedModel, *, batch: int, width: int, context: int, page: int, deterministic: bool = False
-) -> int:
-    """Bytes of the buffers of one graph set; 0 for an unknown backend, and for a drafter at widths it does not draft.
-
-    Args:
-        batch: requests of the largest graph.
-        width: of the block.
-        context: tokens of the longest request.
-        page: tokens of a K/V page.
-        deterministic: whether ``--enable-deterministic-inference`` is set.
-    """
-    drafts = model.drafter_block > 0
-    if drafts and not 1 < width <= model.drafter_block:
-        return 0
-    rows, pages = batch * width, -(-context // page)
-    match model.backend:
-        case "fa3" | "fa4":  # plain decode, draft decode, verify, draft extension; and the pages' first positions
-            return 4 * batch * pages * 4 + 3 * pages * 8
-        case "trtllm_mha":  # every position of a bidirectional block is read as one request
-            return (4 + (width if drafts else 0)) * batch * pages * 4
-        case "flashinfer":  # a slot number per row and token for each wrapper, and a mask
-            return rows * context * (4 * (1 if model.window is None else 2) + 1)
-        case "triton":  # the same with 64-bit numbers, and partial results of each split
-            mask = 0 if drafts else rows * (context + width)
-            splits = -(-context // _SPLIT_TOKENS) if deterministic else _KV_SPLITS
-            partial = rows * model.heads * splits * (model.head_dim + 1) * 4
-            return rows * (context + (model.window or 0)) * 8 + mask + partial
-    return 0
-
-
-def staged_context(rows: int, states: int, dtype_bytes: int) -> int:
-    """Bytes of the block that the drafter's graphs inject: ``states`` hidden states, a position and a slot per row."""
-    return min(STAGED, rows) * (states * dtype_bytes + 2 * 8)

@@ -7,21 +7,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sglang_dflash.check.advice import Advice, Adviser, Load
-from sglang_dflash.check.memory import Headroom, MemoryTable, expected_memory
+import torch
+
+from sglang_dflash.check.advice import HIGHEST_FRACTION, Advice, Adviser, Load
+from sglang_dflash.check.flags import check_linear_backends
+from sglang_dflash.check.memory import MemoryTable, expected_memory, unknown_size
 from sglang_dflash.check.pools import Pools
-from sglang_dflash.check.rules import RUNNING, check_memory
-from sglang_dflash.errors import DFlashError, Doubt, Finding, Level, judge
+from sglang_dflash.errors import DFlashError, Finding, apply, error, note, ok, warn
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import size
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.plan import decide, reason_for_builtin, widths_of
+from sglang_dflash.plan.plan import decide, reason_for_builtin
 from sglang_dflash.plan.rules import check_plan, check_rules
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import SLOTS, SWITCH, WINDOW_FLAG, Settings
 
 TITLE = 72  # columns before the verdict
-_ABOUT, _EACH, _WHOLE = 32, 22, 13  # columns of the table
+_RUNNING = "running requests"
+_ABOUT = 36  # columns before a value
 _MARK = {"error": "x", "warn": "!", "note": "-"}
 _NAMES = {"error": "error", "warn": "warning", "note": "note"}
 _PRICES = {
@@ -52,63 +55,104 @@ def preflight(settings: Settings, machine: Device, load: Load | None = None) -> 
         machine: what will serve.
         load: what it should hold at once; None if the user did not state it.
     """
-    try:
-        settings.validate()
-        if settings.wants_builtin:
-            raise Doubt(
-                f"{SWITCH}=builtin: SGLang's own worker serves, and nothing is checked for it",
-                expected=f"{SWITCH} unset",
-                remedy=f"unset {SWITCH} to check this package's worker",
-            )
-        pair = Pair.of(settings)
-    except DFlashError as error:
-        return Report([Finding.of("settings", error)])
-    findings = check_rules(settings, pair, machine)
+    first = apply("settings", _is_checked, settings)
+    if first.level != "ok":
+        return Report([first])
+    pair = Pair.of(settings)
+    findings = [*check_rules(settings, pair, machine), *check_linear_backends(settings, machine, torch.version.cuda)]
     if not settings.speculative_draft_model_path or any(finding.level == "error" for finding in findings):
         return Report(findings)  # sizes of a pair that does not match mean nothing
     if pair.kind:
         return Report(findings)  # left to SGLang's own worker
-    findings.append(judge("worker", _worker, settings, pair, machine))
+    findings.append(apply("worker", _worker, settings, pair, machine))
     if findings[-1].level != "ok":
         return Report(findings)
     try:
         plan = decide(settings, pair, machine, hybrid=pair.hybrid)
-    except DFlashError as error:
-        return Report([*findings, Finding.of("flags", error)])
+    except DFlashError as refused:
+        return Report([*findings, Finding.of(refused, "flags")])
     findings += check_plan(plan)
+    if unknown := unknown_size(pair):
+        return Report([*findings, replace(unknown, about="memory")], plan)
     try:
-        memory = expected_memory(settings, machine, pair, widths_of(settings, pair, plan.block), copies=plan.copies)
-    except DFlashError as error:  # SGLang divides the memory, and may have better sizes
-        return Report([*findings, replace(Finding.of("memory", error), estimated=True)], plan)
-    findings += check_memory(memory)
+        memory = expected_memory(settings, machine, pair, copies=plan.copies)
+    except DFlashError as refused:  # SGLang divides the memory, and may have better sizes
+        return Report([*findings, replace(Finding.of(refused, "memory"), estimated=True)], plan)
     if not memory.static_bytes:
-        return Report(findings, plan, memory)
+        here = "no GPU here; use --gpu or --memory-gib to check another machine"
+        return Report([*findings, Finding("ok", here, about=_RUNNING)], plan, memory)
+    if memory.weighed:
+        findings.append(replace(_weights(memory), about="weights"))
+    findings.append(replace(_running(memory), about=_RUNNING, estimated=True))
     adviser = Adviser(settings, machine, pair, memory)
     if load is not None:
         about = f"{load.users} users of {load.context} tokens"
-        finding = judge(about, _load, settings, machine, pair, memory, adviser, load)
-        level: Level = "note" if finding.level == "ok" else finding.level  # it answers a question of the user
-        findings.append(replace(finding, level=level, estimated=True))
+        answer = apply(about, _load, settings, machine, pair, memory, adviser, load)
+        findings.append(replace(answer, estimated=True))
     return Report(findings, plan, memory, adviser.more_requests())
 
 
-def _worker(settings: Settings, pair: Pair, machine: Device) -> str:
+def _is_checked(settings: Settings) -> Finding:
+    settings.validate()
+    _ = settings.overrides
+    if settings.wants_builtin:
+        return warn(
+            f"{SWITCH}=builtin: SGLang's own worker serves, and nothing is checked for it",
+            expected=f"{SWITCH} unset",
+            remedy=f"unset {SWITCH} to check this package's worker",
+        )
+    return ok("read")
+
+
+def _weights(memory: MemoryTable) -> Finding:
+    weights, static, fraction = memory.served.sizing.weights, memory.static_bytes, memory.fraction
+    if weights < static:
+        return ok(f"{size(weights)} of {size(static)}")
+    wider = f"--mem-fraction-static {HIGHEST_FRACTION}, " if weights * fraction < static * HIGHEST_FRACTION else ""
+    return error(
+        f"the weights of one rank take {size(weights)}, and static memory is {size(static)} ({fraction} of the device)",
+        expected="static memory that holds the weights and leaves room for K/V",
+        remedy=f"set {wider}a larger --tp-size, or serve a quantised target (FP8)",
+    )
+
+
+def _running(memory: MemoryTable) -> Finding:
+    served, wanted = memory.served, memory.served.sizing.max_running
+    if served.running >= wanted:
+        return ok(f"{wanted} at once, with {served.tokens:,} tokens of K/V in total")
+    if served.running == 0:
+        return error(
+            f"weights and one request need more than the {size(memory.static_bytes)} of static memory",
+            expected=f"more than {size(served.sizing.weights)}",
+            remedy="use more GPUs (--tp-size), a larger --mem-fraction-static or a quantised target",
+        )
+    return warn(
+        f"{served.running} of {wanted} requests (--max-running-requests) fit at once, with {served.tokens:,} tokens of "
+        f"K/V in total; the limit: {served.capped_by}",
+        expected=f"memory for {wanted} requests; limited by {served.capped_by}",
+        remedy="use more or larger GPUs, or accept the smaller number; `sglang-dflash check` names flags that help",
+    )
+
+
+def _worker(settings: Settings, pair: Pair, machine: Device) -> Finding:
     on_cpu = machine.kind == "cpu"
     served = replace(settings, device="cpu" if on_cpu else settings.device or "cuda")
     reason = reason_for_builtin(served, pair, on_cpu=on_cpu)
     if reason is None:
-        return "sglang-dflash"
-    raise Doubt(
+        return ok("sglang-dflash")
+    return warn(
         f"SGLang's own worker serves: {reason}",
         expected="arguments that this package's worker serves",
         remedy="none to serve it; memory is not checked for SGLang's own worker",
     )
 
 
-def _load(settings: Settings, machine: Device, pair: Pair, memory: MemoryTable, adviser: Adviser, load: Load) -> str:
+def _load(
+    settings: Settings, machine: Device, pair: Pair, memory: MemoryTable, adviser: Adviser, load: Load
+) -> Finding:
     served, contexts = memory.served, load.contexts_in(memory.served)
     if load.fits(served) and contexts >= load.conversations:
-        return f"served; {contexts} contexts kept"
+        return note(f"served; {contexts} contexts kept")  # it answers a question of the user
     if proposal := adviser.propose(load):
         remedy = f"set {proposal}"
     else:
@@ -122,7 +166,7 @@ def _load(settings: Settings, machine: Device, pair: Pair, memory: MemoryTable, 
             if wider := Adviser(changed, machine, pair, memory).propose(load):
                 remedy += f"; or {flag} {wider}"
     wanted = f"{load.users} at once, {max(load.users, load.conversations) * load.context:,} tokens of K/V"
-    raise Doubt(
+    return warn(
         f"{served.running} at once, with {served.tokens:,} tokens of K/V in total; {contexts} contexts kept",
         expected=f"{wanted}, {load.conversations} contexts kept" if load.conversations else wanted,
         remedy=remedy,
@@ -177,11 +221,11 @@ def summary(report: Report, title: str, command: str) -> Iterator[str]:
     if report.plan is not None:
         yield f"  {plan_in_short(report.plan, recurrent=memory is not None and memory.other is not None)}"
     if memory is not None and memory.served.tokens:
-        yield f"  {', '.join(division_in_short(memory.served, memory.headroom))}"
+        yield f"  {', '.join(division_in_short(memory.served))}"
     others = [finding for finding in report.findings if finding.level != "ok"]
     for finding in others:
         yield f"\n  {_MARK[finding.level]} {finding.about}: {finding.value}"
-        if finding.about == RUNNING and report.advice:
+        if finding.about == _RUNNING and report.advice:
             yield from _advice_rows(report.advice)
         elif finding.level != "note":
             yield f"      Fix: {finding.remedy}"
@@ -198,12 +242,10 @@ def plan_in_short(plan: ServingPlan, *, recurrent: bool) -> str:
     return ", ".join([f"block {plan.block}", width, "copied blocks" if plan.copies else "no copies", *states])
 
 
-def division_in_short(pools: Pools, headroom: Headroom | None = None) -> Iterator[str]:
+def division_in_short(pools: Pools) -> Iterator[str]:
     yield f"K/V {pools.tokens:,} tokens ({pools.tokens // max(1, pools.running):,} per request)"
     if pools.state.slot and pools.sizing.slots_per_request > 1:
         yield f"{pools.prefixes():,} cached prefixes"
-    if headroom is not None:
-        yield f"{size(max(0, headroom.left)) or 'nothing'} left for activations and graphs"
 
 
 def _advice_rows(advice: Sequence[Advice]) -> Iterator[str]:
@@ -215,80 +257,55 @@ def _advice_rows(advice: Sequence[Advice]) -> Iterator[str]:
 
 
 def plan_lines(report: Report) -> Iterator[str]:
-    """Yield the plan, then the memory table; nothing without a plan."""
+    """Yield the plan, then the memory of one rank, one value per line; nothing without a plan."""
     if (plan := report.plan) is None:
         return
     yield "\nPlan"
     for name, value in plan.describe().items():
-        yield f"{name:<{_ABOUT}}{', '.join(map(str, value)) if isinstance(value, list) else value}"
-    if (memory := report.memory) is not None:
-        static = f", {size(memory.static_bytes)} static" if memory.static_bytes else ""
-        yield f"\nMemory of one rank ({memory.device}{static})"
-        yield from lines(memory.served, memory.other, report.advice, memory.headroom)
+        yield _row(name, ", ".join(map(str, value)) if isinstance(value, list) else value)
+    if (memory := report.memory) is None:
+        return
+    static = f", {size(memory.static_bytes)} static" if memory.static_bytes else ""
+    yield f"\nMemory of one rank ({memory.device}{static})"
+    yield from _memory_rows(memory.served)
+    if (other := memory.other) is not None and memory.static_bytes:
+        how = "replayed" if other.replay else "kept"
+        yield _row(f"if states were {how}", f"{other.running} requests at once, {other.tokens:,} tokens of K/V")
 
 
-def lines(
-    served: Pools,
-    other: Pools | None = None,
-    advice: Sequence[Advice] = (),
-    headroom: Headroom | None = None,
-) -> list[str]:
-    """Return the memory table: per unit and in total, with one column for each way to store states."""
-    columns = [_column(pools) for pools in (served, other) if pools is not None]
-    rows_of_any = dict.fromkeys(about for column in columns for about in column)
-    table = [(about, [column.get(about, ("", "")) for column in columns]) for about in rows_of_any]
-    text = [(about.ljust(_ABOUT) + "".join(_cells(*cells) for cells in rows)).rstrip() for about, rows in table]
-    if headroom is not None:
-        rows = {
-            "outside: sampling": headroom.sampling,
-            f"outside: attention, {headroom.sets} sets of graphs": headroom.buffers,
-            "outside: block that graphs inject": headroom.staged,
-            "left: activations, graphs": max(0, headroom.left),
-        }
-        text += [about.ljust(_ABOUT) + _cells("", size(count)) for about, count in rows.items()]
-    return text + [
-        f"more would fit with {each.flag} ({each.running} requests, {each.tokens:,} tokens of K/V)" for each in advice
-    ]
+def _row(name: str, value: object) -> str:
+    return f"{name:<{_ABOUT}}{value}"
 
 
-def _column(pools: Pools) -> dict[str, tuple[str, str]]:
-    """Return two cells per row, per unit and in total; without totals if no memory was divided."""
-    whole, sizing, state = pools.bytes, pools.sizing, pools.state
-    rows = [("target's weights", "", whole["target_weights"]), ("drafter's weights", "", whole["drafter_weights"])]
-    heading, prefixes, slots = {}, {}, sizing.slots_per_request
+def _memory_rows(pools: Pools) -> Iterator[str]:
+    """Yield sizes per unit and in total; without totals if no memory was divided."""
+    whole, sizing, state, slots = pools.bytes, pools.sizing, pools.state, pools.sizing.slots_per_request
+
+    def share(name: str, total: int, each: int, unit: str) -> str:
+        return _row(name, f"{size(total)} ({size(each)} per {unit})" if pools.tokens else f"{size(each)} per {unit}")
+
+    yield _row("target's weights", size(whole["target_weights"]))
+    yield _row("drafter's weights", size(whole["drafter_weights"]))
     if state.slot:
-        heading = {"states of a block": ("", "replayed" if pools.replay else "kept")}
-        rows += [(f"recurrent states, {slots} slots", f"{size(slots * state.slot)} per request", whole["states"])]
-        if state.scratch:
-            each = f"{size(state.scratch)} per request"
-            rows += [(f"verify scratch, block of {sizing.block}", each, whole["scratch"])]
-        if slots > 1:
-            fewer = {f"  with {name}": ("", str(pools.prefixes(each))) for name, each in SLOTS.items() if each < slots}
-            prefixes = {
-                "additional prefixes kept": ("", str(pools.prefixes())),
-                **fewer,
-                "  one more costs": (f"{pools.state_price:,} tokens of K/V", size(state.slot)),
-                "  an evicted prefix costs": ("", "a full prefill"),
-            }
-    rows += [("target's K/V", f"{size(sizing.target_kv)} per token", whole["target_kv"])]
+        yield _row("states of a block", "replayed" if pools.replay else "kept")
+        yield share(f"recurrent states, {slots} slots", whole["states"], slots * state.slot, "request")
+    if state.scratch:
+        yield share(f"verify scratch, block of {sizing.block}", whole["scratch"], state.scratch, "request")
+    yield share("target's K/V", whole["target_kv"], sizing.target_kv, "token")
     if sizing.ring is None:
-        rows += [("drafter's K/V", f"{size(sizing.draft_kv)} per token", whole["draft_kv"])]
+        yield share("drafter's K/V", whole["draft_kv"], sizing.draft_kv, "token")
     else:
-        each = f"{size(sizing.ring * sizing.draft_kv)} per request"
-        rows += [(f"drafter's K/V, {sizing.ring} slots", each, whole["draft_kv"])]
+        each = sizing.ring * sizing.draft_kv
+        yield share(f"drafter's K/V, {sizing.ring} slots", whole["draft_kv"], each, "request")
     if pools.history:
-        rows += [("history, for copied blocks", f"{size(pools.history)} per request", whole["history"])]
+        yield share("history, for copied blocks", whole["history"], pools.history, "request")
     if pools.tokens == 0:
-        return heading | {about: (each, "" if each else size(total)) for about, each, total in rows}
-    totals = {
-        "together": ("", size(sum(whole.values()))),
-        "tokens of K/V": (f"{pools.tokens // max(1, pools.running):,} per request", f"{pools.tokens:,}"),
-        f"requests at once, of {sizing.max_running}": ("", str(pools.running)),
-        "capped by": ("", pools.capped_by),
-        **prefixes,
-    }
-    return heading | {about: (each, size(total)) for about, each, total in rows} | totals
-
-
-def _cells(each: str, whole: str) -> str:
-    return each.rjust(_EACH) + whole.rjust(_WHOLE) if each else whole.rjust(_EACH + _WHOLE)
+        return
+    yield _row("together", size(sum(whole.values())))
+    yield _row("tokens of K/V", f"{pools.tokens:,} ({pools.tokens // max(1, pools.running):,} per request)")
+    yield _row(f"requests at once, of {sizing.max_running}", f"{pools.running}, capped by {pools.capped_by}")
+    if state.slot and slots > 1:
+        fewer = [f"{pools.prefixes(each)} with {name}" for name, each in SLOTS.items() if each < slots]
+        yield _row("additional prefixes kept", ", ".join([str(pools.prefixes()), *fewer]))
+        price = f"{size(state.slot)}, as {pools.state_price:,} tokens of K/V; an evicted one a full prefill"
+        yield _row("one more prefix costs", price)

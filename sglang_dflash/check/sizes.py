@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.target import DTYPE_BYTES, count, full_layers, matrix_numbers
+from sglang_dflash.plan.pair import DTYPE_BYTES, count, full_layers, matrix_numbers
 
 
 def dtype_bytes(name: Any) -> int:
@@ -84,6 +84,19 @@ def state_bytes(text: Mapping[str, Any], *, recurrent_bytes: int, conv_bytes: in
 
 def _heads_per_rank(heads: int, tp_size: int) -> int:
     return max(1, heads // tp_size)  # ranks beyond the number of KV heads hold copies
+
+
+def sharing_ranks(name: str, config: DrafterConfig, tp_size: int) -> int:
+    """Return the number of tensor-parallel ranks that divide a checkpoint tensor; 1 if every rank holds all of it."""
+    module, _, kind = name.rpartition(".")
+    match module.rpartition(".")[2]:
+        case "k_proj" | "v_proj":
+            return min(tp_size, config.num_kv_heads)
+        case "q_proj" | "gate_proj" | "up_proj" | "down_proj":
+            return tp_size
+        case "o_proj":
+            return tp_size if kind != "bias" else 1
+    return 1
 
 
 FAMILIES = {  # targets whose K/V and states have the sizes that are computed here

@@ -114,7 +114,7 @@ class ModelFiles:
             return Path(hub.snapshot_download(self.name, revision=self.revision, allow_patterns=_READ,
                                               local_files_only=problem is not None))  # fmt: skip
         except errors.IncompleteSnapshotError as error:
-            raise self._incomplete(Path(error.snapshot_path)) from error
+            raise self._unreachable(problem or "files are missing", error.snapshot_path) from error
         except errors.LocalEntryNotFoundError as error:
             raise self._unreachable(problem or str(error.__cause__).partition("\n")[0]) from error
         except (errors.HFValidationError, TransportError, OSError, ValueError) as error:
@@ -129,7 +129,7 @@ class ModelFiles:
             try:
                 hub.get_cached_repo_tree(self.name, revision=self.revision)
             except errors.CachedRepoTreeNotFoundError as error:  # offline, with a snapshot that may lack the file
-                raise self._incomplete(self.folder) from error
+                raise self._unreachable(hub_problem() or "files are not listed", self.folder) from error
         return None
 
     def json(self, file: str) -> dict[str, Any] | None:
@@ -165,12 +165,25 @@ class ModelFiles:
         file = self.folder / INDEX
         return read_object(file) if file.is_file() else None
 
-    @property
-    def stated_size(self) -> int | None:
-        """Bytes of all tensors as the index states them; None if it does not."""
-        metadata = (self.index or {}).get("metadata")
-        size = metadata.get("total_size") if isinstance(metadata, dict) else None
-        return size if isinstance(size, int) else None
+    def stored(self, name: str, rows: Sequence[int] | None = None) -> Tensor | None:
+        """Return a tensor or some of its rows; None if no file of the folder holds them.
+
+        Args:
+            name: end of the tensor's name, from a dot on: multimodal models nest their language model.
+        """
+        for file in _weight_files(self.folder):
+            with (
+                suppress(SafetensorError, OSError),
+                safe_open(file, framework="pt") as tensors,
+            ):  # the loader reports it
+                for key in tensors.keys():  # noqa: SIM118
+                    if f".{key}".endswith(f".{name}"):
+                        part = tensors.get_slice(key)
+                        if rows is None:
+                            return part[:]
+                        if rows and max(rows) < part.get_shape()[0]:
+                            return torch.cat([part[row : row + 1] for row in rows])
+        return None
 
     def _headers(self) -> dict[str, TensorHeader]:
         # Of the safetensors files that the index names, or of all.
@@ -186,24 +199,13 @@ class ModelFiles:
             files = [file for file in files if file.name in shards.values()]
         return {name: header for file in files for name, header in _read_header(file).items()}
 
-    @property
-    def _download(self) -> str:
-        return f"`hf download {self.name}{f' --revision {self.revision}' if self.revision else ''}`"
-
-    def _incomplete(self, folder: Path) -> DFlashError:
+    def _unreachable(self, problem: str, folder: Path | str = "its snapshot") -> DFlashError:
+        revision = f" --revision {self.revision}" if self.revision else ""
         return DFlashError(
-            f"the hub cannot be reached, and the local cache of {self.name} may lack files",
-            expected=f"{', '.join(_READ)}, as far as the model has them",
-            remedy=f"run {self._download} once where the hub can be reached; or, if "
-            f"{folder} holds every file of the model, pass that folder in place of the id",
-        )
-
-    def _unreachable(self, problem: str) -> DFlashError:
-        return DFlashError(
-            f"the hub cannot be reached ({problem}), and {self.name} is neither a local folder nor in the local cache",
-            expected="a model directory, a model in the local cache, or a hub that answers",
-            remedy=f"pass a local folder in place of the id, or run {self._download} where the hub can be reached; "
-            "HF_ENDPOINT names another hub",
+            f"the hub cannot be reached ({problem}), and {self.name} is neither a folder nor complete in the cache",
+            expected=f"a folder or a cached model with {', '.join(_READ)}, as far as the model has them",
+            remedy=f"run `hf download {self.name}{revision}` where the hub can be reached (HF_ENDPOINT names another "
+            f"hub), or pass a local folder in place of the id ({folder}, if it holds every file)",
         )
 
     def _not_found(self) -> DFlashError:
@@ -212,31 +214,6 @@ class ModelFiles:
             expected="a model directory, or a hub id that can be reached or is in the local cache",
             remedy="check the path or id; for a gated model log in with `hf auth login`",
         )
-
-
-class StoredTensors:
-    """Single tensors, or rows of them, of a model in a local folder or in the hub's local cache."""
-
-    def __init__(self, files: ModelFiles) -> None:
-        self._files = _weight_files(files.folder)
-
-    def read(self, name: str, rows: Sequence[int] | None = None) -> Tensor | None:
-        """Return a tensor, or its rows ``rows``; None if no file holds it.
-
-        Args:
-            name: end of the tensor's name, from a dot on: multimodal models nest their language model.
-        """
-        for file in self._files:
-            with suppress(SafetensorError, OSError), safe_open(file, framework="pt") as stored:  # the loader reports it
-                key = next((key for key in stored.keys() if f".{key}".endswith(f".{name}")), None)  # noqa: SIM118
-                if key is None:
-                    continue
-                if rows is None:
-                    return stored.get_tensor(key)
-                part = stored.get_slice(key)
-                if rows and max(rows) < part.get_shape()[0]:
-                    return torch.cat([part[row : row + 1] for row in rows])
-        return None
 
 
 def hub_problem() -> str | None:

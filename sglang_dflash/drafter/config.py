@@ -6,33 +6,39 @@ false, although ``layer_types`` may name sliding layers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.dequantise import STORED, Quantised, parse, quantization
 from sglang_dflash.drafter.formats import (
     ARCHITECTURES,
-    INPUT_SCALE,
-    MOST_POSITIONS,
-    OUTPUT_SCALES,
+    FULL,
     SLIDING,
-    ConfigKeys,
+    SOFTCAP,
+    architecture,
+    flat,
     kind_left_to_builtin,
     plain_form,
     require,
     text_config,
 )
-from sglang_dflash.errors import DFlashError
+from sglang_dflash.errors import DFlashError, first_problem
 
 __all__ = ["DrafterConfig", "load_config", "quantization", "text_config"]
 
+# Limits: sizes in a file are multiplied and allocated.
+_MOST_LAYERS = 1024
+_MOST_POSITIONS = 1 << 24  # rows of a RoPE table
+_Count = Annotated[int, Field(ge=1, le=1 << 31)]
+_Index = Annotated[int, Field(ge=0, le=1 << 31)]
+_Number = Annotated[float, Field(gt=0, lt=3e38)]  # kernels treat numbers beyond float32 as infinite
 
-@dataclass(frozen=True)
-class DrafterConfig:
+
+class DrafterConfig(BaseModel):
     """A drafter's configuration; every field has been checked.
 
     Attributes:
@@ -61,38 +67,57 @@ class DrafterConfig:
         quantization: method of a checkpoint that SGLang's quantised layers load; None for plain layers.
     """
 
-    block_size: int | None
-    mask_token_id: int
-    target_layer_ids: tuple[int, ...]
-    num_target_layers: int | None
-    num_layers: int
-    layer_types: tuple[str, ...]
-    sliding_window: int | None
-    causal: tuple[bool, ...]
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    max_position_embeddings: int
-    rms_norm_eps: float
-    attention_bias: bool
-    rope_theta: float
-    rotary_dim: int
-    rope_scaling: Mapping[str, Any] | None
-    input_scale: float
-    output_scale: float
-    conv_taps: int
-    conv_group: int
-    selector_rank: int
-    selector_top_k: int
-    logit_cap: float | None
-    draft_vocab_size: int | None
-    copies_vocabulary: bool
-    dtype: str | None
-    stored: Quantised | None
-    quantization: str | None
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    block_size: Annotated[int, Field(ge=2, le=1 << 31)] | None = None
+    mask_token_id: _Index  # a token's name would need a tokenizer
+    target_layer_ids: Annotated[tuple[_Index, ...], Field(strict=False, min_length=1, max_length=_MOST_LAYERS)]
+    num_target_layers: _Count | None = None
+    num_layers: Annotated[int, Field(alias="num_hidden_layers", ge=1, le=_MOST_LAYERS)]
+    layer_types: Annotated[tuple[Literal["full_attention", "sliding_attention"], ...], Field(strict=False)] = Field(
+        default_factory=lambda keys: (FULL,) * keys.get("num_layers", 0)
+    )
+    sliding_window: _Count | None = None
+    is_causal: bool | None = None
+    hidden_size: _Count
+    intermediate_size: _Count
+    num_heads: _Count = Field(alias="num_attention_heads")
+    num_kv_heads: _Count = Field(alias="num_key_value_heads")
+    head_dim: _Count
+    vocab_size: _Count
+    max_position_embeddings: Annotated[int, Field(ge=1, le=_MOST_POSITIONS)]
+    rms_norm_eps: _Number
+    attention_bias: bool = False
+    rope_theta: _Number
+    partial_rotary_factor: _Number = 1.0
+    rope_dim: _Count | None = None  # the trained width: partial_rotary_factor is then a copy of the target's
+    rope_scaling: dict[str, Any] | None = None
+    input_scale: _Number = Field(1.0, alias="input_embedding_scale")
+    output_multiplier: _Number = 1.0
+    logit_scale: _Number = 1.0
+    # The kernels hold these of DFlash2 in registers.
+    conv_taps: Annotated[int, Field(alias="conv_kernel_size", ge=0, le=16)] = 0
+    conv_group: Annotated[int, Field(alias="conv_group_size", ge=0, le=1 << 31)] = 0
+    selector_rank: Annotated[int, Field(ge=0, le=1024)] = 0
+    selector_top_k: Annotated[int, Field(ge=0, le=64)] = 0
+    logit_cap: _Number | None = Field(None, alias="final_logit_softcapping")
+    draft_vocab_size: _Count | None = None
+    copies_vocabulary: bool = False
+    dtype: str | None = None
+    stored: InstanceOf[Quantised] | None = None
+    quantization: str | None = None
+
+    @property
+    def causal(self) -> tuple[bool, ...]:
+        return tuple(kind == SLIDING if self.is_causal is None else self.is_causal for kind in self.layer_types)
+
+    @property
+    def rotary_dim(self) -> int:
+        return self.rope_dim or int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def output_scale(self) -> float:
+        return self.output_multiplier * self.logit_scale
 
     @classmethod
     def load(cls, path: str | Path) -> DrafterConfig:
@@ -114,51 +139,89 @@ class DrafterConfig:
                 expected=f"a DFlash or DFlash2 drafter (architectures {', '.join(ARCHITECTURES)})",
                 remedy="serve it with SGLang's own worker: set SGLANG_DFLASH=builtin",
             )
-        keys = ConfigKeys(config)
-        layer_types = keys.layer_types()
-        is_causal = keys.is_causal()
-        stored = keys.optional(STORED, Mapping, "an object")
-        conv_taps, conv_group = keys.convolution() or (0, 0)
-        selector_rank, selector_top_k, logit_cap = keys.selector() or (0, 0, None)
-        head_dim = keys.integer("head_dim")
-        rope_theta, rotary_dim, rope_scaling = keys.rope(head_dim)
-        num_heads, num_kv_heads = keys.integer("num_attention_heads"), keys.integer("num_key_value_heads")
-        multiple = f"a multiple of num_key_value_heads {num_kv_heads}"
-        require(num_heads % num_kv_heads == 0, "num_attention_heads", num_heads, multiple)
-        return cls(
-            block_size=keys.optional_integer("block_size", minimum=2),
-            mask_token_id=keys.integer("mask_token_id", minimum=0),  # a token's name would need a tokenizer
-            target_layer_ids=keys.target_layer_ids(),
-            num_target_layers=keys.optional_integer("num_target_layers"),
-            num_layers=len(layer_types),
-            layer_types=layer_types,
-            sliding_window=keys.integer("sliding_window") if SLIDING in layer_types else None,
-            causal=tuple(kind == SLIDING if is_causal is None else is_causal for kind in layer_types),
-            hidden_size=keys.integer("hidden_size"),
-            intermediate_size=keys.integer("intermediate_size"),
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            vocab_size=keys.integer("vocab_size"),
-            max_position_embeddings=keys.integer("max_position_embeddings", maximum=MOST_POSITIONS),
-            rms_norm_eps=keys.number("rms_norm_eps"),
-            attention_bias=bool(keys.boolean("attention_bias")),
-            rope_theta=rope_theta,
-            rotary_dim=rotary_dim,
-            rope_scaling=rope_scaling,
-            input_scale=keys.factor(INPUT_SCALE),
-            output_scale=math.prod(map(keys.factor, OUTPUT_SCALES)),
-            conv_taps=conv_taps,
-            conv_group=conv_group,
-            selector_rank=selector_rank,
-            selector_top_k=selector_top_k,
-            logit_cap=logit_cap,
-            draft_vocab_size=keys.draft_vocab_size(),
-            copies_vocabulary=bool(keys.boolean("copies_vocabulary")),
-            dtype=keys.optional("dtype", str, "a name") or keys.optional("torch_dtype", str, "a name"),
-            stored=None if stored is None else parse(stored),
-            quantization=quantization(config),
-        )
+        keys = flat(config)
+        try:
+            found = cls.model_validate(_joined(keys) | {"quantization": quantization(config)})
+        except ValidationError as error:
+            key, expected = first_problem(error)
+            require(False, key, keys.get(key), expected)
+            raise
+        _check_together(found, keys, selects="DFlash2" in str(architecture(config)))
+        return found
+
+
+def _joined(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Join keys with several spellings, and leave out those that have no effect."""
+    stated, other = keys.get("is_causal"), keys.get("causal")  # vLLM reads the second
+    agree = stated is None or other is None or stated == other
+    require(agree, "is_causal", stated, f"the same as dflash_config.causal, which is {other}")
+    joined = {
+        **keys,
+        "is_causal": other if stated is None else stated,
+        "dtype": keys.get("dtype", keys.get("torch_dtype")),
+    }
+    if not keys.get(SOFTCAP):
+        joined.pop(SOFTCAP, None)
+    if keys.get("draft_vocab_size") == keys.get("vocab_size"):
+        joined.pop("draft_vocab_size", None)
+    types = keys.get("layer_types")
+    require(
+        types is not None or not keys.get("use_sliding_window"),
+        "layer_types",
+        None,
+        "one type per layer, as use_sliding_window is true",
+    )
+    if not (isinstance(types, list) and SLIDING in types):
+        joined.pop("sliding_window", None)
+    stored = keys.get(STORED)
+    require(stored is None or isinstance(stored, Mapping), STORED, stored, "an object")
+    joined["stored"] = None if stored is None else parse(stored)
+    return joined | _rope(keys)
+
+
+def _rope(keys: Mapping[str, Any]) -> dict[str, Any]:
+    name = "rope_parameters" if "rope_parameters" in keys else "rope_scaling"
+    rope = keys.get(name, {})
+    require(isinstance(rope, Mapping), name, rope, "an object")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    require(isinstance(kind, str), "rope_type", kind, "a name")
+    if kind == "yarn":
+        for key in ("factor", "original_max_position_embeddings"):
+            value = rope.get(key)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 3e38
+            require(is_number, f"rope_parameters.{key}", value, "a positive number")
+        is_built = rope["factor"] * rope["original_max_position_embeddings"] <= _MOST_POSITIONS
+        require(is_built, "rope_parameters.factor", rope["factor"], f"at most {_MOST_POSITIONS} positions in all")
+    stated = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor", "rope_dim") if key in rope}
+    return {**stated, "rope_scaling": None if kind == "default" else {"rope_type": kind, **rope}}
+
+
+def _check_together(found: DrafterConfig, keys: Mapping[str, Any], *, selects: bool) -> None:
+    """Check what several keys must fit. ``selects`` is whether the architecture has DFlash2's selector."""
+
+    def check(condition: object, key: str, expected: str) -> None:
+        require(bool(condition), key, keys.get(key), expected)
+
+    ids, types, whole = found.target_layer_ids, found.layer_types, found.vocab_size
+    check(len(set(ids)) == len(ids), "target_layer_ids", "distinct layers")
+    check(len(types) == found.num_layers, "layer_types", f"a list of {found.num_layers} entries (num_hidden_layers)")
+    # A ModelOpt export's window applies to layers that it calls full.
+    check(not keys.get("use_swa") or SLIDING in types, "layer_types", f"{SLIDING} for the layers that use_swa windows")
+    check(SLIDING not in types or found.sliding_window, "sliding_window", "the window of the sliding layers")
+    multiple = f"a multiple of num_key_value_heads {found.num_kv_heads}"
+    check(found.num_heads % found.num_kv_heads == 0, "num_attention_heads", multiple)
+    rotary, head = found.rotary_dim, found.head_dim
+    require(0 < rotary <= head and rotary % 2 == 0, "rope_dim", rotary, f"an even number up to head_dim {head}")
+    check((found.draft_vocab_size or 0) <= whole, "draft_vocab_size", f"up to vocab_size {whole}")
+    if found.conv_taps or found.conv_group:
+        check(found.conv_taps, "conv_kernel_size", "the positions that the convolution reads")
+        check(found.conv_group, "conv_group_size", "the channels that share a correction")
+        divides = found.hidden_size % found.conv_group == 0
+        check(divides, "conv_group_size", f"a divisor of hidden_size {found.hidden_size}")
+    if found.selector_rank or found.selector_top_k or selects:
+        check(found.draft_vocab_size is None, "draft_vocab_size", "the whole vocabulary with a candidate selector")
+        check(found.selector_rank, "selector_rank", "the columns of the selector's codebooks")
+        check(0 < found.selector_top_k <= whole, "selector_top_k", f"candidates, up to vocab_size {whole}")
 
 
 def load_config(path: str | Path) -> dict[str, Any]:

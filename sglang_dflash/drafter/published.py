@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,18 +30,6 @@ def accept_lengths(card: dict[str, Any], block: int) -> tuple[int, dict[str, flo
     rows = [row for row in card["accept"] if row["arm"] == "dflash"]
     near = min((row["block"] for row in rows), key=lambda stated: abs(stated - block), default=block)
     return near, {row["task"]: row["accept_length"] for row in rows if row["block"] == near}
-
-
-def fastest_blocks(card: dict[str, Any], users: int) -> dict[int, int]:
-    """Return the number of tasks in which each block size was fastest with ``users`` users, the largest first.
-
-    Only tasks whose figures compare block sizes at exactly that load count; without one, the result is empty.
-    """
-    speeds = defaultdict[str, dict[int, float]](dict)
-    for row in card["speed"]:
-        if (row["arm"], row["concurrency"]) == ("dflash", users):
-            speeds[row["task"]][row["block"]] = row["tokens_per_s"]
-    return dict(Counter(max(each, key=each.__getitem__) for each in speeds.values() if len(each) > 1).most_common())
 
 
 def cheapest_step(card: dict[str, Any] | None, block: int) -> float:

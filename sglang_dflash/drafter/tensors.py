@@ -79,19 +79,6 @@ def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def sharing_ranks(name: str, config: DrafterConfig, tp_size: int) -> int:
-    """Return the number of tensor-parallel ranks that divide a checkpoint tensor; 1 if every rank holds all of it."""
-    module, _, kind = name.rpartition(".")
-    match module.rpartition(".")[2]:
-        case "k_proj" | "v_proj":
-            return min(tp_size, config.num_kv_heads)
-        case "q_proj" | "gate_proj" | "up_proj" | "down_proj":
-            return tp_size
-        case "o_proj":
-            return tp_size if kind != "bias" else 1
-    return 1
-
-
 def copied_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of tensors that may exist and are not loaded: copies of the target's, and ``t2d``'s inverse."""
     if not config.copies_vocabulary:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sglang_dflash.drafter.checkpoint import StoredTensors
-from sglang_dflash.drafter.config import DrafterConfig, quantization
-from sglang_dflash.drafter.formats import FULL
-from sglang_dflash.drafter.template import added_tokens, chat_template
+from sglang_dflash.drafter.checkpoint import TEMPLATE, TOKENIZER_CONFIG, ModelFiles, read_text
 from sglang_dflash.drafter.tensors import DRAFT_TO_TARGET, EMBEDDING, HEAD, TARGET_TO_DRAFT, LoadReport
-from sglang_dflash.errors import DFlashError, Doubt, Note
-from sglang_dflash.plan.pair import Pair
+from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
+from sglang_dflash.plan.pair import Pair, count
 from sglang_dflash.plan.plan import chooses_copies
 from sglang_dflash.plan.serving import context_window
 from sglang_dflash.plan.settings import PLAIN_LAYERS, Settings
-from sglang_dflash.plan.target import count
 
-# Returns what was found, or raises DFlashError or Doubt.
-Rule = Callable[[Settings, Pair], str]
+Rule = Callable[[Settings, Pair], Finding]
 _CHUNK = 64  # tokens of SGLang's GDN kernels
 SAMPLE = 64  # rows of an embedding or LM head that are compared
 _CODE = "AutoConfig"  # the only entry of auto_map that SGLang requests; weights load into our own classes
@@ -28,34 +23,34 @@ _IN_CHATS = ("im_start", "im_end", "endoftext", "think", "tool")  # parts of add
 _ITS_DRAFTER = "use the drafter that was trained for this target"
 
 
-def _code(settings: Settings, pair: Pair) -> str:
+def _code(settings: Settings, pair: Pair) -> Finding:
     named = pair.drafter_files.config.get("auto_map")
     if not settings.trust_remote_code or not isinstance(named, Mapping) or _CODE not in named:
-        return "none is executed"
-    raise DFlashError(
+        return ok("none is executed")
+    return error(
         f"--trust-remote-code would run the drafter's own code ({_CODE} {named[_CODE]!r} in its config.json)",
         expected="a drafter without code: sglang-dflash has the drafter's model built in",
         remedy=f"take {_CODE} out of auto_map in the drafter's config.json, or leave --trust-remote-code out",
     )
 
 
-def _same(key: str, targets_key: str, settings: Settings, pair: Pair) -> str:
+def _same(key: str, targets_key: str, settings: Settings, pair: Pair) -> Finding:
     ours, theirs = getattr(pair.drafter, key), pair.text.get(targets_key)
     if ours in (theirs, None):
-        return str(theirs)
-    raise DFlashError(
+        return ok(str(theirs))
+    return error(
         f"{key} {ours} of the drafter, {theirs} of the target",
         expected="the same: the drafter uses the target's embedding, LM head and hidden states",
         remedy=_ITS_DRAFTER,
     )
 
 
-def _layer_ids(settings: Settings, pair: Pair) -> str:
+def _layer_ids(settings: Settings, pair: Pair) -> Finding:
     ids, actual = list(pair.drafter.target_layer_ids), count(pair.text, "num_hidden_layers")
     beyond = [layer for layer in ids if layer >= actual - 1]
     if not beyond:
-        return f"{ids} of {actual}"
-    raise DFlashError(
+        return ok(f"{ids} of {actual}")
+    return error(
         f"target_layer_ids {ids}: {beyond[0]} cannot be captured in a target of {actual} layers",
         # SGLang captures a layer's output where the next layer reads it. No layer reads the last one's.
         expected=f"layers 0 to {actual - 2}",
@@ -63,42 +58,42 @@ def _layer_ids(settings: Settings, pair: Pair) -> str:
     )
 
 
-def _mask_token(settings: Settings, pair: Pair) -> str:
+def _mask_token(settings: Settings, pair: Pair) -> Finding:
     token, rows = pair.drafter.mask_token_id, pair.text.get("vocab_size")
     if isinstance(rows, int) and token >= rows:
-        raise DFlashError(
+        return error(
             f"mask_token_id {token}, the target's embedding has {rows} rows",
             expected=f"an id from 0 to {rows - 1}",
             remedy=_ITS_DRAFTER,
         )
-    return str(token)
+    return ok(str(token))
 
 
-def _block(settings: Settings, pair: Pair) -> str:
+def _block(settings: Settings, pair: Pair) -> Finding:
     trained, block = pair.drafter.block_size, settings.block
     if trained is None and block is None:
-        raise DFlashError(
+        return error(
             "block_size is missing in the drafter's config.json and no flag sets it",
             expected="a block size",
             remedy="set --speculative-num-draft-tokens to the block size that the drafter was trained with",
         )
     if trained is None or block is None or block <= trained:
-        return f"{block or trained}" + (f" of {trained}" if trained else "")
+        return ok(f"{block or trained}" + (f" of {trained}" if trained else ""))
     if pair.widths is not None and chooses_copies(settings, pair.widths):
-        return f"{block}: {trained} drafted, the rest copied"
-    raise DFlashError(
+        return ok(f"{block}: {trained} drafted, the rest copied")
+    return error(
         f"--speculative-num-draft-tokens {block} exceeds the drafter's block of {trained}",
         expected=f"2 to {trained}, or --speculative-adaptive, where more than {trained} are for copied blocks",
         remedy=f"set --speculative-num-draft-tokens {trained} or less, or leave it out",
     )
 
 
-def _heads(settings: Settings, pair: Pair) -> str:
+def _heads(settings: Settings, pair: Pair) -> Finding:
     drafter, kv, tp = pair.drafter, pair.drafter.num_kv_heads, settings.tp_size
     kv_fits = kv % tp == 0 or tp % kv == 0  # of more ranks than KV heads, tp / kv hold each head
     if kv_fits and drafter.num_heads % tp == 0 and drafter.intermediate_size % tp == 0:
-        return f"{drafter.num_heads} heads, {kv} KV heads, TP {tp}"
-    raise DFlashError(
+        return ok(f"{drafter.num_heads} heads, {kv} KV heads, TP {tp}")
+    return error(
         f"--tp-size {tp} with the drafter's {drafter.num_heads} heads, {kv} KV heads, "
         f"intermediate_size {drafter.intermediate_size}",
         expected="a divisor of heads and intermediate_size that divides, or is a multiple of, KV heads",
@@ -106,56 +101,49 @@ def _heads(settings: Settings, pair: Pair) -> str:
     )
 
 
-def _candidates(settings: Settings, pair: Pair) -> str:
+def _candidates(settings: Settings, pair: Pair) -> Finding:
     top_k, vocab, tp = pair.drafter.selector_top_k, pair.drafter.vocab_size, settings.tp_size
     # SGLang pads the vocabulary to a multiple of 64, or of 64 per rank, and divides it evenly; the last rank is short.
     unit = 64 if -(-vocab // 64) * 64 % tp == 0 else 64 * tp
     smallest = vocab - (tp - 1) * (-(-vocab // unit) * unit // tp)
     if top_k <= smallest:
-        return f"{top_k} per position" if top_k else "none: the most probable token is drafted"
-    raise DFlashError(
+        return ok(f"{top_k} per position" if top_k else "none: the most probable token is drafted")
+    return error(
         f"selector_top_k {top_k} exceeds the {max(smallest, 0)} tokens of a tensor-parallel rank",
         expected="a vocabulary with as many tokens on every rank",
         remedy="lower --tp-size",
     )
 
 
-def _window(settings: Settings, pair: Pair) -> str:
-    drafter, window = pair.drafter, settings.speculative_draft_window_size
-    reads = context_window(window, drafter)
-    if window is None or reads is None:
-        return "none: full layers read the whole context"
-    block = settings.block or drafter.block_size or 2
-    if window < block:
-        raise DFlashError(
+def _window(settings: Settings, pair: Pair) -> Finding:
+    window, block = settings.speculative_draft_window_size, pair.block_size(settings)
+    if window is not None and window < block:
+        return error(
             f"--speculative-draft-window-size {window}, block size {block}",
             expected=f"{block} or more",
             remedy="choose a window of at least one block; 2048 or 4096 are usual",
         )
-    if FULL not in drafter.layer_types:
-        return f"{reads} tokens, as every layer slides: the flag only bounds the drafter's K/V"
-    if reads != window:
-        return f"{reads} tokens: not {window}, because sliding layers keep their window of {reads + 1}"
-    return f"{window} tokens for full-attention layers"
+    reads = context_window(window, pair.drafter)
+    return ok("none" if reads is None else f"{reads} tokens; sliding layers keep their own window")
 
 
-def _context(settings: Settings, pair: Pair) -> str:
+def _context(settings: Settings, pair: Pair) -> Finding:
     context = settings.context_length or pair.text.get("max_position_embeddings")
     configured = pair.drafter.max_position_embeddings
     if not isinstance(context, int) or configured >= context:
-        return f"{context}, drafter {configured}"
-    raise Doubt(
+        return ok(f"{context}, drafter {configured}")
+    return warn(
         f"context length {context}, the drafter was configured for {configured}: positions beyond are extrapolated",
         expected=f"a context of at most {configured} tokens for the published accept length",
         remedy=f"set --context-length {configured}, or a --speculative-draft-window-size for the drafter",
     )
 
 
-def _tensors(settings: Settings, pair: Pair) -> str:
+def _tensors(settings: Settings, pair: Pair) -> Finding:
     """Compare names and shapes with the configuration, by the loader's rules."""
     tensors = pair.drafter_files.tensors
     if tensors is None:
-        raise Note(
+        return note(
             "no safetensors header can be read",
             expected="a safetensors checkpoint",
             remedy="none needed: names and shapes are checked at load time",
@@ -164,155 +152,118 @@ def _tensors(settings: Settings, pair: Pair) -> str:
     for _ in report.place((name, header.empty()) for name, header in tensors.items()):
         pass
     report.check(complete=True)
-    return f"{len(tensors)}, as config.json describes them"
+    return ok(f"{len(tensors)}, as config.json describes them")
 
 
-def _dtype(settings: Settings, pair: Pair) -> str:
+def _dtype(settings: Settings, pair: Pair) -> Finding:
     served = pair.served_dtype(settings)
     if served != "float16":
-        return f"{served}, drafter stored in {pair.drafter.dtype or 'an unstated dtype'}"
-    raise Doubt(
+        return ok(f"{served}, drafter stored in {pair.drafter.dtype or 'an unstated dtype'}")
+    return warn(
         "the pair is served in float16",
         expected="bfloat16 or float32: hidden states of Qwen3 targets overflow float16 and acceptance collapses",
         remedy="set --dtype bfloat16 (or float32: SGLang's auto serves float32 checkpoints in float16)",
     )
 
 
-def _drafter_quantisation(settings: Settings, pair: Pair) -> str:
+def _drafter_quantisation(settings: Settings, pair: Pair) -> Finding:
     layers, stored = settings.speculative_draft_model_quantization, pair.drafter.stored
-    if layers not in (None, PLAIN_LAYERS):
-        raise Doubt(
-            f"--speculative-draft-model-quantization {layers}: SGLang's quantised layers, which are untested here",
-            expected="plain layers, into which a quantised drafter is dequantised",
-            remedy="leave the flag out, or compare the accept length with and without it",
-        )
-    drafters = f"{stored.method}, dequantised to {pair.served_dtype(settings)} when loaded" if stored else "none"
-    return f"target {quantization(pair.target) or 'none'}, drafter {drafters}"
-
-
-def _target_quantisation(settings: Settings, pair: Pair) -> str:
-    stored = pair.target.get("quantization_config") or pair.text.get("quantization_config")
-    method = str(stored.get("quant_method")) if isinstance(stored, Mapping) else "unquant"
-    flag = settings.quantization
-    if flag is None or flag.startswith(method):  # gptq_marlin serves gptq, modelopt_fp8 serves modelopt
-        return method
-    form = "unquantised" if method == "unquant" else f"as {method}"
-    raise Doubt(
-        f"--quantization {flag}, and the checkpoint is stored {form}",
-        expected="a checkpoint that is stored as it is served: its weights are counted as they are stored",
-        remedy="read the memory that the server logs at its start, or serve a checkpoint that is quantised already",
+    if layers in (None, PLAIN_LAYERS):
+        return ok(f"{stored.method}, dequantised when loaded" if stored else "none")
+    return warn(
+        f"--speculative-draft-model-quantization {layers}: SGLang's quantised layers, which are untested here",
+        expected="plain layers, into which a quantised drafter is dequantised",
+        remedy="leave the flag out, or compare the accept length with and without it",
     )
 
 
-def _strategy(settings: Settings, pair: Pair) -> str:
-    if settings.mamba_radix_cache_strategy != "no_buffer" or not pair.hybrid:
-        return settings.mamba_radix_cache_strategy
-    raise Doubt(
-        "--mamba-radix-cache-strategy no_buffer",
-        expected="extra_buffer: no_buffer turns overlap scheduling off and forces pages of one token",
-        remedy="set --mamba-radix-cache-strategy extra_buffer",
-    )
-
-
-def _snapshots(settings: Settings, pair: Pair) -> str:
+def _snapshots(settings: Settings, pair: Pair) -> Finding:
     """With overlap, a step is launched before SGLang knows in which slot the step in flight put its snapshot."""
     block, interval = pair.block_size(settings), settings.mamba_track_interval
     caches = pair.hybrid and not settings.disable_radix_cache and settings.mamba_radix_cache_strategy != "no_buffer"
     if not caches or interval is None:
-        return "none"
+        return ok("none")
     # SGLang's ``mamba_track_grid``: states are computed in chunks.
     grid = math.lcm(max(pair.text.get("mamba_chunk_size", _CHUNK), settings.page), interval)
     blocks = 1 if settings.disable_overlap_schedule else 2
     if interval >= block and grid >= blocks * block:
-        return f"every {grid} tokens"
-    raise DFlashError(
+        return ok(f"every {grid} tokens")
+    return error(
         f"--mamba-track-interval {interval} takes snapshots every {grid} tokens, and the block size is {block}",
         expected=f"at most one snapshot in {blocks * block} tokens; the prefix cache would keep wrong states",
         remedy=f"set --mamba-track-interval to {blocks * block} or more; 256 is SGLang's default",
     )
 
 
-def _vocabulary(settings: Settings, pair: Pair) -> str:
+def _vocabulary(settings: Settings, pair: Pair) -> Finding:
     """Compare samples of the embedding and LM head that a drafter's checkpoint may hold with the target's."""
     drafter, headers = pair.drafter, pair.drafter_files.tensors
     if not drafter.copies_vocabulary or (headers and not any(name.endswith((EMBEDDING, HEAD)) for name in headers)):
-        return "the target's: the checkpoint holds no copy"
-    own, target = StoredTensors(pair.drafter_files), StoredTensors(pair.target_files)
-    ids = _drafted_ids(drafter, own)
-    tied = pair.text.get("tie_word_embeddings", pair.target.get("tie_word_embeddings"))
-    compared = [
-        _compare(EMBEDDING, own, range(drafter.vocab_size), target, EMBEDDING),
-        _compare(HEAD, own, ids, target, EMBEDDING if tied else HEAD),
-    ]
-    if not any(compared):
-        raise Doubt(
+        return ok("the target's: the checkpoint holds no copy")
+    ids: Sequence[int] = range(drafter.vocab_size)  # token of each row of the drafter's LM head
+    if drafter.draft_vocab_size is not None:
+        marked, offsets = map(pair.drafter_files.stored, (TARGET_TO_DRAFT, DRAFT_TO_TARGET))
+        ids = [] if marked is None else marked.nonzero().flatten().tolist()
+        mapped = ids if offsets is None else [row + offset for row, offset in enumerate(offsets.tolist())]
+        if marked is not None and (len(ids) != drafter.draft_vocab_size or mapped != ids):
+            return error(
+                f"t2d marks {len(ids)} tokens, d2t maps {len(mapped)}, draft_vocab_size is {drafter.draft_vocab_size}",
+                expected="one vocabulary, in the order of its token ids",
+                remedy="download the drafter again, or ask its authors",
+            )
+    tied, compared = pair.text.get("tie_word_embeddings", pair.target.get("tie_word_embeddings")), []
+    for name, source, tokens in (
+        (EMBEDDING, EMBEDDING, range(drafter.vocab_size)),
+        (HEAD, EMBEDDING if tied else HEAD, ids),
+    ):
+        rows = range(0, len(tokens), max(1, len(tokens) // SAMPLE))
+        mine = pair.drafter_files.stored(name, rows)
+        theirs = pair.target_files.stored(source, [tokens[row] for row in rows])
+        if mine is None or theirs is None or not theirs.is_floating_point() or theirs.itemsize == 1:
+            continue
+        compared.append(name)
+        if mine.shape != theirs.shape or not (mine == theirs.to(mine.dtype)).all():
+            return error(
+                f"the drafter's {name} is not the target's",
+                expected="a copy: our worker drafts with the target's embedding and LM head",
+                remedy="use the drafter's own target; a drafter with a trained vocabulary is not served",
+            )
+    if not compared:
+        return warn(
             "the drafter may hold a separate embedding and LM head; the weights to compare are not downloaded yet",
             expected="copies of the target's, which are used in their place",
             remedy="none needed if its trainer froze them, as speculators does; `sglang-dflash check` compares later",
         )
-    return f"the target's ({' and '.join(filter(None, compared))} compared), {len(ids)} tokens to draft from"
+    return ok(f"the target's ({' and '.join(compared)} compared), {len(ids)} tokens to draft from")
 
 
-def _drafted_ids(drafter: DrafterConfig, own: StoredTensors) -> list[int] | range:
-    """Return the target ids of the rows of the drafter's LM head; a wrong vocabulary map is a DFlashError."""
-    if drafter.draft_vocab_size is None:
-        return range(drafter.vocab_size)
-    marked, offsets = own.read(TARGET_TO_DRAFT), own.read(DRAFT_TO_TARGET)
-    if marked is None:
-        return range(drafter.draft_vocab_size)  # not downloaded yet: nothing is compared
-    ids: list[int] = marked.nonzero().flatten().tolist()
-    mapped = ids if offsets is None else [row + int(offset) for row, offset in enumerate(offsets.tolist())]
-    if len(ids) != drafter.draft_vocab_size or mapped != ids:
-        raise DFlashError(
-            f"t2d marks {len(ids)} tokens, d2t maps {len(mapped)}, draft_vocab_size is {drafter.draft_vocab_size}",
-            expected="one vocabulary, in the order of its token ids",
-            remedy="download the drafter again, or ask its authors",
-        )
-    return ids
-
-
-def _compare(name: str, own: StoredTensors, ids: list[int] | range, target: StoredTensors, source: str) -> str | None:
-    """Return ``name`` if a sample of its rows, those of token ``ids``, is the target's; None if one is absent."""
-    rows = sorted({round(i * (len(ids) - 1) / (SAMPLE - 1)) for i in range(SAMPLE)})
-    mine, theirs = own.read(name, rows), target.read(source, [ids[row] for row in rows])
-    if mine is None or theirs is None or not theirs.is_floating_point() or theirs.itemsize == 1:
-        return None
-    if mine.shape == theirs.shape and (mine == theirs.to(mine.dtype)).all():
-        return name
-    raise DFlashError(
-        f"the drafter's {name} is not the target's",
-        expected="a copy: our worker drafts with the target's embedding and LM head",
-        remedy="use the target that the drafter was trained for; a drafter with a trained vocabulary is not served",
-    )
-
-
-def _tokenizer(settings: Settings, pair: Pair) -> str:
+def _tokenizer(settings: Settings, pair: Pair) -> Finding:
     ours, theirs = pair.drafter_files.json("tokenizer.json"), pair.tokenizer
     if theirs is None:
-        raise Doubt(
+        return warn(
             "the target has no tokenizer.json",
             expected="the tokenizer that the drafter was trained with",
             remedy="check --tokenizer-path",
         )
-    if ours is None or (added_tokens(ours), _words(ours)) == (added_tokens(theirs), _words(theirs)):
-        return "the target's"
-    raise DFlashError(
+    if ours is None or (_added_tokens(ours), _words(ours)) == (_added_tokens(theirs), _words(theirs)):
+        return ok("the target's")
+    return error(
         "the drafter's tokenizer.json differs from the target's",
         expected="one tokenizer: drafted ids are the target's ids",
         remedy=_ITS_DRAFTER,
     )
 
 
-def _mask_token_name(settings: Settings, pair: Pair) -> str:
+def _mask_token_name(settings: Settings, pair: Pair) -> Finding:
     token, tokenizer = pair.drafter.mask_token_id, pair.tokenizer or {}
-    added, words = added_tokens(tokenizer), _words(tokenizer)
+    added, words = _added_tokens(tokenizer), _words(tokenizer)
     ordinary = [word for word, index in words.items() if index == token] if isinstance(words, dict) else []
     name = added.get(token) or next(iter(ordinary), None)
     if name is None:
-        return "an unused row of the embedding"
+        return ok("an unused row of the embedding")
     if token in added and not any(word in name for word in _IN_CHATS):
-        return name
-    raise Doubt(
+        return ok(name)
+    return warn(
         f"mask_token_id {token} is {name!r} in the target's tokenizer",
         expected="a token that no text contains",
         remedy="check it against the drafter's training: a wrong mask token ruins acceptance",
@@ -325,23 +276,42 @@ def _words(tokenizer: Mapping[str, Any]) -> Any:
     return (model.get("vocab") if isinstance(model, Mapping) else None) or {}
 
 
-def _chat_template(settings: Settings, pair: Pair) -> str:
+def _chat_template(settings: Settings, pair: Pair) -> Finding:
     if settings.chat_template:
-        return f"{settings.chat_template} (--chat-template)"
-    template = chat_template(pair.target_files)
+        return ok(f"{settings.chat_template} (--chat-template)")
+    template = _template_of(pair.target_files)
     if template is None:
-        raise Doubt(
+        return warn(
             "the target has none",
             expected="the template that the drafter was trained with",
             remedy="set --chat-template: drafters are trained on templated text, raw prompts draft worse",
         )
     if "enable_thinking" not in template:
-        return "no thinking switch"
-    return "has a thinking switch: set it as the drafter's card did (chat_template_kwargs)"
+        return ok("no thinking switch")
+    return ok("has a thinking switch: set it as the drafter's card did (chat_template_kwargs)")
+
+
+def _template_of(files: ModelFiles) -> str | None:
+    """Return the chat template in a model's files, None without one; errors as of :meth:`ModelFiles.json`."""
+    path = files.path(TEMPLATE)
+    template = read_text(path) if path else (files.json(TOKENIZER_CONFIG) or {}).get("chat_template")
+    return str(template) if template else None
+
+
+def _added_tokens(tokenizer: Mapping[str, Any]) -> dict[int, str]:
+    """Return the added tokens of a ``tokenizer.json`` by id; an entry without id or content is a DFlashError."""
+    try:
+        return {int(entry["id"]): str(entry["content"]) for entry in tokenizer.get("added_tokens") or []}
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise DFlashError(
+            f"added_tokens of a tokenizer.json cannot be read ({error!r})",
+            expected="an id and a content in each entry",
+            remedy="download the model again",
+        ) from None
 
 
 # In the order of ``check``'s output.
-CONFIGURATIONS: dict[str, Rule] = {
+PAIR_RULES: dict[str, Rule] = {
     "drafter's code": _code,
     "hidden size": partial(_same, "hidden_size", "hidden_size"),
     "vocabulary": partial(_same, "vocab_size", "vocab_size"),
@@ -353,17 +323,11 @@ CONFIGURATIONS: dict[str, Rule] = {
     "candidates": _candidates,
     "draft window": _window,
     "context length": _context,
-    "recurrent snapshots for the prefix cache": _strategy,
     "recurrent snapshots": _snapshots,
-}
-WEIGHTS: dict[str, Rule] = {
     "drafter's tensors": _tensors,
     "dtype": _dtype,
-    "quantisation": _drafter_quantisation,
-    "target's quantisation": _target_quantisation,
+    "drafter's quantisation": _drafter_quantisation,
     "drafter's vocabulary": _vocabulary,
-}
-TEXT: dict[str, Rule] = {
     "tokenizer": _tokenizer,
     "mask token's name": _mask_token_name,
     "chat template": _chat_template,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import cast
 
+from sglang_dflash.drafter.config import quantization
 from sglang_dflash.drafter.dequantise import is_set_aside
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan import exact
 from sglang_dflash.plan.device import Device
-from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.pair import DTYPE_BYTES, Pair, matrix_numbers
 from sglang_dflash.plan.serving import DraftWindow, Role, ServingPlan, context_window
 from sglang_dflash.plan.settings import COPIES_SWITCH, SWITCH, Settings
-from sglang_dflash.plan.target import DTYPE_BYTES, matrix_numbers
 from sglang_dflash.plan.widths import FLAG, WidthConfig
 
 KEPT_SHARE = 1 / 6  # of the device. The published 4B pairs need up to 0.15 of a GPU, the larger ones 0.19 or more
@@ -96,8 +96,8 @@ def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> 
     # A prefill server decodes nothing.
     copies = chooses_copies(settings, pair.widths) and settings.disaggregation_mode != "prefill"
     window = context_window(settings.speculative_draft_window_size, drafter)
-    requested = exact.is_requested(settings)
-    against = exact.reasons_against(settings, pair, machine, replay=replay) if requested else ()
+    requested = settings.enable_deterministic_inference and settings.exact_switch != "0"
+    against = reasons_against_exact(settings, pair, machine, replay=replay) if requested else ()
     return ServingPlan(
         files=pair.drafter_files,
         drafter=drafter,
@@ -160,3 +160,57 @@ def _resumes_retracted(settings: Settings) -> bool:
     # At a retraction SGLang drops the step in flight but keeps the recurrent state that the step has advanced. K/V are
     # written again, a state is not. Without overlap no step is in flight.
     return settings.disaggregation_mode == "decode" and settings.disaggregation_decode_retraction_backup != "none"
+
+
+def reasons_against_exact(settings: Settings, pair: Pair, machine: Device, *, replay: bool) -> tuple[str, ...]:
+    """Return every reason why a verify does not compute plain decoding's numbers bit by bit; empty if it does.
+
+    ``--enable-deterministic-inference`` makes SGLang's operations independent of the rows next to them. Two then still
+    differ between a verify and plain decoding: attention and the gated delta rule. This package computes both as plain
+    decoding does (``hooks/decode_rows.py``, ``states/stepped.py``) where plain decoding is known to run SGLang's Triton
+    kernels.
+    """
+    return tuple(_reasons(settings, pair, machine, replay))
+
+
+def _reasons(settings: Settings, pair: Pair, machine: Device, replay: bool) -> Iterator[str]:
+    text, dtype = pair.text, pair.served_dtype(settings)
+    if dtype != "bfloat16":
+        yield f"the dtype is {dtype}, not bfloat16"
+    if replay and settings.conv_dtype_variable not in ("", dtype):
+        yield f"replayed records are in {settings.conv_dtype_variable}"
+    if machine.kind != "cpu":  # the CPU platform has one implementation of each
+        yield from _backends(settings, pair)
+    if (scheme := settings.quantization or quantization(pair.target)) not in (None, "unquant"):
+        yield f"the weights are quantised ({scheme})"
+    if settings.kv_cache_dtype not in ("auto", "bf16", "bfloat16"):
+        yield f"K/V are stored in {settings.kv_cache_dtype}"
+    if settings.enable_mixed_chunk:
+        yield "--enable-mixed-chunk decodes rows in a prefill"
+    if "sliding_attention" in (text.get("layer_types") or ()) or text.get("use_sliding_window"):
+        yield "the target has sliding-window layers"
+    if text.get("kv_lora_rank") is not None:
+        yield "the target has MLA layers"
+    if settings.enable_lora:
+        yield "LoRA adapters are served"
+    if settings.tp_size > 1:
+        yield f"--tp-size {settings.tp_size} sums over ranks"
+
+
+def _backends(settings: Settings, pair: Pair) -> Iterator[str]:
+    chosen = settings.attention_backend, settings.prefill_attention_backend, settings.decode_attention_backend
+    attention = {name for name in chosen if name} or {"SGLang's choice"}
+    if attention != {"triton"}:
+        yield f"the attention backend is {', '.join(sorted(attention))}, not triton (--attention-backend triton)"
+    if pair.hybrid:
+        linear = settings.linear_attn_prefill_backend, settings.linear_attn_verify_backend, settings.decode_backend
+        if others := {name for name in linear if name} - {"triton"}:
+            yield f"the linear-attention backend is {', '.join(sorted(others))}, not triton"
+        if settings.enable_linear_replayssm:
+            yield "--enable-linear-replayssm decodes with another kernel"
+    experts = any(pair.text.get(name) for name in ("num_experts", "n_routed_experts", "num_local_experts"))
+    if experts and settings.moe_runner_backend != "triton":
+        runner = settings.moe_runner_backend
+        yield f"the MoE runner is {runner}, not triton (--moe-runner-backend triton)"
+    if settings.bf16_gemm_backend == "gemv":
+        yield "--bf16-gemm-backend gemv multiplies single rows with another kernel"

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
-from sglang_dflash.errors import DFlashError, Doubt, Finding, Note, judge
+from sglang_dflash.errors import DFlashError, Finding, apply, error, ok, warn
 from sglang_dflash.plan.device import Device
-from sglang_dflash.plan.exact import check_exact
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.pair_rules import CONFIGURATIONS, TEXT, WEIGHTS, Rule
+from sglang_dflash.plan.pair_rules import PAIR_RULES, Rule
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.plan.settings import Settings, flag_of
+from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, EXACT_SWITCH, Settings, flag_of
 
 # Backend -> major compute capabilities that can run it; the others run everywhere.
 _MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}}
@@ -26,55 +23,65 @@ _TARGET_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_at
 
 
 def check_rules(settings: Settings, pair: Pair, machine: Device) -> list[Finding]:
-    """Return findings on a command line, from its configurations, headers and small files."""
-    valid = judge("settings", settings.validate)
+    """Return findings on a command line, from its configurations, headers and small files.
+
+    A launch logs the warnings and raises the first error; ``sglang-dflash check`` prints all of them.
+    """
+    valid = apply("settings", _valid, settings)
     if valid.level == "error":
         return [valid]  # no number can be computed from it
-    findings = [valid, *(judge(about, rule, settings, pair) for about, rule in _FLAGS.items())]
+    findings = [valid, *(apply(about, rule, settings, pair) for about, rule in _FLAGS.items())]
     if not settings.speculative_draft_model_path:
         return findings
-    try:
-        if machine.kind == "gpu" and pair.kind:
-            raise Doubt(
-                f"the drafter is of the kind {pair.kind}",
-                expected="a DFlash or DFlash2 drafter",
-                remedy="none needed on a GPU: SGLang's own worker serves it, without this package's features",
-            )
-        pair.read()
-    except DFlashError as error:
-        return [*findings, Finding.of("configuration", error)]
-    rules = CONFIGURATIONS | WEIGHTS | TEXT
-    findings += [judge(about, rule, settings, pair) for about, rule in rules.items()]
+    read = apply("configuration", _configuration, pair, machine)
+    if read.level != "ok":
+        return [*findings, read]
+    findings += [apply(about, rule, settings, pair) for about, rule in PAIR_RULES.items()]
     slides = pair.drafter.sliding_window is not None
-    findings += check_backends(settings, machine, hybrid=pair.hybrid, slides=slides, cuda=torch.version.cuda)
+    findings += check_backends(settings, machine, hybrid=pair.hybrid, slides=slides)
     return findings
 
 
-def _drafter_path(settings: Settings, pair: Pair) -> str:
+def _valid(settings: Settings) -> Finding:
+    return ok(settings.validate())
+
+
+def _configuration(pair: Pair, machine: Device) -> Finding:
+    if machine.kind == "gpu" and pair.kind:
+        return warn(
+            f"the drafter is of the kind {pair.kind}",
+            expected="a DFlash or DFlash2 drafter",
+            remedy="none needed on a GPU: SGLang's own worker serves it, without this package's features",
+        )
+    pair.read()
+    return ok("both are read")
+
+
+def _drafter_path(settings: Settings, pair: Pair) -> Finding:
     if settings.speculative_draft_model_path:
-        return settings.speculative_draft_model_path
-    raise DFlashError(
+        return ok(settings.speculative_draft_model_path)
+    return error(
         "--speculative-algorithm DFLASH without --speculative-draft-model-path",
         expected="the drafter's path or hub id",
         remedy="set --speculative-draft-model-path; the drafter's card names its target",
     )
 
 
-def _block_flags(settings: Settings, pair: Pair) -> str:
+def _block_flags(settings: Settings, pair: Pair) -> Finding:
     tokens, block = settings.speculative_num_draft_tokens, settings.speculative_dflash_block_size
     if tokens is None or block is None or tokens == block:
-        return str(settings.block or "from the drafter")
-    raise DFlashError(
+        return ok(str(settings.block or "from the drafter"))
+    return error(
         f"--speculative-num-draft-tokens {tokens} and --speculative-dflash-block-size {block}",
         expected="one value: both are the block size",
         remedy="keep one of the two flags",
     )
 
 
-def _pipeline(settings: Settings, pair: Pair) -> str:
+def _pipeline(settings: Settings, pair: Pair) -> Finding:
     if settings.pp_size == 1:
-        return "1"
-    raise DFlashError(
+        return ok("1")
+    return error(
         f"--pp-size {settings.pp_size}",
         expected="1: a draft needs hidden states of the whole target",
         remedy="use --tp-size instead",
@@ -90,10 +97,10 @@ def cannot_roll_back(backend: str | None, grammar: str) -> DFlashError:
     )
 
 
-def _grammars(settings: Settings, pair: Pair) -> str:
+def _grammars(settings: Settings, pair: Pair) -> Finding:
     if settings.grammar_backend == "outlines":
-        raise cannot_roll_back("outlines", "OutlinesGrammar")
-    return settings.grammar_backend or "SGLang's default"
+        return Finding.of(cannot_roll_back("outlines", "OutlinesGrammar"))
+    return ok(settings.grammar_backend or "SGLang's default")
 
 
 _FLAGS: dict[str, Rule] = {
@@ -104,70 +111,40 @@ _FLAGS: dict[str, Rule] = {
 }
 
 
-def check_backends(
-    settings: Settings, machine: Device, *, hybrid: bool, slides: bool = False, cuda: str | None = None
-) -> Iterator[Finding]:
+def check_backends(settings: Settings, machine: Device, *, hybrid: bool, slides: bool = False) -> Iterator[Finding]:
     """Yield findings on attention backends. Without a known compute capability nothing is checked.
 
-    Args:
-        slides: whether the drafter has sliding layers.
-        cuda: the CUDA version of the installed torch; None if unknown.
+    ``slides`` is whether the drafter has sliding layers.
     """
     if slides and settings.draft_backend == "flashinfer":
-        yield judge("drafter's attention backend", _syncs, machine)
+        yield apply("drafter's attention backend", _syncs, machine)
     names = (*_TARGET_BACKENDS, "speculative_draft_attention_backend")
     chosen = {name: value for name in names if (value := getattr(settings, name))}
     if machine.capability is None:
         backends = ", ".join(chosen.values()) or "chosen by SGLang"
         unknown = f"{backends}; not checked against {machine.name}: no compute capability is known"
-        yield Finding("ok", "backends", unknown)
+        yield Finding("ok", unknown, about="backends")
         return
     for name, value in chosen.items():
         limited = hybrid and machine.is_blackwell and name in _TARGET_BACKENDS
-        yield judge(flag_of(name), _backend, flag_of(name), value, machine, machine.capability, limited=limited)
-    if (flag := settings.flashinfer_states(machine)) is not None and settings.mamba_ssm_dtype != "bfloat16":
-        yield judge("recurrent state's dtype", _bfloat16_states, flag, settings.mamba_ssm_dtype, machine)
-    prefill = settings.linear_attn_prefill_backend or settings.linear_attn_backend
-    if machine.is_blackwell and prefill == "flashinfer":
-        yield judge("torch's CUDA", _cuda_13, cuda if machine.is_local else None)
+        yield apply(flag_of(name), _backend, flag_of(name), value, machine, machine.capability, limited=limited)
 
 
-def _bfloat16_states(flag: str, dtype: str | None, machine: Device) -> str:
-    value = f"{flag} flashinfer on {machine.name} needs recurrent states in bfloat16"
-    if dtype is not None:
-        raise DFlashError(
-            f"{value}, and --mamba-ssm-dtype is {dtype}",
-            expected="--mamba-ssm-dtype bfloat16",
-            remedy=f"set --mamba-ssm-dtype bfloat16, or {flag} triton",
-        )
-    raise Note(value, expected="--mamba-ssm-dtype bfloat16", remedy="nothing: the server sets it")
-
-
-def _cuda_13(cuda: str | None) -> str:
-    value, expected = "FlashInfer's linear prefill on this GPU", "a torch that is built for CUDA 13 or later"
-    remedy = "install such a torch, or set --linear-attn-prefill-backend triton"
-    if cuda is None:
-        raise Doubt(f"{value} needs CUDA 13, and the server's torch is unknown", expected=expected, remedy=remedy)
-    if int(cuda.partition(".")[0]) < 13:
-        raise DFlashError(f"{value} needs CUDA 13, and torch has CUDA {cuda}", expected=expected, remedy=remedy)
-    return cuda
-
-
-def _syncs(machine: Device) -> str:
+def _syncs(machine: Device) -> Finding:
     # FlashInfer plans without a sync for one kind of layer only (``flashinfer_backend.py``, ``dispatch_reason``).
     other = "fa3" if machine.capability is not None and machine.capability[0] in _MAJORS["fa3"] else "triton"
-    raise Doubt(
+    return warn(
         "flashinfer, for a drafter with sliding layers: the host waits for the device three times per step",
         expected="a backend that plans without waits",
         remedy=f"set --speculative-draft-attention-backend {other}",
     )
 
 
-def _backend(flag: str, backend: str, machine: Device, capability: tuple[int, int], *, limited: bool) -> str:
+def _backend(flag: str, backend: str, machine: Device, capability: tuple[int, int], *, limited: bool) -> Finding:
     major, minor = capability
     if major in _MAJORS.get(backend, {major}) and not (limited and backend not in _HYBRID_ON_BLACKWELL):
-        return f"{backend} on {machine.name}"
-    raise DFlashError(
+        return ok(f"{backend} on {machine.name}")
+    return error(
         f"{flag} {backend} on {machine.name} (compute capability {major}.{minor})",
         expected=f"a backend that this GPU can run: {machine.default_backend}, flashinfer or triton",
         remedy=f"set {flag} {machine.default_backend}",
@@ -177,4 +154,14 @@ def _backend(flag: str, backend: str, machine: Device, capability: tuple[int, in
 def check_plan(plan: ServingPlan) -> Iterator[Finding]:
     """Yield findings on the plan."""
     if plan.exact or plan.inexact:
-        yield judge("exact", check_exact, plan)
+        yield apply("exact", _exact, plan)
+
+
+def _exact(plan: ServingPlan) -> Finding:
+    if plan.exact:
+        return ok("greedy text is plain decoding's, bit by bit")
+    return warn(
+        f"a verify is not exact under {DETERMINISTIC_FLAG}: {'; '.join(plan.inexact)}",
+        expected="plain decoding through SGLang's Triton kernels, in bfloat16 on one GPU",
+        remedy=f"change what is named, or set {EXACT_SWITCH}=0 to accept text that may differ at near-ties",
+    )

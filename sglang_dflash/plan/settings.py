@@ -32,14 +32,9 @@ _REPLAYING_BACKENDS = ("triton", "flashinfer")  # linear-attention backends that
 _SHORTEST_RING = 16  # positions: SGLang's kernels multiply tiles of at least 16
 
 
-def _number(default: Any, least: float, most: float, *, suffixed: bool = False) -> Any:
-    """Declare a number in [least, most]; with ``suffixed``, the command line accepts ``32k`` too."""
-    return field(default=default, metadata={"limits": (least, most), "suffixed": suffixed})
-
-
-def _switch_read_in_part(default: Any) -> Any:
-    """Declare a switch of which ``check`` must still say that its sizes do not account for it."""
-    return field(default=default, metadata={"in_part": True})
+def _number(default: Any, least: float, most: float) -> Any:
+    """Declare a number in [least, most]."""
+    return field(default=default, metadata={"limits": (least, most)})
 
 
 def _variable(name: str, *words: str) -> Any:
@@ -59,13 +54,10 @@ class Settings:
     base_gpu_id: int = 0
     bf16_gemm_backend: str = "auto"
     chat_template: str | None = None
-    context_length: int | None = _number(None, 1, 1 << 31, suffixed=True)
+    context_length: int | None = _number(None, 1, 1 << 31)
     cpu_offload_gb: int = 0
-    cuda_graph_backend_decode: str | None = None
-    cuda_graph_max_bs_decode: int | None = None
     decode_attention_backend: str | None = None
     device: str | None = None
-    disable_decode_cuda_graph: bool = False
     disable_overlap_schedule: bool = False
     disable_radix_cache: bool = False
     disaggregation_decode_extra_slots: int | None = None
@@ -77,8 +69,8 @@ class Settings:
     enable_dp_attention: bool = False
     enable_linear_replayssm: bool = False
     enable_linear_replayssm_spec: bool = False
-    enable_lora: bool | None = _switch_read_in_part(None)
-    enable_mixed_chunk: bool = _switch_read_in_part(False)
+    enable_lora: bool | None = None
+    enable_mixed_chunk: bool = False
     enable_nvidia_megakernel: bool = False
     enable_pd_role_switch: bool = False
     enable_unified_memory: bool = False
@@ -97,7 +89,7 @@ class Settings:
     mamba_track_interval: int | None = _number(256, 1, 1 << 31)
     max_mamba_cache_size: int | None = _number(None, 1, 1 << 31)
     max_running_requests: int | None = _number(None, 1, 1 << 20)
-    max_total_tokens: int | None = _number(None, 1, 1 << 40, suffixed=True)
+    max_total_tokens: int | None = _number(None, 1, 1 << 40)
     mem_fraction_static: float | None = _number(None, 1e-6, 1)
     moe_runner_backend: str = "auto"
     offload_group_size: int = -1
@@ -117,7 +109,6 @@ class Settings:
     speculative_draft_model_revision: str | None = None
     speculative_draft_window_size: int | None = _number(None, 1, 1 << 31)
     speculative_num_draft_tokens: int | None = _number(None, 2, 1 << 12)  # an anchor and a draft
-    tokenizer_path: str | None = None
     tp_size: int = _number(1, 1, 1 << 16)
     trust_remote_code: bool = False
 
@@ -192,8 +183,7 @@ class Settings:
 
     @property
     def draft_backend(self) -> str | None:
-        named = (self.speculative_draft_attention_backend, self.prefill_attention_backend, self.attention_backend)
-        return next(filter(None, named), None)
+        return self.speculative_draft_attention_backend or self.prefill_attention_backend or self.attention_backend
 
     @property
     def decode_backend(self) -> str:
@@ -201,13 +191,11 @@ class Settings:
 
     def flashinfer_states(self, machine: Device) -> str | None:
         """Return the flag that selects FlashInfer's kernels for recurrent states, which need bfloat16; or None."""
-        backends = {
-            "--linear-attn-decode-backend"
-            if self.linear_attn_decode_backend
-            else "--linear-attn-backend": self.decode_backend,
-            "--linear-attn-verify-backend": self.linear_attn_verify_backend,
-        }
-        return next((flag for flag, name in backends.items() if machine.is_blackwell and name == "flashinfer"), None)
+        if not machine.is_blackwell:
+            return None
+        if self.decode_backend == "flashinfer":
+            return "--linear-attn-decode-backend" if self.linear_attn_decode_backend else "--linear-attn-backend"
+        return "--linear-attn-verify-backend" if self.linear_attn_verify_backend == "flashinfer" else None
 
     def needs_bfloat16_states(self, machine: Device) -> bool:
         return self.mamba_ssm_dtype is None and self.flashinfer_states(machine) is not None

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from sglang_dflash.drafter.checkpoint import read_object
-from sglang_dflash.errors import DFlashError
+from sglang_dflash.errors import DFlashError, first_problem
 
 FLAG = "--speculative-adaptive-config"
-POLICIES = ("adaptive", "random", "fixed")
+_Width = Annotated[int, Field(ge=1)]
+_Widths = Annotated[
+    tuple[_Width, ...], Field(strict=False, min_length=1), AfterValidator(lambda found: tuple(sorted(set(found))))
+]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class WidthConfig:
     """Settings of the file; every key is optional.
 
@@ -26,8 +30,8 @@ class WidthConfig:
         copies: whether blocks are copied from text that a request repeats; None for yes if ``policy`` is ``adaptive``.
     """
 
-    policy: str = "adaptive"
-    widths: tuple[int, ...] = ()
+    policy: Literal["adaptive", "random", "fixed"] = "adaptive"
+    widths: _Widths = ()
     seed: int = 0
     copies: bool | None = None
 
@@ -50,23 +54,6 @@ class WidthConfig:
         return self.widths
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _are_widths(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(_is_int(width) and width >= 1 for width in value)
-
-
-# Key -> what it accepts, in words and as a test.
-_KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "policy": (f"one of {', '.join(POLICIES)}", lambda value: value in POLICIES),
-    "widths": ("a list of widths, each at least 1", _are_widths),
-    "seed": ("an integer", _is_int),
-    "copies": ("true or false", lambda value: isinstance(value, bool)),
-}
-
-
 def read_config(path: str | None) -> WidthConfig:
     """Read and check the file; return the defaults without one.
 
@@ -85,18 +72,16 @@ def read_config(path: str | None) -> WidthConfig:
 
 def parse_config(found: dict[str, Any]) -> WidthConfig:
     """Check a JSON object and return its settings; raise as :func:`read_config` does."""
-    for key, value in found.items():
-        problem, remedy = f"{key}: {json.dumps(value)}", "correct it, or leave it out"
-        expected, accepts = _KEYS.get(key, (f"the keys {', '.join(_KEYS)}", None))
-        if key.isdigit():
-            problem = f"{json.dumps(key)}: a batch size, as in SGLang's own format"
-            remedy = (
-                'list the widths, such as {"widths": [1, 2, 4, 8, 16]} (a width is SGLang\'s steps plus 1); the server '
-                "measures which one is the fastest at each batch size"
-            )
-        elif accepts is None:
-            problem = f"key {json.dumps(key)}"
-        elif accepts(value):
-            continue
-        raise DFlashError(f"{FLAG}: {problem}", expected=expected, remedy=remedy)
-    return WidthConfig(**{**found, "widths": tuple(sorted(set(found.get("widths", ()))))})
+    try:
+        return WidthConfig(**found)
+    except ValidationError as error:
+        key, expected = first_problem(error)
+    remedy = "correct it, or leave it out"
+    if key not in vars(WidthConfig()):
+        expected = f"the keys {', '.join(vars(WidthConfig()))}"
+    if key.isdigit():  # a batch size, as in SGLang's own format
+        remedy = (
+            'list the widths, such as {"widths": [1, 2, 4, 8, 16]} (a width is SGLang\'s steps plus 1); the server '
+            "measures which one is the fastest at each batch size"
+        )
+    raise DFlashError(f"{FLAG}: {key}: {json.dumps(found[key])}", expected=expected, remedy=remedy)

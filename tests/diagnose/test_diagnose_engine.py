@@ -99,7 +99,7 @@ def test_requests_without_the_chat_template(tmp_path: Path) -> None:
 def test_a_drafter_of_another_target_is_named_by_the_verdict_and_once_in_the_log(tmp_path: Path) -> None:
     with serving(tmp_path, *FLOAT32, drafter="mismatched") as server:
         status, lines = verdict(server)
-        logged = re.findall(r"DFLASH: drafting does not pay: .* Most likely cause: (.*)\. Fix: ", server.log)
+        logged = re.findall(r"DFLASH: drafting does not pay: .* Possible cause: (.*?)\. Fix: ", server.log)
     assert status == 1 and names(lines[0], "drafter of another target", "--speculative-draft-model-path"), lines
     assert logged == ["drafter"]
 
@@ -119,9 +119,8 @@ def test_a_drafter_of_another_revision_and_requests_limited_by_memory(tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", ["good", "mismatched"])
-def test_float16(drafter: str, tmp_path: Path) -> None:
-    with serving(tmp_path, "--dtype", "float16", "--max-running-requests", "16", drafter=drafter) as server:
+def test_float16(tmp_path: Path) -> None:
+    with serving(tmp_path, "--dtype", "float16", "--max-running-requests", "16") as server:
         status, lines = verdict(server)
     assert status == 1 and any(names(line, "float16", "--dtype bfloat16") for line in lines), lines
 

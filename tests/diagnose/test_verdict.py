@@ -79,8 +79,16 @@ def test_a_healthy_server_gets_no_sentence(healthy: Report) -> None:
         (report(drafting={"accept_length": 2.1}), ("'raw prompts'", "/v1/chat/completions")),
         (report(drafting={"accept_length": 4.4}), ("'thinking off'", '"enable_thinking": true')),
         (
-            report(drafting={"pays": False, "causes": [{"cause": "grammar", "remedy": "relax it"}]}),
-            ("recent requests", "grammar. Fix: relax it"),
+            report(drafting={"pays": False, "causes": [{"cause": "load", "remedy": "wait"}]}),
+            ("recent requests", "load. Fix: wait"),
+        ),
+        (
+            report(drafting={"pays": False, "causes": [{"cause": "drafter"}], "accept_length": 2.1}),
+            ("'raw prompts'", "/v1/chat/completions"),
+        ),
+        (
+            report(drafting={"pays": False, "causes": [{"cause": "drafter"}]}, adaptive=True),
+            ("recent requests", "Likely cause: drafter."),
         ),
         (
             report(requests=requests(12, "recurrent states", "--mamba-ssm-dtype bfloat16")),

@@ -50,7 +50,7 @@ def test_a_hub_that_does_not_answer_is_named_at_once_and_is_not_a_missing_file(t
     )
     assert ended.returncode == 2, ended.stderr
     [problem, fix] = [line for line in ended.stdout.splitlines() if line.startswith(("  x ", "      "))]
-    assert f"the hub cannot be reached ({nobody}: " in problem and "z-lab/tiny is neither a local folder nor" in problem
+    assert f"the hub cannot be reached ({nobody}: " in problem and "z-lab/tiny is neither a folder nor" in problem
     assert "pass a local folder" in fix and "`hf download z-lab/tiny`" in fix
     read = "from sglang_dflash.drafter.checkpoint import ModelFiles; ModelFiles('z-lab/tiny').path('mask_embedding.pt')"
     ended = subprocess.run([sys.executable, "-c", read], env=environment, capture_output=True, text=True, check=False)
@@ -82,13 +82,13 @@ def test_a_hub_id_is_read_from_the_local_cache(cache: Path) -> None:
 
 @pytest.mark.parametrize("file", ["mask_embedding.pt", "hf_quant_config.json", "chat_template.jinja"])
 def test_without_the_hub_a_file_is_absent_only_if_the_cache_lists_the_models_files(cache: Path, file: str) -> None:
-    with pytest.raises(DFlashError, match="the local cache of z-lab/tiny may lack files") as error:
+    with pytest.raises(DFlashError, match="z-lab/tiny is neither a folder nor complete") as error:
         ModelFiles("z-lab/tiny").path(file)
     assert "`hf download z-lab/tiny`" in error.value.remedy
     folder = cache / "snapshots" / COMMIT
     assert str(folder) in error.value.remedy and ModelFiles(str(folder)).path(file) is None
     write_listing(cache, "config.json", file)
-    with pytest.raises(DFlashError, match="the local cache of z-lab/tiny may lack files"):
+    with pytest.raises(DFlashError, match="z-lab/tiny is neither a folder nor complete"):
         ModelFiles("z-lab/tiny").path(file)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -20,15 +21,15 @@ from sglang_dflash.drafter.checkpoint import ModelFiles, plain_view
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.dequantise import parse
 from sglang_dflash.drafter.tensors import LoadReport
-from sglang_dflash.errors import DFlashError, judge
+from sglang_dflash.errors import DFlashError, apply
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.pair_rules import WEIGHTS
 from sglang_dflash.plan.settings import Settings
 from sglang_dflash_lab.pairs import target_path
-from tests.support.configs import target
-from tests.support.quantised import FORMATS, write
+from tests.support.configs import WEIGHTS, target
+from tests.support.quantised import write_quantised
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "quantised"
+LAYERS = sorted(FIXTURES.glob("*.safetensors"))
 KINDS = ("quantised", "plain")
 
 
@@ -54,22 +55,16 @@ def errors(folder: Path) -> list[str]:
     """Errors of ``check`` about a drafter's headers."""
     pair = Pair(ModelFiles("target"), ModelFiles(str(folder), dequantise=True))
     vars(pair).update(target=target())
-    findings = [judge(about, rule, Settings(dtype="float32"), pair) for about, rule in WEIGHTS.items()]
+    findings = [apply(about, rule, Settings(dtype="float32"), pair) for about, rule in WEIGHTS.items()]
     return [str(finding) for finding in findings if finding.level == "error"]
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_weights_equal_the_librarys(name: str, tmp_path: Path) -> None:
-    write(name, tmp_path)
+def test_the_loader_dequantises_and_memory_counts_the_plain_weights(tmp_path: Path) -> None:
+    write_quantised(tmp_path)
     assert not errors(tmp_path / "quantised")
     quantised, plain = (load(tmp_path / kind) for kind in KINDS)
     assert quantised.keys() == plain.keys()
     assert [key for key in plain if not torch.equal(quantised[key], plain[key])] == []
-
-
-def test_memory_counts_the_dequantised_weights(tmp_path: Path) -> None:
-    """They take twice the memory of FP8."""
-    write("fp8, a factor a block", tmp_path)
     weights = []
     for kind in KINDS:
         flags = ("--dtype", "bfloat16")
@@ -80,22 +75,27 @@ def test_memory_counts_the_dequantised_weights(tmp_path: Path) -> None:
     assert weights[0] == weights[1] > 0
 
 
-@pytest.mark.parametrize("file", ["awq", "gptq-2", "gptq-3", "gptq-4", "gptq-8", "gptq_v2-4"])
-def test_layers_from_autoawq_and_gptqmodel_dequantise_as_there(file: str) -> None:
-    """These tools, independent of compressed-tensors, quantised and dequantised the fixtures; one has ``desc_act``."""
-    tensors = load_file(FIXTURES / f"{file}.safetensors")
+@pytest.mark.parametrize("file", LAYERS, ids=lambda path: path.stem)
+def test_a_layer_dequantises_as_in_the_tool_that_wrote_it(file: Path) -> None:
+    tensors = load_file(file)
     plain = tensors.pop("plain")
-    form, _, bits = file.partition("-")
-    declared = {"quant_method": form.partition("_")[0], "bits": int(bits or 4), "group_size": 32}
     problems: list[str] = []
-    checkpoint = parse({**declared, **({} if form == "awq" else {"checkpoint_format": form})})
-    read = dict(checkpoint.plain(tensors.items(), {"layer.weight": tuple(plain.shape)}, problems))
+    read = dict(parse(declared_in(file)).plain(tensors.items(), {"layer.weight": tuple(plain.shape)}, problems))
     assert problems == []
-    assert torch.equal(read["layer.weight"].half(), plain)
+    assert torch.equal(read["layer.weight"].to(plain.dtype), plain)
+
+
+def declared_in(file: Path) -> dict[str, Any]:
+    with safe_open(file, framework="pt") as stored:
+        if metadata := stored.metadata():
+            return dict(json.loads(metadata["quantization_config"]))
+    form, _, bits = file.stem.partition("-")
+    declared = {"quant_method": form.partition("_")[0], "bits": int(bits or 4), "group_size": 32}
+    return declared if form == "awq" else {**declared, "checkpoint_format": form}
 
 
 def test_reads_model_optimizers_quantisation_file(tmp_path: Path) -> None:
-    write("fp8, a factor a tensor", tmp_path)
+    write_quantised(tmp_path, whole=True)
     folder = tmp_path / "quantised"
     config = json.loads((folder / "config.json").read_text())
     del config["quantization_config"]
@@ -132,7 +132,7 @@ BREAKS: dict[str, tuple[str, Any, str]] = {
 @pytest.mark.parametrize("case", BREAKS)
 def test_a_misfit_is_one_error_in_check_and_in_the_loader(case: str, tmp_path: Path) -> None:
     name, tensor, words = BREAKS[case]
-    write("fp8, a factor a block", tmp_path)
+    write_quantised(tmp_path)
     folder = tmp_path / ("plain" if case.startswith("plain") else "quantised")
     tensors = load_file(folder / "model.safetensors")
     tensors.pop(name, None)
@@ -142,15 +142,6 @@ def test_a_misfit_is_one_error_in_check_and_in_the_loader(case: str, tmp_path: P
     with pytest.raises(DFlashError) as raised:
         load(folder)
     assert words in str(raised.value)
-
-
-@pytest.mark.parametrize("method", ["awq", "gptq"])
-def test_a_group_may_be_a_whole_row(method: str) -> None:
-    stored, plain = FORMATS[method].store(torch.randn(32, 64, generator=torch.Generator().manual_seed(0)))
-    checkpoint = parse({"quant_method": method, "bits": 4, "group_size": -1})
-    weights = [(f"layer.{part}", each) for part, each in stored.items()]
-    read = dict(checkpoint.plain(weights, {"layer.weight": (32, 64)}, []))
-    assert torch.equal(read["layer.weight"], plain)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +171,7 @@ def test_a_named_layers_scheme_takes_precedence() -> None:
     assert problems == []
 
 
-_CT = FORMATS["compressed-tensors w4a16"].declared
+_CT = declared_in(FIXTURES / "compressed-w4a16.safetensors")
 _GROUP = _CT["config_groups"]["group_0"]
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nvfp4": (

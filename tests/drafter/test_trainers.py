@@ -5,7 +5,6 @@ Each that is served loads the same tensors into the same places as the same draf
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
@@ -48,7 +47,7 @@ def assert_same(found: Placed, expected: Placed) -> None:
 def test_is_read_as_the_same_drafter_in_the_plain_form(name: str) -> None:
     plain = DrafterConfig.from_dict(plain_config(name))
     found = DrafterConfig.from_dict(config(name))
-    assert dataclasses.replace(found, draft_vocab_size=None, copies_vocabulary=False) == plain
+    assert found.model_copy(update={"draft_vocab_size": None, "copies_vocabulary": False}) == plain
     assert found.draft_vocab_size == (512 if name == "speculators-reduced" else None)
     assert found.copies_vocabulary == name.startswith("speculators")
     once = plain_form(config(name))

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.sglang
 pytest.importorskip("sglang")
 
 WINDOW = ["--speculative-dflash-draft-window-size", "4096"]
-CONTRADICTION = ["--mamba-radix-cache-strategy", "no_buffer"]
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +21,7 @@ def parsed() -> dict[str, Any]:
     """Outcomes of the cards' commands, and of further flags after the first one."""
     commands = [card(name).arguments for name in NAMES]
     plain = [*commands, [*commands[0][:2], *WINDOW]]
-    plugins = [*commands, [*commands[0], *WINDOW], [*commands[0], *CONTRADICTION]]
+    plugins = [*commands, [*commands[0], *WINDOW]]
     return outcomes(plain=plain, plugins=plugins)
 
 
@@ -35,7 +34,7 @@ def test_the_commands_do_not_parse_without_this_package(parsed: dict[str, Any]) 
 
 
 def test_the_commands_parse_with_this_package(parsed: dict[str, Any]) -> None:
-    *cards, window, contradiction = parsed["plugins"]
+    *cards, window = parsed["plugins"]
     for name, found in zip(NAMES, cards, strict=True):
         small = name == "Qwen3.5-4B"
         assert found == {
@@ -47,11 +46,3 @@ def test_the_commands_parse_with_this_package(parsed: dict[str, Any]) -> None:
             "mem_fraction_static": 0.8 if small else 0.75,
         }
     assert window["speculative_draft_window_size"] == 4096
-    assert contradiction["exit"] == 2
-    assert "keep only --mamba-radix-cache-strategy" in contradiction["error"]
-
-
-def test_an_engine_takes_the_old_keywords(parsed: dict[str, Any]) -> None:
-    found = parsed["engine"]
-    assert (found["mamba_radix_cache_strategy"], found["speculative_draft_window_size"]) == ("extra_buffer", 64)
-    assert found["cuda_graph_backend_prefill"] == "breakable"

@@ -127,7 +127,6 @@ def test_the_folder_and_the_plugins_of_other_distributions_are_named(
 
 def test_what_no_test_ran_with_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = {"sglang": TESTED_SGLANG, "torch": "2.13.0+cu130", "triton": "9.9.9", "flashinfer-python": "0.7.2"}
-    required = ["torch==2.14.1", "flashinfer_python[cu13]==0.7.2", "triton==1; extra == 'other'"]
 
     def version(name: str) -> str:
         if name not in installed:
@@ -136,14 +135,12 @@ def test_what_no_test_ran_with_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(upstream, "version", version)
-    monkeypatch.setattr(doctor, "requires", lambda _: required)
     on_gpu = Report(GPUS["h100"], list(doctor._parts()), None)
     assert on_gpu.untested == ["NVIDIA H100 80GB HBM3", "Triton 9.9.9", "FlashInfer 0.7.2"]
     text = "\n".join(on_gpu.lines())
     assert text.startswith(
         f"sglang-dflash {__version__} serves DFLASH on NVIDIA H100 80GB HBM3.\nUntested: NVIDIA H100"
     )
-    assert "torch       2.13.0+cu130    tested on CPUs; SGLang requires ==2.14.1" in text
-    assert "Triton      9.9.9           untested; tests use 3.8.0" in text
+    assert "torch       2.13.0+cu130\n" in text
     chosen = Builtin("SGLANG_DFLASH=builtin", expected="unset", remedy="unset it")
     assert Report(GPUS["h100"], [], chosen).worker == "SGLang's own"

@@ -71,7 +71,6 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "arg_groups.speculative_hook": ("handle_speculative_decoding(server_args)",),
     "configs.model_config": ("ModelConfig._derive_context_length(self, context_length)",),
-    "entrypoints.engine": ("Engine.server_args_class",),
     "server_args": (
         "ServerArgs.add_cli_args(parser)",
         "ServerArgs.resolved_dict(self)",

@@ -43,6 +43,6 @@ def test_what_the_gpu_image_copies_installs_the_package_and_the_launch_scripts(t
     (left / "gone.py").touch()  # a module of an earlier build
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, "--target", str(tmp_path / "installed"), str(source)], check=True)
-    assert (tmp_path / "installed/sglang_dflash/check/sglang_flags.json").is_file()
+    assert (tmp_path / "installed/sglang_dflash/drafter/published.json").is_file()
     assert (tmp_path / "installed/share/sglang-dflash/launch/serve.sh").is_file()
     assert not (tmp_path / "installed/sglang_dflash/gone.py").exists()

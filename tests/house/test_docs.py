@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import typer
 from sglang_router.router_args import RouterArgs
 
 from sglang_dflash.check.cli import app
-from sglang_dflash.check.flags import LIST
+from sglang_dflash.check.flags import sglang_parser
 
 ROOT = Path(__file__).parents[2]
 READMES = [folder / "README.md" for folder in (ROOT, ROOT / "patches", ROOT / "cpu_platform", ROOT / "lab")]
@@ -98,7 +97,7 @@ def options(command: click.Command) -> set[str]:
 # Of the cards, rewritten by this package.
 OLD = {"--mamba-scheduler-strategy", "--speculative-dflash-draft-window-size"}
 OURS = typer.main.get_command(app)
-OF_SERVER = {name for flag in json.loads(LIST.read_text()) for name in flag["names"]} | OLD
+OF_SERVER = {*sglang_parser()._option_string_actions, *OLD}
 ROUTER = argparse.ArgumentParser()
 RouterArgs.add_cli_args(ROUTER)
 OF_OTHERS = {flag for script in (ROOT / "launch").glob("*.sh") for flag in FLAG.findall(script.read_text())}

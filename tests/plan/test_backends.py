@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_dflash.check.flags import parse
+from sglang_dflash.check.flags import check_linear_backends, parse
 from sglang_dflash.errors import Finding
 from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
 from sglang_dflash.plan.rules import check_backends
@@ -25,6 +25,10 @@ def options(*flags: str) -> Settings:
 
 def backends(machine: Device, *flags: str, hybrid: bool = True) -> list[Finding]:
     return list(check_backends(options(*flags), machine, hybrid=hybrid))
+
+
+def linear(machine: Device, *flags: str) -> list[Finding]:
+    return list(check_linear_backends(options(*flags), machine, None))
 
 
 @pytest.mark.parametrize(
@@ -78,25 +82,25 @@ def test_flashinfer_for_a_drafter_with_sliding_layers_is_a_warning(
 def test_flashinfer_on_blackwell_needs_bfloat16_states(flag: str) -> None:
     """For a verify, with a Triton decode too."""
     flags = (flag, "flashinfer")
-    assert [each.level for each in backends(BLACKWELL, *flags)] == ["note"]
+    assert [each.level for each in linear(BLACKWELL, *flags)] == ["note"]
     assert options(*flags).needs_bfloat16_states(BLACKWELL)  # the server sets it
     assert not any(options(*flags).needs_bfloat16_states(machine) for machine in (HOPPER, UNKNOWN_GPU))
     assert not options(*flags, "--mamba-ssm-dtype", "bfloat16").needs_bfloat16_states(BLACKWELL)
-    assert backends(BLACKWELL, *flags, "--mamba-ssm-dtype", "bfloat16") == []
-    [error] = backends(BLACKWELL, *flags, "--mamba-ssm-dtype", "float32")
+    assert linear(BLACKWELL, *flags, "--mamba-ssm-dtype", "bfloat16") == []
+    [error] = linear(BLACKWELL, *flags, "--mamba-ssm-dtype", "float32")
     assert error.level == "error" and flag in error.value and "float32" in error.value
-    assert backends(HOPPER, *flags) == []
+    assert linear(HOPPER, *flags) == []
 
 
 @pytest.mark.parametrize(("cuda", "level"), [("12.9", "error"), ("13.0", "ok"), (None, "warn")])
 @pytest.mark.parametrize("flag", ["--linear-attn-prefill-backend", "--linear-attn-backend"])
 def test_flashinfers_linear_prefill_on_blackwell_needs_cuda_13(flag: str, cuda: str | None, level: str) -> None:
     args = options(flag, "flashinfer", "--mamba-ssm-dtype", "bfloat16")
-    [finding] = check_backends(args, replace(BLACKWELL, is_local=True), hybrid=True, cuda=cuda)
+    [finding] = check_linear_backends(args, replace(BLACKWELL, is_local=True), cuda)
     assert finding.level == level and (cuda or "unknown") in finding.value
-    [elsewhere] = check_backends(args, BLACKWELL, hybrid=True, cuda=cuda)
+    [elsewhere] = check_linear_backends(args, BLACKWELL, cuda)
     assert elsewhere.level == "warn"  # the torch of another machine
-    assert not list(check_backends(args, HOPPER, hybrid=True, cuda=cuda))
+    assert not list(check_linear_backends(args, HOPPER, cuda))
 
 
 @pytest.mark.sglang

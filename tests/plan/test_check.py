@@ -141,12 +141,6 @@ def test_the_start_line_names_no_flag_of_the_pair_twice(tmp_path: Path) -> None:
     assert start == "Start: " + shlex.join([*f"python -m sglang.launch_server --model-path {target}".split(), *own])
 
 
-def test_a_load_and_an_undivided_column_are_printed() -> None:
-    """Without a prefix cache, kept states leave no K/V on an H100: that column has no totals."""
-    assert "4 users of 1000 tokens: served" in run(*CARD, "--gpu", "h200", "--users", "4", "--context", "1000").stdout
-    assert "tokens of K/V" in run(*CARD, "--disable-radix-cache", "--gpu", "h100", "-v").stdout
-
-
 def report(folder: Path, on: Device, *flags: str, **changes: Any) -> Report:
     write_pair(folder, Broken("", "", **changes))
     settings, _ = parse(flags, target=str(folder / "target"), drafter=str(folder / "drafter"))
@@ -173,16 +167,6 @@ def test_a_gpu_keeps_the_convolutions_inputs_in_bfloat16(tmp_path: Path, monkeyp
 def test_a_pair_too_large_for_the_estimate_is_an_error_that_stops_no_server(tmp_path: Path) -> None:
     [finding] = [found for found in report(tmp_path, asked_about(None, 1e-4)).findings if found.level == "error"]
     assert finding.estimated and "weights and one request need more" in finding.value
-
-
-def test_a_narrow_terminal_cuts_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / ("a-directory-with-a-long-name-" * 4)
-    write_pair(folder, Broken("", ""))
-    pair = (str(folder / "target"), str(folder / "drafter"))
-    printed = run(*pair, "--speculative-num-draft-tokens", "17", "--memory-gib", "141", "-v", COLUMNS="40").stdout
-    assert f"drafter: {pair[1]}\n" in printed
-    assert "Fix: set --speculative-num-draft-tokens 16 or less, or leave it out\n" in printed
-    assert "…" not in printed
 
 
 @pytest.mark.parametrize(

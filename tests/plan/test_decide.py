@@ -65,7 +65,7 @@ def test_a_width_file_needs_its_flag_and_fits_the_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("attribute", "value"), [("check.memory.FAMILIES", set()), ("drafter.checkpoint.ModelFiles.stated_size", None)]
+    ("attribute", "value"), [("check.memory.FAMILIES", set()), ("check.memory._stated_size", lambda _: 0)]
 )
 def test_a_target_of_unknown_size_is_planned_without_memory(
     attribute: str, value: object, monkeypatch: pytest.MonkeyPatch
@@ -109,8 +109,8 @@ class TestLaunch:
     ) -> None:
         """The processes that are started receive the plan with the pickled arguments and open no configuration."""
         from sglang_dflash.drafter import checkpoint as reading
-        from sglang_dflash.drafter import template
         from sglang_dflash.hooks import launch, takeover
+        from sglang_dflash.plan import pair_rules
         from sglang_dflash.upstream import read_record
         from sglang_dflash.worker.observe.payoff import known_causes
 
@@ -121,7 +121,7 @@ class TestLaunch:
             opened.update([f"{file.parent.name}/{file.name}"])
             return read_text(file)
 
-        for module in (reading, template):
+        for module in (reading, pair_rules):
             monkeypatch.setattr(module, "read_text", counting)
         monkeypatch.delenv("SGLANG_DFLASH_STATE_REPLAY", raising=False)
         settings = arguments("--mem-fraction-static", "0.75", "--speculative-adaptive", device="cuda")

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from sglang_dflash.check.cli import app
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.check.report import Report
 from sglang_dflash.errors import Finding
 from sglang_dflash.plan.device import CPU
-from sglang_dflash.plan.exact import reasons_against
 from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.plan import reasons_against_exact
 from tests.support.configs import card_pair, checked
 
 FLAG, TRITON = "--enable-deterministic-inference", ("--attention-backend", "triton")
@@ -36,7 +34,7 @@ def reasons(name: str, *flags: str, **text: Any) -> tuple[str, ...]:
     settings = parse((FLAG, *flags), **card_pair(name))[0]
     pair = Pair.of(settings)
     vars(pair)["text"] = {**pair.text, **text}
-    return reasons_against(settings, pair, GPUS["h200"], replay=False)
+    return reasons_against_exact(settings, pair, GPUS["h200"], replay=False)
 
 
 @pytest.mark.parametrize(
@@ -123,9 +121,3 @@ def test_only_with_the_flag_and_without_the_switch(monkeypatch: pytest.MonkeyPat
 def _switched_off(monkeypatch: pytest.MonkeyPatch) -> Report:
     monkeypatch.setenv(SWITCH, "0")
     return checked(HYBRID, FLAG, *TRITON)
-
-
-def test_check_prints_the_row() -> None:
-    pair = card_pair(HYBRID).values()
-    shown = CliRunner().invoke(app, ["check", *pair, "--gpu", "h200", FLAG, *TRITON, "-v"])
-    assert "exact" in shown.stdout and "greedy text is plain decoding's, bit by bit" in shown.stdout

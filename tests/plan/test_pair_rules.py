@@ -13,17 +13,17 @@ from torch import Tensor
 
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.dequantise import set_aside
-from sglang_dflash.errors import DFlashError, Finding, judge, raise_first_error
+from sglang_dflash.errors import Finding, apply, raise_first_error
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.pair_rules import CONFIGURATIONS, TEXT, WEIGHTS, Rule
+from sglang_dflash.plan.pair_rules import Rule
 from sglang_dflash.plan.settings import Settings
 from sglang_dflash_lab.pairs import drafter_path, target_path
-from tests.support.configs import MISSING, drafter, pair_of, target
+from tests.support.configs import CONFIGURATIONS, MISSING, TEXT, WEIGHTS, drafter, pair_of, target
 from tests.support.trainers import config, tensors_of, write, write_target
 
 
 def check(rules: dict[str, Rule], settings: Settings, pair: Pair) -> dict[str, Finding]:
-    return {about: judge(about, rule, settings, pair) for about, rule in rules.items()}
+    return {about: apply(about, rule, settings, pair) for about, rule in rules.items()}
 
 
 def compared(drafter_changes: Any = None, target_changes: Any = None, **settings: int) -> dict[str, Finding]:
@@ -39,14 +39,6 @@ def test_a_pair_that_fits_has_only_ok_findings() -> None:
     assert compared(tp_size=4)["heads by tensor parallelism"].level == "ok"  # more ranks than KV heads share them
     only_flag = compared({"block_size": MISSING}, speculative_num_draft_tokens=8)
     assert only_flag["block size"].value == "8"
-
-
-def test_an_error_that_is_found_is_the_one_that_is_raised() -> None:
-    """``test_broken_pairs.py`` has a server's error for each rule."""
-    found = compared({"hidden_size": 128})
-    with pytest.raises(DFlashError) as raised:
-        raise_first_error(found.values())
-    assert Finding.of("hidden size", raised.value) == found["hidden size"]
 
 
 @pytest.mark.parametrize(
@@ -75,10 +67,10 @@ def test_a_block_wider_than_the_drafters_is_for_copies() -> None:
 @pytest.mark.parametrize(
     ("layers", "requested", "said"),
     [
-        ("full full", 64, "64 tokens for full-attention layers"),
-        ("sliding full", 64, "64 tokens for full-attention layers"),
-        ("sliding full", 16, "31 tokens: not 16, because sliding layers keep their window of 32"),
-        ("sliding sliding", 64, "31 tokens, as every layer slides"),
+        ("full full", 64, "64 tokens"),
+        ("sliding full", 64, "64 tokens"),
+        ("sliding full", 16, "31 tokens"),
+        ("sliding sliding", 64, "31 tokens"),
     ],
 )
 def test_the_draft_window_found_is_the_one_served(layers: str, requested: int, said: str) -> None:
@@ -105,20 +97,10 @@ def test_the_served_dtype_is_sglangs_and_float16_is_a_warning(stated: str | None
 
 def test_a_drafter_is_dequantised_unless_a_flag_selects_quantised_layers() -> None:
     pair = pair_of(set_aside(drafter(quantization_config={"quant_method": "fp8"}), None))
-    finding = check(WEIGHTS, Settings(dtype="bfloat16"), pair)["quantisation"]
-    assert (finding.level, finding.value) == ("ok", "target none, drafter fp8, dequantised to bfloat16 when loaded")
-    finding = check(WEIGHTS, Settings(speculative_draft_model_quantization="fp8"), pair)["quantisation"]
+    finding = check(WEIGHTS, Settings(dtype="bfloat16"), pair)["drafter's quantisation"]
+    assert (finding.level, finding.value) == ("ok", "fp8, dequantised when loaded")
+    finding = check(WEIGHTS, Settings(speculative_draft_model_quantization="fp8"), pair)["drafter's quantisation"]
     assert finding.level == "warn" and "--speculative-draft-model-quantization fp8" in finding.value
-
-
-@pytest.mark.parametrize(
-    ("flag", "stored", "level"),
-    [("fp8", None, "warn"), ("fp8", "fp8", "ok"), ("modelopt_fp8", "modelopt", "ok"), ("awq", "fp8", "warn")],
-)
-def test_weights_that_are_quantised_while_they_load_are_a_warning(flag: str, stored: str | None, level: str) -> None:
-    config = {"quantization_config": {"quant_method": stored}} if stored else {}
-    found = check(WEIGHTS, Settings(quantization=flag), pair_of(drafter(), target(**config)))
-    assert found["target's quantisation"].level == level
 
 
 MASK = "<|MASK|>"
@@ -173,7 +155,7 @@ def vocabulary(tmp_path: Path, name: str, edit: Edit = lambda tensors: None, *, 
 
 def vocabulary_of(tmp_path: Path, folder: Path) -> Finding:
     pair = Pair(ModelFiles(str(tmp_path / "target")), ModelFiles(str(folder)))
-    return judge("vocabulary", WEIGHTS["drafter's vocabulary"], Settings(), pair)
+    return apply("vocabulary", WEIGHTS["drafter's vocabulary"], Settings(), pair)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -259,7 +241,7 @@ def test_without_the_targets_weights_the_vocabulary_is_doubtful(tmp_path: Path) 
 )
 def test_no_two_steps_in_flight_write_one_snapshot(settings: dict[str, Any], level: str) -> None:
     given = Settings(str(target_path("tiny-hybrid")), str(drafter_path("tiny-hybrid")), **settings)
-    found = judge("", CONFIGURATIONS["recurrent snapshots"], given, Pair.of(given))
+    found = apply("", CONFIGURATIONS["recurrent snapshots"], given, Pair.of(given))
     assert found.level == level, found
     if level == "error":
         assert "set --mamba-track-interval to" in str(found)

@@ -29,17 +29,17 @@ def test_what_the_drafter_drafts_is_among_the_widths_of_a_wider_block(drafted, w
     "found, named",
     [
         ({"polici": "adaptive"}, ["polici", "policy, widths, seed"]),
-        ({"policy": "best"}, ["policy", '"best"', "adaptive, random, fixed"]),
+        ({"policy": "best"}, ["policy", '"best"', "'adaptive', 'random' or 'fixed'"]),
         ({"policy": ["fixed"]}, ["policy"]),
         ({"widths": []}, ["widths", "[]"]),
-        ({"widths": [0, 4]}, ["widths", "at least 1"]),
+        ({"widths": [0, 4]}, ["widths", "greater than or equal to 1"]),
         ({"widths": [True]}, ["widths"]),
         ({"widths": [4.0]}, ["widths"]),
         ({"widths": 4}, ["widths"]),
-        ({"seed": "1"}, ["seed", "an integer"]),
-        ({"copies": "yes"}, ["copies", "true or false"]),
-        ({"policy": "random", "ragged": False}, ['key "ragged"', "policy, widths, seed", "leave it out"]),
-        ({"8": {"candidate_steps": [1, 3]}}, ["batch size", "SGLang's own format", '{"widths"']),
+        ({"seed": "1"}, ["seed", "a valid integer"]),
+        ({"copies": "yes"}, ["copies", "a valid boolean"]),
+        ({"policy": "random", "ragged": False}, ["ragged: false", "policy, widths, seed", "leave it out"]),
+        ({"8": {"candidate_steps": [1, 3]}}, ["batch size", "SGLang's steps", '{"widths"']),
     ],
 )
 def test_an_unknown_key_or_value_is_refused_by_name(found, named):

@@ -17,6 +17,7 @@ from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.pair_rules import PAIR_RULES
 from sglang_dflash.plan.serving import ServingPlan
 from tests.support.cards import FOLDER
 
@@ -43,6 +44,8 @@ DRAFTER: dict[str, Any] = {
     "rope_theta": 10000.0,
 }
 MISSING = object()
+_RULES = [*PAIR_RULES.items()]  # by what they read
+CONFIGURATIONS, WEIGHTS, TEXT = dict(_RULES[:12]), dict(_RULES[12:16]), dict(_RULES[16:])
 
 
 def drafter(**changes: Any) -> dict[str, Any]:

@@ -23,18 +23,12 @@ FIELDS = (
     "speculative_dflash_block_size",
     "mem_fraction_static",
 )
-OLD_KEYWORDS = {
-    "mamba_scheduler_strategy": "extra_buffer",
-    "speculative_dflash_draft_window_size": 64,
-    "cuda_graph_backend_prefill": "tc_piecewise",
-}
 
 
 def outcomes(**commands: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Outcomes of command lines, by the same keyword: ``plain``, ``plugins`` (both are parsed), ``resolved``.
 
-    Each is the arguments in :data:`FIELDS`, or an ``error`` (and the ``exit`` code of a usage error). ``engine`` has
-    those of :data:`OLD_KEYWORDS` of ``sglang.Engine``.
+    Each is the arguments in :data:`FIELDS`, or an ``error`` (and the ``exit`` code of a usage error).
     """
     done = subprocess.run(
         [sys.executable, "-m", __name__],
@@ -71,7 +65,6 @@ def outcome(argv: list[str], *, resolve: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    from sglang.srt.entrypoints.engine import Engine
     from sglang.srt.plugins import load_plugins
 
     commands, found = json.load(sys.stdin), {}
@@ -80,7 +73,6 @@ def main() -> None:
             if kind != "plain":
                 load_plugins()
             found[kind] = [outcome(argv, resolve=kind == "resolved") for argv in commands.get(kind, ())]
-        found["engine"] = fields(Engine.server_args_class(model_path="x", **OLD_KEYWORDS))
     json.dump(found, sys.stdout)
 
 

@@ -9,7 +9,7 @@ from argparse import ArgumentParser
 from dataclasses import replace
 
 from sglang_dflash.check.flags import parse
-from sglang_dflash.check.machine import GIB, GPUS
+from sglang_dflash.check.machine import GPUS
 from sglang_dflash.check.pools import fit
 from sglang_dflash.check.report import preflight
 from sglang_dflash.hooks.flags import modernise_argv
@@ -28,8 +28,8 @@ def row(name: str, gpu: str, *flags: str) -> list[str]:
     args = parse(modernise_argv([*card(name).arguments_for(*pair.values()), *backends, *flags])[0], **pair)[0]
     memory = preflight(args, GPUS[gpu]).memory
     if memory is None or not memory.served.running:
-        return [name, gpu, *[MISSING] * 6]
-    served, headroom = memory.served, memory.headroom
+        return [name, gpu, *[MISSING] * 5]
+    served = memory.served
     sglangs = fit(replace(served.sizing, state_share=STATE_SHARE), memory.static_bytes)
     return [
         name,
@@ -38,13 +38,12 @@ def row(name: str, gpu: str, *flags: str) -> list[str]:
         f"{served.running} ({sglangs.running}) of {served.sizing.max_running}",
         f"{served.tokens:,} ({sglangs.tokens:,})",
         str(served.sizing.state_share) if served.replay else f"{STATE_SHARE}",
-        f"{max(0, headroom.left) / GIB:.1f}" if headroom else MISSING,
         f"{memory.fraction}",
     ]
 
 
 def table(*flags: str) -> Table:
-    columns = ["card", "GPU", "states", "requests at once", "K/V tokens", "ratio", "GiB left", "static fraction"]
+    columns = ["card", "GPU", "states", "requests at once", "K/V tokens", "ratio", "static fraction"]
     caption = "In brackets: SGLang's own worker, which keeps states at a ratio of 0.9."
     return Table("The cards' memory", caption, columns, [row(name, gpu, *flags) for name in NAMES for gpu in GPUS])
 

@@ -12,7 +12,7 @@ from statistics import fmean
 from time import perf_counter
 from typing import Any
 
-from sglang_dflash.causes import CONTEXT, NO_TEMPLATE, SAMPLING, THINKING, Cause
+from sglang_dflash.causes import CONTEXT, DRAFTER, NO_TEMPLATE, SAMPLING, THINKING, Cause
 from sglang_dflash.check.diagnose.client import WORKER_KEY, Client
 from sglang_dflash.errors import DFlashError
 
@@ -53,7 +53,9 @@ class Server:
         # None if too few blocks were verified, or if widths differ.
         recent = None if self.adaptive or drafting.get("pays") is None else drafting["accept_length"]
         self.recent_accept_length: float | None = recent if worker else state.get("avg_spec_accept_length")
-        self.recent_cause = str(Cause(**drafting["causes"][0])) if drafting.get("causes") else None
+        self.pays: bool | None = drafting.get("pays")
+        likeliest = [Cause(**cause) for cause in drafting.get("causes", [])[:1] if cause["cause"] != DRAFTER]
+        self.recent_cause = str(likeliest[0]) if likeliest else None  # the probes find others
 
 
 def _require_dflash(info: Mapping[str, Any]) -> None:

@@ -127,8 +127,10 @@ def _sentences(r: Report) -> Iterator[str]:
             yield f"Requests to /v1/chat/completions fail. Cause: {Cause(causes.NO_SERVER_TEMPLATE)}."
         if s.recent_cause:
             yield f"Drafting does not pay for recent requests. Likely cause: {s.recent_cause}."
-        else:
-            yield from _recent_requests(r)
+        elif found := list(_recent_requests(r)):
+            yield from found
+        elif s.pays is False:
+            yield f"Drafting does not pay for recent requests. Likely cause: {Cause(causes.DRAFTER)}."
         if causes.FLOAT16 in s.known:
             yield f"The pair runs in float16, though the probes are not affected. Fix: {causes.FIXES[causes.FLOAT16]}."
     running, asked, cap, raised_by = map(s.requests.get, ("running", "asked", "capped_by", "raised_by"))
@@ -171,5 +173,6 @@ async def diagnose(client: Client, max_tokens: int, long_tokens: int, report: Ca
             remedy="send the server a prompt by hand; with no output there is nothing to draft",
         )
     server = Server(await client.server_info())  # with the counts of the baseline, without those of the other probes
-    server.recent_accept_length, server.recent_cause = before.recent_accept_length, before.recent_cause
+    server.recent_accept_length = before.recent_accept_length
+    server.recent_cause, server.pays = before.recent_cause, before.pays
     return Report(server, [first, *[await run_probe(client, probe, max_tokens) for probe in more]], reference)
