@@ -209,8 +209,8 @@ def write(name: str, folder: Path, pair: str = "tiny-dense", drafter: str = "goo
 def main(pair: str = "tiny-dense") -> None:
     """Print accept lengths in each format, by the reference decoder: ``python -m tests.support.quantised``."""
     from sglang_dflash_lab.pairs import target_path
+    from sglang_dflash_lab.train.reference_decoder import ReferenceDecoder
     from tests.support.prompts import corpus
-    from tests.support.reference_decoder import ReferenceDecoder
 
     reference = ReferenceDecoder.load(target_path(pair), drafter_path(pair))
     for name in ("plain", *FORMATS):
