@@ -31,7 +31,7 @@ def write(folder: Path, speeds: dict[str, list[float]], texts: dict[str, list[st
     settings = {**SETTINGS, "temperature": temperature}
     results.append(folder, "provenance", {**PROVENANCE, "settings": settings})
     for mode, values in speeds.items():
-        worker = {"steps_by_width": {"16": 3, "8": 1}, "stage_seconds": {"draft": 0.004}} if mode != "ar" else {}
+        worker = {"steps_by_width": {"16": 3, "8": 1}} if mode != "ar" else {}
         for repeat, speed in enumerate(values):
             accept = None if mode == "ar" else 4.0
             row = run(Cell(mode, "math", 1, repeat), speed, texts[mode], accept_length=accept, worker=worker)

@@ -23,15 +23,14 @@ from torch import Tensor
 from sglang_dflash.drafter import config
 from sglang_dflash.plan.serving import context_window
 from sglang_dflash_lab.pairs import target_path
-from sglang_dflash_lab.train import drafter
+from sglang_dflash_lab.train import drafter, reference_decoder
 from sglang_dflash_lab.train.dflash2 import BlockConvolution, Selector
 from sglang_dflash_lab.train.drafter import FULL, SLIDING
-from tests.support import reference_decoder
+from sglang_dflash_lab.train.reference_decoder import Decoded, ReferenceDecoder
 from tests.support.checkpoints import write_drafter
 from tests.support.generation import generate_all
 from tests.support.pair_servers import recorded_blocks, target_arguments, with_plugin, worker_info
 from tests.support.prompts import corpus
-from tests.support.reference_decoder import Decoded, ReferenceDecoder
 from tests.support.servers import running
 
 pytestmark = pytest.mark.engine

@@ -32,11 +32,9 @@ def test_kernels_equal_their_definitions(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pair", PAIRS)
 def test_tokens_equal_plain_decoding(pair: str, tmp_path: Path) -> None:
     assert tiny.engine(Run(CUDA, tmp_path, "engine", (pair,), tuple(tiny.ARMS)))
-    rows = [row for row in records.read(tmp_path, "engine") if "stage_seconds" in row]
+    rows = [row for row in records.read(tmp_path, "engine") if "steps_by_width" in row]
     assert len(rows) >= len(tiny.ARMS) - 1
     for row in rows:
-        copies = ["copies"] if "copies" in row["arm"] else []
-        assert set(row["stage_seconds"]) == {"draft", "verify", "accept", "commit", "inject", *copies}
         assert len(row["steps_by_width"]) == WIDTHS.get(row["arm"], 1)
         assert row["states"] == "kept"
 

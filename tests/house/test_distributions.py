@@ -1,11 +1,10 @@
-"""The core alone: it declares what it imports, leaves a CPU machine to SGLang and names the other distributions."""
+"""The distributions: what each imports, and the core alone, which leaves a CPU machine to SGLang."""
 
 from __future__ import annotations
 
 import ast
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -17,6 +16,7 @@ from sglang_dflash import __version__
 from sglang_dflash.errors import DFlashError
 from tests.house.test_imports import imports
 from tests.support.broken_pairs import Broken, write_pair
+from tests.support.preloaded import run
 
 ROOT = Path(__file__).parents[2]
 CUDA = torch.version.cuda  # of `make setup` without TORCH_INDEX
@@ -46,6 +46,22 @@ def test_the_core_declares_what_it_imports() -> None:
     assert used - sys.stdlib_module_names - {"sglang_dflash"} - WITH_SGLANG == declared
 
 
+EVERY_MODULE = """
+import importlib, pkgutil, sys
+sys.modules["tests"] = sys.modules["tools"] = None
+for package in ("sglang_dflash", "sglang_dflash_cpu", "sglang_dflash_lab"):
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
+        importlib.import_module(module.name)
+print(len(sys.modules))
+"""
+
+
+@pytest.mark.sglang
+def test_every_module_imports_without_the_tests_and_the_tools() -> None:
+    ended = run("-c", EVERY_MODULE)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+
+
 @pytest.fixture
 def core_alone(tmp_path: Path) -> dict[str, str]:
     """An environment in which the other two distributions have no entry points."""
@@ -58,15 +74,8 @@ def core_alone(tmp_path: Path) -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join(path), "CUDA_VISIBLE_DEVICES": ""}
 
 
-def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=300
-    )
-
-
-@pytest.mark.parametrize("command", ["bench", "report", "pairs"])
-def test_a_command_of_the_absent_lab_says_how_to_install_it(core_alone: dict[str, str], command: str) -> None:
-    ended = run(core_alone, "-m", "sglang_dflash.check.cli", command, "--anything", "here")
+def test_a_command_of_the_absent_lab_says_how_to_install_it(core_alone: dict[str, str]) -> None:
+    ended = run("-m", "sglang_dflash.check.cli", "bench", "--anything", "here", environment=core_alone)
     assert ended.returncode == 2
     assert f"Fix: run `pip install ./lab` in a checkout of sglang-dflash {__version__}." in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -78,7 +87,8 @@ def test_without_an_accelerator_the_core_leaves_sglang_alone_and_refuses_dflash_
 ) -> None:
     write_pair(tmp_path, Broken("fits", ""))
     draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(tmp_path / "drafter"))
-    refused = run(core_alone, "-c", RESOLVE, "--model-path", str(tmp_path / "target"), *draft)
+    model = ("--model-path", str(tmp_path / "target"))
+    refused = run("-c", RESOLVE, *model, *draft, environment=core_alone)
     assert (refused.returncode, refused.stdout.split()[-1]) == (1, "SRTPlatform")
     assert DFlashError.__name__ in refused.stderr.splitlines()[-1], refused.stderr
     assert FIX in refused.stderr
@@ -88,7 +98,7 @@ def test_without_an_accelerator_the_core_leaves_sglang_alone_and_refuses_dflash_
 def test_without_an_accelerator_the_cores_doctor_exits_with_1_and_names_the_remedy(
     core_alone: dict[str, str],
 ) -> None:
-    ended = run(core_alone, "-m", "sglang_dflash.check.cli", "doctor")
+    ended = run("-m", "sglang_dflash.check.cli", "doctor", environment=core_alone)
     assert ended.returncode == 1, ended.stderr
     assert "could not read the memory" not in ended.stderr + ended.stdout
     verdict, fix = ended.stdout.splitlines()[:2]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +13,7 @@ from sglang_dflash import plugin
 from sglang_dflash.errors import DFlashError
 from sglang_dflash_cpu import arguments
 from tests.house.contract import SYMBOLS
+from tests.support.preloaded import run
 
 pytestmark = pytest.mark.sglang
 
@@ -85,8 +84,7 @@ print(*(name for name in sys.modules.keys() - before if name.startswith("sglang.
 
 def test_a_detokenizer_imports_no_scheduler_and_no_kernel() -> None:
     """As on an accelerator, without the CPU platform's own hooks: a kernel's module initialises the GPU on import."""
-    program = [sys.executable, "-c", WITHOUT_A_SCHEDULER]
-    environ = {**os.environ, "SGLANG_PLUGINS": "dflash"}
-    done = subprocess.run(program, capture_output=True, text=True, check=True, env=environ)
+    done = run("-c", WITHOUT_A_SCHEDULER, environment={**os.environ, "SGLANG_PLUGINS": "dflash"})
+    assert done.returncode == 0, done.stderr[-3000:]
     imported = done.stdout.splitlines()[-1].split() if done.stdout.strip() else []
     assert not [name for name in imported if "kernels" in name or "scheduler" in name or "mem_cache" in name]

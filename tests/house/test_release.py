@@ -48,6 +48,8 @@ def test_the_three_distributions_have_one_version_and_need_it() -> None:
         ("docs/results/drift.md", "\n| {sglang} | 0 |"),
         ("patches/register-plugin.patch", "SGLang {sglang}\n"),
         ("CHANGELOG.md", "\n## [{ours}]"),
+        ("containers/Dockerfile", "ARG SGLANG_IMAGE=lmsysorg/sglang:v{sglang}\n"),
+        ("pyproject.toml", '"sglang=={sglang}"'),
     ],
 )
 def test_every_place_names_this_release(file: str, line: str) -> None:
@@ -59,10 +61,6 @@ def test_the_doctors_tested_versions_are_those_of_make_setup_and_of_the_workflow
     pinned = dict(re.findall(r"^(?:\w+ [:?]= )?(sglang|torch|triton)==(\S+)", pins, re.MULTILINE))
     assert {name.lower(): versions[0] for name, versions in TESTED.items()} == pinned
     assert f"TORCH: torch=={TESTED['torch'][1]} " in text(".github/workflows/test.yml")
-
-
-def test_the_extra_brings_the_tested_sglang() -> None:
-    assert PROJECT["optional-dependencies"]["gpu"] == [f"sglang=={TESTED_SGLANG}"]
 
 
 def test_declared_pythons_are_those_of_the_page_and_of_ci() -> None:

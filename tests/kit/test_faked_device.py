@@ -15,6 +15,7 @@ from tools.gpu import site
 
 pytestmark = [
     pytest.mark.sglang,
+    pytest.mark.slow,
     pytest.mark.skipif(torch.cuda.is_available(), reason="the device must be faked"),
 ]
 

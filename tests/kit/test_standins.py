@@ -46,15 +46,6 @@ def test_rope_turns_the_first_part_of_a_head_and_stores_it(neox: bool) -> None:
     assert not caches[0][[0, 3, 4]].any()
 
 
-@pytest.mark.parametrize("length", [1, 4])
-def test_simulated_accept_lengths_are_the_requested_ones(length: int) -> None:
-    draft, target = torch.randint(0, 50, (5, 4)), torch.randint(0, 50, (5, 4))
-    lens = torch.arange(5) + 7
-    accepted = plugin.simulated(step.accept_block, lambda width: length)(draft, target, lens, interval=16)
-    assert accepted.accept_lens.tolist() == [length] * 5
-    assert torch.equal(accepted.out_tokens[:, : length - 1], draft[:, 1:length])
-
-
 def test_simulated_accept_lengths_take_every_call_of_the_package() -> None:
     taken = inspect.signature(plugin.simulated(step.accept_block, int), follow_wrapped=False)
     trees = [ast.parse(path.read_text()) for path in (site.ROOT / "sglang_dflash").rglob("*.py")]
@@ -63,12 +54,6 @@ def test_simulated_accept_lengths_take_every_call_of_the_package() -> None:
     assert any(node.keywords for node in ours)
     for node in ours:
         taken.bind(*node.args, **{str(keyword.arg): keyword for keyword in node.keywords})
-
-
-def test_experts_outputs_are_summed() -> None:
-    experts, out = torch.randn(5, 8, 4).bfloat16(), torch.zeros(5, 4).bfloat16()
-    sgl_kernel.moe_sum_reduce(experts, out, 2.0)
-    torch.testing.assert_close(out, (2 * experts.double().sum(1)).bfloat16())
 
 
 def test_experts_are_aligned_to_blocks() -> None:

@@ -8,18 +8,11 @@ import sys
 
 from typer.testing import CliRunner
 
-from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
+from sglang_dflash_lab.pairs import NAMES, drafter_kinds
 from sglang_dflash_lab.pairs.cli import app
 from sglang_dflash_lab.pairs.corpus import TASKS, check
 
 run = CliRunner().invoke
-
-
-def test_path_prints_the_targets_and_the_drafters_folder() -> None:
-    for name in NAMES:
-        assert run(app, ["path", name]).output == f"{target_path(name)}\n"
-        for kind in drafter_kinds(name):
-            assert run(app, ["path", name, "--drafter", kind]).output == f"{drafter_path(name, kind)}\n"
 
 
 def test_an_unknown_pair_or_drafter_is_refused_with_the_known_ones() -> None:

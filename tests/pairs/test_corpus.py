@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 
-from sglang_dflash.errors import DFlashError
 from sglang_dflash_lab.pairs.corpus import SHAPES, TASKS, code_task, draw, prompts, split_of
 
 
@@ -53,15 +52,6 @@ def test_the_given_answer_is_right_and_another_prompts_answer_is_wrong(task: str
     assert not any(p.check("") for p in asked)
 
 
-def test_a_wrong_last_line_or_a_reordered_record_is_wrong() -> None:
-    math = prompts("math")[0]
-    assert not math.check(math.answer.replace(f"#### {math.expected}", f"#### {math.expected + 1}"))
-    record = prompts("json")[0]
-    reordered = dict(reversed(record.expected.items()))
-    assert not record.check(json.dumps(reordered))
-    assert not record.check(record.answer[:-1])
-
-
 @pytest.mark.parametrize(
     "body",
     ["import os", "while True: pass", "return nums.__class__", "return 9 ** 9", "return open('x')"]
@@ -70,11 +60,3 @@ def test_a_wrong_last_line_or_a_reordered_record_is_wrong() -> None:
 def test_code_that_fails_or_could_harm_does_not_run(body: str) -> None:
     expected = {"name": "f", "cases": [[[], 0], [[1, 2], 3]]}
     assert not code_task.check(expected, f"```python\ndef f(nums):\n    {body}\n```")
-
-
-@pytest.mark.parametrize(
-    ("task", "split", "shape"), [("maths", "train", None), ("math", "test", None), ("math", "train", "x")]
-)
-def test_unknown_names_are_refused_with_the_known_ones(task: str, split: str, shape: str | None) -> None:
-    with pytest.raises(DFlashError, match="single" if shape else "math" if task == "maths" else "heldout"):
-        prompts(task, split, shape=shape)

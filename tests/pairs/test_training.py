@@ -11,7 +11,6 @@ from sglang_dflash_lab.pairs import drafter_path, target_path
 from sglang_dflash_lab.train.drafter import Drafter, DrafterConfig
 from sglang_dflash_lab.train.drafter_training import RECIPES, drafter_config
 from sglang_dflash_lab.train.hf import load_model
-from sglang_dflash_lab.train.loop import Muon, Optimizers
 
 
 @pytest.fixture
@@ -22,16 +21,6 @@ def drafter() -> Drafter:
 
 def test_the_shipped_drafter_has_the_recipes_configuration(drafter: Drafter) -> None:
     assert drafter.config == DrafterConfig.load(drafter_path("tiny-hybrid", "dflash2"))
-
-
-def test_muon_trains_no_codebook_and_no_filter(drafter: Drafter) -> None:
-    muon, adam = (optimizer for optimizer, _ in Optimizers(drafter, steps=1)._all)
-    assert isinstance(muon, Muon)
-    names = {id(parameter): name for name, parameter in drafter.named_parameters()}
-    orthogonalised = {names[id(parameter)].rpartition(".")[2] for parameter in muon.param_groups[0]["params"]}
-    assert orthogonalised == {"weight"}
-    rest = {names[id(parameter)].rpartition(".")[2] for parameter in adam.param_groups[0]["params"]}
-    assert rest == {"weight", "base_kernel", "predecessor_codebook", "successor_codebook"}
 
 
 def test_training_starts_from_the_plain_drafts_and_a_missing_label_is_a_candidate(drafter: Drafter) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ from typing import Any
 from sglang_dflash.plan.settings import REPLAY_SWITCH
 from tests.rehearsal.mutants import VARIABLE
 from tests.rehearsal.scenarios import Scenario
+from tests.support import preloaded
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 1800
@@ -64,15 +63,7 @@ def run(scenario: Scenario, *, rehearse: bool, mutant: str = "") -> Outcome:
         environment |= {**rehearsed(), VARIABLE: mutant}
     start = time.monotonic()
     asked = {"keywords": scenario.keywords(plain=plain), "requests": scenario.requests}
-    ended = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "support" / "run_engine.py")],
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        env=environment,
-        check=False,
-    )
+    ended = preloaded.run("-m", "tests.support.run_engine", json.dumps(asked), environment=environment, timeout=SECONDS)
     seconds = time.monotonic() - start
     if ended.returncode:
         return Outcome([], {}, seconds, error=ended.stderr[-8000:] or f"exit code {ended.returncode}")

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.train.drafter import Drafter
+from sglang_dflash_lab.train.reference_decoder import DrafterRun
 from tests.support.checkpoints import COMMON, EXPERTS, GDN, MROPE, spread_weights, write_drafter
-from tests.support.reference_decoder import DrafterRun
 from tests.support.servers import Server
 
 HYBRIDS = ("qwen3_5", "qwen3_5_moe")

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sglang_dflash_lab.pairs import drafter_path, target_path
+from sglang_dflash_lab.train.reference_decoder import ReferenceDecoder
 from tests.support.generation import flush, generate
 from tests.support.pair_servers import TRACKED, RecordedServer, recorded_blocks
 from tests.support.prompts import corpus
-from tests.support.reference_decoder import ReferenceDecoder
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine

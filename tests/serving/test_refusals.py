@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.broken_pairs import BROKEN, write_pair
-from tests.support.servers import run_to_exit
+from tests.support.preloaded import run
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -19,8 +19,9 @@ def test_a_process_with_a_broken_pair_ends_with_one_error_before_it_loads_weight
     (broken,) = (pair for pair in BROKEN if pair.name == 'drafter mask_token_id "<|MASK|>"')
     write_pair(tmp_path, broken)
     pair = ("--model-path", str(tmp_path / "target"), "--speculative-draft-model-path", str(tmp_path / "drafter"))
-    status, printed = run_to_exit(*pair, "--speculative-algorithm", "DFLASH", timeout=120)
-    assert status not in (0, None)
+    ended = run("-m", "sglang.launch_server", *pair, "--speculative-algorithm", "DFLASH", timeout=120)
+    printed = ended.stdout + ended.stderr
+    assert ended.returncode
     (error,) = {line.partition("sglang-dflash:")[2] for line in printed.splitlines() if "sglang-dflash:" in line}
     for words in (broken.names, "Expected:", "Fix:"):
         assert words in error

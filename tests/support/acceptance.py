@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 
 from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
+from sglang_dflash_lab.train.reference_decoder import Decoded, ReferenceDecoder
 from tests.support.generation import Answer
 from tests.support.prompts import corpus
-from tests.support.reference_decoder import Decoded, ReferenceDecoder
 
 FIGURES = Path(__file__).parents[1] / "fixtures" / "acceptance.json"
 WIDTHS = (2, 4, 8, 16)

@@ -19,6 +19,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -33,9 +36,10 @@ _LIBRARIES = (
     *("torchvision.transforms.v2", "fsspec", "jsonschema", "requests", "uvicorn", "uvloop", "zmq"),
 )
 # Read by the interpreter, or while a library is imported.
-_READ_EARLY = ("CUDA", "GOMP", "HF_", "KMP", "LD_", "MKL", "OMP", "PYTORCH", "TORCH", "TRANSFORMERS", "TRITON")
+_READ_EARLY = ("GOMP", "HF_", "KMP", "LD_", "MKL", "OMP", "PYTORCH", "TORCH", "TRANSFORMERS", "TRITON")
 _PR_SET_CHILD_SUBREAPER = 36
 _FREE_DESCRIPTORS = 600  # above those that a request names
+_ASKING = threading.Lock()
 
 
 class Process:
@@ -62,15 +66,42 @@ class Process:
         return self.returncode
 
 
-def start(arguments: list[str], output: IO[bytes], environment: dict[str, str]) -> Process | subprocess.Popen[bytes]:
+def run(
+    *arguments: str, environment: dict[str, str] | None = None, timeout: float = 600
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python ARGUMENTS`` to its end; like :func:`subprocess.run` with ``capture_output``."""
+    environment = dict(os.environ) if environment is None else environment
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = start([*arguments], output, environment, errors)
+        deadline = time.monotonic() + timeout
+        while process.poll() is None:
+            if time.monotonic() > deadline:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise subprocess.TimeoutExpired([*arguments], timeout)
+            time.sleep(0.05)
+        texts = []
+        for file in (output, errors):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    return subprocess.CompletedProcess([*arguments], process.wait() or 0, *texts)
+
+
+def start(
+    arguments: list[str], output: IO[bytes], environment: dict[str, str], errors: IO[bytes] | None = None
+) -> Process | subprocess.Popen[bytes]:
     """Run ``python ARGUMENTS`` in a session of its own, in a fork if nothing in its environment is read before."""
+    errors = errors or output
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     customised = any(Path(path, "sitecustomize.py").exists() for path in paths)
     early = (name for name in {*environment, *os.environ} if name.startswith(_READ_EARLY))
-    if arguments[0] != "-m" or customised or any(environment.get(name) != os.environ.get(name) for name in early):
+    if (
+        arguments[0] not in ("-m", "-c")
+        or customised
+        or any(environment.get(name) != os.environ.get(name) for name in early)
+    ):
         command = [sys.executable, *arguments]
-        return subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
-    descriptors = {1: output.fileno(), 2: output.fileno()}
+        return subprocess.Popen(command, stdout=output, stderr=errors, env=environment, start_new_session=True)
+    descriptors = {1: output.fileno(), 2: errors.fileno()}
     return Process(_fork(_preloaded(), {"arguments": arguments, "environment": environment}, descriptors))
 
 
@@ -89,10 +120,11 @@ def _fork(zygote: socket.socket, request: dict[str, Any], descriptors: dict[int,
     """
     message = json.dumps({**request, "folder": os.getcwd(), "descriptors": [*descriptors]}).encode()
     prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    socket.send_fds(zygote, [message], [*descriptors.values()])
-    pid = int(zygote.recv(32))
-    prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    with _ASKING:
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        socket.send_fds(zygote, [message], [*descriptors.values()])
+        pid = int(zygote.recv(32))
+        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
     return pid
 
 
@@ -129,7 +161,7 @@ def _serve(asker: socket.socket) -> dict[str, Any]:
 
 
 def _run(request: dict[str, Any]) -> None:
-    """Become ``python -m MODULE ...`` or what ``multiprocessing`` spawns."""
+    """Become ``python -m MODULE ...``, ``python -c PROGRAM ...``, or what ``multiprocessing`` spawns."""
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
@@ -139,7 +171,11 @@ def _run(request: dict[str, Any]) -> None:
         return
     os.setsid()
     sys.path[:1] = [request["folder"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    _, program, *sys.argv[1:] = request["arguments"]
+    kind, program, *sys.argv[1:] = request["arguments"]
+    if kind == "-c":
+        sys.argv[0] = kind
+        exec(program, {"__name__": "__main__"})
+        return
     _fork_where_multiprocessing_spawns()
     runpy.run_module(program, run_name="__main__", alter_sys=True)
 

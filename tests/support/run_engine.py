@@ -1,4 +1,4 @@
-"""``sglang.Engine`` in a process of its own: keywords and requests as JSON on stdin, the answers as its last line."""
+"""``sglang.Engine`` in a process of its own: keywords and requests as JSON (argument, stdin), answers as last line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sglang.srt.server_args import ServerArgs
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
+    asked = json.loads(sys.argv[1] if len(sys.argv) > 1 else sys.stdin.read())
     keywords = asked["keywords"]
     if asked.get("hand_built"):
         keywords = {"server_args": ServerArgs(**keywords)}

@@ -56,19 +56,6 @@ def command(*arguments: str, launcher: tuple[str, ...] = LAUNCH_SERVER) -> list[
     return [sys.executable, *launcher, *arguments]
 
 
-def run_to_exit(*arguments: str, timeout: float = START_SECONDS, **environment: str) -> tuple[int, str]:
-    """Run a server command that is expected to end by itself; exit code and everything it printed."""
-    ended = subprocess.run(
-        command(*arguments, "--port", str(free_port())),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=timeout,
-        env={**os.environ, **environment},
-        check=False,
-    )
-    return ended.returncode, ended.stdout.decode(errors="replace")
-
-
 @contextlib.contextmanager
 def running(
     folder: Path,

@@ -14,10 +14,10 @@ from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.plan.serving import DraftWindow, context_window
 from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs import drafter_path, target_path
+from sglang_dflash_lab.train.reference_decoder import Decoded, DrafterRun, ReferenceDecoder, TargetRun
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
 from tests.support.pair_servers import WIDE_WIDTHS, dflash_server, recorded_blocks, with_plugin, worker_info
 from tests.support.prompts import corpus, message_ids
-from tests.support.reference_decoder import Decoded, DrafterRun, ReferenceDecoder, TargetRun
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine

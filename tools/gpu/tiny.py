@@ -91,8 +91,7 @@ def compare(run: Run, pair: str, arms: Mapping[str, Arm], *, exact: bool = False
 
     def speculate(arm: Arm, backend: str) -> dict[str, Any]:
         found, cached = list[Answer](), set(CACHED) <= set(arm.flags)
-        environment = {"SGLANG_DFLASH_STAGE_TIMES": "1", **dict(arm.environment)}
-        with run.serve(pair, *flags, *arm.flags, backend=backend, **environment) as server:
+        with run.serve(pair, *flags, *arm.flags, backend=backend, **dict(arm.environment)) as server:
             for concurrency in (8, 1):
                 if not cached:  # otherwise the second round must find the first round's prefixes
                     flush(server)
@@ -109,7 +108,7 @@ def compare(run: Run, pair: str, arms: Mapping[str, Arm], *, exact: bool = False
                 wrong.append(str(error))
             if exact and (ours.tokens, reported(ours)) != (reference.tokens, reported(reference)):
                 wrong.append(f"bits differ: {ours.tokens} for {reference.tokens}")
-        shown = ("mean_accept_length", "states", "steps_by_width", "stage_seconds")
+        shown = ("mean_accept_length", "states", "steps_by_width")
         row = {name: info[name] for name in shown if name in info}
         row |= {"texts": len(found), "near_ties": near_ties, "wrong": len(wrong)}
         if cached and not any(answer.meta["cached_tokens"] for answer in found):

@@ -5,7 +5,6 @@ Everything goes through ``python -m sglang.launch_server`` and its HTTP interfac
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,8 +39,6 @@ def demo(console: Console, settings: Settings) -> None:
             with running(launch, settings.out / "logs" / f"{name}.log") as url:
                 question = prompts("chat", "heldout", 1, shape="single")[0].messages
                 _print_turn(console, question[-1]["content"], ask(url, question))
-    # Stage times cost a clock reading per stage on a CPU.
-    os.environ.setdefault("SGLANG_DFLASH_STAGE_TIMES", "1")
     with Servers(settings, lambda line: console.print(f"\n{escape(line)}")) as servers:
         urls = {label: servers.url(label) for label in (AR, DFLASH)}
         for task in TASKS:

@@ -129,15 +129,6 @@ class Summary:
         seconds = {mode: [by_arm[mode][cell]["duration"] for cell in shared] for mode in self.modes}
         return {mode: float(np.average(speeds[mode], weights=seconds[mode])) for mode in self.modes if shared}
 
-    def stage_milliseconds(self, mode: str) -> dict[str, float]:
-        """Return milliseconds per step in each stage of our worker at concurrency 1; empty without stage times."""
-        seconds, steps = Counter[str](), 0
-        for (arm, _, concurrency), runs in self._runs.items():
-            for run in runs.values() if (arm, concurrency) == (mode, 1) else ():
-                seconds.update(run["worker"].get("stage_seconds", {}))
-                steps += sum(run["worker"].get("steps_by_width", {}).values())
-        return {stage: 1000 * total / steps for stage, total in seconds.items() if steps}
-
     def _figures(self, mode: str, task: str, concurrency: int) -> Figures:
         runs = self._runs[mode, task, concurrency]
         ours, plain = self.speeds(mode, task, concurrency), self.speeds(AR, task, concurrency)
@@ -201,7 +192,7 @@ def number(value: float, digits: int = 2) -> str:
 
 
 def tables(summary: Summary) -> Iterator[Table]:
-    """Yield throughput by cell, then the details of every row, then our worker's stages if a server measured them."""
+    """Yield throughput by cell, then the details of every row."""
     by_cell = []
     for task in summary.tasks:
         for concurrency in summary.concurrencies:
@@ -227,12 +218,6 @@ def tables(summary: Summary) -> Iterator[Table]:
             for row in summary.rows.values()
         ],
     )
-    stages = [
-        [mode, stage, number(ms)] for mode in summary.modes for stage, ms in summary.stage_milliseconds(mode).items()
-    ]
-    if stages:
-        caption = "milliseconds per step at concurrency 1; draft and verify are the drafter's and the target's forward"
-        yield Table("Where a step's time goes", caption, ["mode", "stage", "ms"], stages)
 
 
 def print_results(folder: Path, console: Console) -> None:

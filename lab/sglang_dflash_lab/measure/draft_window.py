@@ -25,11 +25,11 @@ from sglang_dflash_lab.pairs.corpus import TASKS, prompts
 from sglang_dflash_lab.tables import Table
 
 NO_WINDOW = 0
-MODE = "dflash:16+SGLANG_DFLASH_STAGE_TIMES=1"
+MODE = "dflash:16"
 
-# Tokens that the drafter reads (0: all), prompt tokens, new tokens per verified block, milliseconds of the draft stage
-# per step, bytes of the drafter's K/V pool; of the next turn: tokens from the prefix cache, and others.
-Row = tuple[int, int, float, float, int, float, float]
+# Tokens that the drafter reads (0: all), prompt tokens, new tokens per verified block, bytes of the drafter's K/V pool;
+# of the next turn: tokens from the prefix cache, and others.
+Row = tuple[int, int, float, int, float, float]
 
 
 def conversations(pair: str, lengths: Sequence[int], seed: int) -> list[list[int]]:
@@ -58,33 +58,27 @@ def measure(server: Launch, window: int, inputs: Sequence[Sequence[list[int]]], 
             reply = http.post("/generate", json={"input_ids": prompt, "sampling_params": sampling})
             return dict(reply.raise_for_status().json())
 
-        def worker() -> dict[str, Any]:
-            return dict(http.get("/server_info").json()["internal_states"][0][WORKER_KEY])
-
         generate(inputs[0][0], new_tokens)  # warms up
         for same_length in inputs:
             http.post("/flush_cache", params={"timeout": 30}).raise_for_status()
-            before = worker()
             first = [generate(prompt, new_tokens) for prompt in same_length]
-            after = worker()
             turns = [[*prompt, *answer["output_ids"]] for prompt, answer in zip(same_length, first, strict=True)]
             cached = fmean(generate(turn, 1)["meta_info"]["cached_tokens"] for turn in turns)
-            draft_s = after["stage_seconds"]["draft"] - before["stage_seconds"].get("draft", 0.0)
-            steps = sum(after["steps_by_width"].values()) - sum(before["steps_by_width"].values())
             accept = fmean(answer["meta_info"]["spec_accept_length"] for answer in first)
-            sizes = (1000 * draft_s / steps, after["memory_bytes"]["draft_kv"])
-            rows.append((window, len(same_length[0]), accept, *sizes, cached, fmean(map(len, turns)) - cached))
+            state = http.get("/server_info").json()["internal_states"][0][WORKER_KEY]
+            size = state["memory_bytes"]["draft_kv"]
+            rows.append((window, len(same_length[0]), accept, size, cached, fmean(map(len, turns)) - cached))
     return rows
 
 
 def table(rows: Sequence[Row], one_slot_per_token: int) -> Table:
     """Tabulate the rows; ``one_slot_per_token`` is the K/V of a drafter pool as large as the target's, in bytes."""
     cells = []
-    for window, context, accept, draft_ms, draft_kv, reused, recomputed in rows:
+    for window, context, accept, draft_kv, reused, recomputed in rows:
         sizes = [f"{size / 2**20:.1f} MiB" for size in (draft_kv, one_slot_per_token)]
-        figures = [number(accept), number(draft_ms), *sizes, f"{draft_kv / one_slot_per_token:.1%}"]
+        figures = [number(accept), *sizes, f"{draft_kv / one_slot_per_token:.1%}"]
         cells.append([str(window or "none"), str(context), *figures, number(reused, 0), number(recomputed, 0)])
-    columns = ["window", "context", "accept length", "draft, ms per step", "draft K/V", "one slot per token", "share"]
+    columns = ["window", "context", "accept length", "draft K/V", "one slot per token", "share"]
     return Table("Draft windows", "", [*columns, "next turn: reused", "recomputed"], cells)
 
 
@@ -107,7 +101,7 @@ def main(
         option = ("--speculative-draft-window-size", str(window)) if window else ()
         rows += measure(launch(pair, MODE, requests, *option), window, inputs, new_tokens)
     typer.echo(describe_hardware(hardware()))
-    typer.echo(table(rows, rows[0][4]).markdown())
+    typer.echo(table(rows, rows[0][3]).markdown())
 
 
 if __name__ == "__main__":

@@ -11,10 +11,8 @@ are compared too.
 
 from __future__ import annotations
 
-import cProfile
 import json
 import os
-import pstats
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -33,7 +31,7 @@ from sglang_dflash_lab.bench.arms import Arm, Pair, find_pair
 from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
 from sglang_dflash_lab.tables import Table
 
-FILE, PROFILE = "SGLANG_DFLASH_HOST_STEP_FILE", "SGLANG_DFLASH_HOST_STEP_PROFILE"
+FILE = "SGLANG_DFLASH_HOST_STEP_FILE"
 WARM_UP, TOKENS = 10, 240  # steps left out of each answer; tokens of an answer
 GREEDY: dict[str, Any] = {"temperature": 0}
 SAMPLING = {
@@ -70,18 +68,14 @@ DEVICE = (
 
 
 class Stopwatch:
-    """Time between ``start`` and ``stop`` without the time of ``excluded`` functions, and a profile of it."""
+    """Time inside ``counted`` functions without the time of ``excluded`` ones."""
 
     def __init__(self) -> None:
         self.nanoseconds = 0
         self.running = False
-        self._profile = cProfile.Profile() if PROFILE in os.environ else None
 
     def _turn(self, on: bool) -> None:
-        sign = -1 if on else 1
-        if self._profile is not None:
-            self._profile.enable() if on else self._profile.disable()
-        self.nanoseconds += sign * time.perf_counter_ns()
+        self.nanoseconds += (-1 if on else 1) * time.perf_counter_ns()
         self.running = on
 
     def counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,10 +100,6 @@ class Stopwatch:
     def read(self) -> int:
         spent, self.nanoseconds = self.nanoseconds, 0
         return spent
-
-    def dump(self) -> None:
-        if self._profile is not None:
-            self._profile.dump_stats(os.environ[PROFILE])
 
 
 def run_scheduler(*args: Any, **kwargs: Any) -> None:
@@ -194,7 +184,6 @@ def _time_steps(worker: Any, watch: Stopwatch) -> None:
             return step(batch, *args, **kwargs)
         result = watch.counted(step)(batch, *args, **kwargs)
         print(batch.batch_size(), watch.read(), file=file)
-        watch.dump()
         return result
 
     ModelRunner.forward = watch.excluded(replayed)
@@ -221,7 +210,7 @@ def _copy(output: Any) -> Any:
 class Timed:
     """An engine of one arm, and the file to which its scheduler writes its steps."""
 
-    def __init__(self, pair: Pair, label: str, flags: tuple[str, ...], folder: Path, profile: Path | None) -> None:
+    def __init__(self, pair: Pair, label: str, flags: tuple[str, ...], folder: Path) -> None:
         from sglang.srt.entrypoints.engine import Engine
         from sglang.srt.server_args import prepare_server_args
 
@@ -234,7 +223,7 @@ class Timed:
         words = ["--model-path", pair.target, *arm.server_args(pair), *pair.server_args, "--skip-tokenizer-init"]
         words += ["--log-level", "error", *(flags if arm.kind != "ar" else ())]
         old = dict(os.environ)
-        os.environ.update({FILE: str(self._file), **({PROFILE: str(profile)} if profile else {})}, **dict(arm.env))
+        os.environ.update({FILE: str(self._file), **dict(arm.env)})
         try:
             self._engine = TimedEngine(server_args=prepare_server_args(words))
         finally:
@@ -257,15 +246,15 @@ class Timed:
         self._engine.shutdown()
 
 
-def measure(pair: Pair, kind: str, batches: list[int], repeats: int, profile: Path | None) -> Iterator[list[str]]:
-    """Yield a row per batch size: medians with their quartiles, and ratios; with ``profile`` of the first arm only."""
+def measure(pair: Pair, kind: str, batches: list[int], repeats: int) -> Iterator[list[str]]:
+    """Yield a row per batch size: medians with their quartiles, and ratios."""
     *arms, flags, sampling = KINDS[kind]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         if kind == "width 1":
             (folder / "widths.json").write_text(json.dumps({"widths": [1]}))
             flags = (*flags, "--speculative-adaptive-config", str(folder / "widths.json"))
-        engines = [Timed(pair, label, flags, folder, profile) for label in arms[: 1 if profile else 2]]
+        engines = [Timed(pair, label, flags, folder) for label in arms]
         for engine in engines:
             stack.callback(engine.close)
         for batch in batches:
@@ -275,17 +264,8 @@ def measure(pair: Pair, kind: str, batches: list[int], repeats: int, profile: Pa
                     own += engine.steps(batch, sampling)
             cuts = [quantiles(each, n=20) for each in times]
             spreads = [f"{cut[9]:,.0f} [{cut[4]:,.0f}, {cut[14]:,.0f}]" for cut in cuts]
-            ratios = [f"{cuts[0][cut] / cuts[1][cut]:.2f}" for cut in (9, 1)] if len(cuts) > 1 else []
+            ratios = [f"{cuts[0][cut] / cuts[1][cut]:.2f}" for cut in (9, 1)]
             yield [kind, str(batch), *spreads, *ratios]
-
-
-def expensive(profile: Path, most: int) -> str:
-    """Return the functions with the most time of their own, as text."""
-    found = pstats.Stats(str(profile)).stats  # type: ignore[attr-defined]
-    rows = sorted(((own, calls, where) for where, (_, calls, own, *_) in found.items()), reverse=True)
-    total = sum(own for own, *_ in rows)
-    shown = [(f"{own / total:6.1%} {calls:7}", Path(where[0]).name, *where[1:]) for own, calls, where in rows[:most]]
-    return "\n".join(f"{figures} {file}:{line} {name}" for figures, file, line, name in shown)
 
 
 def main(
@@ -293,21 +273,15 @@ def main(
     pair: Annotated[str, typer.Option(help="A tiny pair.")] = "tiny-hybrid",
     batch: Annotated[list[int], typer.Option(help="Requests at once.")] = [1, 8, 32],  # noqa: B006
     repeats: Annotated[int, typer.Option(help="Answers of each arm and batch, in turn.")] = 6,
-    profile: Annotated[
-        Path | None, typer.Option(help="Profile ours alone to this file, and print its ten most expensive functions.")
-    ] = None,
 ) -> None:
     """Print microseconds of host time per decode step, ours and SGLang's: median [quartiles], ratios."""
     typer.echo(describe_hardware(hardware()))
     rows = []
     with user_errors():
         for kind in kinds.split(","):
-            for row in measure(find_pair(pair, None, None), kind, batch, repeats, profile):
+            for row in measure(find_pair(pair, None, None), kind, batch, repeats):
                 rows.append(row)
                 typer.echo(" | ".join(row), err=True)
-    if profile is not None:
-        typer.echo(expensive(profile, 10))
-        return
     columns = ["step", "requests", "ours, us", "SGLang's, us", "ratio", "ratio of 10 % quantiles"]
     typer.echo(Table("", "", columns, rows).markdown())
 

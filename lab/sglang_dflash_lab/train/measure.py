@@ -10,7 +10,7 @@ from tqdm import tqdm
 from sglang_dflash_lab.pairs.corpus import TASKS, Prompt, prompts
 from sglang_dflash_lab.train.generate import greedy_answers
 from sglang_dflash_lab.train.hf import load_model, load_tokenizer, transformers
-from tests.support.reference_decoder import ReferenceDecoder
+from sglang_dflash_lab.train.reference_decoder import ReferenceDecoder
 
 BLOCK_SIZES = (4, 8, 16)
 MAX_NEW_TOKENS = 160

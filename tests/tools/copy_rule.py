@@ -1,4 +1,4 @@
-"""Compare rules for taking a copy in place of a draft: ``python -m sglang_dflash_lab.measure.copy_rule``.
+"""Compare rules for taking a copy in place of a draft: ``python -m tests.tools.copy_rule``.
 
 Accept lengths are counts, so they do not depend on the machine. The prompts are those for choosing thresholds.
 """
