@@ -35,21 +35,19 @@ from sglang_dflash.worker.copies import Copies
 from sglang_dflash.worker.flight import StepRecord, StepTimer
 from sglang_dflash.worker.forwards import Draft, Inject, Verify
 from sglang_dflash.worker.no_sync import sync_guard
-from sglang_dflash.worker.observe.metrics import allocated_bytes, identity
-from sglang_dflash.worker.observe.observer import Observer
-from sglang_dflash.worker.observe.payoff import Payoff, known_causes
+from sglang_dflash.worker.payoff import Payoff, known_causes
 from sglang_dflash.worker.pools import log_pools
 from sglang_dflash.worker.rows import RequestRows
 from sglang_dflash.worker.shards import LogitShards
 from sglang_dflash.worker.start.calibration import width_policy
+from sglang_dflash.worker.start.checks import check_replay, row_dependent_products
 from sglang_dflash.worker.start.dummy import CONTEXT, dummy_batch
 from sglang_dflash.worker.start.graphs import WidthGraphs, drafter_has_room
 from sglang_dflash.worker.start.models import load_drafter
 from sglang_dflash.worker.start.prewarm import FirstCalls, prewarm_largest_step
-from sglang_dflash.worker.start.replay_check import check_replay
-from sglang_dflash.worker.start.row_check import row_dependent_products
 from sglang_dflash.worker.state import DraftState
 from sglang_dflash.worker.step import GrammarBarrier, Layout, Publish, Step, idle_result
+from sglang_dflash.worker.telemetry import Observer, allocated_bytes, identity
 from sglang_dflash.worker.window import DraftRings, allocate_rings, prepare_transfer
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support.grafana import OURS, queries, series
 
-METRICS = Path(__file__).parents[2] / "sglang_dflash/worker/observe/metrics.py"
+METRICS = Path(__file__).parents[2] / "sglang_dflash/worker/telemetry.py"
 
 
 def test_every_series_of_ours_is_shown() -> None:

@@ -112,7 +112,7 @@ class TestLaunch:
         from sglang_dflash.hooks import launch, takeover
         from sglang_dflash.plan import pair_rules
         from sglang_dflash.upstream import read_record
-        from sglang_dflash.worker.observe.payoff import known_causes
+        from sglang_dflash.worker.payoff import known_causes
 
         opened: Counter[str] = Counter()
         read_text = reading.read_text

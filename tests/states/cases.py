@@ -20,7 +20,7 @@ from sglang_dflash.plan.settings import REPLAY_SWITCH
 from sglang_dflash.states import reference, replay
 from sglang_dflash.states.kernels import gdn_commit, gdn_verify
 from sglang_dflash.states.reference import Records
-from sglang_dflash.worker.start import replay_check
+from sglang_dflash.worker.start import checks
 from tests.support.gdn_replay import RING, Blocks, alike, server_pool
 
 DEVICE = os.environ.get("OPS_DEVICE", "cpu")
@@ -127,7 +127,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that runs the kernels, and decodes with Triton's, which rounds beta."""
     mamba = SimpleNamespace(linear_attn_backend="triton", linear_attn_decode_backend=None)
     monkeypatch.setattr(replay, "get_exec", lambda: SimpleNamespace(mamba=mamba))
-    monkeypatch.setattr(replay_check, "runs_kernels", lambda tensor: True)
+    monkeypatch.setattr(checks, "runs_kernels", lambda tensor: True)
     monkeypatch.setattr(replay, "gdn_verify", gdn_verify)
     monkeypatch.setattr(replay, "gdn_commit", gdn_commit)
 
@@ -147,7 +147,7 @@ def test_the_check_at_the_start_passes_and_the_pool_does_not_change(
     states = server.req_to_token_pool.get_speculative_mamba2_params_all_layers()
     tensors = [value for value in vars(states).values() if value is not None]
     before = [tensor.clone() for tensor in tensors]
-    replay_check.check_replay(server, RING)
+    checks.check_replay(server, RING)
     assert all(map(torch.equal, tensors, before))
 
 
@@ -212,7 +212,7 @@ def fails(*inputs: Any, **options: Any) -> Any:
 def test_a_wrong_kernel_stops_the_start(wrong: Callable[..., Any], found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "gdn_commit" if "commit" in found or "snapshot" in found else "gdn_verify", wrong)
     with pytest.raises(DFlashError) as caught:
-        replay_check.check_replay(runner(torch.bfloat16, torch.float32, 16), 5)
+        checks.check_replay(runner(torch.bfloat16, torch.float32, 16), 5)
     assert found in caught.value.value and f"{REPLAY_SWITCH}=0" in caught.value.remedy
 
 
@@ -223,7 +223,7 @@ def test_an_out_of_memory_error_does_not_blame_the_kernels(monkeypatch: pytest.M
 
     monkeypatch.setattr(replay, "gdn_verify", lacks_memory)
     with pytest.raises(torch.OutOfMemoryError):
-        replay_check.check_replay(runner(torch.bfloat16, torch.float32, 16), 5)
+        checks.check_replay(runner(torch.bfloat16, torch.float32, 16), 5)
 
 
 def test_outputs_go_where_they_are_asked_to() -> None:

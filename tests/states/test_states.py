@@ -17,7 +17,7 @@ from sglang_dflash.check.sizes import StateBytes, state_bytes
 from sglang_dflash.drafter.config import load_config, text_config
 from sglang_dflash.plan.pair import full_layers
 from sglang_dflash.plan.settings import ring_length
-from sglang_dflash.worker.observe.metrics import allocated_bytes
+from sglang_dflash.worker.telemetry import allocated_bytes
 from tests.support.cards import FOLDER, NAMES
 from tests.support.gdn_replay import cache_params
 

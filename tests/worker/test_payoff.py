@@ -17,7 +17,7 @@ from sglang_dflash.causes import ENOUGH, FIXES
 from sglang_dflash.drafter.published import published_pairs
 from sglang_dflash.width import AdaptiveWidth, CostTable, FixedWidth, WidthPolicy
 from sglang_dflash.worker.flight import StepRecord
-from sglang_dflash.worker.observe.payoff import QUIET_SECONDS, RECENT, Payoff, known_causes, other_target
+from sglang_dflash.worker.payoff import QUIET_SECONDS, RECENT, Payoff, known_causes, other_target
 
 pytestmark = pytest.mark.sglang
 

@@ -1,25 +1,34 @@
-"""Figures of a worker for ``/server_info`` and for SGLang's Prometheus endpoint."""
+"""Telemetry of the worker, which drives nothing: counters for ``/server_info`` and series for SGLang's ``/metrics``."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from sglang_dflash import __version__
+from sglang_dflash.causes import FIXES, NOT_FINITE
 from sglang_dflash.upstream.worker import get_observability, get_parallel, get_serving
 from sglang_dflash.width import AdaptiveWidth, WidthPolicy
 from sglang_dflash.worker.copies import LONGEST
-from sglang_dflash.worker.flight import StepRecord
+from sglang_dflash.worker.flight import Clock, StepRecord
+from sglang_dflash.worker.payoff import Payoff
 
 if TYPE_CHECKING:
     from prometheus_client import Gauge, Histogram
 
     from sglang_dflash.plan.serving import ServingPlan
     from sglang_dflash.upstream.worker import ModelRunner
+
+
+logger = logging.getLogger(__name__)
+
+EVERY = 32  # steps between two reads of the drafter's count of non-finite drafts
 
 
 @dataclass
@@ -114,6 +123,71 @@ def step_metrics(max_width: int) -> StepMetrics | None:
     """Return the series if this process exports metrics (``--enable-metrics``, one rank per replica), else None."""
     enabled = get_observability().enable_metrics and get_parallel().attn_tp_rank == 0
     return StepMetrics(max_width) if enabled else None
+
+
+class NotFinite:
+    """Copies the drafter's count of non-finite positions to the host without blocking, and warns of the first.
+
+    The target rejects such drafts, so no other figure shows that the drafter is broken.
+    """
+
+    def __init__(self, count: Tensor, warns: bool) -> None:
+        self._count, self._warns, self._clock = count, warns, Clock(count.device)
+        self._on_host = torch.zeros((), dtype=torch.int64, pin_memory=count.device.type != "cpu")
+        self._reading: Any = None
+        self.total = 0
+
+    def read(self) -> None:
+        if self._reading is None:
+            self._on_host.copy_(self._count, non_blocking=True)
+            self._reading = self._clock.now()
+
+    def collect(self) -> int:
+        if self._reading is not None and self._clock.has_passed(self._reading):
+            self._reading, before, self.total = None, self.total, int(self._on_host)
+            if self.total and not before and self._warns:
+                logger.warning(
+                    "DFLASH: the drafter's output is not finite at %d drafted positions. Output is unaffected; these "
+                    "drafts are rejected. Fix: %s",
+                    self.total,
+                    FIXES[NOT_FINITE],
+                )
+        return self.total
+
+
+class Observer:
+    """Counts finished steps.
+
+    Args:
+        max_width: positions of the widest block.
+        not_finite: int64 [] on the device, the drafter's count of non-finite positions.
+        payoff: judges whether drafting pays; None on a rank that does not log.
+    """
+
+    def __init__(self, max_width: int, not_finite: Tensor, payoff: Payoff | None = None) -> None:
+        self._stats, self._not_finite = StepStats(), NotFinite(not_finite, warns=payoff is not None)
+        self._metrics, self._payoff, self._launched = step_metrics(max_width), payoff, 0
+
+    def started(self) -> None:
+        """Call on a decode step's stream before its launch."""
+        self._launched += 1
+        if self._launched % EVERY == 0:
+            self._not_finite.read()
+
+    def count(self, record: StepRecord, timed: Sequence[StepRecord], policy: WidthPolicy) -> None:
+        """Count a finished step, and the steps whose time is new; ``policy`` has not observed this step yet."""
+        self._stats.count(record)
+        not_finite, pays = self._not_finite.collect(), None
+        if self._payoff is not None:
+            self._payoff.count(record, policy, not_finite)
+            pays = self._payoff.pays
+        if self._metrics is not None:
+            self._metrics.observe(record, timed, policy, not_finite, pays)
+
+    def info(self, policy: WidthPolicy) -> dict[str, Any]:
+        """Return counters and judgement for ``/server_info``."""
+        drafting = None if self._payoff is None else self._payoff.section(policy)
+        return {**self._stats.as_dict(), "broken_drafts": self._not_finite.collect(), "drafting": drafting}
 
 
 # With ``--enable-linear-replayssm-spec``, SGLang keeps these inputs instead of a state per block position.

@@ -1,1 +1,0 @@
-"""Telemetry of the worker: step counters, Prometheus series, and the judgement whether drafting pays."""
