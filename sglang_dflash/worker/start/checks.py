@@ -1,4 +1,4 @@
-"""Comparisons at the start, on the device that serves: replay kernels with their definition, and in exact mode products.
+"""Comparisons at the start on the serving device: replay kernels with definitions, products of exact mode by rows.
 
 A kernel compiled wrongly for this device would produce wrong tokens and no other sign. One block of random inputs runs
 in the pool's memory, at the padding row and slot; the definition runs on the host, without TF32.

@@ -65,6 +65,8 @@ class FirstCalls:
         self._table, most = target.req_to_token_pool.req_to_token, target.max_running_requests
         # Enough where SGLang rounds them up to a power of two, and where step_commit divides its layers by 2 or more.
         self._batch_sizes = sorted({min(1 << doublings, most) for doublings in range(most.bit_length() + 1)})
+        # Elsewhere 1, multiples of 16 and others are compiled apart.
+        self._step_sizes = self._batch_sizes if plan.exact else sorted({1, min(2, most), min(16, most), most})
 
     @torch.no_grad()
     def run(self, widths: Sequence[int], at_width: Callable[[int], AbstractContextManager[Any]]) -> None:
@@ -80,7 +82,7 @@ class FirstCalls:
             before_boundary = mamba_track_grid(get_schedule().page_size) - 1
             contexts = (CONTEXT, before_boundary) if get_exec().mamba.enable_mamba_extra_buffer else (CONTEXT,)
             for width in widths:
-                for bs, context in itertools.product(self._batch_sizes, contexts):
+                for bs, context in itertools.product(self._step_sizes, contexts):
                     self._step(bs, width, context)
                 with at_width(width):
                     self._state_slots()
