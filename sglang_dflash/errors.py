@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, ParamSpec
 
 if TYPE_CHECKING:
@@ -67,22 +68,10 @@ class Finding:
         return cls("error", error.value, error.expected, error.remedy, about)
 
 
-def ok(value: str) -> Finding:
-    return Finding("ok", value)
-
-
-def note(value: str, *, expected: str = "", remedy: str = "", about: str = "") -> Finding:
-    """Return a remark that needs no action, and never changes the exit status of ``check``."""
-    return Finding("note", value, expected, remedy, about)
-
-
-def warn(value: str, *, expected: str, remedy: str) -> Finding:
-    """Return a warning about a pair or flag, which is served nevertheless."""
-    return Finding("warn", value, expected, remedy)
-
-
-def error(value: str, *, expected: str, remedy: str) -> Finding:
-    return Finding("error", value, expected, remedy)
+ok = partial(Finding, "ok")
+note = partial(Finding, "note")  # needs no action, and never changes the exit status of ``check``
+warn = partial(Finding, "warn")  # about a pair or flag that is served nevertheless
+error = partial(Finding, "error")
 
 
 def apply(

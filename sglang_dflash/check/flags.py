@@ -74,9 +74,12 @@ def parse(flags: Sequence[str], *, target: str, drafter: str) -> tuple[Settings,
 def check_unread(unread: Sequence[str]) -> Iterator[Finding]:
     """Yield a note on flags that the memory prediction leaves out."""
     if unread:
-        value = f"{' '.join(unread)}: not counted; some flags change memory, kernels or parallelism"
-        remedy = "read the memory that the server logs at its start, and lower --mem-fraction-static if it runs out"
-        yield Finding("note", value, "flags that this check reads", remedy, about="flags not counted")
+        yield note(
+            f"{' '.join(unread)} (some flags change memory, kernels or parallelism)",
+            expected="flags that this check reads",
+            remedy="read the memory that the server logs at its start",
+            about="flags not counted",
+        )
 
 
 def _refuse_unknown(word: str, known: list[str]) -> None:

@@ -5,37 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
 
 MIB = 1 << 20
 GIB = 1 << 30
-
-
 _MOST_GIB = 1 << 20
 _SECONDS = 60  # to wait for the driver
-_NO_GPU = 1  # exit status of the program below, also without a driver
-_ASK_DRIVER = """
-import sys
-from ctypes import CDLL, byref, c_int, c_size_t, create_string_buffer
-
-cuda = CDLL("libcuda.so.1")
-device, name, memory, major, minor = c_int(), create_string_buffer(256), c_size_t(), c_int(), c_int()
-
-def call(function, *arguments):
-    if error := function(*arguments):
-        sys.exit(1 if error == 100 else 2)  # CUDA_ERROR_NO_DEVICE
-
-call(cuda.cuInit, 0)
-call(cuda.cuDeviceGet, byref(device), int(sys.argv[1]))
-call(cuda.cuDeviceGetName, name, len(name), device)
-call(cuda.cuDeviceTotalMem_v2, byref(memory), device)
-call(cuda.cuDeviceGetAttribute, byref(major), 75, device)  # compute capability
-call(cuda.cuDeviceGetAttribute, byref(minor), 76, device)
-print(name.value.decode(), memory.value, major.value, minor.value, sep="\\n")
+_DRIVER = Path("/dev/nvidiactl"), Path("/dev/dxg")  # of NVIDIA's driver, on Linux and in WSL
+_ASK_TORCH = """
+import sys, torch
+gpu = torch.cuda.get_device_properties(int(sys.argv[1]))
+print(gpu.name, gpu.total_memory, gpu.major, gpu.minor, sep="\\n")
 """
-
 
 # Memory as nvidia-smi reports it, which is neither the GB nor the GiB of a data sheet: https://thundergolfer.com/blog/
 # nvidia-gpu-memory-capacity for Hopper, https://github.com/NVIDIA/TensorRT-LLM/issues/10278 for the B200. Compute
@@ -48,23 +32,18 @@ GPUS = {
 
 
 def find_gpu(base_gpu_id: int = 0) -> Device | None:
-    """Return the NVIDIA GPU that a server's first rank will use; None without a driver or a GPU.
+    """Return the NVIDIA GPU that a server's first rank will use; None without a driver, unknown if torch cannot use it.
 
-    CUDA's driver applies ``CUDA_VISIBLE_DEVICES``, its own order of GPUs, and MIG. It is queried in a separate process,
-    because a process that has initialised CUDA cannot fork others that use it.
+    Torch is asked in a separate process, because a process that has initialised CUDA cannot fork others that use it.
     """
-    asked = subprocess.Popen(
-        [sys.executable, "-c", _ASK_DRIVER, str(base_gpu_id)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    if not any(path.exists() for path in _DRIVER):
+        return None
+    command = [sys.executable, "-c", _ASK_TORCH, str(base_gpu_id)]
+    asked = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         answer, _ = asked.communicate(timeout=_SECONDS)
     except subprocess.TimeoutExpired:
         asked.kill()  # without waiting: a process that hangs in the driver does not end
-    if asked.returncode == _NO_GPU:
-        return None
     if asked.returncode != 0:
         return replace(UNKNOWN_GPU, is_local=True)
     name, *numbers = answer.splitlines()
