@@ -1,4 +1,4 @@
-"""Hooks of reports and broadcasts: our figures in SGLang's, and rank 0's step times with the requests."""
+"""Hooks of reports: our figures in SGLang's."""
 
 from __future__ import annotations
 
@@ -79,16 +79,3 @@ def report_adaptive(resolved: dict[str, Any], server_args: Any) -> dict[str, Any
     if isinstance(plan, ServingPlan) and plan.widths is not None:
         resolved["speculative_adaptive"] = True
     return resolved
-
-
-def broadcast_step_times(
-    original: Callable[..., list[Any]], receiver: Any, recv_reqs: list[Any] | None, local_reqs: Any = None
-) -> list[Any]:
-    """Hook around ``SchedulerRequestReceiver._broadcast_reqs_across_ranks``."""
-    if serving.plan is None:
-        return original(receiver, recv_reqs, local_reqs)
-    from sglang_dflash.worker import widths
-
-    if widths.shared_times is None:  # the worker is not built yet
-        return original(receiver, recv_reqs, local_reqs)
-    return widths.shared_times.broadcast(lambda requests: original(receiver, requests, local_reqs), recv_reqs)

@@ -115,9 +115,6 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "managers.scheduler_components.metrics_reporter": ("SchedulerMetricsReporter.report_decode_stats(self)",),
     "managers.scheduler_components.weight_updater": ("SchedulerWeightUpdaterManager._select_runners(self, selector)",),
-    "managers.scheduler_components.request_receiver": (
-        "SchedulerRequestReceiver._broadcast_reqs_across_ranks(self, recv_reqs, local_reqs)",
-    ),
     "managers.utils": (
         "GenerationBatchResult(logits_output, next_token_ids, accept_lens, new_seq_lens, next_draft_input)",
     ),
