@@ -88,15 +88,15 @@ def _choose_worker(original: Callable[..., type], *args: Any) -> type:
 
 def _register_scheduler_hooks() -> None:
     # The targets of these hooks import kernels, which would initialise the GPU in other processes.
-    from sglang_dflash.hooks import decode_rows, ends, reports, requests, takeover, weights
+    from sglang_dflash.hooks import decode_rows, reports, requests, takeover, weights
     from sglang_dflash.states import replay
     from sglang_dflash.worker import pools, state, window
 
-    before: Hooks = {"srt.session.session_controller.Session._concat_token_arrays": ends.forget_unseen_tokens}
+    before: Hooks = {"srt.session.session_controller.Session._concat_token_arrays": requests.forget_unseen_tokens}
     around: Hooks = {
         "srt.speculative.dflash_utils.validate_dflash_request": requests.refuse_request,
-        f"{_REQUEST}.update_finish_state": ends.end_at_first_token,
-        "srt.session.streaming_session.StreamingSession.try_cache_finished_req": ends.keep_streaming_turn,
+        f"{_REQUEST}.update_finish_state": requests.end_at_first_token,
+        "srt.session.streaming_session.StreamingSession.try_cache_finished_req": requests.keep_streaming_turn,
         "srt.managers.schedule_batch.ScheduleBatch._new_tokens_required_next_decode_spec_v2": state.tokens_required,
         f"{_POOLS}.config_from_budget": window.charge_rings,
         f"{_POOLS}._build_hybrid_req_pool": replay.build_pool,

@@ -49,7 +49,6 @@ FEATURES_FILES = {
     "test_requests",
     "test_requests_batches",
     "test_short_pool",
-    "test_state_replay",
     "test_weight_updates",
     "test_width_engine",
 }

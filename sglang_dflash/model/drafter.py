@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import TARGET_TO_DRAFT, LoadReport
 from sglang_dflash.model.attention import BlockNormRope, ContextProjection, DrafterAttention, QKNormRope, window_left
-from sglang_dflash.model.convolution import BlockConvolution
-from sglang_dflash.model.heads import CandidateSelector, most_probable
+from sglang_dflash.model.dflash2 import BlockConvolution, CandidateSelector
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.plan.serving import the_plan
 from sglang_dflash.upstream.worker import (
@@ -98,6 +97,22 @@ class DrafterLayer(nn.Module):
         hidden = attend(hidden) if self.attention_conv is None else self.attention_conv(hidden, width, attend)
         hidden, residual = self.post_attention_layernorm(hidden, residual)
         return self.mlp(hidden) if self.mlp_conv is None else self.mlp_conv(hidden, width, self.mlp), residual
+
+
+def most_probable(
+    vocabulary: TargetVocabulary, anchors: Tensor, hidden: Tensor, *, margins: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Choose the token of the largest logit at each position: the head of plain DFlash, and the signature of any.
+
+    Args:
+        anchors: int64 [bs]; hidden: [bs, n, H], of the mask positions.
+
+    Returns:
+        int64 [bs, n], and with ``margins`` the lead of each token over the second choice, float32 [bs, n].
+    """
+    tokens, leads = vocabulary.argmax_token(hidden.flatten(0, 1), margins=margins)
+    shape = hidden.shape[:2]
+    return tokens.view(shape), None if leads is None else leads.view(shape)
 
 
 class DFlashDraftModel(nn.Module):

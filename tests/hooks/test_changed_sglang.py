@@ -81,13 +81,6 @@ def test_a_name_that_a_scheduler_lacks_is_an_error_of_the_launch_and_plain_decod
     assert f"the names of SGLang {TESTED_SGLANG}" in message
 
 
-def test_a_build_of_the_tested_release_serves_with_one_note(tmp_path: Path) -> None:
-    build = f"{TESTED_SGLANG}.post1"
-    served = resolve(AS_IT_IS, tmp_path, path=call_it(build, tmp_path))
-    assert served.returncode == 0, served.stderr
-    assert served.stderr.count(f"treating SGLang {build} as {TESTED_SGLANG}") == 1
-
-
 def test_another_release_is_refused_for_dflash_alone(tmp_path: Path) -> None:
     """Also on the CPU platform, which ``import sglang`` itself loads."""
     path = call_it("99.1.0", tmp_path)

@@ -20,7 +20,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.hooks import ends, requests, weights
+from sglang_dflash.hooks import requests, weights
 from sglang_dflash.plan import serving
 from sglang_dflash_lab.pairs import target_path
 
@@ -104,7 +104,7 @@ def test_a_request_ends_where_it_ends_token_by_token(
     params["ignore_eos"] = ignores_eos
 
     def ours(req: Any, length: int) -> None:
-        ends.end_at_first_token(Req.update_finish_state, req, length)
+        requests.end_at_first_token(Req.update_finish_state, req, length)
 
     found = feed(request(params, grammar), tokens, runs, ours, opens)
     expected = feed(request(params, grammar), tokens, [1] * len(tokens), Req.update_finish_state, opens)
@@ -116,9 +116,9 @@ def test_a_request_ends_where_it_ends_token_by_token(
 def test_the_end_of_a_request_leaves_the_tokens_that_the_cache_holds() -> None:
     req = request({"stop": ["cat", "the"], "max_new_tokens": 20}, None)
     req.output_ids.extend(WORDS)
-    ends.end_at_first_token(Req.update_finish_state, req, len(WORDS))
+    requests.end_at_first_token(Req.update_finish_state, req, len(WORDS))
     assert list(req.output_ids) == WORDS and req.finished_len == 1
-    ends.forget_unseen_tokens(req)
+    requests.forget_unseen_tokens(req)
     assert list(req.output_ids) == WORDS[:1]
 
 

@@ -21,7 +21,7 @@ from sglang_dflash.states import reference, replay
 from sglang_dflash.states.kernels import gdn_commit, gdn_verify
 from sglang_dflash.states.reference import Records
 from sglang_dflash.worker.start import checks
-from tests.support.gdn_replay import RING, Blocks, alike, server_pool
+from tests.support.gdn_replay import RING, Blocks, alike, decode_with_triton, server_pool
 
 DEVICE = os.environ.get("OPS_DEVICE", "cpu")
 if DEVICE == "cpu":
@@ -125,8 +125,7 @@ def test_no_requests() -> None:
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that runs the kernels, and decodes with Triton's, which rounds beta."""
-    mamba = SimpleNamespace(linear_attn_backend="triton", linear_attn_decode_backend=None)
-    monkeypatch.setattr(replay, "get_exec", lambda: SimpleNamespace(mamba=mamba))
+    decode_with_triton(monkeypatch)
     monkeypatch.setattr(checks, "runs_kernels", lambda tensor: True)
     monkeypatch.setattr(replay, "gdn_verify", gdn_verify)
     monkeypatch.setattr(replay, "gdn_commit", gdn_commit)

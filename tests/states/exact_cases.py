@@ -20,7 +20,7 @@ from sglang_dflash.hooks.decode_rows import as_rows
 from sglang_dflash.plan import serving
 from sglang_dflash.states import replay, stepped
 from tests.support.configs import serving_plan
-from tests.support.gdn_replay import Blocks, of_records
+from tests.support.gdn_replay import Blocks, decode_with_triton, unexpected
 
 DEVICE = os.environ.get("OPS_DEVICE", "cpu")
 KERNELS_RUN = os.environ.get("TRITON_INTERPRET") == "1" or DEVICE != "cpu"
@@ -60,29 +60,24 @@ def decoded(blocks: Blocks) -> tuple[Tensor, Tensor]:
 
 
 def recorded(blocks: Blocks) -> Tensor:
-    """Outputs of a verify of all layers, through the hook that a server has."""
-    outs = []
-    for layer in range(blocks.layers):
-        out = torch.empty(blocks.bs * blocks.width, blocks.HV, blocks.V, dtype=blocks.dtype, device=DEVICE)
-        parts = of_records(blocks.records, lambda x, layer=layer: x[layer])
-        rings = {f"{name}_cache": part for name, part in zip(("d", "k", "g", "rawv", "rawk"), parts, strict=True)}
-        found = replay.verify(
-            lambda **_: pytest.fail("SGLang's own kernel was called"),
-            **{name: getattr(blocks, name)[layer] for name in ("q", "k", "v", "a", "b")},
-            **rings,
-            A_log=blocks.A_log, dt_bias=blocks.dt_bias, checkpoint_state=blocks.states[layer], out=out,
-            scale=blocks.scale, ssm_state_indices=blocks.slots, replay_indices=blocks.rows, max_spec_len=blocks.width,
-        )  # fmt: skip
-        assert found is out
-        outs.append(out)
-    return torch.stack(outs)
+    """Outputs of a verify of all layers."""
+    return torch.stack([blocks.replayed(layer) for layer in range(blocks.layers)])
+
+
+def kept_by_sglang(blocks: Blocks, layer: int, kept: Tensor) -> dict[str, Any]:
+    """Arguments of a verify that stores the state after every token in ``kept``."""
+    call = {name: getattr(blocks, name)[layer][None] for name in ("q", "k", "v")}
+    call |= {"a": blocks.a[layer], "b": blocks.b[layer], "A_log": blocks.A_log, "dt_bias": blocks.dt_bias}
+    call |= {"ssm_states": blocks.states[layer], "cache_indices": blocks.slots, "retrieve_parent_token": None}
+    starts = torch.arange(blocks.bs + 1, dtype=torch.int32, device=DEVICE)
+    call |= {"query_start_loc": starts * blocks.width, "intermediate_state_indices": starts}
+    return {**call, "intermediate_states_buffer": kept}
 
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "plan", serving_plan(replay=True, exact=True))
-    mamba = SimpleNamespace(linear_attn_backend="triton", linear_attn_decode_backend=None)
-    monkeypatch.setattr(replay, "get_exec", lambda: SimpleNamespace(mamba=mamba))
+    decode_with_triton(monkeypatch)
 
 
 def blocks_of(bs: int, width: int, state_dtype: torch.dtype, **sizes: Any) -> Blocks:
@@ -135,16 +130,7 @@ def test_kept(state_dtype: torch.dtype) -> None:
         before = blocks.states[layer].clone()
         kept = torch.full((blocks.bs + 1, 12, blocks.HV, blocks.V, blocks.K), torch.nan, dtype=state_dtype)
         kept = kept.to(DEVICE)
-        found = replay.verify_kept(
-            lambda *_, **__: pytest.fail("SGLang's own kernel was called"),
-            None,
-            **{name: getattr(blocks, name)[layer][None] for name in ("q", "k", "v")},
-            a=blocks.a[layer], b=blocks.b[layer], A_log=blocks.A_log, dt_bias=blocks.dt_bias,
-            ssm_states=blocks.states[layer], cache_indices=blocks.slots,
-            query_start_loc=torch.arange(blocks.bs + 1, device=DEVICE) * blocks.width,
-            intermediate_states_buffer=kept, retrieve_parent_token=None,
-            intermediate_state_indices=torch.arange(blocks.bs + 1, dtype=torch.int32, device=DEVICE),
-        )  # fmt: skip
+        found = replay.verify_kept(unexpected, None, **kept_by_sglang(blocks, layer, kept))
         assert torch.equal(found[0], expected[layer])
         assert torch.equal(kept[: blocks.bs, :8], after[layer])
         assert kept[blocks.bs].isnan().all() and kept[:, 8:].isnan().all()
@@ -228,15 +214,7 @@ def test_without_exact_mode_a_verify_of_kept_states_rounds_beta(monkeypatch: pyt
     blocks = blocks_of(2, 8, torch.float32, **TINY)
     _, after = decoded(blocks)
     kept = torch.zeros(blocks.bs, 8, blocks.HV, blocks.V, blocks.K, device=DEVICE)
-    call: dict[str, Any] = {
-        **{name: getattr(blocks, name)[0][None] for name in ("q", "k", "v")},
-        **{"a": blocks.a[0], "b": blocks.b[0], "A_log": blocks.A_log, "dt_bias": blocks.dt_bias},
-        **{"ssm_states": blocks.states[0], "cache_indices": blocks.slots, "cache_steps": 8},
-        "query_start_loc": torch.arange(blocks.bs + 1, dtype=torch.int32, device=DEVICE) * 8,
-        "intermediate_states_buffer": kept,
-        "intermediate_state_indices": torch.arange(blocks.bs, dtype=torch.int32, device=DEVICE),
-        "retrieve_parent_token": None,
-    }
+    call = {**kept_by_sglang(blocks, 0, kept), "cache_steps": 8}
 
     def error() -> float:
         return float((kept - after[0]).abs().max() / after[0].abs().max())

@@ -40,7 +40,7 @@ from tests.rehearsal import interpreter
 from tests.rehearsal.mutants import by_the_calls_width
 from tests.support.configs import serving_plan
 from tests.support.gated_delta import causal_conv, delta_rule
-from tests.support.gdn_replay import Blocks, cache_params, of_records, rings
+from tests.support.gdn_replay import Blocks, cache_params, decode_with_triton
 from tests.worker.test_graphs import runner, serve_blocks_of_8
 
 interpreter.install()
@@ -151,8 +151,7 @@ def test_a_replayed_verify_is_plain_decoding(dtype: torch.dtype, monkeypatch: py
     width, layer = 16, 0
     blocks = Blocks(2, width, layers=1, K=32, V=16, dtype=dtype)
     monkeypatch.setattr(serving, "plan", serving_plan(replay=True))
-    mamba = SimpleNamespace(linear_attn_backend="triton", linear_attn_decode_backend=None)
-    monkeypatch.setattr(replay, "get_exec", lambda: SimpleNamespace(mamba=mamba))
+    decode_with_triton(monkeypatch)
     monkeypatch.setattr(replay, "gdn_verify", gdn_verify)
 
     decoded, states = [], blocks.states[layer].clone()
@@ -165,14 +164,7 @@ def test_a_replayed_verify_is_plain_decoding(dtype: torch.dtype, monkeypatch: py
         )
         decoded.append(out)
 
-    out = torch.empty(blocks.bs * width, blocks.HV, blocks.V, dtype=dtype)
-    replay.verify(
-        lambda **_: pytest.fail("SGLang's own kernel was called"),
-        **{name: getattr(blocks, name)[layer] for name in ("q", "k", "v", "a", "b")},
-        **rings(of_records(blocks.records, lambda x: x[layer])),
-        A_log=blocks.A_log, dt_bias=blocks.dt_bias, checkpoint_state=blocks.states[layer], out=out, scale=blocks.scale,
-        ssm_state_indices=blocks.slots, replay_indices=blocks.rows, max_spec_len=width,
-    )  # fmt: skip
+    out = blocks.replayed(layer)
     gdn_commit(blocks.states, blocks.records, blocks.rows, blocks.slots, torch.full((blocks.bs,), width))
     slots = blocks.slots.long()
     results = (out.view(blocks.bs, width, blocks.HV, blocks.V), torch.cat(decoded, 1)), (

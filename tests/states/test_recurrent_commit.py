@@ -25,7 +25,7 @@ from sglang_dflash.worker.commit import RecurrentCommit, may_cross
 from sglang_dflash_cpu.layers.pools import commit as commit_steps
 from sglang_dflash_cpu.layers.pools import track
 from tests.support.configs import serve
-from tests.support.gdn_replay import cache_params, rings
+from tests.support.gdn_replay import cache_params, decode_with_triton, rings, unexpected
 
 pytestmark = pytest.mark.sglang
 
@@ -64,8 +64,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
     monkeypatch.setattr(commit, "scatter_mamba_states_after_mtp_verify", commit_steps)
     monkeypatch.setattr(commit, "track_mamba_states_all_layers", track)
     monkeypatch.setattr(commit, "mamba_track_grid", lambda page: GRID)
-    mamba = SimpleNamespace(linear_attn_backend="triton", linear_attn_decode_backend=None)
-    monkeypatch.setattr(replay, "get_exec", lambda: SimpleNamespace(mamba=mamba))
+    decode_with_triton(monkeypatch)
     requests = HybridReqToTokenPool(
         size=4,
         mamba_size=8,
@@ -115,7 +114,7 @@ def verify(pools: Pools, width: int) -> None:
     torch.manual_seed(1)
     for layer in range(LAYERS):
         replay.verify(
-            refuse,
+            unexpected,
             **{name: torch.randn(tokens, *shape) for name, shape in shapes.items()},
             **rings(Records(*(part[layer] for part in records.parts))),
             A_log=torch.rand(HV),
@@ -128,10 +127,6 @@ def verify(pools: Pools, width: int) -> None:
             scale=K**-0.5,
         )
     cache.intermediate_conv_window[0].normal_()
-
-
-def refuse(**_: Any) -> None:
-    raise AssertionError("SGLang's own kernel was called")
 
 
 @pytest.mark.parametrize("width", [1, 5])

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from sglang_dflash.states import replay
 from sglang_dflash.states.reference import Records
 from tests.support.gated_delta import delta_rule
 
@@ -108,6 +110,19 @@ class Blocks:
             for i in range(self.layers)
         ])  # fmt: skip
 
+    def replayed(self, layer: int) -> Tensor:
+        """Outputs of a layer's verify, ``[N, HV, V]``, through the hook that a server has."""
+        out = torch.empty(self.bs * self.width, self.HV, self.V, dtype=self.dtype, device=self.device)
+        found = replay.verify(
+            unexpected,
+            **{name: getattr(self, name)[layer] for name in ("q", "k", "v", "a", "b")},
+            **rings(of_records(self.records, lambda x: x[layer])),
+            A_log=self.A_log, dt_bias=self.dt_bias, checkpoint_state=self.states[layer], out=out, scale=self.scale,
+            ssm_state_indices=self.slots, replay_indices=self.rows, max_spec_len=self.width,
+        )  # fmt: skip
+        assert found is out
+        return out
+
     def gates(self, layer: int, own: slice) -> tuple[Tensor, Tensor]:
         """Log-decays and write strengths of some tokens, in float64."""
         a, b, bias = (x.double() for x in (self.a[layer, own], self.b[layer, own], self.dt_bias))
@@ -122,6 +137,16 @@ class Blocks:
         q, k, v = (x[layer, own] for x in (self.q, self.k, self.v))
         outputs, states = delta_rule(q, k, v, *self.gates(layer, own), state)
         return outputs, torch.cat([state[None], states])
+
+
+def unexpected(*_: Any, **__: Any) -> None:
+    raise AssertionError("SGLang's own kernel was called")
+
+
+def decode_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve with SGLang's Triton decode, which rounds beta."""
+    mamba = SimpleNamespace(linear_attn_backend="triton", linear_attn_decode_backend=None)
+    monkeypatch.setattr(replay, "get_exec", lambda: SimpleNamespace(mamba=mamba))
 
 
 def alike(bs: int, **options: Any) -> Blocks:

@@ -1,0 +1,77 @@
+"""What DFlash2 adds to a drafter: a convolution over the positions of a block, and a selector of candidates."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.model.vocabulary import TargetVocabulary
+from sglang_dflash.ops import convolve_block, walk_candidates
+from sglang_dflash.upstream.worker import ReplicatedLinear
+
+logger = logging.getLogger(__name__)
+
+
+class BlockConvolution(nn.Module):
+    """Convolve what goes into a sublayer and what comes out of it.
+
+    Both kernels are a channel's own coefficients plus corrections, which a position computes from the sublayer's input
+    for groups of channels. The context's K and V are not convolved. Every tensor-parallel rank holds all of it.
+    """
+
+    def __init__(self, config: DrafterConfig, quant_config: Any, prefix: str) -> None:
+        super().__init__()
+        hidden, taps = config.hidden_size, config.conv_taps
+        self._kernels = 2, taps, hidden // config.conv_group  # before and after, taps, groups
+        self.base_kernel = nn.Parameter(torch.empty(2, taps, hidden), requires_grad=False)
+        coefficients, name = 2 * taps * self._kernels[2], f"{prefix}.kernel_projection"
+        self.kernel_projection = ReplicatedLinear(hidden, coefficients, False, quant_config=quant_config, prefix=name)
+
+    def forward(self, hidden: Tensor, width: int, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the convolved ``sublayer`` of ``hidden`` [bs * w, H], in blocks of ``width`` positions.
+
+        The width is the step's: at another width a position would read a neighbour of another request.
+        """
+        before, after = self.kernel_projection(hidden)[0].unflatten(1, self._kernels).unbind(1)
+        hidden = convolve_block(hidden, self.base_kernel[0], before, width=width)
+        return convolve_block(sublayer(hidden), self.base_kernel[1], after, width=width)
+
+
+class CandidateSelector(nn.Module):
+    """DFlash2: the K largest logits of each position, rescored by the token chosen before (:func:`walk_candidates`).
+
+    Leads are differences of scores, which are log-odds as logits are. Every tensor-parallel rank holds all of it.
+    """
+
+    def __init__(self, config: DrafterConfig, quant_config: Any, prefix: str) -> None:
+        super().__init__()
+        codebook = config.vocab_size, config.selector_rank
+        self.predecessor_codebook = nn.Parameter(torch.empty(codebook), requires_grad=False)
+        self.successor_codebook = nn.Parameter(torch.empty(codebook), requires_grad=False)
+        sizes, name = (config.hidden_size, config.selector_rank), f"{prefix}.hidden_projection"
+        self.hidden_projection = ReplicatedLinear(*sizes, False, quant_config=quant_config, prefix=name)
+        self._top_k, self._cap = config.selector_top_k, config.logit_cap
+        if self.predecessor_codebook.is_cuda and find_spec("flashinfer") is None:
+            logger.warning(
+                "DFLASH: FlashInfer is not installed; torch selects the candidates, which takes longer with a large "
+                "vocabulary. Fix: install flashinfer-python"
+            )
+
+    def forward(
+        self, vocabulary: TargetVocabulary, anchors: Tensor, hidden: Tensor, *, margins: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """See :func:`~sglang_dflash.model.drafter.most_probable`."""
+        rows, shape = hidden.flatten(0, 1), (*hidden.shape[:2], -1)
+        unary, candidates = vocabulary.top_k(rows, self._top_k)
+        if self._cap is not None:
+            unary = self._cap * torch.tanh(unary / self._cap)
+        candidates, unary, gates = (x.view(shape) for x in (candidates, unary, self.hidden_projection(rows)[0]))
+        codebooks = self.predecessor_codebook, self.successor_codebook
+        tokens, leads = walk_candidates(candidates, unary, gates, anchors, *codebooks)
+        return tokens, leads if margins else None
