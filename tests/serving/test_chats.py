@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-import httpx
 import pytest
 
+from tests.support.chats import answer_of
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine
@@ -57,54 +55,16 @@ def body_of(kind: str, question: str, **more: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [message], "temperature": 0, "max_tokens": 48, **BODIES[kind], **more}
 
 
-def add(call: dict[str, Any], calls: dict[int, list[str]]) -> None:
-    found = calls.setdefault(call["index"], ["", ""])
-    for i, part in enumerate(("name", "arguments")):
-        found[i] += call["function"].get(part) or ""
-
-
-def whole(server: Server, kind: str, question: str) -> dict[str, Any]:
-    response = server.post("/v1/chat/completions", body_of(kind, question))
+def ask(server: Server, kind: str, streamed: bool, question: str) -> dict[str, Any]:
+    """The answer, and the number of its chunks."""
+    stream = {"stream": True, "stream_options": {"include_usage": True}} if streamed else {}
+    response = server.post("/v1/chat/completions", body_of(kind, question, **stream))
     assert response.status_code == 200, response.text
-    (choice,), usage = response.json()["choices"], response.json()["usage"]
-    calls: dict[int, list[str]] = {}
-    for index, call in enumerate(choice["message"].get("tool_calls") or ()):
-        add({**call, "index": index}, calls)
-    message, scores = choice["message"], (choice.get("logprobs") or {}).get("content") or []
-    return {
-        "content": message.get("content") or "",
-        "reasoning": message.get("reasoning_content") or "",
-        "calls": calls,
-        "reason": choice["finish_reason"],
-        "matched": choice.get("matched_stop"),
-        "scores": [(each["token"], round(each["logprob"], 3), len(each["top_logprobs"])) for each in scores],
-        "usage": {key: usage.get(key) for key in ("prompt_tokens", "completion_tokens", "reasoning_tokens")},
+    found: dict[str, Any] = answer_of(response)
+    found["usage"] = {
+        key: found["usage"].get(key) for key in ("prompt_tokens", "completion_tokens", "reasoning_tokens")
     }
-
-
-def streamed(server: Server, kind: str, question: str) -> dict[str, Any]:
-    """The same, joined from a stream, and the number of its chunks."""
-    found: dict[str, Any] = {"content": "", "reasoning": "", "scores": [], "chunks": 0, "matched": None}
-    calls: dict[int, list[str]] = {}
-    body = body_of(kind, question, stream=True, stream_options={"include_usage": True})
-    with httpx.stream("POST", server.url + "/v1/chat/completions", json=body, timeout=600) as response:
-        for line in response.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line[6:])
-            if usage := chunk.get("usage"):
-                found["usage"] = {k: usage.get(k) for k in ("prompt_tokens", "completion_tokens", "reasoning_tokens")}
-            for choice in chunk["choices"]:
-                found["chunks"] += 1
-                found["content"] += choice["delta"].get("content") or ""
-                found["reasoning"] += choice["delta"].get("reasoning_content") or ""
-                for call in choice["delta"].get("tool_calls") or ():
-                    add(call, calls)
-                for each in (choice.get("logprobs") or {}).get("content") or ():
-                    found["scores"].append((each["token"], round(each["logprob"], 3), len(each["top_logprobs"])))
-                found["reason"] = choice.get("finish_reason") or found.get("reason")
-                found["matched"] = choice.get("matched_stop") or found["matched"]
-    return {**found, "calls": calls}
+    return {**found, "chunks": response.text.count("data: {")}
 
 
 def close(ours: dict[str, Any], plain: dict[str, Any]) -> bool:
@@ -117,21 +77,19 @@ def close(ours: dict[str, Any], plain: dict[str, Any]) -> bool:
     return same and all(near) and len(ours["scores"]) == len(plain["scores"])
 
 
-def asked(server: Server, ask: Callable[..., dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    with ThreadPoolExecutor(4) as pool:
-        return list(pool.map(partial(ask, server, kind), QUESTIONS))
-
-
 QUICK = ("no thoughts", "schema", "two calls")
 KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in BODIES]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_chat_is_plain_decodings_whole_and_streamed(kind: str, server: Server, plain_hybrid: Server) -> None:
-    for ask in (whole, streamed):
-        ours, plain = (asked(each, ask, kind) for each in (server, plain_hybrid))
+    for streamed in (False, True):
+        with ThreadPoolExecutor(4) as pool:
+            ours, plain = (
+                list(pool.map(partial(ask, each, kind, streamed), QUESTIONS)) for each in (server, plain_hybrid)
+            )
         for mine, theirs in zip(ours, plain, strict=True):
-            assert close(mine, theirs), (ask.__name__, mine, theirs)
+            assert close(mine, theirs), (streamed, mine, theirs)
     assert sum(each["chunks"] for each in ours) <= sum(each["chunks"] for each in plain)
     if kind in CALLS:
         assert any(each["calls"] for each in ours), "no call was parsed"

@@ -45,23 +45,9 @@ class Entry:
 
 def catalogue(size: int, seed: int = 0) -> list[Entry]:
     """``size`` entries of all kinds; the same seed gives the same ones."""
-    kinds = itertools.cycle(
-        (
-            _known,
-            _random,
-            _shared,
-            _seeded,
-            _repeated,
-            _known,
-            _random,
-            _schema,
-            _forced_call,
-            _written_calls,
-            _thoughts,
-        )
-    )
-    random = Random(seed)
-    sources = _Sources(random, size)
+    texts = [_known, _random, _shared, _seeded, _repeated, _known, _random]
+    kinds = itertools.cycle([*texts, _schema, _forced_call, _written_calls, _thoughts])
+    sources = _Sources(Random(seed), size)
     return [kind(sources) for kind in itertools.islice(kinds, size)]
 
 

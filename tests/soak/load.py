@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from tests.soak.catalogue import SEEDED, Entry
+from tests.support.chats import answer_of
 from tests.support.servers import Server
 
 WHOLE, STREAMED, ABORTED, VANISHED = "whole", "streamed", "aborted", "vanished"
@@ -72,31 +73,6 @@ async def _whole(http: httpx.AsyncClient, entry: Entry, number: int) -> Outcome:
     if response.status_code != 200:
         return Outcome(number, WHOLE, None, False, f"{response.status_code}: {response.text[:300]}")
     return Outcome(number, WHOLE, answer_of(response), True)
-
-
-def answer_of(response: httpx.Response) -> Any:
-    """Token ids; of a chat, whole or streamed, its text, thoughts, calls and counts."""
-    if response.headers["content-type"].startswith("application/json"):
-        bodies = [response.json()]
-        if "output_ids" in bodies[0]:
-            return bodies[0]["output_ids"]
-    else:
-        bodies = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
-    found: dict[str, Any] = {"content": "", "reasoning_content": "", "errors": []}
-    calls: dict[int, list[str]] = {}
-    for body in bodies:
-        found["usage"] = body.get("usage")
-        found["errors"] += [body["error"]] if "error" in body else []
-        for choice in body.get("choices", ()):
-            part = choice.get("message") or choice["delta"]
-            found["reason"] = choice["finish_reason"]
-            found["content"] += part.get("content") or ""
-            found["reasoning_content"] += part.get("reasoning_content") or ""
-            for i, call in enumerate(part.get("tool_calls") or ()):
-                whole = calls.setdefault(call["index"] if "delta" in choice else i, ["", ""])
-                whole[0] += call["function"].get("name") or ""
-                whole[1] += call["function"].get("arguments") or ""
-    return {**found, "calls": [calls[i] for i in sorted(calls)]}
 
 
 async def _stream(http: httpx.AsyncClient, entry: Entry, number: int, fate: str, rid: str) -> Outcome:
