@@ -44,7 +44,6 @@ FEATURES_FILES = {
     "test_ends",
     "test_entries",
     "test_faults",
-    "test_host_copies",
     "test_public_reports",
     "test_requests",
     "test_requests_batches",
@@ -117,11 +116,11 @@ def random_widths_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 @pytest.fixture(scope="session")
 def recorded_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedServer]:
-    """``tiny-hybrid`` under DFLASH, recorded; few requests may run, so that the others are prefilled beside them."""
+    """``tiny-hybrid`` under DFlash2, recorded; few requests may run, so that the others are prefilled beside them."""
     folder = tmp_path_factory.mktemp("recorded")
     schedule = ("--max-running-requests", "4", "--chunked-prefill-size", "256", "--enable-mixed-chunk")
-    plugin = with_plugin(folder, "drafts", "states", "mixed", "host_copies")
-    with dflash_server("tiny-hybrid", folder, *schedule, base=FEATURES, **plugin) as server:
+    plugin = with_plugin(folder, "drafts", "states", "mixed")
+    with dflash_server("tiny-hybrid", folder, *schedule, base=FEATURES, drafter="dflash2", **plugin) as server:
         yield RecordedServer(server, folder)
         assert_nothing_leaked(server)
 

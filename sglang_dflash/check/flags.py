@@ -35,8 +35,7 @@ def sglang_parser() -> ArgumentParser:
         DFlashError: the installed SGLang is not the tested one.
     """
     check_version()
-    from sglang.srt.arg_groups.choices import DRAFT_ATTENTION_BACKEND_CHOICES
-    from sglang.srt.server_args import ServerArgs
+    from sglang_dflash.upstream.launch import DRAFT_ATTENTION_BACKEND_CHOICES, ServerArgs
 
     parser = _Parser(prog="sglang-dflash check", add_help=False)
     ServerArgs.add_cli_args(parser)

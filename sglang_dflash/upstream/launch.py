@@ -1,5 +1,6 @@
 """Names of SGLang for every process: they import no scheduler and no kernel."""
 
+from sglang.srt.arg_groups.choices import DRAFT_ATTENTION_BACKEND_CHOICES
 from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of, resolving_view
 from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 from sglang.srt.configs.hybrid_arch import hybrid_gdn_config

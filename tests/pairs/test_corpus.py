@@ -19,7 +19,7 @@ def questions(task: str, split: str, n: int, seed: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_train_and_heldout_never_share_a_question_or_its_parameters(task: str) -> None:
-    train, heldout = questions(task, "train", 2500, 1), questions(task, "heldout", 500, 2)
+    train, heldout = questions(task, "train", 1000, 1), questions(task, "heldout", 500, 2)
     assert not train.keys() & heldout.keys()
     assert not set(train.values()) & set(heldout.values())
     assert all(split_of(f"{task}/{key}") == "train" for key in train.values())
@@ -27,7 +27,7 @@ def test_train_and_heldout_never_share_a_question_or_its_parameters(task: str) -
 
 
 def test_every_turn_of_a_heldout_prompt_is_held_out() -> None:
-    train = {q for task in TASKS for q in questions(task, "train", 1500, 3)}
+    train = {q for task in TASKS for q in questions(task, "train", 600, 3)}
     for task in TASKS:
         asked = [m["content"] for p in prompts(task, n=150) for m in p.messages if m["role"] == "user"]
         assert len(asked) > 250 and not train & set(asked)

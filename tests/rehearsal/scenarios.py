@@ -163,14 +163,6 @@ SCENARIOS: tuple[Scenario, ...] = (
         options={**RANDOM_WIDTHS, "max_running_requests": 5},
     ),
     Scenario(
-        "copies, a fixed block",
-        DENSE,
-        (ask(DENSE, 3, 12, repeat=3, cut=100),) * 2,
-        (*_PADDED, *_COPIES),
-        drafter="noisy",
-        environment={COPIES: "1"},
-    ),
-    Scenario(
         "pages of 16, draft window, chunked prefill, mixed batches",
         DENSE,
         (ask(DENSE, 4),),
@@ -186,12 +178,11 @@ SCENARIOS: tuple[Scenario, ...] = (
         environment={"SGLANG_TEST_RETRACT": "1"},
         same_blocks=False,
     ),
-    Scenario("hybrid", HYBRID, (ask(HYBRID, 3),), (*_PADDED, _BOUNDARY)),
     Scenario(
         "hybrid: prefix hits, states across track boundaries (extra_buffer)",
         HYBRID,
-        (ask(HYBRID, 1, 12, repeat=3, cut=100),) * 2,
-        ("events: cached tokens",),
+        (ask(HYBRID, 3), *(ask(HYBRID, 1, 12, repeat=3, cut=100),) * 2),
+        (*_PADDED, _BOUNDARY, "events: cached tokens"),
         options={"mamba_scheduler_strategy": "extra_buffer"},
     ),
     Scenario(

@@ -18,7 +18,7 @@ from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine
 
-PAIR = "tiny-hybrid"
+PAIR, DRAFTER = "tiny-hybrid", "dflash2"
 NEW_TOKENS = 80
 STATE_TOLERANCE = 1e-5
 
@@ -34,7 +34,7 @@ def probe(recorded_hybrid: RecordedServer) -> Path:
 
 
 def test_drafts_and_accept_lengths_equal_the_reference_step_by_step(server: Server, probe: Path) -> None:
-    reference = ReferenceDecoder.load(target_path(PAIR), drafter_path(PAIR))
+    reference = ReferenceDecoder.load(target_path(PAIR), drafter_path(PAIR, DRAFTER))
     accepted = 0
     for prompt in corpus(PAIR, 4, seed=1):
         flush(server)
@@ -61,7 +61,7 @@ def test_an_update_of_the_targets_weights_leaves_the_drafter_as_it_is(server: Se
         after = generate(server, prompt, NEW_TOKENS)
     finally:
         load_target(server, target_path(PAIR))
-    expected = ReferenceDecoder.load(changed, drafter_path(PAIR)).decode(prompt, NEW_TOKENS, width=16)
+    expected = ReferenceDecoder.load(changed, drafter_path(PAIR, DRAFTER)).decode(prompt, NEW_TOKENS, width=16)
     assert (after.tokens, after.meta["spec_verify_ct"]) == (expected.tokens, len(expected.steps))
     assert after.tokens != before.tokens, "the update changed no answer: the comparison says nothing"
 

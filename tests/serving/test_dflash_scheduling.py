@@ -15,11 +15,12 @@ import httpx
 import pytest
 
 import sglang_dflash
+from sglang_dflash.plan.settings import COPIES_SWITCH
 from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.train.hf import load_model
 from tests.support.checkpoints import assert_greedy
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
-from tests.support.pair_servers import dflash_server, strict, worker_info
+from tests.support.pair_servers import changed_drafter, dflash_server, strict, with_plugin, worker_info
 from tests.support.prompts import corpus
 from tests.support.servers import SGLANG_SERVE, Server
 
@@ -34,9 +35,12 @@ DEAD_WITHIN = 60.0  # seconds
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that copies, whose drafter was trained for a shorter context."""
     arguments = ("--context-length", str(CONTEXT), "--max-total-tokens", "4096")
     folder = tmp_path_factory.mktemp("server")
-    with dflash_server(PAIR, folder, *arguments, launcher=SGLANG_SERVE, **strict()) as server:
+    drafter = changed_drafter(PAIR, folder, max_position_embeddings=64)
+    environment = {**strict(), **with_plugin(folder, "history"), COPIES_SWITCH: "1"}
+    with dflash_server(PAIR, folder, *arguments, drafter=drafter, launcher=SGLANG_SERVE, **environment) as server:
         yield server
 
 
@@ -44,7 +48,7 @@ def test_banner_and_server_info_name_the_worker(server: Server) -> None:
     info = worker_info(server)
     assert info["version"] == sglang_dflash.__version__
     assert f"sglang-dflash {sglang_dflash.__version__} serves DFLASH" in server.log
-    assert " requests at once; block 16, fixed width, no copies; K/V " in server.log
+    assert " requests at once; block 16, fixed width, copied blocks; K/V " in server.log
     assert set(info["layers"]) == {"full_attention"}
 
 
@@ -80,21 +84,15 @@ def test_tokens_are_the_targets(server: Server) -> None:
             assert_greedy(target, prompt, answer.tokens)
 
 
-def test_max_new_tokens_ends_inside_a_block(server: Server) -> None:
-    prompt, whole = reference(server)
-    for limit in range(1, 20):
-        assert generate(server, prompt, limit, sampling_params=WHOLE).tokens == whole.tokens[:limit]
-
-
-def test_a_stop_token_ends_inside_a_block(server: Server) -> None:
-    prompt, whole = reference(server)
-    for position in range(2, 24, 3):
-        # ``ignore_eos`` would ignore these too; so the model's own end token may come first.
-        ends = {whole.tokens[position], END_TOKEN}
-        end = next(i for i, token in enumerate(whole.tokens) if token in ends)
-        answer = generate(server, prompt, 64, sampling_params={"stop_token_ids": [whole.tokens[position]]})
-        assert answer.tokens == whole.tokens[: end + 1]
-        assert answer.meta["finish_reason"]["matched"] == whole.tokens[end]
+def test_answers_reach_the_end_of_the_targets_context(server: Server) -> None:
+    prompts = [prompt * 20 for prompt in short(4, seed=6)]  # the last is as long as SGLang takes
+    prompts = [prompt[: CONTEXT - 34 + 9 * i] for i, prompt in enumerate(prompts)]
+    answers = generate_all(server, prompts, 4, sampling_params={"ignore_eos": True, "max_new_tokens": None})
+    target = load_model(target_path(PAIR))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert_greedy(target, prompt, answer.tokens)
+        assert answer.meta["finish_reason"]["type"] == "length"
+        assert answer.meta["prompt_tokens"] + answer.meta["completion_tokens"] == CONTEXT - 2  # all that SGLang allows
 
 
 def test_an_abandoned_request_gives_its_slots_back(server: Server) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import sys
 import time
@@ -10,15 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import openai
 import psutil
 import pytest
-import yaml
 
 from sglang_dflash_lab.bench.server import free_port
 from tests.support.generation import generate_all
-from tests.support.grafana import queries
 from tests.support.pair_servers import dflash_server, worker_info
 from tests.support.prompts import corpus
 from tests.support.servers import START_SECONDS, Server, started
@@ -74,39 +70,3 @@ def test_both_replicas_answer_like_one_server_and_stop_with_the_script(tmp_path:
         for process in alive:
             process.kill()
         assert not alive
-
-
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus (apt-get install prometheus)")
-def test_every_query_of_the_dashboard_has_an_answer(tmp_path: Path) -> None:
-    with routed(tmp_path, "--enable-metrics", "--speculative-adaptive") as (router, replicas):
-        targets, port = [f"127.0.0.1:{replica.port}" for replica in replicas], free_port()
-        watching = [
-            *("prometheus", f"--config.file={config(tmp_path, [*targets, f'127.0.0.1:{ROUTER_METRICS}'])}"),
-            *(f"--storage.tsdb.path={tmp_path / 'tsdb'}", f"--web.listen-address=127.0.0.1:{port}"),
-        ]
-        with started(tmp_path, port, watching, "/-/ready") as watched:
-            deadline = time.monotonic() + START_SECONDS
-            while unanswered := [query for query in queries() if not found(watched, query[1])]:
-                assert time.monotonic() < deadline, unanswered
-                generate_all(router, corpus(PAIR, 8), 8, 32)
-            seen = found(watched, "sglang:num_running_reqs")
-            assert {series["metric"]["instance"] for series in seen} == set(targets)
-
-
-def config(folder: Path, targets: list[str]) -> Path:
-    """The one that is shipped, with these targets and less patience."""
-    settings = yaml.safe_load((ROOT / "docs" / "grafana" / "prometheus.yml").read_text())
-    settings["global"] = {"scrape_interval": "2s", "scrape_timeout": "2s"}
-    settings["scrape_configs"][0]["static_configs"] = [{"targets": targets}]
-    file = folder / "prometheus.yml"
-    file.write_text(yaml.safe_dump(settings))
-    return file
-
-
-def found(prometheus: Server, query: str) -> list[dict[str, dict[str, str]]]:
-    """The series that answer a query."""
-    query = query.replace("$__rate_interval", "20s")
-    reply = httpx.get(f"{prometheus.url}/api/v1/query", params={"query": query}, timeout=60).json()
-    assert reply["status"] == "success", (query, reply)
-    result: list[dict[str, dict[str, str]]] = reply["data"]["result"]
-    return result

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 import transformers
 from sglang.srt.sampling import custom_logit_processor
@@ -38,9 +36,7 @@ PROCESSORS = {
     "custom processor": custom_logit_processor.DisallowedTokensLogitsProcessor.to_str(),
     "custom processor that looks back": custom_logit_processor.DeepseekOCRNoRepeatNGramLogitProcessor.to_str(),
     # By its name: the servers load the plugin.
-    "custom processor with state": json.dumps(
-        {"callable": b"cdflash_test_plugin.custom_processor\nBanByCalls\n.".hex()}
-    ),
+    "custom processor with state": json.dumps({"callable": WITH_STATE.hex()}),
 }
 
 
@@ -100,13 +96,6 @@ def expected(plain_hybrid: Server) -> dict[str, Any]:
         found[name] = answers(plain_hybrid, prompts, **body_of(name, greedy))
     found["log-probabilities"] = answers(plain_hybrid, prompts, **LOGPROBS)
     return found
-
-
-@pytest.fixture(params=["dflash_hybrid", "random_widths_hybrid"])
-def server(request: pytest.FixtureRequest) -> Server:
-    """Full blocks, and blocks of any width."""
-    served: Server = request.getfixturevalue(request.param)
-    return served
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -175,16 +164,6 @@ def test_sampled_log_probabilities_are_those_of_the_law_before_filters(dflash_hy
     for (value, token, _), top in zip(meta["output_token_logprobs"], meta["output_top_logprobs"], strict=True):
         by_token = {entry[1]: entry[0] for entry in top}
         assert by_token[token] == pytest.approx(value, abs=1e-6)
-
-
-def test_a_chat_streams_what_it_answers_at_once(dflash_hybrid: Server) -> None:
-    client = openai.OpenAI(base_url=dflash_hybrid.url + "/v1", api_key="none", max_retries=0)
-    question = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples does Tom have now?"}]
-    ask = functools.partial(client.chat.completions.create, model="m", messages=question, temperature=0, max_tokens=48)
-    whole = ask()
-    pieces = [chunk.choices[0].delta.content or "" for chunk in ask(stream=True) if chunk.choices]
-    assert "".join(pieces) == whole.choices[0].message.content
-    assert len(pieces) > 2 and whole.usage.completion_tokens > 0
 
 
 @pytest.mark.parametrize("body", [{"return_hidden_states": True}, {"return_sampling_mask": True}])

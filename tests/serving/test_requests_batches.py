@@ -12,7 +12,7 @@ import pytest
 from sglang_dflash_lab.pairs.corpus import Prompt, prompts
 from tests.support.generation import Params, answers, tokens
 from tests.support.pair_servers import RecordedServer
-from tests.support.prompts import chat_ids, corpus, random_prompts, schema_of
+from tests.support.prompts import chat_ids, random_prompts, schema_of
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine
@@ -80,23 +80,6 @@ def test_a_seed_gives_the_same_text_when_it_joins_a_running_batch(
 def test_samples_of_one_prompt_share_its_seed(dflash_hybrid: Server, alone: list[list[int]]) -> None:
     found = answers(dflash_hybrid, PROMPTS[:1], {**SEEDED[0], "n": 3})
     assert tokens(found) == [alone[0]] * 3
-
-
-def test_a_session_continues_where_it_ended(dflash_hybrid: Server) -> None:
-    first, second, third = corpus(PAIR, 3)
-    session = dflash_hybrid.post("/open_session", {"capacity_of_str_len": 100_000}).json()
-    context: list[int] = []
-    rid = None
-    for turn in (first, second, third):
-        params = {"temperature": 0, "max_new_tokens": NEW_TOKENS}
-        body = {"input_ids": turn, "sampling_params": params, "session_params": {"id": session, "rid": rid}}
-        answer = dflash_hybrid.post("/generate", body).json()
-        (whole,) = answers(dflash_hybrid, [[*context, *turn]], params)
-        assert answer["output_ids"] == whole["output_ids"]
-        assert answer["meta_info"]["prompt_tokens"] == len(context) + len(turn)
-        context += [*turn, *answer["output_ids"]]
-        rid = answer["meta_info"]["id"]
-    assert dflash_hybrid.post("/close_session", {"session_id": session}).status_code == 200
 
 
 @pytest.mark.parametrize("temperature", [0, 1.0])

@@ -19,7 +19,7 @@ import typer
 from sglang_dflash_lab.pairs import target_path
 from tests.soak.catalogue import PAIR, SEEDED, Entry, catalogue
 from tests.soak.load import answer_of, drive
-from tests.soak.verdict import Promise, plot, promises, text, wrong_answers
+from tests.soak.verdict import Promise, promises, text, wrong_answers
 from tests.support.pair_servers import FEATURES, dflash_server, plain_server, with_plugin
 from tests.support.servers import Server
 
@@ -48,7 +48,6 @@ def soak(requests: int, out: Path, seed: int = 0, entries: int = ENTRIES, drafte
     (out / "soak.md").write_text(text(command, load, asked, found))
     samples = [asdict(sample) for sample in load.samples]
     (out / "soak.json").write_text(json.dumps({"samples": samples, "speeds": load.speeds}))
-    plot(load, out / "soak.png")
     wrong = [
         {**asdict(outcome), "body": asked[outcome.entry].body, "expected": expected[outcome.entry]}
         for outcome in wrong_answers(load, expected)
@@ -86,9 +85,7 @@ def pools_at_rest(server: Server) -> dict[str, int]:
 
 def main(
     requests: int = 10000,
-    out: Annotated[Path, typer.Option(help="Folder of the report, the plot and the servers' logs.")] = Path(
-        "results/soak"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder of the report and the servers' logs.")] = Path("results/soak"),
     seed: int = 0,
     drafter: Annotated[str, typer.Option(help="Drafter of the pair.")] = "noisy",
 ) -> None:

@@ -18,5 +18,4 @@ def test_every_promise_holds_after_a_few_bursts(drafter: str, tmp_path: Path) ->
     found = soak(120, tmp_path, entries=48, drafter=drafter)
     broken = [promise for promise in found if not promise.held and promise.what not in LONG_RUNS_ALONE_SHOW]
     assert not broken, broken
-    assert (tmp_path / "soak.png").stat().st_size > 0
     assert "every answer is the reference's" in (tmp_path / "soak.md").read_text()

@@ -128,26 +128,3 @@ def assert_diverging_only_at_near_ties(ours: Sequence[Answer], plain: Sequence[A
     ]
     print(f"{sum(diverged)} of {len(diverged)} texts diverge at a near-tie")
     assert sum(diverged) <= SHARE * len(diverged), f"{sum(diverged)} of {len(diverged)} texts diverge"
-
-
-def largest_change(ours: Sequence[Answer], plain: Sequence[Answer]) -> float:
-    """Return the largest change, in nats, of the gap between plain decoding's two most likely tokens.
-
-    It covers every token up to the first that differs. A wrong state or key moves gaps long before it changes a token;
-    rounding moves them by a few steps of a logit.
-
-    Args:
-        ours, plain: generated with ``return_logprob`` and the same ``top_logprobs_num`` of about eight. A token
-            that only one side reports counts as infinitely far.
-    """
-    changes = [0.0]
-    for ours_answer, answer in zip(ours, plain, strict=True):
-        pairs = zip(ours_answer.tokens, answer.tokens, tops_of(ours_answer), tops_of(answer), strict=False)
-        for our_token, token, our_top, top in pairs:
-            (best, first), (next_best, second) = top[:2]
-            values = {candidate: value for value, candidate in our_top}
-            gap = values.get(first, math.inf) - values.get(second, -math.inf)
-            changes.append(abs(best - next_best - gap))
-            if our_token != token:
-                break
-    return max(changes)

@@ -104,7 +104,7 @@ def dflash_server(
 
 @dataclass(frozen=True)
 class RecordedServer:
-    """A server, and the folder in which the plugin records its drafts, states, mixed batches and host copies."""
+    """A server, and the folder in which the plugin records its drafts, states and mixed batches."""
 
     server: Server
     folder: Path

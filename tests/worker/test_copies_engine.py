@@ -12,7 +12,7 @@ import pytest
 
 from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs.corpus import prompts
-from tests.support.generation import Answer, answers, assert_nothing_leaked, flush, generate_all, tokens
+from tests.support.generation import Answer, answers, assert_nothing_leaked, generate_all, tokens
 from tests.support.pair_servers import (
     FEATURES,
     RANDOM_WIDTHS,
@@ -100,8 +100,8 @@ CROWDED = ("--schedule-conservativeness", "0.05")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
-    [("--enable-streaming-session",), ("--disable-overlap-schedule",), ("--speculative-draft-window-size", "64")],
-    ids=["sessions", "no overlap", "draft window"],
+    [("--disable-overlap-schedule",), ("--speculative-draft-window-size", "64")],
+    ids=["no overlap", "draft window"],
 )
 def test_histories_under_chunks_mixed_batches_and_retraction(arguments: tuple[str, ...], tmp_path: Path) -> None:
     inputs = [*repeats(6, seed=3), *corpus(PAIR, 8, seed=5)]
@@ -114,23 +114,7 @@ def test_histories_under_chunks_mixed_batches_and_retraction(arguments: tuple[st
         for _ in range(2):  # the second time from the prefix cache
             found = generate_all(server, inputs, 16, NEW_TOKENS, sampling_params={"ignore_eos": True})
             assert texts(found) == expected
-        if "--enable-streaming-session" in arguments:
-            _assert_a_streaming_session_goes_on(server)
         assert_nothing_leaked(server)
         assert "#retracted_reqs" in server.log
     assert (tmp_path / "mixed.jsonl").stat().st_size > 0
     assert int((tmp_path / "histories.txt").read_text()) > 100
-
-
-def _assert_a_streaming_session_goes_on(server: Server) -> None:
-    flush(server)
-    opened = server.post("/open_session", {"capacity_of_str_len": 100_000, "streaming": True})
-    session, context = opened.json(), []
-    for turn in repeats(1, seed=4):
-        params = {"temperature": 0, "max_new_tokens": NEW_TOKENS}
-        body = {"input_ids": turn, "sampling_params": params, "session_params": {"id": session}}
-        answer = server.post("/generate", body).json()
-        (whole,) = answers(server, [[*context, *turn]], params)
-        assert answer["output_ids"] == whole["output_ids"]
-        context += [*turn, *answer["output_ids"]]
-    assert server.post("/close_session", {"session_id": session}).status_code == 200

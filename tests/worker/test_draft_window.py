@@ -157,18 +157,3 @@ def test_a_block_wider_than_the_drafters_begins_with_its_drafts(arguments: tuple
         assert "32" in worker_info(server)["blocks_by_accept_length"]
         assert_nothing_leaked(server)
     assert_blocks_are_the_references_at_their_places(case, prompts, answers, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", [(), (*SYNC, *PAGED)], ids=" ".join)
-def test_a_retracted_request_drafts_with_a_full_window_again(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    """A retraction moves the blocks that follow, so each is held to the reference's block at its own place."""
-    case, prompts = Case(64, arguments), corpus(PAIR, 6, seed=1)
-    often = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "2"}
-    environment = {**with_plugin(tmp_path, "drafts"), **often}
-    with dflash_server(PAIR, tmp_path, "--speculative-draft-window-size", "64", *arguments, **environment) as server:
-        answers = generate_all(server, prompts, len(prompts), NEW_TOKENS)
-        assert_nothing_leaked(server)
-    assert_blocks_are_the_references_at_their_places(case, prompts, answers, tmp_path)
-    counts = [answer.meta["num_retractions"] for answer in answers]
-    assert any(count for count, prompt in zip(counts, prompts, strict=True) if len(prompt) > case.reads), counts

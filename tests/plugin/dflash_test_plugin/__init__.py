@@ -31,7 +31,7 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry
     from sglang.srt.plugins.hook_registry import HookType as When
 
-    from dflash_test_plugin import changes, host_copies, probe
+    from dflash_test_plugin import changes, probe
 
     modes = {
         "copy_rule": [(HEAD, changes.tell_probabilities, When.AROUND)],
@@ -48,9 +48,7 @@ def register() -> None:
         ],
         "gathers": [(GATHER, probe.count_gathered, When.BEFORE), (DECODE, probe.record_gathered, When.AROUND)],
         "history": [(DECODE, probe.compare, When.BEFORE)],
-        "host_copies": [(DECODE, host_copies.record, When.AROUND)],
         "mixed": [(PREFILL, probe.record_mixed, When.AFTER)],
-        "step_files": [(DECODE, probe.trace, When.AROUND)],
         "states": [
             (COMMIT, probe.record_committed_state, When.AFTER),
             (PREFILL, probe.record_prefilled_state, When.AFTER),

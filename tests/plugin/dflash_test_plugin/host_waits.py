@@ -6,7 +6,7 @@ reading a value back (``.item()``, ``.tolist()``, ``if tensor:``, ``torch.equal`
 
 Not seen: ``.cpu()``, a no-op on a CPU; ``.numpy()``, with which the CPU platform's attention reads lengths;
 ``x[mask] = value`` with a one-element value that a device would hold; copies from pageable host memory, which block on
-CUDA (``host_copies.py`` lists those).
+CUDA.
 """
 
 from __future__ import annotations

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
-
-import sglang_dflash
 
 FOLDER = Path(os.environ.get("SGLANG_DFLASH_TEST_FOLDER", "."))
 
@@ -115,32 +111,3 @@ def count_lost(result: Any, scheduler: Any, *_: Any) -> Any:
         "steps without counts": len(scheduler.draft_worker._in_flight),
     }
     return result
-
-
-ROOT = Path(sglang_dflash.__file__).parent
-TRACED = 5  # the step: what is built on first use has been built
-
-_steps = 0
-
-
-def trace(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Mode ``step_files``: write the files that one decode step passes, each time that control enters one."""
-    global _steps
-    _steps += 1
-    if _steps != TRACED:
-        return original(*args, **options)
-    entries: list[str] = []
-
-    def follow(frame: FrameType, event: str, _: Any) -> None:
-        path = Path(frame.f_code.co_filename)
-        if event == "call" and path.is_relative_to(ROOT):
-            name = str(path.relative_to(ROOT))
-            if not entries or entries[-1] != name:
-                entries.append(name)
-
-    sys.setprofile(follow)
-    try:
-        return original(*args, **options)
-    finally:
-        sys.setprofile(None)
-        (FOLDER / "step_files.json").write_text(json.dumps(entries))
