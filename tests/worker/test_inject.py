@@ -15,7 +15,6 @@ from torch import Tensor
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.check.pools import staged_context
 from sglang_dflash.model.drafter import DFlashDraftModel
 from sglang_dflash.worker import forwards
 from sglang_dflash.worker.forwards import CHUNK, Inject
@@ -235,17 +234,6 @@ def test_a_ring_has_a_slot_for_every_token_that_waits(injected: tuple[Inject, li
     for position in range(3):
         injection.inject(a_step(["a"], position))
     assert written == [[0, 1]]
-
-
-@pytest.mark.parametrize("requests", [3, 200])
-def test_the_memory_table_has_the_bytes_of_the_staged_block(requests: int) -> None:
-    model: Any = SimpleNamespace(fc=SimpleNamespace(input_size=5 * 64))
-    runner: Any = SimpleNamespace(
-        model=model, token_to_kv_pool=None, max_running_requests=requests, dtype=torch.bfloat16, device="cpu"
-    )
-    Inject(runner, None, None).stage(8)
-    staged = model.staged.hidden, model.staged.positions, model.staged.slots
-    assert sum(each.nbytes for each in staged) == staged_context(requests * 8, 5 * 64, 2)
 
 
 CUTEDSL = {

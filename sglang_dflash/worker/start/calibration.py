@@ -51,10 +51,15 @@ def expected_hazard(drafter: str, block: int) -> float:
     return constant_hazard(mean(lengths.values()), near) if lengths else PRIOR
 
 
+def batch_sizes(most: int) -> list[int]:
+    """Return the powers of four below the largest batch size, and that size."""
+    return [*(4**k for k in range(most.bit_length()) if 4**k < most), most]
+
+
 def step_times(
     target: ModelRunner, widths: tuple[int, ...], step: Callable[[int, int], None]
 ) -> dict[tuple[int, int], float]:
-    """Return milliseconds of a step by batch size (powers of four, and the largest) and width.
+    """Return milliseconds of a step by batch size and width.
 
     They lack the scheduler's time between steps, which the cost table learns from real steps.
     """
@@ -63,7 +68,6 @@ def step_times(
         # Run each number of rows once, so that no request waits for oneDNN to compile.
         for bs in {host_rows(bs * widths[-1]): bs for bs in range(1, most + 1)}.values():
             step(bs, widths[-1])
-    sizes = [*(4**k for k in range(most.bit_length()) if 4**k < most), most]
     device = torch.get_device_module(target.device)
 
     def milliseconds(bs: int, width: int) -> float:
@@ -76,4 +80,4 @@ def step_times(
             taken.append(time.perf_counter() - start)
         return min(taken[1:]) * 1000
 
-    return {(bs, width): milliseconds(bs, width) for bs in sizes for width in widths}
+    return {(bs, width): milliseconds(bs, width) for bs in batch_sizes(most) for width in widths}
