@@ -154,9 +154,6 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "ragged_verify_layout)",
     ),
     "speculative.dflash_utils": ("validate_dflash_request(req, enable_overlap)",),
-    "speculative.ragged_verify": (
-        "RaggedVerifyLayout(verify_lens, graph_num_tokens, extend_start_loc, qo_indptr_device)",
-    ),
     "speculative.spec_info": (
         "SpecInput(spec_input_type)",
         "SpeculativeAlgorithm.create_worker(self, server_args)",
