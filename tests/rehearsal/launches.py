@@ -217,7 +217,7 @@ def engines() -> dict[str, Scenario]:
     from tests.rehearsal.scenarios import COPIES, DENSE, HYBRID, RANDOM_WIDTHS, REPLAY, Scenario, ask
 
     counted, filters = {VARIABLE: "1"}, {"temperature": 0.9, "top_p": 0.9, "top_k": 40, "min_p": 0.02}
-    snapshots = {"mamba_scheduler_strategy": "extra_buffer"}
+    snapshots = {"mamba_radix_cache_strategy": "extra_buffer"}
 
     def greedy(pair: str, tokens: int = 16) -> Request:
         return ask(pair, 2, tokens, growth=0, cut=50)

@@ -183,7 +183,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         HYBRID,
         (ask(HYBRID, 3), *(ask(HYBRID, 1, 12, repeat=3, cut=100),) * 2),
         (*_PADDED, _BOUNDARY, "events: cached tokens"),
-        options={"mamba_scheduler_strategy": "extra_buffer"},
+        options={"mamba_radix_cache_strategy": "extra_buffer"},
     ),
     Scenario(
         "hybrid: widths at random, copies, states across track boundaries (extra_buffer), draft window",
@@ -196,7 +196,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         environment=REPLAY,
         width=32,
         graphs=(3,),
-        options={**RANDOM_WIDTHS, "mamba_scheduler_strategy": "extra_buffer", "speculative_draft_window_size": 32},
+        options={**RANDOM_WIDTHS, "mamba_radix_cache_strategy": "extra_buffer", "speculative_draft_window_size": 32},
     ),
     *(
         Scenario(
@@ -208,7 +208,7 @@ SCENARIOS: tuple[Scenario, ...] = (
             width=8,
             graphs=(2,),
             # Rows end and begin within the steps that the scheduler overlaps.
-            options={"max_running_requests": 2, "mamba_scheduler_strategy": "extra_buffer", **options},
+            options={"max_running_requests": 2, "mamba_radix_cache_strategy": "extra_buffer", **options},
             drafter=drafter,
         )
         for name, drafter, met, options in (
