@@ -140,11 +140,12 @@ class DrafterConfig(BaseModel):
                 remedy="serve it with SGLang's own worker: set SGLANG_DFLASH=builtin",
             )
         keys = flat(config)
+        joined = _joined(keys) | {"quantization": quantization(config)}
         try:
-            found = cls.model_validate(_joined(keys) | {"quantization": quantization(config)})
+            found = cls.model_validate(joined)
         except ValidationError as error:
             key, expected = first_problem(error)
-            require(False, key, keys.get(key), expected)
+            require(False, key, joined.get(key), expected)
             raise
         _check_together(found, keys, selects="DFlash2" in str(architecture(config)))
         return found
@@ -165,12 +166,8 @@ def _joined(keys: Mapping[str, Any]) -> dict[str, Any]:
     if keys.get("draft_vocab_size") == keys.get("vocab_size"):
         joined.pop("draft_vocab_size", None)
     types = keys.get("layer_types")
-    require(
-        types is not None or not keys.get("use_sliding_window"),
-        "layer_types",
-        None,
-        "one type per layer, as use_sliding_window is true",
-    )
+    if types is None and keys.get("use_sliding_window"):
+        require(False, "layer_types", None, "one type per layer, as use_sliding_window is true")
     if not (isinstance(types, list) and SLIDING in types):
         joined.pop("sliding_window", None)
     stored = keys.get(STORED)

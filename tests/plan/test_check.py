@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from dataclasses import replace
@@ -81,16 +80,6 @@ def test_a_machine_on_which_a_start_would_be_refused_is_named_unless_another_is_
         assert about + reason in ended.stdout and "Start:" not in ended.stdout
         assert ended.exit_code == 2
         assert about not in run(*CARD, "--gpu", "h200").stdout + run(*CARD, "--device", "cpu").stdout
-
-
-@pytest.mark.parametrize("name", GPUS)
-def test_a_gpu_is_selected_by_name(name: str) -> None:
-    table = json.loads(run(*CARD, "--gpu", name, "--json").stdout)["memory"]
-    memory = GPUS[name].memory
-    assert memory is not None and table["static_bytes"] == int(memory * 0.85)
-    assert table["device"] == GPUS[name].name
-    assert table["served"]["replay"] and table["other"]["running"] < table["served"]["running"]
-    assert GPUS[name].is_blackwell == (name == "b200")
 
 
 def test_the_verdict_comes_first_and_a_note_never_changes_the_exit_status(tmp_path: Path) -> None:

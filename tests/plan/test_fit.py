@@ -36,14 +36,6 @@ PUBLISHED = {
     "Qwen3.6-27B": 2,
     "Qwen3.6-35B-A3B": 0.5,
 }
-# Requests at once of 48 on 141 GiB as most cards start: states kept, replayed in SGLang's division and in ours.
-AT_ONCE = {
-    "Qwen3-Coder-Next": (18, 48, 48),  # on two GPUs
-    "Qwen3.5-27B": (7, 31, 36),
-    "Qwen3.5-4B": (44, 48, 48),
-    "Qwen3.6-27B": (7, 31, 36),
-    "Qwen3.6-35B-A3B": (14, 48, 48),
-}
 
 
 def sizing(*flags: str) -> Sizing:
@@ -67,18 +59,6 @@ def test_the_published_drafters_have_their_published_sizes_and_the_pairs_fit_a_l
     padding = served.page * (served.target_kv + served.draft_kv)
     for pools in (report.memory.served, report.memory.other):
         assert sum(pools.bytes.values()) <= report.memory.static_bytes + padding
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_more_requests_run_if_states_are_replayed(name: str) -> None:
-    flags = "--mem-fraction-static 0.75 --speculative-num-draft-tokens 16 --mamba-radix-cache-strategy extra_buffer"
-    gpus = ("--tp-size", "2" if "Coder" in name else "1")
-    memory = memory_of(name, *flags.split(), *gpus, on=asked_about(None, memory_gib=141))
-    static, sglangs = memory.static_bytes, replace(memory.served.sizing, state_share=SGLANGS)
-    fits = (fit(memory.served.sizing, static), fit(sglangs, static, replay=True), memory.served)
-    assert tuple(each.running for each in fits) == AT_ONCE[name]
-    assert memory.served.replay and memory.other == fits[0]
-    assert memory.served.tokens >= min(CONTEXT, fits[1].tokens)
 
 
 @pytest.mark.parametrize("name", NAMES)
