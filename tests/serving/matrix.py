@@ -23,8 +23,8 @@ from typing import Any
 import sglang_dflash
 from sglang_dflash.check.flags import parse
 from sglang_dflash.plan.device import CPU
-from sglang_dflash.plan.plan import reasons_against_exact
 from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.plan import reasons_against_exact
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG
 from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
 from tests.support.acceptance import FIGURES
