@@ -33,32 +33,21 @@ settings.load_profile("tests")
 # The reference shares the machine with the server under test: spinning OpenMP workers would starve it.
 torch.set_num_threads(1)
 
-# Files whose tests use the servers below.
-FEATURES_FILES = {
-    "test_bench_engine",
-    "test_chats",
-    "test_copies_engine",
-    "test_dflash_equality",
-    "test_dflash_reference",
-    "test_diagnose_engine",
-    "test_ends",
-    "test_entries",
-    "test_faults",
-    "test_public_reports",
-    "test_requests",
-    "test_requests_batches",
-    "test_short_pool",
-    "test_weight_updates",
-    "test_width_engine",
-}
+SHARED = {"plain_hybrid", "dflash_hybrid", "random_widths_hybrid", "recorded_hybrid"}
+
+
+def uses_a_shared_server(item: pytest.Item) -> bool:
+    asked = [*getattr(item, "fixturenames", ()), *getattr(getattr(item, "callspec", None), "params", {}).values()]
+    return any(isinstance(name, str) and name in SHARED for name in asked)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    sharing = {item.path for item in items if uses_a_shared_server(item)}
     for item in items:
         if not item.get_closest_marker("xdist_group"):
-            shares = item.get_closest_marker("engine") and item.path.stem in FEATURES_FILES
-            item.add_marker(pytest.mark.xdist_group("features" if shares else item.nodeid.partition("::")[0]))
+            group = "features" if item.path in sharing else item.nodeid.partition("::")[0]
+            item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: item.get_closest_marker("engine") is None)
 
 

@@ -178,11 +178,12 @@ SCENARIOS: tuple[Scenario, ...] = (
         environment={"SGLANG_TEST_RETRACT": "1"},
         same_blocks=False,
     ),
+    Scenario("hybrid", HYBRID, (ask(HYBRID, 3),), (*_PADDED, _BOUNDARY)),
     Scenario(
         "hybrid: prefix hits, states across track boundaries (extra_buffer)",
         HYBRID,
-        (ask(HYBRID, 3), *(ask(HYBRID, 1, 12, repeat=3, cut=100),) * 2),
-        (*_PADDED, _BOUNDARY, "events: cached tokens"),
+        (ask(HYBRID, 1, 12, repeat=3, cut=100),) * 2,
+        ("events: cached tokens",),
         options={"mamba_radix_cache_strategy": "extra_buffer"},
     ),
     Scenario(

@@ -48,7 +48,7 @@ def test_banner_and_server_info_name_the_worker(server: Server) -> None:
     info = worker_info(server)
     assert info["version"] == sglang_dflash.__version__
     assert f"sglang-dflash {sglang_dflash.__version__} serves DFLASH" in server.log
-    assert " requests at once; block 16, fixed width, copied blocks; K/V " in server.log
+    assert " requests at once; block 16; K/V " in server.log
     assert set(info["layers"]) == {"full_attention"}
 
 
