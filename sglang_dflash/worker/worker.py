@@ -229,7 +229,8 @@ class DFlashWorker(BaseSpecWorker):
         """Run a step of ``bs`` dummy requests of ``context`` tokens, which no telemetry counts."""
         batch = dummy_batch(self._target, bs, context)
         with torch.inference_mode():
-            self._run(batch, StepRecord(width, bs, 0, tuple(batch.reqs)), lambda new_seq_lens: None, None)
+            step = self._run(batch, StepRecord(width, bs, 0, tuple(batch.reqs)), lambda new_seq_lens: None, None)
+            self._inject.inject(step)
 
     def prewarm_sampling(self) -> Any:
         on_cuda = torch.device(self._target.device).type == "cuda"
@@ -306,16 +307,20 @@ class DFlashWorker(BaseSpecWorker):
         self._in_flight.append(record)
         self._timer.started(record)
         self._observer.started()
-        return self._run(batch, record, publish, grammar_barrier).result(counted=self.plan.widths is not None)
+        # Grammars and custom logit processors run on the host, which waits for the drafts.
+        on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
+        with nullcontext() if on_host else self._no_sync():
+            step = self._run(batch, record, publish, grammar_barrier)
+        with stage("inject"):
+            self._inject.inject(step)
+        return step.result(counted=self.plan.widths is not None)
 
     def _run(
         self, batch: ScheduleBatch, record: StepRecord, publish: Publish, grammar_barrier: GrammarBarrier | None
     ) -> Step:
-        """Run the stages of a step of the width in ``record``."""
+        """Run the stages of a step of the width in ``record``, up to the commit."""
         width = record.width
-        # Grammars and custom logit processors run on the host, which waits for the drafts.
-        on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
-        with self._at_width(width), nullcontext() if on_host else self._no_sync():
+        with self._at_width(width):
             with stage("draft"):
                 step = self._layout.lay_out(batch, width, grammar_barrier)
                 if width > 1:
@@ -336,8 +341,6 @@ class DFlashWorker(BaseSpecWorker):
                     rows.commit(step)
             if self._copies is not None:
                 record.rows, record.found = batch.req_pool_indices_cpu.numpy().tolist(), self._copies.found()
-        with stage("inject"):
-            self._inject.inject(step)
         return step
 
 

@@ -50,6 +50,7 @@ def dummy_batch(target: ModelRunner, bs: int, context: int) -> ScheduleBatch:
         seq_lens_cpu=lens,
         seq_lens_sum=bs * context,
         orig_seq_lens=lens.to(device),
+        mamba_lazy_spec_track_positions_cpu=[0] * bs,  # the requests have no snapshot to write
         multimodal_inputs=[None] * bs,
         sampling_info=dummy_sampling(target, bs, filtered=False),
     )

@@ -66,7 +66,7 @@ class FirstCalls:
         # Enough where SGLang rounds them up to a power of two, and where step_commit divides its layers by 2 or more.
         self._batch_sizes = sorted({min(1 << doublings, most) for doublings in range(most.bit_length() + 1)})
         # Elsewhere 1, multiples of 16 and others are compiled apart.
-        self._step_sizes = self._batch_sizes if plan.exact else sorted({1, min(2, most), min(16, most), most})
+        self._step_sizes = self._batch_sizes if plan.exact else [size for size in (1, 2, 16) if size <= most]
 
     @torch.no_grad()
     def run(self, widths: Sequence[int], at_width: Callable[[int], AbstractContextManager[Any]]) -> None:
