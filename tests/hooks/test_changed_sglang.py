@@ -12,6 +12,7 @@ import pytest
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream import ALLOW_ANY_VERSION, TESTED_SGLANG
 from tests.support.broken_pairs import Broken, write_pair
+from tests.support.preloaded import run
 
 pytest.importorskip("sglang")
 
@@ -54,14 +55,8 @@ def resolve(
     if drafter:
         flags += ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(folder / "drafter"))
     environment = {name: value for name, value in os.environ.items() if name != ALLOW_ANY_VERSION}
-    return subprocess.run(
-        [sys.executable, "-c", program, *flags],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={**environment, "PYTHONPATH": os.pathsep.join([path, os.getcwd(), *sys.path]), **variables},
-    )
+    environment |= {"PYTHONPATH": os.pathsep.join([path, os.getcwd(), *sys.path]), **variables}
+    return run("-c", program, *flags, environment=environment)
 
 
 def call_it(version: str, folder: Path) -> str:
