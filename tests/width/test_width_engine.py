@@ -55,8 +55,8 @@ def mean_width_of_the_last(answers: list[Answer]) -> float:
 
 
 def first_round(ask: Callable[[], list[Answer]], wanted: Callable[[float], bool]) -> list[Answer] | None:
-    """The first of eight rounds whose last answers have a wanted mean width: the machine may be busy."""
-    rounds = itertools.islice(iter(ask, None), 8)
+    """The first of 16 rounds whose last answers have a wanted mean width: the machine may be busy."""
+    rounds = itertools.islice(iter(ask, None), 16)
     return next((answers for answers in rounds if wanted(mean_width_of_the_last(answers))), None)
 
 
