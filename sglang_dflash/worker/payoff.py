@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RECENT = 1024  # verified blocks after which all counts are halved, so that old traffic fades
-QUIET_SECONDS = 3600.0  # least time between two warnings of one cause
+# Least time between two warnings of one cause, and between two searches for causes while drafting does not pay
+QUIET_SECONDS, CHECK_SECONDS = 3600.0, 60.0
 
 
 class RecentBlocks:
@@ -80,15 +81,15 @@ class Payoff:
         self._break_even, self._card = cheapest_step(card, block), card and _card_section(card, block)
         self.pays: bool | None = None
         self._warned: dict[str, float] = {}
-        self._has_warned = False
+        self._has_warned, self._next_check = False, 0.0
 
     def count(self, record: StepRecord, policy: WidthPolicy, not_finite: int) -> None:
         """Count a finished step; ``not_finite`` is the number of such drafts since the start."""
         self._recent.count(record)
         if not_finite:
             self._known[causes.NOT_FINITE] = f"{not_finite} positions"
-        before, self.pays = self.pays, self._judge(policy)
-        if self.pays is False and (before is not False or record.width > 1):
+        self.pays = self._judge(policy)
+        if self.pays is False and self._clock() >= self._next_check:
             self._warn(policy)
         elif self.pays and self._has_warned:
             self._has_warned = False
@@ -126,6 +127,7 @@ class Payoff:
 
     def _warn(self, policy: WidthPolicy) -> None:
         now, (cause, *others) = self._clock(), self._causes(policy)
+        self._next_check = now + CHECK_SECONDS
         if now - self._warned.get(cause.cause, -QUIET_SECONDS) < QUIET_SECONDS:
             return
         self._warned[cause.cause], self._has_warned = now, True

@@ -60,7 +60,7 @@ class BlockKV:
             write_virtual=self.slots,
             read_extent=self.width,
         )
-        return replace(self, plan=plan)
+        return BlockKV(self.width, self.seq_lens, self.slots, self.host_lens, self.host_tokens, self.exact, plan)
 
     def first(self, width: int, translator: Any, rows: Tensor) -> BlockKV:
         slots = self.slots.view(-1, self.width)[:, :width].flatten()

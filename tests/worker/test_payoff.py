@@ -17,7 +17,7 @@ from sglang_dflash.causes import ENOUGH, FIXES
 from sglang_dflash.drafter.published import published_pairs
 from sglang_dflash.width import AdaptiveWidth, CostTable, FixedWidth, WidthPolicy
 from sglang_dflash.worker.flight import StepRecord
-from sglang_dflash.worker.payoff import QUIET_SECONDS, RECENT, Payoff, known_causes, other_target
+from sglang_dflash.worker.payoff import CHECK_SECONDS, QUIET_SECONDS, RECENT, Payoff, known_causes, other_target
 
 pytestmark = pytest.mark.sglang
 
@@ -111,9 +111,10 @@ def test_one_warning_per_cause_and_hour(server: Server) -> None:
     server.now = QUIET_SECONDS - 1
     server.serve(1)
     assert server.lines() == []
-    server.now = QUIET_SECONDS
+    server.now += CHECK_SECONDS
     server.serve(1)
     assert len(server.lines()) == 1
+    server.now += CHECK_SECONDS
     server.serve(1, broken=1)
     assert ["not finite" in line for line in server.lines()] == [True], "another cause"
 
