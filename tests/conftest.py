@@ -105,7 +105,7 @@ def random_widths_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 @pytest.fixture(scope="session")
 def recorded_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedServer]:
-    """``tiny-hybrid`` under DFlash2, recorded; few requests may run, so that the others are prefilled beside them."""
+    """``tiny-hybrid`` under DFlash2, recorded; a low request limit forces prefills between decode steps."""
     folder = tmp_path_factory.mktemp("recorded")
     schedule = ("--max-running-requests", "4", "--chunked-prefill-size", "256", "--enable-mixed-chunk")
     plugin = with_plugin(folder, "drafts", "states", "mixed")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EVERY = 32  # steps between two reads of the drafter's count of non-finite drafts
+EVERY = 32  # steps between two reads of the count of non-finite drafts, and between two timed steps at a fixed width
 
 
 @dataclass

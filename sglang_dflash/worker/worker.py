@@ -47,7 +47,7 @@ from sglang_dflash.worker.start.models import load_drafter
 from sglang_dflash.worker.start.prewarm import FirstCalls, prewarm_largest_step
 from sglang_dflash.worker.state import DraftState
 from sglang_dflash.worker.step import GrammarBarrier, Layout, Publish, Step, idle_result
-from sglang_dflash.worker.telemetry import Observer, allocated_bytes, identity
+from sglang_dflash.worker.telemetry import EVERY, Observer, allocated_bytes, identity
 from sglang_dflash.worker.window import DraftRings, allocate_rings, prepare_transfer
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class DFlashWorker(BaseSpecWorker):
         if self._is_first:
             payoff = Payoff(known_causes(plan, self._target, self._drafter), plan.files.name, plan.drafted)
         self._observer = Observer(plan.block, self._draft.broken, payoff)
-        self._timer = StepTimer(self._target.device, every=1 if plan.widths is not None else 32)
+        self._timer = StepTimer(self._target.device, every=1 if plan.widths is not None else EVERY)
 
     def _draft_model_runners(self) -> tuple[Any, ...]:
         """Runners that share the target's KV slots; none under a draft window."""

@@ -1,4 +1,4 @@
-"""The dashboard has every series of ours, and its queries keep to the chosen replicas.
+"""The dashboard shows all our series, and its queries select the chosen replicas.
 
 Servers show that they export what it asks for: ``tests/width/test_width_engine.py`` and ``test_replicas.py``.
 """

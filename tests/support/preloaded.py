@@ -1,8 +1,8 @@
 """Start SGLang in a process that has imported torch and SGLang's other libraries already.
 
-A server imports 5,700 modules in each of three processes, and most of them are other people's. Here one process
-imports those once and forks for each server, which forks so for each process that ``multiprocessing`` would spawn.
-SGLang itself, its plugins and this package are imported anew everywhere.
+A server imports 5,700 modules in each of three processes, most of them third-party. One process imports those once and
+forks for each server; a server forks in the same way where ``multiprocessing`` would spawn. Every process imports
+SGLang, its plugins and this package itself.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def run(
 def start(
     arguments: list[str], output: IO[bytes], environment: dict[str, str], errors: IO[bytes] | None = None
 ) -> Process | subprocess.Popen[bytes]:
-    """Run ``python ARGUMENTS`` in a session of its own, in a fork if nothing in its environment is read before."""
+    """Run ``python ARGUMENTS`` in a new session: a fork, unless its environment changes what libraries read early."""
     errors = errors or output
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     customised = any(Path(path, "sitecustomize.py").exists() for path in paths)
@@ -116,7 +116,7 @@ def _preloaded() -> socket.socket:
 def _fork(zygote: socket.socket, request: dict[str, Any], descriptors: dict[int, int]) -> int:
     """Ask ``zygote``, a child of this process, for a fork that becomes a child of this process.
 
-    A process in between ends at once, and an orphan goes to the nearest ancestor that asked for orphans.
+    The zygote forks twice. The orphaned grandchild is reparented to the nearest subreaper, which is this process.
     """
     message = json.dumps({**request, "folder": os.getcwd(), "descriptors": [*descriptors]}).encode()
     prctl = ctypes.CDLL(None).prctl

@@ -1,4 +1,4 @@
-"""``sglang.Engine`` in a process of its own: keywords and requests as JSON (argument, stdin), answers as last line."""
+"""Run ``sglang.Engine`` in a separate process: JSON keywords and requests (argument or stdin), answers as last line."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ CONTEXT = 64  # tokens
 def dummy_batch(target: ModelRunner, bs: int, context: int) -> ScheduleBatch:
     """Return ``bs`` greedy requests of ``context`` tokens before a step.
 
-    They own rows 1 to ``bs`` of the request pool, which a start of a request writes anew. All their K/V and recurrent
-    states are in the pools' padding slots, because the rows point to slot 0 before the first request.
+    They use rows 1 to ``bs`` of the request pool, which real requests overwrite when they start. Before the first
+    request these rows point to slot 0, so K/V and recurrent states go to the pools' padding slots.
     """
     device, vocab = target.device, target.model_config.vocab_size
     context = min(context, target.model_config.context_len - 1)
