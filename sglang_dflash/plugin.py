@@ -53,7 +53,7 @@ def _register_hooks() -> None:
     if "sglang.srt.managers.scheduler" in sys.modules:
         _register_scheduler_hooks()
     before: Hooks = {
-        "srt.configs.model_config.ModelConfig._derive_context_length": launch.extend_drafter_context,
+        "srt.configs.model_config.ModelConfig._derive_context_length": launch.configure_drafter,
         "srt.managers.multi_tokenizer_mixin.write_data_for_multi_tokenizer": reports.load_in_tokenizer_workers,
         f"{_TOOLS}.parse_non_stream": streams.mark_whole,
     }

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sglang_dflash.check.machine import highest_fraction
 from sglang_dflash.check.memory import MemoryTable, divide, sizing_of
 from sglang_dflash.check.pools import Pools, Sizing, best_ratio, index_of_most_requests
 from sglang_dflash.plan.device import Device
+from sglang_dflash.plan.division import TOKENS_PER_REQUEST
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import REPLAY_FLAG, SLOTS, WINDOW_FLAG, Settings
 
 WINDOW = 2048  # draft window, tokens
-HIGHEST_FRACTION = 0.9  # of the device; activations and graphs take the rest
 _CLEAR_GAIN = 1.1  # times as many requests
 _MOST_TRIES = 64  # values of one flag
 Change = tuple[str, dict[str, Any]]  # a flag with its value, and the settings that it changes
@@ -70,7 +71,7 @@ class Adviser:
 
     def __init__(self, settings: Settings, machine: Device, pair: Pair, table: MemoryTable) -> None:
         self._settings, self._machine, self._pair, self._table = settings, machine, pair, table
-        self._highest_fraction = max(table.fraction, HIGHEST_FRACTION)
+        self._highest_fraction = max(table.fraction, highest_fraction(machine))
 
     def more_requests(self) -> list[Advice]:
         """Return the mildest value of each flag that lets all requests run, or else the most."""
@@ -85,6 +86,7 @@ class Adviser:
             [_change("--mem-fraction-static", mem_fraction_static=percent / 100) for percent in percents],
             [_change("--mamba-full-memory-ratio", mamba_full_memory_ratio=ratio)],
             [_change("--max-running-requests", max_running_requests=running) for running in fewer],
+            self._lifted(before),
             [each for each in self._replay() if not before.replay],
             *([each] for each in self._mild_changes()),
         ]
@@ -129,6 +131,17 @@ class Adviser:
             return self.propose(of_users(users)) if users else None
         contexts = most(lambda each: replace(load, conversations=each), load.conversations)
         return self.propose(replace(load, conversations=contexts))
+
+    def _lifted(self, before: Pools) -> list[Change]:
+        """The user's own limit on states or tokens, as high as all requests need."""
+        sizing, changes = before.sizing, list[Change]()
+        if self._settings.max_mamba_cache_size:
+            needed = sizing.max_running * sizing.slots_per_request
+            changes.append(_change("--max-mamba-cache-size", max_mamba_cache_size=needed))
+        elif self._settings.max_total_tokens:
+            needed = sizing.max_running * min(TOKENS_PER_REQUEST, sizing.context)
+            changes.append(_change("--max-total-tokens", max_total_tokens=needed))
+        return changes
 
     def _replay(self) -> Iterator[Change]:
         hybrid = self._table.served.state.slot > 0
@@ -192,9 +205,9 @@ class Adviser:
         return Advice(values[index][0], fits[index].running, fits[index].tokens, fits[index].prefixes())
 
     def _lets_more_run(self, advice: Advice) -> bool:
-        """Clearly more requests; or for a draft window, which only frees memory for K/V, as many and more tokens."""
+        """Clearly more requests; or for a draft window, unless states are the limit, as many and more tokens."""
         before = self._table.served
-        if advice.flag.startswith(WINDOW_FLAG):
+        if advice.flag.startswith(WINDOW_FLAG) and before.capped_by in ("tokens of K/V", "--max-running-requests"):
             return advice.running >= before.running and advice.tokens > before.tokens
         wanted = before.sizing.max_running
         return before.running < wanted and advice.running >= min(wanted, _CLEAR_GAIN * before.running + 1)

@@ -110,7 +110,7 @@ def check(
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="List all checks and the memory table.")] = False,
     memory_gib: Annotated[
         float | None,
-        typer.Option(help="Check against a GPU with this much memory, or a CPU with --device cpu."),
+        typer.Option(help="Check against this much memory: of --gpu, a Hopper GPU, or a CPU with --device cpu."),
     ] = None,
     gpu: Annotated[
         str | None, typer.Option(help=f"Check against this GPU instead of the local one: {', '.join(GPUS)}.")
@@ -132,8 +132,6 @@ def check(
 
     Example: sglang-dflash check Qwen/Qwen3.5-4B z-lab/Qwen3.5-4B-DFlash
     """
-    if gpu and memory_gib is not None:
-        raise typer.BadParameter("--gpu and --memory-gib are mutually exclusive")
     if context is not None and users is None:
         raise typer.BadParameter("--context needs --users")
     load = Load(users, context, conversations) if users and context else None

@@ -16,6 +16,7 @@ from sglang_dflash.check.machine import find_gpu
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
 from sglang_dflash.plan.division import size
+from sglang_dflash.plan.plan import ON_ROCM
 from sglang_dflash.plan.settings import SWITCH, Settings
 from sglang_dflash.upstream import TESTED_SGLANG, check_version, installed_version
 
@@ -139,6 +140,8 @@ def _serving_machine() -> Device:
             expected="the plugin `dflash`",
             remedy="install sglang-dflash in SGLang's environment; unset SGLANG_PLUGINS, or add `dflash` to it",
         )
+    if machine.is_rocm:
+        raise Builtin(ON_ROCM, expected="a CUDA GPU", remedy="none needed: SGLang's own worker serves DFLASH here")
     takeover.check_sglang()
     return machine
 

@@ -9,8 +9,10 @@ from difflib import get_close_matches
 from functools import cache
 from typing import NoReturn
 
+from sglang_dflash.check.machine import highest_fraction
 from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
 from sglang_dflash.plan.device import Device
+from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import Settings, argument_fields, flag_of
 from sglang_dflash.upstream import TESTED_SGLANG, check_version
 
@@ -113,6 +115,45 @@ def check_linear_backends(settings: Settings, machine: Device, cuda: str | None)
     prefill = settings.linear_attn_prefill_backend or settings.linear_attn_backend
     if machine.is_blackwell and prefill == "flashinfer":
         yield replace(_cuda_13(cuda if machine.is_local else None), about="torch's CUDA")
+
+
+# Stored quantisation -> what --quantization may say instead (SGLang's ``ModelConfig._verify_quantization``).
+_READ_AS = {
+    "modelopt": {"modelopt_fp4", "modelopt_fp8", "modelopt_mixed", "petit_nvfp4"},
+    "fp8": {"modelopt_fp4", "nvfp4_online"},
+    "compressed-tensors": {"w8a8_int8", "w8a8_fp8", "auto-round-int8"},
+    "awq": {"awq_marlin", "moe_wna16"},
+    "gptq": {"gptq_marlin", "moe_wna16"},
+    "mxfp8": {"minimax_m3_nvfp4"},
+}
+_REQUANTISES = {"quark_mxfp4"}
+
+
+def check_flags(settings: Settings, pair: Pair, machine: Device) -> Iterator[Finding]:
+    """Yield what is wrong with single flags for this pair on this machine."""
+    flag, stored = (settings.quantization or "").replace("_tensors", "-tensors"), pair.quantisation_method
+    if flag and stored and flag not in {stored, *_READ_AS.get(stored, ()), *_REQUANTISES}:
+        yield error(
+            f"--quantization {flag}, and the target is quantised with {stored}",
+            expected=f"{stored}, which SGLang reads from the target's config.json",
+            remedy="leave --quantization out",
+            about="quantisation",
+        )
+    if settings.enable_torch_compile and pair.kind is None and pair.drafter.selector_top_k:
+        yield warn(
+            "--enable-torch-compile with a DFlash2 drafter: users report that the capture of CUDA graphs fails",
+            expected="CUDA graphs alone",
+            remedy="leave --enable-torch-compile out",
+            about="torch.compile",
+        )
+    highest, fraction = highest_fraction(machine), settings.mem_fraction_static or 0
+    if machine.is_unified and fraction > highest:
+        yield warn(
+            f"--mem-fraction-static {fraction} of unified memory, which the host's programs share",
+            expected=f"at most {highest}: servers are killed at 0.85",
+            remedy=f"set --mem-fraction-static {highest}",
+            about="unified memory",
+        )
 
 
 def _bfloat16_states(flag: str, dtype: str | None, machine: Device) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,25 +15,50 @@ MIB = 1 << 20
 GIB = 1 << 30
 _MOST_GIB = 1 << 20
 _SECONDS = 60  # to wait for the driver
-_DRIVER = Path("/dev/nvidiactl"), Path("/dev/dxg")  # of NVIDIA's driver, on Linux and in WSL
+_DRIVER = Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd")  # NVIDIA's on Linux and in WSL, AMD's
 _ASK_TORCH = """
-import sys, torch
-gpu = torch.cuda.get_device_properties(int(sys.argv[1]))
-print(gpu.name, gpu.total_memory, gpu.major, gpu.minor, sep="\\n")
+import json, sys
+from dataclasses import asdict
+from sglang_dflash.plan.device import local_gpu
+print(json.dumps(asdict(local_gpu(int(sys.argv[1])))))
 """
 
-# Memory as nvidia-smi reports it, which is neither the GB nor the GiB of a data sheet: https://thundergolfer.com/blog/
-# nvidia-gpu-memory-capacity for Hopper, https://github.com/NVIDIA/TensorRT-LLM/issues/10278 for the B200. Compute
-# capability from https://developer.nvidia.com/cuda-gpus.
+
+def _gpu(name: str, mib: int, capability: tuple[int, int], *, unified: bool = False) -> Device:
+    return Device("gpu", f"NVIDIA {name}", mib * MIB, capability, is_unified=unified)
+
+
+# Compute capability: https://developer.nvidia.com/cuda-gpus. Memory as nvidia-smi reports it, which is neither the GB
+# nor the GiB of a data sheet: https://thundergolfer.com/blog/nvidia-gpu-memory-capacity, and where a line says so.
 GPUS = {
-    "h100": Device("gpu", "NVIDIA H100 80GB HBM3", 81_559 * MIB, (9, 0)),
-    "h200": Device("gpu", "NVIDIA H200", 143_771 * MIB, (9, 0)),
-    "b200": Device("gpu", "NVIDIA B200", 183_359 * MIB, (10, 0)),
+    "rtx3090": _gpu("GeForce RTX 3090", 24_576, (8, 6)),
+    "rtx4090": _gpu("GeForce RTX 4090", 24_564, (8, 9)),  # https://github.com/vllm-project/vllm/issues/7553
+    "rtx5090": _gpu("GeForce RTX 5090", 32_607, (12, 0)),  # https://github.com/noonghunna/club-3090/issues/1261
+    "a6000": _gpu("RTX A6000", 49_140, (8, 6)),  # without ECC
+    "l40s": _gpu("L40S", 46_068, (8, 9)),
+    "rtx-pro-6000": _gpu("RTX PRO 6000 Blackwell", 97_887, (12, 0)),  # https://github.com/antirez/ds4/issues/431
+    "a100": _gpu("A100-SXM4-80GB", 81_920, (8, 0)),
+    "h100": _gpu("H100 80GB HBM3", 81_559, (9, 0)),
+    "h200": _gpu("H200", 143_771, (9, 0)),
+    "b200": _gpu("B200", 183_359, (10, 0)),  # https://github.com/NVIDIA/TensorRT-LLM/issues/10278
+    "b300": _gpu("B300 SXM6 AC", 275_040, (10, 3)),
+    "gb300": _gpu("GB300", 284_208, (10, 3)),
+    # Of torch, as nvidia-smi reports none: https://github.com/MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks/issues/47
+    "dgx-spark": _gpu("GB10", 124_611, (12, 1), unified=True),
 }
 
 
+def highest_fraction(machine: Device) -> float:
+    """Return the largest part of the device's memory that is proposed for weights and pools.
+
+    Activations and graphs take the rest. The host's programs share unified memory: servers were killed at 0.85 on a DGX
+    Spark, and none at 0.80 (SGLang's cookbook for Qwen3.8-27B).
+    """
+    return 0.8 if machine.is_unified else 0.9
+
+
 def find_gpu(base_gpu_id: int = 0) -> Device | None:
-    """Return the NVIDIA GPU that a server's first rank will use; None without a driver, unknown if torch cannot use it.
+    """Return the GPU that a server's first rank will use; None without a driver, unknown if torch cannot use it.
 
     Torch is asked in a separate process, because a process that has initialised CUDA cannot fork others that use it.
     """
@@ -46,9 +72,8 @@ def find_gpu(base_gpu_id: int = 0) -> Device | None:
         asked.kill()  # without waiting: a process that hangs in the driver does not end
     if asked.returncode != 0:
         return replace(UNKNOWN_GPU, is_local=True)
-    name, *numbers = answer.splitlines()
-    memory, major, minor = map(int, numbers)
-    return Device("gpu", name, memory, (major, minor), is_local=True)
+    found = json.loads(answer)
+    return Device(**{**found, "capability": found["capability"] and tuple(found["capability"])})
 
 
 def asked_about(
@@ -58,21 +83,25 @@ def asked_about(
 
     Args:
         device: ``--device``; ``"cpu"`` is the CPU platform.
-        gpu: a name in :data:`GPUS`, in any case; decides alone.
+        memory_gib: memory instead of the named GPU's own. Without a name, a Hopper GPU is assumed.
+        gpu: a name in :data:`GPUS`, in any case.
 
     Raises:
         DFlashError: no such GPU, or no such memory.
     """
-    if gpu is not None:
-        if gpu.lower() not in GPUS:
-            remedy = "state the GPU's memory instead: --memory-gib 80"
-            raise DFlashError(f"--gpu {gpu}", expected=f"one of {', '.join(GPUS)}", remedy=remedy)
-        return GPUS[gpu.lower()]
+    if gpu is not None and gpu.lower() not in GPUS:
+        remedy = f"name one of {', '.join(GPUS)}; --memory-gib beside it sets another memory"
+        raise DFlashError(f"--gpu {gpu}", expected="a GPU that is known here", remedy=remedy)
     if memory_gib is not None:
         if not 0 < memory_gib < _MOST_GIB:
             raise DFlashError(f"--memory-gib {memory_gib}", expected=f"up to {_MOST_GIB}", remedy="correct it")
-        asked = CPU if device == "cpu" else UNKNOWN_GPU
-        return replace(asked, name=f"a {asked.kind.upper()} with {memory_gib:g} GiB", memory=int(memory_gib * GIB))
+        if gpu is not None:
+            asked, name = GPUS[gpu.lower()], gpu
+        else:
+            asked, name = (CPU, "CPU") if device == "cpu" else (GPUS["h100"], "GPU (sm_90 assumed)")
+        return replace(asked, name=f"a {name} with {memory_gib:g} GiB", memory=int(memory_gib * GIB))
+    if gpu is not None:
+        return GPUS[gpu.lower()]
     if device == "cpu":
         return CPU
     return find_gpu(base_gpu_id) or (UNKNOWN_GPU if device else CPU)

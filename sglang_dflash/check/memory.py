@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_dflash.check.machine import highest_fraction
 from sglang_dflash.check.pools import Pools, RequestState, Sizing, fit
 from sglang_dflash.check.sizes import (
     FAMILIES,
@@ -17,12 +18,12 @@ from sglang_dflash.check.sizes import (
     target_kv_per_token,
 )
 from sglang_dflash.drafter.checkpoint import ModelFiles
-from sglang_dflash.drafter.config import DrafterConfig, quantization
+from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash.errors import Finding, warn
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import STATE_SHARE
-from sglang_dflash.plan.pair import DTYPE_BYTES, Pair, count
+from sglang_dflash.plan.pair import Pair, count
 from sglang_dflash.plan.plan import replays
 from sglang_dflash.plan.serving import DraftWindow, context_window
 from sglang_dflash.plan.settings import Settings, in_transfer, ring_length, slots_per_request
@@ -59,7 +60,7 @@ def unknown_size(pair: Pair) -> Finding | None:
 def expected_memory(settings: Settings, machine: Device, pair: Pair, *, copies: bool) -> MemoryTable:
     """Divide the machine's memory as SGLang will; an unusable size in a configuration is a DFlashError."""
     sizing = sizing_of(settings, machine, pair, copies=copies)
-    memory, fraction = machine.memory or 0, settings.mem_fraction_static or MEM_FRACTION
+    memory, fraction = machine.memory or 0, settings.mem_fraction_static or min(MEM_FRACTION, highest_fraction(machine))
     static = int(memory * fraction)
     served, other = divide(settings, machine, pair, sizing, static)
     device = machine.name if memory else f"{machine.name}: sizes only"
@@ -81,10 +82,7 @@ def sizing_of(settings: Settings, machine: Device, pair: Pair, *, copies: bool) 
     """Compute what one rank stores, and its limits; an unusable size or dtype is a DFlashError."""
     drafter, text = pair.drafter, pair.text
     dtype, tp, page, block = pair.served_dtype(settings), settings.tp_size, settings.page, pair.block_size(settings)
-    kv_bytes, draft_kv_bytes = (
-        DTYPE_BYTES.get(str(name), dtype_bytes(dtype))
-        for name in (settings.kv_cache_dtype, settings.speculative_draft_kv_cache_dtype or settings.kv_cache_dtype)
-    )
+    kv_bytes, draft_kv_bytes = map(dtype_bytes, pair.kv_dtypes(settings, machine))
     kept, replayed = _request_states(settings, machine, text, block, activations=dtype)
     running, slots = settings.running, slots_per_request(settings)
     window = context_window(settings.speculative_draft_window_size, drafter)
@@ -135,7 +133,7 @@ def _request_states(
 
 def _is_weighed(settings: Settings, pair: Pair) -> bool:
     """Whether headers were read, and no argument makes the weights smaller than they state."""
-    quantised = settings.quantization and quantization(pair.target) is None
+    quantised = settings.quantization and pair.quantisation is None
     offloaded = settings.cpu_offload_gb > 0 or settings.offload_group_size > 0
     return pair.target_files.tensors is not None and not (quantised or offloaded or pair.overrides)
 
@@ -144,10 +142,10 @@ def _target_weights(pair: Pair, dtype: str) -> int:
     headers = pair.target_files.tensors
     if headers is None:
         return _stated_size(pair.target_files)
-    is_plain = quantization(pair.target) is None
+    is_plain = pair.quantisation is None
     read = (header for name, header in headers.items() if not name.startswith("mtp."))  # multi-token prediction's
     return sum(  # plain floats in ``dtype``, everything else as stored
-        each.numel * dtype_bytes(dtype) if is_plain and each.dtype in _FLOATS else each.num_bytes for each in read
+        int(each.numel * dtype_bytes(dtype)) if is_plain and each.dtype in _FLOATS else each.num_bytes for each in read
     )
 
 
@@ -162,4 +160,4 @@ def _drafter_weights(drafter: DrafterConfig, dtype: str, tp_size: int) -> int:
     held = (
         math.prod(shape) // sharing_ranks(name, drafter, tp_size) for name, shape in expected_shapes(drafter).items()
     )
-    return sum(held) * dtype_bytes(dtype)
+    return int(sum(held) * dtype_bytes(dtype))

@@ -120,6 +120,10 @@ class Pools:
         sizing = self.sizing
         return -(-self.state.slot // sizing.per_token)
 
+    def requests_of(self, tokens: int) -> int:
+        """Requests of ``tokens`` tokens, or of a whole context if that is shorter, that run at once."""
+        return min(self.running, self.tokens // min(tokens, self.sizing.context))
+
     def prefixes(self, slots_per_request: int | None = None) -> int:
         """Distinct prefixes that a hybrid target's cache keeps in addition to those of the running requests.
 
@@ -226,5 +230,5 @@ def best_ratio(sizing: Sizing, static_bytes: float, *, replay: bool) -> float:
 
 def index_of_most_requests(fits: Iterable[Pools]) -> int:
     """Return the first index of the most running requests; only those with K/V for a long answer count."""
-    running = [min(each.running, each.tokens // min(TOKENS_PER_REQUEST, each.sizing.context)) for each in fits]
+    running = [each.requests_of(TOKENS_PER_REQUEST) for each in fits]
     return running.index(max(running))

@@ -9,21 +9,23 @@ from typing import Any
 
 import torch
 
-from sglang_dflash.check.advice import HIGHEST_FRACTION, Advice, Adviser, Load
-from sglang_dflash.check.flags import check_linear_backends
+from sglang_dflash.check.advice import Advice, Adviser, Load
+from sglang_dflash.check.flags import check_flags, check_linear_backends
+from sglang_dflash.check.machine import highest_fraction
 from sglang_dflash.check.memory import MemoryTable, expected_memory, unknown_size
 from sglang_dflash.check.pools import Pools
 from sglang_dflash.errors import DFlashError, Finding, apply, error, note, ok, warn
 from sglang_dflash.plan.device import Device
-from sglang_dflash.plan.division import size
+from sglang_dflash.plan.division import TOKENS_PER_REQUEST, size
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.plan import decide, reason_for_builtin
+from sglang_dflash.plan.plan import decide, left_untouched, reason_for_builtin
 from sglang_dflash.plan.rules import check_plan, check_rules
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import SLOTS, SWITCH, WINDOW_FLAG, Settings
 
 TITLE = 72  # columns before the verdict
-_RUNNING = "running requests"
+_RUNNING, _LENGTH = "running requests", "tokens per request"
+SHORTEST = 2048  # tokens of K/V for a prompt and a short answer
 _ABOUT = 36  # columns before a value
 _MARK = {"error": "x", "warn": "!", "note": "-"}
 _NAMES = {"error": "error", "warn": "warning", "note": "note"}
@@ -59,7 +61,14 @@ def preflight(settings: Settings, machine: Device, load: Load | None = None) -> 
     if first.level != "ok":
         return Report([first])
     pair = Pair.of(settings)
-    findings = [*check_rules(settings, pair, machine), *check_linear_backends(settings, machine, torch.version.cuda)]
+    left = apply("configuration", _left, settings, pair, machine)
+    if left.level != "ok":
+        return Report([left])
+    findings = [
+        *check_rules(settings, pair, machine),
+        *check_linear_backends(settings, machine, torch.version.cuda),
+        *check_flags(settings, pair, machine),
+    ]
     if not settings.speculative_draft_model_path or any(finding.level == "error" for finding in findings):
         return Report(findings)  # sizes of a pair that does not match mean nothing
     if pair.kind:
@@ -82,8 +91,9 @@ def preflight(settings: Settings, machine: Device, load: Load | None = None) -> 
         here = "no GPU here; use --gpu or --memory-gib to check another machine"
         return Report([*findings, Finding("ok", here, about=_RUNNING)], plan, memory)
     if memory.weighed:
-        findings.append(replace(_weights(memory), about="weights"))
-    findings.append(replace(_running(memory), about=_RUNNING, estimated=True))
+        findings.append(replace(_weights(memory, highest_fraction(machine)), about="weights"))
+    findings.append(replace(_running(settings, memory), about=_RUNNING, estimated=True))
+    findings.append(replace(_tokens(memory.served), about=_LENGTH, estimated=True))
     adviser = Adviser(settings, machine, pair, memory)
     if load is not None:
         about = f"{load.users} users of {load.context} tokens"
@@ -104,11 +114,15 @@ def _is_checked(settings: Settings) -> Finding:
     return ok("read")
 
 
-def _weights(memory: MemoryTable) -> Finding:
+def _left(settings: Settings, pair: Pair, machine: Device) -> Finding:
+    return _worker(settings, pair, machine) if left_untouched(settings, pair, machine) else ok("ours")
+
+
+def _weights(memory: MemoryTable, highest: float) -> Finding:
     weights, static, fraction = memory.served.sizing.weights, memory.static_bytes, memory.fraction
     if weights < static:
         return ok(f"{size(weights)} of {size(static)}")
-    wider = f"--mem-fraction-static {HIGHEST_FRACTION}, " if weights * fraction < static * HIGHEST_FRACTION else ""
+    wider = f"--mem-fraction-static {highest}, " if weights * fraction < static * highest else ""
     return error(
         f"the weights of one rank take {size(weights)}, and static memory is {size(static)} ({fraction} of the device)",
         expected="static memory that holds the weights and leaves room for K/V",
@@ -116,7 +130,7 @@ def _weights(memory: MemoryTable) -> Finding:
     )
 
 
-def _running(memory: MemoryTable) -> Finding:
+def _running(settings: Settings, memory: MemoryTable) -> Finding:
     served, wanted = memory.served, memory.served.sizing.max_running
     if served.running >= wanted:
         return ok(f"{wanted} at once, with {served.tokens:,} tokens of K/V in total")
@@ -126,18 +140,35 @@ def _running(memory: MemoryTable) -> Finding:
             expected=f"more than {size(served.sizing.weights)}",
             remedy="use more GPUs (--tp-size), a larger --mem-fraction-static or a quantised target",
         )
-    return warn(
+    level = warn if settings.max_running_requests else note  # nobody asked for SGLang's default
+    return level(
         f"{served.running} of {wanted} requests (--max-running-requests) fit at once, with {served.tokens:,} tokens of "
         f"K/V in total; the limit: {served.capped_by}",
         expected=f"memory for {wanted} requests; limited by {served.capped_by}",
-        remedy="use more or larger GPUs, or accept the smaller number; `sglang-dflash check` names flags that help",
+        remedy="use more or larger GPUs, or accept the smaller number",
     )
 
 
+def _tokens(pools: Pools) -> Finding:
+    """Whether a running request has K/V for a short answer."""
+    least, fits = min(SHORTEST, pools.sizing.context), pools.requests_of(SHORTEST)
+    if not pools.running or pools.tokens >= least * pools.running:
+        return ok(_lengths(pools))
+    return warn(
+        f"{pools.tokens // pools.running:,} tokens of K/V per request: {_lengths(pools)}",
+        expected=f"{least:,} tokens or more: a request that finds none is retracted and prefilled again",
+        remedy=f"set --max-running-requests {max(1, pools.requests_of(TOKENS_PER_REQUEST))}"
+        + ("" if fits else ", more GPUs (--tp-size) or a quantised target"),
+    )
+
+
+def _lengths(pools: Pools) -> str:
+    short, long = pools.requests_of(SHORTEST), pools.requests_of(TOKENS_PER_REQUEST)
+    return f"{short:,} requests at {SHORTEST:,} tokens, {long:,} at {TOKENS_PER_REQUEST:,}"
+
+
 def _worker(settings: Settings, pair: Pair, machine: Device) -> Finding:
-    on_cpu = machine.kind == "cpu"
-    served = replace(settings, device="cpu" if on_cpu else settings.device or "cuda")
-    reason = reason_for_builtin(served, pair, on_cpu=on_cpu)
+    reason = reason_for_builtin(settings, pair, machine)
     if reason is None:
         return ok("sglang-dflash")
     return warn(
@@ -206,6 +237,8 @@ def verdict(report: Report) -> str:
         return "SGLANG'S OWN WORKER SERVES"
     if memory is None or not memory.static_bytes:
         return "COMPATIBLE: memory unknown"
+    if any(finding.about == _LENGTH and finding.level == "warn" for finding in report.findings):
+        return f"SHORT OF K/V: {_lengths(memory.served)}"
     return f"FITS: {memory.served.running} of {memory.served.sizing.max_running} requests at once"
 
 
@@ -243,7 +276,7 @@ def plan_in_short(plan: ServingPlan, *, recurrent: bool) -> str:
 
 
 def division_in_short(pools: Pools) -> Iterator[str]:
-    yield f"K/V {pools.tokens:,} tokens ({pools.tokens // max(1, pools.running):,} per request)"
+    yield f"K/V {pools.tokens:,} tokens ({pools.tokens // max(1, pools.running):,} per request; {_lengths(pools)})"
     if pools.state.slot and pools.sizing.slots_per_request > 1:
         yield f"{pools.prefixes():,} cached prefixes"
 

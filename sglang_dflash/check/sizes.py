@@ -14,8 +14,8 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.pair import DTYPE_BYTES, count, full_layers, matrix_numbers
 
 
-def dtype_bytes(name: Any) -> int:
-    """Return the bytes of an element; an unknown dtype is a DFlashError."""
+def dtype_bytes(name: Any) -> float:
+    """Return the bytes of an element, a fraction for block-scaled K/V; an unknown dtype is a DFlashError."""
     found = DTYPE_BYTES.get(name) if isinstance(name, str) else None
     if found is None:
         raise DFlashError(
@@ -52,20 +52,20 @@ class StateBytes:
         return ring * self.record + self.windows(block)
 
 
-def target_kv_per_token(text: Mapping[str, Any], *, kv_bytes: int, tp_size: int) -> int:
+def target_kv_per_token(text: Mapping[str, Any], *, kv_bytes: float, tp_size: int) -> int:
     heads = count(text, "num_key_value_heads", 0) or count(text, "num_attention_heads")
-    return 2 * full_layers(text) * _heads_per_rank(heads, tp_size) * head_size(text) * kv_bytes
+    return int(2 * full_layers(text) * _heads_per_rank(heads, tp_size) * head_size(text) * kv_bytes)
 
 
 def head_size(text: Mapping[str, Any]) -> int:
     return count(text, "head_dim", 0) or count(text, "hidden_size") // count(text, "num_attention_heads")
 
 
-def draft_kv_per_token(drafter: DrafterConfig, *, kv_bytes: int, tp_size: int) -> int:
-    return 2 * drafter.num_layers * _heads_per_rank(drafter.num_kv_heads, tp_size) * drafter.head_dim * kv_bytes
+def draft_kv_per_token(drafter: DrafterConfig, *, kv_bytes: float, tp_size: int) -> int:
+    return int(2 * drafter.num_layers * _heads_per_rank(drafter.num_kv_heads, tp_size) * drafter.head_dim * kv_bytes)
 
 
-def state_bytes(text: Mapping[str, Any], *, recurrent_bytes: int, conv_bytes: int, tp_size: int) -> StateBytes:
+def state_bytes(text: Mapping[str, Any], *, recurrent_bytes: float, conv_bytes: float, tp_size: int) -> StateBytes:
     """Return the recurrent state of one request in a gated-delta-net target, on one rank.
 
     A number of a record takes 4 bytes with any dtype: SGLang stores a 16-bit value or key as two such numbers, and
@@ -76,10 +76,11 @@ def state_bytes(text: Mapping[str, Any], *, recurrent_bytes: int, conv_bytes: in
         return StateBytes(0, 0, 0)
     values, keys = count(text, "linear_num_value_heads"), count(text, "linear_num_key_heads")
     value_dim, key_dim = count(text, "linear_value_head_dim"), count(text, "linear_key_head_dim")
-    column = (2 * keys * key_dim + values * value_dim) // tp_size * conv_bytes
+    column = int((2 * keys * key_dim + values * value_dim) // tp_size * conv_bytes)
     conv = column * (count(text, "linear_conv_kernel_dim") - 1)
     record = (values * (value_dim + 1) + keys * key_dim) // tp_size * 4
-    return StateBytes(matrix_numbers(text, tp_size) * recurrent_bytes, layers * conv, layers * column, layers * record)
+    recurrent = int(matrix_numbers(text, tp_size) * recurrent_bytes)
+    return StateBytes(recurrent, layers * conv, layers * column, layers * record)
 
 
 def _heads_per_rank(heads: int, tp_size: int) -> int:

@@ -184,18 +184,23 @@ def _misfit(found: str, expected: str) -> DFlashError:
     return DFlashError(f"{found}, in the drafter's tensors", expected=expected, remedy=remedy)
 
 
-def declared(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the quantisation that a configuration declares; None for plain weights."""
+def declared(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
+    """Return the quantisation that a configuration declares; None for plain weights.
+
+    Args:
+        modelopt: content of Model Optimizer's ``hf_quant_config.json``; None without it.
+    """
     for place in (config, text_config(config)):
         for key in _KEYS:
             if isinstance(found := place.get(key), Mapping) and found:
                 return found
-    return None
+    inner = (modelopt or {}).get("quantization")
+    return {"quant_method": "modelopt", **inner} if isinstance(inner, Mapping) and inner.get("quant_algo") else None
 
 
-def quantization(config: Mapping[str, Any]) -> str | None:
+def quantization(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = None) -> str | None:
     """Return the declared quantisation method (``"fp8"``, ``"modelopt"``); None for plain weights."""
-    found = declared(config)
+    found = declared(config, modelopt)
     return None if found is None else _method(found)
 
 
@@ -205,9 +210,7 @@ def set_aside(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None) -> 
     Args:
         modelopt: content of Model Optimizer's ``hf_quant_config.json``; None without it.
     """
-    found, inner = declared(config), (modelopt or {}).get("quantization")
-    if found is None and isinstance(inner, Mapping) and inner.get("quant_algo"):
-        found = {"quant_method": "modelopt", **inner}
+    found = declared(config, modelopt)
     if found is None or is_set_aside(config):
         return dict(config)
     plain = {key: value for key, value in config.items() if key not in _KEYS}

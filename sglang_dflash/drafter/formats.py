@@ -60,8 +60,17 @@ def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
     """Name the kind of a drafter that SGLang serves as DFLASH and this package does not; None for DFlash and DFlash2.
 
     Only ``config.json`` is read; the loader finds undeclared extra tensors.
+
+    Raises:
+        DFlashError: SGLang does not serve the kind either.
     """
     name, keys = architecture(config), flat(config)
+    if keys.get("kv_lora_rank"):
+        raise DFlashError(
+            "the drafter has latent attention (MLA)",
+            expected="a drafter with full or sliding attention: SGLang's DFlash model has no other",
+            remedy=_OTHERS,
+        )
     if name not in ARCHITECTURES:
         return name or "unknown"
     selects = keys.get("selector_rank") or keys.get("selector_top_k")

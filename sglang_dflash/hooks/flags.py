@@ -18,8 +18,11 @@ logger = logging.getLogger(__name__)
 RENAMED = {
     "--mamba-scheduler-strategy": "--mamba-radix-cache-strategy",
     "--speculative-dflash-draft-window-size": "--speculative-draft-window-size",
+    "--cuda-graph-max-bs": "--cuda-graph-max-bs-decode",
+    "--cuda-graph-bs": "--cuda-graph-bs-decode",
 }
-_PREFILL_GRAPH, _REMOVED, _TODAY = "--cuda-graph-backend-prefill", "tc_piecewise", "breakable"
+_GRAPHS = ("--cuda-graph-backend-prefill", "--cuda-graph-backend-decode")
+_REMOVED, _TODAY = "tc_piecewise", "breakable"
 _OVERLAP = "has no effect: overlap scheduling is the default, and --disable-overlap-schedule turns it off"
 _VARIABLES = {
     "SGLANG_ENABLE_SPEC_V2": _OVERLAP,
@@ -53,7 +56,7 @@ def modernise_argv(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     for word in argv:
         flag, joined, value = word.partition("=")
         today = RENAMED.get(flag, flag) + joined + value
-        if (previous, word) == (_PREFILL_GRAPH, _REMOVED) or word == f"{_PREFILL_GRAPH}={_REMOVED}":
+        if (word == _REMOVED and previous in _GRAPHS) or (flag in _GRAPHS and value == _REMOVED):
             today = word.replace(_REMOVED, _TODAY)
         if today != word:
             notes.append(f"{word} is now {today}")

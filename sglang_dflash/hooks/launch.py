@@ -18,9 +18,9 @@ from sglang_dflash.drafter.formats import ARCHITECTURES
 from sglang_dflash.errors import Finding, raise_first_error
 from sglang_dflash.hooks.flags import explain_environment
 from sglang_dflash.hooks.takeover import check_sglang, on_our_cpu_platform, refuse_without_accelerator
-from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
+from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device, local_gpu
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.plan import decide, reason_for_builtin
+from sglang_dflash.plan.plan import decide, left_untouched, reason_for_builtin
 from sglang_dflash.plan.rules import check_plan, check_rules
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import EXACT_SWITCH, PLAIN_LAYERS, REPLAY_SWITCH, Settings
@@ -52,9 +52,10 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
     if settings.wants_builtin:
         return
     refuse_without_accelerator()
-    device = this_device(settings.base_gpu_id)
+    device, pair = this_device(settings.base_gpu_id), Pair.of(settings)
+    if left_untouched(settings, pair, device):
+        return
     check_sglang()
-    pair = Pair.of(settings)
     _log_findings(check_rules(settings, pair, device))
     if settings.needs_bfloat16_states(device):
         _declare(server_args, mamba_ssm_dtype="bfloat16")
@@ -80,13 +81,15 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
         return
     settings, found = Settings.of(resolving_view(server_args)), read_record(server_args)
     pair = found if isinstance(found, Pair) else Pair.of(settings)
-    reason = reason_for_builtin(settings, pair, on_cpu=on_our_cpu_platform())
+    device = this_device(settings.base_gpu_id)
+    reason = reason_for_builtin(settings, pair, device)
     if reason is not None:
+        logger.warning("DFLASH is served by SGLang's own worker, not by sglang-dflash: %s", reason)
         write_record(server_args, reason)
         previous(server_args)
         return
     hybrid = hybrid_gdn_config(model_config_of(server_args)) is not None
-    plan = decide(settings, pair, this_device(settings.base_gpu_id), hybrid=hybrid)
+    plan = decide(settings, pair, device, hybrid=hybrid)
     _log_findings(check_plan(plan))
     if plan.exact:
         logger.info("DFLASH: exact: greedy text is plain decoding's, bit by bit (%s=0 turns it off)", EXACT_SWITCH)
@@ -110,17 +113,21 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
         _declare(server_args, enable_linear_replayssm_spec=True, linear_replayssm_cache_len=plan.records)
 
 
-def extend_drafter_context(model_config: Any, context_length: int | None) -> None:
-    """Hook before ``ModelConfig._derive_context_length``: serve the target's whole context with a shorter drafter.
+def configure_drafter(model_config: Any, context_length: int | None) -> None:
+    """Hook before ``ModelConfig._derive_context_length``: the user's override of the drafter's ``config.json``, and the
+    target's whole context for a shorter drafter.
 
     SGLang refuses such a pair unless ``SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN`` is set, which also lifts the
     target's limit. A DFlash drafter cannot read out of bounds: its K/V are in the target's slots, and its RoPE table
     covers the target's context plus the blocks beyond its end.
     """
-    architectures = model_config.hf_config.architectures or []
-    ours = model_config.is_draft_model and set(architectures) & set(ARCHITECTURES)
-    if ours and context_length is not None and isinstance(read_record(get_server_args()), ServingPlan):
-        text = model_config.hf_text_config
+    ours = set(model_config.hf_config.architectures or []) & set(ARCHITECTURES)
+    if not (model_config.is_draft_model and ours and isinstance(plan := read_record(get_server_args()), ServingPlan)):
+        return
+    text = model_config.hf_text_config
+    for key, value in plan.overrides.items():
+        setattr(text, key, value)
+    if context_length is not None:
         text.max_position_embeddings = max(text.max_position_embeddings, context_length)
 
 
@@ -130,16 +137,15 @@ def this_device(base_gpu_id: int) -> Device:
         return CPU
     if base_gpu_id >= torch.cuda.device_count():
         return replace(UNKNOWN_GPU, is_local=True)
-    gpu = torch.cuda.get_device_properties(base_gpu_id)
-    return Device("gpu", gpu.name, gpu.total_memory, (gpu.major, gpu.minor), is_local=True)
+    return local_gpu(base_gpu_id)
 
 
 def _log_findings(findings: Iterable[Finding]) -> None:
     found = list(findings)
     raise_first_error(found)
     for finding in found:
-        if finding.level in ("warn", "error"):
-            logger.warning("DFLASH: %s", finding)
+        if finding.level != "ok":
+            logger.log(logging.INFO if finding.level == "note" else logging.WARNING, "DFLASH: %s", finding)
 
 
 def _declare(server_args: ServerArgs, **changes: Any) -> None:

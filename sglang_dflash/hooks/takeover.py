@@ -63,7 +63,6 @@ def worker_for(server_args: ServerArgs) -> type | None:
             remedy="install sglang-dflash where the server is launched too, in the same version",
         )
     serving.plan = None
-    logger.warning("DFLASH is served by SGLang's own worker, not by sglang-dflash: %s", decided)
     return None
 
 

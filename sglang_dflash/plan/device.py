@@ -18,6 +18,8 @@ class Device:
     memory: int | None = None  # bytes
     capability: tuple[int, int] | None = None  # CUDA compute capability: (9, 0) is Hopper
     is_local: bool = False  # whether this process runs on it
+    is_unified: bool = False  # whether the host's programs share its memory
+    is_rocm: bool = False
 
     @property
     def is_blackwell(self) -> bool:
@@ -25,13 +27,29 @@ class Device:
 
     @property
     def default_backend(self) -> str:
-        """The attention backend that suits the device."""
+        """The attention backend that SGLang chooses (``get_default_attn_backend``), if FlashInfer is installed."""
         major = 0 if self.capability is None else self.capability[0]
-        return {8: "fa3", 9: "fa3", 10: "trtllm_mha", 12: "trtllm_mha"}.get(major, "flashinfer")
+        return {9: "fa3", 10: "trtllm_mha"}.get(major, "flashinfer")
 
 
 CPU = Device("cpu", "a CPU")
 UNKNOWN_GPU = Device("gpu", "an unknown GPU")
+
+
+def local_gpu(index: int) -> Device:
+    """Return a GPU of this machine as torch describes it, which initialises CUDA in this process."""
+    import torch
+
+    gpu, is_rocm = torch.cuda.get_device_properties(index), torch.version.hip is not None
+    return Device(
+        "gpu",
+        gpu.name,
+        gpu.total_memory,
+        None if is_rocm else (gpu.major, gpu.minor),
+        is_local=True,
+        is_unified=bool(gpu.is_integrated),
+        is_rocm=is_rocm,
+    )
 
 
 def why_no_accelerator(name: str | None) -> DFlashError | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,14 +11,22 @@ from typing import Any
 
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig, text_config
-from sglang_dflash.drafter.formats import kind_left_to_builtin
+from sglang_dflash.drafter.dequantise import declared, quantization
+from sglang_dflash.drafter.formats import SLIDING, flat, kind_left_to_builtin
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.settings import Settings
+from sglang_dflash.plan.device import Device
+from sglang_dflash.plan.settings import DRAFTER_OVERRIDE, OVERRIDE_FLAG, Settings
 from sglang_dflash.plan.widths import WidthConfig, read_config
 
-DTYPE_BYTES = {
+DTYPE_BYTES: dict[str, float] = {
     "float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "bf16": 2,
-    "fp8_e4m3": 1, "fp8_e5m2": 1,
+    "fp8_e4m3": 1, "fp8_e5m2": 1, "mxfp8": 33 / 32, "nvfp4": 9 / 16, "fp4_mx_block16": 9 / 16,  # scales included
+}  # fmt: skip
+# SGLang's DRAFT_ATTENTION_BACKEND_CHOICES: it replaces others by FlashInfer.
+DRAFT_BACKENDS = {"flashinfer", "fa3", "fa4", "triton", "ascend", "trtllm_mha", "intel_xpu"}
+_SHAPES = {  # keys that the shapes of a drafter's tensors depend on
+    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "vocab_size", "layer_types",
 }  # fmt: skip
 _LARGEST = 1 << 31
 _BLOCK = 16  # SGLang's, where neither a flag nor the drafter states one
@@ -29,8 +38,8 @@ class Pair:
 
     target_files: ModelFiles
     drafter_files: ModelFiles
-    # --json-model-override-args, which SGLang applies to both configurations.
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # of both configurations, where they have the key
+    drafter_overrides: Mapping[str, Any] = field(default_factory=dict)  # of the drafter's alone
     width_file: str | None = None
     adaptive: bool = False
 
@@ -41,6 +50,7 @@ class Pair:
             ModelFiles(settings.model_path, settings.revision),
             ModelFiles(drafter, settings.speculative_draft_model_revision, settings.dequantises),
             settings.overrides,
+            settings.drafter_overrides,
             settings.speculative_adaptive_config,
             settings.speculative_adaptive,
         )
@@ -60,13 +70,34 @@ class Pair:
         return text_config(self.target)
 
     @cached_property
+    def quantisation(self) -> Mapping[str, Any] | None:
+        """The quantisation that the target's files declare; None for plain weights."""
+        return declared(self.target, self.target_files.json("hf_quant_config.json"))
+
+    @cached_property
+    def quantisation_method(self) -> str | None:
+        """Its method (``"fp8"``, ``"modelopt"``)."""
+        return None if self.quantisation is None else quantization({"quantization_config": self.quantisation})
+
+    @cached_property
     def tokenizer(self) -> dict[str, Any] | None:
         """The target's ``tokenizer.json``; None without one."""
         return self.target_files.json("tokenizer.json")
 
     @cached_property
     def drafter(self) -> DrafterConfig:
-        return DrafterConfig.from_dict({**self.drafter_files.config, **self.overrides})
+        config = self.drafter_files.config
+        stated = flat(config)
+        shared = {key: value for key, value in self.overrides.items() if key in stated}
+        for key in shared.keys() & _SHAPES - self.drafter_overrides.keys():
+            if shared[key] != stated[key]:
+                raise DFlashError(
+                    f"{OVERRIDE_FLAG} sets {key} to {shared[key]!r} in the drafter too, whose config.json has "
+                    f"{stated[key]!r}",
+                    expected="a value that fits both models",
+                    remedy=f"set {DRAFTER_OVERRIDE}='{json.dumps({key: stated[key]})}' for the drafter",
+                )
+        return DrafterConfig.from_dict({**config, **shared, **self.drafter_overrides})
 
     @cached_property
     def kind(self) -> str | None:
@@ -96,12 +127,47 @@ class Pair:
         """Return the dtype that SGLang computes in: its ``auto`` serves float32 checkpoints in float16."""
         if settings.dtype != "auto":
             return {"half": "float16", "float": "float32"}.get(settings.dtype, settings.dtype)
+        if self.quantisation_method == "mxfp4":
+            return "bfloat16"  # SGLang's override for gpt-oss
         stated = self.text.get("dtype") or self.text.get("torch_dtype") or self.target.get("dtype")
         return "float16" if stated in (None, "float32") else str(stated)
+
+    def draft_backend(self, settings: Settings, machine: Device) -> str | None:
+        """Return the drafter's attention backend, as SGLang's ``_resolve_dflash_draft_attention_backend`` does.
+
+        None if the flags choose none and the GPU is unknown.
+        """
+        backends = settings.prefill_attention_backend or settings.attention_backend
+        chosen = settings.speculative_draft_attention_backend or backends
+        if chosen is None and machine.capability is not None:
+            chosen = machine.default_backend
+        slides = set(self.drafter.layer_types) == {SLIDING}
+        if chosen == "trtllm_mha" and not (slides or self.drafter.is_causal):
+            return "fa4" if machine.capability is not None and machine.capability[0] == 10 else "flashinfer"
+        return chosen if chosen in {None, *DRAFT_BACKENDS} else "flashinfer"
+
+    def kv_dtypes(self, settings: Settings, machine: Device) -> tuple[str, str]:
+        """Return the dtypes of the target's and the drafter's K/V, as SGLang's ``configure_kv_cache_dtype`` does."""
+        served, chosen = self.served_dtype(settings), settings.kv_cache_dtype
+        target = _kv_dtype(self.quantisation or {}, served) if chosen == "auto" else chosen
+        chosen = settings.speculative_draft_kv_cache_dtype or chosen
+        if self.draft_backend(settings, machine) == "fa4":
+            return target, served  # its kernels read K/V in the dtype of the queries
+        own = {} if settings.dequantises else declared(self.drafter_files.published) or {}
+        return target, _kv_dtype(own, served) if chosen == "auto" else chosen
 
     def loaded_from(self, view: Path) -> Pair:
         """The same pair, whose drafter is loaded from its plain form in ``view``; the target is not read again."""
         return replace(self, drafter_files=replace(self.loaded_files, name=str(view), revision=None))
+
+
+def _kv_dtype(stored: Mapping[str, Any], served: str) -> str:
+    """Return the dtype of ``auto``: FP8 where the checkpoint's quantisation states it in a form that SGLang reads."""
+    scheme = stored.get("kv_cache_scheme")
+    algorithm = stored.get("kv_cache_quant_algo")
+    if str(stored.get("quant_method")).startswith("modelopt") and isinstance(scheme, Mapping):
+        algorithm = "FP8" if (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) else None
+    return "fp8_e4m3" if str(algorithm).upper() == "FP8" else served
 
 
 def count(text: Mapping[str, Any], key: str, default: int | None = None) -> int:

@@ -2,22 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, cast
 
-from sglang_dflash.drafter.config import quantization
 from sglang_dflash.drafter.dequantise import is_set_aside
+from sglang_dflash.drafter.formats import FULL, text_config
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import DTYPE_BYTES, Pair, matrix_numbers
 from sglang_dflash.plan.serving import DraftWindow, Role, ServingPlan, context_window
-from sglang_dflash.plan.settings import COPIES_SWITCH, SWITCH, Settings
+from sglang_dflash.plan.settings import COPIES_SWITCH, OURS, SWITCH, Settings
 from sglang_dflash.plan.widths import FLAG, WidthConfig
 
+ON_ROCM = "the GPU is AMD's (ROCm)"
 KEPT_SHARE = 1 / 6  # of the device. The published 4B pairs need up to 0.15 of a GPU, the larger ones 0.19 or more
 
 
-def reason_for_builtin(settings: Settings, pair: Pair, *, on_cpu: bool) -> str | None:
+class Proven(NamedTuple):
+    """A kind of target whose states and attention a test runs."""
+
+    kind: str
+    model_types: frozenset[str]
+    test: str
+
+
+# The support matrix of docs/compatibility.md. Other kinds are left to SGLang's own worker.
+PROVEN = (
+    Proven(
+        "dense, full attention",
+        frozenset({"llama", "qwen2", "qwen3", "qwen3_vl", "qwen3_vl_text"}),
+        "tests/serving/test_dflash_equality.py",
+    ),
+    Proven(
+        "mixture of experts, full attention",
+        frozenset({"qwen3_moe", "qwen3_vl_moe", "qwen3_vl_moe_text"}),
+        "tests/serving/test_dflash_equality.py",
+    ),
+    Proven(
+        "hybrid: gated delta net and full attention",
+        frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}),
+        "tests/serving/test_shrunken_cards.py",
+    ),
+)
+_PROVEN_LAYERS = {FULL, "linear_attention"}
+
+
+def unproven_kind(target: Mapping[str, Any]) -> str | None:
+    """Name what no test of this package runs of a target, by its ``config.json``; None if all is proven."""
+    text = text_config(target)
+    kinds = []
+    if "linear_attn_config" in text:
+        kinds.append("KDA states")
+    if text.get("kv_lora_rank"):
+        kinds.append("latent attention (MLA)")
+    kinds += [
+        f"layers of the type {kind}" for kind in sorted({*map(str, text.get("layer_types") or ())} - _PROVEN_LAYERS)
+    ]
+    family = str(text.get("model_type"))
+    if not kinds and not any(family in each.model_types for each in PROVEN):
+        kinds.append(f"model_type {family}")
+    return ", ".join(kinds) or None
+
+
+def left_untouched(settings: Settings, pair: Pair, machine: Device) -> str | None:
+    """Return why this package leaves a pair to SGLang's worker unchecked, as if not installed; else None."""
+    if machine.is_rocm:
+        return ON_ROCM
+    _ = settings.speculative_draft_model_path and pair.kind  # refuses a kind that SGLang does not serve either
+    if settings.worker_switch != OURS and (kind := unproven_kind(pair.target)):
+        return f"no test of sglang-dflash runs a target with {kind} ({SWITCH}={OURS} serves it)"
+    return None
+
+
+def reason_for_builtin(settings: Settings, pair: Pair, machine: Device) -> str | None:
     """Return the reason, for the log, that leaves DFLASH to SGLang's own worker; None if ours serves it.
 
     Raises:
@@ -25,7 +82,7 @@ def reason_for_builtin(settings: Settings, pair: Pair, *, on_cpu: bool) -> str |
     """
     if settings.wants_builtin:
         return f"{SWITCH}=builtin"
-    reason = _not_ours(settings, pair, on_cpu)
+    reason, on_cpu = _not_ours(settings, pair, machine), machine.kind == "cpu"
     if reason is None:
         _refuse_dp_attention(settings, on_cpu)
         _refuse_megakernel(settings)
@@ -44,10 +101,12 @@ def reason_for_builtin(settings: Settings, pair: Pair, *, on_cpu: bool) -> str |
     return reason
 
 
-def _not_ours(settings: Settings, pair: Pair, on_cpu: bool) -> str | None:
+def _not_ours(settings: Settings, pair: Pair, machine: Device) -> str | None:
     if pair.kind:
         return f"the drafter is of the kind {pair.kind}"
-    if not (settings.device or "").startswith("cuda") and not on_cpu:
+    if reason := left_untouched(settings, pair, machine):
+        return reason
+    if machine.kind == "gpu" and not (settings.device or "cuda").startswith("cuda"):
         return f"the device is {settings.device}"
     if settings.attn_cp_size > 1:
         return "context parallelism is used"
@@ -111,6 +170,7 @@ def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> 
         role=cast(Role, settings.disaggregation_mode),
         exact=requested and not against,
         inexact=against,
+        overrides=settings.drafter_overrides,
     )
 
 
@@ -181,7 +241,7 @@ def _reasons(settings: Settings, pair: Pair, machine: Device, replay: bool) -> I
         yield f"replayed records are in {settings.conv_dtype_variable}"
     if machine.kind != "cpu":  # the CPU platform has one implementation of each
         yield from _backends(settings, pair)
-    if (scheme := settings.quantization or quantization(pair.target)) not in (None, "unquant"):
+    if (scheme := settings.quantization or pair.quantisation_method) not in (None, "unquant"):
         yield f"the weights are quantised ({scheme})"
     if settings.kv_cache_dtype not in ("auto", "bf16", "bfloat16"):
         yield f"K/V are stored in {settings.kv_cache_dtype}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sglang_dflash.errors import DFlashError, Finding, apply, error, ok, warn
+from sglang_dflash.errors import DFlashError, Finding, apply, error, note, ok, warn
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import PAIR_RULES, Rule
@@ -17,7 +17,7 @@ from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, EXACT_SWITCH, Settings, flag_of
 
 # Backend -> major compute capabilities that can run it; the others run everywhere.
-_MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}}
+_MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}, "aiter": set[int]()}
 _HYBRID_ON_BLACKWELL = {"triton", "trtllm_mha", "flashinfer", "fa4"}
 _TARGET_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
@@ -37,8 +37,9 @@ def check_rules(settings: Settings, pair: Pair, machine: Device) -> list[Finding
     if read.level != "ok":
         return [*findings, read]
     findings += [apply(about, rule, settings, pair) for about, rule in PAIR_RULES.items()]
-    slides = pair.drafter.sliding_window is not None
-    findings += check_backends(settings, machine, hybrid=pair.hybrid, slides=slides)
+    if pair.drafter.sliding_window is not None and machine.kind == "gpu":
+        findings.append(apply("drafter's attention backend", _syncs, settings, pair, machine))
+    findings += check_backends(settings, machine, hybrid=pair.hybrid)
     return findings
 
 
@@ -111,27 +112,26 @@ _FLAGS: dict[str, Rule] = {
 }
 
 
-def check_backends(settings: Settings, machine: Device, *, hybrid: bool, slides: bool = False) -> Iterator[Finding]:
-    """Yield findings on attention backends. Without a known compute capability nothing is checked.
-
-    ``slides`` is whether the drafter has sliding layers.
-    """
-    if slides and settings.draft_backend == "flashinfer":
-        yield apply("drafter's attention backend", _syncs, machine)
+def check_backends(settings: Settings, machine: Device, *, hybrid: bool) -> Iterator[Finding]:
+    """Yield findings on attention backends. Without a known compute capability nothing is checked."""
     names = (*_TARGET_BACKENDS, "speculative_draft_attention_backend")
     chosen = {name: value for name in names if (value := getattr(settings, name))}
     if machine.capability is None:
-        yield ok(f"not checked against {machine.name}: no compute capability is known", about="backends")
+        yield ok(f"not checked against {machine.name}: no CUDA compute capability is known", about="backends")
         return
     for name, value in chosen.items():
         limited = hybrid and machine.is_blackwell and name in _TARGET_BACKENDS
         yield apply(flag_of(name), _backend, flag_of(name), value, machine, machine.capability, limited=limited)
 
 
-def _syncs(machine: Device) -> Finding:
+def _syncs(settings: Settings, pair: Pair, machine: Device) -> Finding:
     # FlashInfer plans without a sync for one kind of layer only (``flashinfer_backend.py``, ``dispatch_reason``).
+    backend = pair.draft_backend(settings, machine)
+    if backend != "flashinfer":
+        return ok(str(backend or "unknown"))
     other = "fa3" if machine.capability is not None and machine.capability[0] in _MAJORS["fa3"] else "triton"
-    return warn(
+    level = warn if settings.speculative_draft_attention_backend else note  # a default may be the best there is
+    return level(
         "flashinfer, for a drafter with sliding layers: the host waits for the device three times per step",
         expected="a backend that plans without waits",
         remedy=f"set --speculative-draft-attention-backend {other}",
@@ -139,13 +139,13 @@ def _syncs(machine: Device) -> Finding:
 
 
 def _backend(flag: str, backend: str, machine: Device, capability: tuple[int, int], *, limited: bool) -> Finding:
-    major, minor = capability
+    (major, minor), best = capability, machine.default_backend
     if major in _MAJORS.get(backend, {major}) and not (limited and backend not in _HYBRID_ON_BLACKWELL):
         return ok(f"{backend} on {machine.name}")
     return error(
         f"{flag} {backend} on {machine.name} (compute capability {major}.{minor})",
-        expected=f"a backend that this GPU can run: {machine.default_backend}, flashinfer or triton",
-        remedy=f"set {flag} {machine.default_backend}",
+        expected=f"a backend that this GPU can run: {', '.join(dict.fromkeys((best, 'flashinfer', 'triton')))}",
+        remedy=f"set {flag} {best}",
     )
 
 

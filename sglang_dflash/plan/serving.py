@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from sglang_dflash.drafter.formats import FULL
 
@@ -66,6 +67,7 @@ class ServingPlan:
     role: Role
     exact: bool = False  # whether a verify computes plain decoding's numbers bit by bit
     inexact: tuple[str, ...] = ()  # why not, where it was requested
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # keys of the drafter's config.json that the user set
 
     @property
     def drafted(self) -> int:

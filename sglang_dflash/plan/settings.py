@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from sglang_dflash.plan.device import Device
 
 SWITCH = "SGLANG_DFLASH"
+BUILTIN, OURS = "builtin", "sglang-dflash"  # workers that the switch can choose
 COPIES_SWITCH = "SGLANG_DFLASH_COPIES"
 EXACT_SWITCH = "SGLANG_DFLASH_EXACT"
+DRAFTER_OVERRIDE = "SGLANG_DFLASH_DRAFTER_OVERRIDE"
 REPLAY_SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 DETERMINISTIC_FLAG = "--enable-deterministic-inference"
 REPLAY_FLAG, RECORDS_FLAG = "--enable-linear-replayssm-spec", "--linear-replayssm-cache-len"
 WINDOW_FLAG = "--speculative-draft-window-size"
+OVERRIDE_FLAG = "--json-model-override-args"
 PLAIN_LAYERS = "unquant"  # of --speculative-draft-model-quantization
 
 MAX_RUNNING = 48  # SGLang's for DFLASH, without --max-running-requests
@@ -73,6 +76,7 @@ class Settings:
     enable_mixed_chunk: bool = False
     enable_nvidia_megakernel: bool = False
     enable_pd_role_switch: bool = False
+    enable_torch_compile: bool = False
     enable_unified_memory: bool = False
     enable_watermark: bool = False
     grammar_backend: str | None = None
@@ -112,10 +116,11 @@ class Settings:
     tp_size: int = _number(1, 1, 1 << 16)
     trust_remote_code: bool = False
 
-    worker_switch: str = _variable(SWITCH, "builtin")
+    worker_switch: str = _variable(SWITCH, BUILTIN, OURS)
     copies_switch: str = _variable(COPIES_SWITCH, "0", "1")
     exact_switch: str = _variable(EXACT_SWITCH, "0")
     replay_switch: str = _variable(REPLAY_SWITCH, "0", "1")
+    drafter_override: str = _variable(DRAFTER_OVERRIDE)
     conv_dtype_variable: str = _variable("SGLANG_MAMBA_CONV_DTYPE")
     ssm_dtype_variable: str = _variable("SGLANG_MAMBA_SSM_DTYPE")
 
@@ -153,7 +158,7 @@ class Settings:
 
     @property
     def wants_builtin(self) -> bool:
-        return self.worker_switch == "builtin"
+        return self.worker_switch == BUILTIN
 
     @property
     def dequantises(self) -> bool:
@@ -162,7 +167,11 @@ class Settings:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        return parse_object(self.json_model_override_args, "--json-model-override-args")
+        return parse_object(self.json_model_override_args, OVERRIDE_FLAG)
+
+    @property
+    def drafter_overrides(self) -> dict[str, Any]:
+        return parse_object(self.drafter_override or "{}", DRAFTER_OVERRIDE)
 
     @property
     def block(self) -> int | None:
@@ -180,10 +189,6 @@ class Settings:
         if "trtllm_mha" in backends | {self.speculative_draft_attention_backend}:
             return self.page_size if self.page_size in (16, 32, 64, 128) else 64
         return self.page_size or (128 if "fa4" in backends else 1)
-
-    @property
-    def draft_backend(self) -> str | None:
-        return self.speculative_draft_attention_backend or self.prefill_attention_backend or self.attention_backend
 
     @property
     def decode_backend(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -44,7 +45,11 @@ def test_on_the_cpu_platform_our_worker_serves() -> None:
     ("environment", "found", "fix"),
     [
         ({"SGLANG_DFLASH": "builtin"}, "SGLANG_DFLASH=builtin selects SGLang's own worker", "unset SGLANG_DFLASH"),
-        ({"SGLANG_DFLASH": "on"}, "SGLANG_DFLASH='on' (expected: builtin, or unset)", "unset SGLANG_DFLASH"),
+        (
+            {"SGLANG_DFLASH": "on"},
+            "SGLANG_DFLASH='on' (expected: builtin, sglang-dflash, or unset)",
+            "unset SGLANG_DFLASH",
+        ),
         ({"SGLANG_PLATFORM": "absent"}, "cannot be imported (RuntimeError: SGLANG_PLATFORM='absent'", "launch_server"),
         ({"SGLANG_PLUGINS": "none", "SGLANG_PLATFORM": "dflash_cpu"}, "did not load the plugin", "SGLANG_PLUGINS"),
     ],
@@ -98,6 +103,20 @@ def test_a_launch_and_the_doctor_name_what_keeps_torch_from_a_gpu_and_the_cpu_pl
     verdict, remedy = list(Report(gpu or CPU, [], refused.value).lines())[:2]
     assert found in verdict and fix in remedy
     assert ("cpu_platform" in remedy) == (gpu is None and cuda is None and hip is None)
+
+
+def test_on_an_amd_gpu_the_doctor_names_sglangs_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang calls the device cuda; torch's build tells (``tests/plan/test_machine.py``)."""
+    amd = replace(H200, name="AMD Instinct MI300X", capability=None, is_rocm=True)
+    monkeypatch.setattr(doctor, "find_gpu", lambda: amd)
+    monkeypatch.setattr(takeover, "refuse_without_accelerator", lambda: None)
+    monkeypatch.setattr(takeover, "on_our_cpu_platform", lambda: False)
+    monkeypatch.setattr("sglang_dflash.plugin.is_registered", lambda: True)
+    monkeypatch.delenv("SGLANG_DFLASH", raising=False)
+    report = doctor.examine()
+    verdict, remedy = list(report.lines())[:2]
+    assert report.worker == "SGLang's own" and "the GPU is AMD's (ROCm)" in verdict
+    assert remedy == "Fix: none needed: SGLang's own worker serves DFLASH here."
 
 
 def test_another_sglang_is_refused_before_it_is_imported(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_sglangs_worker_never_gets_bytes_in_plain_layers(tmp_path: Path, monkeyp
     settings, pair = replace(Settings.of(args), device="cuda", enable_watermark=True), read_record(args)
     assert isinstance(pair, Pair)
     with pytest.raises(DFlashError, match="--enable-watermark is used, with a quantised drafter") as raised:
-        reason_for_builtin(settings, pair, on_cpu=False)
+        reason_for_builtin(settings, pair, GPUS["h200"])
     assert "SGLANG_DFLASH=builtin" in raised.value.remedy
 
 

@@ -4,16 +4,19 @@ import pytest
 
 from sglang_dflash.hooks.flags import explain_environment, modernise_argv
 
-OLD = ["--mamba-scheduler-strategy", "--speculative-dflash-draft-window-size", "--cuda-graph-backend-prefill"]
-OLD += ["extra_buffer", "4096", "tc_piecewise"]
-NEW = ["--mamba-radix-cache-strategy", "--speculative-draft-window-size", "--cuda-graph-backend-prefill"]
-NEW += ["extra_buffer", "4096", "breakable"]
+CHANGES = [
+    (["--mamba-scheduler-strategy", "extra_buffer"], ["--mamba-radix-cache-strategy", "extra_buffer"]),
+    (["--speculative-dflash-draft-window-size", "4096"], ["--speculative-draft-window-size", "4096"]),
+    (["--cuda-graph-max-bs", "8"], ["--cuda-graph-max-bs-decode", "8"]),
+    (["--cuda-graph-bs", "8"], ["--cuda-graph-bs-decode", "8"]),
+    (["--cuda-graph-backend-prefill", "tc_piecewise"], ["--cuda-graph-backend-prefill", "breakable"]),
+    (["--cuda-graph-backend-decode", "tc_piecewise"], ["--cuda-graph-backend-decode", "breakable"]),
+]
 
 
 @pytest.mark.parametrize("joined", [False, True])
-@pytest.mark.parametrize("index", range(3))
-def test_an_old_flag_becomes_todays_and_is_told(index: int, joined: bool) -> None:
-    old, new = ([words[index], words[index + 3]] for words in (OLD, NEW))
+@pytest.mark.parametrize(("old", "new"), CHANGES)
+def test_an_old_flag_becomes_todays_and_is_told(old: list[str], new: list[str], joined: bool) -> None:
     argv, notes = modernise_argv(["=".join(old), "--tp-size", "2"] if joined else [*old, "--tp-size", "2"])
     assert argv == [*(["=".join(new)] if joined else new), "--tp-size", "2"]
     [note] = notes

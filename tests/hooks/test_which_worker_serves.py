@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,18 +11,22 @@ import pytest
 
 pytest.importorskip("sglang")
 
+from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.hooks import launch as hooks_launch
 from sglang_dflash.hooks import reports, takeover
 from sglang_dflash.hooks.reports import SERVER_INFO_KEY
 from sglang_dflash.hooks.requests import refuse_request
 from sglang_dflash.hooks.weights import update_target_only
 from sglang_dflash.plan import serving
+from sglang_dflash.plan.device import CPU, Device
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import reason_for_builtin
-from sglang_dflash.plan.settings import SWITCH, Settings
-from sglang_dflash.upstream import write_record
+from sglang_dflash.plan.settings import OURS, SWITCH, Settings, argument_fields
+from sglang_dflash.upstream import read_record, write_record
 from sglang_dflash.upstream.worker import SpeculativeAlgorithm
-from sglang_dflash_lab.pairs import drafter_path
+from sglang_dflash_lab.pairs import drafter_path, target_path
+from tests.plan.commands import FOLDER as COMMANDS
 from tests.support.configs import serve_builtin, serving_plan
 
 pytestmark = pytest.mark.sglang
@@ -70,11 +75,60 @@ def test_every_hook_steps_aside_for_sglangs_worker(monkeypatch: pytest.MonkeyPat
     assert update_target_only([("draft", None)], None, "draft") == [("draft", None)]
 
 
-def reason(on_cpu: bool, **changed: Any) -> str | None:
-    drafter = str(drafter_path("tiny-dense", "good"))
-    settings = Settings.of(Settings(speculative_draft_model_path=drafter, device="cuda", **changed))
+def reason(on_cpu: bool, machine: Device = GPUS["h100"], **changed: Any) -> str | None:
+    pair = {"model_path": str(target_path("tiny-dense"))}
+    pair["speculative_draft_model_path"] = str(drafter_path("tiny-dense", "good"))
+    settings = Settings.of(Settings(**{**pair, "device": "cuda", **changed}))
     settings.validate()
-    return reason_for_builtin(settings, Pair.of(settings), on_cpu=on_cpu)
+    return reason_for_builtin(settings, Pair.of(settings), CPU if on_cpu else machine)
+
+
+AMD = replace(GPUS["h200"], name="AMD Instinct MI300X", capability=None, is_rocm=True)
+
+
+def test_an_amd_gpu_is_left_to_sglangs_worker_though_sglang_calls_it_cuda() -> None:
+    assert reason(False, AMD) == "the GPU is AMD's (ROCm)"
+
+
+def test_a_target_of_an_unproven_kind_is_left_to_sglangs_worker_unless_the_switch_asks_for_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = str(COMMANDS / "gpt-oss-120b")
+    monkeypatch.delenv(SWITCH, raising=False)
+    assert "layers of the type sliding_attention" in str(reason(False, model_path=target))
+    monkeypatch.setenv(SWITCH, OURS)
+    assert reason(False, model_path=target) is None
+    assert reason(False, AMD) is not None, "no switch makes an AMD GPU run kernels that do not compile for it"
+
+
+def launch(monkeypatch: pytest.MonkeyPatch, gpu: Device, target: str) -> tuple[list[str], object]:
+    """The warnings of a launch whose resolution ends, and the record of its arguments."""
+    args = SimpleNamespace(**{each.name: each.default for each in argument_fields()}, speculative_algorithm="DFLASH")
+    args.model_path, args.device = target, "cuda"
+    args.speculative_draft_model_path = str(drafter_path("tiny-dense", "good"))
+    monkeypatch.setattr("sglang_dflash.hooks.launch.this_device", lambda _: gpu)
+    for name in ("sglang_dflash.hooks.launch.refuse_without_accelerator", "sglang_dflash.hooks.launch.check_sglang"):
+        monkeypatch.setattr(name, lambda: None)
+    logged = list[str]()
+    monkeypatch.setattr(hooks_launch.logger, "warning", lambda text, *values: logged.append(text % values))
+    monkeypatch.delenv(SWITCH, raising=False)
+    hooks_launch.after_model_paths(args, lambda _: None)
+    hooks_launch.around_speculation(args, lambda _: None)
+    return logged, read_record(args)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "target"),
+    [(AMD, str(target_path("tiny-dense"))), (GPUS["h200"], str(COMMANDS / "kimi-k3-nvfp4"))],
+    ids=["ROCm", "KDA and MLA"],
+)
+def test_a_launch_that_is_left_to_sglang_logs_one_line_and_checks_nothing(
+    gpu: Device, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rule would refuse either pair: this drafter is not the target's."""
+    [line], record = launch(monkeypatch, gpu, target)
+    assert line.startswith("DFLASH is served by SGLang's own worker, not by sglang-dflash: ")
+    assert isinstance(record, str) and record in line
 
 
 def test_arguments_without_a_plan_are_refused() -> None:

@@ -23,7 +23,8 @@ PROGRAM = """
 import importlib, json, sys, types
 import torch
 
-device = types.SimpleNamespace(name="H100", major=9, minor=0, multi_processor_count=132, total_memory=80 << 30)
+device = types.SimpleNamespace(name="H100", major=9, minor=0, multi_processor_count=132, total_memory=80 << 30,
+                               is_integrated=0)
 torch.version.cuda = "13.0"
 fakes = {"is_available": True, "device_count": 1, "current_device": 0, "get_device_capability": (9, 0),
          "get_device_properties": device, "mem_get_info": (79 << 30, 80 << 30)}

@@ -20,7 +20,7 @@ NAME, GPU = "Qwen3.5-27B", asked_about(None, 141)
 BLOCK = ("--speculative-num-draft-tokens", "16")
 FLAGS = ("--mem-fraction-static", "0.75", *BLOCK, "--mamba-radix-cache-strategy", "extra_buffer")
 OWN_RATIO = ("--mamba-full-memory-ratio", "0.89")  # SGLang's 0.9 stands for this package's division
-FREEING = {"--mem-fraction-static", "--mamba-ssm-dtype", "--speculative-draft-window-size"}
+FREEING = {"--mem-fraction-static", "--mamba-ssm-dtype"}
 
 
 def report(*flags: str) -> Report:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from sglang_dflash.check.flags import check_linear_backends, parse
+from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import Finding
 from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
-from sglang_dflash.plan.rules import check_backends
+from sglang_dflash.plan.pair import DRAFT_BACKENDS, Pair
+from sglang_dflash.plan.rules import check_backends, check_rules
 from sglang_dflash.plan.settings import Settings
+from tests.support.configs import drafter, pair_of
 
 HOPPER = Device("gpu", "NVIDIA H200", 141 << 30, (9, 0))
 BLACKWELL = Device("gpu", "NVIDIA B200", 180 << 30, (10, 0))
@@ -44,6 +48,7 @@ def linear(machine: Device, *flags: str) -> list[Finding]:
         (BLACKWELL, "--speculative-draft-attention-backend", "fa4", True),
         (WORKSTATION, "--speculative-draft-attention-backend", "fa4", False),
         (AMPERE, "--attention-backend", "triton", True),
+        (HOPPER, "--attention-backend", "aiter", False),
     ],
 )
 def test_a_backend_that_the_gpu_cannot_run_is_an_error(machine: Device, flag: str, name: str, fits: bool) -> None:
@@ -59,23 +64,57 @@ def test_without_a_known_gpu_backends_are_not_checked(machine: Device) -> None:
     assert [finding.level for finding in backends(machine, "--attention-backend", "fa3")] == ["ok"]
 
 
+SLIDES = pair_of(drafter(layer_types=["sliding_attention"] * 2, sliding_window=64))
+MIXED = pair_of(drafter(layer_types=["sliding_attention", "full_attention"], sliding_window=64))
+FLASHINFER = ("--attention-backend", "flashinfer")
+FLASHINFER_DRAFTS = ("--speculative-draft-attention-backend", "flashinfer")
+
+
 @pytest.mark.parametrize(
-    ("flags", "slides", "machine", "instead"),
+    ("flags", "pair", "gpu", "level", "instead"),
     [
-        (("--speculative-draft-attention-backend", "flashinfer"), True, HOPPER, "fa3"),
-        (("--attention-backend", "flashinfer"), True, BLACKWELL, "triton"),
-        (("--attention-backend", "flashinfer"), True, UNKNOWN_GPU, "triton"),
-        (("--attention-backend", "flashinfer"), False, HOPPER, None),
-        (("--attention-backend", "flashinfer", "--speculative-draft-attention-backend", "fa3"), True, HOPPER, None),
-        ((), True, HOPPER, None),
+        (FLASHINFER_DRAFTS, SLIDES, "h200", "warn", "fa3"),
+        (FLASHINFER, SLIDES, "b200", "note", "triton"),
+        (FLASHINFER, pair_of(drafter()), "h200", None, None),
+        ((*FLASHINFER, "--speculative-draft-attention-backend", "fa3"), SLIDES, "h200", "ok", None),
+        ((), SLIDES, "h200", "ok", None),
+        ((), SLIDES, "b200", "ok", None),  # trtllm_mha
+        ((), MIXED, "b200", "ok", None),  # fa4
+        ((), MIXED, "rtx5090", "note", "triton"),
+        ((), SLIDES, "dgx-spark", "note", "triton"),
+        ((), SLIDES, "rtx3090", "note", "fa3"),
+        ((), SLIDES, "l40s", "note", "fa3"),
     ],
 )
-def test_flashinfer_for_a_drafter_with_sliding_layers_is_a_warning(
-    flags: tuple[str, ...], slides: bool, machine: Device, instead: str | None
+def test_flashinfer_waits_for_the_device_with_a_drafter_that_slides(
+    flags: tuple[str, ...], pair: Pair, gpu: str, level: str | None, instead: str | None
 ) -> None:
-    found = list(check_backends(options(*flags), machine, hybrid=True, slides=slides))
-    warnings = [finding.remedy for finding in found if "waits" in finding.value]
-    assert warnings == ([f"set --speculative-draft-attention-backend {instead}"] if instead else [])
+    """Where SGLang chooses it too; a warning is for a choice that the user made for the drafter."""
+    found = [
+        each for each in check_rules(options(*flags), pair, GPUS[gpu]) if each.about == "drafter's attention backend"
+    ]
+    assert [each.level for each in found] == ([level] if level else [])
+    assert not instead or found[0].remedy == f"set --speculative-draft-attention-backend {instead}"
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("gpu", GPUS)
+def test_the_default_backend_is_sglangs(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sglang")
+    from sglang.srt.arg_groups import choices, model_override_base
+
+    major, minor = GPUS[gpu].capability or (0, 0)
+    facts = {"is_sm100": major == 10, "is_hopper_with_cuda_12_3": major == 9, "is_hip": False, "has_flashinfer": True}
+    monkeypatch.setattr(model_override_base, "get_platform", lambda: SimpleNamespace(**facts))
+    in_tree = SimpleNamespace(is_out_of_tree=lambda: False)
+    monkeypatch.setattr(model_override_base, "current_platform", in_tree)
+    monkeypatch.setattr(model_override_base, "is_no_spec_infer_or_topk_one", lambda _: True)
+    config = SimpleNamespace(
+        hf_config=SimpleNamespace(architectures=[]), has_asymmetric_kv=False, has_attention_sinks=0
+    )
+    args = SimpleNamespace(speculative_algorithm="DFLASH", speculative_eagle_topk=None)
+    assert GPUS[gpu].default_backend == model_override_base.get_default_attn_backend(args, False, config)
+    assert set(choices.DRAFT_ATTENTION_BACKEND_CHOICES) - {"torch_dflash"} == DRAFT_BACKENDS
 
 
 @pytest.mark.parametrize("flag", ["--linear-attn-verify-backend", "--linear-attn-decode-backend"])

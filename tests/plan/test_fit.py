@@ -62,7 +62,7 @@ def test_the_published_drafters_have_their_published_sizes_and_the_pairs_fit_a_l
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("gpu", ["h100", "h200", "b200"])
 def test_the_division_leaves_a_whole_context(name: str, gpu: str) -> None:
     backend = "trtllm_mha" if gpu == "b200" else "fa3"
     flags = [*card_flags(name), "--attention-backend", backend, "--speculative-draft-attention-backend", backend]

@@ -66,7 +66,7 @@ def test_the_share_is_requests_times_block_times_a_states_bytes() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("gpu", ["h100", "h200", "b200"])
 def test_of_the_published_pairs_only_the_smallest_keep_their_states(gpu: str, name: str) -> None:
     flags = modernise_argv(card(name).arguments_for(**card_pair(name)))[0]
     assert replayed(name, *flags, on=GPUS[gpu]) is (name != "Qwen3.5-4B")

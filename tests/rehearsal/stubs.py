@@ -63,12 +63,14 @@ def _memory_stats(device: Any = None) -> dict[str, int]:
     return {"reserved_bytes.all.current": 0, "reserved_bytes.all.peak": 0}
 
 
-_PROPERTIES = SimpleNamespace(name="rehearsal", major=9, minor=0, multi_processor_count=4, total_memory=8 << 30)
+_PROPERTIES = SimpleNamespace(
+    name="rehearsal", major=9, minor=0, multi_processor_count=4, total_memory=8 << 30, is_integrated=0
+)
 
 STUBS: dict[str, Any] = {
     # The device "cuda".
     "sglang_dflash.hooks.takeover.on_our_cpu_platform": lambda: True,
-    "sglang_dflash.hooks.launch.reason_for_builtin": lambda *_, on_cpu: os.environ.get("REHEARSE_BUILTIN"),
+    "sglang_dflash.hooks.launch.reason_for_builtin": lambda *_: os.environ.get("REHEARSE_BUILTIN"),
     # A tensor on the GPU, in the modules above. Hides host tensors among device tensors.
     "torch.Tensor.is_cuda": property(lambda tensor: _called_from_the_gpu()),
     "torch.Tensor.is_cpu": property(lambda tensor: not _called_from_the_gpu() and _is_cpu(tensor)),

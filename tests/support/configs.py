@@ -14,6 +14,7 @@ from sglang_dflash.check.memory import MemoryTable
 from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.dequantise import declared
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import Pair
@@ -60,7 +61,7 @@ def pair_of(drafter: dict[str, Any], target: dict[str, Any] = TARGET, **fields: 
     """A pair of these configurations, without files."""
     pair = Pair(ModelFiles("target"), ModelFiles("drafter"), **fields)
     vars(pair.drafter_files).update(config=drafter, published=drafter, tensors={})
-    vars(pair).update(target=target, drafter=DrafterConfig.from_dict(drafter))
+    vars(pair).update(target=target, drafter=DrafterConfig.from_dict(drafter), quantisation=declared(target))
     return pair
 
 

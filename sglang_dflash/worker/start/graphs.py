@@ -100,7 +100,7 @@ class WidthGraphs:
             if self._captured and not self._has_room():
                 _log(
                     "widths %s are not used: their graphs would leave less than %.1f GB free. Fix: lower "
-                    "--mem-fraction-static or --cuda-graph-max-bs",
+                    "--mem-fraction-static or --cuda-graph-max-bs-decode",
                     *(sorted(narrower[done:]), FLOOR_GB),
                 )
                 narrower = narrower[:done]
@@ -184,7 +184,7 @@ def drafter_has_room(drafter: ModelRunner) -> bool:
     if get_parallel().tp_rank == 0:
         logger.warning(
             "DFLASH: the drafter runs without CUDA graphs, which need up to %.1f GB; %.2f GB of memory are free. "
-            "Fix: lower --mem-fraction-static or --cuda-graph-max-bs",
+            "Fix: lower --mem-fraction-static or --cuda-graph-max-bs-decode",
             *(DRAFTER_GB, free),
         )
     return False

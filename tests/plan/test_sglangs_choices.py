@@ -1,0 +1,122 @@
+"""What we predict of SGLang, beside its own functions: dtypes, K/V, quantisation and kinds of targets."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang")
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sglang.srt import configs
+from sglang.srt.arg_groups import model_override_base
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.layers.quantization.fp8 import Fp8Config
+from sglang.srt.layers.quantization.modelopt_quant import ModelOptFp4Config, ModelOptFp8Config
+from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
+
+from sglang_dflash.check.flags import check_flags
+from sglang_dflash.check.machine import GPUS
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.plan import PROVEN, unproven_kind
+from sglang_dflash.plan.settings import Settings
+from tests.support.configs import drafter, pair_of, target
+
+pytestmark = pytest.mark.sglang
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": []}
+MODELOPT_FP8 = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": []}
+SCHEMES = ({}, {"type": "float", "num_bits": 8}, {"type": "float", "num_bits": 4}, {"type": "int", "num_bits": 8})
+STORED: list[tuple[Any, dict[str, Any]]] = [
+    (None, {}),
+    (None, {"quant_method": "compressed-tensors", "kv_cache_scheme": SCHEMES[1]}),  # SGLang does not read it
+    (Fp8Config, FP8),
+    (Fp8Config, {**FP8, "kv_cache_quant_algo": "FP8"}),
+    *((kind, {**stored, "kv_cache_scheme": scheme or None}) for scheme in SCHEMES
+      for kind, stored in ((ModelOptFp4Config, NVFP4), (ModelOptFp8Config, MODELOPT_FP8))),
+    (ModelOptFp4Config, {**NVFP4, "kv_cache_quant_algo": "FP8"}),
+]  # fmt: skip
+NAMES = ("auto", "fp8_e5m2", "fp8_e4m3", "mxfp8", "bf16", "bfloat16", "nvfp4", "fp4_mx_block16")
+SERVED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+TYPES = {**SERVED, "bf16": torch.bfloat16, "fp8_e5m2": torch.float8_e5m2, "fp8_e4m3": torch.float8_e4m3fn}
+TYPES |= {"mxfp8": torch.float8_e4m3fn, "nvfp4": torch.float4_e2m1fn_x2, "fp4_mx_block16": torch.float4_e2m1fn_x2}
+
+
+@given(
+    stored=st.sampled_from(STORED),
+    name=st.sampled_from(NAMES),
+    own=st.sampled_from((None, *NAMES)),
+    served=st.sampled_from(sorted(SERVED)),
+    backend=st.sampled_from((None, "fa3", "fa4", "flashinfer", "triton", "trtllm_mha")),
+    gpu=st.sampled_from(sorted(GPUS)),
+    slides=st.booleans(),
+)
+@settings(deadline=None)
+def test_the_dtypes_of_kv_are_those_that_sglang_resolves(
+    stored: tuple[Any, dict[str, Any]], name: str, own: str | None, served: str, backend: str | None, gpu: str,
+    slides: bool,
+) -> None:  # fmt: skip
+    kind, declared = stored
+    sliding = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 64} if slides else {}
+    pair = pair_of(drafter(**sliding), target(quantization_config=declared) if declared else target())
+    args = Settings(
+        dtype=served, kv_cache_dtype=name, speculative_draft_kv_cache_dtype=own,
+        speculative_draft_attention_backend=backend,
+    )  # fmt: skip
+    model = SimpleNamespace(quant_config=kind.from_config(declared) if kind else None)
+    asked: dict[str, Any] = {"server_args_kv_cache_dtype": name, "model_dtype": SERVED[served], "is_dflash": True}
+    asked |= {"speculative_draft_attention_backend": pair.draft_backend(args, GPUS[gpu])}
+    _, theirs = configure_kv_cache_dtype(model=model, is_draft_worker=False, **asked)
+    plain = SimpleNamespace(quant_config=None)
+    _, drafts = configure_kv_cache_dtype(
+        model=plain, is_draft_worker=True, speculative_draft_kv_cache_dtype=own, **asked
+    )
+    assert [TYPES[each] for each in pair.kv_dtypes(args, GPUS[gpu])] == [theirs, drafts]
+
+
+def test_mxfp4_is_the_only_dtype_that_sglang_overrides_for_a_target_with_a_drafter() -> None:
+    by_name = {name for name, values in model_override_base.MODEL_OVERRIDES.items() if "dtype" in values}
+    assert by_name == {"MistralLarge3ForCausalLM", "PixtralForConditionalGeneration"}
+    providers = [each for found in model_override_base._MODEL_OVERRIDE_FNS.values() for each in found]
+    sets = {each.__name__ for each in providers if 'overrides["dtype"]' in inspect.getsource(each)}
+    assert sets == {"_gpt_oss_overrides"}
+    assert (
+        pair_of(drafter(), target(quantization_config={"quant_method": "mxfp4"})).served_dtype(Settings()) == "bfloat16"
+    )
+
+
+@pytest.mark.parametrize("stored", ["fp8", "modelopt", "awq", "gptq", "compressed-tensors", "mxfp8"])
+@pytest.mark.parametrize("flag", ["fp8", "modelopt_fp4", "awq", "w8a8_int8", "compressed-tensors", "w8a8_fp8"])
+def test_a_quantisation_that_sglang_refuses_is_an_error(flag: str, stored: str) -> None:
+    config = {"quantization_config": {"quant_method": stored}}
+    found = list(check_flags(Settings(quantization=flag), pair_of(drafter(), target(**config)), GPUS["h100"]))
+    model = SimpleNamespace(quantization=flag, is_draft_model=False, hf_config=SimpleNamespace(architectures=[]))
+    model._parse_quant_hf_config = lambda: dict(config["quantization_config"])
+    model._find_quant_modelslim_config = lambda: None
+    try:
+        ModelConfig._verify_quantization(model)  # type: ignore[arg-type]
+    except ValueError as error:
+        assert ("does not match" in str(error)) == bool(found), error
+    else:
+        assert not found
+
+
+@pytest.mark.parametrize("name", [name for name in vars(configs) if name.endswith("Config") and "Vision" not in name])
+def test_a_kind_of_target_that_no_test_runs_is_left_to_sglang(name: str) -> None:
+    """Every configuration that SGLang brings."""
+    try:
+        found = getattr(configs, name)().to_dict()
+    except (TypeError, AttributeError, ValueError):
+        pytest.skip("needs arguments")
+    proven = {kind for each in PROVEN for kind in each.model_types}
+    assert (unproven_kind(found) is None) == ((found.get("text_config") or found).get("model_type") in proven)
+
+
+def test_a_drafter_with_latent_attention_is_refused_by_name() -> None:
+    with pytest.raises(DFlashError, match=r"latent attention \(MLA\)"):
+        pair_of(drafter(kv_lora_rank=512))
