@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034 # serve.sh and replicas.sh read what is set here
 # The pairs of serve.sh with their cards' values, by variable without its prefix. What has no value is left to SGLang.
 
-PAIRS=(qwen3.5-4b qwen3.5-27b qwen3.6-27b qwen3.6-35b-a3b qwen3-coder-next demo)
+PAIRS=(qwen3.5-4b qwen3.5-27b qwen3.6-27b qwen3.6-35b-a3b qwen3-coder-next qwen3.8-27b demo)
 declare -A CARD=([TP]=1 [PYTHON]=python)
 CARD_GPU=B200 # the cards' figures are of this GPU, and so is their fraction of memory
 ABOUT='' BLOCK_SIZE_FLAG=--speculative-num-draft-tokens
@@ -27,6 +27,15 @@ For a single user set SGLANG_DFLASH_BLOCK_SIZE=16.'
     qwen3.6-27b) one_gpu_card Qwen3.6-27B ;;
     qwen3.6-35b-a3b) one_gpu_card Qwen3.6-35B-A3B ;;
     qwen3-coder-next) one_gpu_card Qwen3-Coder-Next ;;
+    qwen3.8-27b)
+        ABOUT="Qwen3.8-27B in NVFP4 with incoai's DFlash2, as SGLang's cookbook runs it on one DGX Spark; on Hopper set
+SGLANG_DFLASH_TARGET=Qwen/Qwen3.8-27B-FP8. On a 32 GB card set SGLANG_DFLASH_MEM_FRACTION=0.91, SGLANG_DFLASH_MAX_RUNNING=1
+and SGLANG_DFLASH_CHUNKED_PREFILL=1024, and pass --mamba-ssm-dtype bfloat16."
+        CARD_GPU=GB10
+        CARD+=([TARGET]=RadixArk/Qwen3.8-27B-NVFP4 [DRAFTER]=incoai/Qwen3.8-27B-DFlash2 [BLOCK_SIZE]=8
+            [ATTENTION_BACKEND]=flashinfer [KV_CACHE_DTYPE]=fp8_e4m3 [CHUNKED_PREFILL]=2048 [MEM_FRACTION]=0.8
+            [MAMBA_STRATEGY]=extra_buffer [REASONING_PARSER]=qwen3 [TOOL_CALL_PARSER]=qwen3_coder)
+        ;;
     demo)
         ABOUT='A pair that ships with the package (SGLANG_DFLASH_PAIR=tiny-hybrid or another), with or without a GPU. A request:
 curl http://127.0.0.1:30000/v1/chat/completions -H "Content-Type: application/json" \

@@ -12,6 +12,7 @@ Options:
   --help           print this text; after a pair's name also its values
   --dry-run        print the command and stop
   --check          run the preflight (sglang-dflash check) with these flags and stop
+  --gpu NAME       the values for this GPU instead of the local one; the preflight checks it too
   --long-context   limit how far back full-attention drafter layers read (SGLANG_DFLASH_DRAFT_WINDOW)
   --multi-gpu      split the models across two GPUs (SGLANG_DFLASH_TP)
   anything else    goes to the server
@@ -35,14 +36,15 @@ while (($#)); do
     --check) ACTION=check ;;
     --long-context) CARD[DRAFT_WINDOW]=4096 ;;
     --multi-gpu) CARD[TP]=2 ;;
+    --gpu)
+        GPU=${2-}
+        shift
+        ;;
     --)
         EXTRA+=("${@:2}")
         break
         ;;
-    *)
-        if [[ $1 == --gpu ]]; then GPU=${2-}; fi
-        EXTRA+=("$1")
-        ;;
+    *) EXTRA+=("$1") ;;
     esac
     shift
 done
@@ -54,7 +56,8 @@ if [[ $PAIR_NAME == demo ]]; then
 fi
 # On another GPU than the card's, SGLang chooses the fraction of memory.
 if [[ $ACTION != help && ${CARD[MEM_FRACTION]-} && ! ${SGLANG_DFLASH_MEM_FRACTION+set} ]]; then
-    gpu=${GPU:-$("$PYTHON" -c 'from sglang_dflash.check import machine; print((machine.find_gpu() or machine.CPU).name)')}
+    gpu=$("$PYTHON" -c 'from sglang_dflash.check import machine as m; import sys
+print((m.GPUS.get(sys.argv[1].lower()) or m.find_gpu() or m.CPU).name)' "$GPU")
     if [[ ${gpu^^} != *"$CARD_GPU"* ]]; then CARD[MEM_FRACTION]=''; fi
 fi
 
@@ -79,6 +82,8 @@ SGLANG_DFLASH_LINEAR_PREFILL_BACKEND  --linear-attn-prefill-backend       the re
 SGLANG_DFLASH_LINEAR_DECODE_BACKEND   --linear-attn-decode-backend        the recurrent layers' decode
 SGLANG_DFLASH_DTYPE                   --dtype                             dtype; a CPU is fastest in float32
 SGLANG_DFLASH_MEM_FRACTION            --mem-fraction-static               fraction of memory for weights, K/V and states; SGLang's choice on a GPU other than $CARD_GPU
+SGLANG_DFLASH_KV_CACHE_DTYPE          --kv-cache-dtype                    dtype of K/V
+SGLANG_DFLASH_CHUNKED_PREFILL         --chunked-prefill-size              tokens of a prefill's chunk
 SGLANG_DFLASH_MAMBA_STRATEGY          --mamba-radix-cache-strategy        snapshots of recurrent states for the prefix cache
 SGLANG_DFLASH_GRAPH_MAX_BS            --cuda-graph-max-bs-decode          largest batch with a CUDA graph
 SGLANG_DFLASH_PREFILL_GRAPH           --cuda-graph-backend-prefill        CUDA graphs of prefill
@@ -89,12 +94,14 @@ SGLANG_DFLASH_DP                      --dp-size                           replic
 SGLANG_DFLASH_CONTEXT_LENGTH          --context-length                    longest sequence in tokens
 SGLANG_DFLASH_DRAFT_WINDOW            --speculative-draft-window-size     context tokens that full-attention drafter layers read
 SGLANG_DFLASH_MAX_RUNNING             --max-running-requests              requests at once
+SGLANG_DFLASH_REASONING_PARSER        --reasoning-parser                  parser of thoughts
+SGLANG_DFLASH_TOOL_CALL_PARSER        --tool-call-parser                  parser of calls
 SGLANG_DFLASH_LISTEN_HOST             --host                              address to listen on
 SGLANG_DFLASH_LISTEN_PORT             --port                              port to listen on
 TABLE
 
 server=("$PYTHON" -m sglang.launch_server "${COMMAND[@]}" "${EXTRA[@]}")
-check=("$PYTHON" -m sglang_dflash.check.cli check "$(value TARGET)" "$(value DRAFTER)" "${COMMAND[@]}" "${EXTRA[@]}")
+check=("$PYTHON" -m sglang_dflash.check.cli check "$(value TARGET)" "$(value DRAFTER)" ${GPU:+--gpu "$GPU"} "${COMMAND[@]}" "${EXTRA[@]}")
 case $ACTION in
 help)
     printf '%s\n\n' "$ABOUT"

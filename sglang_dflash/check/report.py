@@ -276,7 +276,8 @@ def plan_in_short(plan: ServingPlan, *, recurrent: bool) -> str:
 
 
 def division_in_short(pools: Pools) -> Iterator[str]:
-    yield f"K/V {pools.tokens:,} tokens ({pools.tokens // max(1, pools.running):,} per request; {_lengths(pools)})"
+    lengths = f"; {_lengths(pools)}" if pools.requests_of(TOKENS_PER_REQUEST) < pools.running else ""
+    yield f"K/V {pools.tokens:,} tokens ({pools.tokens // max(1, pools.running):,} per request{lengths})"
     if pools.state.slot and pools.sizing.slots_per_request > 1:
         yield f"{pools.prefixes():,} cached prefixes"
 

@@ -39,9 +39,9 @@ PROVEN = (
         "tests/serving/test_dflash_equality.py",
     ),
     Proven(
-        "hybrid: gated delta net and full attention",
+        "hybrid, gated delta net and full attention",
         frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}),
-        "tests/serving/test_shrunken_cards.py",
+        "tests/serving/test_cards.py",
     ),
 )
 _PROVEN_LAYERS = {FULL, "linear_attention"}

@@ -15,6 +15,8 @@ from sglang_router.router_args import RouterArgs
 
 from sglang_dflash.check.cli import app
 from sglang_dflash.check.flags import sglang_parser
+from sglang_dflash.hooks.flags import RENAMED
+from sglang_dflash.plan.plan import PROVEN
 
 ROOT = Path(__file__).parents[2]
 READMES = [folder / "README.md" for folder in (ROOT, ROOT / "patches", ROOT / "cpu_platform", ROOT / "lab")]
@@ -71,6 +73,13 @@ def test_modules_exist() -> None:
         assert any(each.with_suffix(".py").exists() or each.is_dir() for each in both), name
 
 
+def test_the_support_matrix_lists_the_proven_kinds_of_targets() -> None:
+    page = (ROOT / "docs/compatibility.md").read_text()
+    for kind, model_types, test in PROVEN:
+        names = ", ".join(f"`{name}`" for name in sorted(model_types))
+        assert f"| targets: {kind} | {names} | `{test}` |" in page
+
+
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert mentioned(r"(?m)(?:^|`)make ([\w-]+)(?=`| +#| +[A-Z_]+=|$)") == targets
@@ -88,10 +97,8 @@ def options(command: click.Command) -> set[str]:
     return found.union(*map(options, getattr(command, "commands", {}).values()), {"--help"})
 
 
-# Of the cards, rewritten by this package.
-OLD = {"--mamba-scheduler-strategy", "--speculative-dflash-draft-window-size"}
 OURS = typer.main.get_command(app)
-OF_SERVER = {*sglang_parser()._option_string_actions, *OLD}
+OF_SERVER = {*sglang_parser()._option_string_actions, *RENAMED}
 ROUTER = argparse.ArgumentParser()
 RouterArgs.add_cli_args(ROUTER)
 OF_OTHERS = {flag for script in (ROOT / "launch").glob("*.sh") for flag in FLAG.findall(script.read_text())}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash.hooks.flags import modernise_argv
+from tests.plan.commands import models
 from tests.support.cards import FOLDER, NAMES, card
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +44,7 @@ def test_a_pair_prints_its_cards_command_on_the_cards_gpu(name: str) -> None:
     start = printed.index(sys.executable)
     assert dict(word.split("=", 1) for word in printed[:start]) == card(name).environment
     assert printed[start : start + 3] == [sys.executable, "-m", "sglang.launch_server"]
-    expected = {**flags(modernise_argv(card(name).arguments)[0]), "--gpu": "b200"}
+    expected = flags(modernise_argv(card(name).arguments)[0])
     if "--enable-flashinfer-allreduce-fusion" in expected:  # deprecated: SGLang maps it to this
         del expected["--enable-flashinfer-allreduce-fusion"]
         expected["--flashinfer-allreduce-fusion-backend"] = "auto"
@@ -75,6 +76,14 @@ def test_a_start_prints_the_checks_verdict_and_then_becomes_the_server(tmp_path:
 def test_check_runs_the_check() -> None:
     pair = {part.upper(): str(FOLDER / "Qwen3.5-27B" / part) for part in ("target", "drafter")}
     assert run("serve.sh", "qwen3.5-27b", "--check", "--gpu", "b200", **pair, BLOCK_SIZE="17").returncode == 2
+
+
+def test_the_command_for_a_dgx_spark_passes_the_check() -> None:
+    pair = {"TARGET": str(models() / "qwen38-27b-nvfp4"), "DRAFTER": str(models() / "qwen38-27b-dflash2")}
+    printed = flags(shlex.split(run("serve.sh", "qwen3.8-27b", "--dry-run", "--gpu", "dgx-spark", **pair).stdout))
+    assert printed["--mem-fraction-static"] == "0.8" and "--gpu" not in printed
+    checked = run("serve.sh", "qwen3.8-27b", "--check", "--gpu", "dgx-spark", **pair)
+    assert checked.returncode == 0 and "NVIDIA GB10" in checked.stdout, checked.stdout
 
 
 def test_replicas_differ_in_gpu_and_port_only() -> None:
