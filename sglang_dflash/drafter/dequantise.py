@@ -198,9 +198,9 @@ def declared(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = Non
     return {"quant_method": "modelopt", **inner} if isinstance(inner, Mapping) and inner.get("quant_algo") else None
 
 
-def quantization(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = None) -> str | None:
+def quantization(config: Mapping[str, Any]) -> str | None:
     """Return the declared quantisation method (``"fp8"``, ``"modelopt"``); None for plain weights."""
-    found = declared(config, modelopt)
+    found = declared(config)
     return None if found is None else _method(found)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from sglang_dflash.drafter.dequantise import is_set_aside
 from sglang_dflash.drafter.formats import FULL, text_config
@@ -18,32 +18,22 @@ ON_ROCM = "the GPU is AMD's (ROCm)"
 KEPT_SHARE = 1 / 6  # of the device. The published 4B pairs need up to 0.15 of a GPU, the larger ones 0.19 or more
 
 
-class Proven(NamedTuple):
-    """A kind of target whose states and attention a test runs."""
-
-    kind: str
-    model_types: frozenset[str]
-    test: str
-
-
-# The support matrix of docs/compatibility.md. Other kinds are left to SGLang's own worker.
-PROVEN = (
-    Proven(
-        "dense, full attention",
-        frozenset({"llama", "qwen2", "qwen3", "qwen3_vl", "qwen3_vl_text"}),
+# Kind of target -> its model types, and the test that runs it. The support matrix of docs/compatibility.md; other kinds
+# are left to SGLang's own worker.
+PROVEN = {
+    "dense, full attention": (
+        {"llama", "qwen2", "qwen3", "qwen3_vl", "qwen3_vl_text"},
         "tests/serving/test_dflash_equality.py",
     ),
-    Proven(
-        "mixture of experts, full attention",
-        frozenset({"qwen3_moe", "qwen3_vl_moe", "qwen3_vl_moe_text"}),
+    "mixture of experts, full attention": (
+        {"qwen3_moe", "qwen3_vl_moe", "qwen3_vl_moe_text"},
         "tests/serving/test_dflash_equality.py",
     ),
-    Proven(
-        "hybrid, gated delta net and full attention",
-        frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}),
+    "hybrid, gated delta net and full attention": (
+        {"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"},
         "tests/serving/test_cards.py",
     ),
-)
+}
 _PROVEN_LAYERS = {FULL, "linear_attention"}
 
 
@@ -59,7 +49,7 @@ def unproven_kind(target: Mapping[str, Any]) -> str | None:
         f"layers of the type {kind}" for kind in sorted({*map(str, text.get("layer_types") or ())} - _PROVEN_LAYERS)
     ]
     family = str(text.get("model_type"))
-    if not kinds and not any(family in each.model_types for each in PROVEN):
+    if not kinds and not any(family in model_types for model_types, _ in PROVEN.values()):
         kinds.append(f"model_type {family}")
     return ", ".join(kinds) or None
 

@@ -90,6 +90,15 @@ def test_drafts_as_in_the_plain_form(trainer: str, plain: list[Answer], tmp_path
     assert all(answer.meta["spec_accept_length"] > 2 for answer in plain)
 
 
+def test_an_override_of_the_targets_layers_leaves_the_drafter_its_own(plain: list[Answer], tmp_path: Path) -> None:
+    layers = json.loads((target_path(PAIR) / "config.json").read_text())["num_hidden_layers"]
+    own = json.dumps({"num_hidden_layers": published()["num_hidden_layers"]})
+    flags = ("--json-model-override-args", json.dumps({"num_hidden_layers": layers}))
+    command = (*target_arguments(PAIR), *draft_arguments(PAIR, drafter_path(PAIR)), *flags)
+    with running(tmp_path, *command, SGLANG_DFLASH_DRAFTER_OVERRIDE=own) as server:
+        assert counted(generate_all(server, corpus(PAIR, PROMPTS), 1)) == counted(plain)
+
+
 def test_a_token_outside_its_vocabulary_is_never_drafted(plain: list[Answer], tmp_path: Path) -> None:
     folder = tmp_path / "drafter"
     folder.mkdir()

@@ -75,7 +75,7 @@ def test_modules_exist() -> None:
 
 def test_the_support_matrix_lists_the_proven_kinds_of_targets() -> None:
     page = (ROOT / "docs/compatibility.md").read_text()
-    for kind, model_types, test in PROVEN:
+    for kind, (model_types, test) in PROVEN.items():
         names = ", ".join(f"`{name}`" for name in sorted(model_types))
         assert f"| targets: {kind} | {names} | `{test}` |" in page
 
