@@ -97,6 +97,16 @@ def test_an_override_of_the_targets_layers_leaves_the_drafter_its_own(plain: lis
     command = (*target_arguments(PAIR), *draft_arguments(PAIR, drafter_path(PAIR)), *flags)
     with running(tmp_path, *command, SGLANG_DFLASH_DRAFTER_OVERRIDE=own) as server:
         assert counted(generate_all(server, corpus(PAIR, PROMPTS), 1)) == counted(plain)
+        pools = worker_info(server)["memory_bytes"]
+    # Both models' K/V have the same slots: bytes differ by layers and heads.
+    sizes = [
+        kv_numbers(json.loads((path / "config.json").read_text())) for path in (drafter_path(PAIR), target_path(PAIR))
+    ]
+    assert pools["draft_kv"] * sizes[1] == pools["target_kv"] * sizes[0]
+
+
+def kv_numbers(config: dict[str, Any]) -> int:
+    return int(config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"])
 
 
 def test_a_token_outside_its_vocabulary_is_never_drafted(plain: list[Answer], tmp_path: Path) -> None:
