@@ -10,7 +10,6 @@ from typing import Any
 from sglang_dflash.check.machine import highest_fraction
 from sglang_dflash.check.pools import Pools, RequestState, Sizing, fit
 from sglang_dflash.check.sizes import (
-    FAMILIES,
     draft_kv_per_token,
     dtype_bytes,
     sharing_ranks,
@@ -24,7 +23,7 @@ from sglang_dflash.errors import Finding, warn
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import STATE_SHARE
 from sglang_dflash.plan.pair import Pair, count
-from sglang_dflash.plan.plan import replays
+from sglang_dflash.plan.plan import PROVEN, replays, unproven_kind
 from sglang_dflash.plan.serving import DraftWindow, context_window
 from sglang_dflash.plan.settings import Settings, in_transfer, ring_length, slots_per_request
 
@@ -47,9 +46,9 @@ class MemoryTable:
 def unknown_size(pair: Pair) -> Finding | None:
     """Return a warning if the memory cannot be predicted; None if it can."""
     remedy = "none needed: SGLang divides the memory when it starts"
-    if (family := str(pair.text.get("model_type"))) not in FAMILIES:
-        families = f"one of {', '.join(sorted(FAMILIES))}"
-        return warn(f"no sizes are known for targets of model_type {family!r}", expected=families, remedy=remedy)
+    if kind := unproven_kind(pair.target):
+        proven = f"a target that is {'; '.join(PROVEN)}"
+        return warn(f"no sizes are known for a target with {kind}", expected=proven, remedy=remedy)
     files = pair.target_files
     if files.tensors is None and not _stated_size(files):
         value = f"the size of the target's weights is unknown: {files.name} has no safetensors header or index"

@@ -98,8 +98,3 @@ def sharing_ranks(name: str, config: DrafterConfig, tp_size: int) -> int:
         case "o_proj":
             return tp_size if kind != "bias" else 1
     return 1
-
-
-FAMILIES = {  # targets whose K/V and states have the sizes that are computed here
-    "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text",
-}  # fmt: skip
