@@ -59,7 +59,7 @@ class DrafterConfig(BaseModel):
             without the convolution.
         selector_rank, selector_top_k: columns of the codebooks of DFlash2's selector, and candidates per position; 0
             without the selector.
-        logit_cap: soft cap of the scaled logits that the selector adds to; None for none.
+        logit_cap: soft cap of the scaled logits; None for none. It acts as ``output_scale`` does.
         draft_vocab_size: number of token ids that it drafts from, marked in its tensor ``t2d``; None for all.
         copies_vocabulary: whether its tensors hold copies of the target's embedding and LM head, which are not loaded.
         dtype: name of the checkpoint's dtype; None if not stated.

@@ -25,7 +25,6 @@ _OTHER_KEYS = (
     "use_gemma_norm",
     "attention_sink_bias",
     "attention_value_scale",
-    SOFTCAP,  # of a selector in DFlash2
 )
 # Architecture or key -> kind that SGLang does not serve as DFLASH.
 _UNSERVED = {
@@ -73,9 +72,8 @@ def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
         )
     if name not in ARCHITECTURES:
         return name or "unknown"
-    selects = keys.get("selector_rank") or keys.get("selector_top_k")
     for key in _OTHER_KEYS:
-        if keys.get(key) and not (key == SOFTCAP and selects):
+        if keys.get(key):
             return f"DFlash with {key}"
     head, activation = keys.get("projector_type"), keys.get("hidden_act")
     if head not in (None, "dflash"):

@@ -56,7 +56,7 @@ class CandidateSelector(nn.Module):
         self.successor_codebook = nn.Parameter(torch.empty(codebook), requires_grad=False)
         sizes, name = (config.hidden_size, config.selector_rank), f"{prefix}.hidden_projection"
         self.hidden_projection = ReplicatedLinear(*sizes, False, quant_config=quant_config, prefix=name)
-        self._top_k, self._cap = config.selector_top_k, config.logit_cap
+        self._top_k = config.selector_top_k
         if self.predecessor_codebook.is_cuda and find_spec("flashinfer") is None:
             logger.warning(
                 "DFLASH: FlashInfer is not installed; torch selects the candidates, which takes longer with a large "
@@ -69,8 +69,6 @@ class CandidateSelector(nn.Module):
         """See :func:`~sglang_dflash.model.drafter.most_probable`."""
         rows, shape = hidden.flatten(0, 1), (*hidden.shape[:2], -1)
         unary, candidates = vocabulary.top_k(rows, self._top_k)
-        if self._cap is not None:
-            unary = self._cap * torch.tanh(unary / self._cap)
         candidates, unary, gates = (x.view(shape) for x in (candidates, unary, self.hidden_projection(rows)[0]))
         codebooks = self.predecessor_codebook, self.successor_codebook
         tokens, leads = walk_candidates(candidates, unary, gates, anchors, *codebooks)

@@ -19,13 +19,19 @@ class TargetVocabulary:
 
     No module, so that the target's weights do not become parameters of the drafter.
 
+    Scale and cap are increasing, so the largest logit is chosen without them. In float32 a cap keeps bfloat16 logits of
+    up to six caps distinct: drafts are those of capped logits, ties included. Beyond, ``tanh`` saturates, and the draft
+    is one of the tokens that share the largest capped logit. Margins are log-odds of the drafter as it was trained, so
+    both apply to them.
+
     Attributes:
         embedding, lm_head: the target's, vocabulary-parallel.
         scale: factor of the embeddings.
         first_id, num_ids: token ids of this rank's shard of the head, padding and added vocabulary excluded.
         mask_token_id: token id of the block's positions after the anchor.
         mask_embedding: embedding of the mask token, [H]; None for the target's row.
-        logit_scale: positive factor of the logits. Tokens of the largest logit do not depend on it.
+        logit_scale: positive factor of the logits.
+        logit_cap: soft cap of the scaled logits, ``cap * tanh(logit / cap)``; None for none.
         drafted: bool [num_ids], the ids that may be drafted; None for all.
     """
 
@@ -37,6 +43,7 @@ class TargetVocabulary:
     mask_token_id: int
     mask_embedding: Tensor | None
     logit_scale: float = 1.0
+    logit_cap: float | None = None
     drafted: Tensor | None = None
 
     @classmethod
@@ -48,6 +55,7 @@ class TargetVocabulary:
         mask_embedding: Tensor | None,
         input_scale: float = 1.0,
         logit_scale: float = 1.0,
+        logit_cap: float | None = None,
     ) -> TargetVocabulary:
         """Return a target model's vocabulary; DFlashError without an LM head, or if this rank's shard is empty."""
         lm_head = unwrap_lora_layer(getattr(target, "lm_head", None))
@@ -78,6 +86,7 @@ class TargetVocabulary:
             mask_token_id=mask_token_id,
             mask_embedding=mask_embedding,
             logit_scale=logit_scale,
+            logit_cap=logit_cap,
         )
 
     def reduced(self, drafted: Tensor) -> TargetVocabulary:
@@ -96,7 +105,7 @@ class TargetVocabulary:
     def argmax_token(self, hidden: Tensor, *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the argmax token of each row of ``hidden`` [n, H], int64 [n], equal on all ranks.
 
-        With ``margins`` also the lead over the second largest logit, float32 [n]; otherwise None.
+        With ``margins`` also the lead over the second largest logit, scaled and capped, float32 [n]; otherwise None.
         """
         return self.argmax_of_shard(self._shard_logits(hidden), margins=margins)
 
@@ -128,7 +137,8 @@ class TargetVocabulary:
     def top_k(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return each row's ``k`` largest logits, float32 [n, k], and their tokens, int64 [n, k]; the largest is first.
 
-        All ranks return the same: they exchange their own ``k`` largest and their tokens. ``hidden`` is [n, H].
+        The logits are scaled and capped. ``hidden`` is [n, H]. All ranks return the same: they exchange their own ``k``
+        largest and their tokens.
         """
         group = get_parallel().tp_group
         logits, tokens = top_k(self._shard_logits(hidden), k)
@@ -139,16 +149,21 @@ class TargetVocabulary:
             logits, ids = group.all_gather(sent[None], dim=0).movedim(0, 2).flatten(2)
             logits, order = logits.sort(dim=1, descending=True, stable=True)
             logits, tokens = logits[:, :k].contiguous(), ids.gather(1, order[:, :k]).long()
-        return logits if self.logit_scale == 1.0 else logits * self.logit_scale, tokens
+        return self._as_trained(logits), tokens
 
     def _margins(self, first: Tensor, second: Tensor) -> Tensor:
-        margins = first - second
-        return margins if self.logit_scale == 1.0 else margins * self.logit_scale
+        return self._as_trained(first) - self._as_trained(second)
+
+    def _as_trained(self, logits: Tensor) -> Tensor:
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
+        return logits if self.logit_cap is None else self.logit_cap * torch.tanh(logits / self.logit_cap)
 
     def _shard_logits(self, hidden: Tensor) -> Tensor:
-        weight = self.lm_head.weight
-        if weight.is_floating_point() and weight.itemsize > 1:
+        weight = getattr(self.lm_head, "weight", None)  # AWQ's and GPTQ's heads have a packed qweight instead
+        if weight is not None and weight.is_floating_point() and weight.itemsize > 1:
             logits = linear(hidden.to(weight.dtype), weight[: self.num_ids])
         else:
+            # As the target computes its own logits. Columns after the rank's ids are padding.
             logits = self.lm_head.quant_method.apply(self.lm_head, hidden, None)[:, : self.num_ids]
         return logits if self.drafted is None else logits.masked_fill(~self.drafted, float("-inf"))

@@ -79,7 +79,9 @@ def test_dflash2_is_read_under_every_name() -> None:
     assert plain == parse() and plain.selector_rank == plain.conv_taps == 0
 
 
-def test_the_logits_under_a_selector_are_scaled_and_capped() -> None:
+def test_logits_are_scaled_and_capped_with_and_without_a_selector() -> None:
+    plain = drafter(final_logit_softcapping=30.0)  # Gemma-4's
+    assert (DrafterConfig.from_dict(plain).logit_cap, kind_left_to_builtin(plain)) == (30.0, None)
     capped = dflash2(output_multiplier=0.196, final_logit_softcapping=20.0)
     assert (capped.output_scale, capped.logit_cap) == (0.196, 20.0)
     assert dflash2(final_logit_softcapping=0) == dflash2(final_logit_softcapping=None) == dflash2()

@@ -66,6 +66,51 @@ def test_a_logit_scale_changes_margins_and_no_tokens(one_rank: Tensor) -> None:
     assert torch.equal(tokens, plain) and torch.equal(scaled, margins * 0.25)
 
 
+@pytest.mark.parametrize("cap", [1.0, 20.0, 30.0, 50.0])
+def test_a_cap_changes_margins_and_no_drafts_ties_included(cap: float, one_rank: Tensor) -> None:
+    """In bfloat16, where many logits tie. Far beyond the cap, float32's tanh makes other logits equal too."""
+    vocabulary = TargetVocabulary.of(target(), mask_token_id=MASK, mask_embedding=None, logit_cap=cap)
+
+    def capped(logits: Tensor) -> Tensor:
+        return cap * torch.tanh(logits.float() / cap)
+
+    up_to_six_caps = torch.arange(0x7F80).to(torch.int16).view(torch.bfloat16)  # finite numbers from 0 on, in order
+    up_to_six_caps = up_to_six_caps[up_to_six_caps <= 6 * cap]
+    assert (capped(up_to_six_caps).diff() > 0).all()
+    drawn = 2 * cap * torch.randn(4096, 64, generator=torch.Generator().manual_seed(0))
+    logits = drawn.clamp(-6 * cap, 6 * cap).to(torch.bfloat16)
+    best = capped(logits).topk(2).values
+    assert (best[:, 0] == best[:, 1]).any()
+    tokens, margins = vocabulary.argmax_of_shard(logits.clone(), margins=True)
+    assert torch.equal(tokens, logits.argmax(1)) and torch.equal(tokens, capped(logits).argmax(1))
+    torch.testing.assert_close(margins, best[:, 0] - best[:, 1], rtol=0, atol=0)
+    saturated = capped(8 * logits)
+    tokens, _ = vocabulary.argmax_of_shard(8 * logits)
+    assert (saturated.gather(1, tokens[:, None])[:, 0] == saturated.amax(1)).all()
+    assert not torch.equal(tokens, saturated.argmax(1))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.uint8, torch.int32, torch.float8_e4m3fn])
+def test_a_quantised_head_drafts_by_the_targets_own_product(dtype: torch.dtype | None, one_rank: Tensor) -> None:
+    """AWQ's and GPTQ's head has no weight; NVFP4's is packed in uint8, in Marlin's form in int32."""
+    table = target().table.weight
+    padded = torch.cat((table, 10 * table[:3]))  # the layer computes padding too, which would win
+    head = SimpleNamespace(
+        shard_indices=SimpleNamespace(num_org_elements=8, org_vocab_start_index=0),
+        quant_method=SimpleNamespace(apply=lambda layer, x, bias: x @ padded.T),
+        **({} if dtype is None else {"weight": torch.zeros(11, 2).to(dtype)}),
+    )
+    model = Target(table=target().table, lm_head=head)
+    vocabulary = TargetVocabulary.of(model, mask_token_id=MASK, mask_embedding=None, logit_scale=0.5, logit_cap=3.0)
+    best = (one_rank @ table.T).topk(4)
+    tokens, margins = vocabulary.argmax_token(one_rank, margins=True)
+    assert torch.equal(tokens, best.indices[:, 0])
+    logits, tokens = vocabulary.top_k(one_rank, 4)
+    assert torch.equal(tokens, best.indices)
+    torch.testing.assert_close(logits, 3 * torch.tanh(best.values / 6))
+    torch.testing.assert_close(margins, logits[:, 0] - logits[:, 1])
+
+
 def test_a_target_without_an_lm_head_is_refused() -> None:
     model = target()
     del model.lm_head

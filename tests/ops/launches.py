@@ -31,8 +31,9 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 CUDA = torch.device("cuda", 0)
-# Bytes that one block of threads may request, with the opt-in that Triton makes.
-SHARED_MEMORY = {90: 232_448, 100: 232_448, 120: 101_376}
+# Bytes that one block of threads may request, with the opt-in that Triton makes, by architecture (90 for sm_90).
+SHARED_MEMORY = {86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 110: 232_448, 120: 101_376, 121: 101_376}
+CARDS = (90, 100, 120)  # one of each generation of the published cards' GPUs
 
 
 @dataclass(frozen=True)
@@ -94,13 +95,13 @@ def compilers() -> str:
     """Return the releases of Triton and of its own assemblers."""
     with _assembling_with(None):
         hopper, blackwell = knobs.nvidia.ptxas.version, knobs.nvidia.ptxas_blackwell.version
-    return f"Triton {triton.__version__}, its ptxas {hopper} for sm_90 and {blackwell} for sm_100 and sm_120"
+    return f"Triton {triton.__version__}, its ptxas {hopper} up to sm_90 and {blackwell} from sm_100 on"
 
 
-def chosen_compiler(parser: ArgumentParser) -> Namespace:
-    """Parse a program's arguments and --capability and --triton. Continue with that Triton, from the package index."""
-    installed, choices = triton.__version__, tuple(SHARED_MEMORY)
-    parser.add_argument("--capability", type=int, nargs="+", choices=choices, default=choices, help="90 for sm_90")
+def chosen_compiler(parser: ArgumentParser, archs: tuple[int, ...]) -> Namespace:
+    """Parse a program's arguments, --arch (``archs`` by default) and --triton. Continue with that Triton."""
+    installed = triton.__version__
+    parser.add_argument("--arch", type=int, nargs="+", choices=SHARED_MEMORY, default=archs, help="90 for sm_90")
     parser.add_argument("--triton", metavar="X.Y.Z", default=installed, help="default: %(default)s, the installed one")
     asked = parser.parse_args()
     folder = Path(__file__).parents[2] / ".cache/triton" / asked.triton

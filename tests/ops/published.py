@@ -7,7 +7,7 @@ No GPU is needed: the launchers are called on tensors without storage, under Tri
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,7 @@ from sglang_dflash.model.attention import QKNormRope
 from sglang_dflash.states.reference import Records
 from sglang_dflash.states.replay import gdn_commit, gdn_verify
 from sglang_dflash.worker.copies import LEAST, LONGEST, UNSURE
-from tests.ops.launches import Usage, chosen_compiler, compiled_for, compilers, tensor
+from tests.ops.launches import SHARED_MEMORY, Usage, chosen_compiler, compiled_for, compilers, tensor
 from tests.support.cards import FOLDER, NAMES
 
 TP_SIZES = (1, 2, 4, 8)
@@ -218,23 +218,29 @@ def usages(capability: int, shapes: Sequence[RankShapes]) -> dict[tuple[str, str
     return most
 
 
-def rows(columns: Sequence[Mapping[tuple[str, str], Usage]]) -> Iterator[str]:
-    """Lines of the table, from the usages on each architecture; a step is named where kernels differ by it."""
-    for kernel in sorted({kernel for kernel, _ in columns[0]}):
-        cells = {step: tuple(_cell(column[kernel, step]) for column in columns) for step in STEPS}
-        if len(set(cells.values())) == 1:
-            cells = {"any": cells["16"]}
-        yield from (f"| `{kernel}` | {step} | {' | '.join(cell)} |" for step, cell in cells.items())
+def table(archs: Iterable[int], shapes: Sequence[RankShapes]) -> list[str]:
+    """Lines of the page's table. Architectures share a column, and steps a row, where all of it is equal."""
+    columns: dict[tuple[Any, ...], list[int]] = {}
+    for arch in archs:
+        columns.setdefault(tuple(sorted(usages(arch, shapes).items())), []).append(arch)
+    found = [dict(column) for column in columns]
+    names = [f"sm_{', '.join(map(str, equal))}" for equal in columns.values()]
+    lines = [f"| kernel | width | {' | '.join(names)} |", f"|---|---|{'---|' * len(names)}"]
+    for kernel in sorted({kernel for kernel, _ in found[0]}):
+        steps: dict[tuple[str, ...], list[str]] = {}
+        for step in STEPS:
+            steps.setdefault(tuple(_cell(column[kernel, step]) for column in found), []).append(step)
+        for cells, equal in steps.items():
+            width = "any" if len(steps) == 1 else ", ".join(equal)
+            lines.append(f"| `{kernel}` | {width} | {' | '.join(cells)} |")
+    return lines
 
 
 def _cell(usage: Usage) -> str:
-    return f"{usage.registers}, {usage.stack}, {usage.shared}"
+    shared = f", {usage.shared}" if usage.shared else ""
+    return f"{usage.registers}{shared}" + (f", **{usage.stack} spilled**" if usage.stack else "")
 
 
 if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__)
-    capabilities = chosen_compiler(parser).capability
-    print(f"| kernel | width | {' | '.join(f'sm_{capability}' for capability in capabilities)} |")
-    print(f"|---|---|{'---|' * len(capabilities)}")
-    print(*rows([usages(capability, rank_shapes()) for capability in capabilities]), sep="\n")
-    print(f"\n{compilers()}")
+    print(*table(chosen_compiler(parser, tuple(SHARED_MEMORY)).arch, rank_shapes()), "", compilers(), sep="\n")

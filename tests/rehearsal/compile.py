@@ -18,7 +18,7 @@ import torch
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from tests.ops.launches import chosen_compiler, compiled_for, compilers, tensor
+from tests.ops.launches import CARDS, chosen_compiler, compiled_for, compilers, tensor
 
 
 def restored(described: Any) -> Any:
@@ -59,9 +59,9 @@ def failures(lines: Iterable[str], capability: int) -> list[str]:
 if __name__ == "__main__":
     parser = ArgumentParser(prog="python -m tests.rehearsal.compile", description=__doc__)
     parser.add_argument("list", type=Path)
-    asked = chosen_compiler(parser)
+    asked = chosen_compiler(parser, CARDS)
     lines = sorted(set(asked.list.read_text().splitlines()))
-    failed = [line for capability in asked.capability for line in failures(lines, capability)]
+    failed = [line for capability in asked.arch for line in failures(lines, capability)]
     kernels = len({json.loads(line)[0] for line in lines})
     print(*failed, f"{kernels} kernels, {len(lines)} launches, {len(failed)} failures; {compilers()}", sep="\n")
     sys.exit(bool(failed))

@@ -158,7 +158,6 @@ BROKEN: list[Broken] = [
     _key("projector_type", "domino", "head domino"),
     _key("lilicorr_hidden_size", 64, "lilicorr_hidden_size"),
     _key("sample_from_anchor", False, "sample_from_anchor"),
-    _key("final_logit_softcapping", 30.0, "final_logit_softcapping"),
     _key("hidden_act", "swigluoai", "swigluoai"),
     # quantised drafters: of a kind that is not dequantised, without its factors
     _key("quantization_config", {"quant_method": "bitsandbytes"}, "quantised by bitsandbytes"),

@@ -36,6 +36,7 @@ def load_drafter(
         mask_embedding=load_mask_embedding(plan.files.path(MASK_EMBEDDING), plan.drafter),
         input_scale=plan.drafter.input_scale,
         logit_scale=plan.drafter.output_scale,
+        logit_cap=plan.drafter.logit_cap,
     )
     worker.model_runner.model.set_vocabulary(vocabulary)
     return worker
