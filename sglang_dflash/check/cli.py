@@ -22,8 +22,8 @@ from sglang_dflash.check.diagnose.verdict import diagnose as examine_server
 from sglang_dflash.check.doctor import doctor
 from sglang_dflash.check.flags import check_unread, parse
 from sglang_dflash.check.machine import GPUS, asked_about
+from sglang_dflash.check.published import card_of_drafter
 from sglang_dflash.check.report import Report, plan_lines, preflight, summary, to_json
-from sglang_dflash.drafter.published import card_of_drafter
 from sglang_dflash.errors import DFlashError, Finding, note, user_errors
 from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.device import Device, why_no_accelerator

@@ -35,10 +35,16 @@ class WidthPolicy(Protocol):
     def widths(self) -> tuple[int, ...]: ...  # ascending; 1 is plain decoding, without the drafter
 
     @property
-    def max_width(self) -> int: ...  # the last of widths; KV slots and graphs are sized for it
+    def can_pause(self) -> bool: ...  # whether it compares blocks with plain decoding
 
     @property
     def paused(self) -> Prospect | None: ...  # gain of the best block while plain decoding is preferred; else None
+
+    def prospect(self, *, alone: bool = False) -> Prospect | None:
+        """Return the gain of the best block with a draft, for the last batch size or ``alone``, without copies.
+
+        None unless :attr:`can_pause`.
+        """
 
     def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         """Choose the positions of the next block, anchor included, out of ``widths``.
@@ -56,54 +62,47 @@ class WidthPolicy(Protocol):
             matched: per request, whether it had a match when the width was chosen; empty for none.
         """
 
-    def observe_time(
-        self, batch_size: int, width: int, context: int, milliseconds: float, at_most: bool = False
-    ) -> None:
+    def observe_time(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
         """Record a decode step's time; an upper bound with ``at_most``. Many steps may go unmeasured."""
 
     def describe(self) -> dict[str, Any]:
         """Return the policy's part of ``/server_info``, ready for JSON."""
 
 
-class _Unlearned:
+class FixedWidth:
+    """Always the widest of ``widths``."""
+
+    can_pause = False
     paused: Prospect | None = None
+
+    def __init__(self, *widths: int) -> None:
+        self.widths = tuple(sorted(set(widths)))
+
+    def prospect(self, *, alone: bool = False) -> Prospect | None:
+        return None
+
+    def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
+        return self.widths[-1]
 
     def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
         pass
 
-    def observe_time(
-        self, batch_size: int, width: int, context: int, milliseconds: float, at_most: bool = False
-    ) -> None:
+    def observe_time(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
         pass
 
-
-@dataclass(frozen=True)
-class FixedWidth(_Unlearned):
-    """Always the full block."""
-
-    max_width: int
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        return (self.max_width,)
-
-    def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
-        return self.max_width
-
     def describe(self) -> dict[str, Any]:
-        return {"policy": "fixed", "widths": [self.max_width]}
+        return {"policy": "fixed", "widths": [self.widths[-1]]}
 
 
-class RandomWidth(_Unlearned):
+class RandomWidth(FixedWidth):
     """A width drawn uniformly for each step, for recordings and tests."""
 
-    def __init__(self, widths: Sequence[int], seed: int = 0) -> None:
-        self.widths = tuple(sorted(set(widths)))
-        self.max_width = self.widths[-1]
-        self._seed, self._random = seed, Random(seed)
+    def __init__(self, *widths: int, seed: int = 0) -> None:
+        super().__init__(*widths)
+        self._random = Random(seed)
 
     def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         return self._random.choice(self.widths)
 
     def describe(self) -> dict[str, Any]:
-        return {"policy": "random", "widths": list(self.widths), "seed": self._seed}
+        return {"policy": "random", "widths": list(self.widths)}

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 SETTINGS = ROOT / "docs/settings.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs/results/sglang-worker.md"]
-PUBLISHED = json.loads((ROOT / "sglang_dflash/drafter/published.json").read_text())
+PUBLISHED = json.loads((ROOT / "sglang_dflash/check/published.json").read_text())
 GPUS = ("h100", "h200", "b200")
 NUMBER = re.compile(r"(?<![\w.-])\d[\d,]*(?:\.\d+)?(?![\w-])(?: [KMG]iB)?")
 
