@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sglang_dflash.model.vocabulary import LogitShards
 from sglang_dflash.ops import accept_block, repeat_rows
 from sglang_dflash.upstream.worker import (
     GrammarTree,
@@ -24,11 +25,10 @@ from sglang_dflash.upstream.worker import (
     build_grammar_vocab_mask,
     envs,
 )
-from sglang_dflash.worker.rows import RequestRows
 from sglang_dflash.worker.sampling.penalties import Penalties
 from sglang_dflash.worker.sampling.processors import Processors
 from sglang_dflash.worker.sampling.seeded import SeededSampler, Seeds
-from sglang_dflash.worker.shards import LogitShards
+from sglang_dflash.worker.state import RequestRows
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import ModelRunner, SamplingBatchInfo, ScheduleBatch
