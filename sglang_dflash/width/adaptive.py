@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang_dflash.width.costs import CostTable
-from sglang_dflash.width.policy import Prospect
+from sglang_dflash.width.policy import Prospect, WidthPolicy
 from sglang_dflash.width.survival import SurvivalByMatch
 
 # Switch to another width at once if it gains this share, or once the gains forgone add up to this many steps
@@ -94,7 +94,7 @@ class Explorer:
         return probe
 
 
-class AdaptiveWidth:
+class AdaptiveWidth(WidthPolicy):
     """Maximise expected tokens per millisecond; see ``docs/settings.md``.
 
     Args:
@@ -103,12 +103,12 @@ class AdaptiveWidth:
     """
 
     def __init__(self, costs: CostTable, drafted: int | None = None) -> None:
-        self.costs, self.widths = costs, costs.widths
+        super().__init__(*costs.widths)
+        self.costs = costs
         drafted = min(drafted or self.widths[-1], self.widths[-1])
         self.by_match = SurvivalByMatch(self.widths, drafted)
         self.survival = self.by_match.unmatched
         self.can_pause = self.widths[0] == 1 and len(self.widths) > 1
-        self.paused: Prospect | None = None
         self.tokens_per_ms = 0.0
         self._explorer = Explorer()
         # Without a match, widths beyond the drafter's block cannot help. One block is always a choice.

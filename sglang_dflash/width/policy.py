@@ -1,11 +1,11 @@
-"""The interface of a width policy, and the two policies that learn nothing: fixed and random widths."""
+"""Width policies that learn nothing: the base class, a fixed width, and random widths."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -24,27 +24,23 @@ class Prospect:
         )
 
 
-class WidthPolicy(Protocol):
-    """Chooses each step's block width; every tensor-parallel rank has its own.
+class WidthPolicy:
+    """Chooses each step's block width, here always the widest; every tensor-parallel rank has its own policy.
 
     A policy is a function of the calls it received: no clock, no unseeded randomness. So ranks that receive the same
     calls in the same order choose the same widths.
+
+    Attributes:
+        widths: ascending; 1 is plain decoding, without the drafter.
+        can_pause: whether the policy compares blocks with plain decoding.
+        paused: gain of the best block while plain decoding is preferred, else None.
     """
 
-    @property
-    def widths(self) -> tuple[int, ...]: ...  # ascending; 1 is plain decoding, without the drafter
+    can_pause = False
+    paused: Prospect | None = None
 
-    @property
-    def can_pause(self) -> bool: ...  # whether it compares blocks with plain decoding
-
-    @property
-    def paused(self) -> Prospect | None: ...  # gain of the best block while plain decoding is preferred; else None
-
-    def prospect(self, *, alone: bool = False) -> Prospect | None:
-        """Return the gain of the best block with a draft, for the last batch size or ``alone``, without copies.
-
-        None unless :attr:`can_pause`.
-        """
+    def __init__(self, *widths: int) -> None:
+        self.widths = tuple(sorted(set(widths)))
 
     def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         """Choose the positions of the next block, anchor included, out of ``widths``.
@@ -53,6 +49,14 @@ class WidthPolicy(Protocol):
             context: committed tokens, summed over the batch.
             matching: share of the batch's requests with a match, as last seen by the host.
         """
+        return self.widths[-1]
+
+    def prospect(self, *, alone: bool = False) -> Prospect | None:
+        """Return the gain of the best block with a draft, for the last batch size or ``alone``, without copies.
+
+        None unless ``can_pause``.
+        """
+        return None
 
     def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
         """Record a finished step. Steps arrive in launch order, one step late.
@@ -67,34 +71,10 @@ class WidthPolicy(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Return the policy's part of ``/server_info``, ready for JSON."""
+        return {"policy": "fixed", "widths": list(self.widths)}
 
 
-class FixedWidth:
-    """Always the widest of ``widths``."""
-
-    can_pause = False
-    paused: Prospect | None = None
-
-    def __init__(self, *widths: int) -> None:
-        self.widths = tuple(sorted(set(widths)))
-
-    def prospect(self, *, alone: bool = False) -> Prospect | None:
-        return None
-
-    def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
-        return self.widths[-1]
-
-    def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
-        pass
-
-    def observe_time(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
-        pass
-
-    def describe(self) -> dict[str, Any]:
-        return {"policy": "fixed", "widths": [self.widths[-1]]}
-
-
-class RandomWidth(FixedWidth):
+class RandomWidth(WidthPolicy):
     """A width drawn uniformly for each step, for recordings and tests."""
 
     def __init__(self, *widths: int, seed: int = 0) -> None:

@@ -154,10 +154,6 @@ def _for_json(counts: Counter[int]) -> dict[str, int]:
     return {str(number): count for number, count in sorted(counts.items())}
 
 
-# With ``--enable-linear-replayssm-spec``, SGLang keeps these inputs instead of a state per block position.
-_REPLAYED = ("replayssm_d", "replayssm_k", "replayssm_g", "replayssm_rawv", "replayssm_rawk", "replayssm_beta")
-
-
 def identity(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> dict[str, object]:
     """Return the constant part of a worker's ``/server_info``: version, models and plan."""
     return {
@@ -184,14 +180,16 @@ def allocated_bytes(target: ModelRunner, drafter: ModelRunner) -> dict[str, int]
 
 
 def _recurrent(request_pool: Any) -> tuple[int, int]:
+    # Of all states, and of what steps keep next to them.
     pool = getattr(request_pool, "mamba_pool", None)
     if pool is None:
         return 0, 0
     cache = pool.mamba_cache
+    states, whole = _size([*cache.conv, cache.temporal]), int(cache.mem_usage_bytes())
     # Convolution windows overlap in storage, so their view is larger than the allocation. A prefill server has none.
-    windows = getattr(pool, "_intermediate_conv_window_phys", None) or getattr(cache, "intermediate_conv_window", [])
-    kept = [getattr(cache, name, None) for name in ("intermediate_ssm", *_REPLAYED)]
-    return _size([*cache.conv, cache.temporal]), _size([*windows, *(tensor for tensor in kept if tensor is not None)])
+    windows = getattr(cache, "intermediate_conv_window", [])
+    allocated = getattr(pool, "_intermediate_conv_window_phys", None) or windows
+    return states, whole - states - _size(windows) + _size(allocated)
 
 
 def _size(tensors: Iterable[Tensor]) -> int:

@@ -13,7 +13,7 @@ import torch
 from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING
 from sglang_dflash.drafter.tensors import load_mask_embedding
 from sglang_dflash.model.drafter import DFlashDraftModel
-from sglang_dflash.model.vocabulary import LogitShards, TargetVocabulary
+from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.plan.serving import the_plan
 from sglang_dflash.plan.settings import slots_per_request
 from sglang_dflash.upstream.worker import (
@@ -29,7 +29,7 @@ from sglang_dflash.upstream.worker import (
     get_spec,
     resolve_draft_parallel_layout,
 )
-from sglang_dflash.width import FixedWidth, WidthPolicy
+from sglang_dflash.width import WidthPolicy
 from sglang_dflash.worker.accept import Accept
 from sglang_dflash.worker.commit import RecurrentCommit
 from sglang_dflash.worker.copies import Copies
@@ -100,7 +100,7 @@ class DFlashWorker(BaseSpecWorker):
         mask_embedding = load_mask_embedding(self.plan.files.path(MASK_EMBEDDING), self.plan.drafter)
         vocabulary = TargetVocabulary.of(self._target.model, self.plan.drafter, mask_embedding)
         self._drafter.model.set_vocabulary(vocabulary)
-        self.width_policy: WidthPolicy = FixedWidth(self.plan.block)
+        self.width_policy = WidthPolicy(self.plan.block)
         self._at_width: Callable[[int], AbstractContextManager[Any]] = nullcontext
         self._in_flight: deque[StepRecord] = deque()
         self._no_sync = sync_guard(self._target.device)
@@ -170,9 +170,7 @@ class DFlashWorker(BaseSpecWorker):
         self._layout = Layout(self._target, plan.drafter.mask_token_id, self._commit.state_table)
         self._draft = Draft(self._drafter, layout, rings, plan.drafted)
         self._verify = Verify(self._target_worker)
-        shards = LogitShards(self._target, self._drafter.model.vocabulary)
-        group, seed = get_parallel().tp_group, self._target_worker.random_seed
-        self._accept = Accept(self._target, group, shards, seed)
+        self._accept = Accept(self._target_worker, self._drafter.model.vocabulary)
         self._copies = Copies(self._target, plan.block) if plan.copies else None
         backs_up = get_server_args().enable_hierarchical_cache
         self._inject = Inject(self._drafter, layout, rings, defers=plan.role != "decode" and not backs_up)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dflash.width import AdaptiveWidth, CostTable, FixedWidth, RandomWidth, WidthPolicy
+from sglang_dflash.width import AdaptiveWidth, CostTable, RandomWidth, WidthPolicy
 from tests.width.traffic import WIDTHS, Machine
 
 
@@ -23,7 +23,7 @@ def test_random_widths_are_equally_likely_and_repeat_with_their_seed():
 
 def policies() -> list[WidthPolicy]:
     return [
-        FixedWidth(16),
+        WidthPolicy(16),
         RandomWidth(*WIDTHS, seed=3),
         AdaptiveWidth(CostTable(Machine(3).points())),
         AdaptiveWidth(CostTable(Machine(3).points(widths=(1, 16)))),

@@ -15,13 +15,13 @@ pytest.importorskip("sglang")
 
 
 from sglang_dflash.causes import ENOUGH, FIXES
-from sglang_dflash.width import AdaptiveWidth, CostTable, FixedWidth, WidthPolicy
+from sglang_dflash.width import AdaptiveWidth, CostTable, WidthPolicy
 from sglang_dflash.worker.flight import StepRecord
 from sglang_dflash.worker.payoff import CHECK_SECONDS, QUIET_SECONDS, RECENT, Payoff, known_causes
 
 pytestmark = pytest.mark.sglang
 
-FIXED = FixedWidth(16)
+FIXED = WidthPolicy(16)
 
 
 def request(finished: bool = False) -> Any:

@@ -12,7 +12,7 @@ import torch
 from sglang_dflash.ops import host_rows
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream.worker import get_parallel
-from sglang_dflash.width import AdaptiveWidth, CostTable, FixedWidth, RandomWidth, WidthPolicy
+from sglang_dflash.width import AdaptiveWidth, CostTable, RandomWidth, WidthPolicy
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import ModelRunner
@@ -33,12 +33,10 @@ def width_policy(
     """
     assert plan.widths is not None
     costs = None
-    policy: WidthPolicy
-    if plan.widths.policy == "fixed":
-        policy = FixedWidth(*widths)
-    elif plan.widths.policy == "random":
+    policy = WidthPolicy(widths[-1])
+    if plan.widths.policy == "random":
         policy = RandomWidth(*widths, seed=plan.widths.seed)
-    else:
+    elif plan.widths.policy == "adaptive":
         costs = CostTable(get_parallel().tp_group.broadcast_object(step_times(target, widths, step)))
         policy = AdaptiveWidth(costs, plan.drafted)
     if get_parallel().tp_rank == 0:
