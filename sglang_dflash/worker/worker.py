@@ -34,12 +34,13 @@ from sglang_dflash.worker.accept import Accept
 from sglang_dflash.worker.commit import RecurrentCommit
 from sglang_dflash.worker.copies import Copies
 from sglang_dflash.worker.debug import stage, sync_guard
+from sglang_dflash.worker.exact import row_dependent_products
 from sglang_dflash.worker.flight import StepRecord, StepTimer, on_host
 from sglang_dflash.worker.forwards import Draft, Inject, Verify
 from sglang_dflash.worker.payoff import Payoff, known_causes
 from sglang_dflash.worker.pools import log_pools
 from sglang_dflash.worker.start.calibration import width_policy
-from sglang_dflash.worker.start.checks import check_replay, row_dependent_products
+from sglang_dflash.worker.start.checks import check_replay
 from sglang_dflash.worker.start.dummy import CONTEXT, dummy_batch
 from sglang_dflash.worker.start.graphs import WidthGraphs, drafter_has_room
 from sglang_dflash.worker.start.prewarm import FirstCalls, prewarm_largest_step
