@@ -2,8 +2,7 @@
 
 Hooks lay a block out as rows of a decode in SGLang's Triton backend: row i of a request with p committed tokens is a
 decode of length p + 1 + i. Under deterministic inference the split of a row's keys depends on its length alone and rows
-are independent, so each row is plain decoding's, bit by bit. Every row of a request reads its K/V: ``w`` times a block's
-reads.
+are independent, so each row is plain decoding's, bit by bit. Every row of a request reads its K/V.
 
 Plain decoding multiplies one row per request, a verify one per position of every block. SGLang's deterministic mode
 chooses kernels by the number of rows. Where one sums in another order, a verify is not plain decoding bit by bit.
