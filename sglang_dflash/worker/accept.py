@@ -26,9 +26,9 @@ from sglang_dflash.upstream.worker import (
     envs,
     get_parallel,
 )
-from sglang_dflash.worker.sampling.penalties import Penalties
-from sglang_dflash.worker.sampling.processors import Processors
-from sglang_dflash.worker.sampling.seeded import SeededSampler, Seeds
+from sglang_dflash.worker.penalties import Penalties
+from sglang_dflash.worker.processors import Processors
+from sglang_dflash.worker.seeded import SeededSampler, Seeds
 from sglang_dflash.worker.state import RequestRows
 
 if TYPE_CHECKING:

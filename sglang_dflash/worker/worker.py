@@ -41,9 +41,8 @@ from sglang_dflash.worker.payoff import Payoff, known_causes
 from sglang_dflash.worker.pools import log_pools
 from sglang_dflash.worker.start.calibration import width_policy
 from sglang_dflash.worker.start.checks import check_replay
-from sglang_dflash.worker.start.dummy import CONTEXT, dummy_batch
 from sglang_dflash.worker.start.graphs import WidthGraphs, drafter_has_room
-from sglang_dflash.worker.start.prewarm import FirstCalls, prewarm_largest_step
+from sglang_dflash.worker.start.prewarm import CONTEXT, FirstCalls, dummy_batch, prewarm_largest_step
 from sglang_dflash.worker.state import DraftState, RequestRows
 from sglang_dflash.worker.step import GrammarBarrier, Layout, Publish, Step, idle_result
 from sglang_dflash.worker.telemetry import EVERY, Observer, allocated_bytes, identity
