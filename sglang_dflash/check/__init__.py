@@ -1,8 +1,6 @@
 """For people, never imported by a server: what a start would do (check), who would serve (doctor), what a server gains
 (diagnose). It predicts with the server's own plan and policies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 
