@@ -24,8 +24,8 @@ FEW = 4.0  # blocks with a match that have not faded, below which their survival
 class Budget:
     """Milliseconds that probes may lose: a share of each step's time, saved up."""
 
-    def __init__(self, share: float, milliseconds: float = 0.0) -> None:
-        self._share, self.milliseconds = share, milliseconds
+    def __init__(self, share: float) -> None:
+        self._share, self.milliseconds = share, 0.0
 
     def earn(self, step: float) -> None:
         self.milliseconds = min(self.milliseconds + self._share * step, SAVED * step)
