@@ -31,6 +31,7 @@ FIXES = {
     SAMPLING: "lower the temperature",
 }
 
+BREAK_EVEN = 1.5  # accept length from which a block pays for one user; published ones cost 1.43 steps (block 8) or more
 ENOUGH = 256  # verified blocks needed to judge an accept length
 RECOVERED = 1.2  # drafting pays again from this multiple of the accept length below which it does not
 LOW = 0.7  # share of the expected accept length below which diagnose looks for a cause

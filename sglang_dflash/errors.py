@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, ParamSpec
@@ -96,15 +95,3 @@ def raise_first_error(findings: Iterable[Finding]) -> None:
     for finding in findings:
         if finding.level == "error" and not finding.estimated:
             raise DFlashError(finding.value, expected=finding.expected, remedy=finding.remedy)
-
-
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """Print a DFlashError as one message without a traceback, and exit with status 2."""
-    import typer
-
-    try:
-        yield
-    except DFlashError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None

@@ -88,9 +88,9 @@ def _choose_worker(original: Callable[..., type], *args: Any) -> type:
 
 def _register_scheduler_hooks() -> None:
     # The targets of these hooks import kernels, which would initialise the GPU in other processes.
-    from sglang_dflash.hooks import decode_rows, reports, requests, takeover, weights
+    from sglang_dflash.hooks import reports, requests, takeover, weights
     from sglang_dflash.states import replay
-    from sglang_dflash.worker import pools, state, window
+    from sglang_dflash.worker import exact, pools, state, window
 
     before: Hooks = {"srt.session.session_controller.Session._concat_token_arrays": requests.forget_unseen_tokens}
     around: Hooks = {
@@ -103,9 +103,9 @@ def _register_scheduler_hooks() -> None:
         f"{_POOLS}._handle_max_mamba_cache": pools.divide,
         "kernels.ops.attention.linear.gdn_replayssm_spec_decode.gdn_replayssm_spec_decode": replay.verify,
         "srt.layers.attention.linear.kernels.gdn_triton.TritonGDNKernel.target_verify": replay.verify_kept,
-        f"{_TRITON}.init_forward_metadata": decode_rows.prepare,
-        f"{_TRITON}.init_forward_metadata_out_graph": decode_rows.prepare,
-        f"{_TRITON}.forward_extend": decode_rows.attend,
+        f"{_TRITON}.init_forward_metadata": exact.prepare,
+        f"{_TRITON}.init_forward_metadata_out_graph": exact.prepare,
+        f"{_TRITON}.forward_extend": exact.attend,
         "srt.models.qwen3_vl.Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture": takeover.capture_layers,
         f"{_UPDATER}.WeightUpdater.update_weights_from_disk": weights.update_wholly,
         f"{_UPDATER}.WeightUpdater.update_weights_from_tensor": weights.update_wholly,
@@ -118,7 +118,7 @@ def _register_scheduler_hooks() -> None:
     after: Hooks = {
         "srt.constrained.base_grammar_backend.create_grammar_backend": requests.refuse_without_rollback,
         f"{_REQUEST}._compute_max_prefix_len": window.cap_prefix,
-        f"{_TRITON}.__init__": decode_rows.widen,
+        f"{_TRITON}.__init__": exact.widen,
         "srt.disaggregation.decode.SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch": window.start_transferred,
         "srt.disaggregation.utils.setup_state_kv_args": window.describe_rings,
         "srt.managers.scheduler.Scheduler.get_internal_state": reports.report_worker,

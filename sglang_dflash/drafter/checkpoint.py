@@ -216,22 +216,19 @@ class ModelFiles:
         )
 
 
+@cache
 def hub_problem() -> str | None:
     """Return why the hub cannot be reached, within seconds; None if it answers.
 
     The hub's client waits without a limit where a firewall drops its packets.
     """
-    return _hub_problem(constants.ENDPOINT, constants.HF_HUB_OFFLINE)
-
-
-@cache
-def _hub_problem(endpoint: str, offline: bool) -> str | None:
-    if offline:
+    if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     try:
-        hub.get_session().head(endpoint, timeout=Timeout(5, connect=2), follow_redirects=False)  # any answer will do
+        # Any answer will do.
+        hub.get_session().head(constants.ENDPOINT, timeout=Timeout(5, connect=2), follow_redirects=False)
     except (TransportError, OSError) as error:
-        return f"{endpoint}: {error}"
+        return f"{constants.ENDPOINT}: {error}"
     return None
 
 

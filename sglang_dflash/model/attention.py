@@ -106,6 +106,7 @@ class DrafterAttention(nn.Module):
         self.q_norm = RMSNorm(head_dim, eps=config.rms_norm_eps)
         self.k_norm = RMSNorm(head_dim, eps=config.rms_norm_eps)
         self.num_heads, self.num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
+        self.query_size = self.num_heads * head_dim
         self.attn = RadixAttention(
             self.num_heads,
             head_dim,
@@ -115,10 +116,6 @@ class DrafterAttention(nn.Module):
             sliding_window_size=window_left(config) if config.layer_types[layer_id] == SLIDING else -1,
             attn_type=AttentionType.DECODER if config.causal[layer_id] else AttentionType.ENCODER_ONLY,
         )
-
-    @property
-    def query_size(self) -> int:
-        return self.num_heads * self.head_dim
 
     def forward(self, norm_rope: BlockNormRope, hidden: Tensor, forward_batch: Any) -> Tensor:
         """Attend from the block (``hidden`` [bs * w, H]) and write its K/V to its KV slots."""

@@ -209,7 +209,8 @@ class DFlashDraftModel(nn.Module):
         """Write K and V of context tokens (see :meth:`context_kv`) to ``slots``, int64 [T], of the K/V pool."""
         keys, values = self.context_kv(target_hidden, positions)
         where = KVWriteLoc(slots, physical=True)
-        for layer, k, v in zip(self.attention_layers(), keys, values, strict=True):
+        for attention, k, v in zip(self._context_projection.attentions, keys, values, strict=True):
+            layer = attention.attn  # identifies the layer in the pool
             pool.set_kv_buffer(layer, where, k, v, layer.k_scale, layer.v_scale)
 
     def inject_staged(self, rows: int) -> None:
@@ -218,10 +219,6 @@ class DFlashDraftModel(nn.Module):
         slots = self.staged.slots[:rows]
         self.write_context(self.staged.pool, self.staged.hidden[:rows], self.staged.positions[:rows], slots)
         slots.zero_()
-
-    def attention_layers(self) -> list[nn.Module]:
-        """SGLang's attention modules, which identify the layers in the KV pool."""
-        return [layer.attn for layer in self._context_projection.attentions]
 
     def get_attention_sliding_window_size(self) -> int | None:
         # SGLang's attention backends call this.

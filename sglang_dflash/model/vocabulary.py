@@ -1,4 +1,7 @@
-"""The target's embedding and LM head, which the drafter shares."""
+"""The target's embedding and LM head, which the drafter shares, and the shards of its logits.
+
+Tensor-parallel ranks exchange largest logits in place of all logits, unless a request needs these.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.ops import argmax, linear, top_k
-from sglang_dflash.upstream.worker import get_parallel, unwrap_lora_layer
+from sglang_dflash.upstream.worker import LogitsProcessor, ModelRunner, get_parallel, unwrap_lora_layer
 
 
 @dataclass(frozen=True)
@@ -42,21 +46,12 @@ class TargetVocabulary:
     num_ids: int
     mask_token_id: int
     mask_embedding: Tensor | None
-    logit_scale: float = 1.0
-    logit_cap: float | None = None
+    logit_scale: float
+    logit_cap: float | None
     drafted: Tensor | None = None
 
     @classmethod
-    def of(
-        cls,
-        target: Any,
-        *,
-        mask_token_id: int,
-        mask_embedding: Tensor | None,
-        input_scale: float = 1.0,
-        logit_scale: float = 1.0,
-        logit_cap: float | None = None,
-    ) -> TargetVocabulary:
+    def of(cls, target: Any, drafter: DrafterConfig, mask_embedding: Tensor | None) -> TargetVocabulary:
         """Return a target model's vocabulary; DFlashError without an LM head, or if this rank's shard is empty."""
         lm_head = unwrap_lora_layer(getattr(target, "lm_head", None))
         if lm_head is None:
@@ -80,13 +75,13 @@ class TargetVocabulary:
         return cls(
             embedding,
             lm_head,
-            scale=input_scale * float(noise_scale()),
+            scale=drafter.input_scale * float(noise_scale()),
             first_id=0 if shard is None else shard.org_vocab_start_index,
             num_ids=num_ids,
-            mask_token_id=mask_token_id,
+            mask_token_id=drafter.mask_token_id,
             mask_embedding=mask_embedding,
-            logit_scale=logit_scale,
-            logit_cap=logit_cap,
+            logit_scale=drafter.output_scale,
+            logit_cap=drafter.logit_cap,
         )
 
     def reduced(self, drafted: Tensor) -> TargetVocabulary:
@@ -167,3 +162,61 @@ class TargetVocabulary:
             # As the target computes its own logits. Columns after the rank's ids are padding.
             logits = self.lm_head.quant_method.apply(self.lm_head, hidden, None)[:, : self.num_ids]
         return logits if self.drafted is None else logits.masked_fill(~self.drafted, float("-inf"))
+
+
+class LogitShards:
+    """Keeps the logits of a verify on the rank that computed them, one shard of the vocabulary per rank.
+
+    Plain decoding and prefills gather as before. Build it before the target's graphs are captured.
+
+    Args:
+        vocabulary: the target's, with this rank's shard of the LM head.
+    """
+
+    def __init__(self, target: ModelRunner, vocabulary: TargetVocabulary) -> None:
+        self._vocabulary = vocabulary
+        processors = [module for module in target.model.modules() if isinstance(module, LogitsProcessor)]
+        self._processor = processors[0] if len(processors) == 1 and _gathers_plainly(processors[0]) else None
+        if self._processor is not None:
+            precise = self._processor.use_fp32_lm_head or self._processor.use_fp32_lm_head_output
+            self._dtype = torch.float32 if precise else target.dtype
+            _keep_shards(self._processor)
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        """Return the argmax of each row, int64 [n], from shards [n, V / ranks] or whole ``logits`` [n, V]."""
+        if not self._are_shards(logits):
+            return argmax(logits)
+        # Columns after the shard's ids are padding.
+        return self._vocabulary.argmax_of_shard(logits[:, : self._vocabulary.num_ids])[0]
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """Return all logits, float32 [n, V], as SGLang does without shards."""
+        if not self._are_shards(logits):
+            return logits
+        assert self._processor is not None
+        # The model computed them in its own dtype, so the ranks send no more than SGLang's would.
+        gathered: Tensor = self._processor._logits_gatherer(logits.to(self._dtype))
+        return gathered[:, : self._processor.vocab_size].float()
+
+    def _are_shards(self, logits: Tensor) -> bool:
+        return self._processor is not None and logits.shape[-1] < self._processor.vocab_size
+
+
+def _gathers_plainly(processor: Any) -> bool:
+    # A soft cap rounds after the gather, so equal capped logits may differ before it.
+    others = processor.use_attn_tp_group, processor.use_tp_lm_head_all_to_all, processor.final_logit_softcapping
+    return get_parallel().tp_size > 1 and processor.do_tensor_parallel_all_gather and not any(others)
+
+
+def _keep_shards(processor: Any) -> None:
+    get_logits = processor._get_logits
+
+    def with_shards(hidden_states: Tensor, lm_head: Any, logits_metadata: Any, *args: Any, **kwargs: Any) -> Tensor:
+        processor.do_tensor_parallel_all_gather = not logits_metadata.forward_mode.is_target_verify()
+        try:
+            logits: Tensor = get_logits(hidden_states, lm_head, logits_metadata, *args, **kwargs)
+        finally:
+            processor.do_tensor_parallel_all_gather = True
+        return logits
+
+    processor._get_logits = with_shards

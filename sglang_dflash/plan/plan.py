@@ -217,7 +217,7 @@ def reasons_against_exact(settings: Settings, pair: Pair, machine: Device, *, re
 
     ``--enable-deterministic-inference`` makes SGLang's operations independent of the rows next to them. Two then still
     differ between a verify and plain decoding: attention and the gated delta rule. This package computes both as plain
-    decoding does (``hooks/decode_rows.py``, ``states/stepped.py``) where plain decoding is known to run SGLang's Triton
+    decoding does (``worker/exact.py``, ``states/stepped.py``) where plain decoding is known to run SGLang's Triton
     kernels.
     """
     return tuple(_reasons(settings, pair, machine, replay))

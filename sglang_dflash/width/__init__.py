@@ -1,9 +1,7 @@
 """Choose each step's block width on the host, before the step, from the results of earlier steps."""
 
 from sglang_dflash.width.adaptive import AdaptiveWidth as AdaptiveWidth
-from sglang_dflash.width.adaptive import build_policy as build_policy
 from sglang_dflash.width.costs import CostTable as CostTable
-from sglang_dflash.width.policy import FixedWidth as FixedWidth
 from sglang_dflash.width.policy import Prospect as Prospect
 from sglang_dflash.width.policy import RandomWidth as RandomWidth
 from sglang_dflash.width.policy import WidthPolicy as WidthPolicy

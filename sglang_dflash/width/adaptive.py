@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sglang_dflash.plan.widths import WidthConfig
 from sglang_dflash.width.costs import CostTable
-from sglang_dflash.width.policy import FixedWidth, Prospect, RandomWidth, WidthPolicy
-from sglang_dflash.width.survival import PRIOR, SurvivalByMatch
+from sglang_dflash.width.policy import Prospect, WidthPolicy
+from sglang_dflash.width.survival import SurvivalByMatch
 
 # Switch to another width at once if it gains this share, or once the gains forgone add up to this many steps
 SWITCH_NOW, SWITCH_AFTER = 0.1, 0.3
@@ -25,8 +24,8 @@ FEW = 4.0  # blocks with a match that have not faded, below which their survival
 class Budget:
     """Milliseconds that probes may lose: a share of each step's time, saved up."""
 
-    def __init__(self, share: float, milliseconds: float = 0.0) -> None:
-        self._share, self.milliseconds = share, milliseconds
+    def __init__(self, share: float) -> None:
+        self._share, self.milliseconds = share, 0.0
 
     def earn(self, step: float) -> None:
         self.milliseconds = min(self.milliseconds + self._share * step, SAVED * step)
@@ -52,7 +51,6 @@ class Explorer:
         self._scheduled, self._prompted = Budget(SCHEDULED), Budget(PROMPTED)
         self._steps = self._since_wider = 0
         self.probes = 0
-        self.lost = 0.0  # milliseconds
 
     def column(
         self,
@@ -92,29 +90,25 @@ class Explorer:
             doubtful = rates.index(max(rates))
             if rates[doubtful] > rate and self._prompted.spend(losses[doubtful]):
                 probe = doubtful
-        if probe != best:
-            self.probes += 1
-            self.lost += losses[probe]
+        self.probes += probe != best
         return probe
 
 
-class AdaptiveWidth:
+class AdaptiveWidth(WidthPolicy):
     """Maximise expected tokens per millisecond; see ``docs/settings.md``.
 
     Args:
         costs: a table over the widths; plain decoding is a choice if 1 is among them.
         drafted: positions that the drafter drafts; wider widths are for copies. None is all.
-        prior: expected hazard of a draft before any is observed.
     """
 
-    def __init__(self, costs: CostTable, drafted: int | None = None, prior: float = PRIOR) -> None:
-        self.costs, self.widths = costs, costs.widths
-        self.max_width = self.widths[-1]
-        drafted = min(drafted or self.max_width, self.max_width)
-        self.by_match = SurvivalByMatch(self.widths, drafted, prior)
+    def __init__(self, costs: CostTable, drafted: int | None = None) -> None:
+        super().__init__(*costs.widths)
+        self.costs = costs
+        drafted = min(drafted or self.widths[-1], self.widths[-1])
+        self.by_match = SurvivalByMatch(self.widths, drafted)
         self.survival = self.by_match.unmatched
         self.can_pause = self.widths[0] == 1 and len(self.widths) > 1
-        self.paused: Prospect | None = None
         self.tokens_per_ms = 0.0
         self._explorer = Explorer()
         # Without a match, widths beyond the drafter's block cannot help. One block is always a choice.
@@ -123,8 +117,6 @@ class AdaptiveWidth:
         self._missed_gains = 0.0
         self._plain_in_a_row = self._pauses = 0
         self._batch_size = self._context = 0
-        self._steps = [0] * len(self.widths)
-        self._chosen: dict[int, tuple[int, float]] = {}  # by batch size: width, tokens per millisecond
 
     def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         row, tokens = self.costs.row(batch_size), self.by_match.tokens(matching)
@@ -143,13 +135,10 @@ class AdaptiveWidth:
             improved=self.survival.may_have_improved or (matching > 0 and matched.may_have_improved),
             changed=changed or (matching > 0 and matched.evidence()[0] < FEW),
         )
-        self._steps[column] += 1
         self.tokens_per_ms = rates[column] * batch_size
-        self._chosen[batch_size] = (self.widths[self._best], rates[self._best] * batch_size)
         return self.widths[column]
 
     def prospect(self, *, alone: bool = False) -> Prospect | None:
-        """Return the gain of the best block with a draft, for the last batch size or ``alone``, without copies."""
         if not self.can_pause:
             return None
         tokens, row = self.by_match.tokens(0.0), self.costs.row(1 if alone else self._batch_size)
@@ -159,22 +148,14 @@ class AdaptiveWidth:
     def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
         self.by_match.observe(width, accept_lens, matched)
 
-    def observe_time(
-        self, batch_size: int, width: int, context: int, milliseconds: float, at_most: bool = False
-    ) -> None:
+    def observe_time(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
         self.costs.observe(batch_size, width, milliseconds, at_most)
 
     def describe(self) -> dict[str, Any]:
         return {
             "policy": "adaptive",
             "widths": list(self.widths),
-            "chosen": {
-                str(batch_size): {"width": width, "tokens_per_ms": round(rate, 4)}
-                for batch_size, (width, rate) in sorted(self._chosen.items())
-            },
-            "steps_by_width": {str(width): count for width, count in zip(self.widths, self._steps, strict=True)},
             "probes": self._explorer.probes,
-            "probes_lost_ms": round(self._explorer.lost, 1),
             "paused": None if self.paused is None else str(self.paused),
             "pauses": self._pauses,
             "survival": self.survival.as_dict(),
@@ -199,25 +180,3 @@ class AdaptiveWidth:
         if self._plain_in_a_row == PATIENCE and self.can_pause:
             self.paused = self.prospect()
             self._pauses += 1
-
-
-def build_policy(
-    config: WidthConfig,
-    block_size: int,
-    costs: CostTable | None = None,
-    drafted: int | None = None,
-    prior: float = PRIOR,
-) -> WidthPolicy:
-    """Build the configured policy; errors as of :meth:`WidthConfig.widths_for`.
-
-    Args:
-        costs: for ``adaptive``, a table over ``config.widths_for(block_size, drafted)``.
-        drafted, prior: as of :class:`AdaptiveWidth`.
-    """
-    widths = config.widths_for(block_size, drafted)
-    if config.policy == "fixed":
-        return FixedWidth(widths[-1])
-    if config.policy == "random":
-        return RandomWidth(widths, config.seed)
-    assert costs is not None and costs.widths == widths, "adaptive widths need the costs of all of them"
-    return AdaptiveWidth(costs, drafted, prior)

@@ -25,8 +25,8 @@ class CostTable:
         points: milliseconds by (batch size, width), measured with almost no context; each batch size has all widths.
     """
 
-    def __init__(self, points: Mapping[tuple[int, int], float], widths: Sequence[int] | None = None) -> None:
-        self.widths = tuple(widths or sorted({width for _, width in points}))
+    def __init__(self, points: Mapping[tuple[int, int], float]) -> None:
+        self.widths = tuple(sorted({width for _, width in points}))
         self.batch_sizes = tuple(sorted({batch_size for batch_size, _ in points}))
         self._cells = [[points[batch_size, width] for width in self.widths] for batch_size in self.batch_sizes]
         self._steps = [[0.0] * len(self.widths) for _ in self.batch_sizes]

@@ -1,11 +1,11 @@
-"""The interface of a width policy, and the two policies that learn nothing: fixed and random widths."""
+"""Width policies that learn nothing: the base class, a fixed width, and random widths."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -24,21 +24,23 @@ class Prospect:
         )
 
 
-class WidthPolicy(Protocol):
-    """Chooses each step's block width; every tensor-parallel rank has its own.
+class WidthPolicy:
+    """Chooses each step's block width, here always the widest; every tensor-parallel rank has its own policy.
 
     A policy is a function of the calls it received: no clock, no unseeded randomness. So ranks that receive the same
     calls in the same order choose the same widths.
+
+    Attributes:
+        widths: ascending; 1 is plain decoding, without the drafter.
+        can_pause: whether the policy compares blocks with plain decoding.
+        paused: gain of the best block while plain decoding is preferred, else None.
     """
 
-    @property
-    def widths(self) -> tuple[int, ...]: ...  # ascending; 1 is plain decoding, without the drafter
+    can_pause = False
+    paused: Prospect | None = None
 
-    @property
-    def max_width(self) -> int: ...  # the last of widths; KV slots and graphs are sized for it
-
-    @property
-    def paused(self) -> Prospect | None: ...  # gain of the best block while plain decoding is preferred; else None
+    def __init__(self, *widths: int) -> None:
+        self.widths = tuple(sorted(set(widths)))
 
     def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         """Choose the positions of the next block, anchor included, out of ``widths``.
@@ -47,6 +49,14 @@ class WidthPolicy(Protocol):
             context: committed tokens, summed over the batch.
             matching: share of the batch's requests with a match, as last seen by the host.
         """
+        return self.widths[-1]
+
+    def prospect(self, *, alone: bool = False) -> Prospect | None:
+        """Return the gain of the best block with a draft, for the last batch size or ``alone``, without copies.
+
+        None unless ``can_pause``.
+        """
+        return None
 
     def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
         """Record a finished step. Steps arrive in launch order, one step late.
@@ -56,54 +66,23 @@ class WidthPolicy(Protocol):
             matched: per request, whether it had a match when the width was chosen; empty for none.
         """
 
-    def observe_time(
-        self, batch_size: int, width: int, context: int, milliseconds: float, at_most: bool = False
-    ) -> None:
+    def observe_time(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
         """Record a decode step's time; an upper bound with ``at_most``. Many steps may go unmeasured."""
 
     def describe(self) -> dict[str, Any]:
         """Return the policy's part of ``/server_info``, ready for JSON."""
+        return {"policy": "fixed", "widths": list(self.widths)}
 
 
-class _Unlearned:
-    paused: Prospect | None = None
-
-    def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
-        pass
-
-    def observe_time(
-        self, batch_size: int, width: int, context: int, milliseconds: float, at_most: bool = False
-    ) -> None:
-        pass
-
-
-@dataclass(frozen=True)
-class FixedWidth(_Unlearned):
-    """Always the full block."""
-
-    max_width: int
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        return (self.max_width,)
-
-    def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
-        return self.max_width
-
-    def describe(self) -> dict[str, Any]:
-        return {"policy": "fixed", "widths": [self.max_width]}
-
-
-class RandomWidth(_Unlearned):
+class RandomWidth(WidthPolicy):
     """A width drawn uniformly for each step, for recordings and tests."""
 
-    def __init__(self, widths: Sequence[int], seed: int = 0) -> None:
-        self.widths = tuple(sorted(set(widths)))
-        self.max_width = self.widths[-1]
-        self._seed, self._random = seed, Random(seed)
+    def __init__(self, *widths: int, seed: int = 0) -> None:
+        super().__init__(*widths)
+        self._random = Random(seed)
 
     def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
         return self._random.choice(self.widths)
 
     def describe(self) -> dict[str, Any]:
-        return {"policy": "random", "widths": list(self.widths), "seed": self._seed}
+        return {"policy": "random", "widths": list(self.widths)}

@@ -28,16 +28,6 @@ _RESCALE = 1e9
 Counts = tuple[list[float], list[float]]
 
 
-def constant_hazard(accept_length: float, width: int) -> float:
-    """Return the hazard, equal at all positions, with which blocks of ``width`` commit ``accept_length`` tokens."""
-    low, high = 0.0, 1.0
-    for _ in range(30):  # the tokens 1 + h + ... + h ** (width - 1) rise with h
-        middle = (low + high) / 2
-        too_few = sum(middle**position for position in range(width)) < accept_length
-        low, high = (middle, high) if too_few else (low, middle)
-    return low
-
-
 class Cusum:
     """One-sided test for a change: a log-likelihood ratio of change over none that restarts at 0.
 
@@ -177,13 +167,12 @@ class SurvivalByMatch:
     """Separate survival of requests with and without a match: copies and drafts are accepted at different rates.
 
     A request has a match if it had one when the host chose the width. So the survival of matched requests includes
-    matches that have ended since, and copies that the drafter overrides. The drafter drafts ``drafted`` positions;
-    ``prior`` is the hazard of its drafts before any observation.
+    matches that have ended since, and copies that the drafter overrides. The drafter drafts ``drafted`` positions.
     """
 
-    def __init__(self, widths: Sequence[int], drafted: int, prior: float = PRIOR) -> None:
+    def __init__(self, widths: Sequence[int], drafted: int) -> None:
         self._widths, self._drafted = widths, drafted
-        self.unmatched, self.matched = Survival(drafted, prior), Survival(widths[-1], MATCHED_PRIOR)
+        self.unmatched, self.matched = Survival(drafted), Survival(widths[-1], MATCHED_PRIOR)
 
     def tokens(self, matching: float) -> list[float]:
         """Return a request's expected tokens by width, if the share ``matching`` of requests has a match."""

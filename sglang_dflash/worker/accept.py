@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sglang_dflash.model.vocabulary import LogitShards, TargetVocabulary
 from sglang_dflash.ops import accept_block, repeat_rows
 from sglang_dflash.upstream.worker import (
     GrammarTree,
@@ -23,30 +24,31 @@ from sglang_dflash.upstream.worker import (
     SpecTpSyncSite,
     build_grammar_vocab_mask,
     envs,
+    get_parallel,
 )
-from sglang_dflash.worker.rows import RequestRows
-from sglang_dflash.worker.sampling.penalties import Penalties
-from sglang_dflash.worker.sampling.processors import Processors
-from sglang_dflash.worker.sampling.seeded import SeededSampler, Seeds
-from sglang_dflash.worker.shards import LogitShards
+from sglang_dflash.worker.penalties import Penalties
+from sglang_dflash.worker.processors import Processors
+from sglang_dflash.worker.seeded import SeededSampler, Seeds
+from sglang_dflash.worker.state import RequestRows
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import ModelRunner, SamplingBatchInfo, ScheduleBatch
+    from sglang_dflash.upstream.worker import SamplingBatchInfo, ScheduleBatch, TpModelWorker
     from sglang_dflash.worker.step import Step
 
 
 class Accept(RequestRows):
     """Chooses the target's tokens: in a prefill through SGLang, in a block directly.
 
-    :class:`SeededSampler` replaces the target's sampler, unless ``--sampling-backend`` chose one. The ranks of
-    ``tp_group`` serve the same batch and must commit the same tokens.
+    :class:`SeededSampler` replaces the target's sampler, unless ``--sampling-backend`` chose one. Tensor-parallel ranks
+    serve the same batch and must commit the same tokens. ``vocabulary`` is the target's.
     """
 
-    def __init__(self, runner: ModelRunner, tp_group: Any, shards: LogitShards, random_seed: int) -> None:
-        self._runner, self._sync, self._shards = runner, SpecTpSync(tp_group), shards
+    def __init__(self, target_worker: TpModelWorker, vocabulary: TargetVocabulary) -> None:
+        self._runner = runner = target_worker.model_runner
+        self._sync, self._shards = SpecTpSync(get_parallel().tp_group), LogitShards(runner, vocabulary)
         if type(runner.sampler) is Sampler:
             runner.sampler = SeededSampler()
-        self._seeds = Seeds(runner.req_to_token_pool, random_seed)
+        self._seeds = Seeds(runner.req_to_token_pool, target_worker.random_seed)
         self._penalties, self._processors = Penalties(), Processors()
         # SGLang looks for values that are not finite, or replaces them.
         checks = envs.SGLANG_SANITIZE_NAN_LOGITS, envs.SGLANG_ENABLE_NAN_LOGITS_CHECK, envs.SGLANG_ENABLE_ASYNC_ASSERT

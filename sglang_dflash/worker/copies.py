@@ -6,7 +6,6 @@ it. The host receives matches and copies one step late.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -17,8 +16,7 @@ from torch import Tensor
 
 from sglang_dflash.ops import match_copies, offer_copies
 from sglang_dflash.plan.division import history_columns
-from sglang_dflash.upstream.worker import async_d2h
-from sglang_dflash.worker.rows import RequestRows, fresh_rows
+from sglang_dflash.worker.state import RequestRows, fresh_rows
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import ModelRunner, Req, ScheduleBatch
@@ -34,8 +32,8 @@ class Copies(RequestRows):
     """Token histories of all requests, by row of the target's ``ReqToTokenPool``.
 
     Column ``p`` of int32 ``history`` [rows, columns] holds the request's token at position ``p``, up to the anchor at
-    its committed length. Later columns are stale and never read. No operation waits. ``width`` is the server's block
-    size.
+    its committed length. Later columns are stale and never read. ``found`` [rows, 2] has the newest matches, as of
+    ``ops.reference.step.match_copies``. No operation waits. ``width`` is the server's block size.
     """
 
     def __init__(self, target: ModelRunner, width: int) -> None:
@@ -43,24 +41,15 @@ class Copies(RequestRows):
         rows, device = pool.req_to_token.shape[0], pool.req_to_token.device
         columns = history_columns(config.context_len, target.max_total_num_tokens, width)
         self.history = torch.zeros((rows, columns), dtype=torch.int32, device=device)
-        self._found = torch.zeros((rows, 2), dtype=torch.int64, device=device)
+        self.found = torch.zeros((rows, 2), dtype=torch.int64, device=device)
         self._vocabulary, self._width = config.vocab_size, width
         self._matches: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # length of each latest match on the host
-        self._written: dict[int, tuple[weakref.ref[Req], int]] = {}  # by row: request written last, length
 
     def start(self, batch: ScheduleBatch) -> None:
-        """Write the tokens of the requests that a prefill extends.
-
-        First chunk: write the prompt so far, including its cached prefix. Later chunks: write their own tokens.
-        """
+        """Write the tokens so far of the requests that a prefill extends, cached prefix and earlier chunks included."""
         rows = batch.req_pool_indices_cpu.tolist()
         for i in fresh_rows(batch):
-            row, req, prefix = rows[i], batch.reqs[i], batch.prefix_lens[i]
-            ids = req.get_fill_ids()
-            holder, written = self._written.get(row, (None, 0))
-            continues = holder is not None and holder() is req and prefix <= written
-            self._write(row, ids, prefix if continues else 0)
-            self._written[row] = weakref.ref(req), len(ids)
+            self._write(rows[i], batch.reqs[i].get_fill_ids())
 
     def begin(self, batch: ScheduleBatch, tokens: Tensor) -> None:
         lens = [prefix + extend for prefix, extend in zip(batch.prefix_lens, batch.extend_lens, strict=True)]
@@ -69,23 +58,18 @@ class Copies(RequestRows):
     def transferred(self, batch: ScheduleBatch) -> None:
         rows, lens = batch.req_pool_indices_cpu.tolist(), batch.seq_lens_cpu.tolist()
         for row, req, length in zip(rows, batch.reqs, lens, strict=True):
-            self._write(row, [*req.origin_input_ids, *req.output_ids][:length], 0)
-            self._written.pop(row, None)
+            self._write(row, [*req.origin_input_ids, *req.output_ids][:length])
         self._append_first(batch, batch.spec_info.bonus_tokens, lens)
 
     def offer(self, step: Step) -> None:
         assert step.margins is not None, "the drafter returned no margins"
         rows, last = step.batch.req_pool_indices, step.batch.seq_lens
-        offer_copies(step.tokens, step.margins, self.history, self._found, rows, last, least=LEAST, unsure=UNSURE)
+        offer_copies(step.tokens, step.margins, self.history, self.found, rows, last, least=LEAST, unsure=UNSURE)
 
     def commit(self, step: Step) -> None:
         """Append the step's committed tokens, and find matches for the next step."""
         batch, accepted = step.batch, step.accepted
         self._append(batch, batch.seq_lens, accepted.out_tokens, accepted.new_seq_lens, step.state.committed_cpu)
-
-    def found(self) -> Tensor:
-        """Return the newest matches, int64 [R, 2], on the host once the stream has passed."""
-        return self._found.clone() if self._found.is_cpu else async_d2h(self._found)
 
     def read(self, record: StepRecord) -> None:
         """Read a finished step's matches, and count where its copies stood for drafts."""
@@ -105,19 +89,19 @@ class Copies(RequestRows):
         return [self._matches.get(req, 0) >= LEAST for req in reqs]
 
     def _append_first(self, batch: ScheduleBatch, next_token_ids: Tensor, lens: list[int]) -> None:
-        self._found.index_fill_(0, batch.req_pool_indices, 0)  # the row's former request may have been longer
+        self.found.index_fill_(0, batch.req_pool_indices, 0)  # the row's former request may have been longer
         self._append(batch, batch.seq_lens - 1, next_token_ids[:, None], batch.seq_lens, lens)
 
     def _append(self, batch: ScheduleBatch, after: Tensor, tokens: Tensor, newest: Tensor, lens: list[int]) -> None:
         # Append int64 [bs, w] ``tokens`` after position ``after``, then match the tokens that end at ``newest``.
         # ``lens`` is the host's view of ``newest``, which lags by up to two blocks.
         rows, bound = batch.req_pool_indices, max(lens) + 2 * self._width
-        match_copies(self.history, self._found, rows, after, tokens, newest, longest=LONGEST, bound=bound)
+        match_copies(self.history, self.found, rows, after, tokens, newest, longest=LONGEST, bound=bound)
 
-    def _write(self, row: int, ids: Sequence[int], start: int) -> None:
-        tokens = np.array(ids[start:], dtype=np.int64)  # a copy: streaming sessions change ``ids`` in place
+    def _write(self, row: int, ids: Sequence[int]) -> None:
+        tokens = np.array(ids, dtype=np.int64)  # a copy: streaming sessions change ``ids`` in place
         # Image placeholders are hashes of up to 62 bits, which a copy must not contain.
         known = (tokens >= 0) & (tokens < self._vocabulary)
         host = torch.from_numpy(np.where(known, tokens, -1).astype(np.int32))
         pin = self.history.device.type != "cpu"
-        self.history[row, start : len(ids)].copy_(host.pin_memory() if pin else host, non_blocking=pin)
+        self.history[row, : len(ids)].copy_(host.pin_memory() if pin else host, non_blocking=pin)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from sglang_dflash.upstream.worker import async_d2h
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import Req
@@ -21,11 +23,11 @@ class StepRecord:
 
     Attributes:
         width: positions of the block, anchor included.
-        context: committed tokens, summed over the batch, as last seen by the host.
         requests: until the step is counted.
         matched: per request, whether it had a match at the launch; empty without copied blocks.
-        found: with copied blocks, int64 [R, 2] of ``ops.reference.step.match_copies``, on the host when the counts are.
+        found: with copied blocks, int64 [R, 2] of ``ops.reference.step.match_copies``, as of :func:`on_host`.
         rows: of the requests in ``found``.
+        not_finite: of a few steps, the drafter's count of positions that were not finite, int64 [], likewise.
         caught_up: the step also injected the tokens of plain steps, so its time is an upper bound.
         accept_lens: per request, accepted drafts plus the bonus token; empty until the host has them.
         match_lens: lengths of the matches that were copied.
@@ -35,11 +37,11 @@ class StepRecord:
 
     width: int
     batch_size: int
-    context: int
     requests: tuple[Req, ...] = ()
     matched: Sequence[bool] = ()
     found: Tensor | None = None
     rows: Sequence[int] = ()
+    not_finite: Tensor | None = None
     caught_up: bool = False
     accept_lens: Sequence[int] = ()
     match_lens: Sequence[int] = ()
@@ -47,36 +49,16 @@ class StepRecord:
     milliseconds: float | None = None
 
 
-class Clock:
-    """Non-blocking timestamps: events on the current stream of an accelerator, or ``perf_counter`` on a CPU."""
-
-    now: Callable[[], Any]
-
-    def __init__(self, device: torch.device | str) -> None:
-        device = torch.device(device)
-        self._events: Any = None if device.type == "cpu" else torch.get_device_module(device)
-        self.now = time.perf_counter if self._events is None else self._event
-
-    def _event(self) -> Any:
-        event = self._events.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def has_passed(self, timestamp: Any) -> bool:
-        return self._events is None or bool(timestamp.query())
-
-    def seconds(self, start: Any, end: Any) -> float:
-        return float(end - start if self._events is None else start.elapsed_time(end) / 1000)
-
-
 class StepTimer:
-    """Times one decode step of ``every``, without waiting.
+    """Times one decode step of ``every``, without waiting: by events on an accelerator's stream, or the host's clock.
 
     A step's time ends at the start of the next decode step, so it includes the scheduler's work between the two.
     """
 
     def __init__(self, device: torch.device | str, every: int = 1) -> None:
-        self._clock, self._every, self._launched = Clock(device), every, 0
+        device = torch.device(device)
+        self._events: Any = None if device.type == "cpu" else torch.get_device_module(device)
+        self._every, self._launched = every, 0
         self._untimed: deque[tuple[StepRecord, Any, Any]] = deque()
         self._last: tuple[StepRecord, Any] | None = None
 
@@ -84,7 +66,7 @@ class StepTimer:
         """Note the start of a step, on its stream, before its launch."""
         timed = self._launched % self._every == 0
         self._launched += 1
-        now = self._clock.now() if timed or self._last is not None else None
+        now = self._now() if timed or self._last is not None else None
         if self._last is not None:
             self._untimed.append((*self._last, now))
         self._last = (record, now) if timed else None
@@ -96,8 +78,20 @@ class StepTimer:
     def finished(self) -> list[StepRecord]:
         """Return the steps whose time has become available."""
         done = []
-        while self._untimed and self._clock.has_passed(self._untimed[0][2]):
+        while self._untimed and (self._events is None or self._untimed[0][2].query()):
             record, start, end = self._untimed.popleft()
-            record.milliseconds = self._clock.seconds(start, end) * 1000
+            record.milliseconds = (end - start) * 1000 if self._events is None else start.elapsed_time(end)
             done.append(record)
         return done
+
+    def _now(self) -> Any:
+        if self._events is None:
+            return time.perf_counter()
+        event = self._events.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """Return a copy that is on the host once the counts of the step that is being launched are."""
+    return tensor.clone() if tensor.is_cpu else async_d2h(tensor)

@@ -80,7 +80,7 @@ class Inject:
     def __init__(self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, *, defers: bool = True) -> None:
         self._drafter, self._layout, self._rings, self._defers = drafter, layout, rings, defers
         # A ring has slots for as many tokens besides a block: those that wait have one each.
-        self._most_pending = MAX_PENDING if rings is None else min(MAX_PENDING, rings.reach)
+        self._most_pending = MAX_PENDING if rings is None else min(MAX_PENDING, rings.window.tokens)
         self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
         self._rows: Tensor | None = None  # of the batch whose tokens wait; SGLang replaces it when its requests change
         self._staged = 0  # tokens in the memory that the drafter's next forward injects

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,7 @@ import torch
 
 from sglang_dflash import causes
 from sglang_dflash.causes import Cause
-from sglang_dflash.drafter.published import accept_lengths, card_of_drafter, cheapest_step, published_pairs
-from sglang_dflash.width import AdaptiveWidth, Prospect, WidthPolicy
+from sglang_dflash.width import WidthPolicy
 from sglang_dflash.width.adaptive import SWITCH_NOW
 from sglang_dflash.worker.flight import StepRecord
 
@@ -30,19 +28,14 @@ QUIET_SECONDS, CHECK_SECONDS = 3600.0, 60.0
 
 
 class RecentBlocks:
-    """Counts of recent verified blocks, of their tokens, and of blocks whose first draft was accepted."""
+    """Counts of recent verified blocks and of their tokens."""
 
     def __init__(self) -> None:
-        self.number = self.tokens = self.firsts = 0.0
+        self.number = self.tokens = 0.0
 
     @property
     def accept_length(self) -> float | None:
         return self.tokens / self.number if self.number else None
-
-    @property
-    def first_accepted(self) -> float | None:
-        """Share of first drafts that were accepted: comparable between widths."""
-        return self.firsts / self.number if self.number else None
 
     def count(self, record: StepRecord) -> None:
         """Count a finished step that has its requests; plain steps and blocks with a match are left out."""
@@ -54,9 +47,8 @@ class RecentBlocks:
             if req.finished_reason is None and not is_matched:
                 self.number += 1
                 self.tokens += length
-                self.firsts += length > 1
         if self.number >= RECENT:
-            self.number, self.tokens, self.firsts = self.number / 2, self.tokens / 2, self.firsts / 2
+            self.number, self.tokens = self.number / 2, self.tokens / 2
 
 
 class Payoff:
@@ -64,21 +56,14 @@ class Payoff:
 
     Args:
         known: causes that hold for the whole server, with their evidence.
-        drafter: path or repository.
-        block: positions of a drafted block.
         clock: returns seconds.
 
     Attributes:
         pays: None until enough blocks were verified.
     """
 
-    def __init__(
-        self, known: Mapping[str, str | None], drafter: str, block: int, clock: Callable[[], float] = monotonic
-    ) -> None:
+    def __init__(self, known: Mapping[str, str | None], clock: Callable[[], float] = monotonic) -> None:
         self._recent, self._known, self._clock = RecentBlocks(), dict(known), clock
-        card = card_of_drafter(drafter)
-        # A fixed width has no cost table. No published pair gains below this accept length, even for one user.
-        self._break_even, self._card = cheapest_step(card, block), card and _card_section(card, block)
         self.pays: bool | None = None
         self._warned: dict[str, float] = {}
         self._has_warned, self._next_check = False, 0.0
@@ -97,30 +82,28 @@ class Payoff:
 
     def section(self, policy: WidthPolicy) -> dict[str, Any]:
         """Return the part ``drafting`` of ``/server_info``, ready for JSON."""
-        recent, prospect = self._recent, _prospect(policy)
+        recent, prospect = self._recent, policy.prospect()
         return {
             "pays": self.pays,
             "accept_length": recent.accept_length,
-            "first_drafts_accepted": recent.first_accepted,
-            "break_even": prospect.cost if prospect else self._break_even,
+            "break_even": prospect.cost if prospect else causes.BREAK_EVEN,
             "judged_by": "costs" if prospect else "accept length",
-            "card": self._card,
             "known": self._known,
             "causes": [asdict(cause) for cause in self._causes(policy)] if self.pays is False else [],
         }
 
     def _judge(self, policy: WidthPolicy) -> bool | None:
-        if isinstance(policy, AdaptiveWidth) and policy.can_pause:
+        if policy.can_pause:
             return policy.paused is None
         length = self._recent.accept_length
         if length is None or self._recent.number < causes.ENOUGH:
             return None
-        return length >= self._break_even * (causes.RECOVERED if self.pays is False else 1)
+        return length >= causes.BREAK_EVEN * (causes.RECOVERED if self.pays is False else 1)
 
     def _causes(self, policy: WidthPolicy) -> list[Cause]:
         found = {causes.DRAFTER: Cause(causes.DRAFTER)}
         found |= {name: Cause(name, evidence) for name, evidence in self._known.items()}
-        alone = _prospect(policy, alone=True)
+        alone = policy.prospect(alone=True)
         if alone and alone.tokens > (1 + SWITCH_NOW) * alone.cost:
             found[causes.LOAD] = Cause(causes.LOAD)
         return [found[name] for name in causes.FIXES if name in found]
@@ -139,42 +122,18 @@ class Payoff:
         )
 
     def _figures(self, policy: WidthPolicy) -> str:
-        length, prospect = self._recent.accept_length or 0.0, policy.paused or _prospect(policy)
-        text = str(prospect or f"accept length {length:.2f} (one user gains from {self._break_even:.2f})")
-        if self._card and (lengths := self._card["accept_length"].values()):
-            text += f"; the card of {self._card['drafter']} states {min(lengths)} to {max(lengths)}"
-            text += f" ({self._card['setup']})"
-        return text
+        length, prospect = self._recent.accept_length or 0.0, policy.paused or policy.prospect()
+        return str(prospect or f"accept length {length:.2f} (one user gains from {causes.BREAK_EVEN})")
 
 
 def known_causes(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> dict[str, str | None]:
     """Return the causes that the two models' configurations show at the start, with their evidence."""
     served, drafts = target.model_config, drafter.model_config
-    other = other_target(plan.files.name, served.model_path)
     found: dict[str, str | None] = {
         causes.QUANTISED_DRAFTER: plan.drafter.quantization or drafts.quantization,
-        causes.OTHER_TARGET: other and f"its target is {other}",
         causes.QUANTISED_TARGET: served.quantization,
     }
     if plan.drafter.stored:
         found[causes.QUANTISED_DRAFTER] = "dequantised at load"
     known = {name: evidence for name, evidence in found.items() if evidence}
     return known | (dict.fromkeys([causes.FLOAT16]) if torch.float16 in (served.dtype, drafts.dtype) else {})
-
-
-def other_target(drafter: str, target: str) -> str | None:
-    """Return the target of a published drafter if the server runs another published target."""
-    card, served = card_of_drafter(drafter), Path(target).name.lower()
-    others = {Path(other["target"]).name.lower() for other in published_pairs().values() if other is not card}
-    return str(card["target"]) if card and served in others else None
-
-
-def _prospect(policy: WidthPolicy, *, alone: bool = False) -> Prospect | None:
-    # None for a policy without a cost table, or without plain decoding among its widths.
-    return policy.prospect(alone=alone) if isinstance(policy, AdaptiveWidth) else None
-
-
-def _card_section(card: dict[str, Any], block: int) -> dict[str, Any]:
-    near, lengths = accept_lengths(card, block)
-    stated = {key: card[key] for key in ("drafter", "card", "setup", "thinking")}
-    return {**stated, "block": near, "accept_length": lengths}

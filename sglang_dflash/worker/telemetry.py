@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from sglang_dflash import __version__
@@ -16,7 +14,7 @@ from sglang_dflash.causes import FIXES, NOT_FINITE
 from sglang_dflash.upstream.worker import get_observability, get_parallel, get_serving
 from sglang_dflash.width import AdaptiveWidth, WidthPolicy
 from sglang_dflash.worker.copies import LONGEST
-from sglang_dflash.worker.flight import Clock, StepRecord
+from sglang_dflash.worker.flight import StepRecord, on_host
 from sglang_dflash.worker.payoff import Payoff
 
 if TYPE_CHECKING:
@@ -29,38 +27,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EVERY = 32  # steps between two reads of the count of non-finite drafts, and between two timed steps at a fixed width
-
-
-@dataclass
-class StepStats:
-    """Counters of one worker since it started."""
-
-    widths: Counter[int] = field(default_factory=Counter)  # steps by block width
-    accept_lens: Counter[int] = field(default_factory=Counter)  # verified blocks by accept length
-    match_lens: Counter[int] = field(default_factory=Counter)  # copied blocks by the length of their match
-    copied_tokens: int = 0  # accepted tokens that copies added to those of the drafts that they replaced
-
-    def count(self, record: StepRecord) -> None:
-        self.widths[record.width] += 1
-        self.accept_lens.update(record.accept_lens)
-        self.match_lens.update(record.match_lens)
-        self.copied_tokens += record.copied_tokens
-
-    @property
-    def mean_accept_length(self) -> float | None:
-        """New tokens per verified block; None before the first."""
-        blocks = sum(self.accept_lens.values())
-        return sum(n * count for n, count in self.accept_lens.items()) / blocks if blocks else None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the counters for ``/server_info``, with the string keys that JSON needs."""
-        return {
-            "steps_by_width": {str(width): n for width, n in sorted(self.widths.items())},
-            "blocks_by_accept_length": {str(length): n for length, n in sorted(self.accept_lens.items())},
-            "mean_accept_length": self.mean_accept_length,
-            "copied_blocks_by_match_length": {str(length): n for length, n in sorted(self.match_lens.items())},
-            "tokens_brought_by_copies": self.copied_tokens,
-        }
 
 
 class StepMetrics:
@@ -119,79 +85,73 @@ class StepMetrics:
         self._rate.labels(**self._labels, kind=kind).set(rate)
 
 
-def step_metrics(max_width: int) -> StepMetrics | None:
-    """Return the series if this process exports metrics (``--enable-metrics``, one rank per replica), else None."""
-    enabled = get_observability().enable_metrics and get_parallel().attn_tp_rank == 0
-    return StepMetrics(max_width) if enabled else None
-
-
-class NotFinite:
-    """Copies the drafter's count of non-finite positions to the host without blocking, and warns of the first.
-
-    The target rejects such drafts, so no other figure shows that the drafter is broken.
-    """
-
-    def __init__(self, count: Tensor, warns: bool) -> None:
-        self._count, self._warns, self._clock = count, warns, Clock(count.device)
-        self._on_host = torch.zeros((), dtype=torch.int64, pin_memory=count.device.type != "cpu")
-        self._reading: Any = None
-        self.total = 0
-
-    def read(self) -> None:
-        if self._reading is None:
-            self._on_host.copy_(self._count, non_blocking=True)
-            self._reading = self._clock.now()
-
-    def collect(self) -> int:
-        if self._reading is not None and self._clock.has_passed(self._reading):
-            self._reading, before, self.total = None, self.total, int(self._on_host)
-            if self.total and not before and self._warns:
-                logger.warning(
-                    "DFLASH: the drafter's output is not finite at %d drafted positions. Output is unaffected; these "
-                    "drafts are rejected. Fix: %s",
-                    self.total,
-                    FIXES[NOT_FINITE],
-                )
-        return self.total
-
-
 class Observer:
     """Counts finished steps.
 
     Args:
         max_width: positions of the widest block.
-        not_finite: int64 [] on the device, the drafter's count of non-finite positions.
+        not_finite: int64 [] on the device, the drafter's count of positions that were not finite. The target rejects
+            such drafts, so no other figure shows that the drafter is broken.
         payoff: judges whether drafting pays; None on a rank that does not log.
     """
 
     def __init__(self, max_width: int, not_finite: Tensor, payoff: Payoff | None = None) -> None:
-        self._stats, self._not_finite = StepStats(), NotFinite(not_finite, warns=payoff is not None)
-        self._metrics, self._payoff, self._launched = step_metrics(max_width), payoff, 0
+        self._on_device, self._payoff, self._launched = not_finite, payoff, 0
+        self._widths = Counter[int]()  # steps by block width
+        self._accept_lens = Counter[int]()  # verified blocks by accept length
+        self._match_lens = Counter[int]()  # copied blocks by the length of their match
+        self._copied_tokens = self._not_finite = 0
+        exports = get_observability().enable_metrics and get_parallel().attn_tp_rank == 0  # one rank per replica
+        self._metrics = StepMetrics(max_width) if exports else None
 
-    def started(self) -> None:
+    def started(self, record: StepRecord) -> None:
         """Call on a decode step's stream before its launch."""
         self._launched += 1
         if self._launched % EVERY == 0:
-            self._not_finite.read()
+            record.not_finite = on_host(self._on_device)
 
     def count(self, record: StepRecord, timed: Sequence[StepRecord], policy: WidthPolicy) -> None:
         """Count a finished step, and the steps whose time is new; ``policy`` has not observed this step yet."""
-        self._stats.count(record)
-        not_finite, pays = self._not_finite.collect(), None
+        self._widths[record.width] += 1
+        self._accept_lens.update(record.accept_lens)
+        self._match_lens.update(record.match_lens)
+        self._copied_tokens += record.copied_tokens
+        if record.not_finite is not None:
+            self._count_not_finite(int(record.not_finite))
+        pays = None
         if self._payoff is not None:
-            self._payoff.count(record, policy, not_finite)
+            self._payoff.count(record, policy, self._not_finite)
             pays = self._payoff.pays
         if self._metrics is not None:
-            self._metrics.observe(record, timed, policy, not_finite, pays)
+            self._metrics.observe(record, timed, policy, self._not_finite, pays)
+
+    def _count_not_finite(self, total: int) -> None:
+        if total and not self._not_finite and self._payoff is not None:
+            logger.warning(
+                "DFLASH: the drafter's output is not finite at %d drafted positions. Output is unaffected; these "
+                "drafts are rejected. Fix: %s",
+                total,
+                FIXES[NOT_FINITE],
+            )
+        self._not_finite = total
 
     def info(self, policy: WidthPolicy) -> dict[str, Any]:
         """Return counters and judgement for ``/server_info``."""
-        drafting = None if self._payoff is None else self._payoff.section(policy)
-        return {**self._stats.as_dict(), "broken_drafts": self._not_finite.collect(), "drafting": drafting}
+        blocks = self._accept_lens.total()
+        tokens = sum(length * count for length, count in self._accept_lens.items())
+        return {
+            "steps_by_width": _for_json(self._widths),
+            "blocks_by_accept_length": _for_json(self._accept_lens),
+            "mean_accept_length": tokens / blocks if blocks else None,
+            "copied_blocks_by_match_length": _for_json(self._match_lens),
+            "tokens_brought_by_copies": self._copied_tokens,
+            "broken_drafts": self._not_finite,
+            "drafting": None if self._payoff is None else self._payoff.section(policy),
+        }
 
 
-# With ``--enable-linear-replayssm-spec``, SGLang keeps these inputs instead of a state per block position.
-_REPLAYED = ("replayssm_d", "replayssm_k", "replayssm_g", "replayssm_rawv", "replayssm_rawk", "replayssm_beta")
+def _for_json(counts: Counter[int]) -> dict[str, int]:
+    return {str(number): count for number, count in sorted(counts.items())}
 
 
 def identity(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> dict[str, object]:
@@ -220,14 +180,16 @@ def allocated_bytes(target: ModelRunner, drafter: ModelRunner) -> dict[str, int]
 
 
 def _recurrent(request_pool: Any) -> tuple[int, int]:
+    # Of all states, and of what steps keep next to them.
     pool = getattr(request_pool, "mamba_pool", None)
     if pool is None:
         return 0, 0
     cache = pool.mamba_cache
+    states, whole = _size([*cache.conv, cache.temporal]), int(cache.mem_usage_bytes())
     # Convolution windows overlap in storage, so their view is larger than the allocation. A prefill server has none.
-    windows = getattr(pool, "_intermediate_conv_window_phys", None) or getattr(cache, "intermediate_conv_window", [])
-    kept = [getattr(cache, name, None) for name in ("intermediate_ssm", *_REPLAYED)]
-    return _size([*cache.conv, cache.temporal]), _size([*windows, *(tensor for tensor in kept if tensor is not None)])
+    windows = getattr(cache, "intermediate_conv_window", [])
+    allocated = getattr(pool, "_intermediate_conv_window_phys", None) or windows
+    return states, whole - states - _size(windows) + _size(allocated)
 
 
 def _size(tensors: Iterable[Tensor]) -> int:

@@ -28,7 +28,7 @@ from sglang_dflash.upstream.worker import (
     get_disagg,
     get_schedule,
 )
-from sglang_dflash.worker.rows import RequestRows
+from sglang_dflash.worker.state import RequestRows
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import ModelRunner, ScheduleBatch, TpModelWorker
@@ -55,7 +55,7 @@ class DraftRings(RequestRows):
 
     def __init__(self, request_pool: Any, window: DraftWindow, context: int, *, by_row: bool = False) -> None:
         rows, columns = request_pool.req_to_token.shape
-        self._window = window
+        self.window = window
         self.size = window.ring_slots(context)
         # Row 0 is SGLang's padding row. It has no ring; its table points to the padding slot in the pool's first page.
         self._first = self.size if by_row else window.page
@@ -71,11 +71,6 @@ class DraftRings(RequestRows):
         self._owners: list[tuple[int, str] | None] = [None] * rows
         self.restored: set[int] = set()  # rows whose ring was restored from the host for a retracted request
 
-    @property
-    def reach(self) -> int:
-        """Tokens before a block that its forward reads."""
-        return self._window.tokens
-
     def prefill(self, batch: ScheduleBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Select the tokens of a target extend that the block after each request can still see.
 
@@ -86,7 +81,7 @@ class DraftRings(RequestRows):
         counts, ends, end_of_last = [], [], 0
         for row, req, prefix, extend in zip(rows, batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True):
             length = prefix + extend
-            counts.append(min(extend, length - self._page_start(length - self._window.tokens)))
+            counts.append(min(extend, length - self._page_start(length - self.window.tokens)))
             end_of_last += extend
             ends.append(end_of_last)
             if not self._claim(row, req.rid):
@@ -110,7 +105,7 @@ class DraftRings(RequestRows):
         for row, req, length in zip(rows, batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
             self._claim(row, req.rid)
             kept = row in self.restored or not req.retracted_stain
-            self._oldest_cpu[row] = self._page_start(max(0, length - self._window.tokens) if kept else length)
+            self._oldest_cpu[row] = self._page_start(max(0, length - self.window.tokens) if kept else length)
             self.restored.discard(row)
         oldest = self._oldest_cpu[rows].tolist()
         self._oldest[batch.req_pool_indices] = async_h2d(oldest, dtype=torch.int64, device=self._table.device)
@@ -121,20 +116,17 @@ class DraftRings(RequestRows):
     def view(self, kv: BlockKV, positions: Tensor, batch: ScheduleBatch, translator: Any) -> BlockKV:
         """Return the target's block in the drafter's pool, with lengths that count from its oldest visible token."""
         rows, width = batch.req_pool_indices, kv.width
-        lengths, slots = self.visible(rows, kv.seq_lens, positions)
+        sizes = {"first": self._first, "size": self.size, "window": self.window.tokens, "page": self.window.page}
+        lengths, slots = view_rings(self._table, self._oldest, rows, kv.seq_lens, positions, **sizes)
         if kv.exact:
             oldest = self._oldest_cpu[batch.req_pool_indices_cpu]
-            host_lens = kv.host_lens - self._first_read(oldest, kv.host_lens - width)
+            window_start = self._page_start(kv.host_lens - width - self.window.tokens)
+            host_lens = kv.host_lens - torch.maximum(oldest, window_start)
         else:
-            host_lens = kv.host_lens.clamp(max=self._window.tokens + self._window.page - 1 + width)
+            host_lens = kv.host_lens.clamp(max=self.window.tokens + self.window.page - 1 + width)
         tokens = int(host_lens.numpy().sum())
         view = replace(kv, seq_lens=lengths, slots=slots, host_lens=host_lens, host_tokens=tokens)
         return view.planned(translator, rows)
-
-    def visible(self, rows: Tensor, seq_lens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the table of ``rows``; return :func:`sglang_dflash.ops.reference.step.view_rings`."""
-        sizes = {"first": self._first, "size": self.size, "window": self._window.tokens, "page": self._window.page}
-        return view_rings(self._table, self._oldest, rows, seq_lens, positions, **sizes)
 
     def _claim(self, row: int, rid: str) -> bool:
         """Claim the ring for a request; return whether it already owned it.
@@ -147,12 +139,8 @@ class DraftRings(RequestRows):
         self._owners[row] = owner
         return owned
 
-    def _first_read(self, oldest: Tensor, committed: Tensor) -> Tensor:
-        # First position that a block after ``committed`` tokens reads, [bs], on the host or the device.
-        return torch.maximum(oldest, self._page_start(committed - self._window.tokens))
-
     def _page_start(self, position: Any) -> Any:
-        return position - position % self._window.page
+        return position - position % self.window.page
 
     def _slots(self, rows: Tensor, positions: Tensor) -> Tensor:
         return self._first + (rows - 1) * self.size + positions % self.size

@@ -6,21 +6,22 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.profiler import record_function
 
+from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING
+from sglang_dflash.drafter.tensors import load_mask_embedding
+from sglang_dflash.model.drafter import DFlashDraftModel
+from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.plan.serving import the_plan
 from sglang_dflash.plan.settings import slots_per_request
 from sglang_dflash.upstream.worker import (
     BaseSpecWorker,
     CaptureHiddenMode,
     DecodeCudaGraphRunner,
-    DraftParallelSpec,
-    DraftTPExecution,
     GenerationBatchResult,
+    build_draft_tp_worker,
     draft_pp_context,
     draft_tp_context,
     get_parallel,
@@ -28,24 +29,21 @@ from sglang_dflash.upstream.worker import (
     get_spec,
     resolve_draft_parallel_layout,
 )
-from sglang_dflash.width import FixedWidth, WidthPolicy
+from sglang_dflash.width import WidthPolicy
 from sglang_dflash.worker.accept import Accept
 from sglang_dflash.worker.commit import RecurrentCommit
 from sglang_dflash.worker.copies import Copies
-from sglang_dflash.worker.flight import StepRecord, StepTimer
+from sglang_dflash.worker.debug import stage, sync_guard
+from sglang_dflash.worker.exact import row_dependent_products
+from sglang_dflash.worker.flight import StepRecord, StepTimer, on_host
 from sglang_dflash.worker.forwards import Draft, Inject, Verify
-from sglang_dflash.worker.no_sync import sync_guard
 from sglang_dflash.worker.payoff import Payoff, known_causes
 from sglang_dflash.worker.pools import log_pools
-from sglang_dflash.worker.rows import RequestRows
-from sglang_dflash.worker.shards import LogitShards
 from sglang_dflash.worker.start.calibration import width_policy
-from sglang_dflash.worker.start.checks import check_replay, row_dependent_products
-from sglang_dflash.worker.start.dummy import CONTEXT, dummy_batch
+from sglang_dflash.worker.start.checks import check_replay
 from sglang_dflash.worker.start.graphs import WidthGraphs, drafter_has_room
-from sglang_dflash.worker.start.models import load_drafter
-from sglang_dflash.worker.start.prewarm import FirstCalls, prewarm_largest_step
-from sglang_dflash.worker.state import DraftState
+from sglang_dflash.worker.start.prewarm import CONTEXT, FirstCalls, dummy_batch, prewarm_largest_step
+from sglang_dflash.worker.state import DraftState, RequestRows
 from sglang_dflash.worker.step import GrammarBarrier, Layout, Publish, Step, idle_result
 from sglang_dflash.worker.telemetry import EVERY, Observer, allocated_bytes, identity
 from sglang_dflash.worker.window import DraftRings, allocate_rings, prepare_transfer
@@ -54,7 +52,6 @@ if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import ModelRunner, ScheduleBatch, ServerArgs, TpModelWorker
 
 logger = logging.getLogger(__name__)
-_NO_RANGE: AbstractContextManager[None] = nullcontext()
 
 
 class DFlashWorker(BaseSpecWorker):
@@ -88,19 +85,22 @@ class DFlashWorker(BaseSpecWorker):
         super().__init__()
         self._target_worker, self.plan = target_worker, the_plan()
         self._is_first = get_parallel().tp_rank == 0
-        spec = DraftParallelSpec(tp_execution=DraftTPExecution.SINGLE_GROUP)
-        self.draft_parallel_layout = resolve_draft_parallel_layout(spec, collapse_cp=True)
+        layout = resolve_draft_parallel_layout(DFlashDraftModel.draft_parallel_spec, collapse_cp=True)
+        self.draft_parallel_layout = layout
         self._target: ModelRunner = target_worker.model_runner
-        self._draft_worker = load_drafter(
-            self.plan,
-            self._target,
-            self.draft_parallel_layout,
-            server_args=server_args,
-            gpu_id=gpu_id,
-            nccl_port=nccl_port,
-        )
+        with draft_pp_context(), draft_tp_context(layout):
+            self._draft_worker: TpModelWorker = build_draft_tp_worker(
+                server_args=server_args,
+                gpu_id=gpu_id,
+                nccl_port=nccl_port,
+                target_model_config=self._target.model_config,
+                algo_label="DFLASH",
+            ).draft_worker
         self._drafter: ModelRunner = self._draft_worker.model_runner
-        self.width_policy: WidthPolicy = FixedWidth(self.plan.block)
+        mask_embedding = load_mask_embedding(self.plan.files.path(MASK_EMBEDDING), self.plan.drafter)
+        vocabulary = TargetVocabulary.of(self._target.model, self.plan.drafter, mask_embedding)
+        self._drafter.model.set_vocabulary(vocabulary)
+        self.width_policy = WidthPolicy(self.plan.block)
         self._at_width: Callable[[int], AbstractContextManager[Any]] = nullcontext
         self._in_flight: deque[StepRecord] = deque()
         self._no_sync = sync_guard(self._target.device)
@@ -145,9 +145,7 @@ class DFlashWorker(BaseSpecWorker):
         if get_parallel().tp_size == 1:  # times differ between ranks, which must choose the same widths
             for each in timed:
                 assert each.milliseconds is not None
-                self.width_policy.observe_time(
-                    each.batch_size, each.width, each.context, each.milliseconds, at_most=each.caught_up
-                )
+                self.width_policy.observe_time(each.batch_size, each.width, each.milliseconds, at_most=each.caught_up)
         record.requests = ()
 
     # --- start-up, in call order
@@ -172,16 +170,12 @@ class DFlashWorker(BaseSpecWorker):
         self._layout = Layout(self._target, plan.drafter.mask_token_id, self._commit.state_table)
         self._draft = Draft(self._drafter, layout, rings, plan.drafted)
         self._verify = Verify(self._target_worker)
-        shards = LogitShards(self._target, self._drafter.model.vocabulary)
-        group, seed = get_parallel().tp_group, self._target_worker.random_seed
-        self._accept = Accept(self._target, group, shards, seed)
+        self._accept = Accept(self._target_worker, self._drafter.model.vocabulary)
         self._copies = Copies(self._target, plan.block) if plan.copies else None
         backs_up = get_server_args().enable_hierarchical_cache
         self._inject = Inject(self._drafter, layout, rings, defers=plan.role != "decode" and not backs_up)
         self._rows = [rows for rows in (self._accept, self._rings, self._copies) if rows is not None]
-        payoff = None
-        if self._is_first:
-            payoff = Payoff(known_causes(plan, self._target, self._drafter), plan.files.name, plan.drafted)
+        payoff = Payoff(known_causes(plan, self._target, self._drafter)) if self._is_first else None
         self._observer = Observer(plan.block, self._draft.broken, payoff)
         self._timer = StepTimer(self._target.device, every=1 if plan.widths is not None else EVERY)
 
@@ -217,9 +211,9 @@ class DFlashWorker(BaseSpecWorker):
             self.identity["requests"] = log_pools(plan, target, slots_per_request(get_server_args()))
         if plan.widths is not None and plan.role != "prefill":  # a prefill server decodes nothing
             graphs = WidthGraphs(target, drafter, self.draft_parallel_layout, plan.drafted)
-            config = replace(plan.widths, widths=graphs.build(plan.widths.widths_for(plan.block, plan.drafted)))
+            widths = graphs.build(plan.widths.widths_for(plan.block, plan.drafted))
             self._at_width = graphs.at
-            self.width_policy = width_policy(plan, config, target, self.dummy_step)
+            self.width_policy = width_policy(plan, widths, target, self.dummy_step)
             self._additional_graph_memory_usage = graphs.memory_gb
             self._additional_graph_time_usage = graphs.seconds
         FirstCalls(plan, target, self._inject, self.dummy_step).run(self.width_policy.widths, self._at_width)
@@ -229,7 +223,7 @@ class DFlashWorker(BaseSpecWorker):
         """Run a step of ``bs`` dummy requests of ``context`` tokens, which no telemetry counts."""
         batch = dummy_batch(self._target, bs, context)
         with torch.inference_mode():
-            step = self._run(batch, StepRecord(width, bs, 0, tuple(batch.reqs)), lambda new_seq_lens: None, None)
+            step = self._run(batch, StepRecord(width, bs, tuple(batch.reqs)), lambda new_seq_lens: None, None)
             self._inject.inject(step)
 
     def prewarm_sampling(self) -> Any:
@@ -303,10 +297,10 @@ class DFlashWorker(BaseSpecWorker):
         context = sum(batch.spec_info.committed_cpu)
         matched = [] if self._copies is None else self._copies.matched(batch.reqs)
         width = self.width_policy.width(batch.batch_size(), context, sum(matched) / batch.batch_size())
-        record = StepRecord(width, batch.batch_size(), context, tuple(batch.reqs), matched)
+        record = StepRecord(width, batch.batch_size(), tuple(batch.reqs), matched)
         self._in_flight.append(record)
         self._timer.started(record)
-        self._observer.started()
+        self._observer.started(record)
         # Grammars and custom logit processors run on the host, which waits for the drafts.
         on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
         with nullcontext() if on_host else self._no_sync():
@@ -340,10 +334,5 @@ class DFlashWorker(BaseSpecWorker):
                 for rows in self._rows:
                     rows.commit(step)
             if self._copies is not None:
-                record.rows, record.found = batch.req_pool_indices_cpu.numpy().tolist(), self._copies.found()
+                record.rows, record.found = batch.req_pool_indices_cpu.numpy().tolist(), on_host(self._copies.found)
         return step
-
-
-def stage(name: str) -> AbstractContextManager[Any]:
-    """Return the range of a step's stage in a profile. Without a profiler it would cost several small operators."""
-    return record_function(f"dflash.{name}") if torch.autograd._profiler_enabled() else _NO_RANGE

@@ -21,7 +21,6 @@ from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import Rule
 from sglang_dflash.plan.settings import Settings
 from sglang_dflash.plan.widths import read_config
-from sglang_dflash.width import CostTable, build_policy
 from tests.fuzz.judge import judged
 from tests.fuzz.values import DEEP, HUGE, INTEGERS, LONG_NUMBER, VALUES, dumped, fuzz, json_files
 from tests.support.broken_pairs import Broken, write_pair, write_tensors
@@ -73,9 +72,7 @@ def read_tokenizer(model: Path) -> None:
 
 
 def read_widths(model: Path) -> None:
-    config = read_config(str(model / "width.json"))
-    costs = CostTable({(1, width): 10.0 + width for width in config.widths_for(16)})
-    assert 1 <= build_policy(config, 16, costs).width(3) <= 16
+    assert all(1 <= width <= 16 for width in read_config(str(model / "width.json")).widths_for(16))
 
 
 HEADERS = json_files([{"a": TENSOR, "__metadata__": {}}, {"fc.weight": TENSOR}])

@@ -19,8 +19,8 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang_dflash.hooks import requests
 from sglang_dflash.plan import serving
 from sglang_dflash.worker.accept import for_block
-from sglang_dflash.worker.sampling.penalties import Penalties
-from sglang_dflash.worker.sampling.seeded import SeededSampler, Seeds
+from sglang_dflash.worker.penalties import Penalties
+from sglang_dflash.worker.seeded import SeededSampler, Seeds
 from tests.fuzz.values import FLOATS, INF, INTEGERS, NAN, VALUES, fuzz
 
 pytestmark = pytest.mark.sglang

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 SETTINGS = ROOT / "docs/settings.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs/results/sglang-worker.md"]
-PUBLISHED = json.loads((ROOT / "sglang_dflash/drafter/published.json").read_text())
+PUBLISHED = json.loads((ROOT / "sglang_dflash/check/published.json").read_text())
 GPUS = {"rtx5090": 0.9, "l40s": 0.9, "h100": 0.9, "rtx-pro-6000": 0.9, "dgx-spark": 0.8, "h200": 0.9}
 OTHERS = {  # of README's pairs that are no cards: configurations in tests/fixtures/commands
     "Qwen3.8-27B": ("qwen38-27b", "qwen38-27b-dflash2"),

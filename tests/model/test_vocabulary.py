@@ -34,6 +34,10 @@ def target(**attributes: Any) -> Target:
     return Target(table=table, lm_head=table, **attributes)
 
 
+def drafter(input_scale: float = 1.0, output_scale: float = 1.0) -> Any:
+    return SimpleNamespace(mask_token_id=MASK, input_scale=input_scale, output_scale=output_scale)
+
+
 @pytest.fixture
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """Hidden states of six tokens, on a server without tensor parallelism."""
@@ -49,7 +53,7 @@ def test_mask_tokens_have_the_drafters_embedding_or_the_targets_row_scaled_and_t
     model, own = target(get_dflash_noise_embedding_scale=lambda: targets), torch.arange(4.0)
     before, scale = model.table.weight.clone(), targets * drafters
     for embedding, mask in ((None, before[MASK]), (own, own)):
-        vocabulary = TargetVocabulary.of(model, mask_token_id=MASK, mask_embedding=embedding, input_scale=drafters)
+        vocabulary = TargetVocabulary.of(model, drafter(input_scale=drafters), embedding)
         assert torch.equal(vocabulary.embed(IDS), scale * torch.stack((before[1], mask, mask, before[0])))
     assert torch.equal(model.table.weight, before)
 
@@ -57,9 +61,7 @@ def test_mask_tokens_have_the_drafters_embedding_or_the_targets_row_scaled_and_t
 def test_a_logit_scale_changes_margins_and_no_tokens(one_rank: Tensor) -> None:
     hidden = one_rank
     (plain, margins), (tokens, scaled) = [
-        TargetVocabulary.of(target(), mask_token_id=MASK, mask_embedding=None, logit_scale=scale).argmax_token(
-            hidden, margins=True
-        )
+        TargetVocabulary.of(target(), drafter(output_scale=scale), None).argmax_token(hidden, margins=True)
         for scale in (1.0, 0.25)
     ]
     assert margins is not None and scaled is not None
@@ -115,7 +117,7 @@ def test_a_target_without_an_lm_head_is_refused() -> None:
     model = target()
     del model.lm_head
     with pytest.raises(DFlashError, match="no lm_head"):
-        TargetVocabulary.of(model, mask_token_id=MASK, mask_embedding=None)
+        TargetVocabulary.of(model, drafter(), None)
 
 
 Shards = Callable[[Tensor, Callable[..., Any]], Any]
@@ -124,7 +126,7 @@ Shards = Callable[[Tensor, Callable[..., Any]], Any]
 @pytest.fixture
 def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Shards:
     """Run a method on two ranks of four tokens each; the second one receives what both sent."""
-    whole = TargetVocabulary.of(target(), mask_token_id=MASK, mask_embedding=None)
+    whole = TargetVocabulary.of(target(), drafter(), None)
     shards = [replace(whole, first_id=first, num_ids=4, lm_head=target().table) for first in (0, 4)]
     shards[1].lm_head.weight.data = shards[1].lm_head.weight[4:]
 

@@ -65,7 +65,8 @@ def test_a_width_file_needs_its_flag_and_fits_the_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("attribute", "value"), [("check.memory.unproven_kind", lambda _: "any layers"), ("check.memory._stated_size", lambda _: 0)]
+    ("attribute", "value"),
+    [("check.memory.unproven_kind", lambda _: "any layers"), ("check.memory._stated_size", lambda _: 0)],
 )
 def test_a_target_of_unknown_size_is_planned_without_memory(
     attribute: str, value: object, monkeypatch: pytest.MonkeyPatch

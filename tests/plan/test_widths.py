@@ -1,4 +1,4 @@
-"""The configuration file: defaults, refusals by name, and the policy that it builds."""
+"""The configuration file: defaults, and refusals by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.widths import WidthConfig, parse_config, read_config
-from sglang_dflash.width import AdaptiveWidth, CostTable, FixedWidth, RandomWidth, build_policy
 
 
 @pytest.mark.parametrize(
@@ -60,14 +59,4 @@ def test_a_file_that_is_no_json_object_is_refused(tmp_path: Path, content):
 
 def test_a_width_beyond_the_block_is_refused():
     with pytest.raises(DFlashError, match="width 32 .*the block size, 16"):
-        build_policy(parse_config({"widths": [1, 32]}), 16)
-
-
-def test_the_requested_policy_is_built():
-    assert build_policy(WidthConfig("fixed"), 16) == FixedWidth(16)
-    assert build_policy(parse_config({"policy": "fixed", "widths": [1, 4]}), 16) == FixedWidth(4)
-    drawn = build_policy(parse_config({"policy": "random", "widths": [4]}), 16)
-    assert isinstance(drawn, RandomWidth) and drawn.width(1) == 4
-    costs = CostTable({(1, width): 10.0 + width for width in WidthConfig().widths_for(16)})
-    adaptive = build_policy(WidthConfig(), 16, costs)
-    assert isinstance(adaptive, AdaptiveWidth) and adaptive.costs is costs
+        parse_config({"widths": [1, 32]}).widths_for(16)

@@ -9,25 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dflash.width import AdaptiveWidth, CostTable, FixedWidth, RandomWidth, WidthPolicy
+from sglang_dflash.width import AdaptiveWidth, CostTable, RandomWidth, WidthPolicy
 from tests.width.traffic import WIDTHS, Machine
 
 
 def test_random_widths_are_equally_likely_and_repeat_with_their_seed():
-    first, second, other = RandomWidth([4, 1, 2, 4], 1), RandomWidth([1, 2, 4], 1), RandomWidth([1, 2, 4], 2)
+    first, second, other = RandomWidth(4, 1, 2, 4, seed=1), RandomWidth(1, 2, 4, seed=1), RandomWidth(1, 2, 4, seed=2)
     drawn = [first.width(8) for _ in range(3000)]
-    assert first.widths == (1, 2, 4) and first.max_width == 4
+    assert first.widths == (1, 2, 4)
     assert drawn == [second.width(1) for _ in range(3000)] != [other.width(1) for _ in range(3000)]
     assert all(count == pytest.approx(1000, rel=0.1) for count in Counter(drawn).values())
 
 
 def policies() -> list[WidthPolicy]:
-    points = Machine(3).points()
     return [
-        FixedWidth(16),
-        RandomWidth(WIDTHS, 3),
-        AdaptiveWidth(CostTable(points)),
-        AdaptiveWidth(CostTable(points, (1, 16))),
+        WidthPolicy(16),
+        RandomWidth(*WIDTHS, seed=3),
+        AdaptiveWidth(CostTable(Machine(3).points())),
+        AdaptiveWidth(CostTable(Machine(3).points(widths=(1, 16)))),
     ]
 
 
@@ -42,7 +41,7 @@ def answers(policy: WidthPolicy, seed: int) -> list[tuple[int, str]]:
         if len(late) > random.randint(0, 2):
             policy.observe(*late.pop(0))
         if random.random() < 0.7:
-            policy.observe_time(size, width, context, random.uniform(0.01, 1000))
+            policy.observe_time(size, width, random.uniform(0.01, 1000))
     return found
 
 
@@ -51,4 +50,4 @@ def test_ranks_that_receive_the_same_calls_choose_the_same_widths(seed, which):
     policy, other = policies()[which], policies()[which]
     found = answers(policy, seed)
     assert found == answers(other, seed)
-    assert {width for width, _ in found} <= set(policy.widths) and policy.widths[-1] == policy.max_width
+    assert {width for width, _ in found} <= set(policy.widths)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dflash.width import Survival
-from sglang_dflash.width.survival import MEMORY, PRIOR
+from sglang_dflash.width.survival import MEMORY
 from tests.width.traffic import accept_lens
 
 without_start = patch("sglang_dflash.width.survival.START_TRIES", 0.0)
@@ -64,21 +64,3 @@ def test_a_rescale_of_the_counts_during_a_test_for_a_change_does_not_affect_the_
             unscaled.observe(8, lens)
         assert scaled.hazards == pytest.approx(unscaled.hazards)
     assert scaled._unit < 1e9 < unscaled._unit
-
-
-@pytest.mark.sglang
-@pytest.mark.parametrize(
-    ("drafter", "block", "tokens"),
-    [
-        ("z-lab/Qwen3.6-35B-A3B-DFlash", 16, (7.35 + 6.73 + 6.44 + 5.83 + 5.14 + 4.62) / 6),
-        ("/models/qwen3-coder-next-dflash", 16, (7.25 + 5.5 + 5.5) / 3),
-        ("z-lab/Qwen3.6-27B-DFlash", 16, None),  # its card has no accept lengths
-        ("someone/else", 16, None),
-    ],
-)
-def test_a_cold_server_expects_the_accept_length_of_the_drafters_card(drafter, block, tokens):
-    pytest.importorskip("sglang")
-    from sglang_dflash.worker.start.calibration import expected_hazard
-
-    cold = Survival(block, expected_hazard(drafter, block))
-    assert cold.tokens[block] == pytest.approx(tokens or sum(PRIOR**k for k in range(block)), rel=1e-6)

@@ -81,7 +81,7 @@ def drive(
         if late is not None:
             policy.observe(*late)
         late = (width, accept_lens(lambda j, chance=chance: chance, width, size, random))
-        policy.observe_time(size, width, 0, machine.measured(size, width, random))
+        policy.observe_time(size, width, machine.measured(size, width, random))
         run.widths.append(width)
         run.tokens.append(yields(chance, width))
         run.milliseconds.append(machine.milliseconds(size, width))
@@ -150,7 +150,7 @@ def drive_copying(
                         width if copy else min(width, now.block), 1, random)[0] for copy in copied
         ]  # fmt: skip
         late = (width, lengths, seen) if sees else (width, lengths)
-        policy.observe_time(batch_size, width, 0, machine.measured(batch_size, width, random))
+        policy.observe_time(batch_size, width, machine.measured(batch_size, width, random))
         matching = sum(matches) / batch_size
         run.widths.append(width)
         run.tokens.append(now.yields(width, matching))

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.worker import flight, worker
+from sglang_dflash.worker import debug, flight
 from sglang_dflash.worker.flight import StepRecord, StepTimer
 
 pytestmark = pytest.mark.sglang
@@ -46,7 +46,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Events:
 
 
 def started(timer: StepTimer) -> StepRecord:
-    record = StepRecord(16, 2, 100)
+    record = StepRecord(16, 2)
     timer.started(record)
     return record
 
@@ -78,9 +78,9 @@ def test_a_host_measures_by_its_own_clock() -> None:
 
 
 def test_stages_are_ranges_of_a_profile_and_cost_nothing_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    with torch.profiler.profile() as profile, worker.stage("doubling"):
+    with torch.profiler.profile() as profile, debug.stage("doubling"):
         torch.ones(2).mul_(2)
     assert [event.name for event in profile.events() if event.name.startswith("dflash.")] == ["dflash.doubling"]
-    monkeypatch.setattr(worker, "record_function", None)
-    with worker.stage("draft"):
+    monkeypatch.setattr(debug, "record_function", None)
+    with debug.stage("draft"):
         pass

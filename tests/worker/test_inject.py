@@ -52,12 +52,13 @@ def test_a_windowed_prefill_is_gathered_piece_by_piece(monkeypatch: pytest.Monke
         written.append((k.flatten().tolist(), where.loc.tolist()))
 
     layer = SimpleNamespace(k_scale=None, v_scale=None)
+    projection = SimpleNamespace(attentions=[SimpleNamespace(attn=layer)])
     model: Any = SimpleNamespace(
-        context_kv=lambda hidden, positions: (hidden[None], hidden[None]), attention_layers=lambda: [layer]
+        context_kv=lambda hidden, positions: (hidden[None], hidden[None]), _context_projection=projection
     )
     model.write_context = functools.partial(DFlashDraftModel.write_context, model)
     runner: Any = SimpleNamespace(token_to_kv_pool=SimpleNamespace(set_kv_buffer=set_kv_buffer), model=model)
-    rings: Any = SimpleNamespace(reach=9, prefill=lambda batch: (kept, positions, slots))
+    rings: Any = SimpleNamespace(window=SimpleNamespace(tokens=9), prefill=lambda batch: (kept, positions, slots))
     hidden: Any = Hidden(30)
     Inject(runner, None, rings).prefill(None, hidden, None)
     assert hidden.copied == [4, 4, 1]
@@ -229,7 +230,7 @@ def test_another_batchs_tokens_do_not_follow_a_block(injected: tuple[Inject, lis
 
 def test_a_ring_has_a_slot_for_every_token_that_waits(injected: tuple[Inject, list[list[int]]]) -> None:
     injection, written = injected
-    rings: Any = SimpleNamespace(reach=2)
+    rings: Any = SimpleNamespace(window=SimpleNamespace(tokens=2))
     injection = Inject(injection._drafter, None, rings)
     for position in range(3):
         injection.inject(a_step(["a"], position))

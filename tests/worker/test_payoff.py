@@ -13,15 +13,15 @@ import torch
 
 pytest.importorskip("sglang")
 
+
 from sglang_dflash.causes import ENOUGH, FIXES
-from sglang_dflash.drafter.published import published_pairs
-from sglang_dflash.width import AdaptiveWidth, CostTable, FixedWidth, WidthPolicy
+from sglang_dflash.width import AdaptiveWidth, CostTable, WidthPolicy
 from sglang_dflash.worker.flight import StepRecord
-from sglang_dflash.worker.payoff import CHECK_SECONDS, QUIET_SECONDS, RECENT, Payoff, known_causes, other_target
+from sglang_dflash.worker.payoff import CHECK_SECONDS, QUIET_SECONDS, RECENT, Payoff, known_causes
 
 pytestmark = pytest.mark.sglang
 
-FIXED = FixedWidth(16)
+FIXED = WidthPolicy(16)
 
 
 def request(finished: bool = False) -> Any:
@@ -36,16 +36,16 @@ class Server:
         self.now, self._records = 0.0, caplog
         self.judging()
 
-    def judging(self, policy: WidthPolicy = FIXED, known: Iterable[str] = (), drafter: str = "mine") -> Server:
+    def judging(self, policy: WidthPolicy = FIXED, known: Iterable[str] = ()) -> Server:
         self.policy = policy
-        self.judge = Payoff(dict.fromkeys(known), drafter, 16, lambda: self.now)
+        self.judge = Payoff(dict.fromkeys(known), lambda: self.now)
         return self
 
     def serve(self, length: int, steps: int = 100, width: int = 16, broken: int = 0, *, finished: bool = False) -> None:
         """Some steps of eight requests."""
         requests = tuple(request(finished) for _ in range(8))
         for _ in range(steps):
-            record = StepRecord(width, 8, 800, requests, accept_lens=[length] * 8)
+            record = StepRecord(width, 8, requests, accept_lens=[length] * 8)
             self.judge.count(record, self.policy, broken)
 
     def causes(self) -> list[str]:
@@ -73,6 +73,7 @@ def test_the_log_names_causes_and_the_command_that_measures_them(server: Server)
     server.serve(1, 1000)
     (line,) = server.lines()
     assert line.startswith("WARNING DFLASH: drafting does not pay: accept length 1.")
+    assert "(one user gains from 1.5). " in line
     assert f"Possible cause: drafter. Fix: {FIXES['drafter']}" in line and "`sglang-dflash diagnose URL`" in line
     server.serve(6)
     (line,) = server.lines()
@@ -85,22 +86,6 @@ def test_known_causes_have_an_order(server: Server) -> None:
     (line,) = server.lines()
     assert "drafts not finite (3 positions)" in line
     assert "Other possible causes: float16, drafter, quantised target" in line
-
-
-def test_the_log_quotes_the_drafters_card(server: Server) -> None:
-    server.judging(drafter="/models/Qwen3.5-4B-DFlash").serve(1)
-    (line,) = server.lines()
-    assert "accept length 1.00 (one user gains from 1.57)" in line
-    assert "; the card of z-lab/Qwen3.5-4B-DFlash states 5.933 to 7.719 (greedy, thinking enabled" in line
-    section = server.section()
-    assert section["card"]["block"] == 16 and section["card"]["accept_length"]["math500"] == 7.478
-    assert section["break_even"] == pytest.approx(1.57, abs=0.01), "by its own card"
-    for card in published_pairs().values():
-        assert card["thinking"] is ("thinking enabled" in card["setup"] or None)
-    other = server.judging(drafter="Qwen3.6-35B-A3B-DFlash").section()
-    assert other["break_even"] == pytest.approx(2.43, abs=0.01)
-    unknown = server.judging().section()
-    assert unknown["card"] is None and unknown["break_even"] == section["break_even"]
 
 
 def test_one_warning_per_cause_and_hour(server: Server) -> None:
@@ -122,7 +107,7 @@ def test_one_warning_per_cause_and_hour(server: Server) -> None:
 def test_plain_steps_copies_and_finished_requests_are_not_counted_and_old_traffic_fades(server: Server) -> None:
     server.serve(1, width=1)
     server.serve(1, finished=True)
-    copied = StepRecord(16, 2, 800, (request(), request()), accept_lens=[9, 9], matched=[True, True])
+    copied = StepRecord(16, 2, (request(), request()), accept_lens=[9, 9], matched=[True, True])
     server.judge.count(copied, FIXED, 0)
     assert server.section()["accept_length"] is None
     server.serve(6, RECENT)
@@ -136,7 +121,7 @@ def paused(accepted: float, cost: Callable[[int, int], float]) -> AdaptiveWidth:
     for step in range(600):
         width = policy.width(8, 800)
         policy.observe(width, [1 + (width > 1 and (step + row) % 100 < 100 * accepted) for row in range(8)])
-        policy.observe_time(8, width, 800, cost(8, width))
+        policy.observe_time(8, width, cost(8, width))
     assert policy.paused is not None
     return policy
 
@@ -162,16 +147,12 @@ def test_an_adaptive_width_is_judged_by_its_costs(
 
 
 def test_models_show_causes_at_the_start() -> None:
-    def known(drafter: str = "mine", dtype: torch.dtype = torch.bfloat16, **config: Any) -> dict[str, str | None]:
+    def known(dtype: torch.dtype = torch.bfloat16, **config: Any) -> dict[str, str | None]:
         settings = SimpleNamespace(**{"stored": None, "quantization": None, **config})
-        plan: Any = SimpleNamespace(drafter=settings, files=SimpleNamespace(name=drafter))
-        model = SimpleNamespace(dtype=dtype, quantization=None, model_path="/models/Qwen3.5-27B")
-        runner: Any = SimpleNamespace(model_config=model)
+        plan: Any = SimpleNamespace(drafter=settings)
+        runner: Any = SimpleNamespace(model_config=SimpleNamespace(dtype=dtype, quantization=None))
         return known_causes(plan, runner, runner)
 
     assert known() == {} and known(dtype=torch.float16) == {"float16": None}
     assert known(stored=object()) == {"quantised drafter": "dequantised at load"}
     assert known(quantization="fp8") == {"quantised drafter": "fp8"}
-    assert known("z-lab/Qwen3.5-4B-DFlash") == {"drafter of another target": "its target is Qwen/Qwen3.5-4B"}
-    assert other_target("z-lab/Qwen3.5-4B-DFlash", "Qwen/Qwen3.5-4B") is None
-    assert other_target("z-lab/Qwen3.5-4B-DFlash", "/models/mine") is None

@@ -18,7 +18,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
-from sglang_dflash.worker.start.checks import row_dependent_products
+from sglang_dflash.worker.exact import row_dependent_products
 from sglang_dflash.worker.worker import DFlashWorker
 from tests.support.configs import serving_plan
 

@@ -14,9 +14,9 @@ from sglang.srt.layers.logprob_processor import OutputLogprobProcessor
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 from sglang_dflash.ops import seeded_tokens
+from sglang_dflash.worker import seeded
 from sglang_dflash.worker.accept import for_block
-from sglang_dflash.worker.sampling import seeded
-from sglang_dflash.worker.sampling.seeded import SeededSampler, Seeds
+from sglang_dflash.worker.seeded import SeededSampler, Seeds
 from sglang_dflash.worker.start.prewarm import sample
 
 pytestmark = pytest.mark.sglang

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from sglang_dflash.errors import DFlashError, user_errors
+from sglang_dflash.check import user_errors
+from sglang_dflash.errors import DFlashError
 
 _INTERRUPTED = 130
 _URL = re.compile(r"(?:(?P<mode>.+)=)?(?P<url>https?://.+)")

@@ -16,7 +16,7 @@ from openai import OpenAI
 from rich.console import Console
 from rich.markup import escape
 
-from sglang_dflash.errors import user_errors
+from sglang_dflash.check import user_errors
 from sglang_dflash_lab.bench import session, tasks
 from sglang_dflash_lab.bench.arms import AR, find_pair, parse_arms
 from sglang_dflash_lab.bench.figures import print_results

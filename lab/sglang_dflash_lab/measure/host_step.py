@@ -26,7 +26,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sglang_dflash.errors import user_errors
+from sglang_dflash.check import user_errors
 from sglang_dflash_lab.bench.arms import Arm, Pair, find_pair
 from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
 from sglang_dflash_lab.tables import Table

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from sglang_dflash.errors import user_errors
+from sglang_dflash.check import user_errors
 from sglang_dflash_lab.bench.figures import Summary, number
 from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
 from sglang_dflash_lab.tables import MISSING, Table

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sglang_dflash.errors import user_errors
+from sglang_dflash.check import user_errors
 from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
 from sglang_dflash_lab.pairs.corpus import TASKS, prompts
 

@@ -12,8 +12,9 @@ from statistics import fmean
 from time import perf_counter
 from typing import Any
 
-from sglang_dflash.causes import CONTEXT, DRAFTER, NO_TEMPLATE, SAMPLING, THINKING, Cause
+from sglang_dflash.causes import CONTEXT, DRAFTER, NO_TEMPLATE, OTHER_TARGET, SAMPLING, THINKING, Cause
 from sglang_dflash.check.diagnose.client import WORKER_KEY, Client
+from sglang_dflash.check.published import other_target
 from sglang_dflash.errors import DFlashError
 
 _TEXTS = json.loads(Path(__file__).with_name("questions.json").read_text())
@@ -46,7 +47,9 @@ class Server:
         self.requests: dict[str, Any] = dict(worker.get("requests", {}))
         if pools := [f"a larger {flag}" for flag in _POOL_SIZES if flag in info["launch_command"]]:
             self.requests["raised_by"] = ", ".join([*pools, *filter(None, [self.requests.get("raised_by")])])
-        self.known: dict[str, str | None] = drafting.get("known", {})
+        self.known: dict[str, str | None] = dict(drafting.get("known", {}))
+        if other := other_target(self.drafter, self.target):
+            self.known[OTHER_TARGET] = f"its target is {other}"
         # Tokens per full block by the survival curve of an adaptive width.
         curve = worker.get("width", {}).get("survival", {}).get("curve")
         self.full_block = None if curve is None else 1 + sum(curve)

@@ -15,7 +15,7 @@ from sglang_dflash import causes
 from sglang_dflash.causes import Cause
 from sglang_dflash.check.diagnose.client import Client
 from sglang_dflash.check.diagnose.probe import Probe, Server, plan_probes, run_probe
-from sglang_dflash.drafter.published import accept_lengths, card_of_drafter
+from sglang_dflash.check.published import accept_lengths, card_of_drafter
 from sglang_dflash.errors import DFlashError
 
 SENTENCES = 3

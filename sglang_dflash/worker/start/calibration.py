@@ -5,18 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from statistics import mean
 from typing import TYPE_CHECKING
 
 import torch
 
-from sglang_dflash.drafter.published import accept_lengths, card_of_drafter
 from sglang_dflash.ops import host_rows
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.plan.widths import WidthConfig
 from sglang_dflash.upstream.worker import get_parallel
-from sglang_dflash.width import CostTable, WidthPolicy, build_policy
-from sglang_dflash.width.survival import PRIOR, constant_hazard
+from sglang_dflash.width import AdaptiveWidth, CostTable, RandomWidth, WidthPolicy
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import ModelRunner
@@ -27,28 +23,25 @@ REPEATS = 5  # the first one warms up
 
 
 def width_policy(
-    plan: ServingPlan, config: WidthConfig, target: ModelRunner, step: Callable[[int, int], None]
+    plan: ServingPlan, widths: tuple[int, ...], target: ModelRunner, step: Callable[[int, int], None]
 ) -> WidthPolicy:
     """Build the policy; all ranks use the costs of rank 0.
 
     Args:
-        config: the plan's, with the widths that have graphs.
+        widths: those that have graphs, ascending.
         step: runs a dummy step of a batch size and a width.
     """
+    assert plan.widths is not None
     costs = None
-    if config.policy == "adaptive":
-        points = step_times(target, config.widths, step)
-        costs = CostTable(get_parallel().tp_group.broadcast_object(points), config.widths)
+    policy = WidthPolicy(widths[-1])
+    if plan.widths.policy == "random":
+        policy = RandomWidth(*widths, seed=plan.widths.seed)
+    elif plan.widths.policy == "adaptive":
+        costs = CostTable(get_parallel().tp_group.broadcast_object(step_times(target, widths, step)))
+        policy = AdaptiveWidth(costs, plan.drafted)
     if get_parallel().tp_rank == 0:
-        logger.info("DFLASH: policy %s, widths %s; %s", config.policy, config.widths, costs or "no cost table")
-    return build_policy(config, plan.block, costs, plan.drafted, expected_hazard(plan.files.name, plan.drafted))
-
-
-def expected_hazard(drafter: str, block: int) -> float:
-    """Return the hazard of a draft that the drafter's card implies by its mean accept length, else the default."""
-    card = card_of_drafter(drafter)
-    near, lengths = accept_lengths(card, block) if card else (block, {})
-    return constant_hazard(mean(lengths.values()), near) if lengths else PRIOR
+        logger.info("DFLASH: policy %s, widths %s; %s", plan.widths.policy, widths, costs or "no cost table")
+    return policy
 
 
 def batch_sizes(most: int) -> list[int]:

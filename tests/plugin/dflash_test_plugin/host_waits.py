@@ -12,8 +12,10 @@ CUDA.
 from __future__ import annotations
 
 import contextlib
+import pkgutil
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -34,11 +36,43 @@ class HostSyncWarning(RuntimeWarning):
     """A step waited for the device."""
 
 
-def install() -> None:
-    """Make the worker's guard watch CPU devices too."""
-    from sglang_dflash.worker import no_sync
+# SGLang's functions that wait inside a step; ``worker/debug.py`` says when.
+EXCUSED = (
+    "sglang.srt.speculative.spec_utils.set_mamba_track_indices_from_reqs",
+    "sglang.srt.layers.attention.triton_backend.update_sliding_window_buffer",
+    "sglang.srt.layers.attention.flashinfer_backend.FlashInferIndicesUpdaterPrefill.call_begin_forward",
+    "sglang.srt.layers.attention.flashinfer_backend.FlashInferIndicesUpdaterDecode.call_begin_forward",
+)
 
-    no_sync.MODES["cpu"] = debug_mode
+
+def install() -> None:
+    """Make the worker's guard watch CPU devices too, and let SGLang's own functions wait."""
+    from sglang_dflash.worker import debug
+
+    debug.MODES["cpu"] = debug_mode
+    debug.MODES.update({kind: partial(_watch_ours, mode) for kind, mode in debug.MODES.items()})
+
+
+def _watch_ours(debug_mode: Callable[[str], Any], mode: str) -> Any:
+    for path in EXCUSED:
+        owner_path, _, attribute = path.rpartition(".")
+        excuse(pkgutil.resolve_name(owner_path), attribute, debug_mode)
+    return debug_mode(mode)
+
+
+def excuse(owner: Any, attribute: str, debug_mode: Callable[[str], Any]) -> None:
+    """Suspend the guard inside a function of a module or class; do nothing the second time."""
+    original = getattr(owner, attribute)
+    if hasattr(original, "excused"):
+        return
+
+    @wraps(original)
+    def unguarded(*args: Any, **kwargs: Any) -> Any:
+        with debug_mode("default"):
+            return original(*args, **kwargs)
+
+    unguarded.excused = True  # type: ignore[attr-defined]
+    setattr(owner, attribute, unguarded)
 
 
 _suspended = False

@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 import pkgutil
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.worker import no_sync
-from sglang_dflash.worker.no_sync import EXCUSED, SWITCH, sync_guard
+from sglang_dflash.worker import debug
+from sglang_dflash.worker.debug import SWITCH, sync_guard
 from tests.plugin.dflash_test_plugin import host_waits
-from tests.plugin.dflash_test_plugin.host_waits import HostSync, HostSyncWarning
+from tests.plugin.dflash_test_plugin.host_waits import EXCUSED, HostSync, HostSyncWarning
 
 VALUES = torch.arange(4)
 MASK = VALUES > 1
@@ -31,21 +32,9 @@ WAITS: dict[str, Callable[[], object]] = {
 }
 
 
-class Upstream:
-    """Represents a module of SGLang."""
-
-    @staticmethod
-    def wait() -> list[int]:
-        result: list[int] = VALUES.tolist()
-        return result
-
-
 @pytest.fixture(autouse=True)
-def excused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One excused function, of this file."""
-    monkeypatch.setattr(Upstream, "wait", staticmethod(Upstream.wait))  # restored after the test
-    monkeypatch.setattr(no_sync, "EXCUSED", (f"{__name__}.Upstream.wait",))
-    monkeypatch.setitem(no_sync.MODES, "cpu", host_waits.debug_mode)
+def watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(debug.MODES, "cpu", host_waits.debug_mode)
 
 
 @pytest.mark.parametrize("name", WAITS)
@@ -70,34 +59,26 @@ def test_other_values_and_devices_are_refused(value: str, device: str, monkeypat
 
 
 def test_excused_functions_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    upstream = SimpleNamespace(wait=VALUES.tolist)
+    for _ in range(2):
+        host_waits.excuse(upstream, "wait", host_waits.debug_mode)
     monkeypatch.setenv(SWITCH, "2")
     with torch.inference_mode(), sync_guard("cpu")():
-        assert Upstream.wait() == [0, 1, 2, 3]
+        assert upstream.wait() == [0, 1, 2, 3]
         with pytest.raises(HostSync):
             VALUES.tolist()
 
 
 @pytest.mark.parametrize("switch, mode", [("1", "warn"), ("2", "error")])
-def test_the_debug_mode_is_lifted_on_cuda_and_comes_back(
-    switch: str, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_debug_mode_of_cuda_is_set_and_comes_back(switch: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[object] = ["default"]
-    seen: list[object] = []
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-
-    def wait() -> None:
-        seen.append(modes[-1])
-        raise ValueError
-
-    monkeypatch.setattr(Upstream, "wait", staticmethod(wait))
     monkeypatch.setenv(SWITCH, switch)
-    with sync_guard("cuda")():
+    with pytest.raises(ValueError), sync_guard("cuda")():
         assert modes[-1] == mode
-        with pytest.raises(ValueError):
-            Upstream.wait()
-        assert modes[-1] == mode
-    assert seen == ["default"] and modes[-1] == "default"
+        raise ValueError
+    assert modes[-1] == "default"
 
 
 WAITING_LINES = {  # of each function, by the end of its path

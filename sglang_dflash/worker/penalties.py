@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sglang_dflash.ops import penalize_block
 from sglang_dflash.upstream.worker import async_h2d
-from sglang_dflash.worker.rows import fresh_rows
+from sglang_dflash.worker.state import fresh_rows
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import Req, ScheduleBatch

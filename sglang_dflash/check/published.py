@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from functools import cache
 from pathlib import Path
@@ -32,16 +31,8 @@ def accept_lengths(card: dict[str, Any], block: int) -> tuple[int, dict[str, flo
     return near, {row["task"]: row["accept_length"] for row in rows if row["block"] == near}
 
 
-def cheapest_step(card: dict[str, Any] | None, block: int) -> float:
-    """Return the lowest cost of a step for one user, in plain steps: accept length divided by speed-up.
-
-    The figures are the card's at its block size nearest to ``block``; all cards' if it has no speeds or is None.
-    """
-
-    def costs(of: dict[str, Any]) -> list[float]:
-        near, lengths = accept_lengths(of, block)
-        rows = (row for row in of["speed"] if (row["arm"], row["block"], row["concurrency"]) == ("dflash", near, 1))
-        return [lengths[row["task"]] / row["speedup"] for row in rows if row["task"] in lengths]
-
-    own = costs(card) if card else []
-    return min(own or itertools.chain.from_iterable(map(costs, published_pairs().values())))
+def other_target(drafter: str, target: str) -> str | None:
+    """Return the target of a published drafter if ``target``, a name or path, is another published target."""
+    card, served = card_of_drafter(drafter), Path(target).name.lower()
+    others = {Path(other["target"]).name.lower() for other in published_pairs().values() if other is not card}
+    return str(card["target"]) if card and served in others else None

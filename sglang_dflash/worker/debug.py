@@ -1,0 +1,61 @@
+"""Debugging aids of a step: the ranges of a profile, and a guard against calls that make the host wait for the device.
+
+A first call may wait, for a compilation or an autotuner, so a server should warn and only a test raise. Some functions
+of SGLang wait inside a step: ``set_mamba_track_indices_from_reqs`` copies an index from pageable memory (a hybrid
+target, in the step after a request ended); Triton attention's ``update_sliding_window_buffer`` sizes a tensor by a
+length on the device (sliding layers, a batch without a CUDA graph); FlashInfer's ``call_begin_forward`` copies lengths
+to the host (a drafter with sliding layers at every step, all other models in a batch without a CUDA graph).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch.profiler import record_function
+
+from sglang_dflash.errors import DFlashError
+
+SWITCH = "SGLANG_DFLASH_FORBID_SYNC"
+_NO_RANGE: AbstractContextManager[None] = nullcontext()
+
+
+def stage(name: str) -> AbstractContextManager[Any]:
+    """Return the range of a step's stage in a profile. Without a profiler it would cost several small operators."""
+    return record_function(f"dflash.{name}") if torch.autograd._profiler_enabled() else _NO_RANGE
+
+
+@contextmanager
+def _cuda_debug_mode(mode: str) -> Iterator[None]:
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode(mode)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+# By device type: a context in which a wait warns ("warn"), raises ("error") or does neither ("default").
+MODES: dict[str, Callable[[str], AbstractContextManager[None]]] = {"cuda": _cuda_debug_mode}
+
+
+def sync_guard(device: torch.device | str) -> Callable[[], AbstractContextManager[None]]:
+    """Return a context for the part of a step that must not wait: SGLANG_DFLASH_FORBID_SYNC=1 warns, 2 raises.
+
+    Raises:
+        DFlashError: the variable has another value, or waits cannot be seen on this kind of device.
+    """
+    value, kind = os.environ.get(SWITCH) or "0", torch.device(device).type
+    if value == "0":
+        return nullcontext
+    if value not in ("1", "2") or kind not in MODES:
+        raise DFlashError(
+            f"{SWITCH}={value!r} on a device of type {kind}",
+            expected=f"0, or 1 (warn) or 2 (raise) on a device of type {' or '.join(MODES)}",
+            remedy=f"unset {SWITCH}",
+        )
+    return partial(MODES[kind], "error" if value == "2" else "warn")

@@ -1,0 +1,91 @@
+"""Exact mode: attention of a verify by rows, and a check of the target's products.
+
+Hooks lay a block out as rows of a decode in SGLang's Triton backend: row i of a request with p committed tokens is a
+decode of length p + 1 + i. Under deterministic inference the split of a row's keys depends on its length alone and rows
+are independent, so each row is plain decoding's, bit by bit. Every row of a request reads its K/V.
+
+Plain decoding multiplies one row per request, a verify one per position of every block. SGLang's deterministic mode
+chooses kernels by the number of rows. Where one sums in another order, a verify is not plain decoding bit by bit.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from sglang_dflash.plan import serving
+from sglang_dflash.upstream.worker import ForwardMode, LogitsProcessor, UnquantizedLinearMethod
+
+
+def widen(_: None, backend: Any, *args: Any, **options: Any) -> None:
+    """Hook after ``TritonAttnBackend.__init__``: make room for a row per block position."""
+    if not backend.is_draft_runner and serving.plan is not None and serving.plan.exact:
+        rows = (len(backend.kv_indptr) - 1) * serving.plan.block
+        backend.kv_indptr = backend.kv_indptr.new_zeros(rows + 1)
+
+
+def prepare(original: Callable[..., None], backend: Any, forward_batch: Any, *args: Any, **options: Any) -> None:
+    """Hook around both ``init_forward_metadata`` methods."""
+    if _is_exact_block(backend, forward_batch):
+        width = backend._target_verify_num_tokens_per_req(forward_batch.spec_info)
+        forward_batch = as_rows(forward_batch, width)
+    original(backend, forward_batch, *args, **options)
+
+
+def attend(
+    original: Callable[..., Any], backend: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any,
+    **options: Any,
+) -> Any:  # fmt: skip
+    """Hook around ``forward_extend``: q, k and v already have a row per position."""
+    if _is_exact_block(backend, forward_batch):
+        return backend.forward_decode(q, k, v, layer, forward_batch, *args, **options)
+    return original(backend, q, k, v, layer, forward_batch, *args, **options)
+
+
+def as_rows(forward_batch: Any, width: int) -> Any:
+    """Return SGLang's batch of blocks of ``width`` positions as a decode of that many rows per request."""
+    rows, bs = copy.copy(forward_batch), len(forward_batch.req_pool_indices)
+    lens, total = forward_batch.seq_lens[:bs], forward_batch.seq_lens_sum
+    after = torch.arange(1, width + 1, dtype=lens.dtype, device=lens.device)
+    rows.forward_mode, rows.spec_info, rows.batch_size = ForwardMode.DECODE, None, bs * width
+    rows.seq_lens = (lens[:, None] + after).flatten()
+    rows.req_pool_indices = forward_batch.req_pool_indices.repeat_interleave(width)
+    rows.seq_lens_sum = None if total is None else (total + bs * width) * width  # an upper bound
+    return rows
+
+
+def _is_exact_block(backend: Any, forward_batch: Any) -> bool:
+    plan = serving.plan
+    verifies = forward_batch.forward_mode.is_target_verify() and not backend.is_draft_runner
+    return verifies and plan is not None and plan.exact
+
+
+@torch.no_grad()
+def row_dependent_products(target: Any, width: int, compared: int = 256) -> list[Any]:
+    """Return the products of a model runner whose rows depend on the number of rows, by shape ``(outputs, inputs)``.
+
+    Run one projection of each shape, a block of experts and the LM head on as many rows as a plain decode and a verify
+    of ``width`` positions have, for every batch size. Compare the bits of the first ``compared`` rows with those of
+    each row alone: where oneDNN sums in another order, one row in forty shows it.
+    """
+    model, most, hidden = target.model, target.max_running_requests, target.model_config.hidden_size
+    processor = next(module for module in model.modules() if isinstance(module, LogitsProcessor))
+    products: Any = {("LM head", hidden): partial(processor._compute_lm_head, lm_head=model.lm_head)}
+    for module in getattr(model, "model", model).modules():  # without a vision tower
+        # A convolution's weight, of three dimensions, is in such a layer too.
+        if isinstance(getattr(module, "quant_method", None), UnquantizedLinearMethod) and module.weight.dim() == 2:
+            products[tuple(module.weight.shape)] = partial(module.quant_method.apply, module, bias=module.bias)
+        elif hasattr(module, "experts"):
+            products["experts", hidden] = module
+    found, counts = [], [*range(1, most + 1), *range(width, most * width + 1, width)]
+    for shape, product in products.items():
+        rows = torch.arange(most * width * shape[1], device=target.device).sin().to(target.dtype).view(-1, shape[1])
+        # Some experts write to their input.
+        alone = torch.cat([product(row) for row in rows[:compared].clone().split(1)])
+        if not all(torch.equal(product(rows[:count].clone())[:compared], alone[:count]) for count in counts):
+            found.append(shape)
+    return found
