@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -14,8 +12,6 @@ from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.ops import convolve_block, walk_candidates
 from sglang_dflash.upstream.worker import ReplicatedLinear
-
-logger = logging.getLogger(__name__)
 
 
 class BlockConvolution(nn.Module):
@@ -57,11 +53,6 @@ class CandidateSelector(nn.Module):
         sizes, name = (config.hidden_size, config.selector_rank), f"{prefix}.hidden_projection"
         self.hidden_projection = ReplicatedLinear(*sizes, False, quant_config=quant_config, prefix=name)
         self._top_k = config.selector_top_k
-        if self.predecessor_codebook.is_cuda and find_spec("flashinfer") is None:
-            logger.warning(
-                "DFLASH: FlashInfer is not installed; torch selects the candidates, which takes longer with a large "
-                "vocabulary. Fix: install flashinfer-python"
-            )
 
     def forward(
         self, vocabulary: TargetVocabulary, anchors: Tensor, hidden: Tensor, *, margins: bool

@@ -34,8 +34,9 @@ def target(**attributes: Any) -> Target:
     return Target(table=table, lm_head=table, **attributes)
 
 
-def drafter(input_scale: float = 1.0, output_scale: float = 1.0) -> Any:
-    return SimpleNamespace(mask_token_id=MASK, input_scale=input_scale, output_scale=output_scale)
+def drafter(input_scale: float = 1.0, output_scale: float = 1.0, logit_cap: float | None = None) -> Any:
+    scales = {"input_scale": input_scale, "output_scale": output_scale, "logit_cap": logit_cap}
+    return SimpleNamespace(mask_token_id=MASK, **scales)
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_a_logit_scale_changes_margins_and_no_tokens(one_rank: Tensor) -> None:
 @pytest.mark.parametrize("cap", [1.0, 20.0, 30.0, 50.0])
 def test_a_cap_changes_margins_and_no_drafts_ties_included(cap: float, one_rank: Tensor) -> None:
     """In bfloat16, where many logits tie. Far beyond the cap, float32's tanh makes other logits equal too."""
-    vocabulary = TargetVocabulary.of(target(), mask_token_id=MASK, mask_embedding=None, logit_cap=cap)
+    vocabulary = TargetVocabulary.of(target(), drafter(logit_cap=cap), None)
 
     def capped(logits: Tensor) -> Tensor:
         return cap * torch.tanh(logits.float() / cap)
@@ -103,7 +104,7 @@ def test_a_quantised_head_drafts_by_the_targets_own_product(dtype: torch.dtype |
         **({} if dtype is None else {"weight": torch.zeros(11, 2).to(dtype)}),
     )
     model = Target(table=target().table, lm_head=head)
-    vocabulary = TargetVocabulary.of(model, mask_token_id=MASK, mask_embedding=None, logit_scale=0.5, logit_cap=3.0)
+    vocabulary = TargetVocabulary.of(model, drafter(output_scale=0.5, logit_cap=3.0), None)
     best = (one_rank @ table.T).topk(4)
     tokens, margins = vocabulary.argmax_token(one_rank, margins=True)
     assert torch.equal(tokens, best.indices[:, 0])
