@@ -1,17 +1,13 @@
-"""A rehearsed scenario (``make rehearse`` runs all), two rehearsed servers, launches of a step, compilation."""
+"""A rehearsed scenario (``make rehearse`` runs all), two rehearsed servers, and the launches of a step."""
 
 from __future__ import annotations
 
 import operator
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.rehearsal.compile import failures
 from tests.rehearsal.launches import CATCHES_UP, engines, most
 from tests.rehearsal.run import both, differences, rehearsed, run
 from tests.rehearsal.scenarios import DENSE, HYBRID, RANDOM_WIDTHS, REPLAY, SCENARIOS, TURNS, adjusted, ask
@@ -93,23 +89,3 @@ def test_a_step_launches_no_more_than_before(engine: str) -> None:
     found = {kind: counts[:2] for kind, counts in most(outcome.report["steps"]).items()}
     more = {kind: counts for kind, counts in found.items() if any(map(operator.gt, counts, expected[kind]))}
     assert not more, f"more than {expected}"
-
-
-PROGRAM = """
-import torch
-from tests.rehearsal import interpreter
-interpreter.install()
-from sglang_dflash.ops.kernels.block import accept_block
-rows = torch.ones(2, 4, dtype=torch.int64)
-for _ in range(2):
-    accept_block(rows, rows, torch.ones(2, dtype=torch.int64))
-"""
-
-
-def test_a_listed_launch_compiles_once_and_one_that_does_not_is_named(tmp_path: Path) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "REHEARSE_LIST": str(tmp_path / "list")}
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True)
-    [line] = (tmp_path / "list").read_text().splitlines()
-    assert not failures([line], 90)
-    [failure] = failures([line.replace('"int64"', '"complex64"')], 90)
-    assert failure.startswith("sglang_dflash.ops.kernels.block.accept_block_kernel, sm_90: ")
