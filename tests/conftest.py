@@ -1,8 +1,8 @@
 """Servers that several files of engine tests share, once per session.
 
 Starting a server takes longer than most tests. Files that share one run in the same worker of pytest-xdist
-(``--dist loadgroup``); every other file is a group, so that its tests share what it starts. Engine tests come first, so
-that short tests fill the end of a run (``--no-loadscope-reorder``).
+(``--dist loadgroup``); every other file is a group, so that its tests share what it starts. Engine tests and what
+Triton interprets for a minute come first, so that short tests fill the end of a run (``--no-loadscope-reorder``).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ settings.load_profile("tests")
 # The reference shares the machine with the server under test: spinning OpenMP workers would starve it.
 torch.set_num_threads(1)
 
+LONG = {"test_triton.py", "test_sglang_kernels.py", "test_exact.py"}
 SHARED = {"plain_hybrid", "dflash_hybrid", "random_widths_hybrid", "recorded_hybrid"}
 
 
@@ -48,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not item.get_closest_marker("xdist_group"):
             group = "features" if item.path in sharing else item.nodeid.partition("::")[0]
             item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: item.get_closest_marker("engine") is None)
+    items.sort(key=lambda item: item.get_closest_marker("engine") is None and item.path.name not in LONG)
 
 
 @pytest.fixture(autouse=True)

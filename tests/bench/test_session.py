@@ -17,7 +17,7 @@ from sglang_dflash_lab.bench.cli import base_urls
 from sglang_dflash_lab.bench.load import Cell
 from sglang_dflash_lab.bench.server import Launch
 from sglang_dflash_lab.bench.session import Settings, plan
-from tests.bench.runs import run as measured
+from tests.bench.test_figures import run as measured
 
 PAIR = find_pair("tiny-hybrid", None, None)
 INFO = {"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": 16, "internal_states": [{}]}

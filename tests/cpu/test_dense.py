@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sglang_dflash_cpu.layers import dense
-from sglang_dflash_cpu.layers.dense import LARGE, empty_weight, mkl_is_fast
+from sglang_dflash_cpu.layers.dense import empty_weight, mkl_is_fast
 
 INPUT, OUTPUT = 256, 192
 
@@ -38,29 +38,6 @@ def test_the_product_is_the_products(processor: str, rows: int, with_bias: bool)
     assert result.shape == (rows, OUTPUT)
     assert result.is_contiguous()
     torch.testing.assert_close(result, expected.float(), rtol=1e-5, atol=1e-4)
-
-
-@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch was built without MKL")
-def test_float32_weights_are_stored_input_by_input_where_mkl_is_fast(processor: str) -> None:
-    weights = {dtype: empty_weight(OUTPUT, INPUT, dtype) for dtype in (torch.float32, torch.bfloat16)}
-    assert all(weight.shape == (OUTPUT, INPUT) and weight.dtype == dtype for dtype, weight in weights.items())
-    assert weights[torch.float32].t().is_contiguous() == processor.startswith("Intel")
-    assert weights[torch.bfloat16].is_contiguous()
-
-
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
-@pytest.mark.parametrize(
-    ("rows", "dtype", "takes_it"),
-    [(8, torch.float32, False), (300, torch.float32, True), (300, torch.bfloat16, False)],
-)
-def test_onednn_takes_large_float32_products_where_mkl_is_slow(
-    processor: str, rows: int, dtype: torch.dtype, takes_it: bool
-) -> None:
-    assert (8 * INPUT * OUTPUT < LARGE) and (300 * INPUT * OUTPUT >= LARGE)
-    x, weight = normal(rows, INPUT, dtype=dtype), normal(OUTPUT, INPUT, dtype=dtype, seed=1)
-    with mock.patch.object(F, "linear", wraps=F.linear) as spy:
-        dense.linear(x, weight)
-    assert spy.called == (not takes_it or processor.startswith("Intel"))
 
 
 @pytest.mark.parametrize(

@@ -119,13 +119,6 @@ def test_a_drafter_of_another_revision_and_requests_limited_by_memory(tmp_path: 
 
 
 @pytest.mark.slow
-def test_float16(tmp_path: Path) -> None:
-    with serving(tmp_path, "--dtype", "float16", "--max-running-requests", "16") as server:
-        status, lines = verdict(server)
-    assert status == 1 and any(names(line, "float16", "--dtype bfloat16") for line in lines), lines
-
-
-@pytest.mark.slow
 def test_a_target_without_a_chat_template_under_sglangs_own_worker(tmp_path: Path) -> None:
     target = Path(shutil.copytree(target_path("tiny-hybrid"), tmp_path / "target"))
     (target / "chat_template.jinja").unlink()

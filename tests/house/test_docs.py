@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
+import runpy
 import subprocess
+import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +28,6 @@ PAGES = [*TOP, *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FOLDERS = "sglang_dflash|cpu_platform|lab|tests|tools|launch|containers|docs|requirements|patches"
 PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./*-]*[\w*]")
-MODULE = re.compile(r"\bsglang_dflash(?:_cpu|_lab)?(?:\.\w+)+")
 VARIABLE = re.compile(r"\bSGLANG_DFLASH\w*")
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
@@ -63,14 +65,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_paths_exist() -> None:
     missing = [(page.name, path) for page, text in texts() for path in PATH.findall(text) if not any(ROOT.glob(path))]
     assert not missing
-
-
-def test_modules_exist() -> None:
-    """A dotted name may end with a function or a class."""
-    for name in {found for _, text in texts() for found in MODULE.findall(text)}:
-        paths = [ROOT.joinpath(folder, *name.split(".")) for folder in (".", "cpu_platform", "lab")]
-        both = [each for path in paths for each in (path, path.parent)]
-        assert any(each.with_suffix(".py").exists() or each.is_dir() for each in both), name
 
 
 def test_the_support_matrix_lists_the_proven_kinds_of_targets() -> None:
@@ -127,3 +121,24 @@ def test_result_pages_say_how_each_table_is_made(page: Path) -> None:
     for before, table in re.findall(r"((?s:.*?))\n((?:\|.*\n)+)", page.read_text()):
         if page.name != "README.md":
             assert "```bash" in before or "<!-- measure:" in before, table
+
+
+MODULES = sorted(
+    module
+    for module in {
+        found for page in [*PAGES, ROOT / "Makefile"] for found in re.findall(r"python -m ([\w.]+)", page.read_text())
+    }
+    if module.partition(".")[0] in ("tests", "tools", "sglang_dflash_cpu", "sglang_dflash_lab")
+)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_that_the_pages_run_prints_its_help_and_does_nothing_else(
+    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [module, "--help"])
+    with pytest.raises(SystemExit) as ended, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # runpy, of a module that another test has imported
+        runpy.run_module(module, run_name="__main__")
+    assert ended.value.code in (None, 0)
+    assert "usage: " in capsys.readouterr().out.lower()

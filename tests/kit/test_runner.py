@@ -1,17 +1,25 @@
-"""``make gpu``: a step that fails, hangs or is killed is recorded, the next one runs, and the next call resumes."""
+"""The GPU kit: its runner and records, its wheelhouse and traces; and drift, which names what a release lacks."""
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 import time
+import zipfile
+from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from tests.house.contract import Symbol
+from tools import drift, wheelhouse
 from tools.gpu import __main__ as runner
-from tools.gpu import records
+from tools.gpu import records, site
 from tools.gpu.run import Run
+from tools.gpu.trace import per_step
 
 # Like a server, the child of the first step has its own session and would outlive a killed parent.
 HANG = """
@@ -83,3 +91,103 @@ def test_the_page_has_the_newest_rows_of_a_real_device_and_the_ratio_of_step_tim
     assert "- P, batch 8: ours / builtin = 0.78\n" in page
     assert "torch 1" in str(records.page(tmp_path, ["machine"], "cpu"))
     assert records.page(tmp_path, ["kernels"]) is None
+
+
+ROOT = wheelhouse.ROOT
+
+
+def test_versions_are_those_that_make_setup_installs() -> None:
+    listed = {requirement.lower() for requirement in wheelhouse.read_list(wheelhouse.LIST.read_text())}
+    text = (ROOT / "requirements/cpu.txt").read_text() + (ROOT / "Makefile").read_text()
+    pinned = re.findall(r"^(?:SGLANG_TESTED := )?([\w.-]+)==(\S+)", text, re.MULTILINE)
+    left_out = ("triton", "numpy", "uvloop", "openai-harmony")  # other versions, and what no step of the kit imports
+    wanted = {f"{name}=={version}".lower() for name, version in pinned if name not in left_out}
+    assert {each.replace("_", "-") for each in wanted} <= {each.replace("_", "-") for each in listed}
+    assert len(pinned) > 20
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small wheel, packed and unpacked."""
+    source = tmp_path / "a-1-py3-none-any.whl"
+    left_out = ("a/big.md", "a/models/unused.py", "a-1.data/scripts/run")
+    names = ("a/x.py", "a/models/used.py", "a-1.data/purelib/b.py", *left_out)
+    with zipfile.ZipFile(source, "w") as wheel:
+        for name in names:
+            wheel.writestr(name, "answer = 42\n")
+    files = dict(wheelhouse.kept(source, ("*.md", "a/models/*"), frozenset({"a.models.used"})))
+    assert files.keys() == {"a/x.py", "a/models/used.py", "b.py"}
+    monkeypatch.setattr(site, "ARCHIVE", tmp_path / "site.tar.xz")
+    monkeypatch.setattr(site, "find_spec", lambda name: None)  # nothing is installed
+    wheelhouse.pack(files, site.ARCHIVE)
+    site.unpack(tmp_path / "site")
+    return tmp_path / "site"
+
+
+@pytest.mark.parametrize("device", [site.CUDA, site.CPU])
+def test_a_process_finds_the_wheels_the_checkout_and_stand_ins_where_kernels_are_called(
+    folder: Path, device: str
+) -> None:
+    found = {each.name: {entry.name for entry in each.entry_points} for each in distributions(path=[str(folder)])}
+    lab = {"sglang-dflash-lab": {"bench", "report", "pairs"}}
+    kit = {"sglang-dflash": {"dflash"}, "sglang-dflash-cpu": {"dflash_cpu"}, "gpu-kit": {"gpu_kit"}}
+    assert found == kit | lab
+    program = """
+import importlib.util, sys, b, uvloop
+hooked = any(type(finder).__name__ == "_BeforeTorchvision" for finder in sys.meta_path)
+print(b.answer, hooked, importlib.util.find_spec("sgl_kernel") is not None, hasattr(uvloop, "Loop"))
+"""
+    environment = site.environment(folder, device)
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["42", "True", str(device == site.CUDA), "False"]
+
+
+def event(cat: str, name: str, correlation: int, ts: float = 0, dur: float = 0) -> dict[str, Any]:
+    return {"cat": cat, "name": name, "ts": ts, "dur": dur, "args": {"correlation": correlation}}
+
+
+# Two steps: two launches, a graph of three kernels and a copy. The device is busy from 10 to 25, 30 to 40 and 50 to 60.
+TRACE = [
+    {"ph": "M", "name": "process_name"},
+    event("cpu_op", "cudaLaunchKernel of an operator", 0),
+    event("cuda_runtime", "cudaLaunchKernel", 1),
+    event("cuda_driver", "cuLaunchKernelEx", 2),
+    event("cuda_runtime", "cudaGraphLaunch", 3),
+    event("cuda_runtime", "cudaMemcpyAsync", 4),
+    event("cuda_runtime", "cudaStreamSynchronize", 5),
+    event("kernel", "last", 2, 50, 10),
+    event("kernel", "first", 1, 10, 10),
+    event("kernel", "in a graph", 3, 15, 10),
+    event("kernel", "inside another", 3, 32, 2),
+    event("kernel", "in a graph", 3, 30, 10),
+    event("gpu_memcpy", "Memcpy DtoH", 4, 100, 50),
+]
+
+
+def test_a_step_has_its_share_of_launches_and_the_device_idles_between_kernels() -> None:
+    found = per_step(TRACE, steps=2)
+    assert (found["launches"], found["graph_launches"], found["copies"]) == (1, 0.5, 0.5)
+    assert (found["kernels"], found["kernels_outside_graphs"]) == (2.5, 1)
+    assert found["idle"] == pytest.approx(0.3)
+    assert next(iter(found["longest_ms"].items())) == ("in a graph", 0.01)
+    assert per_step(TRACE[:2], steps=1)["idle"] is None
+
+
+def test_missing_names_and_parameters_are_found(tmp_path: Path) -> None:
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang/__init__.py").touch()
+    (tmp_path / "sglang/spec.py").write_text("def verify(block, width=4): ...\n")
+    (tmp_path / "sglang/broken.py").write_text("raise RuntimeError('no device')\n")
+    symbols = [
+        Symbol("sglang.spec.verify", ("block",)),
+        Symbol("sglang.spec.verify", ("block", "rank")),
+        Symbol("sglang.spec.gone"),
+        Symbol("sglang.broken.name"),
+    ]
+    assert drift.install(str(tmp_path)) == tmp_path  # a checkout's folder is not downloaded
+    assert drift.problems(symbols[:1], tmp_path) == {}
+    assert drift.problems(symbols[1:], tmp_path) == {
+        "sglang.spec.verify": "parameters ['rank'] not in (block, width)",
+        "sglang.spec.gone": "not found (module 'sglang.spec' has no attribute 'gone')",
+        "sglang.broken.name": "cannot be imported (RuntimeError: no device)",
+    }

@@ -9,10 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import inspect
-import json
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,8 +26,6 @@ from triton.runtime.jit import native_specialize_impl
 LAUNCHES: collections.Counter[str] = collections.Counter()
 # Compilations that the launches would have taken on a device: the kernel's dotted path and what Triton keeps it under.
 COMPILED: set[str] = set()
-# A file to which every process adds these launches (tests/rehearsal/compile.py).
-LIST = "REHEARSE_LIST"
 # Takes (executor, args, kwargs) of every launch while a graph is captured.
 recorders: list[Callable[[Any, Any, Any], None]] = []
 # Take the dotted path of every kernel that is launched.
@@ -154,30 +149,10 @@ def _compiling(run: Callable[..., Any]) -> Callable[..., Any]:
     def note_and_run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         kernel = f"{self.fn.__module__}.{self.fn.__name__}"
         given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
-        key = f"{kernel}({', '.join(_specialisation(self, given))})"
-        if key not in COMPILED and (path := os.environ.get(LIST)):
-            with Path(path).open("a") as file:
-                file.write(json.dumps([kernel, {name: _described(value) for name, value in given.items()}]) + "\n")
-        COMPILED.add(key)
+        COMPILED.add(f"{kernel}({', '.join(_specialisation(self, given))})")
         return run(self, *args, grid=grid, warmup=warmup, **kwargs)
 
     return note_and_run
-
-
-def _described(value: Any) -> Any:
-    """Return what Triton compiles for of an argument, as JSON; :func:`tests.rehearsal.compile.restored` undoes it."""
-    match value:
-        case torch.Tensor():
-            return {"tensor": str(value.dtype).removeprefix("torch."), "aligned": value.data_ptr() % 16 == 0}
-        case tl.constexpr():
-            return _described(value.value)
-        case tl.dtype():
-            return {"dtype": value.name}
-        case interpreter.InterpretedFunction():
-            return {"function": f"{value.fn.__module__}.{value.fn.__name__}"}
-        case tuple():
-            return {"tuple": [_described(each) for each in value]}
-    return value if value is None or isinstance(value, bool | int | float | str) else {"unknown": repr(value)}
 
 
 def _specialisation(function: Any, given: dict[str, Any]) -> Iterator[str]:

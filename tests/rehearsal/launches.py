@@ -31,18 +31,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.rehearsal import interpreter
 from tests.rehearsal.emulator import Graph
 from tests.rehearsal.interpreter import pause
-from tests.rehearsal.streams import HOST
-from tests.rehearsal.streams_watch import Calls, Watch, tensors_in
+from tests.rehearsal.streams import HOST, Calls, Watch, tensors_in
 
 if TYPE_CHECKING:
     from tests.rehearsal.scenarios import Request, Scenario
 
 VARIABLE = "REHEARSE_LAUNCHES"
-BUILTIN = {"REHEARSE_BUILTIN": "SGLang's worker is counted too"}
 CATCHES_UP = ", injects before it drafts"  # what the drafter's graph cannot: a wider block, plain tokens
 HEADERS = ("engine", "step", "graph replays", "launches outside", "in forwards", "both")
-SGLANGS = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2"
-WORKERS = ("sglang_dflash.worker.worker.DFlashWorker", SGLANGS)
+WORKER = "sglang_dflash.worker.worker.DFlashWorker"
 
 
 POOL = "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool"
@@ -80,17 +77,15 @@ def one_launch(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def install() -> None:
-    """Count the steps of every worker in this process, if the environment asks for it."""
+    """Count the worker's steps in this process, if the environment asks for it."""
     if not os.environ.get(VARIABLE):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    for worker in WORKERS:
-        HookRegistry.register(f"{worker}.forward_batch_generation", _count, HookType.AROUND)
+    HookRegistry.register(f"{WORKER}.forward_batch_generation", _count, HookType.AROUND)
     HookRegistry.register(f"{RUNNER}.forward", _in_forward, HookType.AROUND)
     for store in ("set_kv_buffer", "set_kv_buffer_prefix_valid"):  # on a GPU one kernel
         HookRegistry.register(f"{POOL}.{store}", _one_store, HookType.AROUND)
-    HookRegistry.register(f"{SGLANGS}.__init__", _on_cuda, HookType.BEFORE)
     interpreter.watchers.append(_note)
     replay, poison = Graph.replay, Graph.poison
 
@@ -109,12 +104,6 @@ def install() -> None:
 
 def _one_store(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return one_launch(original)(*args, **kwargs)
-
-
-def _on_cuda(*args: Any, **kwargs: Any) -> Any:
-    """Hook before the constructor of SGLang's worker: it chooses its kernels as on a GPU."""
-    sys.modules[SGLANGS.rpartition(".")[0]].is_cuda = lambda: True  # type: ignore[attr-defined]
-    return args, kwargs
 
 
 def _count(original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -237,8 +226,6 @@ def engines() -> dict[str, Scenario]:
         "dense": scenario(DENSE, greedy(DENSE)),
         "dense, copies": scenario(DENSE, greedy(DENSE), **{COPIES: "1"}),
         "dense, draft window": scenario(DENSE, greedy(DENSE), options={"speculative_draft_window_size": 32}),
-        "hybrid, SGLang's worker": scenario(HYBRID, greedy(HYBRID), sampled, **BUILTIN),
-        "dense, SGLang's worker": scenario(DENSE, greedy(DENSE), **BUILTIN),
     }
 
 

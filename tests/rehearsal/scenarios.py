@@ -143,7 +143,7 @@ _COPIES = tuple(f"{_OURS}copies.{op}_kernel" for op in ("match_copies", "offer_c
 _DFLASH2 = tuple(f"{_OURS}model.{op}_kernel" for op in ("convolve_block", "walk_candidates"))
 
 SCENARIOS: tuple[Scenario, ...] = (
-    # `make test` runs it: with all that kernels outside of graphs are for, recurrent states and other widths aside.
+    # `make test` runs a smaller one: all that kernels outside of graphs are for, but recurrent states and other widths.
     Scenario("dense", DENSE, (adjusted(ask(DENSE, 3)),), (*_PADDED, *_CHOICES, *_COPIES), environment={COPIES: "1"}),
     Scenario(
         "requests: penalties, seeds, filters, bias, log-probabilities, grammar",

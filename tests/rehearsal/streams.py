@@ -1,15 +1,42 @@
 """Streams, events and the caching allocator, emulated: in place of those of ``torch.cuda``, on a CPU.
 
 Operators run at once, in the order of the host's program. A stream's vector clock says how much of every other stream
-(and of the host) its next operator comes after; :mod:`~tests.rehearsal.streams_watch` compares the clocks of accesses.
+(and of the host) its next operator comes after; :class:`Watch` compares the clocks of accesses.
+
+What streams do to memory, watched: two accesses that no event puts in order are a race.
+
+Two accesses to one memory, one of them a write, that the streams' clocks leave unordered can swap places on a GPU. So
+one run stands for every legal order of its operators, and no order has to be drawn by chance. Reported are
+
+* a read or a write that no event puts behind a write, or a write behind a read, of another stream or of the host (a
+  result read before its event, a buffer reused under a pending copy);
+* memory that its stream may hand out again while another stream still uses it (no ``record_stream``).
+
+And listed is where the host waits for a stream.
+
+Device and host are one here. A tensor is the host's if it was made without a device or for ``"cpu"`` by that word, or
+from the host's tensors alone; a copy between the two is made where a GPU would make one. What that hides: operators
+that are not PyTorch's (there are none on the CPU platform), the host's memory where nothing is copied to or from it,
+and parts of one tensor, because a tensor is one memory: a race of two rows is reported too.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
+import sys
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.plugin.dflash_test_plugin.host_waits import waits
 
 Clock = dict[int, int]
 _ids = itertools.count()
@@ -106,3 +133,258 @@ def install() -> None:
     for name, value in (("Stream", Stream), ("Event", Event), ("StreamContext", StreamContext)):
         setattr(torch.cpu, name, value)
     torch.cpu.stream, torch.cpu.current_stream = StreamContext, current_stream
+
+
+_from_numpy = torch.from_numpy
+_METADATA_ONLY = re.compile(r"aten::(new_.*|.*_like)$")
+# These need no operator that could be seen.
+_READ_BY_HOST = {Tensor.tolist, Tensor.numpy}
+# Code that stands for kernels: what it reads of a tensor, no host reads.
+STAND_INS = "sglang_dflash_cpu/"
+
+
+@dataclass(frozen=True)
+class Access:
+    stream: Stream
+    count: int
+    place: str
+
+    def before(self, seen: Clock) -> bool:
+        return self.count <= seen.get(self.stream.id, 0)
+
+    def __str__(self) -> str:
+        return f"{self.place} [{self.stream.name}]"
+
+
+@dataclass
+class Memory:
+    """One storage: who allocated it, its last write and the reads since, who keeps it from being reused."""
+
+    owner: Stream
+    write: Access | None = None
+    reads: dict[int, Access] = field(default_factory=dict)
+    used: dict[int, Access] = field(default_factory=dict)
+    kept: set[int] = field(default_factory=set)
+
+    @property
+    def is_host(self) -> bool:
+        return self.owner is HOST
+
+
+class Watch:
+    """What was found: ``races`` by description, and the places where the host ``waits`` for a stream."""
+
+    def __init__(self) -> None:
+        self.races: dict[str, int] = {}
+        self.waits: dict[str, int] = {}
+        self.operators = 0
+        self.born_on_host = False  # where the running call's new tensors live
+        self.copies_async = False  # whether a copy between host and device that it makes lets the host go on
+        self._memory: dict[int, Memory] = {}
+        self._freed: dict[int, list[Access]] = {}  # by the stream that may hand the memory out again
+
+    def of(self, tensor: Tensor, owner: Stream | None = None) -> Memory:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._memory:
+            self._memory[key] = Memory(owner or current_stream())
+            weakref.finalize(storage, self._free, key).atexit = False
+        return self._memory[key]
+
+    def from_numpy(self, array: Any) -> Tensor:
+        """``torch.from_numpy``, which a function mode does not see: a host tensor, unless a stand-in makes it."""
+        self.born_on_host = not _stands_in(sys._getframe(1))
+        with torch._C.DisableTorchFunction():
+            return _from_numpy(array)
+
+    def on_host(self, tensor: Tensor) -> bool:
+        return self.of(tensor).is_host
+
+    def keep(self, tensor: Tensor, stream: Stream) -> None:
+        """``tensor.record_stream(stream)``."""
+        self.of(tensor).kept.add(stream.id)
+
+    def copy_to_host(self, tensor: Tensor) -> Tensor:
+        """A copy by the current stream, for which the host does not wait."""
+        self.born_on_host = self.copies_async = True
+        with torch._C.DisableTorchFunction():
+            return tensor.clone()
+
+    def operator(self, reads: list[Tensor], writes: list[Tensor], fresh: list[Tensor], *, waits: bool) -> None:
+        """An operator, on the current stream if it touches the device. ``fresh`` tensors are allocated by it."""
+        for tensor in fresh:
+            self.of(tensor, HOST if self.born_on_host else current_stream())
+        if fresh and not self.born_on_host:
+            self._hand_out_again(current_stream())
+        touched = [*reads, *writes, *fresh]
+        host = [tensor for tensor in touched if self.on_host(tensor)]
+        stream = HOST if len(host) == len(touched) else current_stream()
+        place = place_of_caller()
+        stream.launch()
+        self.operators += stream is not HOST
+        access = Access(stream, stream.seen[stream.id], place)
+        for tensor in reads:
+            self._read(self.of(tensor), access)
+        for tensor in (*writes, *fresh):
+            self._write(self.of(tensor), access)
+        mixed = stream is not HOST and any(tensor.dim() for tensor in host)
+        if (mixed and not self.copies_async) or (waits and stream is not HOST):
+            self.host_waits(stream, place)
+
+    def host_reads(self, tensor: Tensor, *, waits: bool) -> None:
+        """``tolist`` and ``numpy``: of the device, after a copy that the host waits for."""
+        place = place_of_caller()
+        stream = HOST if self.on_host(tensor) else current_stream()
+        stream.launch()
+        self._read(self.of(tensor), Access(stream, stream.seen[stream.id], place))
+        if stream is not HOST and waits:
+            self.host_waits(stream, place)
+
+    def host_waits(self, stream: Stream, place: str) -> None:
+        if not place.startswith(STAND_INS):
+            stream.synchronize()
+            self.waits[place] = self.waits.get(place, 0) + 1
+
+    def _read(self, memory: Memory, access: Access) -> None:
+        self._check(memory.write, access)
+        memory.reads[access.stream.id] = memory.used[access.stream.id] = access
+
+    def _write(self, memory: Memory, access: Access) -> None:
+        for earlier in (memory.write, *memory.reads.values()):
+            self._check(earlier, access)
+        memory.write, memory.reads = access, {}
+        memory.used[access.stream.id] = access
+
+    def _check(self, earlier: Access | None, access: Access) -> None:
+        if earlier is not None and not earlier.before(access.stream.seen):
+            self._report(f"{earlier} and {access} in any order")
+
+    def _free(self, key: int) -> None:
+        memory = self._memory.pop(key)
+        if not memory.is_host:  # PyTorch keeps pinned memory until its copies are done
+            kept = {memory.owner.id, *memory.kept}
+            pending = [access for stream, access in memory.used.items() if stream not in kept]
+            self._freed.setdefault(memory.owner.id, []).extend(pending)
+
+    def _hand_out_again(self, owner: Stream) -> None:
+        join(owner.seen, HOST.seen)
+        for access in self._freed.pop(owner.id, ()):
+            if not access.before(owner.seen):
+                self._report(f"{access} may use what [{owner.name}] has been given again")
+
+    def _report(self, race: str) -> None:
+        self.races[race] = self.races.get(race, 0) + 1
+
+
+class Operators(TorchDispatchMode):
+    """Enters every operator of PyTorch into the watch."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        reads, writes = [], []
+        values = [*args, *(kwargs.get(argument.name) for argument in func._schema.arguments[len(args) :])]
+        for argument, value in zip(func._schema.arguments, values, strict=False):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            (writes if written else reads).extend(tensors_in(value))
+        known = {tensor.untyped_storage()._cdata for tensor in (*reads, *writes)}
+        results = list(tensors_in(result))
+        fresh = [tensor for tensor in results if tensor.untyped_storage()._cdata not in known]
+        if func is torch.ops.aten.lift_fresh.default:  # ``torch.tensor``, which makes it unseen
+            reads, fresh = [], results
+        if results and not fresh and not writes:  # a view
+            return result
+        if _METADATA_ONLY.match(func._schema.name):
+            reads = []
+        self._watch.operator(reads, writes, fresh, waits=waits(func, args, kwargs))
+        return result
+
+
+class Calls(TorchFunctionMode):
+    """Knows of every call where its new tensors live, and makes the copies that a GPU would make."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, watch = kwargs or {}, self._watch
+        if getattr(func, "__name__", "") == "__get__":
+            return func(*args, **kwargs)
+        given = list(tensors_in((args, kwargs)))
+        moves = func in (Tensor.to, Tensor.cpu)
+        target = _target(func, args, kwargs)
+        host_only = all(watch.on_host(tensor) for tensor in given)
+        watch.born_on_host = host_only if target is None else target
+        caller = sys._getframe(1)
+        if _stands_in(caller):
+            watch.born_on_host = False
+        watch.copies_async = bool(kwargs.get("non_blocking")) or caller.f_code.co_name == "async_h2d"
+        if func in _READ_BY_HOST:
+            # No device gives numpy its memory: on a CPU, it is how a kernel is stood in for.
+            watch.host_reads(given[0], waits=func is not Tensor.numpy)
+        result = func(*args, **kwargs)
+        if moves and target is not None and target != watch.on_host(given[0]):
+            same = result.untyped_storage()._cdata == given[0].untyped_storage()._cdata
+            result = result.clone() if same else result
+        watch.copies_async = False
+        return result
+
+
+def _target(func: Any, args: Any, kwargs: Any) -> bool | None:
+    """Whether the call asks for the host (True), for the device (False), or names neither."""
+    if func is Tensor.cpu:
+        return True
+    named = kwargs.get("device")
+    if named is None and func is Tensor.to:
+        named = next((each for each in args[1:] if isinstance(each, str | torch.device)), None)
+    return None if named is None else _says_cpu(sys._getframe(2))
+
+
+def _stands_in(frame: FrameType) -> bool:
+    return f"/{STAND_INS}" in frame.f_code.co_filename
+
+
+def _says_cpu(frame: FrameType) -> bool:
+    """Whether the call is written with the word "cpu": a variable that holds it means the device."""
+    first, last, *_ = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    path = frame.f_code.co_filename
+    if path not in _lines:
+        try:
+            with open(path, encoding="utf-8") as file:
+                _lines[path] = file.read().splitlines()
+        except OSError:
+            _lines[path] = []
+    text = " ".join(_lines[path][(first or 1) - 1 : last or 1])
+    return '"cpu"' in text or "'cpu'" in text
+
+
+_lines: dict[str, list[str]] = {}
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from tensors_in(each)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+
+
+def place_of_caller() -> str:
+    """File and function of the innermost frame outside PyTorch and this file."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and ("/torch/" in frame.f_code.co_filename or frame.f_code.co_filename == __file__):
+        frame = frame.f_back
+    assert frame is not None
+    path = frame.f_code.co_filename
+    for root in (STAND_INS, "sglang_dflash/", "sglang/", "tests/"):
+        if f"/{root}" in path:
+            path = root + path.rpartition(f"/{root}")[2]
+            break
+    return f"{path} {frame.f_code.co_name}"

@@ -30,13 +30,12 @@ NEW_TOKENS = 48
 WINDOW = ("--speculative-draft-window-size", "64")
 CHUNKED = ("--chunked-prefill-size", "128", "--page-size", "16")
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def transfer_backend() -> None:
-    if reason := missing_transfer_backend():
-        pytest.skip(f"no transfer backend: {reason}")
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(missing_transfer_backend() is not None, reason=str(missing_transfer_backend())),
+]
 
 
 def assert_idle_and_whole(servers: Disaggregated) -> None:

@@ -136,7 +136,11 @@ def test_every_end_under_other_schedules(
         assert_nothing_leaked(server)
 
 
-@pytest.mark.parametrize("kind", ENDS)
+# Every kind, fed to SGLang's own code without a server: ``tests/hooks/test_runs_of_tokens.py``.
+QUICK = ("two strings", "token before string", "string and pattern", "end of text", "grammar")
+
+
+@pytest.mark.parametrize("kind", [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in ENDS])
 def test_an_answer_ends_and_continues_as_plain_decodings(
     kind: str, server: Server, plain_hybrid: Server, greedy: list[list[int]]
 ) -> None:

@@ -1,17 +1,29 @@
-"""Recipes from public bug reports of other engines, which this package passes: answers are plain decoding's."""
+"""Recipes from public bug reports of other engines, which this package passes: answers are plain decoding's.
+
+Last, a K/V pool that just holds a request (SGLang 14942): it ends by length, with every token of plain decoding.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.serving.test_ends import PAIR, TRACK, tokenizer
-from tests.support.generation import Answer, counted, flush, generate, generate_all
-from tests.support.pair_servers import RecordedServer
+from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
+from tests.support.pair_servers import (
+    RANDOM_WIDTHS,
+    WIDE_WIDTHS,
+    RecordedServer,
+    dflash_server,
+    disaggregated,
+    missing_transfer_backend,
+    plain_server,
+)
 from tests.support.prompts import corpus
 from tests.support.servers import Server
 
@@ -25,29 +37,6 @@ def cached(answers: list[Answer]) -> list[tuple[list[int], int]]:
 def stretch(length: int, seed: int = 0) -> list[int]:
     """Known text of exactly ``length`` tokens."""
     return list(itertools.islice(itertools.chain.from_iterable(corpus(PAIR, 24, seed=seed)), length))
-
-
-def test_acceptance_does_not_depend_on_the_number_of_users(dflash_hybrid: Server) -> None:
-    """llama.cpp 27117, z-lab/dflash 146."""
-    found = []
-    for users in (1, 2, 4, 8):
-        flush(dflash_hybrid)
-        found.append(counted(generate_all(dflash_hybrid, corpus(PAIR, 8), users, 48)))
-    assert all(each == found[0] for each in found[1:])
-
-
-def test_an_end_just_before_a_track_boundary_leaves_the_prefix_whole(server: Server, plain_hybrid: Server) -> None:
-    """llama.cpp 28049, vLLM 53912: the block that ends the answer crosses the boundary."""
-    found = []
-    for each in (server, plain_hybrid):
-        flush(each)
-        turns = []
-        for before, prompt in enumerate(corpus(PAIR, 3), 1):
-            more = 2 * TRACK - len(prompt) % TRACK - 3 * before
-            first = generate(each, prompt, more, sampling_params={"ignore_eos": True})
-            turns += [first, generate(each, [*prompt, *first.tokens, *range(200, 230)], 8)]
-        found.append(cached(turns))
-    assert found[0] == found[1]
 
 
 def test_a_last_chunk_of_one_token_is_no_decoding_step(recorded_hybrid: RecordedServer, plain_hybrid: Server) -> None:
@@ -96,3 +85,67 @@ def test_prefix_hits_are_plain_decodings(server: Server, plain_hybrid: Server) -
                 text = [*text, *turns[-1].tokens, *tokenizer()(f"And then {turn}?")["input_ids"]]
         found.append(cached(turns))
     assert found[0] == found[1]
+
+
+POOL, ASKED = 384, 200
+LENGTHS = (350, 280, 200)
+# Prompts of requests that the pool cannot hold together.
+CROWD = (160, 130, 100, 30)
+SHORT = ("--max-total-tokens", str(POOL))
+PAST_EOS = {"sampling_params": {"ignore_eos": True}}
+
+
+def told(answer: Answer) -> tuple[list[int], str]:
+    return answer.tokens, answer.meta["finish_reason"]["type"]
+
+
+def expected(plain: Server, length: int, asked: int = ASKED, most: int = POOL - 2) -> tuple[list[int], str]:
+    """Plain decoding's answer with as many tokens as SGLang allows in a pool of this size."""
+    return told(generate(plain, stretch(length, length), min(asked, most - length), **PAST_EOS))
+
+
+def check(server: Server, plain: Server, most: int = POOL - 2) -> None:
+    for length in LENGTHS:  # the second and third evict the ones before from the prefix cache
+        answer = generate(server, stretch(length, length), ASKED, **PAST_EOS)
+        assert told(answer) == expected(plain, length, most=most), length
+    together = generate_all(server, [stretch(length, length) for length in CROWD], len(CROWD), 120, **PAST_EOS)
+    for answer, length in zip(together, CROWD, strict=True):
+        assert told(answer) == expected(plain, length, 120, most), length
+    assert_nothing_leaked(server)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        pytest.param((*WIDE_WIDTHS, "--speculative-num-draft-tokens", "32"), marks=pytest.mark.slow),
+        pytest.param(("--speculative-draft-window-size", "64"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_request_that_fills_the_pool_ends_by_length(
+    arguments: tuple[str, ...], plain_hybrid: Server, tmp_path: Path
+) -> None:
+    block = 32 if "32" in arguments else 16
+    with dflash_server(PAIR, tmp_path, *SHORT, *arguments, block=block) as server:
+        check(server, plain_hybrid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [("--disable-overlap-schedule",), RANDOM_WIDTHS])
+def test_a_request_that_fills_a_pool_of_pages_ends_as_in_plain_decoding(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    """With pages SGLang allows fewer tokens, which depend on the prompt: the same pool serves plain decoding too."""
+    pages = (*SHORT, "--page-size", "16")
+    with plain_server(PAIR, tmp_path, *pages) as plain, dflash_server(PAIR, tmp_path, *pages, *arguments) as server:
+        check(server, plain, most=POOL + ASKED)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing_transfer_backend() is not None, reason=str(missing_transfer_backend()))
+def test_a_decoding_server_fills_its_pool(plain_hybrid: Server, tmp_path: Path) -> None:
+    with disaggregated(PAIR, tmp_path, *SHORT) as servers:
+        for length in LENGTHS:
+            answer = generate(servers.router, stretch(length, length), ASKED, **PAST_EOS)
+            assert told(answer) == expected(plain_hybrid, length), length
+            flush(servers.decode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,34 +81,38 @@ CASES = (
 )
 
 
+QUICK = ("nothing special", "all penalties", "minimum length and penalty", "stop string", "json schema", *PROCESSORS)
+
+
 def text_of(ids: list[int]) -> str:
     tokenizer = transformers.AutoTokenizer.from_pretrained(target_path(PAIR))
     return str(tokenizer.decode(ids))
 
 
-@pytest.fixture(scope="module")
-def expected(plain_hybrid: Server) -> dict[str, Any]:
-    """Plain decoding's answers to every case, and its log-probabilities."""
-    prompts = corpus(PAIR, PROMPTS)
+@cache
+def body_and_expected(plain: Server, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The body of a case, and plain decoding's answers to it."""
+    body = body_of(name, greedy(plain))
+    return body, answers(plain, corpus(PAIR, PROMPTS), **body)
+
+
+@cache
+def greedy(plain: Server) -> list[list[int]]:
     params = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
-    greedy = tokens(answers(plain_hybrid, prompts, params))
-    found: dict[str, Any] = {"greedy": greedy}
-    for name in CASES:
-        found[name] = answers(plain_hybrid, prompts, **body_of(name, greedy))
-    found["log-probabilities"] = answers(plain_hybrid, prompts, **LOGPROBS)
-    return found
+    return tokens(answers(plain, corpus(PAIR, PROMPTS), params))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_answer_is_plain_decodings(name: str, server: Server, expected: dict[str, Any]) -> None:
-    found = answers(server, corpus(PAIR, PROMPTS), **body_of(name, expected["greedy"]))
-    assert tokens(found) == tokens(expected[name])
-    for ours, plain in zip(found, expected[name], strict=True):
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+def test_the_answer_is_plain_decodings(name: str, server: Server, plain_hybrid: Server) -> None:
+    body, expected = body_and_expected(plain_hybrid, name)
+    found = answers(server, corpus(PAIR, PROMPTS), **body)
+    assert tokens(found) == tokens(expected)
+    for ours, plain in zip(found, expected, strict=True):
         assert ours["text"] == plain["text"]
         assert ours["meta_info"]["finish_reason"] == plain["meta_info"]["finish_reason"]
     if name != "nothing special":
         without = "logit bias" if "penalt" in name and "regex" not in name else "nothing special"
-        assert tokens(found) != tokens(expected[without]), "the case constrains nothing"
+        assert tokens(found) != tokens(body_and_expected(plain_hybrid, without)[1]), "the case constrains nothing"
 
 
 LOGPROBS: dict[str, Any] = {
@@ -119,9 +124,9 @@ LOGPROBS: dict[str, Any] = {
 }
 
 
-def test_log_probabilities_are_plain_decodings(server: Server, expected: dict[str, Any]) -> None:
-    found = answers(server, corpus(PAIR, PROMPTS), **LOGPROBS)
-    for ours, plain in zip(found, expected["log-probabilities"], strict=True):
+def test_log_probabilities_are_plain_decodings(server: Server, plain_hybrid: Server) -> None:
+    found, expected = (answers(each, corpus(PAIR, PROMPTS), **LOGPROBS) for each in (server, plain_hybrid))
+    for ours, plain in zip(found, expected, strict=True):
         for field in ("input_token_logprobs", "output_token_logprobs"):
             assert_same_logprobs([ours["meta_info"][field]], [plain["meta_info"][field]])
         for field in ("input_top_logprobs", "output_top_logprobs", "output_token_ids_logprobs"):
@@ -211,11 +216,11 @@ def test_hostile_parameters_are_refused_by_name_and_their_neighbours_answered(df
     ],
 )
 def test_every_case_under_other_schedules(
-    arguments: tuple[str, ...], environment: dict[str, str], expected: dict[str, Any], tmp_path: Path
+    arguments: tuple[str, ...], environment: dict[str, str], plain_hybrid: Server, tmp_path: Path
 ) -> None:
     environment = with_plugin(tmp_path) | environment
     with dflash_server(PAIR, tmp_path, *arguments, base=FEATURES, block=8, **environment) as server:
         for name in CASES:
-            found = answers(server, corpus(PAIR, PROMPTS), **body_of(name, expected["greedy"]))
-            assert tokens(found) == tokens(expected[name]), name
+            body, expected = body_and_expected(plain_hybrid, name)
+            assert tokens(answers(server, corpus(PAIR, PROMPTS), **body)) == tokens(expected), name
         assert_nothing_leaked(server)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from sglang.srt.utils import MultiprocessingSerializer
 
 from sglang_dflash_lab.pairs import drafter_path, target_path
-from tests.support.generation import Answer, assert_nothing_leaked, counted, flush, generate, generate_all
+from tests.support.generation import assert_nothing_leaked, counted, flush, generate, generate_all
 from tests.support.prompts import corpus, random_prompts
 from tests.support.servers import Server
 
@@ -62,8 +62,7 @@ def update_from_disk(server: Server, tensors: Tensors, folder: Path) -> httpx.Re
 
 def ask(server: Server) -> list[tuple[list[int], int]]:
     flush(server)
-    found: list[Answer] = generate_all(server, corpus(PAIR, 4), 1, 48)
-    return counted(found)
+    return counted(generate_all(server, corpus(PAIR, 3), 3, 48))
 
 
 def test_tensors_that_do_not_fit_are_refused_whole(dflash_hybrid: Server, tmp_path: Path) -> None:
@@ -96,7 +95,7 @@ PAUSES = ["retract", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("
 @pytest.mark.parametrize("mode", PAUSES)
 def test_a_pause_with_an_update_changes_no_answer(dflash_hybrid: Server, mode: str) -> None:
     """As a trainer does, twice: pause while eight requests run, load the same weights, continue."""
-    server, length, asked = dflash_hybrid, 200, {"sampling_params": {"ignore_eos": True}}
+    server, length, asked = dflash_hybrid, 120, {"sampling_params": {"ignore_eos": True}}
     prompts = [*corpus(PAIR, 4), *random_prompts(PAIR, 4)]  # those without order take about a step per token
     flush(server)
     undisturbed = generate_all(server, prompts, len(prompts), length, **asked)

@@ -5,6 +5,7 @@ Not collected by itself: tests/states/test_sglang_kernels.py runs it in a proces
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -37,7 +38,6 @@ from sglang_dflash.worker.start import prewarm
 from sglang_dflash.worker.start.graphs import WidthGraphs, sizes_for_narrower
 from sglang_dflash.worker.start.prewarm import FirstCalls
 from tests.rehearsal import interpreter
-from tests.rehearsal.mutants import by_the_calls_width
 from tests.support.configs import serving_plan
 from tests.support.gated_delta import causal_conv, delta_rule
 from tests.support.gdn_replay import Blocks, cache_params, decode_with_triton
@@ -47,6 +47,23 @@ interpreter.install()
 
 LAYERS, H, HV, K, V, WINDOW, BLOCK, REQUESTS = 2, 1, 2, 8, 8, 3, 8, 3
 DIM = 2 * H * K + HV * V
+
+
+def by_the_calls_width(target_verify: Callable[..., Any]) -> Callable[..., Any]:
+    """SGLang's Triton verify with FlashInfer's addresses: the state of request i after position t is entry i * T + t,
+    where T is the call's width. What a call does not write is no state of any request."""
+
+    @functools.wraps(target_verify)  # the start compares its parameters
+    def verify(self: Any, *, query_start_loc: Any, intermediate_states_buffer: Any, **call: Any) -> Any:
+        requests = len(query_start_loc) - 1
+        width = call["q"].shape[1] // requests
+        intermediate_states_buffer.fill_(100.0)
+        entries = intermediate_states_buffer.flatten(0, 1)[: requests * width].unflatten(0, (requests, width))
+        return target_verify(self, query_start_loc=query_start_loc, intermediate_states_buffer=entries, **call)
+
+    return verify
+
+
 KERNELS = {"strides": TritonGDNKernel.target_verify, "call": by_the_calls_width(TritonGDNKernel.target_verify)}
 
 

@@ -145,27 +145,6 @@ def test_a_row_given_away_after_the_verify_keeps_its_new_owners_state(pools: Poo
         assert torch.equal(pools.temporal[:, 5], old), "the snapshot is the new owner's state"
 
 
-def test_a_commit_advances_the_states_and_takes_the_snapshot_at_a_boundary(pools: Pools) -> None:
-    """After 4 tokens, of which the second ends on a boundary, and after 2."""
-    before, committer = pools.temporal.clone(), pools.committer(replays=True)
-    found = []
-    for accepted in ([4, 2], [2, 2]):
-        pools.temporal.copy_(before)
-        step = a_step(pools, 5, accepted)
-        committer.before_verify(step)
-        verify(pools, 5)
-        committer.commit(step)
-        assert pools.changed(before) == {1, 3, 5}
-        assert not pools.temporal.isnan().any()
-        windows = pools.requests.mamba_pool.mamba_cache.intermediate_conv_window[0]
-        assert torch.equal(pools.conv[:, 3], windows[:, 0, accepted[0] - 1])
-        assert torch.equal(pools.conv[:, 5], windows[:, 0, 1])
-        found.append(pools.temporal.clone())
-    four, two = found
-    torch.testing.assert_close(four[:, 5], two[:, 3])
-    torch.testing.assert_close(four[:, 1], two[:, 1])
-
-
 @given(
     lengths=st.lists(st.integers(1, 2000), min_size=1, max_size=4),
     gained=st.data(),

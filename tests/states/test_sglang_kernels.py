@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.states.test_exact import passed
 
 pytest.importorskip("sglang")
 
@@ -27,16 +26,7 @@ def source(path: str) -> str:
 
 
 def test_sglangs_kernels_agree_with_ours_under_the_interpreter() -> None:
-    # A process of its own: Triton decides at import whether to interpret.
-    cases = Path(__file__).with_name("sglang_cases.py")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert " passed" in run.stdout and "skipped" not in run.stdout, run.stdout
+    assert "skipped" not in passed("sglang_cases.py", "1")
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,7 @@ from tests.support.gdn_replay import cache_params
 
 pytestmark = pytest.mark.sglang
 
-SLOTS, BLOCK, ASKED = 5, 16, 48
-KV = 65_536  # bytes a token
+BLOCK = 16
 
 
 def params(name: str, conv: torch.dtype, tp: int) -> Any:

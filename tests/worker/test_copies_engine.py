@@ -41,7 +41,7 @@ def texts(found: list[Answer]) -> list[list[int]]:
     return [answer.tokens for answer in found]
 
 
-@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize("concurrency", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_repeats_are_copied_and_the_text_stays(
     concurrency: int, random_widths_hybrid: Server, plain_hybrid: Server
 ) -> None:

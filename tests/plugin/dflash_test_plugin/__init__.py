@@ -34,7 +34,7 @@ def register() -> None:
     from dflash_test_plugin import changes, probe
 
     modes = {
-        "copy_rule": [(HEAD, changes.tell_probabilities, When.AROUND)],
+        "copy_rule": [],
         "drafts": [(DRAFT, probe.record_drafts, When.AFTER)],
         "faults": [
             (CONTEXT_KV, changes.spoil_context, When.AFTER),
@@ -63,6 +63,7 @@ def register() -> None:
             (f"{TIMER}.finished", changes.times, When.AFTER),
             (COMMIT, changes.write, When.AFTER),
         ],
+        "times": [(f"{TIMER}.finished", changes.fixed_times, When.AFTER)],
         "skew_policy": [(LEARN, changes.accept_lens, When.BEFORE)],
         "draw_twice": [(CHOOSE, changes.draw_twice, When.AROUND)],
         "keep_likely": [(CHOOSE, changes.keep_likely, When.AROUND)],
@@ -77,7 +78,7 @@ def register() -> None:
 
         modes["streams"] = overlap.hooks(When)
     if "copy_rule" in asked:
-        changes.change()
+        changes.change_copy_rule()
     for mode in asked:
         for target, hook, when in modes[mode]:
             HookRegistry.register(target, hook, when)

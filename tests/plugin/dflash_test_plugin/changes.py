@@ -112,6 +112,16 @@ def times(records: Any, *_: Any) -> Any:
     return records
 
 
+MILLISECONDS = {1: 10.0, 2: 16.0, 4: 18.0, 8: 22.0, 16: 30.0}  # of a step by width: drafts that are rejected do not pay
+
+
+def fixed_times(records: Any, *_: Any) -> Any:
+    """Mode ``times``, after steps were timed."""
+    for record in records:
+        record.milliseconds = MILLISECONDS[record.width]
+    return records
+
+
 def write(_: None, commit: Any, step: Any) -> None:
     """The same mode, after the commit: one line a step."""
     tokens = {"block": step.tokens.tolist(), "committed": step.accepted.out_tokens.tolist()}
@@ -127,23 +137,13 @@ def accept_lens(policy: Any, width: int, lens: Any, *_: Any) -> None:
 
 # --- copy_rule: the rule for taking copies in ``copy_rule.json``
 
-_rule: dict[str, Any] = {}
 
-
-def change() -> None:
+def change_copy_rule() -> None:
     """Shortest match, and the margin below which a copy is taken."""
     from sglang_dflash.worker import copies
 
-    _rule.update(json.loads((FOLDER / "copy_rule.json").read_text()))
-    copies.UNSURE, copies.LEAST = _rule["unsure"], _rule["least"]
-
-
-def tell_probabilities(original: Callable[..., Any], vocabulary: Any, hidden: Any, **asked: Any) -> Any:
-    """Around ``TargetVocabulary.argmax_token``: return probabilities of the drafts where margins are requested."""
-    tokens, margins = original(vocabulary, hidden, **asked)
-    if margins is None or not _rule["probability"]:
-        return tokens, margins
-    return tokens, vocabulary._shard_logits(hidden).float().softmax(-1).amax(-1)
+    rule = json.loads((FOLDER / "copy_rule.json").read_text())
+    copies.UNSURE, copies.LEAST = rule["unsure"], rule["least"]
 
 
 # --- draw_twice and keep_likely: wrong acceptance rules, for the tests that must notice them

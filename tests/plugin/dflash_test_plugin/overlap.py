@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from dflash_test_plugin.probe import FOLDER
-from tests.rehearsal.streams import HOST, Event, current_stream, install
-from tests.rehearsal.streams_watch import Calls, Operators, Watch
+from tests.rehearsal.streams import HOST, Calls, Event, Operators, Watch, current_stream, install
 
 WATCH = Watch()
 _found: dict[str, dict[str, Any]] = {}

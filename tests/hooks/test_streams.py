@@ -1,36 +1,139 @@
-"""Calls and thoughts from steps of many tokens are those from single tokens: every parser of SGLang with our hooks.
+"""Streamed answers from steps of many tokens: text, calls and thoughts are those of single tokens, with our hooks.
 
-What a parser returns for one token at a time is the definition, its faults included.
+Text comes from SGLang's detokenizer; calls and thoughts from every parser of SGLang. What a parser returns for one
+token at a time is the definition, its faults included.
 """
 
 from __future__ import annotations
 
 import json
+import pkgutil
 import random
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import chain, pairwise
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from types import SimpleNamespace as Some
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 pytest.importorskip("sglang")
 
+from sglang.srt.arg_groups import resolution_hooks
 from sglang.srt.entrypoints.openai.protocol import Function, Tool
 from sglang.srt.function_call.core_types import ToolCallItem
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.function_call.json_array_parser import JsonArrayParser
+from sglang.srt.managers import detokenizer_manager
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.parser.beam import BEAM_RESPONSE_TEMPLATE
 from sglang.srt.parser.reasoning_parser import ReasoningParser
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from sglang.srt.plugins.hook_registry import HookRegistry, _wrap_fn
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from sglang_dflash import plugin, upstream
 from sglang_dflash.hooks import streams
+from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash_lab.pairs import target_path
+from tests.fuzz.values import fuzz
 
 pytestmark = pytest.mark.sglang
+
+
+@pytest.fixture(scope="module")
+def serve() -> Iterator[Callable[..., None]]:
+    """Apply the hooks; the returned function sets whether our worker serves here, and SGLang's tokenizer."""
+    args, plan = Some(), ServingPlan.__new__(ServingPlan)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HookRegistry, "_hooks", defaultdict(list))
+        patch.setattr(resolution_hooks, "_HOOKS", {})
+        patch.setattr(TokenizerManager, "init_tokenizer_and_processor", lambda _: None)
+        plugin._register_hooks()
+        for path, [(how, hook, _), *_] in HookRegistry._hooks.items():
+            if hook.__module__ == streams.__name__:
+                patch.setattr(path, _wrap_fn(pkgutil.resolve_name(path), hook, how))
+        patch.setattr(streams, "get_server_args", lambda: args)
+
+        def serve(ours: bool, tokenizer: object = None) -> None:
+            upstream.write_record(args, plan if ours else "SGLang's own worker serves")
+            TokenizerManager.init_tokenizer_and_processor(Some(tokenizer=tokenizer))
+
+        yield serve
+
+
+SENT_TWICE = "漢글漢글"  # by SGLang alone, with byte fallback, in chunks of 3, 1, 1 ... tokens
+JOINED = ["👩‍👩‍👧", "🏳️‍🌈", "👍🏽", "e\u0301"]
+SCRIPTS = [
+    [*"aéñŁß, ", "hello"], [*"жыё. "], [*"漢字仮。한글\n"], [*"🙂👍", *JOINED], [*"مرحبا "], [*"漢é🙂 ", *JOINED],
+    [*"aéжы漢字한م🙂 \n\ufffd", "hello", *JOINED, "<think>", "<|im_end|>"],
+]  # fmt: skip
+
+
+@cache
+def text_tokenizer(kind: str) -> Any:
+    if kind == "tiny-hybrid":
+        return AutoTokenizer.from_pretrained(target_path("tiny-hybrid"))
+    if kind == "bytes":
+        backend = Tokenizer(models.BPE({each: n for n, each in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
+        backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    else:
+        words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁aehlołжы漢,.🙂", "▁a"]
+        vocabulary = {word: n for n, word in enumerate(words)}
+        backend = Tokenizer(models.BPE(vocabulary, [("▁", "a")], byte_fallback=True, unk_token="<unk>"))
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        spaces, first = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
+        backend.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), first])
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def streamed(tokens: Any, prompt: list[int], ids: list[int], sizes: Iterator[int], skip: bool) -> list[str]:
+    """What a client receives of ``ids``, in chunks of ``sizes`` tokens, from a detokenizer without its process."""
+    manager = object.__new__(detokenizer_manager.DetokenizerManager)
+    vars(manager).update(
+        tokenizer=tokens, vocab_size=len(tokens), decode_status=detokenizer_manager.LimitedCapacityDict(capacity=1),
+        disable_tokenizer_batch_decode=False, is_tool_call_parser_gpt_oss=False, tool_close_token_ids=frozenset(),
+    )  # fmt: skip
+    pieces, rest = list[str](), ids
+    while rest:
+        size = next(sizes)
+        chunk, rest = rest[:size], rest[size:]
+        batch = Some(
+            rids=["r"], decoded_texts=[""], decode_ids=[chunk if pieces else prompt + chunk], no_stop_trim=[False],
+            read_offsets=[len(prompt)], skip_special_tokens=[skip], spaces_between_special_tokens=[True],
+            finished_reasons=[None if rest else {"type": "length"}],
+        )  # fmt: skip
+        pieces += manager._decode_batch_token_id_output(batch)
+    return pieces
+
+
+@pytest.mark.parametrize("kind", ["tiny-hybrid", "bytes", "byte-fallback"])
+@fuzz
+@example(text=SENT_TWICE, sizes=[3, 1], cut=0, skip=True)
+@given(
+    text=st.sampled_from(SCRIPTS).flatmap(lambda script: st.lists(st.sampled_from(script), min_size=9)).map("".join),
+    sizes=st.integers(1, 64).flatmap(lambda most: st.lists(st.integers(1, most), min_size=1)),
+    cut=st.integers(0, 5),
+    skip=st.booleans(),
+)
+def test_chunks_join_to_the_text(serve: Any, kind: str, text: str, sizes: list[int], cut: int, skip: bool) -> None:
+    """An answer may be cut inside a character, except with byte fallback: there SGLang's whole text differs too."""
+    tokens = text_tokenizer(kind)
+    prompt, ids = (tokens.encode(each, add_special_tokens=False) for each in ("hello", text))
+    ids = ids[: max(1, len(ids) - cut)] if kind != "byte-fallback" else ids
+    whole = tokens.decode(prompt + ids, skip_special_tokens=skip)[len(tokens.decode(prompt)) :]
+    serve(True)
+    pieces = streamed(tokens, prompt, ids, chain(sizes, repeat(sizes[-1])), skip)
+    serve(False)
+    assert "".join(pieces) == "".join(streamed(tokens, prompt, ids, repeat(1), skip)) == whole
+    if (kind, text) == ("byte-fallback", SENT_TWICE):  # nothing changes where our worker does not serve
+        assert "".join(streamed(tokens, prompt, ids, chain([3], repeat(1)), skip)) == " 漢漢글漢글"
+
 
 # Calls: what precedes them, a call, what is between calls, what follows them, a parameter, what is between parameters.
 # Thoughts: answers whose format is more than two markers.
