@@ -121,7 +121,7 @@ def said(answer: httpx.Response) -> dict[str, Any]:
     for event in events(answer):
         for name, value in fields(event):
             name = f"{event.get('type')} {name}"
-            is_piece = re.search(r"\.(text|delta|thinking)$", name) and isinstance(value, str)
+            is_piece = re.search(r"\.(text|delta)$", name) and isinstance(value, str)
             found[name] = found[name] + value if is_piece else value
     return {name: value for name, value in found.items() if ".logprobs." not in name}
 
