@@ -40,6 +40,7 @@ VARIABLE = "REHEARSE_LAUNCHES"
 CATCHES_UP = ", injects before it drafts"  # what the drafter's graph cannot: a wider block, plain tokens
 HEADERS = ("engine", "step", "graph replays", "launches outside", "in forwards", "both")
 WORKER = "sglang_dflash.worker.worker.DFlashWorker"
+SGLANGS = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2"  # the kit's other arm
 
 
 POOL = "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool"
@@ -83,6 +84,7 @@ def install() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(f"{WORKER}.forward_batch_generation", _count, HookType.AROUND)
+    HookRegistry.register(f"{SGLANGS}.__init__", _on_cuda, HookType.BEFORE)
     HookRegistry.register(f"{RUNNER}.forward", _in_forward, HookType.AROUND)
     for store in ("set_kv_buffer", "set_kv_buffer_prefix_valid"):  # on a GPU one kernel
         HookRegistry.register(f"{POOL}.{store}", _one_store, HookType.AROUND)
@@ -104,6 +106,12 @@ def install() -> None:
 
 def _one_store(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return one_launch(original)(*args, **kwargs)
+
+
+def _on_cuda(*args: Any, **kwargs: Any) -> Any:
+    """Hook before the constructor of SGLang's worker: it chooses its kernels as on a GPU."""
+    sys.modules[SGLANGS.rpartition(".")[0]].is_cuda = lambda: True  # type: ignore[attr-defined]
+    return args, kwargs
 
 
 def _count(original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pkgutil
 import sys
 from collections.abc import Callable
@@ -69,7 +70,7 @@ _PROPERTIES = SimpleNamespace(
 STUBS: dict[str, Any] = {
     # The device "cuda".
     "sglang_dflash.hooks.takeover.on_our_cpu_platform": lambda: True,
-    "sglang_dflash.hooks.launch.reason_for_builtin": lambda *_: None,
+    "sglang_dflash.hooks.launch.reason_for_builtin": lambda *_: os.environ.get("REHEARSE_BUILTIN"),  # of the kit
     # A tensor on the GPU, in the modules above. Hides host tensors among device tensors.
     "torch.Tensor.is_cuda": property(lambda tensor: _called_from_the_gpu()),
     "torch.Tensor.is_cpu": property(lambda tensor: not _called_from_the_gpu() and _is_cpu(tensor)),
