@@ -153,6 +153,7 @@ def test_so_has_text_after_drafts_that_a_selector_chose_by_the_draft_before(
     assert len({tuple(block[1:]) for block in blocks}) > 3, "the drafts do not depend on the token before"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["draw_twice", "keep_likely"])
 def test_a_wrong_acceptance_rule_is_noticed(
     rule: str, target: Any, drafter: Path, tmp_path: Path, p_values: PValues
