@@ -28,6 +28,15 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+@pytest.mark.parametrize("inputs", [8, 1024, 1025, 1536, 4096, 8192])
+def test_a_row_of_a_16_bit_product_does_not_depend_on_the_rows_beside_it(inputs: int) -> None:
+    """Exact mode's: oneDNN sums a single row of more than 1,024 inputs in another order."""
+    x, weight = normal(32, inputs).bfloat16(), normal(256, inputs, seed=1).bfloat16()
+    alone = torch.cat([dense.linear(row, weight) for row in x.split(1)])
+    for rows in (2, 3, 5, 16, 32):
+        assert torch.equal(dense.linear(x[:rows], weight), alone[:rows]), rows
+
+
 @pytest.mark.parametrize("rows", [1, 16, 86, 100, 128, 129, 192, 300])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_the_product_is_the_products(processor: str, rows: int, with_bias: bool) -> None:

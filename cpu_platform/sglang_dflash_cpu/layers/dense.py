@@ -41,15 +41,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     weights stored input by input. On other processors MKL is slow, but a oneDNN call takes longer to start, so small
     products stay with torch.
     """
-    products = x.numel() * weight.shape[0]
-    if x.dtype != torch.float32 and x.dim() == 2 and 0 < products <= SMALL:
-        # oneDNN's 16-bit products do not depend on the number of rows, torch's own kernel sums in another order.
-        rows = x.shape[0]
-        return F.linear(F.pad(x, (0, 0, 0, SMALL * rows // products + 1 - rows)), weight, bias)[:rows]
+    products, rows = x.numel() * weight.shape[0], x.shape[0]
+    if x.dtype != torch.float32 and x.dim() == 2 and products:
+        # oneDNN's 16-bit products of two rows or more do not depend on their number: `worker/exact.py` compares at the
+        # start. One row of over 1,024 inputs it sums in another order, as torch's own kernel does small products.
+        spare = max(2, SMALL * rows // products + 1) - rows
+        return F.linear(F.pad(x, (0, 0, 0, spare)), weight, bias)[:rows] if spare > 0 else F.linear(x, weight, bias)
     large = x.dim() == 2 and x.dtype == torch.float32 and products >= LARGE
     if not (_HAS_ONEDNN and x.is_cpu and large) or mkl_is_fast():
         return F.linear(x, weight, bias)
-    rows = x.shape[0]
     spare = host_rows(rows) - rows
     padded = F.pad(x, (0, 0, 0, spare)) if spare else x
     return torch.ops.mkldnn._linear_pointwise(padded, weight, bias, "none", [], "")[:rows]
