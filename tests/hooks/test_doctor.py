@@ -109,6 +109,7 @@ def test_on_an_amd_gpu_the_doctor_names_sglangs_worker(monkeypatch: pytest.Monke
     """SGLang calls the device cuda; torch's build tells (``tests/plan/test_machine.py``)."""
     amd = replace(H200, name="AMD Instinct MI300X", capability=None, is_rocm=True)
     monkeypatch.setattr(doctor, "find_gpu", lambda: amd)
+    monkeypatch.setattr("sglang_dflash.upstream.launch.load_plugins", lambda: None)  # this process keeps its own
     monkeypatch.setattr(takeover, "refuse_without_accelerator", lambda: None)
     monkeypatch.setattr(takeover, "on_our_cpu_platform", lambda: False)
     monkeypatch.setattr("sglang_dflash.plugin.is_registered", lambda: True)
