@@ -90,7 +90,7 @@ def asked_about(
         DFlashError: no such GPU, or no such memory.
     """
     if gpu is not None and gpu.lower() not in GPUS:
-        remedy = f"name one of {', '.join(GPUS)}; --memory-gib beside it sets another memory"
+        remedy = f"name one of {', '.join(GPUS)}; add --memory-gib for another size"
         raise DFlashError(f"--gpu {gpu}", expected="a GPU that is known here", remedy=remedy)
     if memory_gib is not None:
         if not 0 < memory_gib < _MOST_GIB:

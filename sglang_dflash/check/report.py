@@ -140,7 +140,7 @@ def _running(settings: Settings, memory: MemoryTable) -> Finding:
             expected=f"more than {size(served.sizing.weights)}",
             remedy="use more GPUs (--tp-size), a larger --mem-fraction-static or a quantised target",
         )
-    level = warn if settings.max_running_requests else note  # nobody asked for SGLang's default
+    level = warn if settings.max_running_requests else note  # otherwise the number is SGLang's default
     return level(
         f"{served.running} of {wanted} requests (--max-running-requests) fit at once, with {served.tokens:,} tokens of "
         f"K/V in total; the limit: {served.capped_by}",

@@ -201,7 +201,7 @@ def declared(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = Non
 def quantization(config: Mapping[str, Any]) -> str | None:
     """Return the declared quantisation method (``"fp8"``, ``"modelopt"``); None for plain weights."""
     found = declared(config)
-    return None if found is None else _method(found)
+    return None if found is None else method_of(found)
 
 
 def set_aside(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def is_set_aside(config: Mapping[str, Any]) -> bool:
 
 def parse(config: Mapping[str, Any]) -> Quantised:
     """Parse a declared quantisation; one that is not dequantised here is a DFlashError."""
-    method = _method(config)
+    method = method_of(config)
     for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
         if config.get(key):
             raise _unserved(f"{method} with factors for the K/V cache ({key})")
@@ -242,7 +242,8 @@ def parse(config: Mapping[str, Any]) -> Quantised:
         raise _unserved(f"{method} ({' '.join(str(error).split())})") from None
 
 
-def _method(config: Mapping[str, Any]) -> str:
+def method_of(config: Mapping[str, Any]) -> str:
+    """Return the method of a declared quantisation (``"fp8"``, ``"modelopt"``)."""
     method = str(config.get("quant_method") or config.get("quant_algo") or "unnamed")
     return "compressed-tensors" if method == "compressed_tensors" else method
 
@@ -252,7 +253,7 @@ def _fp8(config: Mapping[str, Any]) -> Groups:
 
     kind, block = config.get("quant_algo") or config.get("fmt") or "e4m3", config.get("weight_block_size")
     if kind not in ("e4m3", "FP8"):
-        raise _unserved(f"{_method(config)} in the format {kind}")
+        raise _unserved(f"{method_of(config)} in the format {kind}")
     args = QuantizationArgs(type="float", strategy="block" if block else "tensor", block_structure=block or None)
     return [(["Linear"], Scheme("naive", args))]
 
@@ -280,7 +281,7 @@ def _compressed(config: Mapping[str, Any]) -> Groups:
 def _packed(config: Mapping[str, Any]) -> Groups:
     from compressed_tensors.quantization import QuantizationArgs
 
-    method, bits = _method(config), config.get("bits")
+    method, bits = method_of(config), config.get("bits")
     stored_as = config.get("version") or config.get("checkpoint_format") or config.get("format")
     stored_as = "marlin" if config.get("is_marlin_format") else str(stored_as or _DEFAULT_FORMATS[method]).lower()
     served = {"gemm": (4,)} if method == "awq" else dict.fromkeys(("gptq", "gptq_v2"), (2, 3, 4, 8))

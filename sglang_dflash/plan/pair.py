@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig, text_config
-from sglang_dflash.drafter.dequantise import declared, quantization
+from sglang_dflash.drafter.dequantise import declared, method_of
 from sglang_dflash.drafter.formats import SLIDING, flat, kind_left_to_builtin
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.device import Device
@@ -77,7 +77,7 @@ class Pair:
     @cached_property
     def quantisation_method(self) -> str | None:
         """Its method (``"fp8"``, ``"modelopt"``)."""
-        return None if self.quantisation is None else quantization({"quantization_config": self.quantisation})
+        return None if self.quantisation is None else method_of(self.quantisation)
 
     @cached_property
     def tokenizer(self) -> dict[str, Any] | None:
