@@ -106,7 +106,9 @@ def main(
 def check(
     flags: typer.Context,
     target: Annotated[str, typer.Argument(help="Target: directory or hub id.")],
-    drafter: Annotated[str, typer.Argument(help="Drafter: directory or hub id.")],
+    drafter: Annotated[
+        str | None, typer.Argument(help="Drafter: directory or hub id; without one, blocks are copied.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="List all checks and the memory table.")] = False,
     memory_gib: Annotated[
@@ -128,7 +130,7 @@ def check(
 ) -> None:
     """Check a pair and server flags before starting a server: compatibility, memory and flags.
 
-    Put the server's flags after the two models. Only configurations and safetensors headers are read. The first line is
+    Put the server's flags after the models. Only configurations and safetensors headers are read. The first line is
     the verdict. Exit status: 0 no problem, 1 warnings, 2 errors.
 
     Example: sglang-dflash check Qwen/Qwen3.5-4B z-lab/Qwen3.5-4B-DFlash
@@ -136,8 +138,11 @@ def check(
     if context is not None and users is None:
         raise typer.BadParameter("--context needs --users")
     load = Load(users, context, conversations) if users and context else None
+    if drafter is not None and drafter.startswith("-"):  # a flag of the server
+        flags.args.insert(0, drafter)
+        drafter = None
     found, machine = _report(target, drafter, flags.args, memory_gib, gpu, load)
-    if users and found.plan is not None:
+    if users and drafter and found.plan is not None:
         found = replace(found, findings=[*found.findings, *_fastest_block(drafter, users)])
     levels = {finding.level for finding in found.findings}
     exit_code = 2 if "error" in levels else 1 if "warn" in levels else 0
@@ -145,7 +150,7 @@ def check(
         typer.echo(json.dumps(to_json(found, exit_code), indent=2))
     else:
         # Plain lines: paths and flags stay whole at any terminal width.
-        models = f"{target} + {drafter}"
+        models = f"{target} + {drafter or 'copies alone'}"
         command = _start_command(target, drafter, flags.args)
         for line in summary(found, models if machine is None else f"{models} on {machine.name}", command):
             typer.echo(line)
@@ -173,8 +178,10 @@ def _fastest_block(drafter: str, users: int) -> Iterator[Finding]:
         yield note(f"fastest with {users} users on {card['drafter']}'s card: {won}", about="block size")
 
 
-def _start_command(target: str, drafter: str, flags: list[str]) -> str:
-    pair = {"--model-path": target, "--speculative-algorithm": "DFLASH", "--speculative-draft-model-path": drafter}
+def _start_command(target: str, drafter: str | None, flags: list[str]) -> str:
+    pair = {"--model-path": target, "--speculative-algorithm": "DFLASH"}
+    if drafter is not None:
+        pair["--speculative-draft-model-path"] = drafter
     given = [word.partition("=")[0] for word in flags if word.startswith("--")]  # SGLang accepts abbreviated flags
     own = [word for flag, value in pair.items() if not any(map(flag.startswith, given)) for word in (flag, value)]
     return join(["python", "-m", "sglang.launch_server", *own, *flags])
@@ -188,7 +195,7 @@ def _problem_of_this(machine: Device) -> DFlashError | None:
 
 
 def _report(
-    target: str, drafter: str, flags: list[str], memory_gib: float | None, gpu: str | None, load: Load | None
+    target: str, drafter: str | None, flags: list[str], memory_gib: float | None, gpu: str | None, load: Load | None
 ) -> tuple[Report, Device | None]:
     try:
         modern, notes = modernise_argv(flags)

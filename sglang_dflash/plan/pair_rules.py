@@ -332,3 +332,4 @@ PAIR_RULES: dict[str, Rule] = {
     "mask token's name": _mask_token_name,
     "chat template": _chat_template,
 }
+TARGET_RULES: dict[str, Rule] = {"recurrent snapshots": _snapshots}  # without a drafter

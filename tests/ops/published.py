@@ -131,7 +131,9 @@ def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = 16, ski
     appended = longs(bs), longs(bs, width), longs(bs)
     ops.match_copies(history, found, longs(bs), *appended, longest=LONGEST, bound=context)
     margins = tensor(bs, width - 1, dtype=torch.float32, skipped=skipped)
-    ops.offer_copies(longs(bs, width), margins, history, found, longs(bs), longs(bs), tensor(32, dtype=torch.bool), least=LEAST)
+    ops.offer_copies(
+        longs(bs, width), margins, history, found, longs(bs), longs(bs), tensor(32, dtype=torch.bool), least=LEAST
+    )
     values = tensor(bs, dtype=torch.float32, skipped=skipped)
     top_ks = tensor(bs, dtype=torch.int32, skipped=skipped)
     ops.repeat_rows(tensor(bs, 1, dtype=torch.float32, skipped=skipped), values, top_ks, values, longs(bs), width=width)
