@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang_dflash.width.costs import CostTable
-from sglang_dflash.width.policy import Prospect, WidthPolicy
+from sglang_dflash.width.policy import BUCKET, Prospect, WidthPolicy
 from sglang_dflash.width.survival import SurvivalByMatch
 
 # Switch to another width at once if it gains this share, or once the gains forgone add up to this many steps
@@ -118,8 +118,8 @@ class AdaptiveWidth(WidthPolicy):
         self._plain_in_a_row = self._pauses = 0
         self._batch_size = self._context = 0
 
-    def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
-        row, tokens = self.costs.row(batch_size), self.by_match.tokens(matching)
+    def width(self, batch_size: int, context: int = 0, matches: Sequence[int] = ()) -> int:
+        row, tokens, matching = self.costs.row(batch_size), self.by_match.tokens(matches), any(matches[1:])
         rates = [count / ms for count, ms in zip(tokens, row, strict=True)]
         self._decide(rates)
         matched = self.by_match.matched
@@ -132,8 +132,8 @@ class AdaptiveWidth(WidthPolicy):
             row[:end],
             tokens[:end],
             lambda: self.costs.lower_bounds(batch_size)[:end],
-            improved=self.survival.may_have_improved or (matching > 0 and matched.may_have_improved),
-            changed=changed or (matching > 0 and matched.evidence()[0] < FEW),
+            improved=self.survival.may_have_improved or (matching and matched.may_have_improved),
+            changed=changed or (matching and matched.evidence()[0] < FEW),
         )
         self.tokens_per_ms = rates[column] * batch_size
         return self.widths[column]
@@ -141,12 +141,12 @@ class AdaptiveWidth(WidthPolicy):
     def prospect(self, *, alone: bool = False) -> Prospect | None:
         if not self.can_pause:
             return None
-        tokens, row = self.by_match.tokens(0.0), self.costs.row(1 if alone else self._batch_size)
+        tokens, row = self.by_match.tokens(), self.costs.row(1 if alone else self._batch_size)
         best = max(range(1, self._drafted_columns), key=lambda column: tokens[column] / row[column])
         return Prospect(self.widths[best], self.survival.hazards[1], tokens[best], row[best] / row[0])
 
-    def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
-        self.by_match.observe(width, accept_lens, matched)
+    def observe(self, width: int, accept_lens: Sequence[int], buckets: Sequence[int] = ()) -> None:
+        self.by_match.observe(width, accept_lens, buckets)
 
     def observe_time(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
         self.costs.observe(batch_size, width, milliseconds, at_most)
@@ -160,6 +160,9 @@ class AdaptiveWidth(WidthPolicy):
             "pauses": self._pauses,
             "survival": self.survival.as_dict(),
             "survival_of_matched": self.by_match.matched.as_dict(),
+            "survival_by_match_length": {
+                str(bucket * BUCKET): survival.as_dict() for bucket, survival in enumerate(self.by_match.buckets[1:], 1)
+            },
             "costs": self.costs.as_dict(),
         }
 
@@ -171,7 +174,7 @@ class AdaptiveWidth(WidthPolicy):
         if gain > SWITCH_NOW or self._missed_gains > SWITCH_AFTER:
             self._best, self._missed_gains = rates.index(most), 0.0
 
-    def _count_pauses(self, matching: float) -> None:
+    def _count_pauses(self, matching: bool) -> None:
         if self.widths[self._best] > 1:
             if not matching:  # a block that is chosen for its copies is no evidence for the drafter
                 self._plain_in_a_row, self.paused = 0, None

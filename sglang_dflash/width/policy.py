@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+BUCKETS, BUCKET = 5, 4  # of requests by match length // BUCKET; 0 is no match
+
 
 @dataclass(frozen=True)
 class Prospect:
@@ -42,12 +44,13 @@ class WidthPolicy:
     def __init__(self, *widths: int) -> None:
         self.widths = tuple(sorted(set(widths)))
 
-    def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
+    def width(self, batch_size: int, context: int = 0, matches: Sequence[int] = ()) -> int:
         """Choose the positions of the next block, anchor included, out of ``widths``.
 
         Args:
             context: committed tokens, summed over the batch.
-            matching: share of the batch's requests with a match, as last seen by the host.
+            matches: number of requests in each of ``BUCKETS``, as last seen by the host; only the shares count. Without
+                copies empty or all 0.
         """
         return self.widths[-1]
 
@@ -58,12 +61,12 @@ class WidthPolicy:
         """
         return None
 
-    def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool] = ()) -> None:
+    def observe(self, width: int, accept_lens: Sequence[int], buckets: Sequence[int] = ()) -> None:
         """Record a finished step. Steps arrive in launch order, one step late.
 
         Args:
             accept_lens: per request, accepted drafts plus bonus token, 1 to ``width``.
-            matched: per request, whether it had a match when the width was chosen; empty for none.
+            buckets: per request, its bucket when the width was chosen; empty without copies.
         """
 
     def observe_time(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
@@ -81,7 +84,7 @@ class RandomWidth(WidthPolicy):
         super().__init__(*widths)
         self._random = Random(seed)
 
-    def width(self, batch_size: int, context: int = 0, matching: float = 0.0) -> int:
+    def width(self, batch_size: int, context: int = 0, matches: Sequence[int] = ()) -> int:
         return self._random.choice(self.widths)
 
     def describe(self) -> dict[str, Any]:

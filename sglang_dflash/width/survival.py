@@ -8,12 +8,14 @@ position before, and at last to a prior. A CUSUM test (Page, 1954) detects a cha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import compress
-from operator import not_
+from itertools import chain
 from typing import Any
 
+from sglang_dflash.width.policy import BUCKETS
+
 PRIOR, MATCHED_PRIOR = 0.8, 0.9  # hazards before any observation: published drafters accept about 4 to 6 tokens of 16
-FIRST_PRIOR_TRIES, NEIGHBOUR_TRIES = 1.0, 4.0  # weight, in tries, of the prior and of the previous position's hazard
+# Weights, in tries, of the prior, of the previous position's hazard and of the pool's
+FIRST_PRIOR_TRIES, NEIGHBOUR_TRIES, POOL_TRIES = 1.0, 4.0, 8.0
 # Extra weight of the prior at the start, which fades: the first requests are often a warm-up with odd prompts
 START_TRIES = 10.0
 MEMORY, PLAIN_MEMORY = 64.0, 1024.0  # drafting steps, and plain steps, after which evidence has faded to 1/e
@@ -50,19 +52,20 @@ class Survival:
     """Hazards of the drafted positions, pooled over requests.
 
     ``tokens``, by width, are those that a step commits per request, bonus included: 1 + sum over k < width of S_k.
+    With a ``pool``, the requests are a part of those of the pool, whose hazards are the prior at each position.
     """
 
-    def __init__(self, max_width: int, prior: float = PRIOR) -> None:
-        self.max_width, self._prior = max_width, prior
+    def __init__(self, max_width: int, prior: float = PRIOR, pool: Survival | None = None) -> None:
+        self.max_width, self._prior, self._pool = max_width, prior, pool
         # By draft position; index 0 is the anchor and stays empty. Counts are in units of `_unit`, which grows with
         # each step: new evidence weighs more, instead of all old evidence shrinking.
         self._tries, self._commits = [0.0] * max_width, [0.0] * max_width
-        if max_width > 1:
+        if max_width > 1 and pool is None:
             self._tries[1], self._commits[1] = START_TRIES, prior * START_TRIES
         self._unit = 1.0
         self.hazards = [1.0] + [prior] * (max_width - 1)
         self.tokens = [0.0] * (max_width + 1)
-        self._refresh()
+        self.refresh()
         self._worse, self._better = Cusum(self._counts()), Cusum(self._counts())
         self.changes = 0
 
@@ -80,16 +83,16 @@ class Survival:
         return self._better.rose and self._better.score > SUSPICION
 
     def observe(self, width: int, accept_lens: Sequence[int]) -> None:
-        """Count a finished step; arguments as in :meth:`WidthPolicy.observe`."""
-        if width <= 1:
-            self._unit *= 1 + 1 / PLAIN_MEMORY
-            return
-        self._unit *= 1 + 1 / MEMORY
-        surplus, variance = self._count(width, accept_lens)
-        self._test_for_change(surplus, variance)
+        """Count a finished step; arguments as in :meth:`WidthPolicy.observe`. Evidence ages without requests too."""
+        counts = width > 1 and len(accept_lens) > 0
+        self._unit *= 1 + 1 / (MEMORY if counts else PLAIN_MEMORY)
         if self._unit > _RESCALE:
             self._rescale()
-        self._refresh()
+        if not counts:
+            return
+        surplus, variance = self._count(width, accept_lens)
+        self._test_for_change(surplus, variance)
+        self.refresh()
 
     def _count(self, width: int, accept_lens: Sequence[int]) -> tuple[float, float]:
         # Add a step's tries and commits; return the commits beyond those expected, and the variance of that surplus.
@@ -136,11 +139,14 @@ class Survival:
     def _counts(self) -> Counts:
         return self._tries[:], self._commits[:]
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Recompute the hazards; only needed if the pool has changed."""
         tries, commits, hazards, tokens = self._tries, self._commits, self.hazards, self.tokens
         weight, hazard, survival, total = FIRST_PRIOR_TRIES * self._unit, self._prior, 1.0, 1.0
         tokens[1] = 1.0
         for j in range(1, self.max_width):
+            if self._pool is not None:
+                weight, hazard = POOL_TRIES * self._unit, self._pool.hazards[j]
             hazards[j] = hazard = (commits[j] + weight * hazard) / (tries[j] + weight)
             weight = NEIGHBOUR_TRIES * self._unit
             survival *= hazard
@@ -164,33 +170,38 @@ class Survival:
 
 
 class SurvivalByMatch:
-    """Separate survival of requests with and without a match: copies and drafts are accepted at different rates.
+    """Survival by bucket of match length: copies survive further than drafts, those of long matches furthest.
 
-    A request has a match if it had one when the host chose the width. So the survival of matched requests includes
-    matches that have ended since, and copies that the drafter overrides. The drafter drafts ``drafted`` positions.
+    A request's bucket is the one of the moment when the host chose the width. So the survival of matched requests
+    includes matches that have ended since, and copies that the drafter overrides. All matched requests together are the
+    prior of each of their buckets. The drafter drafts ``drafted`` positions.
     """
 
     def __init__(self, widths: Sequence[int], drafted: int) -> None:
         self._widths, self._drafted = widths, drafted
         self.unmatched, self.matched = Survival(drafted), Survival(widths[-1], MATCHED_PRIOR)
+        self.buckets = [self.unmatched, *(Survival(widths[-1], pool=self.matched) for _ in range(1, BUCKETS))]
 
-    def tokens(self, matching: float) -> list[float]:
-        """Return a request's expected tokens by width, if the share ``matching`` of requests has a match."""
-        without = self._by_width(self.unmatched)
-        if not matching:
-            return without
-        rest, matched = 1 - matching, self._by_width(self.matched)
-        return [rest * a + matching * b for a, b in zip(without, matched, strict=True)]
+    def tokens(self, matches: Sequence[int] = ()) -> list[float]:
+        """Return a request's expected tokens by width: the mean over these numbers of requests by bucket."""
+        total = sum(matches)
+        counted = zip(matches, self.buckets, strict=True) if total else [(1, self.unmatched)]
+        mean = [0.0] * len(self._widths)
+        for count, survival in counted:
+            if not count:
+                continue
+            if survival is not self.unmatched:
+                survival.refresh()
+            for column, width in enumerate(self._widths):
+                mean[column] += count / (total or 1) * survival.tokens[min(width, survival.max_width)]
+        return mean
 
-    def observe(self, width: int, accept_lens: Sequence[int], matched: Sequence[bool]) -> None:
-        if True in matched:
-            self.matched.observe(width, list(compress(accept_lens, matched)))
-            accept_lens = list(compress(accept_lens, map(not_, matched)))
-        else:
-            self.matched.observe(1, ())  # its evidence ages
-        if width > self._drafted:  # accepted beyond it by chance, or from a match that the host had not read yet
-            width, accept_lens = self._drafted, [min(length, self._drafted) for length in accept_lens]
-        self.unmatched.observe(width if accept_lens else 1, accept_lens)
-
-    def _by_width(self, survival: Survival) -> list[float]:
-        return [survival.tokens[min(width, survival.max_width)] for width in self._widths]
+    def observe(self, width: int, accept_lens: Sequence[int], buckets: Sequence[int]) -> None:
+        by_bucket: list[list[int]] = [[] for _ in range(BUCKETS)]
+        for length, bucket in zip(accept_lens, buckets or [0] * len(accept_lens), strict=True):
+            by_bucket[bucket].append(length)
+        self.matched.observe(width, list(chain(*by_bucket[1:])))
+        for survival, lengths in zip(self.buckets[1:], by_bucket[1:], strict=True):
+            survival.observe(width, lengths)
+        # Accepted beyond the drafter's block by chance, or from a match that the host had not read yet
+        self.unmatched.observe(min(width, self._drafted), [min(length, self._drafted) for length in by_bucket[0]])

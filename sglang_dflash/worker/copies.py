@@ -18,6 +18,7 @@ from torch import Tensor
 from sglang_dflash.ops import match_copies, offer_copies
 from sglang_dflash.ops.reference.step import COPY_CELLS, MARGIN_EDGES, NO_DRAFT
 from sglang_dflash.plan.division import history_columns
+from sglang_dflash.width.policy import BUCKET
 from sglang_dflash.worker.state import RequestRows, fresh_rows
 
 if TYPE_CHECKING:
@@ -121,8 +122,9 @@ class Copies(RequestRows):
         if changes:
             self._choices.copy_(self._pinned(self.evidence.choices()), non_blocking=True)
 
-    def matched(self, reqs: Sequence[Req]) -> list[bool]:
-        return [self._matches.get(req, 0) >= LEAST for req in reqs]
+    def buckets(self, reqs: Sequence[Req]) -> list[int]:
+        """Return the bucket of each request's latest match, as of :meth:`WidthPolicy.width`."""
+        return [self._matches.get(req, 0) // BUCKET for req in reqs]
 
     def _append_first(self, batch: ScheduleBatch, next_token_ids: Tensor, lens: list[int]) -> None:
         self.found.index_fill_(0, batch.req_pool_indices, 0)  # the row's former request may have been longer

@@ -24,7 +24,7 @@ class StepRecord:
     Attributes:
         width: positions of the block, anchor included.
         requests: until the step is counted.
-        matched: per request, whether it had a match at the launch; empty without copied blocks.
+        buckets: per request, the bucket of its match at the launch; empty without copied blocks.
         found: with copied blocks, int64 [R, 2] of ``ops.reference.step.match_copies``, as of :func:`on_host`.
         rows: of the requests in ``found``.
         not_finite: of a few steps, the drafter's count of positions that were not finite, int64 [], likewise.
@@ -38,7 +38,7 @@ class StepRecord:
     width: int
     batch_size: int
     requests: tuple[Req, ...] = ()
-    matched: Sequence[bool] = ()
+    buckets: Sequence[int] = ()
     found: Tensor | None = None
     rows: Sequence[int] = ()
     not_finite: Tensor | None = None

@@ -41,10 +41,10 @@ class RecentBlocks:
         """Count a finished step that has its requests; plain steps and blocks with a match are left out."""
         if record.width == 1:
             return
-        matched = record.matched or [False] * len(record.requests)
-        for req, length, is_matched in zip(record.requests, record.accept_lens, matched, strict=True):
+        buckets = record.buckets or [0] * len(record.requests)
+        for req, length, bucket in zip(record.requests, record.accept_lens, buckets, strict=True):
             # With overlap, a finished request is launched once more.
-            if req.finished_reason is None and not is_matched:
+            if req.finished_reason is None and not bucket:
                 self.number += 1
                 self.tokens += length
         if self.number >= RECENT:

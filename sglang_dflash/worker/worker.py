@@ -30,6 +30,7 @@ from sglang_dflash.upstream.worker import (
     resolve_draft_parallel_layout,
 )
 from sglang_dflash.width import WidthPolicy
+from sglang_dflash.width.policy import BUCKETS
 from sglang_dflash.worker.accept import Accept
 from sglang_dflash.worker.commit import RecurrentCommit
 from sglang_dflash.worker.copies import Copies
@@ -147,7 +148,7 @@ class DFlashWorker(BaseSpecWorker):
             self._copies.read(record)
         timed = self._timer.finished()
         self._observer.count(record, timed, self.width_policy)
-        self.width_policy.observe(record.width, record.accept_lens, record.matched)
+        self.width_policy.observe(record.width, record.accept_lens, record.buckets)
         if get_parallel().tp_size == 1:  # times differ between ranks, which must choose the same widths
             for each in timed:
                 assert each.milliseconds is not None
@@ -308,9 +309,9 @@ class DFlashWorker(BaseSpecWorker):
         self, batch: ScheduleBatch, publish: Publish, grammar_barrier: GrammarBarrier | None
     ) -> GenerationBatchResult:
         context = sum(batch.spec_info.committed_cpu)
-        matched = [] if self._copies is None else self._copies.matched(batch.reqs)
-        width = self.width_policy.width(batch.batch_size(), context, sum(matched) / batch.batch_size())
-        record = StepRecord(width, batch.batch_size(), tuple(batch.reqs), matched)
+        buckets = [] if self._copies is None else self._copies.buckets(batch.reqs)
+        width = self.width_policy.width(batch.batch_size(), context, [buckets.count(k) for k in range(BUCKETS)])
+        record = StepRecord(width, batch.batch_size(), tuple(batch.reqs), buckets)
         self._in_flight.append(record)
         self._timer.started(record)
         self._observer.started(record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from statistics import mean
 from unittest.mock import patch
 
@@ -10,14 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dflash.width import AdaptiveWidth, CostTable
+from sglang_dflash.width.policy import BUCKETS
 from sglang_dflash.width.survival import MATCHED_PRIOR, SurvivalByMatch
-from tests.width.traffic import WIDTHS, Copying, Machine, drive, drive_copying, yields
+from tests.width.traffic import WIDTHS, Copying, Machine, accept_lens, drive, drive_copying, yields
 
 WARM_UP = 150
 WIDE = (*WIDTHS, 32)
+ONE = [tuple(int(k == bucket) for k in range(BUCKETS)) for bucket in range(BUCKETS)]  # request, by its bucket
 ROWS = st.integers(1, 16).flatmap(
     lambda width: st.tuples(
-        st.just(width), st.lists(st.tuples(st.integers(1, width), st.booleans()), min_size=1, max_size=8)
+        st.just(width), st.lists(st.tuples(st.integers(1, width), st.integers(0, BUCKETS - 1)), min_size=1, max_size=8)
     )
 )
 
@@ -27,17 +30,32 @@ def policy(machine: Machine, widths: tuple[int, ...] = WIDTHS, block: int | None
 
 
 @given(st.lists(ROWS, max_size=20))
-def test_matched_and_unmatched_requests_are_counted_separately(steps):
-    both, unmatched, matched = (SurvivalByMatch(WIDTHS, 16) for _ in range(3))
+def test_unmatched_requests_and_each_bucket_are_counted_separately(steps):
+    all_rows, parts = SurvivalByMatch(WIDTHS, 16), [SurvivalByMatch(WIDTHS, 16) for _ in range(BUCKETS)]
+    for survival in parts:
+        survival.matched = all_rows.matched
+        for bucket in survival.buckets[1:]:
+            bucket._pool = all_rows.matched
     for width, rows in steps:
-        both.observe(width, [length for length, _ in rows], [match for _, match in rows])
-        for survival, kind in ((unmatched, False), (matched, True)):
-            lengths = [length for length, match in rows if match is kind]
-            survival.observe(width if lengths else 1, lengths, [kind] * len(lengths))
-    assert both.tokens(0.0) == pytest.approx(unmatched.tokens(0.0))
-    assert both.tokens(1.0) == pytest.approx(matched.tokens(1.0))
-    mixed = [(3 * ours + theirs) / 4 for ours, theirs in zip(both.tokens(0.0), both.tokens(1.0), strict=True)]
-    assert both.tokens(0.25) == pytest.approx(mixed)
+        all_rows.observe(width, [length for length, _ in rows], [bucket for _, bucket in rows])
+        for bucket, survival in enumerate(parts):
+            survival.buckets[bucket].observe(width, [length for length, of in rows if of == bucket])
+    alone = [all_rows.tokens(ONE[bucket]) for bucket in range(BUCKETS)]
+    assert alone == [pytest.approx(survival.tokens(ONE[bucket])) for bucket, survival in enumerate(parts)]
+    counts = (3, 1, 0, 2, 2)
+    mixed = [sum(n * row[column] for n, row in zip(counts, alone, strict=True)) / 8 for column in range(len(WIDTHS))]
+    assert all_rows.tokens(counts) == pytest.approx(mixed)
+
+
+def test_a_bucket_with_little_evidence_is_taken_to_be_as_all_matched_requests_are():
+    rows, random = SurvivalByMatch(WIDTHS, 16), Random(0)
+    for _ in range(100):
+        short, long = (accept_lens(lambda _, h=hazard: h, 16, 2, random) for hazard in (0.2, 0.9))
+        rows.observe(16, [*short, *long], [1, 1, 4, 4])
+    of_short, unseen, of_long = (rows.tokens(ONE[bucket])[-1] for bucket in (1, 2, 4))
+    assert of_short < 1.6 and of_long > 6 and unseen == pytest.approx(rows.matched.tokens[16])
+    rows.observe(16, [1, 1], [2, 2])
+    assert of_short < rows.tokens(ONE[2])[-1] < 0.9 * unseen
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])
@@ -78,10 +96,10 @@ def test_a_match_starts_a_block_at_once_and_the_pause_goes_on_without_one():
     chosen = policy(machine)
     drive(chosen, machine, lambda _: 0.05, 300, lambda _: 1)
     pause = chosen.paused
-    assert pause is not None and chosen.width(1, 1000, 0.0) == 1
-    assert chosen.width(1, 1001, 1.0) > 1
+    assert pause is not None and chosen.width(1, 1000) == 1
+    assert chosen.width(1, 1001, ONE[4]) > 1
     chosen.observe(1, [1])
-    assert chosen.width(1, 1002, 0.0) == 1 and chosen.paused is pause and chosen.describe()["pauses"] == 1
+    assert chosen.width(1, 1002) == 1 and chosen.paused is pause and chosen.describe()["pauses"] == 1
 
 
 @pytest.mark.parametrize("first, later", [(0.05, 0.95), (0.95, 0.05)])
@@ -109,6 +127,6 @@ def test_widths_beyond_the_drafters_block_are_chosen_for_matches_that_pay():
 def test_tokens_accepted_beyond_the_drafters_block_without_a_match_do_not_count():
     rows = SurvivalByMatch(WIDE, 16)
     for _ in range(100):
-        rows.observe(32, [32, 32], [False, False])
-    assert rows.tokens(0.0)[-1] == rows.tokens(0.0)[-2] <= 16
-    assert rows.tokens(1.0)[-1] == pytest.approx(yields(MATCHED_PRIOR, 32))
+        rows.observe(32, [32, 32], [0, 0])
+    assert rows.tokens()[-1] == rows.tokens()[-2] <= 16
+    assert rows.tokens(ONE[4])[-1] == pytest.approx(yields(MATCHED_PRIOR, 32))

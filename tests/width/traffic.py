@@ -141,7 +141,7 @@ def drive_copying(
     seen = [False] * batch_size
     for step in range(steps):
         now = traffic(step)
-        width = policy.width(batch_size, 0, sum(seen) / batch_size if sees else 0.0)
+        width = policy.width(batch_size, 0, [batch_size - sum(seen), 0, sum(seen), 0, 0] if sees else ())
         if late is not None:
             policy.observe(*late)
         copied = [match and random.random() < now.taken for match in matches]
@@ -149,7 +149,7 @@ def drive_copying(
             accept_lens(lambda _, hazard=now.copied if copy else now.drafted: hazard,
                         width if copy else min(width, now.block), 1, random)[0] for copy in copied
         ]  # fmt: skip
-        late = (width, lengths, seen) if sees else (width, lengths)
+        late = (width, lengths, [2 * match for match in seen]) if sees else (width, lengths)
         policy.observe_time(batch_size, width, machine.measured(batch_size, width, random))
         matching = sum(matches) / batch_size
         run.widths.append(width)

@@ -54,13 +54,13 @@ def test_matches_and_tokens_of_copies_reach_the_host() -> None:
     rows, at = [2, 0, 3], 70 << 36  # of four rows; at position 70
     found = torch.tensor([[at + (3 << 31), 0], [0, 0], [at + (9 << 31) + 5, 0], [at + (4 << 31), 0]])
     held.read(StepRecord(1, 3, reqs, found=found, rows=rows, accept_lens=[1, 1, 1]))
-    assert held.matched([*reqs, Request()]) == [True, False, True, False]
+    assert held.buckets([*reqs, Request()]) == [2, 0, 1, 0]
     # Copies differ from drafts from positions 2 and 3 on; the first one was right up to position 5.
-    found = torch.tensor([[at + (5 << 31), 0], [0, 0], [at, 2 + TAKEN], [at, 3 + TAKEN]])
+    found = torch.tensor([[at + (16 << 31), 0], [0, 0], [at, 2 + TAKEN], [at, 3 + TAKEN]])
     step = StepRecord(16, 3, reqs, found=found, rows=rows, accept_lens=[6, 4, 2])
     held.read(step)
     assert (step.match_lens, step.copied_tokens) == ([9, 4], 4)
-    assert held.matched(reqs) == [False, True, False]
+    assert held.buckets(reqs) == [0, 4, 0]
 
 
 TAKEN, CELL, OTHER_WAS_RIGHT = 1 << 13, 1 << 14, 1 << 62

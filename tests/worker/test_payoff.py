@@ -107,7 +107,7 @@ def test_one_warning_per_cause_and_hour(server: Server) -> None:
 def test_plain_steps_copies_and_finished_requests_are_not_counted_and_old_traffic_fades(server: Server) -> None:
     server.serve(1, width=1)
     server.serve(1, finished=True)
-    copied = StepRecord(16, 2, (request(), request()), accept_lens=[9, 9], matched=[True, True])
+    copied = StepRecord(16, 2, (request(), request()), accept_lens=[9, 9], buckets=[1, 4])
     server.judge.count(copied, FIXED, 0)
     assert server.section()["accept_length"] is None
     server.serve(6, RECENT)
