@@ -8,7 +8,7 @@ matches and results one step late, and learns from them what to offer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -50,6 +50,12 @@ class Evidence:
         self.scores[cell] += ((1 if copy_was_right else -1) - before) / MEMORY
         self.results += 1
         return (before > 0) != (self.scores[cell] > 0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the part ``copy_choice`` of ``/server_info``: scores by bucket of length, then by edges reached."""
+        columns = MARGIN_EDGES + 1
+        rows = [self.scores[start : start + columns] for start in range(0, COPY_CELLS, columns)]
+        return {"results": self.results, "scores": [[round(score, 3) for score in row] for row in rows]}
 
     def choices(self) -> Tensor:
         """Return whether the copy is taken, bool [32] on the host."""

@@ -138,7 +138,8 @@ class DFlashWorker(BaseSpecWorker):
         memory = allocated_bytes(self._target, self._drafter)
         memory["history"] = 0 if self._copies is None else self._copies.history.nbytes
         observed, width = self._observer.info(self.width_policy), self.width_policy.describe()
-        return {**self.identity, **observed, "width": width, "memory_bytes": memory}
+        choice = None if self._copies is None else self._copies.evidence.as_dict()
+        return {**self.identity, **observed, "copy_choice": choice, "width": width, "memory_bytes": memory}
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """Called in launch order once a step's accept counts are on the host."""

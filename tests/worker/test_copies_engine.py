@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs.corpus import prompts
@@ -17,6 +19,8 @@ from tests.support.pair_servers import (
     FEATURES,
     RANDOM_WIDTHS,
     RETRACTED,
+    WIDE_WIDTHS,
+    changed_drafter,
     dflash_server,
     plain_server,
     with_plugin,
@@ -95,6 +99,31 @@ def test_a_grammar_refuses_what_a_copy_proposes(copying: Server, plain_hybrid: S
             assert all(len(v) <= 2 if isinstance(v, str) else v >= 1000 for v in values.values()), values
     after = worker_info(copying)["copied_blocks_by_match_length"]
     assert sum(after.values()) > sum(before.values())
+
+
+def accept_length(server: Server, inputs: list[list[int]], expected: list[list[int]]) -> float:
+    found = generate_all(server, inputs, 1, NEW_TOKENS)
+    assert texts(found) == expected
+    return sum(len(answer.tokens) for answer in found) / sum(answer.meta["spec_verify_ct"] for answer in found)
+
+
+@pytest.mark.slow
+def test_an_untrained_drafter_vetoes_no_copy(plain_hybrid: Server, tmp_path: Path) -> None:
+    """Of one with random weights, which is sure of wrong tokens, the server learns it within a few answers."""
+    drafter = changed_drafter(PAIR, tmp_path)
+    file = drafter / "model.safetensors"
+    noise = torch.Generator().manual_seed(0)
+    weights = {name: torch.randn(each.shape, generator=noise) for name, each in load_file(file).items()}
+    save_file({name: 3 * each if each.ndim > 1 else each.abs() for name, each in weights.items()}, file)
+    inputs = repeats(6, seed=5)
+    expected = texts(generate_all(plain_hybrid, inputs, 8, NEW_TOKENS))
+    lengths = []
+    for folder in (drafter, None):
+        with dflash_server(PAIR, tmp_path, *WIDE_WIDTHS, base=FEATURES, drafter=folder) as server:
+            accept_length(server, inputs, expected)
+            lengths.append(accept_length(server, inputs, expected))
+    untrained, alone = lengths
+    assert alone > 3 and untrained > 0.95 * alone, lengths
 
 
 # Chunks shorter than a prompt, mixed batches, too little K/V for all that run; retraction on any machine.
