@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import entry_points
 from shlex import join
 from typing import Annotated, Any
@@ -54,9 +55,9 @@ class Commands(TyperGroup):
         return sorted(found, key=lambda name: [*SUMMARIES, name].index(name))
 
 
-async def _diagnose(url: str, api_key: str | None, max_tokens: int, context: int) -> Diagnosis:
+async def _examine(url: str, api_key: str | None, examine: Callable[[Client], Awaitable[Diagnosis]]) -> Diagnosis:
     async with Client(url, api_key) as client:
-        return await examine_server(client, max_tokens, context, lambda line: typer.echo(line, err=True))
+        return await examine(client)
 
 
 def diagnose(
@@ -64,17 +65,24 @@ def diagnose(
     api_key: Annotated[str | None, typer.Option(help="API key of the server.")] = None,
     max_tokens: Annotated[int, typer.Option(min=16, help="Maximum tokens per answer.")] = 128,
     context: Annotated[int, typer.Option(min=1, help="Approximate length of the long prompts, in tokens.")] = 1000,
+    seconds: Annotated[
+        float,
+        typer.Option(min=1, help="Longest duration. A slow server gets shorter answers, then half of the prompts."),
+    ] = 120,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Diagnose a running DFLASH server: how much does drafting help, and what limits it?
 
-    Reads the server's state and sends it 36 short prompts. Exit status: 0 nothing found, 1 something is wrong (the
-    verdict says what to change), 2 no DFLASH server at this address.
+    Prints the server's state, then sends it up to 36 short prompts. An interruption, as by Ctrl-C, ends with a partial
+    verdict. Exit status: 0 nothing found, 1 something is wrong (the verdict says what to change), 2 no DFLASH server at
+    this address.
 
     Example: sglang-dflash diagnose http://127.0.0.1:30000
     """
     with user_errors():
-        report = asyncio.run(_diagnose(url, api_key, max_tokens, context))
+        show = partial(typer.echo, err=as_json)
+        examine = partial(examine_server, max_tokens=max_tokens, long_tokens=context, seconds=seconds, report=show)
+        report = asyncio.run(_examine(url, api_key, examine))
         typer.echo(json.dumps(report.as_json(), indent=2) if as_json else str(report))
     raise typer.Exit(1 if report.verdict else 0)
 

@@ -152,7 +152,7 @@ class DrafterConfig(BaseModel):
             raise DFlashError(
                 f"the drafter is of the kind {kind}",
                 expected=f"a DFlash or DFlash2 drafter (architectures {', '.join(ARCHITECTURES)})",
-                remedy="serve it with SGLang's own worker: set SGLANG_DFLASH=builtin",
+                remedy="serve it on a GPU, where SGLang's own worker supports it",
             )
         keys = flat(config)
         joined = _joined(keys) | {"quantization": quantization(config)}
