@@ -169,6 +169,12 @@ async def diagnose(
     server, planned, partial = Server(await client.server_info()), list[Probe](), True
     for fact in server.facts:
         report(fact)
+    if not server.drafts:
+        raise DFlashError(
+            "the server has no drafter to judge: it copies repeated text, and decodes plainly where nothing repeats",
+            expected="a server with --speculative-draft-model-path",
+            remedy="none needed; the lines above show what copies bring",
+        )
     reference = find_reference(server.drafter, server.block)
     asyncio.get_running_loop().add_signal_handler(SIGTERM, raise_signal, SIGINT)  # which cancels this task
     with suppress(asyncio.CancelledError, TimeoutError):
