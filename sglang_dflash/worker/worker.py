@@ -40,6 +40,7 @@ from sglang_dflash.worker.flight import StepRecord, StepTimer, on_host
 from sglang_dflash.worker.forwards import Draft, Inject, NoDrafter, Verify
 from sglang_dflash.worker.payoff import Payoff, known_causes
 from sglang_dflash.worker.pools import log_pools
+from sglang_dflash.worker.start import seconds, since_start, timed
 from sglang_dflash.worker.start.calibration import width_policy
 from sglang_dflash.worker.start.checks import check_replay
 from sglang_dflash.worker.start.graphs import WidthGraphs, drafter_has_room
@@ -83,6 +84,7 @@ class DFlashWorker(BaseSpecWorker):
     _timer: StepTimer
     _observer: Observer
 
+    @timed("drafter")
     def __init__(self, *, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker) -> None:
         super().__init__()
         self._target_worker, self.plan = target_worker, the_plan()
@@ -158,6 +160,7 @@ class DFlashWorker(BaseSpecWorker):
 
     # --- start-up, in call order
 
+    @timed("pools")
     def alloc_memory_pool(
         self, memory_pool_config: Any = None, req_to_token_pool: Any = None, token_to_kv_pool_allocator: Any = None
     ) -> None:
@@ -217,22 +220,27 @@ class DFlashWorker(BaseSpecWorker):
     def init_cuda_graphs(self) -> None:
         plan, target, drafter = self.plan, self._target, self._drafter
         if self._draft_worker is not None and drafter is not None and isinstance(self._inject, Inject):
-            with self._drafters_context():
+            with self._drafters_context(), timed("drafter's graphs"):
                 self._inject.stage(plan.drafted)
                 self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=drafter_has_room(drafter))
                 if not isinstance(drafter.decode_cuda_graph_runner, DecodeCudaGraphRunner):
                     drafter.model.staged = None  # an eager forward launches as much itself
         if self._is_first:
             self.identity["requests"] = log_pools(plan, target, slots_per_request(get_server_args()))
+        widths = self.width_policy.widths
         if plan.widths is not None and plan.role != "prefill":  # a prefill server decodes nothing
             graphs = WidthGraphs(target, drafter, self.draft_parallel_layout, plan.drafted)
-            widths = graphs.build(plan.widths.widths_for(plan.block, plan.drafted))
+            with timed("graphs of widths"):
+                widths = graphs.build(plan.widths.widths_for(plan.block, plan.drafted))
             self._at_width = graphs.at
-            self.width_policy = width_policy(plan, widths, target, self.dummy_step)
             self._additional_graph_memory_usage = graphs.memory_gb
             self._additional_graph_time_usage = graphs.seconds
-        FirstCalls(plan, target, self._inject, self.dummy_step).run(self.width_policy.widths, self._at_width)
+        FirstCalls(plan, target, self._inject, self.dummy_step).run(widths, self._at_width)
+        self.width_policy = width_policy(plan, widths, target, self.dummy_step)  # once kernels are compiled
         self._inject.catch_up()
+        if self._is_first:
+            self.identity["start_seconds"] = {**seconds, "process": round(since_start(), 2)}
+            logger.info("DFLASH: seconds of the start by part: %s", self.identity["start_seconds"])
 
     def dummy_step(self, bs: int, width: int, context: int = CONTEXT) -> None:
         """Run a step of ``bs`` dummy requests of ``context`` tokens, which no telemetry counts."""
