@@ -74,6 +74,11 @@ class ServingPlan:
         """Positions that the drafter drafts, anchor included. The rest of a wider block is copied."""
         return min(self.block, self.drafter.block_size or self.block)
 
+    @property
+    def served_widths(self) -> tuple[int, ...]:
+        """Widths of the server's blocks, ascending."""
+        return (self.block,) if self.widths is None else self.widths.widths_for(self.block, self.drafted)
+
     def describe(self) -> dict[str, object]:
         """The plan as ``/server_info`` and ``sglang-dflash check --json`` show it."""
         return {
