@@ -15,7 +15,7 @@ from sglang_dflash.drafter.tensors import load_mask_embedding
 from sglang_dflash.model.drafter import DFlashDraftModel
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.plan.serving import the_plan
-from sglang_dflash.plan.settings import slots_per_request
+from sglang_dflash.plan.settings import EXACT_SWITCH, slots_per_request
 from sglang_dflash.upstream.worker import (
     BaseSpecWorker,
     CaptureHiddenMode,
@@ -204,9 +204,11 @@ class DFlashWorker(BaseSpecWorker):
         with self._drafters_context():
             super().init_attention_backends()
         plan = self.plan
-        if plan.exact and (found := row_dependent_products(self._target, plan.block)):
+        if plan.exact and (found := row_dependent_products(self._target, plan.served_widths)):
             self.identity["exact"] = f"products depend on the number of rows: {', '.join(map(str, found))}"
             logger.warning("DFLASH: a verify is not exact, so text may differ at near-ties: %s", self.identity["exact"])
+        elif plan.exact:
+            logger.info("DFLASH: exact: greedy text is plain decoding's, bit by bit (%s=0 turns it off)", EXACT_SWITCH)
         if plan.replay and not plan.exact and plan.role != "prefill":  # before the target's graphs are captured
             check_replay(self._target, plan.block)
 
@@ -231,7 +233,7 @@ class DFlashWorker(BaseSpecWorker):
         if plan.widths is not None and plan.role != "prefill":  # a prefill server decodes nothing
             graphs = WidthGraphs(target, drafter, self.draft_parallel_layout, plan.drafted)
             with timed("graphs of widths"):
-                widths = graphs.build(plan.widths.widths_for(plan.block, plan.drafted))
+                widths = graphs.build(plan.served_widths)
             self._at_width = graphs.at
             self._additional_graph_memory_usage = graphs.memory_gb
             self._additional_graph_time_usage = graphs.seconds
