@@ -10,9 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from sglang_dflash_lab.real.copies import copies_alone
-from sglang_dflash_lab.real.demo import PROMPTS
-from tests.real import MARKS, MODEL
+from sglang_dflash_lab.real.demo import COPIES_ALONE, PROMPTS
+from tests.real import MARKS
 from tests.real.test_equality import COMMON, DTYPES, inputs
 from tests.support.generation import generate_all
 from tests.support.pair_servers import worker_info
@@ -35,7 +34,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
     common = (*COMMON, *DTYPES["float32"])
     with (
         running(tmp_path_factory.mktemp("plain"), *common) as plain,
-        running(tmp_path_factory.mktemp("copies"), *common, *copies_alone(MODEL)) as copies,
+        running(tmp_path_factory.mktemp("copies"), *common, *COPIES_ALONE) as copies,
     ):
         yield plain, copies
 
@@ -92,7 +91,7 @@ def test_tensor_parallel_ranks(tmp_path: Path) -> None:
     common = (*COMMON, *DTYPES["float32"], *RANKS)
     with running(tmp_path, *common) as server:
         plain = generate_all(server, inputs(6), 2, 48)
-    with running(tmp_path, *common, *copies_alone(MODEL)) as server:
+    with running(tmp_path, *common, *COPIES_ALONE) as server:
         copied = generate_all(server, inputs(6), 2, 48)
         assert worker_info(server)["mean_accept_length"] > 2
     assert [each.tokens for each in copied] == [each.tokens for each in plain]

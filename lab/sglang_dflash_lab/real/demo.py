@@ -18,12 +18,12 @@ from sglang_dflash.check.diagnose.client import WORKER_KEY
 from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
 from sglang_dflash_lab.bench.server import Launch, running
 from sglang_dflash_lab.bench.tasks import Messages, read_marked
-from sglang_dflash_lab.real.copies import copies_alone
 from sglang_dflash_lab.tables import Table, wide_console
 
 PROMPTS = read_marked(Path(__file__).with_name("prompts.txt"))
 SHOWN = (2, 10, 17, 20)  # of PROMPTS: a text, a program, a page, a question
 MAX_TOKENS = 160
+COPIES_ALONE = ("--speculative-algorithm", "DFLASH", "--speculative-num-draft-tokens", "16")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def demo(console: Console, target: Path, logs: Path) -> None:
     """Print the answers of both servers, one table of speeds, and whether all answers are identical."""
     asked = [PROMPTS[number] for number in SHOWN]
     served = {}
-    for name, flags in (("plain", ()), ("copies", copies_alone(target))):
+    for name, flags in (("plain", ()), ("copies", COPIES_ALONE)):
         limits = ("--dtype", "float32", "--max-running-requests", "4")
         launch = Launch(("--model-path", str(target), *limits, *flags))
         console.print(f"\n[bold]$[/bold] {escape(launch.describe())}")
