@@ -7,7 +7,6 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import entry_points
 from shlex import join
 from typing import Annotated, Any
@@ -57,7 +56,7 @@ class Commands(TyperGroup):
 
 async def _diagnose(url: str, key: str | None, tokens: int, context: int, seconds: float, as_json: bool) -> Diagnosis:
     async with Client(url, key) as client:
-        return await examine_server(client, tokens, context, seconds, partial(typer.echo, err=as_json))
+        return await examine_server(client, tokens, context, seconds, lambda line: typer.echo(line, err=as_json))
 
 
 def diagnose(

@@ -78,7 +78,7 @@ def test_a_server_states_its_pause_and_what_recent_requests_gained() -> None:
     assert facts.splitlines()[1:] == [
         "  Since the start: 1.20 tokens per verified block",
         "  Steps: 2391 of width 1, 35 of width 16; 7 accepted tokens were copied",
-        "  Recent requests: 1.01 tokens per block, 3.27 needed; drafting does not pay",
+        "  Recent requests: 1.01 tokens per block, 3.27 needed: drafting does not pay",
         f"  Drafting is paused: {paused}",
     ]
 

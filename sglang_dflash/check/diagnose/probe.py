@@ -67,9 +67,8 @@ class Server:
             shares = ", ".join(f"{count} of width {width}" for width, count in steps.items())
             facts.append(f"Steps: {shares}; {worker['tokens_brought_by_copies']} accepted tokens were copied")
         if recent := drafting.get("accept_length"):
-            pays = {True: "pays", False: "does not pay", None: "is not judged yet"}[self.pays]
-            needed = drafting["break_even"]
-            facts.append(f"Recent requests: {recent:.2f} tokens per block, {needed:.2f} needed; drafting {pays}")
+            pays = {True: "drafting pays", False: "drafting does not pay", None: "not judged yet"}[self.pays]
+            facts.append(f"Recent requests: {recent:.2f} tokens per block, {drafting['break_even']:.2f} needed: {pays}")
         if paused := worker.get("width", {}).get("paused"):
             facts.append(f"Drafting is paused: {paused}")
         self.facts = facts  # for people

@@ -103,12 +103,6 @@ class Report:
         return "\n".join(lines)
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    name, answers, *figures = row.values()
-    length, width, rate = (f"{figure:.2f}" if figure is not None else "-" for figure in figures)
-    return f"  {name:20}{answers:>7}{length:>17}{width:>7}{rate:>19}"
-
-
 def _sentences(r: Report) -> Iterator[str]:
     s, has_template = r.server, r.probes[0].template
     if r.is_low:
@@ -173,8 +167,8 @@ async def diagnose(
     asyncio.get_running_loop().add_signal_handler(SIGTERM, raise_signal, SIGINT)  # which cancels this task
     with suppress(asyncio.CancelledError, TimeoutError):
         async with asyncio.timeout(seconds):
-            longest = min(long_tokens, server.longest_notes)
-            planned = await plan_probes(client, reference and reference.thinking, longest)
+            notes = min(long_tokens, server.longest_notes)
+            planned = await plan_probes(client, reference and reference.thinking, notes)
             await run_probe(client, trial := replace(planned[0], prompts=1), TRIAL)
             tokens, expected = fit(planned, trial, max_tokens, seconds / 2)
             prompts = sum(probe.prompts for probe in planned)
@@ -184,7 +178,9 @@ async def diagnose(
             report("\n  probe               answers  tokens per step  width  tokens per second")
             for probe in planned:
                 await run_probe(client, probe, tokens)
-                report(_line(probe.row(server.block)))
+                name, answers, *row = probe.row(server.block).values()
+                length, width, rate = (f"{figure:.2f}" if figure is not None else "-" for figure in row)
+                report(f"  {name:20}{answers:>7}{length:>17}{width:>7}{rate:>19}")
                 if probe is planned[0]:  # what the baseline changed, without the other probes
                     after = Server(await client.server_info())
                     server.known, server.full_block = after.known, after.full_block

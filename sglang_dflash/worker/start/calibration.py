@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from math import prod
 from typing import TYPE_CHECKING
@@ -72,16 +71,15 @@ def step_times(
     numbers = range(1, most + 1) if torch.device(target.device).type == "cpu" else ()
     compiled = {host_rows(bs * widest): (bs, widest) for bs in numbers}.values()
     device, group = torch.get_device_module(target.device), get_parallel().tp_group
-    taken, deadline = defaultdict[Cell, list[float]](list), time.perf_counter() + seconds
-    always = 2 * (len(widths) + len({widths[0], widest}))
+    taken, deadline = dict[Cell, list[float]](), time.perf_counter() + seconds
     for number, cell in enumerate([*(cell for cell in cells for _ in "12"), *compiled, *cells * (REPEATS - 2)]):
-        if number >= always and not group.broadcast_object(time.perf_counter() < deadline):
+        if number >= 2 * len(widths) + 4 and not group.broadcast_object(time.perf_counter() < deadline):
             break
         device.synchronize()
         start = time.perf_counter()
         step(*cell)
         device.synchronize()
-        taken[cell].append((time.perf_counter() - start) * 1000)
+        taken.setdefault(cell, []).append((time.perf_counter() - start) * 1000)
     return extrapolated(cells, {cell: min(each[1:]) for cell, each in taken.items() if len(each) > 1})
 
 
