@@ -65,6 +65,7 @@ _ELEMENTWISE = "sglang.kernels.ops.elementwise.elementwise."
 TABLE: tuple[Replacement, ...] = (
     # Triton: products that do not depend on the number of rows, for deterministic inference
     Replacement("sglang.srt.batch_invariant_ops.enable_batch_invariant_mode", dense.enable_batch_invariant_mode),
+    Replacement("sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head", dense.lm_head),
     # Needs SGLang's compiled kernels: seeds of requests in deterministic inference
     Replacement("sglang.srt.layers.sampler.multinomial_with_seed", step_ops.draw_with_seeds),
     # Triton: slots reserved for a block; the slot that a new page continues
