@@ -18,7 +18,6 @@ MORE = 0.1  # extra loss, in steps' time, accepted for probing a wider width tha
 # Steps between probes of a wider width, on a schedule and while drafts may have improved (the last probe's outcome
 # has arrived by then), and between probes of a doubtful cost
 EVERY, EVERY_IF_BETTER, DOUBT_EVERY = 8, 2, 4
-FEW = 4.0  # blocks with a match that have not faded, below which their survival is uncertain
 
 
 class Budget:
@@ -67,7 +66,7 @@ class Explorer:
         Args:
             row, lower_bounds: milliseconds of a step by column, expected and at least; the latter is called if needed.
             tokens: expected tokens per request by column; ``improved`` if drafts may survive better.
-            changed: whether the batch is not that of the last step, or the gain of its copies is uncertain.
+            changed: whether the batch is not that of the last step.
         """
         step, rate = row[best], tokens[best] / row[best]
         losses = [ms - count / rate for ms, count in zip(row, tokens, strict=True)]
@@ -119,10 +118,10 @@ class AdaptiveWidth(WidthPolicy):
         self._batch_size = self._context = 0
 
     def width(self, batch_size: int, context: int = 0, matches: Sequence[int] = ()) -> int:
-        row, tokens, matching = self.costs.row(batch_size), self.by_match.tokens(matches), any(matches[1:])
+        row, tokens = self.costs.row(batch_size), self.by_match.tokens(self.widths[self._best], matches)
+        matching = any(matches[1:])
         rates = [count / ms for count, ms in zip(tokens, row, strict=True)]
         self._decide(rates)
-        matched = self.by_match.matched
         changed = batch_size != self._batch_size or context < self._context
         self._batch_size, self._context = batch_size, context
         self._count_pauses(matching)
@@ -132,8 +131,8 @@ class AdaptiveWidth(WidthPolicy):
             row[:end],
             tokens[:end],
             lambda: self.costs.lower_bounds(batch_size)[:end],
-            improved=self.survival.may_have_improved or (matching and matched.may_have_improved),
-            changed=changed or (matching and matched.evidence()[0] < FEW),
+            improved=self.survival.may_have_improved or (matching and self.by_match.matched.may_have_improved),
+            changed=changed,
         )
         self.tokens_per_ms = rates[column] * batch_size
         return self.widths[column]
@@ -141,7 +140,7 @@ class AdaptiveWidth(WidthPolicy):
     def prospect(self, *, alone: bool = False) -> Prospect | None:
         if not self.can_pause:
             return None
-        tokens, row = self.by_match.tokens(), self.costs.row(1 if alone else self._batch_size)
+        tokens, row = self.by_match.tokens(self.widths[self._best]), self.costs.row(1 if alone else self._batch_size)
         best = max(range(1, self._drafted_columns), key=lambda column: tokens[column] / row[column])
         return Prospect(self.widths[best], self.survival.hazards[1], tokens[best], row[best] / row[0])
 

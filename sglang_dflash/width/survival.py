@@ -18,8 +18,7 @@ PRIOR, MATCHED_PRIOR = 0.8, 0.9  # hazards before any observation: published dra
 FIRST_PRIOR_TRIES, NEIGHBOUR_TRIES, POOL_TRIES = 1.0, 4.0, 8.0
 # Extra weight of the prior at the start, which fades: the first requests are often a warm-up with odd prompts
 START_TRIES = 10.0
-MEMORY, PLAIN_MEMORY = 64.0, 1024.0  # drafting steps, and plain steps, after which evidence has faded to 1/e
-KEPT_TRIES = 2.0  # tries per position that the evidence from before a change still counts for
+MEMORY, PLAIN_MEMORY = 64.0, 1024.0  # steps that try a position, and others, after which its evidence has faded to 1/e
 TILT = 1.5  # size of the change to detect, in log odds of a draft's acceptance: from 0.5 to 0.8, say
 CERTAIN = 7.0  # log-likelihood ratio at which a change is certain: about one false alarm in several thousand steps
 # Log-likelihood ratio at which a change for the better is worth a probe: one success where few are usual
@@ -57,12 +56,12 @@ class Survival:
 
     def __init__(self, max_width: int, prior: float = PRIOR, pool: Survival | None = None) -> None:
         self.max_width, self._prior, self._pool = max_width, prior, pool
-        # By draft position; index 0 is the anchor and stays empty. Counts are in units of `_unit`, which grows with
-        # each step: new evidence weighs more, instead of all old evidence shrinking.
+        # By draft position; index 0 is the anchor and stays empty. Counts are in `_units`, which grow with each step:
+        # new evidence weighs more, instead of all old evidence shrinking.
         self._tries, self._commits = [0.0] * max_width, [0.0] * max_width
         if max_width > 1 and pool is None:
             self._tries[1], self._commits[1] = START_TRIES, prior * START_TRIES
-        self._unit = 1.0
+        self._units = [1.0] * max_width
         self.hazards = [1.0] + [prior] * (max_width - 1)
         self.tokens = [0.0] * (max_width + 1)
         self.refresh()
@@ -75,7 +74,7 @@ class Survival:
 
     def evidence(self) -> list[float]:
         """Return the tries behind each hazard that have not faded, j = 1 ... max_width - 1."""
-        return [tries / self._unit for tries in self._tries[1:]]
+        return [tries / unit for tries, unit in zip(self._tries[1:], self._units[1:], strict=True)]
 
     @property
     def may_have_improved(self) -> bool:
@@ -84,27 +83,26 @@ class Survival:
 
     def observe(self, width: int, accept_lens: Sequence[int]) -> None:
         """Count a finished step; arguments as in :meth:`WidthPolicy.observe`. Evidence ages without requests too."""
-        counts = width > 1 and len(accept_lens) > 0
-        self._unit *= 1 + 1 / (MEMORY if counts else PLAIN_MEMORY)
-        if self._unit > _RESCALE:
+        tried = width if accept_lens else 1
+        often, rarely, units = 1 + 1 / MEMORY, 1 + 1 / PLAIN_MEMORY, self._units
+        self._units = [unit * often for unit in units[:tried]] + [unit * rarely for unit in units[tried:]]
+        if self._units[0] > _RESCALE:
             self._rescale()
-        if not counts:
-            return
-        surplus, variance = self._count(width, accept_lens)
-        self._test_for_change(surplus, variance)
-        self.refresh()
+        if tried > 1:
+            self._test_for_change(*self._count(width, accept_lens))
+            self.refresh()
 
     def _count(self, width: int, accept_lens: Sequence[int]) -> tuple[float, float]:
         # Add a step's tries and commits; return the commits beyond those expected, and the variance of that surplus.
         ends = [0] * (width + 1)
         for length in accept_lens:
             ends[length] += 1
-        tries, commits, hazards, unit = self._tries, self._commits, self.hazards, self._unit
+        tries, commits, hazards, units = self._tries, self._commits, self.hazards, self._units
         reached, surplus, variance = len(accept_lens), 0.0, 0.0
         for j in range(1, width):
             if not reached:
                 break
-            hazard, weight = hazards[j], reached * unit
+            hazard, unit, weight = hazards[j], units[j], reached * units[j]
             spread = max(hazard * (1 - hazard), _LEAST_SPREAD)
             # The second term: the hazard itself is an estimate, from so many tries.
             variance += reached * spread * (1 + weight / (tries[j] + FIRST_PRIOR_TRIES * unit))
@@ -129,12 +127,8 @@ class Survival:
                     test.before = counts
 
     def _forget(self, tries: Sequence[float], commits: Sequence[float]) -> None:
-        kept = KEPT_TRIES * self._unit
-        for j, (tried, committed) in enumerate(zip(tries, commits, strict=True)):
-            if tried > kept:
-                dropped = 1 - kept / tried
-                self._tries[j] -= dropped * tried
-                self._commits[j] -= dropped * committed
+        self._tries = [now - old for now, old in zip(self._tries, tries, strict=True)]
+        self._commits = [now - old for now, old in zip(self._commits, commits, strict=True)]
 
     def _counts(self) -> Counts:
         return self._tries[:], self._commits[:]
@@ -142,25 +136,27 @@ class Survival:
     def refresh(self) -> None:
         """Recompute the hazards; only needed if the pool has changed."""
         tries, commits, hazards, tokens = self._tries, self._commits, self.hazards, self.tokens
-        weight, hazard, survival, total = FIRST_PRIOR_TRIES * self._unit, self._prior, 1.0, 1.0
+        weight, hazard, survival, total = FIRST_PRIOR_TRIES, self._prior, 1.0, 1.0
         tokens[1] = 1.0
         for j in range(1, self.max_width):
             if self._pool is not None:
-                weight, hazard = POOL_TRIES * self._unit, self._pool.hazards[j]
-            hazards[j] = hazard = (commits[j] + weight * hazard) / (tries[j] + weight)
-            weight = NEIGHBOUR_TRIES * self._unit
+                weight, hazard = POOL_TRIES, self._pool.hazards[j]
+            unit = weight * self._units[j]
+            hazards[j] = hazard = (commits[j] + unit * hazard) / (tries[j] + unit)
+            weight = NEIGHBOUR_TRIES
             survival *= hazard
             total += survival
             tokens[j + 1] = total
 
     def _rescale(self) -> None:
         def scaled(counts: list[float]) -> list[float]:
-            return [count / self._unit for count in counts]
+            return [count / unit for count, unit in zip(counts, self._units, strict=True)]
 
         for test in (self._worse, self._better):
             tries, commits = test.before
             test.before = scaled(tries), scaled(commits)
-        self._tries, self._commits, self._unit = scaled(self._tries), scaled(self._commits), 1.0
+        self._tries, self._commits = scaled(self._tries), scaled(self._commits)
+        self._units = [1.0] * self.max_width
 
     def as_dict(self) -> dict[str, Any]:
         by_position = {"hazards": self.hazards[1:], "curve": self.curve(), "evidence": self.evidence()}
@@ -182,19 +178,41 @@ class SurvivalByMatch:
         self.unmatched, self.matched = Survival(drafted), Survival(widths[-1], MATCHED_PRIOR)
         self.buckets = [self.unmatched, *(Survival(widths[-1], pool=self.matched) for _ in range(1, BUCKETS))]
 
-    def tokens(self, matches: Sequence[int] = ()) -> list[float]:
-        """Return a request's expected tokens by width: the mean over these numbers of requests by bucket."""
-        total = sum(matches)
-        counted = zip(matches, self.buckets, strict=True) if total else [(1, self.unmatched)]
-        mean = [0.0] * len(self._widths)
-        for count, survival in counted:
-            if not count:
-                continue
-            if survival is not self.unmatched:
-                survival.refresh()
-            for column, width in enumerate(self._widths):
-                mean[column] += count / (total or 1) * survival.tokens[min(width, survival.max_width)]
+    def tokens(self, path: int, matches: Sequence[int] = ()) -> list[float]:
+        """Return the tokens of a step per request, by width, if all steps had that width.
+
+        Args:
+            path: width of the recent steps, whose counts are known.
+            matches: as of :meth:`WidthPolicy.width`.
+        """
+        total, mean = sum(matches), [0.0] * len(self._widths)
+        for count, survival in zip(matches, self.buckets, strict=True) if total else [(1, self.unmatched)]:
+            if count:
+                by_width = self._if_always(survival, path)
+                mean = [sum_ + count / (total or 1) * each for sum_, each in zip(mean, by_width, strict=True)]
         return mean
+
+    def _if_always(self, survival: Survival, path: int) -> list[float]:
+        # Blocks of `path` count a long run of good drafts several times, wider ones less often. If a draft were right
+        # in any block or in none, one step of `path` would replace sum(ends[::width]) steps of `width`: ends[k] is the
+        # share of blocks after whose start k to k + path - 1 drafts are right. But drafts near the anchor are better,
+        # so narrower blocks yield at least what the survival says. So do wider ones that copy: a match ends with its
+        # copy, and the next block is another bucket's.
+        if survival is not self.unmatched:
+            survival.refresh()
+        tokens, most = survival.tokens, survival.max_width
+        path = min(path, most)
+        curve = [1.0, *survival.curve(), *[0.0] * path]
+        ends = [now - later for now, later in zip(curve, curve[path:], strict=False)]
+        found = []
+        for width in (min(width, most) for width in self._widths):
+            yielded, by_runs = tokens[width], tokens[path] / sum(ends[::width])
+            if width < path:
+                yielded = max(yielded, by_runs)
+            elif survival is self.unmatched:
+                yielded = min(yielded, by_runs)
+            found.append(yielded)
+        return found
 
     def observe(self, width: int, accept_lens: Sequence[int], buckets: Sequence[int]) -> None:
         by_bucket: list[list[int]] = [[] for _ in range(BUCKETS)]
@@ -202,6 +220,7 @@ class SurvivalByMatch:
             by_bucket[bucket].append(length)
         self.matched.observe(width, list(chain(*by_bucket[1:])))
         for survival, lengths in zip(self.buckets[1:], by_bucket[1:], strict=True):
-            survival.observe(width, lengths)
+            if lengths:
+                survival.observe(width, lengths)
         # Accepted beyond the drafter's block by chance, or from a match that the host had not read yet
         self.unmatched.observe(min(width, self._drafted), [min(length, self._drafted) for length in by_bucket[0]])

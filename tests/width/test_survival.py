@@ -63,13 +63,13 @@ def test_a_rescale_of_the_counts_during_a_test_for_a_change_does_not_affect_the_
         with patch("sglang_dflash.width.survival._RESCALE", inf):
             unscaled.observe(8, lens)
         assert scaled.hazards == pytest.approx(unscaled.hazards)
-    assert scaled._unit < 1e9 < unscaled._unit
+    assert scaled._units[1] < 1e9 < unscaled._units[1]
 
 
 def test_evidence_that_only_ages_leaves_the_hazards_finite():
     """A server may serve millions of steps without a match."""
     survival = Survival(8)
-    with patch("sglang_dflash.width.survival.PLAIN_MEMORY", 1.0):
+    with patch("sglang_dflash.width.survival.MEMORY", 1.0), patch("sglang_dflash.width.survival.PLAIN_MEMORY", 1.0):
         for _ in range(2000):
             survival.observe(8, ())
     survival.observe(8, [8])

@@ -39,12 +39,14 @@ def test_unmatched_requests_and_each_bucket_are_counted_separately(steps):
     for width, rows in steps:
         all_rows.observe(width, [length for length, _ in rows], [bucket for _, bucket in rows])
         for bucket, survival in enumerate(parts):
-            survival.buckets[bucket].observe(width, [length for length, of in rows if of == bucket])
-    alone = [all_rows.tokens(ONE[bucket]) for bucket in range(BUCKETS)]
-    assert alone == [pytest.approx(survival.tokens(ONE[bucket])) for bucket, survival in enumerate(parts)]
+            lengths = [length for length, of in rows if of == bucket]
+            if lengths or not bucket:
+                survival.buckets[bucket].observe(width, lengths)
+    alone = [all_rows.tokens(4, ONE[bucket]) for bucket in range(BUCKETS)]
+    assert alone == [pytest.approx(survival.tokens(4, ONE[bucket])) for bucket, survival in enumerate(parts)]
     counts = (3, 1, 0, 2, 2)
     mixed = [sum(n * row[column] for n, row in zip(counts, alone, strict=True)) / 8 for column in range(len(WIDTHS))]
-    assert all_rows.tokens(counts) == pytest.approx(mixed)
+    assert all_rows.tokens(4, counts) == pytest.approx(mixed)
 
 
 def test_a_bucket_with_little_evidence_is_taken_to_be_as_all_matched_requests_are():
@@ -52,10 +54,10 @@ def test_a_bucket_with_little_evidence_is_taken_to_be_as_all_matched_requests_ar
     for _ in range(100):
         short, long = (accept_lens(lambda _, h=hazard: h, 16, 2, random) for hazard in (0.2, 0.9))
         rows.observe(16, [*short, *long], [1, 1, 4, 4])
-    of_short, unseen, of_long = (rows.tokens(ONE[bucket])[-1] for bucket in (1, 2, 4))
+    of_short, unseen, of_long = (rows.tokens(16, ONE[bucket])[-1] for bucket in (1, 2, 4))
     assert of_short < 1.6 and of_long > 6 and unseen == pytest.approx(rows.matched.tokens[16])
     rows.observe(16, [1, 1], [2, 2])
-    assert of_short < rows.tokens(ONE[2])[-1] < 0.9 * unseen
+    assert of_short < rows.tokens(16, ONE[2])[-1] < 0.9 * unseen
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])
@@ -128,5 +130,5 @@ def test_tokens_accepted_beyond_the_drafters_block_without_a_match_do_not_count(
     rows = SurvivalByMatch(WIDE, 16)
     for _ in range(100):
         rows.observe(32, [32, 32], [0, 0])
-    assert rows.tokens()[-1] == rows.tokens()[-2] <= 16
-    assert rows.tokens(ONE[4])[-1] == pytest.approx(yields(MATCHED_PRIOR, 32))
+    assert rows.tokens(16)[-1] == rows.tokens(16)[-2] <= 16
+    assert rows.tokens(16, ONE[4])[-1] == pytest.approx(yields(MATCHED_PRIOR, 32))

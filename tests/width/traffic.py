@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from sglang_dflash.width import WidthPolicy
+from sglang_dflash.width import CostTable, WidthPolicy
 
 WIDTHS = (1, 2, 4, 8, 16)
 PLAIN_MS = 10.0
@@ -28,6 +28,17 @@ class Machine:
 
     def points(self, batch_sizes: Sequence[int] = (1, 8, 32), widths: Sequence[int] = WIDTHS) -> dict:
         return {(size, width): self.milliseconds(size, width) for size in batch_sizes for width in widths}
+
+
+class Recorded(Machine):
+    """Costs in milliseconds by (batch size, width), linear between batch sizes."""
+
+    def __init__(self, points: dict[tuple[int, int], float]) -> None:
+        super().__init__(0.0)
+        self._table = CostTable(points)
+
+    def milliseconds(self, batch_size: int, width: int) -> float:
+        return self._table.row(batch_size)[self._table.widths.index(width)]
 
 
 def accept_lens(hazard: Callable[[int], float], width: int, batch_size: int, random: Random) -> list[int]:

@@ -16,10 +16,12 @@ FORWARD = "sglang_dflash.model.drafter.DFlashDraftModel.forward"
 COMMIT = "sglang_dflash.worker.commit.RecurrentCommit.commit"
 DECODE = "sglang_dflash.worker.worker.DFlashWorker._decode"
 PREFILL = "sglang_dflash.worker.worker.DFlashWorker._prefill"
+OFFER = "sglang_dflash.worker.copies.Copies.offer"
 CHOOSE = "sglang_dflash.worker.accept.Accept.target_tokens"
 TIMER = "sglang_dflash.worker.flight.StepTimer"
 HEAD = "sglang_dflash.model.vocabulary.TargetVocabulary.argmax_token"
 GATHER = "sglang.srt.distributed.parallel_state.GroupCoordinator.all_gather"
+DRAW = "sglang_dflash.width.policy.RandomWidth.width"
 LEARN = "sglang_dflash.width.adaptive.AdaptiveWidth.observe"
 STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
 CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator"
@@ -34,6 +36,7 @@ def register() -> None:
     from dflash_test_plugin import changes, probe
 
     modes = {
+        "acceptance": [(DRAW, probe.chosen_width, When.AFTER), (OFFER, probe.record_and_refuse, When.AFTER)],
         "copy_rule": [],
         "drafts": [(DRAFT, probe.record_drafts, When.AFTER)],
         "faults": [

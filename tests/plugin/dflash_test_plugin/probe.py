@@ -111,3 +111,23 @@ def count_lost(result: Any, scheduler: Any, *_: Any) -> Any:
         "steps without counts": len(scheduler.draft_worker._in_flight),
     }
     return result
+
+
+def chosen_width(*_: Any) -> int:
+    """Mode ``acceptance``, after a random width was drawn: the one in the folder's file instead."""
+    return int((FOLDER / "width").read_text())
+
+
+def record_and_refuse(_: None, copies: Any, step: Any) -> None:
+    """The same mode, after copies: one line per request, then spoil the drafts, so that every position has a step.
+
+    A line has the block from the anchor at ``position`` on, and the length of the match that it could copy.
+    """
+    rows = copies.found[step.batch.req_pool_indices, 0].tolist()
+    with (FOLDER / "acceptance.jsonl").open("a") as file:
+        for req, start, block, key in zip(
+            step.batch.reqs, step.batch.seq_lens.tolist(), step.tokens.tolist(), rows, strict=True
+        ):
+            line = {"rid": req.rid, "position": start, "block": block, "match": (key >> 31) & 31}
+            file.write(json.dumps(line) + "\n")
+    step.tokens[:, 1] = int(os.environ["SGLANG_DFLASH_TEST_REFUSED"])  # a token that the target never chooses

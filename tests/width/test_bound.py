@@ -1,0 +1,53 @@
+"""The most that adaptive width costs, of ``docs/settings.md``, on random cost tables and changes of traffic."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from sglang_dflash.width import AdaptiveWidth, CostTable
+from sglang_dflash.width.adaptive import EVERY, PROMPTED, SCHEDULED
+from sglang_dflash.width.survival import CERTAIN, TILT
+from tests.width.traffic import WIDTHS, Machine, Recorded, best_width, drive, rate
+
+CHANGE, END = 200, 800
+LATE = 3  # steps until a result is known and a small gain has lasted
+HAZARDS = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 0.85, 0.97])
+# Each width takes between 1 % and twice as long as the next narrower one.
+MACHINES = st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4).map(
+    lambda dearer: Recorded({(1, w): 10.0 * factor for w, factor in zip(WIDTHS, products(dearer), strict=True)})
+)
+
+
+def products(dearer: list[float]) -> list[float]:
+    found = [1.0]
+    for each in dearer:
+        found.append(found[-1] * (1 + each))
+    return found
+
+
+def bound(machine: Machine, size: int, width: int) -> float:
+    """Steps that a change may cost a policy that served at this width."""
+    wider = WIDTHS[min(WIDTHS.index(width) + 1, len(WIDTHS) - 1)]
+    dearer = machine.milliseconds(size, wider) / machine.milliseconds(size, width) - 1
+    detect = CERTAIN / (TILT - TILT**2 / 2)
+    return 2 * detect / size + max(EVERY, dearer / SCHEDULED) + LATE
+
+
+@hypothesis_settings(max_examples=25)
+@given(MACHINES, HAZARDS, HAZARDS, st.sampled_from([1, 2, 8]))
+def test_a_change_costs_at_most_the_documented_steps_and_then_a_share(machine, before, after, size):
+    lost, most = [], []
+    for seed in range(3):
+        policy = AdaptiveWidth(CostTable(machine.points()))
+        run = drive(policy, machine, lambda step: before if step < CHANGE else after, END, lambda _: size, seed)
+        best = rate(machine, after, size, best_width(machine, after, size))
+        regret = [ms - tokens / best for tokens, ms in zip(run.tokens, run.milliseconds, strict=True)]
+        width = max(run.widths[CHANGE - 10 : CHANGE], key=run.widths[CHANGE - 10 : CHANGE].count)
+        step = max(machine.milliseconds(size, w) for w in (width, best_width(machine, after, size)))
+        lost.append(sum(regret[CHANGE:]) / step)
+        most.append(bound(machine, size, width) + (SCHEDULED + PROMPTED) * sum(run.milliseconds[CHANGE:]) / step)
+    assert mean(lost) <= mean(most), (lost, most)
