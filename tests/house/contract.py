@@ -116,6 +116,12 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "TokenizerManager.generate_request(self, obj, request)",
         "TokenizerManager.init_tokenizer_and_processor(self)",
     ),
+    "managers.scheduler_components.dp_attn": (
+        "MLPSyncBatchInfo._get_fallback_tensor(self, device)",
+        "MLPSyncBatchInfo._get_local_tensor(self, device)",
+        "MLPSyncBatchInfo.all_gather(self, device)",
+        "prepare_mlp_sync_batch_raw(local_batch)",
+    ),
     "managers.scheduler_components.metrics_reporter": ("SchedulerMetricsReporter.report_decode_stats(self)",),
     "managers.scheduler_components.weight_updater": ("SchedulerWeightUpdaterManager._select_runners(self, selector)",),
     "managers.utils": (

@@ -34,9 +34,9 @@ class Server:
 
     def __init__(self, info: Mapping[str, Any]) -> None:
         _require_dflash(info)
-        state: Mapping[str, Any] = info["internal_states"][0]
+        state, *others = info["internal_states"]  # one per replica, or per group of ranks under DP attention
         worker: Mapping[str, Any] = state.get(WORKER_KEY) or {}
-        drafting: Mapping[str, Any] = worker.get("drafting") or {}
+        drafting = _pooled([each.get(WORKER_KEY, {}).get("drafting") or {} for each in (state, *others)])
         self.worker = "sglang-dflash" if worker else "SGLang's worker"
         self.target, self.drafter = str(info["model_path"]), str(info["speculative_draft_model_path"])
         # Positions of a drafted block; the largest one if the width is adaptive.
@@ -59,6 +59,17 @@ class Server:
         self.pays: bool | None = drafting.get("pays")
         likeliest = [Cause(**cause) for cause in drafting.get("causes", [])[:1] if cause["cause"] != DRAFTER]
         self.recent_cause = str(likeliest[0]) if likeliest else None  # the probes find others
+
+
+def _pooled(sections: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the section ``drafting`` of several ranks as one: drafting pays if it pays on every rank that knows."""
+    judged = [each for each in sections if each.get("pays") is not None]
+    if not judged:
+        return sections[0]
+    known = {cause: evidence for each in sections for cause, evidence in each["known"].items()}
+    lengths = [each["accept_length"] for each in judged if each["accept_length"] is not None]
+    worst = min(judged, key=lambda each: bool(each["pays"]))
+    return {**worst, "accept_length": fmean(lengths) if lengths else None, "known": known}
 
 
 def _require_dflash(info: Mapping[str, Any]) -> None:
