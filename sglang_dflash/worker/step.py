@@ -269,12 +269,7 @@ class ForwardBatches:
                 draft_token=none, positions=none, draft_token_num=width, capture_hidden_mode=self._capture
             )
         return ForwardBatch.init_new(
-            batch,
-            self._runner,
-            capture_hidden_mode=self._capture,
-            return_hidden_states_before_norm=False,
-            spec_mrope_positions=none.expand(3, -1) if self._runner.model_config.model_is_mrope else None,
-            kv_loc_plan=None,
+            batch, self._runner, capture_hidden_mode=self._capture, return_hidden_states_before_norm=False
         )
 
     def _template(self, batch_size: int, width: int) -> dict[str, Any]:

@@ -136,6 +136,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "model_executor.forward_batch_info": (
         "ForwardBatch(forward_mode, batch_size, input_ids, req_pool_indices, seq_lens, out_cache_loc, seq_lens_sum)",
         "ForwardBatch._init_num_token_non_padded(self, device, is_draft_worker)",
+        "ForwardBatch.init_mlp_sync_metadata(self, batch, device)",
+        "ForwardBatch.init_new(batch, model_runner, capture_hidden_mode, return_hidden_states_before_norm)",
     ),
     "model_executor.model_runner": ("SamplingPrewarmResult(sampling_input_bytes, sampling_headroom_bytes)",),
     "model_executor.model_runner_components.attention_backend_setup": ("build_attention_backends(model_runner)",),

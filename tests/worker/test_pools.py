@@ -57,9 +57,7 @@ def set_up(sizing: Sizing, monkeypatch: pytest.MonkeyPatch, groups: int = 1) -> 
     schedule = SimpleNamespace(
         max_running_requests=sizing.max_running * groups,
         mamba_full_memory_ratio=sizing.state_share,
-        max_mamba_cache_size=None
-        if sizing.slots_per_request == 1 or not sizing.max_states
-        else sizing.max_states * groups,
+        max_mamba_cache_size=states,
     )
     memory = SimpleNamespace(disable_radix_cache=sizing.slots_per_request == 1, enable_unified_memory=False)
     mamba = SimpleNamespace(enable_linear_replayssm_spec=True, linear_replayssm_cache_len=ring)

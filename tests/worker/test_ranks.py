@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from random import Random
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,9 +17,16 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang")
 
+from sglang.srt.layers.moe import utils
+from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.scheduler_components import dp_attn
 from sglang.srt.managers.scheduler_components.dp_attn import MLPSyncBatchInfo
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor import cuda_graph_buffer_registry
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
+from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+from sglang.srt.runtime_context import get_parallel
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.utils import common
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.width import AdaptiveWidth, CostTable, RandomWidth, WidthPolicy
@@ -24,6 +34,8 @@ from sglang_dflash.width.policy import BUCKETS
 from sglang_dflash.worker import ranks
 from sglang_dflash.worker.flight import StepRecord
 from sglang_dflash.worker.ranks import Rounds
+from sglang_dflash.worker.start import graphs
+from sglang_dflash.worker.step import ForwardBatches
 from tests.width.traffic import WIDTHS, Machine
 
 pytestmark = pytest.mark.sglang
@@ -223,3 +235,109 @@ def test_a_rank_that_is_away_has_no_load_and_no_policy_of_its_own(exchange: Call
     rounds = Rounds(RandomWidth(*WIDTHS), WIDEST, lambda reqs: [])
     assert exchange(rounds, False).global_num_tokens == [2, 0]
     assert rounds.load[:2] == (2, 11)
+
+
+# --- the batches of a step
+
+
+def scheduled(requests: int, counts: list[int] | None) -> Any:
+    """SGLang's batch of a rank with so many requests, after the gathering of all ranks' ``counts``."""
+    batch = ScheduleBatch(reqs=[SimpleNamespace(lora_id=None, rid=str(row)) for row in range(requests)])  # type: ignore[misc]
+    batch.forward_mode = ForwardMode.DECODE if requests else ForwardMode.IDLE
+    batch.input_ids, batch.out_cache_loc = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
+    batch.req_pool_indices, batch.seq_lens = torch.arange(requests), torch.full((requests,), 9)
+    batch.seq_lens_cpu, batch.seq_lens_sum, batch.multimodal_inputs = batch.seq_lens, 9 * requests, [None] * requests
+    batch.global_num_tokens = batch.global_num_tokens_for_logprob = counts
+    batch.can_run_decode_cuda_graph = True
+    return batch
+
+
+NO_PLAN: Any = SimpleNamespace(bind=lambda *_, **__: None)
+
+
+class Nothing:
+    """A model or a configuration without a feature."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def batches(*, drafter: bool = False) -> ForwardBatches:
+    runner: Any = SimpleNamespace(
+        device="cpu",
+        is_draft_worker=drafter,
+        kv_index_translator=SimpleNamespace(own_plan=lambda _: NO_PLAN),
+        model_config=Nothing(),
+        server_args=Nothing(),
+        ngram_embedding_manager=Nothing(),
+        lora_manager=None,
+        spec_algorithm=SpeculativeAlgorithm.DFLASH,
+    )
+    return ForwardBatches(runner, CaptureHiddenMode.FULL)
+
+
+@pytest.fixture
+def sglang_context() -> Iterator[None]:
+    with get_parallel().override(attn_tp_size=1, attn_tp_rank=0, moe_ep_size=1, attn_cp_size=1):
+        yield
+
+
+@pytest.mark.parametrize("width", [1, 8])
+@pytest.mark.parametrize("drafter", [False, True], ids=["target", "drafter"])
+def test_all_ranks_numbers_reach_the_targets_forward_and_not_the_drafters(
+    drafter: bool, width: int, sglang_context: None
+) -> None:
+    """Nothing is planned for attention before SGLang has padded the target's batch."""
+    kv: Any = SimpleNamespace(seq_lens=torch.full((2,), 9), host_lens=torch.full((2,), 9 + width), host_tokens=18)
+    kv.plan = NO_PLAN
+    step: Any = SimpleNamespace(batch=scheduled(2, [2, 0, 5]), width=width)
+    step.tokens, step.positions = torch.zeros(2, width, dtype=torch.int64), torch.zeros(2 * width, dtype=torch.int64)
+    made = batches(drafter=drafter)(step, kv)
+    assert made.global_num_tokens_cpu == (None if drafter else [2 * width, 0, 5 * width])
+    assert made.original_global_num_tokens_cpu == (None if drafter else [2, 0, 5])
+    assert made.needs_forward_metadata_init()
+
+
+@pytest.mark.parametrize("width", [1, 2, 16])
+def test_an_idle_rank_has_an_empty_batch_of_the_rounds_width(width: int, sglang_context: None) -> None:
+    idle = batches().idle(scheduled(0, [2, 0, 5]), width)
+    assert idle.forward_mode.is_idle() and idle.batch_size == 0
+    assert idle.global_num_tokens_cpu == [2 * width, 0, 5 * width]
+    assert (idle.spec_info is None) is (width == 1)
+    assert idle.capture_hidden_mode is CaptureHiddenMode.FULL and idle.needs_forward_metadata_init()
+
+
+@pytest.mark.parametrize("width", [1, 8])
+def test_an_idle_rank_replays_the_graph_of_the_busiest(width: int, sglang_context: None) -> None:
+    """SGLang's own decision; it reads what all ranks have in common."""
+    asked: list[int] = []
+    runner: Any = object.__new__(DecodeCudaGraphRunner)
+    off = ("ragged_verify_mode", "enable_pdmux", "disable_padding", "is_encoder_decoder", "enable_two_batch_overlap")
+    vars(runner).update(dict.fromkeys(off, False), require_mlp_tp_gather=True, require_mlp_sync=True, max_bs=8)
+    vars(runner).update(captured_req_width=width, record_nolora_graph=False, capture_bs=[1, 2, 4, 8])
+    runner.model_runner = SimpleNamespace(spec_algorithm=SpeculativeAlgorithm.DFLASH)
+    runner._make_graph_key = lambda batch_size, **_: asked.append(batch_size)
+    idle = batches().idle(scheduled(0, [2, 0, 5]), width)
+    assert idle.forward_mode.is_cuda_graph() and runner.can_run_graph(idle)
+    other = batches().idle(scheduled(0, [2, 0, 9]), width)
+    assert not runner.can_run_graph(other), "more than the largest graph: eager on every rank"
+    assert asked == [5, 9] and runner._pad_to_bucket(runner._max_dp_batch_size(idle), runner.capture_bs) == 8
+    source = inspect.getsource(DecodeCudaGraphRunner.load_batch)
+    assert "bs = self._pad_to_bucket(max_batch_size, self.capture_bs)" in source
+    fill = inspect.getsource(cuda_graph_buffer_registry)
+    assert "buf.fill_(ctx.padded_num_tokens)" in fill, "the collectives of a graph would have other sizes on each rank"
+
+
+def test_the_drafters_graphs_go_by_its_own_batch(sglang_context: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's scope for a drafter keeps ``attn_dp_enabled``; then it would require all ranks' numbers."""
+    needs = DecodeCudaGraphRunner.decode_graph_gather_requirements
+    runner: Any = SimpleNamespace(is_draft_worker=True, spec_algorithm=SpeculativeAlgorithm.DFLASH)
+    parallel = get_parallel()
+    inside = patch.multiple(graphs, draft_pp_context=nullcontext, draft_tp_context=nullcontext)
+    monkeypatch.setattr(common, "get_exec", lambda: SimpleNamespace(moe=Nothing()))
+    monkeypatch.setattr(utils, "get_moe_a2a_backend", lambda: utils.MoeA2ABackend.NONE)
+    tp = {"moe_dense_tp_size": None, "disable_attn_tp_gather": False, "tp_size": 2}
+    with parallel.override(attn_dp_enabled=True, num_dp_ranks=2, **tp), inside:
+        assert needs(runner) == (True, False)
+        with graphs.drafters_ranks(None):
+            assert needs(runner) == (False, False)
