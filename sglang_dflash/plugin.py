@@ -89,7 +89,7 @@ def _choose_worker(original: Callable[..., type], *args: Any) -> type:
 
 def _register_scheduler_hooks() -> None:
     # The targets of these hooks import kernels, which would initialise the GPU in other processes.
-    from sglang_dflash.hooks import reports, requests, takeover, weights
+    from sglang_dflash.hooks import launch, reports, requests, takeover, weights
     from sglang_dflash.states import replay
     from sglang_dflash.worker import exact, pools, ranks, state, window
 
@@ -100,6 +100,9 @@ def _register_scheduler_hooks() -> None:
     around: Hooks = {
         f"{_GATHER}.MLPSyncBatchInfo.all_gather": ranks.gather,
         "srt.speculative.dflash_utils.validate_dflash_request": requests.refuse_request,
+        "srt.model_executor.model_runner_components.spec_aux_hidden_state._resolve_dflash_aux_hidden_state": (
+            launch.capture_without_drafter
+        ),
         f"{_REQUEST}.update_finish_state": requests.end_at_first_token,
         "srt.session.streaming_session.StreamingSession.try_cache_finished_req": requests.keep_streaming_turn,
         "srt.managers.schedule_batch.ScheduleBatch._new_tokens_required_next_decode_spec_v2": state.tokens_required,

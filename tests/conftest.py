@@ -34,7 +34,7 @@ settings.load_profile("tests")
 torch.set_num_threads(1)
 
 LONG = {"test_triton.py", "test_sglang_kernels.py", "test_exact.py"}
-SHARED = {"plain_hybrid", "dflash_hybrid", "random_widths_hybrid", "recorded_hybrid"}
+SHARED = {"plain_hybrid", "dflash_hybrid", "random_widths_hybrid", "recorded_hybrid", "copies_alone"}
 
 
 def uses_a_shared_server(item: pytest.Item) -> bool:
@@ -115,8 +115,25 @@ def recorded_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record
         assert_nothing_leaked(server)
 
 
-@pytest.fixture(params=["random_widths_hybrid", pytest.param("dflash_hybrid", marks=pytest.mark.slow)])
+@pytest.fixture(scope="session")
+def copies_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The same without a drafter."""
+    folder = tmp_path_factory.mktemp("copies")
+    plugin = with_plugin(folder, "history")
+    with dflash_server("tiny-hybrid", folder, *RANDOM_WIDTHS, base=FEATURES, drafter=None, **plugin) as server:
+        yield server
+        assert int((folder / "histories.txt").read_text()) > 0
+        info = worker_info(server)
+        assert set(info["steps_by_width"]) == {"1", "2", "4", "8", "16"}, info
+        assert info["memory_bytes"]["drafter_weights"] == info["memory_bytes"]["draft_kv"] == 0
+        assert_nothing_leaked(server)
+
+
+SLOW_SERVERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("dflash_hybrid", "copies_alone")]
+
+
+@pytest.fixture(params=["random_widths_hybrid", *SLOW_SERVERS])
 def server(request: pytest.FixtureRequest) -> Server:
-    """Blocks of any width with copies; in the slow set full blocks too."""
+    """Blocks of any width with copies; in the slow set full blocks, and copies alone, too."""
     served: Server = request.getfixturevalue(request.param)
     return served

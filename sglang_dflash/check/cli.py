@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import entry_points
 from shlex import join
 from typing import Annotated, Any
@@ -54,9 +55,9 @@ class Commands(TyperGroup):
         return sorted(found, key=lambda name: [*SUMMARIES, name].index(name))
 
 
-async def _diagnose(url: str, api_key: str | None, max_tokens: int, context: int) -> Diagnosis:
+async def _examine(url: str, api_key: str | None, examine: Callable[[Client], Awaitable[Diagnosis]]) -> Diagnosis:
     async with Client(url, api_key) as client:
-        return await examine_server(client, max_tokens, context, lambda line: typer.echo(line, err=True))
+        return await examine(client)
 
 
 def diagnose(
@@ -64,17 +65,24 @@ def diagnose(
     api_key: Annotated[str | None, typer.Option(help="API key of the server.")] = None,
     max_tokens: Annotated[int, typer.Option(min=16, help="Maximum tokens per answer.")] = 128,
     context: Annotated[int, typer.Option(min=1, help="Approximate length of the long prompts, in tokens.")] = 1000,
+    seconds: Annotated[
+        float,
+        typer.Option(min=1, help="Longest duration. A slow server gets shorter answers, then half of the prompts."),
+    ] = 120,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Diagnose a running DFLASH server: how much does drafting help, and what limits it?
 
-    Reads the server's state and sends it 36 short prompts. Exit status: 0 nothing found, 1 something is wrong (the
-    verdict says what to change), 2 no DFLASH server at this address.
+    Prints the server's state, then sends it up to 36 short prompts. An interruption, as by Ctrl-C, ends with a partial
+    verdict. Exit status: 0 nothing found, 1 something is wrong (the verdict says what to change), 2 no DFLASH server at
+    this address.
 
     Example: sglang-dflash diagnose http://127.0.0.1:30000
     """
     with user_errors():
-        report = asyncio.run(_diagnose(url, api_key, max_tokens, context))
+        show = partial(typer.echo, err=as_json)
+        examine = partial(examine_server, max_tokens=max_tokens, long_tokens=context, seconds=seconds, report=show)
+        report = asyncio.run(_examine(url, api_key, examine))
         typer.echo(json.dumps(report.as_json(), indent=2) if as_json else str(report))
     raise typer.Exit(1 if report.verdict else 0)
 
@@ -106,7 +114,9 @@ def main(
 def check(
     flags: typer.Context,
     target: Annotated[str, typer.Argument(help="Target: directory or hub id.")],
-    drafter: Annotated[str, typer.Argument(help="Drafter: directory or hub id.")],
+    drafter: Annotated[
+        str | None, typer.Argument(help="Drafter: directory or hub id; without one, blocks are copied.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="List all checks and the memory table.")] = False,
     memory_gib: Annotated[
@@ -128,7 +138,7 @@ def check(
 ) -> None:
     """Check a pair and server flags before starting a server: compatibility, memory and flags.
 
-    Put the server's flags after the two models. Only configurations and safetensors headers are read. The first line is
+    Put the server's flags after the models. Only configurations and safetensors headers are read. The first line is
     the verdict. Exit status: 0 no problem, 1 warnings, 2 errors.
 
     Example: sglang-dflash check Qwen/Qwen3.5-4B z-lab/Qwen3.5-4B-DFlash
@@ -136,8 +146,11 @@ def check(
     if context is not None and users is None:
         raise typer.BadParameter("--context needs --users")
     load = Load(users, context, conversations) if users and context else None
+    if drafter is not None and drafter.startswith("-"):  # a flag of the server
+        flags.args.insert(0, drafter)
+        drafter = None
     found, machine = _report(target, drafter, flags.args, memory_gib, gpu, load)
-    if users and found.plan is not None:
+    if users and drafter and found.plan is not None:
         found = replace(found, findings=[*found.findings, *_fastest_block(drafter, users)])
     levels = {finding.level for finding in found.findings}
     exit_code = 2 if "error" in levels else 1 if "warn" in levels else 0
@@ -145,7 +158,7 @@ def check(
         typer.echo(json.dumps(to_json(found, exit_code), indent=2))
     else:
         # Plain lines: paths and flags stay whole at any terminal width.
-        models = f"{target} + {drafter}"
+        models = f"{target} + {drafter or 'copies alone'}"
         command = _start_command(target, drafter, flags.args)
         for line in summary(found, models if machine is None else f"{models} on {machine.name}", command):
             typer.echo(line)
@@ -173,8 +186,10 @@ def _fastest_block(drafter: str, users: int) -> Iterator[Finding]:
         yield note(f"fastest with {users} users on {card['drafter']}'s card: {won}", about="block size")
 
 
-def _start_command(target: str, drafter: str, flags: list[str]) -> str:
-    pair = {"--model-path": target, "--speculative-algorithm": "DFLASH", "--speculative-draft-model-path": drafter}
+def _start_command(target: str, drafter: str | None, flags: list[str]) -> str:
+    pair = {"--model-path": target, "--speculative-algorithm": "DFLASH"}
+    if drafter is not None:
+        pair["--speculative-draft-model-path"] = drafter
     given = [word.partition("=")[0] for word in flags if word.startswith("--")]  # SGLang accepts abbreviated flags
     own = [word for flag, value in pair.items() if not any(map(flag.startswith, given)) for word in (flag, value)]
     return join(["python", "-m", "sglang.launch_server", *own, *flags])
@@ -188,7 +203,7 @@ def _problem_of_this(machine: Device) -> DFlashError | None:
 
 
 def _report(
-    target: str, drafter: str, flags: list[str], memory_gib: float | None, gpu: str | None, load: Load | None
+    target: str, drafter: str | None, flags: list[str], memory_gib: float | None, gpu: str | None, load: Load | None
 ) -> tuple[Report, Device | None]:
     try:
         modern, notes = modernise_argv(flags)

@@ -49,14 +49,16 @@ def sglang_parser() -> ArgumentParser:
     return parser
 
 
-def parse(flags: Sequence[str], *, target: str, drafter: str) -> tuple[Settings, list[str]]:
+def parse(flags: Sequence[str], *, target: str, drafter: str | None) -> tuple[Settings, list[str]]:
     """Return the settings, and the given flags that are not read, or in part.
 
     Raises:
         DFlashError: SGLang has no such flag or does not accept its value; a word belongs to no flag; the flags name
             another pair or algorithm.
     """
-    pair = {"model_path": target, "speculative_algorithm": "DFLASH", "speculative_draft_model_path": drafter}
+    pair = {"model_path": target, "speculative_algorithm": "DFLASH"}
+    if drafter is not None:
+        pair["speculative_draft_model_path"] = drafter
     own = [f"{flag_of(name)}={value}" for name, value in pair.items()]
     parser = sglang_parser()
     args, unknown = parser.parse_known_args([*own, *flags])
@@ -87,7 +89,7 @@ def _refuse_unknown(word: str, known: list[str]) -> None:
     if not word.startswith("-"):
         raise DFlashError(
             f"the word {word!r} belongs to no flag",
-            expected="flags of `sglang serve` with their values after the two models",
+            expected="flags of `sglang serve` with their values after the models",
             remedy="leave it out, or put its flag before it",
         )
     name = word.partition("=")[0]

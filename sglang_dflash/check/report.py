@@ -69,7 +69,7 @@ def preflight(settings: Settings, machine: Device, load: Load | None = None) -> 
         *check_linear_backends(settings, machine, torch.version.cuda),
         *check_flags(settings, pair, machine),
     ]
-    if not settings.speculative_draft_model_path or any(finding.level == "error" for finding in findings):
+    if any(finding.level == "error" for finding in findings):
         return Report(findings)  # sizes of a pair that does not match mean nothing
     if pair.kind:
         return Report(findings)  # left to SGLang's own worker

@@ -120,6 +120,21 @@ class DrafterConfig(BaseModel):
         return self.output_multiplier * self.logit_scale
 
     @classmethod
+    def none(cls, target: Mapping[str, Any]) -> DrafterConfig:
+        """Return the configuration of no drafter, for a target's ``config.json``: no layer, no weight, no K/V."""
+        return cls.model_construct(
+            mask_token_id=0,
+            target_layer_ids=(),
+            num_layers=0,
+            layer_types=(),
+            hidden_size=0,
+            num_kv_heads=0,
+            head_dim=0,
+            vocab_size=flat(target).get("vocab_size"),
+            max_position_embeddings=_MOST_POSITIONS,
+        )
+
+    @classmethod
     def load(cls, path: str | Path) -> DrafterConfig:
         """Read a drafter's ``config.json``; errors as of :func:`load_config` and :meth:`from_dict`."""
         return cls.from_dict(load_config(path))
@@ -137,7 +152,7 @@ class DrafterConfig(BaseModel):
             raise DFlashError(
                 f"the drafter is of the kind {kind}",
                 expected=f"a DFlash or DFlash2 drafter (architectures {', '.join(ARCHITECTURES)})",
-                remedy="serve it with SGLang's own worker: set SGLANG_DFLASH=builtin",
+                remedy="serve it on a GPU, where SGLang's own worker supports it",
             )
         keys = flat(config)
         joined = _joined(keys) | {"quantization": quantization(config)}

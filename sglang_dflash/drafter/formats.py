@@ -36,6 +36,7 @@ _OTHERS = (
     "use the target's DFlash or DFlash2 drafter, or serve this one with its authors' engine (DSpark: convert it with "
     "SpecForge's scripts/gates/normalize_dflash_export.py and serve it with --speculative-algorithm DSPARK)"
 )
+_FIELDS = ("dflash_config", "target_layer_ids", "mask_token_id", "block_size")  # any of them marks a DFLASH drafter
 _SPECULATORS = "speculators_model_type"
 _AUTOMODEL_CLASSES = {"Qwen3DFlashDraftModel": PLAIN, "Qwen3DFlash2DraftModel": "DFlash2DraftModel"}
 _CLASSES = {**_AUTOMODEL_CLASSES, "DominoDraftModel": PLAIN}  # the last is SpecForge's
@@ -64,6 +65,8 @@ def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
         DFlashError: SGLang does not serve the kind either.
     """
     name, keys = architecture(config), flat(config)
+    if "DFlash" not in str(name) and keys.keys().isdisjoint(_FIELDS):
+        raise _no_drafter(str(name))
     if keys.get("kv_lora_rank"):
         raise DFlashError(
             "the drafter has latent attention (MLA)",
@@ -81,6 +84,17 @@ def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
     if keys.get("sample_from_anchor") is False:
         return "DFlash with sample_from_anchor false"
     return None if activation in (None, "silu") else f"DFlash with the activation {activation}"
+
+
+def _no_drafter(name: str) -> DFlashError:
+    algorithm = "EAGLE3" if "Eagle3" in name else "EAGLE" if "Eagle" in name else "STANDALONE"
+    return DFlashError(
+        f"{name} is no DFLASH drafter: its config.json states none of {', '.join(_FIELDS)}",
+        expected="a model that was trained with this target to draft blocks from the target's hidden states",
+        remedy=f"use the target's DFLASH drafter; serve this model with SGLang's --speculative-algorithm {algorithm}, "
+        "if it has the target's vocabulary; or leave --speculative-draft-model-path out, to copy repeated text without "
+        "a drafter",
+    )
 
 
 def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -44,6 +44,8 @@ def destination(name: str) -> tuple[str, str | int | None]:
 
 def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor that an unquantised checkpoint must have, by its name there."""
+    if not config.num_layers:
+        return {}
     hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
     queries, keys = config.num_heads * head, config.num_kv_heads * head
     layer: dict[str, tuple[int, ...]] = {

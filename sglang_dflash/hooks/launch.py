@@ -59,7 +59,8 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
     _log_findings(check_rules(settings, pair, device))
     if settings.needs_bfloat16_states(device):
         _declare(server_args, mamba_ssm_dtype="bfloat16")
-    if not settings.speculative_draft_model_path:
+    if not pair.has_drafter:
+        write_record(server_args, pair)
         return
     if pair.kind is None and settings.speculative_draft_model_quantization is None:
         # SGLang would apply the target's quantisation flag to the drafter's layers.
@@ -104,7 +105,13 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
             "instead)"
         )
     write_record(server_args, plan)
-    previous(server_args)
+    if plan.drafts:
+        previous(server_args)
+    else:  # SGLang's step requires a path, whose configuration it reads if no block size is set
+        path = settings.model_path
+        _declare(server_args, speculative_draft_model_path=path, speculative_num_draft_tokens=plan.block)
+        previous(server_args)
+        _declare(server_args, speculative_draft_model_path=None, speculative_draft_model_revision=None)
     if plan.replay:  # declared now, because SGLang's step would refuse a replay for DFLASH on these targets
         logger.info(
             "DFLASH: replaying recurrent states instead of storing one per draft token (%s=0 stores them)",
@@ -129,6 +136,13 @@ def configure_drafter(model_config: Any, context_length: int | None) -> None:
         setattr(text, key, value)
     if context_length is not None:
         text.max_position_embeddings = max(text.max_position_embeddings, context_length)
+
+
+def capture_without_drafter(original: Callable[..., None], **kwargs: Any) -> None:
+    """Hook around ``_resolve_dflash_aux_hidden_state``: no drafter reads the target's hidden states."""
+    plan = read_record(get_server_args())
+    if not isinstance(plan, ServingPlan) or plan.drafts:
+        original(**kwargs)
 
 
 def this_device(base_gpu_id: int) -> Device:

@@ -34,7 +34,7 @@ _BLOCK = 16  # SGLang's, where neither a flag nor the drafter states one
 
 @dataclass(frozen=True)
 class Pair:
-    """Target and drafter. Reading an attribute for the first time may raise DFlashError."""
+    """Target and drafter, if there is one. Reading an attribute for the first time may raise DFlashError."""
 
     target_files: ModelFiles
     drafter_files: ModelFiles
@@ -54,6 +54,11 @@ class Pair:
             settings.speculative_adaptive_config,
             settings.speculative_adaptive,
         )
+
+    @property
+    def has_drafter(self) -> bool:
+        """Whether a drafter is given; otherwise every block is copied."""
+        return bool(self.drafter_files.name)
 
     def read(self) -> None:
         """Read both configurations and the width file now, so that errors in them are raised here."""
@@ -86,6 +91,8 @@ class Pair:
 
     @cached_property
     def drafter(self) -> DrafterConfig:
+        if not self.has_drafter:
+            return DrafterConfig.none(self.target)
         config = self.drafter_files.config
         stated = flat(config)
         shared = {key: value for key, value in self.overrides.items() if key in stated}
@@ -101,13 +108,13 @@ class Pair:
 
     @cached_property
     def kind(self) -> str | None:
-        """The family of a drafter that only SGLang's own worker serves; None for DFlash and DFlash2."""
-        return kind_left_to_builtin(self.drafter_files.config)
+        """The family of a drafter that only SGLang's own worker serves; None for DFlash, DFlash2 and no drafter."""
+        return kind_left_to_builtin(self.drafter_files.config) if self.has_drafter else None
 
     @cached_property
     def widths(self) -> WidthConfig | None:
-        """The adaptive widths; None for a fixed block."""
-        return read_config(self.width_file) if self.adaptive else None
+        """The adaptive widths; None for a fixed block. Copies alone are adaptive: most steps have none."""
+        return read_config(self.width_file) if self.adaptive or not self.has_drafter else None
 
     @cached_property
     def hybrid(self) -> bool:
@@ -153,7 +160,7 @@ class Pair:
         chosen = settings.speculative_draft_kv_cache_dtype or chosen
         if self.draft_backend(settings, machine) == "fa4":
             return target, served  # its kernels read K/V in the dtype of the queries
-        own = {} if settings.dequantises else declared(self.drafter_files.published) or {}
+        own = {} if settings.dequantises or not self.has_drafter else declared(self.drafter_files.published) or {}
         return target, _kv_dtype(own, served) if chosen == "auto" else chosen
 
     def loaded_from(self, view: Path) -> Pair:

@@ -61,7 +61,7 @@ def left_untouched(settings: Settings, pair: Pair, machine: Device) -> str | Non
     """Return why this package leaves a pair to SGLang's worker unchecked, as if not installed; else None."""
     if machine.is_rocm:
         return ON_ROCM
-    _ = settings.speculative_draft_model_path and pair.kind  # refuses a kind that SGLang does not serve either
+    _ = pair.kind  # refuses a kind that SGLang does not serve either
     if settings.worker_switch != OURS and (kind := unproven_kind(pair.target)):
         return f"no test of sglang-dflash runs a target with {kind} ({SWITCH}={OURS} serves it)"
     return None
@@ -81,6 +81,12 @@ def reason_for_builtin(settings: Settings, pair: Pair, machine: Device) -> str |
         if settings.groups > 1:
             _check_dp_attention(settings, pair, on_cpu)
         _refuse_megakernel(settings)
+    elif not pair.has_drafter:
+        raise DFlashError(
+            f"{reason}, and there is no drafter",
+            expected="this package's worker, which copies blocks without one",
+            remedy="set --speculative-draft-model-path, or change what is named",
+        )
     elif is_set_aside(pair.drafter_files.published):
         raise DFlashError(
             f"{reason}, with a quantised drafter",
@@ -177,7 +183,13 @@ def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> 
     replay = hybrid and replays(settings, pair, machine)
     # A prefill server decodes nothing.
     copies = chooses_copies(settings, pair.widths) and settings.disaggregation_mode != "prefill"
-    window = context_window(settings.speculative_draft_window_size, drafter)
+    if not (copies or pair.has_drafter):
+        raise DFlashError(
+            "nothing drafts: there is no drafter, and blocks are not copied",
+            expected="a drafter, copies, or both",
+            remedy=f'set --speculative-draft-model-path, or leave {COPIES_SWITCH} and "copies" of {FLAG} out',
+        )
+    window = context_window(settings.speculative_draft_window_size, drafter) if pair.has_drafter else None
     requested = settings.enable_deterministic_inference and settings.exact_switch != "0"
     against = reasons_against_exact(settings, pair, machine, replay=replay) if requested else ()
     return ServingPlan(
@@ -215,7 +227,7 @@ def replays(settings: Settings, pair: Pair, machine: Device) -> bool:
 def widths_of(settings: Settings, pair: Pair, block: int) -> tuple[int, ...]:
     """Return the widths that graphs are captured for. Raise DFlashError for a file that they cannot be read from."""
     if pair.widths is not None:
-        return pair.widths.widths_for(block, pair.drafter.block_size)
+        return pair.widths.widths_for(block, pair.drafter.block_size if pair.has_drafter else 1)
     if settings.speculative_adaptive_config is not None:
         raise DFlashError(
             f"{FLAG} {settings.speculative_adaptive_config} without --speculative-adaptive",

@@ -12,13 +12,17 @@ from collections.abc import Iterator
 from sglang_dflash.errors import DFlashError, Finding, apply, error, note, ok, warn
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.pair_rules import PAIR_RULES, Rule
+from sglang_dflash.plan.pair_rules import PAIR_RULES, TARGET_RULES, Rule
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, EXACT_SWITCH, Settings, flag_of
 
 # Backend -> major compute capabilities that can run it; the others run everywhere.
 _MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}, "aiter": set[int]()}
 _HYBRID_ON_BLACKWELL = {"triton", "trtllm_mha", "flashinfer", "fa4"}
+_OF_DRAFTERS = (
+    *("speculative_draft_window_size", "speculative_draft_attention_backend", "speculative_draft_kv_cache_dtype"),
+    *("speculative_draft_model_quantization", "speculative_draft_model_revision"),
+)
 _TARGET_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
@@ -31,12 +35,11 @@ def check_rules(settings: Settings, pair: Pair, machine: Device) -> list[Finding
     if valid.level == "error":
         return [valid]  # no number can be computed from it
     findings = [valid, *(apply(about, rule, settings, pair) for about, rule in _FLAGS.items())]
-    if not settings.speculative_draft_model_path:
-        return findings
     read = apply("configuration", _configuration, pair, machine)
     if read.level != "ok":
         return [*findings, read]
-    findings += [apply(about, rule, settings, pair) for about, rule in PAIR_RULES.items()]
+    rules = PAIR_RULES if pair.has_drafter else TARGET_RULES
+    findings += [apply(about, rule, settings, pair) for about, rule in rules.items()]
     if pair.drafter.sliding_window is not None and machine.kind == "gpu":
         findings.append(apply("drafter's attention backend", _syncs, settings, pair, machine))
     findings += check_backends(settings, machine, hybrid=pair.hybrid)
@@ -61,10 +64,23 @@ def _configuration(pair: Pair, machine: Device) -> Finding:
 def _drafter_path(settings: Settings, pair: Pair) -> Finding:
     if settings.speculative_draft_model_path:
         return ok(settings.speculative_draft_model_path)
-    return error(
-        "--speculative-algorithm DFLASH without --speculative-draft-model-path",
-        expected="the drafter's path or hub id",
-        remedy="set --speculative-draft-model-path; the drafter's card names its target",
+    if settings.disaggregation_mode != "null":
+        return error(
+            f"--disaggregation-mode {settings.disaggregation_mode} without a drafter",
+            expected="a server that prefills and decodes, or a drafter",
+            remedy="set --speculative-draft-model-path, or leave --disaggregation-mode out",
+        )
+    given = [name for name in _OF_DRAFTERS if getattr(settings, name)]
+    if given:
+        return error(
+            f"{flag_of(given[0])} without --speculative-draft-model-path",
+            expected="a drafter for it",
+            remedy=f"set --speculative-draft-model-path, or leave {flag_of(given[0])} out",
+        )
+    return note(
+        "none (--speculative-draft-model-path): blocks are copied from text that a request repeats",
+        expected="a drafter that was trained for this target, for text that repeats nothing",
+        remedy="none needed; a drafter's card names its target",
     )
 
 

@@ -72,7 +72,12 @@ class ServingPlan:
     @property
     def drafted(self) -> int:
         """Positions that the drafter drafts, anchor included. The rest of a wider block is copied."""
-        return min(self.block, self.drafter.block_size or self.block)
+        return min(self.block, self.drafter.block_size or self.block) if self.drafts else 1
+
+    @property
+    def drafts(self) -> bool:
+        """Whether there is a drafter; otherwise every block is copied."""
+        return self.drafter.num_layers > 0
 
     def describe(self) -> dict[str, object]:
         """The plan as ``/server_info`` and ``sglang-dflash check --json`` show it."""
@@ -80,7 +85,8 @@ class ServingPlan:
             "block_size": self.block,
             "drafted": self.drafted,
             "adaptive": self.widths is not None,
-            "strategy": f"chain of argmax drafts, {'adaptive' if self.widths else 'fixed'} width up to {self.block}",
+            "strategy": f"{'chain of argmax drafts' if self.drafts else 'copies alone'}, "
+            f"{'adaptive' if self.widths else 'fixed'} width up to {self.block}",
             "layers": list(self.drafter.layer_types),
             "causal": list(self.drafter.causal),
             "target_layer_ids": list(self.drafter.target_layer_ids),

@@ -111,11 +111,11 @@ class AdaptiveWidth(WidthPolicy):
         drafted = min(drafted or self.widths[-1], self.widths[-1])
         self.by_match = SurvivalByMatch(self.widths, drafted)
         self.survival = self.by_match.unmatched
-        self.can_pause = self.widths[0] == 1 and len(self.widths) > 1
+        self.can_pause = self.widths[0] == 1 and len(self.widths) > 1 and drafted > 1
         self.tokens_per_ms = 0.0
         self._explorer = Explorer()
-        # Without a match, widths beyond the drafter's block cannot help. One block is always a choice.
-        self._drafted_columns = max(2, sum(width <= drafted for width in self.widths))
+        # Without a match, widths beyond the drafter's block cannot help. With a drafter, one block is always a choice.
+        self._drafted_columns = max(min(2, drafted), sum(width <= drafted for width in self.widths))
         self._best = 0
         self._missed_gains = 0.0
         self._plain_in_a_row = self._pauses = 0

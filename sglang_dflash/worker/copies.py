@@ -1,13 +1,14 @@
 """Copied blocks: text that repeats earlier parts of the same request is drafted by copying it.
 
 The device keeps each request's tokens, finds the longest earlier occurrence of the newest ones and copies what followed
-it. The host receives matches and copies one step late.
+it. Where copy and drafts first differ, one of them is offered; the verify shows which was right. The host receives
+matches and results one step late, and learns from them what to offer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.ops import match_copies, offer_copies
+from sglang_dflash.ops.reference.step import COPY_CELLS, MARGIN_EDGES, NO_DRAFT
 from sglang_dflash.plan.division import history_columns
 from sglang_dflash.width.policy import BUCKET
 from sglang_dflash.worker.state import RequestRows, fresh_rows
@@ -26,7 +28,40 @@ if TYPE_CHECKING:
 
 LEAST = 4  # shortest match that is copied
 LONGEST = 16  # longest match that is distinguished
-UNSURE = 4.0  # a copy replaces a draft whose logit leads the second by less
+EDGES_FOR_COPIES = 3  # without evidence, a copy replaces a draft whose margin reaches at most so many edges: under 4
+PRIOR, MEMORY = 0.3, 32  # score of a cell without evidence; results after which one has faded to 1/e
+# What a result adds to a score: a right copy goes on 1.5 times as far as a right draft (docs/results/copies.md)
+COPY_WAS_RIGHT, DRAFT_WAS_RIGHT = 1.0, -2 / 3
+
+
+class Evidence:
+    """Whether copies or drafts were right where they differed, by cell of ``ops.reference.step.offer_copies``.
+
+    Where its score is positive, the copy is offered. All ranks see the same results in the same order, so they choose
+    alike.
+    """
+
+    def __init__(self) -> None:
+        margins = [cell % (MARGIN_EDGES + 1) for cell in range(COPY_CELLS)]
+        self.scores = [PRIOR if edges <= EDGES_FOR_COPIES else -PRIOR for edges in margins]
+        self.results = 0
+
+    def count(self, cell: int, copy_was_right: bool) -> bool:
+        """Count a result, and return whether it changes the choice."""
+        before = self.scores[cell]
+        self.scores[cell] += ((COPY_WAS_RIGHT if copy_was_right else DRAFT_WAS_RIGHT) - before) / MEMORY
+        self.results += 1
+        return (before > 0) != (self.scores[cell] > 0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the part ``copy_choice`` of ``/server_info``: scores by bucket of length, then by edges reached."""
+        columns = MARGIN_EDGES + 1
+        rows = [self.scores[start : start + columns] for start in range(0, COPY_CELLS, columns)]
+        return {"results": self.results, "scores": [[round(score, 3) for score in row] for row in rows]}
+
+    def choices(self) -> Tensor:
+        """Return whether the copy is taken, bool [32] on the host."""
+        return torch.tensor([score > 0 for score in self.scores] + [True] * (NO_DRAFT + 1 - COPY_CELLS))
 
 
 class Copies(RequestRows):
@@ -43,6 +78,8 @@ class Copies(RequestRows):
         columns = history_columns(config.context_len, target.max_total_num_tokens, width)
         self.history = torch.zeros((rows, columns), dtype=torch.int32, device=device)
         self.found = torch.zeros((rows, 2), dtype=torch.int64, device=device)
+        self.evidence = Evidence()
+        self._choices = self.evidence.choices().to(device)
         self._vocabulary, self._width = config.vocab_size, width
         self._matches: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # length of each latest match on the host
 
@@ -65,7 +102,7 @@ class Copies(RequestRows):
     def offer(self, step: Step) -> None:
         assert step.margins is not None, "the drafter returned no margins"
         rows, last = step.batch.req_pool_indices, step.batch.seq_lens
-        offer_copies(step.tokens, step.margins, self.history, self.found, rows, last, least=LEAST, unsure=UNSURE)
+        offer_copies(step.tokens, step.margins, self.history, self.found, rows, last, self._choices, least=LEAST)
 
     def commit(self, step: Step) -> None:
         """Append the step's committed tokens, and find matches for the next step."""
@@ -73,18 +110,25 @@ class Copies(RequestRows):
         self._append(batch, batch.seq_lens, accepted.out_tokens, accepted.new_seq_lens, step.state.committed_cpu)
 
     def read(self, record: StepRecord) -> None:
-        """Read a finished step's matches, and count where its copies stood for drafts."""
+        """Read a finished step's matches, count where its copies stood for drafts, and learn which was right."""
         assert record.found is not None
-        found, lengths = record.found.tolist(), []
+        found, lengths, changes = record.found.tolist(), [], False
         for req, row, accepted in zip(record.requests, record.rows, record.accept_lens, strict=True):
-            key, first = found[row]
-            if record.width > 1 and first:
-                if (known := self._matches.get(req, 0)) >= LEAST:  # the host does not know a prefill's match
-                    lengths.append(known)
-                # At the first difference only one can be right, so tokens accepted after it came from the copy.
-                record.copied_tokens += max(0, accepted - first)
+            key, offered = found[row]
+            place, taken, cell = offered & 0x1FFF, offered >> 13 & 1, offered >> 14 & 31
+            if record.width > 1 and place:
+                if taken:
+                    if (known := self._matches.get(req, 0)) >= LEAST:  # the host does not know a prefill's match
+                        lengths.append(known)
+                    # At the first difference only one can be right, so tokens accepted after it came from the copy.
+                    record.copied_tokens += max(0, accepted - place)
+                offered_was_right, other_was_right = accepted > place, accepted == place and offered >> 62
+                if cell != NO_DRAFT and (offered_was_right or other_was_right):
+                    changes |= self.evidence.count(cell, bool(taken) == offered_was_right)
             self._matches[req] = (key >> 31) & 31
         record.match_lens, record.found = lengths, None
+        if changes:
+            self._choices.copy_(self._pinned(self.evidence.choices()), non_blocking=True)
 
     def buckets(self, reqs: Sequence[Req]) -> list[int]:
         """Return the bucket of each request's latest match, as of :meth:`WidthPolicy.width`."""
@@ -105,5 +149,7 @@ class Copies(RequestRows):
         # Image placeholders are hashes of up to 62 bits, which a copy must not contain.
         known = (tokens >= 0) & (tokens < self._vocabulary)
         host = torch.from_numpy(np.where(known, tokens, -1).astype(np.int32))
-        pin = self.history.device.type != "cpu"
-        self.history[row, : len(ids)].copy_(host.pin_memory() if pin else host, non_blocking=pin)
+        self.history[row, : len(ids)].copy_(self._pinned(host), non_blocking=True)
+
+    def _pinned(self, host: Tensor) -> Tensor:
+        return host if self.history.is_cpu else host.pin_memory()

@@ -49,6 +49,31 @@ class Draft:
         step.margins = take_drafts(step.tokens, output.drafts[:bs], output.broken[:bs], self.broken, margins)
 
 
+class NoDrafter:
+    """Draft and inject without a drafter: every position is left to the copies."""
+
+    staged = None
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.broken = torch.zeros((), dtype=torch.int64, device=device)
+
+    def draft(self, step: Step) -> None:
+        if step.width > 1:
+            step.margins = torch.full_like(step.tokens[:, 1:], -torch.inf, dtype=torch.float32)
+
+    def before_draft(self, step: Step, drafted: int) -> bool:
+        return False
+
+    def inject(self, step: Step) -> None:
+        pass
+
+    def prefill(self, batch: ScheduleBatch, hidden: Tensor, kv_loc_plan: Any) -> None:
+        pass
+
+    def catch_up(self) -> bool:
+        return False
+
+
 class Verify:
     """Runs the target over the block.
 

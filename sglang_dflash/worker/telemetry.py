@@ -154,26 +154,26 @@ def _for_json(counts: Counter[int]) -> dict[str, int]:
     return {str(number): count for number, count in sorted(counts.items())}
 
 
-def identity(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> dict[str, object]:
+def identity(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner | None) -> dict[str, object]:
     """Return the constant part of a worker's ``/server_info``: version, models and plan."""
     return {
         "version": __version__,
         "target": target.model_config.model_path,
-        "drafter": drafter.model_config.model_path,
+        "drafter": None if drafter is None else drafter.model_config.model_path,
         "dtype": str(target.model_config.dtype).removeprefix("torch."),
-        "draft_attention_backend": drafter.draft_attention_backend,
+        "draft_attention_backend": None if drafter is None else drafter.draft_attention_backend,
         **plan.describe(),
     }
 
 
-def allocated_bytes(target: ModelRunner, drafter: ModelRunner) -> dict[str, int]:
+def allocated_bytes(target: ModelRunner, drafter: ModelRunner | None) -> dict[str, int]:
     """Return the allocated bytes by the names of ``sglang-dflash check``."""
     states, scratch = _recurrent(target.req_to_token_pool)
     return {
         "target_weights": _size(target.model.parameters()),
-        "drafter_weights": _size(drafter.model.parameters()),
+        "drafter_weights": 0 if drafter is None else _size(drafter.model.parameters()),
         "target_kv": int(sum(target.token_to_kv_pool.get_kv_size_bytes())),  # a numpy integer is not JSON
-        "draft_kv": int(sum(drafter.token_to_kv_pool.get_kv_size_bytes())),
+        "draft_kv": 0 if drafter is None else int(sum(drafter.token_to_kv_pool.get_kv_size_bytes())),
         "states": states,
         "scratch": scratch,
     }

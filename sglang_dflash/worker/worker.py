@@ -37,7 +37,7 @@ from sglang_dflash.worker.copies import Copies
 from sglang_dflash.worker.debug import stage, sync_guard
 from sglang_dflash.worker.exact import row_dependent_products
 from sglang_dflash.worker.flight import StepRecord, StepTimer, on_host
-from sglang_dflash.worker.forwards import Draft, Inject, Verify
+from sglang_dflash.worker.forwards import Draft, Inject, NoDrafter, Verify
 from sglang_dflash.worker.payoff import Payoff, known_causes
 from sglang_dflash.worker.pools import log_pools
 from sglang_dflash.worker.ranks import Load, Rounds
@@ -57,12 +57,13 @@ logger = logging.getLogger(__name__)
 
 
 class DFlashWorker(BaseSpecWorker):
-    """Drafts a block with the drafter, verifies it with the target and commits the tokens that the target accepts.
+    """Drafts a block with a drafter or by copies, verifies it with the target and commits the tokens that it accepts.
 
     A block is the anchor, which is the last committed token, followed by drafts; its width counts both. There is one
     instance per tensor-parallel rank. The scheduler owns the requests, the KV slots and the relay between steps;
-    the worker owns the drafter and runs the stages of a step in order. Between draft and publish nothing waits for the
-    device. ``BaseSpecWorker`` and this class define every attribute that SGLang reads of a worker.
+    the worker owns the drafter, if there is one, and runs the stages of a step in order. Between draft and publish
+    nothing waits for the device. ``BaseSpecWorker`` and this class define every attribute that SGLang
+    reads of a worker.
 
     Raises:
         DFlashError: the drafter's tensors are unusable, or do not fit the target.
@@ -73,10 +74,10 @@ class DFlashWorker(BaseSpecWorker):
     # Built with the pools.
     _commit: RecurrentCommit
     _layout: Layout
-    _draft: Draft
+    _draft: Draft | NoDrafter
     _verify: Verify
     _accept: Accept
-    _inject: Inject
+    _inject: Inject | NoDrafter
     _rings: DraftRings | None
     _copies: Copies | None
     _rows: list[RequestRows]
@@ -90,18 +91,23 @@ class DFlashWorker(BaseSpecWorker):
         layout = resolve_draft_parallel_layout(DFlashDraftModel.draft_parallel_spec, collapse_cp=True)
         self.draft_parallel_layout = layout
         self._target: ModelRunner = target_worker.model_runner
-        with draft_pp_context(), draft_tp_context(layout):
-            self._draft_worker: TpModelWorker = build_draft_tp_worker(
-                server_args=server_args,
-                gpu_id=gpu_id,
-                nccl_port=nccl_port,
-                target_model_config=self._target.model_config,
-                algo_label="DFLASH",
-            ).draft_worker
-        self._drafter: ModelRunner = self._draft_worker.model_runner
-        mask_embedding = load_mask_embedding(self.plan.files.path(MASK_EMBEDDING), self.plan.drafter)
-        vocabulary = TargetVocabulary.of(self._target.model, self.plan.drafter, mask_embedding)
-        self._drafter.model.set_vocabulary(vocabulary)
+        self._draft_worker: TpModelWorker | None = None
+        self._drafter: ModelRunner | None = None
+        mask_embedding = None
+        if self.plan.drafts:
+            with draft_pp_context(), draft_tp_context(layout):
+                self._draft_worker = build_draft_tp_worker(
+                    server_args=server_args,
+                    gpu_id=gpu_id,
+                    nccl_port=nccl_port,
+                    target_model_config=self._target.model_config,
+                    algo_label="DFLASH",
+                ).draft_worker
+            self._drafter = self._draft_worker.model_runner
+            mask_embedding = load_mask_embedding(self.plan.files.path(MASK_EMBEDDING), self.plan.drafter)
+        self._vocabulary = TargetVocabulary.of(self._target.model, self.plan.drafter, mask_embedding)
+        if self._drafter is not None:
+            self._drafter.model.set_vocabulary(self._vocabulary)
         self.width_policy = WidthPolicy(self.plan.block)
         self._at_width: Callable[[int], AbstractContextManager[Any]] = nullcontext
         self._rounds: Rounds | None = None
@@ -110,14 +116,14 @@ class DFlashWorker(BaseSpecWorker):
         self.identity = identity(self.plan, self._target, self._drafter)
         if self._is_first:
             names = (self.identity[key] for key in ("version", "target", "drafter", "dtype"))
-            logger.info("sglang-dflash %s serves DFLASH: %s + %s in %s", *names)
+            logger.info("sglang-dflash %s serves DFLASH: %s + %s in %s", *(name or "copies alone" for name in names))
 
     # --- read by the scheduler
 
     @property
     def model_runner(self) -> ModelRunner:
-        """The drafter's runner; SGLang saves its weights with ``save_remote_model``."""
-        return self._drafter
+        """The drafter's runner, else the target's; SGLang saves its weights with ``save_remote_model``."""
+        return self._drafter or self._target
 
     @property
     def speculative_num_draft_tokens(self) -> int:
@@ -125,16 +131,17 @@ class DFlashWorker(BaseSpecWorker):
 
     @property
     def spec_v2_attn_backends(self) -> tuple[Any, ...]:
-        return self._target.attn_backend, self._drafter.attn_backend
+        return tuple(runner.attn_backend for runner in (self._target, self._drafter) if runner is not None)
 
     def weight_update_runners(self) -> list[tuple[str, Any]]:
-        return [("draft", self._drafter)]
+        return [] if self._drafter is None else [("draft", self._drafter)]
 
     def server_info(self) -> dict[str, Any]:
         memory = allocated_bytes(self._target, self._drafter)
         memory["history"] = 0 if self._copies is None else self._copies.history.nbytes
         observed, width = self._observer.info(self.width_policy), self.width_policy.describe()
-        return {**self.identity, **observed, "width": width, "memory_bytes": memory}
+        choice = None if self._copies is None else self._copies.evidence.as_dict()
+        return {**self.identity, **observed, "copy_choice": choice, "width": width, "memory_bytes": memory}
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """Called in launch order once a step's accept counts are on the host."""
@@ -162,26 +169,32 @@ class DFlashWorker(BaseSpecWorker):
         plan, target, drafter = self.plan, self._target, self._draft_worker
         with draft_tp_context(self.draft_parallel_layout):
             self._rings = None
-            if plan.window is None:
+            if plan.window is None or drafter is None:
                 super().alloc_memory_pool(memory_pool_config, req_to_token_pool, token_to_kv_pool_allocator)
             else:
                 self._rings = allocate_rings(plan, target, drafter, memory_pool_config, req_to_token_pool)
         self._build()
-        prepare_transfer(plan.role, token_to_kv_pool_allocator, self._drafter.token_to_kv_pool, self._rings)
+        if self._drafter is not None:
+            prepare_transfer(plan.role, token_to_kv_pool_allocator, self._drafter.token_to_kv_pool, self._rings)
 
     def _build(self) -> None:
         """Build the stages in the order of :meth:`_decode`; most need the pools."""
-        plan, layout, rings = self.plan, self.draft_parallel_layout, self._rings
+        plan, layout, rings, drafter = self.plan, self.draft_parallel_layout, self._rings, self._drafter
         self._commit = RecurrentCommit(self._target_worker, replays=plan.replay, exact=plan.exact)
         self._layout = Layout(self._target, plan.drafter.mask_token_id, self._commit.state_table)
-        self._draft = Draft(self._drafter, layout, rings, plan.drafted)
+        if drafter is None:
+            self._draft = self._inject = NoDrafter(self._target.device)
+        else:
+            defers = plan.role != "decode" and not get_server_args().enable_hierarchical_cache
+            self._draft = Draft(drafter, layout, rings, plan.drafted)
+            self._inject = Inject(drafter, layout, rings, defers=defers)
         self._verify = Verify(self._target_worker)
-        self._accept = Accept(self._target_worker, self._drafter.model.vocabulary)
+        self._accept = Accept(self._target_worker, self._vocabulary)
         self._copies = Copies(self._target, plan.block) if plan.copies else None
-        backs_up = get_server_args().enable_hierarchical_cache
-        self._inject = Inject(self._drafter, layout, rings, defers=plan.role != "decode" and not backs_up)
         self._rows = [rows for rows in (self._accept, self._rings, self._copies) if rows is not None]
-        payoff = Payoff(known_causes(plan, self._target, self._drafter)) if self._is_first else None
+        payoff = None
+        if self._is_first and drafter is not None:
+            payoff = Payoff(known_causes(plan, self._target, drafter))
         self._observer = Observer(plan.block, self._draft.broken, payoff)
         self._timer = StepTimer(self._target.device, every=1 if plan.widths is not None else EVERY)
 
@@ -208,12 +221,13 @@ class DFlashWorker(BaseSpecWorker):
 
     def init_cuda_graphs(self) -> None:
         plan, target, drafter = self.plan, self._target, self._drafter
-        has_room = drafter_has_room(drafter)  # on all ranks, of which the drafter's context has a part
-        with self._drafters_context():
-            self._inject.stage(plan.drafted)
-            self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=has_room)
-            if not isinstance(drafter.decode_cuda_graph_runner, DecodeCudaGraphRunner):
-                drafter.model.staged = None  # an eager forward launches as much itself
+        if self._draft_worker is not None and drafter is not None and isinstance(self._inject, Inject):
+            has_room = drafter_has_room(drafter)  # on all ranks, of which the drafter's context has a part
+            with self._drafters_context():
+                self._inject.stage(plan.drafted)
+                self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=has_room)
+                if not isinstance(drafter.decode_cuda_graph_runner, DecodeCudaGraphRunner):
+                    drafter.model.staged = None  # an eager forward launches as much itself
         if self._is_first:
             self.identity["requests"] = log_pools(plan, target, slots_per_request(get_server_args()))
         if plan.widths is not None and plan.role != "prefill":  # a prefill server decodes nothing

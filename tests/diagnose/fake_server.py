@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -22,7 +22,7 @@ INFO: dict[str, Any] = {
 WORKER: dict[str, Any] = {
     "adaptive": False,
     "requests": {"asked": 48, "running": 48, "capped_by": "--max-running-requests"},
-    "drafting": {"pays": True, "accept_length": 6.5, "known": {}},
+    "drafting": {"pays": True, "accept_length": 6.5, "break_even": 1.5, "known": {}},
     "width": {"policy": "fixed", "widths": [16]},
 }
 
@@ -40,13 +40,21 @@ def meta(tokens: int, accepted: int, **more: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def serve(info: dict[str, Any] | None = None, status: int = 200, accepted: int = 3) -> Iterator[str]:
+def serve(
+    info: dict[str, Any] | None = None,
+    status: int = 200,
+    accepted: int = 3,
+    answers: int = 1000,
+    stuck: Callable[[], object] = lambda: None,
+) -> Iterator[str]:
     """Serve on a free port; yields the URL.
 
     Args:
         status: of every reply.
         accepted: drafts per verify step of every answer.
+        answers: number of prompts that are answered; the first one beyond them calls ``stuck``.
     """
+    left, ended = iter(range(answers)), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -56,6 +64,9 @@ def serve(info: dict[str, Any] | None = None, status: int = 200, accepted: int =
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             if self.path == "/v1/tokenize":
                 self._reply({"tokens": [*json.dumps(body).encode()]})
+            elif next(left, None) is None:
+                stuck()
+                ended.wait()
             else:
                 self._reply({"text": "", "meta_info": meta(body["sampling_params"]["max_new_tokens"], accepted)})
 
@@ -73,6 +84,7 @@ def serve(info: dict[str, Any] | None = None, status: int = 200, accepted: int =
     try:
         yield f"http://127.0.0.1:{http.server_address[1]}"
     finally:
+        ended.set()
         http.shutdown()
         http.server_close()
         thread.join()

@@ -32,7 +32,7 @@ PEERS = Path(__file__).parents[2] / "lab/sglang_dflash_lab/measure/peers"
 def report(server: Server) -> Report:
     async def ask() -> Report:
         async with Client(server.url) as client:
-            return await diagnose(client, 64, 600, lambda _: None)
+            return await diagnose(client, 64, 600, 600, lambda _: None)
 
     return asyncio.run(ask())
 
@@ -63,7 +63,7 @@ def test_a_good_pair_reaches_its_figures(dflash_hybrid: Server) -> None:
     assert found.server.worker == "sglang-dflash" and found.probes[0].template and found.server.known == {}
     assert (found.server.requests["asked"], found.server.requests["running"]) == (16, 16)
     assert found.stated is not None and not found.is_low, found.measured
-    names = "chat template", "thinking on", "raw prompts", "temperature 1", "long context", "8 users at once"
+    names = "chat template", "thinking on", "raw prompts", "temperature 1", "long context", "all at once"
     assert tuple(rows) == names
     assert all(1 < row["accept length"] <= 16 and row["width"] == 16 for row in rows.values()), rows
     # Greedy in float32: eight users get the blocks of one user.

@@ -19,7 +19,12 @@ CARD = Reference("its card", True, {"math": 7.0})
 def probe(name: str, accept_length: float, cause: str = "", **fields: Any) -> Probe:
     width = fields.pop("width", None)
     answer = meta(100, 5, spec_cap_length=width) | {"completion_tokens": 100 * accept_length, "spec_verify_ct": 100}
-    return Probe(name, cause, answers=[("math", answer)], seconds=1.0, **fields)
+    return answered(Probe(name, cause, **fields), ("math", answer))
+
+
+def answered(probe: Probe, *answers: tuple[str, dict[str, Any]]) -> Probe:
+    probe.answers, probe.seconds = list(answers), 1.0
+    return probe
 
 
 def report(
@@ -63,7 +68,7 @@ def known(**causes: str | None) -> dict[str, Any]:
     ],
 )
 def test_a_healthy_server_gets_no_sentence(healthy: Report) -> None:
-    assert healthy.verdict == [] and str(healthy).startswith("HEALTHY: "), str(healthy)
+    assert healthy.verdict == [] and "\nHEALTHY: " in str(healthy), str(healthy)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +111,7 @@ def test_a_healthy_server_gets_no_sentence(healthy: Report) -> None:
 )
 def test_the_planted_cause_comes_first_with_its_fix(found: Report, named: tuple[str, ...]) -> None:
     assert all(part in found.verdict[0] for part in named), found.verdict
-    assert str(found).startswith("LOW ACCEPTANCE: " if found.is_low else "PROBLEM: ")
+    assert ("\nLOW ACCEPTANCE: " if found.is_low else "\nPROBLEM: ") in str(found)
 
 
 def test_at_most_three_sentences_likeliest_cause_first() -> None:
@@ -138,7 +143,7 @@ def test_a_full_block_at_an_adaptive_width_is_measured_or_taken_from_survival(
 def test_survival_is_the_share_of_steps_that_commit_a_draft() -> None:
     histograms = [[1, 0, 1, 0], [2, 1, 3, 0]]
     answers = [("math", meta(8, 1) | {"spec_correct_drafts_histogram": each}) for each in histograms]
-    first, last = (Probe("", answers=answers, seconds=1.0) for _ in range(2))
+    first, last = (answered(Probe(""), *answers) for _ in range(2))
     found = Report(Server(server_info(drafted=4)), [first, last], None)
     assert found.survival == [5 / 8, 4 / 8, 0.0] and "▆▅▁" in str(found)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 
 pytest.importorskip("sglang")
 
+from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
+from sglang_dflash.check.report import preflight
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.hooks import launch as hooks_launch
 from sglang_dflash.hooks import reports, takeover
@@ -27,7 +31,7 @@ from sglang_dflash.upstream import read_record, write_record
 from sglang_dflash.upstream.worker import SpeculativeAlgorithm
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.plan.commands import FOLDER as COMMANDS
-from tests.support.configs import serve_builtin, serving_plan
+from tests.support.configs import serve_builtin, serving_plan, target
 
 pytestmark = pytest.mark.sglang
 
@@ -101,11 +105,13 @@ def test_a_target_of_an_unproven_kind_is_left_to_sglangs_worker_unless_the_switc
     assert reason(False, AMD) is not None, "no switch makes an AMD GPU run kernels that do not compile for it"
 
 
-def launch(monkeypatch: pytest.MonkeyPatch, gpu: Device, target: str) -> tuple[list[str], object]:
+def launch(
+    monkeypatch: pytest.MonkeyPatch, gpu: Device, target: str, drafter: str | None = None
+) -> tuple[list[str], object]:
     """The warnings of a launch whose resolution ends, and the record of its arguments."""
     args = SimpleNamespace(**{each.name: each.default for each in argument_fields()}, speculative_algorithm="DFLASH")
     args.model_path, args.device = target, "cuda"
-    args.speculative_draft_model_path = str(drafter_path("tiny-dense", "good"))
+    args.speculative_draft_model_path = drafter or str(drafter_path("tiny-dense", "good"))
     monkeypatch.setattr("sglang_dflash.hooks.launch.this_device", lambda _: gpu)
     for name in ("sglang_dflash.hooks.launch.refuse_without_accelerator", "sglang_dflash.hooks.launch.check_sglang"):
         monkeypatch.setattr(name, lambda: None)
@@ -129,6 +135,27 @@ def test_a_launch_that_is_left_to_sglang_logs_one_line_and_checks_nothing(
     [line], record = launch(monkeypatch, gpu, target)
     assert line.startswith("DFLASH is served by SGLang's own worker, not by sglang-dflash: ")
     assert isinstance(record, str) and record in line
+
+
+@pytest.mark.parametrize(
+    ("architecture", "algorithm"),
+    [("LlamaForCausalLM", "STANDALONE"), ("LlamaForCausalLMEagle3", "EAGLE3"), ("LlamaForCausalLMEagle", "EAGLE")],
+)
+def test_a_model_that_is_no_dflash_drafter_is_refused_with_its_own_algorithm(
+    architecture: str, algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a launch and by ``check``, on a GPU and on a CPU: SGLang's DFLASH worker cannot serve it either."""
+    assert algorithm in SpeculativeAlgorithm.__members__
+    ordinary = target(architectures=[architecture], model_type="llama", kv_lora_rank=4)
+    (tmp_path / "config.json").write_text(json.dumps(ordinary))
+    pair = {"target": str(target_path("tiny-dense")), "drafter": str(tmp_path)}
+    for device in (GPUS["h200"], CPU):
+        with pytest.raises(DFlashError, match=f"{architecture} is no DFLASH drafter.* target_layer_ids") as raised:
+            launch(monkeypatch, device, pair["target"], pair["drafter"])
+        [found] = preflight(parse([], **pair)[0], device).findings
+        assert (found.level, found.remedy) == ("error", raised.value.remedy)
+        advice = f"--speculative-algorithm {algorithm},", "leave --speculative-draft-model-path out"
+        assert all(each in found.remedy for each in advice) and "builtin" not in found.remedy
 
 
 def test_arguments_without_a_plan_are_refused() -> None:

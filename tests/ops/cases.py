@@ -61,9 +61,11 @@ def test_prepare_block(bs: int, width: int, lens: torch.dtype) -> None:
 @pytest.mark.parametrize(("bs", "width", "drafted"), [(0, 4, 4), (3, 2, 2), (5, 7, 7), (4, 33, 16)])
 def test_take_drafts(bs: int, width: int, drafted: int) -> None:
     # Of a graph's padded output; past the drafter's block its last draft is repeated.
-    drafts, broken, total = ints(0, 500, bs + 2, drafted - 1)[:bs], ints(0, 9, bs), ints(0, 9)
+    drafts, broken, total = ints(0, 5, bs + 2, drafted - 1)[:bs], ints(0, 9, bs), ints(0, 9)
     for margins in (None, torch.rand(bs + 2, drafted - 1, device=DEVICE)[:bs]):
-        compare("take_drafts", ints(0, 500, bs, width), drafts, broken, total, margins)
+        tokens = ints(0, 500, bs, width)
+        tokens[:, 1:] = 3  # the mask token, which some drafts are
+        compare("take_drafts", tokens, drafts, broken, total, margins)
 
 
 @pytest.mark.parametrize(("bs", "width"), [(0, 4), (6, 1), (50, 7), (8, 33)])
@@ -183,9 +185,10 @@ def test_match_copies(bs: int, width: int, vocab: int, bound: int, lens: torch.d
     history, rows, last = histories(bs, vocab)
     after = (last - ints(1, width + 1, bs)).clamp(min=0)
     tokens = ints(0, vocab, bs, width + 3)[:, :width]
-    # Of a step before, or cleared.
+    # Of a step before, or cleared; and what was offered, which may be wider than this step.
     found = torch.zeros(ROWS, 2, dtype=torch.int64, device=DEVICE)
     found[rows[::2], 0] = (last[::2] << 36) - 1
+    found[rows[1:], 1] = ints(0, width + 3, bs - 1) + (ints(0, vocab, bs - 1) << 19) if bs else 0
     # Positions past the table: the definition writes them to the last column, the kernel nowhere.
     compare(
         *("match_copies", history, found, rows, after.to(lens), tokens, last.to(lens)),
@@ -201,8 +204,9 @@ def test_offer_copies(bs: int, width: int) -> None:
     found = torch.zeros(ROWS, 2, dtype=torch.int64, device=DEVICE)
     newest = history[rows].gather(1, last[:, None]).long()
     step.match_copies(history, found, rows, last - 1, newest, last, longest=6, bound=COLUMNS)
-    tokens, margins = ints(0, 3, bs, width), torch.rand(bs, width + 2, device=DEVICE)[:, : width - 1]
-    _, _, _, _, after, *_ = compare("offer_copies", tokens, margins, history, found, rows, last, least=5, unsure=0.7)
+    tokens, margins = ints(0, 3, bs, width), (torch.randn(bs, width + 2, device=DEVICE) * 9)[:, : width - 1]
+    choices = torch.rand(32, device=DEVICE) < 0.5
+    _, _, _, _, after, *_ = compare("offer_copies", tokens, margins, history, found, rows, last, choices, least=5)
     assert bs < 9 or (after[rows, 1] > 0).any()
 
 

@@ -64,6 +64,9 @@ def naive_copy(tokens: list[int], most: int, longest: int) -> tuple[int, list[in
     return best, [tokens[after + i % (last + 1 - after)] for i in range(most)] if best else []
 
 
+MARGINS = (-math.inf, math.nan, 0.0, 0.4, 0.5, 0.9, 1.0, 3.9, 4.0, 8.0, 15.9, 16.0, 99.0)
+
+
 @given(st.integers(0, 2**32))
 def test_copies_equal_those_of_a_naive_loop_after_rejected_tokens(seed: int) -> None:
     """Several requests go through steps; rejected and former requests' tokens stay in the table."""
@@ -85,19 +88,25 @@ def test_copies_equal_those_of_a_naive_loop_after_rejected_tokens(seed: int) -> 
         step.match_copies(table, defined, rows, lens, block, last, longest=longest, bound=bound)
         match_copies(history, found, rows, lens, block, last, longest=longest, bound=bound)
         assert torch.equal(found, defined) and torch.equal(history, table)
-        drafts, margins = some(bs, width).abs(), torch.rand(bs, width - 1)
-        offered = drafts.clone()
-        offer_copies(offered, margins, history, found, rows, last, least=least, unsure=0.5)
+        drafts, margins = some(bs, width).abs(), torch.tensor(random.choices(MARGINS, k=bs * (width - 1))).view(bs, -1)
+        offered, choices = drafts.clone(), torch.rand(32) < 0.5
+        offer_copies(offered, margins, history, found, rows, last, choices, least=least)
         for b, text in enumerate(texts):
             length, copy = naive_copy(text, width - 1, longest)
             assert found[rows[b], 0] >> 31 == (last[b] << 5) + length
-            expected, first = drafts[b, 1:].tolist(), 0
+            expected, first, taken = drafts[b, 1:].tolist(), 0, False
             if length >= least:
                 copy = [c if c >= 0 else d for c, d in zip(copy, expected, strict=True)]
                 first = next((i for i, (c, d) in enumerate(zip(copy, expected, strict=True), 1) if c != d), 0)
-                first *= bool(margins[b, first - 1] < 0.5)
+            if first:
+                margin = margins[b, first - 1].item()
+                cell = 7 * max(0, length // 4 - 1) + sum(margin >= edge for edge in (0.5, 1, 2, 4, 8, 16))
+                cell = cell if margin >= 0 else 31
+                taken = bool(choices[cell])
+                other = (expected if taken else copy)[first - 1]
+                first += (taken << 13) + (cell << 14) + (other << 19)
             assert found[rows[b], 1] == first
-            assert offered[b].tolist() == [drafts[b, 0].item(), *(copy if first else expected)]
+            assert offered[b].tolist() == [drafts[b, 0].item(), *(copy if taken else expected)]
 
 
 @pytest.mark.parametrize(("width", "taps"), [(5, 3), (8, 2), (2, 4), (1, 2)])

@@ -125,7 +125,7 @@ STRIDED: dict[str, Callable[[], object]] = {
     "gdn_verify_kernel": lambda: BLOCKS.verify(gdn_verify, BLOCKS.records, slots=EVERY_OTHER),
     "gdn_commit_kernel": lambda: gdn_commit(BLOCKS.states, BLOCKS.records, DENSE, DENSE, EVERY_OTHER),
     "match_copies_kernel": lambda: match_copies(*(TABLE, PAIRS, DENSE, DENSE, TABLE, EVERY_OTHER), longest=4, bound=7),
-    "offer_copies_kernel": lambda: offer_copies(TABLE, TABLE, TABLE, PAIRS, EVERY_OTHER, DENSE, least=4, unsure=1.0),
+    "offer_copies_kernel": lambda: offer_copies(TABLE, TABLE, TABLE, PAIRS, EVERY_OTHER, DENSE, DENSE, least=4),
     "convolve_block_kernel": lambda: convolve_block(EVERY_OTHER[:, None], TABLE, TABLE[:, None], width=2),
     "walk_candidates_kernel": lambda: walk_candidates(TRIPLES[..., ::2], TABLE, TABLE, DENSE, TABLE, TABLE),
     "repeat_rows_kernel": lambda: repeat_rows(DENSE, DENSE, DENSE, EVERY_OTHER, None, width=2),

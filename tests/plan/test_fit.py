@@ -24,7 +24,7 @@ from sglang_dflash.errors import DFlashError, raise_first_error
 from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.division import STATE_SHARE
 from tests.support.cards import FOLDER, NAMES, card
-from tests.support.configs import card_pair, checked, memory_of
+from tests.support.configs import MISSING, card_pair, checked, drafter, memory_of, target
 
 SGLANGS = STATE_SHARE + 1e-9  # a ratio that is not the default decides alone
 CONTEXT = 262_144  # tokens of the longest request of each card's target
@@ -143,6 +143,45 @@ def test_a_prefill_server_keeps_states_and_has_no_verify_scratch() -> None:
     assert served.running > fit(verifying, report.memory.static_bytes).running
     assert served.tokens >= fit(verifying, report.memory.static_bytes, replay=True).tokens
     assert sizing(*flags, "--enable-pd-role-switch").kept.scratch  # it may become a decoding server
+
+
+# SmolLM2-135M (no head_dim) and Qwen3-0.6B; parameters, and K/V numbers of a token, by their cards.
+SMOLLM2 = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": MISSING, "intermediate_size": 1536,
+    "vocab_size": 49_152, "tie_word_embeddings": True,
+}  # fmt: skip
+QWEN3 = {
+    "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+    "intermediate_size": 3072, "vocab_size": 151_936, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters", "kv"),
+    [(SMOLLM2, 134_515_008, 30 * 2 * 3 * 64), (QWEN3, 596_049_920, 28 * 2 * 8 * 128)],
+    ids=["Llama", "Qwen3"],
+)
+def test_the_memory_of_a_dense_target_follows_from_its_configuration(
+    config: dict[str, Any], parameters: int, kv: int, tmp_path: Path
+) -> None:
+    layers = {"num_target_layers": config["num_hidden_layers"]}
+    ours = {key: config[key] for key in ("hidden_size", "vocab_size")}
+    for part, written in (("target", target(**config)), ("drafter", drafter(**ours, **layers))):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "config.json").write_text(json.dumps(written))
+    stated = {"metadata": {"total_size": 2 * parameters}, "weight_map": {}}
+    (tmp_path / "target" / "model.safetensors.index.json").write_text(json.dumps(stated))
+    flags = parse(["--dtype", "bfloat16"], target=str(tmp_path / "target"), drafter=str(tmp_path / "drafter"))[0]
+    report = preflight(flags, GPUS["h100"])
+    assert report.memory is not None, report.findings
+    served = report.memory.served
+    assert (served.sizing.target_weights, served.sizing.target_kv) == (2 * parameters, 2 * kv)
+    each = 2 * kv + served.sizing.draft_kv
+    left = report.memory.static_bytes - served.sizing.weights
+    assert (
+        served.running == 48 and 0 <= left - served.tokens * each < 2 * each
+    )  # all bytes are K/V, one token is padding
 
 
 @pytest.mark.parametrize("weighed", [True, False], ids=["headers", "no headers"])

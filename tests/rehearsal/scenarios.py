@@ -28,6 +28,7 @@ class Scenario:
         name: what it is about.
         pair: the shipped pair.
         requests: arguments of ``Engine.generate``, one call after the other.
+        drafter: that of the pair; None for copies alone.
         met: what the rehearsal must have counted, such as "replays: target 4" (:data:`tests.rehearsal.report.MET`).
         width: of the block.
         graphs: batch sizes that are captured.
@@ -43,7 +44,7 @@ class Scenario:
     pair: str
     requests: tuple[Request, ...]
     met: tuple[str, ...]
-    drafter: str = "good"
+    drafter: str | None = "good"
     width: int = 8
     graphs: tuple[int, ...] = (1, 4)
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -54,12 +55,13 @@ class Scenario:
 
     def keywords(self, *, plain: bool = False) -> dict[str, Any]:
         """Arguments of ``sglang.Engine``, for ``plain`` decoding without those of speculation."""
+        drafter = None if self.drafter is None else str(drafter_path(self.pair, self.drafter))
         keywords = {
             **_SHARED,
             **({} if self.pair == "tiny-dense" else _RECURRENT),
             "model_path": str(target_path(self.pair)),
             "speculative_algorithm": "DFLASH",
-            "speculative_draft_model_path": str(drafter_path(self.pair, self.drafter)),
+            "speculative_draft_model_path": drafter,
             "speculative_num_draft_tokens": self.width,
             "cuda_graph_bs_decode": list(self.graphs),
             **self.options,
@@ -198,6 +200,16 @@ SCENARIOS: tuple[Scenario, ...] = (
         width=32,
         graphs=(3,),
         options={**RANDOM_WIDTHS, "mamba_radix_cache_strategy": "extra_buffer", "speculative_draft_window_size": 32},
+    ),
+    Scenario(
+        "hybrid: copies alone, widths at random",
+        HYBRID,
+        (ask(HYBRID, 2, 24, repeat=3, cut=100),),
+        (*_STATES_REPLAYED, *_COPIES, *(f"widths: target {w}" for w in (1, 2, 4, 8))),
+        drafter=None,
+        environment=REPLAY,
+        graphs=(2,),
+        options={**RANDOM_WIDTHS, "max_running_requests": 2},
     ),
     *(
         Scenario(

@@ -130,7 +130,7 @@ def test_so_has_text_without_a_seed(name: str, served: Server, p_values: PValues
 @pytest.mark.slow
 def test_so_has_text_of_copied_blocks(target: Any, drafter: Path, tmp_path: Path, p_values: PValues) -> None:
     """Any match is copied."""
-    (tmp_path / "copy_rule.json").write_text(json.dumps({"least": 2, "unsure": 1e9}))
+    (tmp_path / "copy_rule.json").write_text(json.dumps({"least": 2, "edges": 6}))
     plugin = with_plugin(tmp_path, "copy_rule")
     with running(tmp_path, *arguments(target, drafter), **{SWITCH: "1"}, **plugin) as server:
         for name in ("temperature 1", "all filters", "penalties and filters"):

@@ -54,11 +54,9 @@ def target_arguments(pair: str, base: tuple[str, ...] = BASE) -> tuple[str, ...]
     return ("--model-path", str(target_path(pair)), *base, *tracked)
 
 
-def draft_arguments(pair: str, drafter: str | Path = "good", block: int = 16) -> tuple[str, ...]:
-    return (
-        *("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(_folder(pair, drafter))),
-        *("--speculative-num-draft-tokens", str(block)),
-    )
+def draft_arguments(pair: str, drafter: str | Path | None = "good", block: int = 16) -> tuple[str, ...]:
+    given = () if drafter is None else ("--speculative-draft-model-path", str(_folder(pair, drafter)))
+    return ("--speculative-algorithm", "DFLASH", *given, "--speculative-num-draft-tokens", str(block))
 
 
 def _folder(pair: str, drafter: str | Path) -> Path:
@@ -89,16 +87,17 @@ def dflash_server(
     folder: Path,
     *arguments: str,
     base: tuple[str, ...] = BASE,
-    drafter: str | Path = "good",
+    drafter: str | Path | None = "good",
     block: int = 16,
     launcher: tuple[str, ...] = LAUNCH_SERVER,
     **environment: str,
 ) -> Iterator[Server]:
-    """Serve the pair under DFLASH; assert that our worker serves it."""
+    """Serve the pair under DFLASH, or copies alone without a drafter; assert that our worker serves it."""
     command = (*target_arguments(pair, base), *draft_arguments(pair, drafter, block), *arguments)
     with running(folder, *command, launcher=launcher, **environment) as server:
         info = worker_info(server)
-        assert (info["drafter"], info["block_size"]) == (str(_folder(pair, drafter)), block)
+        assert info["drafter"] == (None if drafter is None else str(_folder(pair, drafter)))
+        assert info["block_size"] == block
         yield server
 
 

@@ -56,8 +56,42 @@ def test_matches_and_tokens_of_copies_reach_the_host() -> None:
     held.read(StepRecord(1, 3, reqs, found=found, rows=rows, accept_lens=[1, 1, 1]))
     assert held.buckets([*reqs, Request()]) == [2, 0, 1, 0]
     # Copies differ from drafts from positions 2 and 3 on; the first one was right up to position 5.
-    found = torch.tensor([[at + (16 << 31), 0], [0, 0], [at, 2], [at, 3]])
+    found = torch.tensor([[at + (16 << 31), 0], [0, 0], [at, 2 + TAKEN], [at, 3 + TAKEN]])
     step = StepRecord(16, 3, reqs, found=found, rows=rows, accept_lens=[6, 4, 2])
     held.read(step)
     assert (step.match_lens, step.copied_tokens) == ([9, 4], 4)
     assert held.buckets(reqs) == [0, 4, 0]
+
+
+TAKEN, CELL, OTHER_WAS_RIGHT = 1 << 13, 1 << 14, 1 << 62
+
+
+def decisions(held: Copies, offered: int, accept_len: int, steps: int) -> list[bool]:
+    """Whether the copy is taken in the offered cell after each of ``steps`` alike, on the device."""
+    taken = []
+    for _ in range(steps):
+        found = torch.tensor([[0, offered]])
+        held.read(StepRecord(16, 1, (Request(),), found=found, rows=[0], accept_lens=[accept_len]))
+        taken.append(bool(held._choices[offered >> 14 & 31]))
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("offered", "accept_len", "copy_was_right"),
+    [
+        (3 + TAKEN, 4, True),
+        (3 + TAKEN + OTHER_WAS_RIGHT, 3, False),
+        (3, 4, False),
+        (3 + OTHER_WAS_RIGHT, 3, True),
+        (3 + TAKEN, 3, None),  # neither was
+        (3 + OTHER_WAS_RIGHT, 2, None),  # a token before them was refused
+    ],
+)
+@pytest.mark.parametrize("edges", [0, 6])  # the drafter is unsure, or sure
+def test_what_was_right_is_offered_next(offered: int, accept_len: int, copy_was_right: bool | None, edges: int) -> None:
+    held, at_first = copies(), edges == 0
+    found = decisions(held, offered + edges * CELL, accept_len, 40)
+    assert found[0] is at_first  # one result changes nothing
+    assert found[-1] is (at_first if copy_was_right is None else copy_was_right)
+    others = [bool(choice) is (cell % 7 <= 3) for cell, choice in enumerate(held._choices[:28]) if cell != edges]
+    assert all(others) and held._choices[28:].all()

@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs.corpus import prompts
@@ -17,6 +19,8 @@ from tests.support.pair_servers import (
     FEATURES,
     RANDOM_WIDTHS,
     RETRACTED,
+    WIDE_WIDTHS,
+    changed_drafter,
     dflash_server,
     plain_server,
     with_plugin,
@@ -41,33 +45,38 @@ def texts(found: list[Answer]) -> list[list[int]]:
     return [answer.tokens for answer in found]
 
 
+@pytest.fixture(params=["random_widths_hybrid", "copies_alone"])
+def copying(request: pytest.FixtureRequest) -> Server:
+    """With a drafter, and without one."""
+    served: Server = request.getfixturevalue(request.param)
+    return served
+
+
 @pytest.mark.parametrize("concurrency", [pytest.param(1, marks=pytest.mark.slow), 8])
-def test_repeats_are_copied_and_the_text_stays(
-    concurrency: int, random_widths_hybrid: Server, plain_hybrid: Server
-) -> None:
+def test_repeats_are_copied_and_the_text_stays(concurrency: int, copying: Server, plain_hybrid: Server) -> None:
     inputs = repeats(4, seed=concurrency)
-    before = worker_info(random_widths_hybrid)
-    found = generate_all(random_widths_hybrid, inputs, concurrency, NEW_TOKENS)
+    before = worker_info(copying)
+    found = generate_all(copying, inputs, concurrency, NEW_TOKENS)
     assert texts(found) == texts(generate_all(plain_hybrid, inputs, 8, NEW_TOKENS))
-    after = worker_info(random_widths_hybrid)
+    after = worker_info(copying)
     copied, brought = ("copied_blocks_by_match_length", "tokens_brought_by_copies")
     assert sum(after[copied].values()) >= sum(before[copied].values()) + len(inputs)
     assert after[brought] >= before[brought] + 2 * len(inputs)
     assert all(4 <= int(length) <= 16 for length in after[copied])
 
 
-def test_a_seed_gives_the_same_text_with_copies(random_widths_hybrid: Server, dflash_hybrid: Server) -> None:
+def test_a_seed_gives_the_same_text_with_copies(copying: Server, dflash_hybrid: Server) -> None:
     inputs = repeats(4, seed=2)
     params = [
         {"temperature": 1.0 + i % 2 / 2, "top_p": 0.9, "sampling_seed": i, "max_new_tokens": NEW_TOKENS}
         for i in range(len(inputs))
     ]
-    copied, drafted = (tokens(answers(server, inputs, params)) for server in (random_widths_hybrid, dflash_hybrid))
+    copied, drafted = (tokens(answers(server, inputs, params)) for server in (copying, dflash_hybrid))
     assert copied == drafted
     assert copied != texts(generate_all(dflash_hybrid, inputs, 8, NEW_TOKENS))
 
 
-def test_a_grammar_refuses_what_a_copy_proposes(random_widths_hybrid: Server, plain_hybrid: Server) -> None:
+def test_a_grammar_refuses_what_a_copy_proposes(copying: Server, plain_hybrid: Server) -> None:
     """The conversation shows answers to the same questions that the schema forbids, and asks again."""
     asked = prompts("json", n=12, shape="single")
     shown = [
@@ -81,15 +90,40 @@ def test_a_grammar_refuses_what_a_copy_proposes(random_widths_hybrid: Server, pl
         for value in schema["properties"].values():  # the values of the answer that is shown break it
             value |= {"maxLength": 2} if value["type"] == "string" else {"minimum": 1000, "maximum": 9999}
         params.append({"temperature": 0, "max_new_tokens": 120, "json_schema": json.dumps(schema)})
-    before = worker_info(random_widths_hybrid)["copied_blocks_by_match_length"]
-    found, expected = (answers(server, inputs, params) for server in (random_widths_hybrid, plain_hybrid))
+    before = worker_info(copying)["copied_blocks_by_match_length"]
+    found, expected = (answers(server, inputs, params) for server in (copying, plain_hybrid))
     assert tokens(found) == tokens(expected)
     for answer in found:
         if answer["meta_info"]["finish_reason"]["type"] == "stop":
             values = json.loads(answer["text"])
             assert all(len(v) <= 2 if isinstance(v, str) else v >= 1000 for v in values.values()), values
-    after = worker_info(random_widths_hybrid)["copied_blocks_by_match_length"]
+    after = worker_info(copying)["copied_blocks_by_match_length"]
     assert sum(after.values()) > sum(before.values())
+
+
+def accept_length(server: Server, inputs: list[list[int]], expected: list[list[int]]) -> float:
+    found = generate_all(server, inputs, 1, NEW_TOKENS)
+    assert texts(found) == expected
+    return sum(len(answer.tokens) for answer in found) / sum(answer.meta["spec_verify_ct"] for answer in found)
+
+
+@pytest.mark.slow
+def test_an_untrained_drafter_vetoes_no_copy(plain_hybrid: Server, tmp_path: Path) -> None:
+    """Of one with random weights, which is sure of wrong tokens, the server learns it within a few answers."""
+    drafter = changed_drafter(PAIR, tmp_path)
+    file = drafter / "model.safetensors"
+    noise = torch.Generator().manual_seed(0)
+    weights = {name: torch.randn(each.shape, generator=noise) for name, each in load_file(file).items()}
+    save_file({name: 3 * each if each.ndim > 1 else each.abs() for name, each in weights.items()}, file)
+    inputs = repeats(6, seed=5)
+    expected = texts(generate_all(plain_hybrid, inputs, 8, NEW_TOKENS))
+    lengths = []
+    for folder in (drafter, None):
+        with dflash_server(PAIR, tmp_path, *WIDE_WIDTHS, base=FEATURES, drafter=folder) as server:
+            accept_length(server, inputs, expected)
+            lengths.append(accept_length(server, inputs, expected))
+    untrained, alone = lengths
+    assert alone > 3 and untrained > 0.95 * alone, lengths
 
 
 # Chunks shorter than a prompt, mixed batches, too little K/V for all that run; retraction on any machine.

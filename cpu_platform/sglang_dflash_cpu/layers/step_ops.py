@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.ops import token_hash
+from sglang_dflash.ops.reference.step import MARGIN_EDGES, NO_DRAFT
+
+_EDGES = 2.0 ** np.arange(-1, MARGIN_EDGES - 1)
 
 
 def match_copies(
@@ -22,7 +25,13 @@ def match_copies(
 ) -> None:
     """As :func:`sglang_dflash.ops.reference.step.match_copies`: others are compared where the newest one occurs."""
     places, newest = rows.numpy(), last.numpy().astype(np.int64)[:, None]
-    positions = np.minimum(seq_lens.numpy()[:, None] + np.arange(1, tokens.shape[1] + 1), history.shape[1] - 1)
+    offered, width = found.numpy()[places, 1], tokens.shape[1]
+    place = offered & 0x1FFF
+    if place.any():
+        settled = np.take_along_axis(tokens.numpy(), np.clip(place - 1, 0, width - 1)[:, None], 1)[:, 0]
+        settled = (settled == (offered >> 19 & 0x7FFFFFFF)) & (place > 0) & (place <= width)
+        found.numpy()[places, 1] |= settled.astype(np.int64) << 62
+    positions = np.minimum(seq_lens.numpy()[:, None] + np.arange(1, width + 1), history.shape[1] - 1)
     history.numpy()[places[:, None], positions] = tokens.numpy()
     known, back = history.numpy()[places, : min(bound, history.shape[1] - 1) + 1], np.arange(longest)
     wanted = np.where(newest >= back, np.take_along_axis(known, np.maximum(newest - back, 0), 1), -1)
@@ -43,9 +52,9 @@ def offer_copies(
     found: Tensor,
     rows: Tensor,
     last: Tensor,
+    choices: Tensor,
     *,
     least: int,
-    unsure: float,
 ) -> None:
     """As :func:`sglang_dflash.ops.reference.step.offer_copies`; most steps have nothing to offer."""
     places, state = rows.numpy(), found.numpy()
@@ -61,8 +70,13 @@ def offer_copies(
     differs = copies != drafts
     first = differs.argmax(1)
     each = np.arange(len(first))
-    taken = differs[each, first] & (margins.numpy()[matched, first] < unsure)
-    state[places[taken], 1] = first[taken] + 1
+    disputed, margin = differs[each, first], margins.numpy()[matched, first]
+    buckets = np.clip(length[matched] // 4 - 1, 0, 3) * (MARGIN_EDGES + 1)
+    cell = np.where(margin >= 0, buckets + np.searchsorted(_EDGES, margin, side="right"), NO_DRAFT)
+    taken = disputed & choices.numpy()[cell]
+    other = np.where(taken, drafts[each, first], copies[each, first])
+    offered = first + 1 + (taken.astype(np.int64) << 13) + (cell << 14) + (other << 19)
+    state[places, 1] = np.where(disputed, offered, 0)
     tokens.numpy()[matched[taken], 1:] = copies[taken]
 
 

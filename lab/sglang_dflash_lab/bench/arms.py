@@ -12,9 +12,11 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash_lab.pairs import NAMES, drafter_path, target_path
 
 AR = "ar"
-OURS = ("dflash", "adaptive")
-_ARM = re.compile(r"(?:(?P<ar>ar)|(?P<kind>dflash|adaptive|builtin|mtp):(?P<size>\d+))(?P<env>(?:\+\w+=[^+]*)*)")
-_FORMS = "ar, dflash:BLOCK, adaptive:BLOCK, builtin:BLOCK or mtp:STEPS, each with optional +NAME=VALUE variables"
+OURS = ("dflash", "adaptive", "copies")
+_ARM = re.compile(
+    r"(?:(?P<ar>ar)|(?P<kind>dflash|adaptive|copies|builtin|ngram|mtp):(?P<size>\d+))(?P<env>(?:\+\w+=[^+]*)*)"
+)
+_FORMS = "ar, mtp:STEPS, or dflash, adaptive, copies, builtin or ngram with :BLOCK, and optional +NAME=VALUE variables"
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class Arm:
     Attributes:
         label: as the user wrote it; the arm's name in every result.
         kind: ``ar`` (no speculation), ``dflash`` (our worker, fixed block), ``adaptive`` (our worker, a width per
-            step), ``builtin`` (SGLang's own DFLASH worker) or ``mtp``.
+            step), ``copies`` (our worker without the drafter), ``builtin`` (SGLang's own DFLASH worker), ``ngram`` (its
+            drafts from n-grams) or ``mtp``.
         size: block size, number of draft steps of ``mtp``, 0 for ``ar``.
         env: environment of the arm's server.
     """
@@ -101,6 +104,10 @@ class Arm:
         if self.kind == "mtp":
             steps = ["--speculative-num-steps", str(self.size), "--speculative-num-draft-tokens", str(self.size + 1)]
             return ["--speculative-algorithm", "NEXTN", "--speculative-eagle-topk", "1", *steps]
+        if self.kind == "ngram":
+            return ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(self.size)]
+        if self.kind == "copies":
+            return ["--speculative-algorithm", "DFLASH", "--speculative-num-draft-tokens", str(self.size)]
         if pair.drafter is None:
             raise DFlashError(f"mode {self.label} without a drafter", expected="--pair or --draft", remedy="add one")
         adaptive = ["--speculative-adaptive"] if self.kind == "adaptive" else []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -20,6 +20,7 @@ from sglang_dflash.errors import DFlashError
 _TEXTS = json.loads(Path(__file__).with_name("questions.json").read_text())
 QUESTIONS = [(task, prompts[number]) for number in range(3) for task, prompts in _TEXTS["questions"].items()]
 _FEW, _USERS = 4, 8  # questions of a variation; concurrent users of the last probe
+TRIAL, SHORT = 16, 64  # tokens of the answer that is timed first; of answers below which half of the prompts are sent
 _CHARACTERS_PER_TOKEN = 4
 _ROOM = 256  # tokens of a prompt outside its notes
 _POOL_SIZES = ("--max-mamba-cache-size", "--max-total-tokens")
@@ -59,6 +60,21 @@ class Server:
         self.pays: bool | None = drafting.get("pays")
         likeliest = [Cause(**cause) for cause in drafting.get("causes", [])[:1] if cause["cause"] != DRAFTER]
         self.recent_cause = str(likeliest[0]) if likeliest else None  # the probes find others
+        self.facts = [f"{self.target} + {self.drafter}, served by {self.worker}"]
+        self.facts += [f"  {fact}." for fact in _facts(state, worker, drafting)]
+
+
+def _facts(state: Mapping[str, Any], worker: Mapping[str, Any], drafting: Mapping[str, Any]) -> Iterator[str]:
+    length = worker.get("mean_accept_length") if worker else state.get("avg_spec_accept_length")
+    yield f"Since the start: {length:.2f} tokens per verified block" if length else "No block was verified yet"
+    if steps := worker.get("steps_by_width"):
+        shares = ", ".join(f"{count} of width {width}" for width, count in steps.items())
+        yield f"Steps: {shares}; {worker['tokens_brought_by_copies']} accepted tokens were copied"
+    if recent := drafting.get("accept_length"):
+        pays = {True: "pays", False: "does not pay", None: "is not judged yet"}[drafting["pays"]]
+        yield f"Recent requests: {recent:.2f} tokens per block, {drafting['break_even']:.2f} needed; drafting {pays}"
+    if paused := worker.get("width", {}).get("paused"):
+        yield f"Drafting is paused: {paused}"
 
 
 def _pooled(sections: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -87,9 +103,9 @@ def _require_dflash(info: Mapping[str, Any]) -> None:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Probe:
-    """A probe and, once it has run, its answers."""
+    """A probe and its answers, complete up to an interruption."""
 
     name: str
     cause: str = ""  # that this probe plants; none for the baseline
@@ -99,8 +115,10 @@ class Probe:
     notes: str = ""  # system message
     prompts: int = _FEW
     users: int = 1
-    answers: Sequence[tuple[str, Mapping[str, Any]]] = ()  # task and meta_info of those that took a verify step
-    seconds: float = 0.0  # from the first prompt to the last answer
+    # Task and meta_info of answers that took a verify step; tokens of all; from the first prompt to the last answer
+    answers: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list, init=False)
+    tokens: int = field(default=0, init=False)
+    seconds: float = field(default=0.0, init=False)
 
     def accept_length(self, *tasks: str) -> float | None:
         """Return the tokens per verify step, averaged over answers as on the cards; None without a verify step."""
@@ -111,6 +129,11 @@ class Probe:
         # SGLang states no width where all blocks have the same.
         steps = [(meta["spec_verify_ct"], meta.get("spec_cap_length") or block) for _, meta in self.answers]
         return sum(count * width for count, width in steps) / sum(count for count, _ in steps) if steps else None
+
+    def row(self, block: int) -> dict[str, Any]:
+        """Return its figures by the name of their column."""
+        counts = {"probe": self.name, "answers": len(self.answers), "accept length": self.accept_length()}
+        return {**counts, "width": self.width(block), "tokens/s": self.tokens / self.seconds}
 
 
 async def plan_probes(client: Client, thinking: bool | None, long_tokens: int) -> list[Probe]:
@@ -133,21 +156,40 @@ async def plan_probes(client: Client, thinking: bool | None, long_tokens: int) -
             replace(few, name="temperature 1", cause=SAMPLING, temperature=1.0),
             replace(few, name="long context", cause=CONTEXT, notes=_notes(long_tokens * _CHARACTERS_PER_TOKEN)),
         ]
-    return [first, *others, replace(first, name=f"{_USERS} users at once", prompts=_USERS, users=_USERS)]
+    return [first, *others, replace(first, name="all at once", prompts=_USERS, users=_USERS)]
 
 
-async def run_probe(client: Client, probe: Probe, max_tokens: int) -> Probe:
-    """Send a probe's questions and return the probe with its answers."""
+def fit(probes: Sequence[Probe], trial: Probe, max_tokens: int, seconds: float) -> tuple[int, float]:
+    """Halve the prompts of all probes if a server is too slow; return tokens per answer and the expected seconds.
+
+    Args:
+        trial: has run, and shows the server's speed.
+        seconds: that all probes may take.
+    """
+    speed = max(1, trial.tokens) / trial.seconds
+    if speed * seconds < min(SHORT, max_tokens) * sum(probe.prompts for probe in probes):
+        for probe in probes:
+            probe.prompts, probe.users = probe.prompts // 2, -(-probe.users // 2)
+    prompts = sum(probe.prompts for probe in probes)
+    tokens = max(TRIAL, min(max_tokens, int(speed * seconds / prompts)))
+    return tokens, prompts * tokens / speed
+
+
+async def run_probe(client: Client, probe: Probe, max_tokens: int) -> None:
+    """Send a probe's questions and record their answers."""
     waiting = iter([(task, await _render(client, probe, prompt)) for task, prompt in QUESTIONS[: probe.prompts]])
-    answers, began = list[tuple[str, dict[str, Any]]](), perf_counter()
+    began = perf_counter()
 
     async def user() -> None:
         for task, ids in waiting:
-            answers.append((task, await client.generate(ids, max_tokens, probe.temperature)))
+            meta = await client.generate(ids, max_tokens, probe.temperature)
+            probe.tokens += meta["completion_tokens"]
+            probe.answers += [(task, meta)] if meta.get("spec_verify_ct") else []
 
-    await asyncio.gather(*(user() for _ in range(probe.users)))
-    drafted = [(task, meta) for task, meta in answers if meta.get("spec_verify_ct")]
-    return replace(probe, answers=drafted, seconds=perf_counter() - began)
+    try:
+        await asyncio.gather(*(user() for _ in range(probe.users)))
+    finally:
+        probe.seconds = perf_counter() - began
 
 
 async def _render(client: Client, probe: Probe, prompt: str) -> list[int]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from math import log, sqrt
 from pathlib import Path
+from signal import SIGINT, SIGTERM, raise_signal
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from sglang_dflash import causes
 from sglang_dflash.causes import Cause
 from sglang_dflash.check.diagnose.client import Client
-from sglang_dflash.check.diagnose.probe import Probe, Server, plan_probes, run_probe
+from sglang_dflash.check.diagnose.probe import TRIAL, Probe, Server, fit, plan_probes, run_probe
 from sglang_dflash.check.published import accept_lengths, card_of_drafter
 from sglang_dflash.errors import DFlashError
 
@@ -53,7 +56,8 @@ class Report:
     """The measurements of a server and what follows from them.
 
     Attributes:
-        probes: the baseline first, the one of several users last; raw prompts without a chat template on the server.
+        probes: those that ran, the baseline first; raw prompts without a chat template on the server.
+        partial: whether the diagnosis was interrupted.
         measured: tokens per step of the baseline; of a full block, if the width is adaptive.
         stated: the reference's accept length on the same tasks; None for an unknown drafter.
         guesses: whether the accept length is that of a drafter that does not match its target.
@@ -61,8 +65,10 @@ class Report:
         verdict: at most three sentences; none for a healthy server.
     """
 
-    def __init__(self, server: Server, probes: Sequence[Probe], reference: Reference | None) -> None:
-        self.server, self.probes, self.reference = server, probes, reference
+    def __init__(
+        self, server: Server, probes: Sequence[Probe], reference: Reference | None, *, partial: bool = False
+    ) -> None:
+        self.server, self.probes, self.reference, self.partial = server, probes, reference, partial
         first, lengths = probes[0], reference.lengths if reference else {}
         self.measured = first.accept_length(*lengths) or 0.0
         # The server's survival curve leaves out copied blocks and contains a prior: use it for narrow blocks only.
@@ -71,46 +77,39 @@ class Report:
         self.stated = fmean(lengths.values()) if lengths else None
         self.guesses = self.measured < min(causes.GUESSING, (1 + server.block) / 2)
         self.is_low = self.guesses or self.measured < causes.LOW * (self.stated or 0.0)
-        histograms = [meta["spec_correct_drafts_histogram"] for _, meta in (*first.answers, *probes[-1].answers)]
+        histograms = [meta["spec_correct_drafts_histogram"] for p in probes if not p.cause for _, meta in p.answers]
         steps = sum(map(sum, histograms))
         self.survival = [sum(sum(counts[j:]) for counts in histograms) / steps for j in range(1, server.block)]
         self.verdict = list(islice(_sentences(self), SENTENCES))
 
     def as_json(self) -> dict[str, Any]:
         figures = {"measured": self.measured, "stated": self.stated, "survival": self.survival}
-        return {"verdict": self.verdict, "server": vars(self.server), **figures, "probes": self.rows()}
+        judged = {"verdict": self.verdict, "partial": self.partial}
+        return {**judged, "server": vars(self.server), **figures, "probes": self.rows()}
 
     def rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "probe": probe.name,
-                "prompts": probe.prompts,
-                "accept length": probe.accept_length(),
-                "width": probe.width(self.server.block),
-                "tokens/s": sum(meta["completion_tokens"] for _, meta in probe.answers) / probe.seconds,
-            }
-            for probe in self.probes
-        ]
+        return [probe.row(self.server.block) for probe in self.probes]
 
     def __str__(self) -> str:
-        s, running, asked = self.server, *map(self.server.requests.get, ("running", "asked"))
+        running, asked = map(self.server.requests.get, ("running", "asked"))
         word = "LOW ACCEPTANCE" if self.is_low else "PROBLEM" if self.verdict else "HEALTHY"
         stated = f"; {self.stated:.1f} by {self.reference.source}" if self.stated and self.reference else ""
         at_once = f", {running} of {asked} requests at once" if asked else ""
         shares = f"{self.survival[0]:.0%} to {self.survival[-1]:.0%}"
         bars = "".join(_BARS[min(int(share * len(_BARS)), len(_BARS) - 1)] for share in self.survival)
         lines = [
-            f"{word}: {self.measured:.1f} tokens per step{stated}.",
+            f"\n  block {self.server.block}{', adaptive width' if self.server.adaptive else ''}{at_once}",
+            f"  survival of drafts 1 to {len(bars)}: {bars} ({shares} of steps)\n",
+            f"{'PARTIAL, as it was interrupted. ' * self.partial}{word}: {self.measured:.1f} tokens per step{stated}.",
             *(self.verdict or ["No problem was found."]),
-            f"\n  {s.target} + {s.drafter}, served by {s.worker}",
-            f"  block {s.block}{', adaptive width' if s.adaptive else ''}{at_once}",
-            f"  survival of drafts 1 to {len(bars)}: {bars} ({shares} of steps)",
-            "\n  probe               prompts  tokens per step  width  tokens per second",
         ]
-        for name, prompts, *figures in (row.values() for row in self.rows()):
-            length, width, rate = (f"{figure:.2f}" if figure is not None else "-" for figure in figures)
-            lines.append(f"  {name:20}{prompts:7}{length:>17}{width:>7}{rate:>19}")
         return "\n".join(lines)
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    name, answers, *figures = row.values()
+    length, width, rate = (f"{figure:.2f}" if figure is not None else "-" for figure in figures)
+    return f"  {name:20}{answers:>7}{length:>17}{width:>7}{rate:>19}"
 
 
 def _sentences(r: Report) -> Iterator[str]:
@@ -142,7 +141,9 @@ def _sentences(r: Report) -> Iterator[str]:
 def _recent_requests(r: Report) -> Iterator[str]:
     # Blame the variation whose accept length is nearest to that of recent requests, if both are low.
     length = r.server.recent_accept_length
-    low = [(found, p) for p in r.probes[1:-1] if (found := p.accept_length()) and found <= causes.LOW * r.measured]
+    low = [
+        (found, p) for p in r.probes if p.cause and (found := p.accept_length()) and found <= causes.LOW * r.measured
+    ]
     if length is None or not low:
         return
     found, nearest = min(low, key=lambda pair: abs(log(length / pair[0])))
@@ -152,27 +153,46 @@ def _recent_requests(r: Report) -> Iterator[str]:
         yield f"Recent requests got {length:.1f} tokens per step, {best}. Likely cause: {likely}."
 
 
-async def diagnose(client: Client, max_tokens: int, long_tokens: int, report: Callable[[str], None]) -> Report:
-    """Read the server, probe it and judge it; ``report`` receives a line about the duration.
+async def diagnose(
+    client: Client, max_tokens: int, long_tokens: int, seconds: float, report: Callable[[str], None]
+) -> Report:
+    """Read the server, probe it and judge it.
+
+    After ``seconds``, at a cancellation or at SIGTERM, the answers so far are judged.
+
+    Args:
+        report: receives what the server states, then a line per probe.
 
     Raises:
         DFlashError: nothing that can be diagnosed.
     """
-    before = Server(await client.server_info())
-    reference = find_reference(before.drafter, before.block)
-    thinking, long_tokens = reference.thinking if reference else None, min(long_tokens, before.longest_notes)
-    first, *more = await plan_probes(client, thinking, long_tokens)
-    trial = await run_probe(client, replace(first, prompts=1), max_tokens)
-    prompts = sum(probe.prompts for probe in (first, *more))
-    report(f"Sending {prompts} prompts. This takes about {trial.seconds * prompts:.0f} s.")
-    first = await run_probe(client, first, max_tokens)
-    if not first.answers:
+    server, planned, partial = Server(await client.server_info()), list[Probe](), True
+    for fact in server.facts:
+        report(fact)
+    reference = find_reference(server.drafter, server.block)
+    asyncio.get_running_loop().add_signal_handler(SIGTERM, raise_signal, SIGINT)  # which cancels this task
+    with suppress(asyncio.CancelledError, TimeoutError):
+        async with asyncio.timeout(seconds):
+            longest = min(long_tokens, server.longest_notes)
+            planned = await plan_probes(client, reference and reference.thinking, longest)
+            await run_probe(client, trial := replace(planned[0], prompts=1), TRIAL)
+            tokens, expected = fit(planned, trial, max_tokens, seconds / 2)
+            prompts = sum(probe.prompts for probe in planned)
+            report(
+                f"Sending {prompts} prompts for answers of up to {tokens} tokens. This takes about {expected:.0f} s."
+            )
+            report("\n  probe               answers  tokens per step  width  tokens per second")
+            for probe in planned:
+                await run_probe(client, probe, tokens)
+                report(_line(probe.row(server.block)))
+                if probe is planned[0]:  # what the baseline changed, without the other probes
+                    after = Server(await client.server_info())
+                    server.known, server.full_block = after.known, after.full_block
+            partial = False
+    if not (planned and planned[0].answers):
         raise DFlashError(
-            f"no answer of the probe {first.name!r} took a verify step",
+            f"no answer took a verify step{f' within {seconds:.0f} s or until the interruption' * partial}",
             expected="answers of several tokens",
             remedy="send the server a prompt by hand; with no output there is nothing to draft",
         )
-    server = Server(await client.server_info())  # with the counts of the baseline, without those of the other probes
-    server.recent_accept_length = before.recent_accept_length
-    server.recent_cause, server.pays = before.recent_cause, before.pays
-    return Report(server, [first, *[await run_probe(client, probe, max_tokens) for probe in more]], reference)
+    return Report(server, [probe for probe in planned if probe.seconds], reference, partial=partial)

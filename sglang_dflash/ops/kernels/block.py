@@ -55,11 +55,14 @@ def take_drafts_kernel(
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, LANES)
     in_block = offsets < width - 1
+    mask_token = tl.load(tokens + row * width + 1)
     draft = tl.load(drafts + row * stride + tl.minimum(offsets, drafted - 1), mask=in_block, other=0)
+    tl.debug_barrier()  # another thread may overwrite the mask token
     tl.store(tokens + row * width + 1 + offsets, draft, mask=in_block)
     tl.atomic_add(total, tl.load(broken + row))
     if margins is not None:
         margin = tl.load(margins + row * stride + offsets, mask=offsets < drafted, other=float("-inf"))
+        margin = tl.where(draft == mask_token, float("-inf"), margin)
         tl.store(block_margins + row * (width - 1) + offsets, margin, mask=in_block)
 
 

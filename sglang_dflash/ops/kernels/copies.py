@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from sglang_dflash.ops.kernels import assert_dense, lanes_of
+from sglang_dflash.ops.reference.step import MARGIN_EDGES, NO_DRAFT
 
 TILE = 2048
 
@@ -31,6 +32,12 @@ def match_copies_kernel(
     text, new = history + row * history_stride, tokens + request * tokens_stride
     first_new = tl.load(seq_lens + request).to(tl.int64) + 1
     first = tl.program_id(1) * TILE
+    if tl.program_id(1) == 0:
+        offered = tl.load(found + row * 2 + 1)
+        place = offered & 0x1FFF
+        has_place = (place > 0) & (place <= width)
+        settled = has_place & (tl.load(new + place - 1, mask=has_place, other=-1) == (offered >> 19 & 0x7FFFFFFF))
+        tl.store(found + row * 2 + 1, offered | (settled.to(tl.int64) << 62))
     if (first + TILE > first_new) | (tl.program_id(1) == tl.num_programs(1) - 1):
         # Every program that reads new tokens in the history writes them, for it cannot wait for another.
         offsets = tl.arange(0, LANES)
@@ -69,8 +76,8 @@ def match_copies(history, found, rows, seq_lens, tokens, last, *, longest, bound
     do_not_specialize=["tokens", "margins", "rows", "last", "columns", "history_stride", "margins_stride", "width"]
 )
 def offer_copies_kernel(
-    tokens, margins, history, found, rows, last, columns, history_stride, margins_stride, width, LEAST: tl.constexpr,
-    UNSURE: tl.constexpr, LANES: tl.constexpr,
+    tokens, margins, history, found, rows, last, choices, columns, history_stride, margins_stride, width,
+    LEAST: tl.constexpr, EDGES: tl.constexpr, NO_DRAFT: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + request).to(tl.int64)
@@ -86,19 +93,27 @@ def offer_copies_kernel(
     copy = tl.load(history + row * history_stride + position, mask=copied, other=-1).to(tl.int64)
     copy = tl.where(copy >= 0, copy, draft)
     first = tl.min(tl.where(copy != draft, offsets, LANES), axis=0)
-    margin = tl.load(margins + request * margins_stride + first, mask=first < LANES, other=float("inf"))
-    taken = (first < LANES) & (margin < UNSURE)
-    tl.store(found + row * 2 + 1, tl.where(taken, first + 1, 0).to(tl.int64))
+    disputed = first < LANES
+    margin = tl.load(margins + request * margins_stride + first, mask=disputed, other=float("-inf"))
+    cell = (EDGES + 1) * tl.minimum(tl.maximum(length // 4 - 1, 0), 3)
+    for edge in tl.static_range(EDGES):
+        cell += (margin >= (1 << edge) / 2).to(tl.int64)
+    cell = tl.where(margin >= 0, cell, NO_DRAFT)
+    taken = disputed & (tl.load(choices + cell) != 0)
+    other = tl.sum(tl.where(offsets == first, tl.where(taken, draft, copy), 0), axis=0)
+    offered = first + 1 + (taken.to(tl.int64) << 13) + (cell << 14) + (other << 19)
+    tl.store(found + row * 2 + 1, tl.where(disputed, offered, 0))
     tl.store(at, copy, mask=is_draft & taken)
 
 
-def offer_copies(tokens, margins, history, found, rows, last, *, least, unsure):
+def offer_copies(tokens, margins, history, found, rows, last, choices, *, least):
     assert_histories(history, found)
     assert margins.stride(1) == 1, margins.stride()
-    assert_dense(rows, last, tokens.view(-1))
+    assert_dense(rows, last, tokens.view(-1), choices)
     bs, width = tokens.shape
     if bs:
         offer_copies_kernel[(bs,)](
-            tokens, margins, history, found, rows, last, history.shape[1], history.stride(0), margins.stride(0), width,
-            LEAST=least, UNSURE=unsure, LANES=lanes_of(width), num_warps=1,
+            tokens, margins, history, found, rows, last, choices, history.shape[1], history.stride(0),
+            margins.stride(0), width, LEAST=least, EDGES=MARGIN_EDGES, NO_DRAFT=NO_DRAFT, LANES=lanes_of(width),
+            num_warps=1,
         )  # fmt: skip

@@ -88,10 +88,11 @@ def take_drafts(
 ) -> Tensor | None:
     """Copy what the drafter drafted into the block, out of memory that a later CUDA graph overwrites.
 
-    Past the drafter's block, its last draft is repeated with margin -inf, so that any copy replaces it.
+    The margin is -inf past the drafter's block, where its last draft is repeated, and where it drafts the mask token,
+    as an untrained drafter does: any copy replaces such a draft.
 
     Args:
-        tokens: int64 [bs, w], the block; its columns after the anchor are overwritten.
+        tokens: int64 [bs, w], the block of the anchor and mask tokens, which are overwritten.
         drafts: int64 [bs, d - 1] with d <= w.
         broken: int64 [bs], drafted positions whose hidden state was not finite; their sum is added to ``total``, [].
         margins: float32 [bs, d - 1], each draft's lead over the second best token.
@@ -100,6 +101,8 @@ def take_drafts(
         The block's margins, float32 [bs, w - 1]; None without ``margins``.
     """
     beyond = tokens.shape[1] - 1 - drafts.shape[1]
+    if margins is not None:
+        margins = margins.masked_fill(drafts == tokens[:, 1:2], -torch.inf)
     tokens[:, 1:] = torch.cat((drafts, drafts[:, -1:].expand(-1, beyond)), dim=1) if beyond else drafts
     total += broken.sum()
     return None if margins is None else F.pad(margins, (0, beyond), value=-torch.inf)
@@ -186,7 +189,8 @@ def match_copies(
         history: int32 [R, C], the token at each position of a request; negative where no token can be copied. Later
             columns are stale and never read, nor is the last one: positions past the table are written there.
         found: int64 [R, 2]; column 0, below ``last * 2**36``, receives ``last * 2**36 + length * 2**31 + end``: the
-            length of the match, 0 for none, and the position of its last token.
+            length of the match, 0 for none, and the position of its last token. Column 1, from :func:`offer_copies`,
+            receives bit 62 if the token that was not offered is that of ``tokens`` at its place.
         rows: int [bs], distinct rows of both.
         seq_lens: int [bs], position of the newest token so far.
         tokens: int64 [bs, w], the tokens after it, accepted or not.
@@ -195,6 +199,9 @@ def match_copies(
         bound: upper bound of ``last``, on the host.
     """
     rows, last = rows.long(), last.long()[:, None]
+    places, other = (found[rows, 1] & 0x1FFF)[:, None], (found[rows, 1] >> 19 & 0x7FFFFFFF)[:, None]
+    settled = tokens.gather(1, (places - 1).clamp(0, tokens.shape[1] - 1)) == other
+    found[rows, 1] |= (settled & (places > 0) & (places <= tokens.shape[1])).squeeze(1).long() << 62
     positions = seq_lens.long()[:, None] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
     history[rows[:, None], positions.clamp_(max=history.shape[1] - 1)] = tokens.int()
     columns = min(bound, history.shape[1] - 1) + 1
@@ -209,6 +216,9 @@ def match_copies(
     found[rows, 0] = (last[:, 0] << 36) + keys.amax(1)
 
 
+COPY_CELLS, MARGIN_EDGES, NO_DRAFT = 28, 6, 31  # cells of `choices`: 4 buckets of length times 7 of the margin
+
+
 def offer_copies(
     tokens: Tensor,
     margins: Tensor,
@@ -216,24 +226,28 @@ def offer_copies(
     found: Tensor,
     rows: Tensor,
     last: Tensor,
+    choices: Tensor,
     *,
     least: int,
-    unsure: float,
 ) -> None:
-    """Replace drafts with copies where the drafter is unsure.
+    """Replace drafts with copies where they were right more often.
 
-    A copy is the text after the match; past the newest token it repeats itself. Where copy and drafts first differ, the
-    drafter decides, since it has read the context too.
+    A copy is the text after the match; past the newest token it repeats itself. Where copy and drafts first differ,
+    ``choices`` decides by the length of the match and by how sure the drafter is. Its cell is ``7 * (length // 4 - 1)``
+    (lengths of 16 to 19 are the last bucket) plus the number of edges 0.5, 1, 2, 4, 8 and 16 that the margin reaches;
+    ``NO_DRAFT`` where the margin is negative or NaN.
 
     Args:
         tokens: int64 [bs, w], the block: anchor, then drafts, replaced in place.
-        margins: float32 [bs, w - 1], the drafter's largest logit minus its second largest at each draft.
-        history, found: as left by :func:`match_copies`. Column 1 of ``found`` receives the block position of the first
-            replaced draft, 0 for none.
+        margins: float32 [bs, w - 1], the drafter's largest logit minus its second largest at each draft; negative where
+            it drafted nothing.
+        history, found: as left by :func:`match_copies`. Column 1 of ``found`` receives 0 without a difference, else
+            ``place + taken * 2**13 + cell * 2**14 + other * 2**19``: the block position of the first difference,
+            whether the copy is offered, the cell, and the token that is not offered.
         rows: int [bs], distinct rows of both.
         last: int [bs], position of the anchor.
-        least: shortest match that is copied.
-        unsure: margin below which the copy is taken.
+        choices: bool [32], whether the copy is taken.
+        least: shortest match that is copied, from 4 on.
     """
     rows, drafts = rows.long(), tokens[:, 1:]
     key = found[rows, 0][:, None]
@@ -243,8 +257,13 @@ def offer_copies(
     copies = torch.where((copies >= 0) & (length >= least), copies, drafts)
     differs = copies != drafts
     first = differs.int().argmax(1, keepdim=True)
-    taken = differs.gather(1, first) & (margins.gather(1, first) < unsure)
-    found[rows, 1] = torch.where(taken, first + 1, 0).squeeze(1)
+    disputed, margin = differs.gather(1, first), margins.gather(1, first)
+    reached = (margin >= 2.0 ** torch.arange(-1, MARGIN_EDGES - 1, device=margin.device)).sum(1, keepdim=True)
+    cell = torch.where(margin >= 0, (MARGIN_EDGES + 1) * (length // 4 - 1).clamp(0, 3) + reached, NO_DRAFT)
+    taken = disputed & choices[cell]
+    other = torch.where(taken, drafts, copies).gather(1, first)
+    offered = first + 1 + (taken.long() << 13) + (cell << 14) + (other << 19)
+    found[rows, 1] = torch.where(disputed, offered, 0).squeeze(1)
     drafts.copy_(torch.where(taken, copies, drafts))
 
 

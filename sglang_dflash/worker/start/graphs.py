@@ -71,8 +71,9 @@ def sizes_for_narrower(captured: Sequence[int]) -> list[int]:
 class WidthGraphs:
     """Resources of every width, and device memory and capture time of the additional graphs by SGLang's phase."""
 
-    def __init__(self, target: ModelRunner, drafter: ModelRunner, layout: Any, drafted: int) -> None:
+    def __init__(self, target: ModelRunner, drafter: ModelRunner | None, layout: Any, drafted: int) -> None:
         self.target, self.drafter, self.layout = target, drafter, layout
+        self._runners = [runner for runner in (target, drafter) if runner is not None]
         self._full, self.drafted = get_spec().speculative_num_draft_tokens, drafted
         self._captured = isinstance(target.decode_cuda_graph_runner, DecodeCudaGraphRunner)
         self._sizes = sizes_for_narrower(target.decode_cuda_graph_runner.capture_bs) if self._captured else []
@@ -87,7 +88,7 @@ class WidthGraphs:
         the server's width remains if no other can run.
         """
         narrower = sorted({width for width in widths if width < self._full}, key=lambda width: (width > 1, -width))
-        if narrower and (reason := reason_for_full_width_only(self.target, self.drafter)):
+        if narrower and (reason := reason_for_full_width_only(self.target, self._runners)):
             _log("width %d only: %s", self._full, reason)
             return (self._full,)
         if narrower and self._captured:
@@ -126,11 +127,12 @@ class WidthGraphs:
         pool = getattr(self.target.req_to_token_pool, "mamba_pool", None)
         if pool is not None and pool.mamba_cache.intermediate_ssm is not None:
             changes.append((pool, "mamba_cache", packed(pool.mamba_cache, width)))
-        if not self._captured and not backends(self.target, self.drafter) & WIDTH_OF_THE_SERVER:
+        if not self._captured and not backends(self._runners) & WIDTH_OF_THE_SERVER:
             return
         with get_spec().override(speculative_num_draft_tokens=width):
             self._build_runner(self.target, width, "decode" if width == 1 else "target_verify")
-            if 1 < width < self.drafted:  # width 1 needs no drafter, and wider blocks use its own graphs
+            # Width 1 needs no drafter, and wider blocks use its own graphs.
+            if self.drafter is not None and 1 < width < self.drafted:
                 with drafters_ranks(self.layout):
                     self._build_runner(self.drafter, width, "draft_decode")
 
@@ -152,8 +154,9 @@ class WidthGraphs:
 
     def _has_room(self) -> bool:
         # Graphs of a narrower width take no more memory than those of the full width. Rank 0 decides.
-        full = self.target.graph_memory_usage, self.drafter.graph_memory_usage
-        needed = full[0].get("target_verify", 0.0) + full[1].get("draft_decode", 0.0)
+        phases = "target_verify", "draft_decode"
+        used = zip(self._runners, phases, strict=False)
+        needed = sum(runner.graph_memory_usage.get(phase, 0.0) for runner, phase in used)
         return bool(get_parallel().tp_group.broadcast_object(free_gb(self.target) - needed >= FLOOR_GB))
 
 
@@ -208,14 +211,14 @@ def free_gb(runner: ModelRunner) -> float:
     return float(get_available_gpu_memory(runner.device, runner.gpu_id, distributed=ranks.tp_size > 1, cpu_group=group))
 
 
-def backends(*runners: ModelRunner) -> set[str]:
+def backends(runners: Sequence[ModelRunner]) -> set[str]:
     prefill = {runner.prefill_attention_backend_str for runner in runners}
     return prefill | {runner.decode_attention_backend_str for runner in runners}
 
 
-def reason_for_full_width_only(target: ModelRunner, drafter: ModelRunner) -> str | None:
+def reason_for_full_width_only(target: ModelRunner, runners: Sequence[ModelRunner]) -> str | None:
     """Return the reason why every step must have the server's width; None if there is none."""
-    unknown = backends(target, drafter) - WIDTH_OF_THE_BATCH - WIDTH_OF_THE_SERVER
+    unknown = backends(runners) - WIDTH_OF_THE_BATCH - WIDTH_OF_THE_SERVER
     if unknown:
         return f"attention backend {', '.join(sorted(unknown))} may not support other widths"
     if get_exec().overlap.enable_two_batch_overlap:

@@ -47,7 +47,7 @@ from sglang_dflash.upstream.worker import (
     mamba_track_grid,
     require_mlp_tp_gather,
 )
-from sglang_dflash.worker.forwards import Inject
+from sglang_dflash.worker.forwards import Inject, NoDrafter
 from sglang_dflash.worker.state import DraftState
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class FirstCalls:
     """
 
     def __init__(
-        self, plan: ServingPlan, target: ModelRunner, inject: Inject, step: Callable[[int, int, int], None]
+        self, plan: ServingPlan, target: ModelRunner, inject: Inject | NoDrafter, step: Callable[[int, int, int], None]
     ) -> None:
         self._plan, self._target, self._inject, self._step = plan, target, inject, step
         self._table, most = target.req_to_token_pool.req_to_token, target.max_running_requests
@@ -139,7 +139,8 @@ class FirstCalls:
         if not runs_kernels(self._table):
             return
         start = time.perf_counter()
-        self._context_kv()
+        if isinstance(self._inject, Inject):
+            self._context_kv(self._inject)
         self._choices()
         if self._plan.role != "prefill":
             self._slots()
@@ -154,12 +155,12 @@ class FirstCalls:
         torch.get_device_module(self._table.device).synchronize()
         logger.info("DFLASH: loaded the kernels outside CUDA graphs in %.1f s", time.perf_counter() - start)
 
-    def _context_kv(self) -> None:
+    def _context_kv(self, inject: Inject) -> None:
         drafter, dtype, slots = self._plan.drafter, self._target.dtype, self._zeros(max(CONTEXT_TOKENS))
         hidden = slots.new_zeros(len(slots), len(drafter.target_layer_ids) * drafter.hidden_size, dtype=dtype)
         for tokens in CONTEXT_TOKENS if get_bf16_gemm_backend().is_cutedsl() else CONTEXT_TOKENS[:1]:
-            self._inject.write(hidden, None, slots[:tokens], slots[:tokens])
-        if (staged := self._inject.staged) is not None:  # it may be shorter than a block
+            inject.write(hidden, None, slots[:tokens], slots[:tokens])
+        if (staged := inject.staged) is not None:  # it may be shorter than a block
             stage_block(hidden[:1], slots[:1], slots[:1], slots[:1].int(), *staged.tensors)
 
     def _choices(self) -> None:

@@ -139,11 +139,11 @@ def accept_lens(policy: Any, width: int, lens: Any, *_: Any) -> None:
 
 
 def change_copy_rule() -> None:
-    """Shortest match, and the margin below which a copy is taken."""
+    """Shortest match, and the edges that a margin may reach where copies are taken, whatever the results."""
     from sglang_dflash.worker import copies
 
     rule = json.loads((FOLDER / "copy_rule.json").read_text())
-    copies.UNSURE, copies.LEAST = rule["unsure"], rule["least"]
+    copies.EDGES_FOR_COPIES, copies.LEAST, copies.MEMORY = rule["edges"], rule["least"], 1e9
 
 
 # --- draw_twice and keep_likely: wrong acceptance rules, for the tests that must notice them
