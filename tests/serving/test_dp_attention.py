@@ -6,6 +6,7 @@ Each server records the width that every rank chose at every step, also where it
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from sglang_dflash_lab.train.hf import load_model
 from tests.support.checkpoints import assert_greedy
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate
 from tests.support.pair_servers import FEATURES, RANDOM_WIDTHS, RETRACTED, dflash_server, plain_server, with_plugin
-from tests.support.prompts import corpus
+from tests.support.prompts import corpus, random_prompts
 from tests.support.servers import Server
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
@@ -94,7 +95,7 @@ class Served:
 @pytest.fixture(scope="module", params=CASES)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     case, folder = CASES[request.param], tmp_path_factory.mktemp("served")
-    flags = (*ranks(case.tp, case.groups), *case.flags)
+    flags = (*ranks(case.tp, case.groups), "--enable-metrics", *case.flags)
     environment = {**with_plugin(folder, *case.plugin), **case.environment}
     kind: dict[str, Any] = {"base": FEATURES, "drafter": case.drafter, "block": case.block}
     with dflash_server(case.pair, folder, *flags, **kind, **environment) as server:
@@ -199,6 +200,17 @@ def test_seeded_requests_are_the_same_alone_and_among_others(served: Served) -> 
 
 
 @pytest.mark.slow
+def test_groups_draw_different_noise(served: Served) -> None:
+    """Each group's first request without a seed."""
+    [prompt], params = random_prompts(served.case.pair, 1), {"temperature": 1.5, "ignore_eos": True}
+    drawn = [
+        generate(served.server, prompt, NEW, sampling_params=params, routed_dp_rank=rank).tokens
+        for rank in range(served.case.groups)
+    ]
+    assert all(each != drawn[0] for each in drawn[1:])
+
+
+@pytest.mark.slow
 def test_cached_prefixes_are_used(served: Served, plain: Expected) -> None:
     inputs = [(prompt * 3)[-150:] for prompt in prompts(served.case.pair)[:4]]
     flush(served.server)
@@ -236,7 +248,10 @@ def test_all_ranks_chose_and_learned_the_same_and_nothing_leaked(served: Served)
     assert all(any(step["requests"] == 0 for step in rank) for rank in steps), "no rank was idle"
     assert all(section["width"] == sections[0]["width"] for section in sections)
     assert all(sum(section["steps_by_width"].values()) for section in sections), "a group served nothing"
-    if "policy" in sections[0]["width"] and served.case.flags[:1] == ("--speculative-adaptive",):
+    metrics = served.server.get("/metrics").text
+    counted = set(re.findall(r"^sglang_dflash:steps_total\{[^}]*dp_rank=\"(\d)\"", metrics, re.MULTILINE))
+    assert counted == {str(group) for group in range(served.case.groups)}
+    if served.case.flags[:1] == ("--speculative-adaptive",):
         assert len({step["width"] for step in steps[0]}) > 1
     if "--speculative-adaptive-config" not in served.case.flags and sections[0]["adaptive"]:
         assert sections[0]["width"]["costs"]["measured"] > 0

@@ -29,13 +29,15 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.utils import common
 
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.widths import WidthConfig
 from sglang_dflash.width import AdaptiveWidth, CostTable, RandomWidth, WidthPolicy
 from sglang_dflash.width.policy import BUCKETS
 from sglang_dflash.worker import ranks
 from sglang_dflash.worker.flight import StepRecord
 from sglang_dflash.worker.ranks import Rounds
-from sglang_dflash.worker.start import graphs
+from sglang_dflash.worker.start import calibration, graphs
 from sglang_dflash.worker.step import ForwardBatches
+from tests.support.configs import serving_plan
 from tests.width.traffic import WIDTHS, Machine
 
 pytestmark = pytest.mark.sglang
@@ -176,6 +178,16 @@ def test_policies_that_differ_are_one_error_on_every_rank_before_the_next_step(n
     for rank in group:
         with pytest.raises(DFlashError, match="width policies of 3 ranks differ"):
             rank.rounds.gathered(rows)
+
+
+def test_the_costs_are_those_of_rank_0_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, first = Machine(2).points(), Machine(8).points()
+    group = SimpleNamespace(broadcast_object=lambda found: first if found == own else None)
+    monkeypatch.setattr(calibration, "get_parallel", lambda: SimpleNamespace(tp_group=group, tp_rank=1))
+    monkeypatch.setattr(calibration, "step_times", lambda *_: own)
+    plan = serving_plan(block=WIDEST, widths=WidthConfig())
+    policy = calibration.width_policy(plan, WIDTHS, SimpleNamespace(), lambda bs, width: None)  # type: ignore[arg-type]
+    assert policy.fingerprint() == AdaptiveWidth(CostTable(first), plan.drafted).fingerprint()
 
 
 # --- SGLang's own gathering
