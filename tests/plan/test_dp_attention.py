@@ -39,6 +39,8 @@ def reason(pair: str, *, on_cpu: bool = False, **changed: Any) -> str | None:
 @pytest.mark.parametrize("spelling", [{}, {"attn_dp_size": 1, "dp_size": 2, "enable_dp_attention": True}])
 def test_it_is_served(pair: str, spelling: dict[str, Any]) -> None:
     assert reason(pair, **spelling) is None
+    with pytest.raises(DFlashError, match="over 2 groups"):
+        reason(pair, **spelling, enable_dp_lm_head=False)
 
 
 @pytest.mark.parametrize("on_cpu", [False, True], ids=["GPU", "CPU"])

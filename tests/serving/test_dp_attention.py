@@ -17,11 +17,20 @@ from typing import Any
 import httpx
 import pytest
 
+from sglang_dflash.plan.settings import REPLAY_SWITCH
 from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.train.hf import load_model
 from tests.support.checkpoints import assert_greedy
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate
-from tests.support.pair_servers import FEATURES, RANDOM_WIDTHS, RETRACTED, dflash_server, plain_server, with_plugin
+from tests.support.pair_servers import (
+    FEATURES,
+    RANDOM_WIDTHS,
+    RETRACTED,
+    dflash_server,
+    plain_server,
+    strict,
+    with_plugin,
+)
 from tests.support.prompts import corpus, random_prompts
 from tests.support.servers import Server
 
@@ -43,7 +52,7 @@ LOADS: dict[str, tuple[int, Callable[[int], int | None]]] = {
     "15 to 1": (16, lambda i: int(i == 5)),
     "they come one after the other": (3, lambda i: None),
 }
-FEW = 5  # requests of the first two
+FEW = 5  # requests of the first two loads, and of each other kind
 
 
 def ranks(tp: int, groups: int) -> tuple[str, ...]:
@@ -63,7 +72,9 @@ class Case:
 
 
 CASES = {
-    "hybrid, fixed width, draft window": Case("tiny-hybrid", ("--speculative-draft-window-size", "64")),
+    "hybrid, fixed width, states kept, draft window, no host waits": Case(
+        "tiny-hybrid", ("--speculative-draft-window-size", "64"), environment={REPLAY_SWITCH: "0"} | strict()
+    ),
     "hybrid, adaptive, weak drafter, ranks of different speed": Case(
         "tiny-hybrid", ("--speculative-adaptive",), "noisy", 32, plugin=("rounds", "skew_times")
     ),
@@ -96,7 +107,7 @@ class Served:
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     case, folder = CASES[request.param], tmp_path_factory.mktemp("served")
     flags = (*ranks(case.tp, case.groups), "--enable-metrics", *case.flags)
-    environment = {**with_plugin(folder, *case.plugin), **case.environment}
+    environment = {**case.environment, **with_plugin(folder, *case.plugin)}
     kind: dict[str, Any] = {"base": FEATURES, "drafter": case.drafter, "block": case.block}
     with dflash_server(case.pair, folder, *flags, **kind, **environment) as server:
         yield Served(case, server, folder)
@@ -114,16 +125,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Expected:
         if pair not in known:
             folder = tmp_path_factory.mktemp("plain")
             flags, plugin = ("--disable-overlap-schedule",), with_plugin(folder, "penalty_order")
-            with plain_server(pair, folder, *flags, base=FEATURES, **plugin) as server, ThreadPoolExecutor(8) as pool:
+            with plain_server(pair, folder, *flags, base=FEATURES, **plugin) as server:
                 known[pair] = {
-                    name: [
-                        answer.tokens
-                        for answer in pool.map(
-                            lambda prompt, params=params: generate(server, prompt, NEW, sampling_params=params),
-                            prompts(pair),
-                        )
-                    ]
-                    for name, params in KINDS.items()
+                    name: [answer.tokens for answer in ask(server, prompts(pair)[:number], 8, lambda i: None, **params)]
+                    for (name, params), number in zip(KINDS.items(), (16, FEW, FEW), strict=True)
                 }
         return known[pair][kind]
 
@@ -182,8 +187,8 @@ def test_answers_are_plain_decodings_under_unequal_loads(load: str, served: Serv
 @pytest.mark.parametrize("kind", ["penalties", "grammar"])
 def test_requests_with_penalties_or_a_grammar_too(kind: str, served: Served, plain: Expected) -> None:
     flush(served.server)
-    answers = ask(served.server, prompts(served.case.pair)[:6], 6, lambda i: i % 2, **KINDS[kind])
-    assert [answer.tokens for answer in answers] == plain(served.case.pair, kind)[:6]
+    answers = ask(served.server, prompts(served.case.pair)[:FEW], FEW, lambda i: i % 2, **KINDS[kind])
+    assert [answer.tokens for answer in answers] == plain(served.case.pair, kind)
 
 
 @pytest.mark.slow
@@ -255,7 +260,7 @@ def test_all_ranks_chose_and_learned_the_same_and_nothing_leaked(served: Served)
         assert len({step["width"] for step in steps[0]}) > 1
     if "--speculative-adaptive-config" not in served.case.flags and sections[0]["adaptive"]:
         assert sections[0]["width"]["costs"]["measured"] > 0
-    if served.case.environment:
+    if served.case.environment == RETRACTED:
         assert "etract" in served.server.log
     assert [section["requests"]["asked"] for section in sections] == [16 // served.case.groups] * served.case.groups
 
