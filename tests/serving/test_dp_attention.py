@@ -149,8 +149,11 @@ def ask(server: Server, inputs: list[list[int]], concurrency: int, rank: Callabl
 
 
 def assert_one_width_per_step(steps: list[list[dict[str, Any]]]) -> None:
+    """Of the last step, which an end overtook, a rank's line may still be missing."""
     widths = [[step["width"] for step in rank] for rank in steps]
-    assert widths[0] and all(each == widths[0] for each in widths[1:])
+    shortest = min(map(len, widths))
+    assert shortest and max(map(len, widths)) <= shortest + 1
+    assert all(each[:shortest] == widths[0][:shortest] for each in widths)
 
 
 def test_two_ranks_with_random_widths_answer_greedily(tmp_path: Path) -> None:
