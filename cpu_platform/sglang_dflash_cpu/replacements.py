@@ -32,10 +32,6 @@ class Replacement:
         return next(iter(signature(self.function).parameters)) == "original"
 
 
-def _nothing(self: Any) -> None:
-    return None
-
-
 def _all_gather_into_tensor(self: Any, output: Tensor, input: Tensor) -> None:
     self._all_gather_into_tensor(output, input)
 
@@ -100,8 +96,8 @@ _STATES = "sglang.kernels.ops.mamba.mamba_state_scatter_triton."
 _ELEMENTWISE = "sglang.kernels.ops.elementwise.elementwise."
 
 TABLE: tuple[Replacement, ...] = (
-    # Replaces torch's products by Triton kernels that do not depend on the number of rows. oneDNN's in bfloat16 do not
-    Replacement("sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode", _nothing),
+    # Triton: products that do not depend on the number of rows, for deterministic inference
+    Replacement("sglang.srt.batch_invariant_ops.enable_batch_invariant_mode", dense.enable_batch_invariant_mode),
     # Needs SGLang's compiled kernels: seeds of requests in deterministic inference
     Replacement("sglang.srt.layers.sampler.multinomial_with_seed", step_ops.draw_with_seeds),
     # Triton: slots reserved for a block; the slot that a new page continues

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points
@@ -55,9 +55,9 @@ class Commands(TyperGroup):
         return sorted(found, key=lambda name: [*SUMMARIES, name].index(name))
 
 
-async def _examine(url: str, api_key: str | None, examine: Callable[[Client], Awaitable[Diagnosis]]) -> Diagnosis:
-    async with Client(url, api_key) as client:
-        return await examine(client)
+async def _diagnose(url: str, key: str | None, tokens: int, context: int, seconds: float, as_json: bool) -> Diagnosis:
+    async with Client(url, key) as client:
+        return await examine_server(client, tokens, context, seconds, partial(typer.echo, err=as_json))
 
 
 def diagnose(
@@ -65,10 +65,7 @@ def diagnose(
     api_key: Annotated[str | None, typer.Option(help="API key of the server.")] = None,
     max_tokens: Annotated[int, typer.Option(min=16, help="Maximum tokens per answer.")] = 128,
     context: Annotated[int, typer.Option(min=1, help="Approximate length of the long prompts, in tokens.")] = 1000,
-    seconds: Annotated[
-        float,
-        typer.Option(min=1, help="Longest duration. A slow server gets shorter answers, then half of the prompts."),
-    ] = 120,
+    seconds: Annotated[float, typer.Option(min=1, help="Longest duration: a slow server answers less.")] = 120,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Diagnose a running DFLASH server: how much does drafting help, and what limits it?
@@ -80,9 +77,7 @@ def diagnose(
     Example: sglang-dflash diagnose http://127.0.0.1:30000
     """
     with user_errors():
-        show = partial(typer.echo, err=as_json)
-        examine = partial(examine_server, max_tokens=max_tokens, long_tokens=context, seconds=seconds, report=show)
-        report = asyncio.run(_examine(url, api_key, examine))
+        report = asyncio.run(_diagnose(url, api_key, max_tokens, context, seconds, as_json))
         typer.echo(json.dumps(report.as_json(), indent=2) if as_json else str(report))
     raise typer.Exit(1 if report.verdict else 0)
 

@@ -62,11 +62,17 @@ def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
     Only ``config.json`` is read; the loader finds undeclared extra tensors.
 
     Raises:
-        DFlashError: SGLang does not serve the kind either.
+        DFlashError: SGLang does not serve it as DFLASH either.
     """
     name, keys = architecture(config), flat(config)
     if "DFlash" not in str(name) and keys.keys().isdisjoint(_FIELDS):
-        raise _no_drafter(str(name))
+        algorithm = "EAGLE3" if "Eagle3" in str(name) else "EAGLE" if "Eagle" in str(name) else "STANDALONE"
+        raise DFlashError(
+            f"{name} is no DFLASH drafter: its config.json states none of {', '.join(_FIELDS)}",
+            expected="a model that was trained with this target to draft blocks from the target's hidden states",
+            remedy=f"use the target's DFLASH drafter, serve this model with --speculative-algorithm {algorithm}, or "
+            "leave --speculative-draft-model-path out to copy repeated text without a drafter",
+        )
     if keys.get("kv_lora_rank"):
         raise DFlashError(
             "the drafter has latent attention (MLA)",
@@ -84,17 +90,6 @@ def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
     if keys.get("sample_from_anchor") is False:
         return "DFlash with sample_from_anchor false"
     return None if activation in (None, "silu") else f"DFlash with the activation {activation}"
-
-
-def _no_drafter(name: str) -> DFlashError:
-    algorithm = "EAGLE3" if "Eagle3" in name else "EAGLE" if "Eagle" in name else "STANDALONE"
-    return DFlashError(
-        f"{name} is no DFLASH drafter: its config.json states none of {', '.join(_FIELDS)}",
-        expected="a model that was trained with this target to draft blocks from the target's hidden states",
-        remedy=f"use the target's DFLASH drafter; serve this model with SGLang's --speculative-algorithm {algorithm}, "
-        "if it has the target's vocabulary; or leave --speculative-draft-model-path out, to copy repeated text without "
-        "a drafter",
-    )
 
 
 def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:

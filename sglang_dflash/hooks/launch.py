@@ -23,7 +23,7 @@ from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import decide, left_untouched, reason_for_builtin
 from sglang_dflash.plan.rules import check_plan, check_rules
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.plan.settings import EXACT_SWITCH, PLAIN_LAYERS, REPLAY_SWITCH, Settings
+from sglang_dflash.plan.settings import PLAIN_LAYERS, REPLAY_SWITCH, Settings
 from sglang_dflash.upstream import read_record, write_record
 from sglang_dflash.upstream.launch import (
     declare_resolution,
@@ -92,8 +92,6 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
     hybrid = hybrid_gdn_config(model_config_of(server_args)) is not None
     plan = decide(settings, pair, device, hybrid=hybrid)
     _log_findings(check_plan(plan))
-    if plan.exact:
-        logger.info("DFLASH: exact: greedy text is plain decoding's, bit by bit (%s=0 turns it off)", EXACT_SWITCH)
     if plan.widths is not None:
         # SGLang's own adaptation must stay off: its runners would size their graphs by its candidates.
         _declare(server_args, speculative_adaptive=False)

@@ -263,18 +263,13 @@ def _mask_token_name(settings: Settings, pair: Pair) -> Finding:
         return ok("an unused row of the embedding")
     if token in added and not any(word in name for word in _IN_CHATS):
         return ok(name)
-    if token in added:  # trainers fall back to the padding token, which often ends texts too
-        return note(
-            f"mask_token_id {token} is {name!r}, which chats contain too. Some drafters are trained with such a token. "
-            "If this one is not, nearly every draft is rejected, and `sglang-dflash diagnose` shows it",
-            expected="the token that the drafter was trained with",
-            remedy="none needed if the drafter's card or training names this token",
-        )
-    return warn(
-        f"mask_token_id {token} is the ordinary token {name!r} of the target's tokenizer",
-        expected="a special token or an unused row of the embedding, as trainers choose",
-        remedy="compare the vocabularies of target and drafter: with another mask token than in training, nearly every "
-        "draft is rejected",
+    # Some trainers fall back to the padding token, which often ends texts too.
+    level, kind = (note, "a token that chats contain") if token in added else (warn, "an ordinary token")
+    return level(
+        f"mask_token_id {token} is {name!r}, {kind}: unless the drafter was trained with it, nearly every draft is "
+        "rejected (`sglang-dflash diagnose` shows it)",
+        expected="the token of the drafter's training, usually a special one or an unused row of the embedding",
+        remedy="compare mask_token_id with the drafter's card and training, and the target with the drafter's",
     )
 
 

@@ -79,6 +79,11 @@ class ServingPlan:
         """Whether there is a drafter; otherwise every block is copied."""
         return self.drafter.num_layers > 0
 
+    @property
+    def served_widths(self) -> tuple[int, ...]:
+        """Widths of the server's blocks, ascending."""
+        return (self.block,) if self.widths is None else self.widths.widths_for(self.block, self.drafted)
+
     def describe(self) -> dict[str, object]:
         """The plan as ``/server_info`` and ``sglang-dflash check --json`` show it."""
         return {

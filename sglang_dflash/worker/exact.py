@@ -65,11 +65,11 @@ def _is_exact_block(backend: Any, forward_batch: Any) -> bool:
 
 
 @torch.no_grad()
-def row_dependent_products(target: Any, width: int, compared: int = 256) -> list[Any]:
+def row_dependent_products(target: Any, widths: tuple[int, ...], compared: int = 256) -> list[Any]:
     """Return the products of a model runner whose rows depend on the number of rows, by shape ``(outputs, inputs)``.
 
-    Run one projection of each shape, a block of experts and the LM head on as many rows as a plain decode and a verify
-    of ``width`` positions have, for every batch size. Compare the bits of the first ``compared`` rows with those of
+    Run one projection of each shape, a block of experts and the LM head on as many rows as a plain decode and verifies
+    of ``widths`` positions have, for every batch size. Compare the bits of the first ``compared`` rows with those of
     each row alone: where oneDNN sums in another order, one row in forty shows it.
     """
     model, most, hidden = target.model, target.max_running_requests, target.model_config.hidden_size
@@ -81,9 +81,9 @@ def row_dependent_products(target: Any, width: int, compared: int = 256) -> list
             products[tuple(module.weight.shape)] = partial(module.quant_method.apply, module, bias=module.bias)
         elif hasattr(module, "experts"):
             products["experts", hidden] = module
-    found, counts = [], [*range(1, most + 1), *range(width, most * width + 1, width)]
+    found, counts = [], sorted({bs * width for bs in range(1, most + 1) for width in (1, *widths)})
     for shape, product in products.items():
-        rows = torch.arange(most * width * shape[1], device=target.device).sin().to(target.dtype).view(-1, shape[1])
+        rows = torch.arange(counts[-1] * shape[1], device=target.device).sin().to(target.dtype).view(-1, shape[1])
         # Some experts write to their input.
         alone = torch.cat([product(row) for row in rows[:compared].clone().split(1)])
         if not all(torch.equal(product(rows[:count].clone())[:compared], alone[:count]) for count in counts):

@@ -15,7 +15,7 @@ from sglang_dflash.drafter.tensors import load_mask_embedding
 from sglang_dflash.model.drafter import DFlashDraftModel
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.plan.serving import the_plan
-from sglang_dflash.plan.settings import slots_per_request
+from sglang_dflash.plan.settings import EXACT_SWITCH, slots_per_request
 from sglang_dflash.upstream.worker import (
     BaseSpecWorker,
     CaptureHiddenMode,
@@ -41,6 +41,7 @@ from sglang_dflash.worker.forwards import Draft, Inject, NoDrafter, Verify
 from sglang_dflash.worker.payoff import Payoff, known_causes
 from sglang_dflash.worker.pools import log_pools
 from sglang_dflash.worker.ranks import Load, Rounds
+from sglang_dflash.worker.start import seconds, since_start, timed
 from sglang_dflash.worker.start.calibration import width_policy
 from sglang_dflash.worker.start.checks import check_replay
 from sglang_dflash.worker.start.graphs import WidthGraphs, drafter_has_room, drafters_ranks
@@ -84,6 +85,7 @@ class DFlashWorker(BaseSpecWorker):
     _timer: StepTimer
     _observer: Observer
 
+    @timed("drafter")
     def __init__(self, *, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker) -> None:
         super().__init__()
         self._target_worker, self.plan = target_worker, the_plan()
@@ -163,6 +165,7 @@ class DFlashWorker(BaseSpecWorker):
 
     # --- start-up, in call order
 
+    @timed("pools")
     def alloc_memory_pool(
         self, memory_pool_config: Any = None, req_to_token_pool: Any = None, token_to_kv_pool_allocator: Any = None
     ) -> None:
@@ -206,9 +209,11 @@ class DFlashWorker(BaseSpecWorker):
         with self._drafters_context():
             super().init_attention_backends()
         plan = self.plan
-        if plan.exact and (found := row_dependent_products(self._target, plan.block)):
+        if plan.exact and (found := row_dependent_products(self._target, plan.served_widths)):
             self.identity["exact"] = f"products depend on the number of rows: {', '.join(map(str, found))}"
             logger.warning("DFLASH: a verify is not exact, so text may differ at near-ties: %s", self.identity["exact"])
+        elif plan.exact:
+            logger.info("DFLASH: exact: greedy text is plain decoding's, bit by bit (%s=0 turns it off)", EXACT_SWITCH)
         if plan.replay and not plan.exact and plan.role != "prefill":  # before the target's graphs are captured
             check_replay(self._target, plan.block)
 
@@ -223,25 +228,30 @@ class DFlashWorker(BaseSpecWorker):
         plan, target, drafter = self.plan, self._target, self._drafter
         if self._draft_worker is not None and drafter is not None and isinstance(self._inject, Inject):
             has_room = drafter_has_room(drafter)  # on all ranks, of which the drafter's context has a part
-            with self._drafters_context():
+            with self._drafters_context(), timed("drafter's graphs"):
                 self._inject.stage(plan.drafted)
                 self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=has_room)
                 if not isinstance(drafter.decode_cuda_graph_runner, DecodeCudaGraphRunner):
                     drafter.model.staged = None  # an eager forward launches as much itself
         if self._is_first:
             self.identity["requests"] = log_pools(plan, target, slots_per_request(get_server_args()))
+        widths = self.width_policy.widths
         if plan.widths is not None and plan.role != "prefill":  # a prefill server decodes nothing
             graphs = WidthGraphs(target, drafter, self.draft_parallel_layout, plan.drafted)
-            widths = graphs.build(plan.widths.widths_for(plan.block, plan.drafted))
+            with timed("graphs of widths"):
+                widths = graphs.build(plan.served_widths)
             self._at_width = graphs.at
-            self.width_policy = width_policy(plan, widths, target, self.dummy_step)
             self._additional_graph_memory_usage = graphs.memory_gb
             self._additional_graph_time_usage = graphs.seconds
-            if get_parallel().attn_dp_enabled:
-                self._rounds = Rounds(self.width_policy, plan.block, self._buckets)
+        FirstCalls(plan, target, self._inject, self.dummy_step).run(widths, self._at_width)
+        self.width_policy = width_policy(plan, widths, target, self.dummy_step)  # once kernels are compiled
+        if get_parallel().attn_dp_enabled and plan.widths is not None:
+            self._rounds = Rounds(self.width_policy, plan.block, self._buckets)
         ranks.join(self._rounds)
-        FirstCalls(plan, target, self._inject, self.dummy_step).run(self.width_policy.widths, self._at_width)
         self._inject.catch_up()
+        if self._is_first:
+            self.identity["start_seconds"] = {**seconds, "process": round(since_start(), 2)}
+            logger.info("DFLASH: seconds of the start by part: %s", self.identity["start_seconds"])
 
     def dummy_step(self, bs: int, width: int, context: int = CONTEXT) -> None:
         """Run a step of ``bs`` dummy requests of ``context`` tokens, which no telemetry counts."""

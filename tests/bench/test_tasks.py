@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from itertools import chain
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash_lab.bench import tasks
 from sglang_dflash_lab.bench.tasks import TUNING
 from sglang_dflash_lab.pairs import target_path
+from sglang_dflash_lab.real.demo import PROMPTS, SHOWN
 
 EDITS = ("edit-json", "edit-code", "edit-chat")
 
@@ -67,3 +69,9 @@ def test_what_is_no_task_is_refused_with_the_known_ones(text: str | None, tmp_pa
         file.write_text(text)
     with pytest.raises(DFlashError, match="one of math, code"):
         tasks.load(str(file), 1)
+
+
+def test_prompts_of_the_published_model() -> None:
+    assert Counter(kind for kind, _ in PROMPTS) == {"text": 10, "code": 10, "chat": 10}
+    assert len({message["content"] for _, [message] in PROMPTS}) == 30
+    assert [PROMPTS[number][0] for number in SHOWN] == ["text", "code", "code", "chat"]

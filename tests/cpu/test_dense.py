@@ -29,11 +29,15 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 
 
 @pytest.mark.parametrize("inputs", [8, 1024, 1025, 1536, 4096, 8192])
-def test_a_row_of_a_16_bit_product_does_not_depend_on_the_rows_beside_it(inputs: int) -> None:
-    """Exact mode's: oneDNN sums a single row of more than 1,024 inputs in another order."""
-    x, weight = normal(32, inputs).bfloat16(), normal(256, inputs, seed=1).bfloat16()
+def test_a_row_of_a_16_bit_product_does_not_depend_on_the_rows_beside_it(
+    inputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In exact mode. oneDNN sums a single row of over 1,024 inputs in another order, and with AMX over 32 rows."""
+    monkeypatch.setattr(dense, "_batch_invariant", False)
+    dense.enable_batch_invariant_mode()
+    x, weight = normal(128, inputs).bfloat16(), normal(256, inputs, seed=1).bfloat16()
     alone = torch.cat([dense.linear(row, weight) for row in x.split(1)])
-    for rows in (2, 3, 5, 16, 32):
+    for rows in (2, 3, 5, 16, 32, 33, 48, 64, 128):
         assert torch.equal(dense.linear(x[:rows], weight), alone[:rows]), rows
 
 

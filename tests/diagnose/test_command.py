@@ -35,6 +35,7 @@ def test_an_absent_server_is_one_message() -> None:
         (INFO | {"speculative_algorithm": None}, 200, "no speculation"),
         (INFO | {"speculative_algorithm": "EAGLE3"}, 200, "EAGLE3"),
         (INFO | {"skip_tokenizer_init": True}, 200, "--skip-tokenizer-init"),
+        (INFO | {"speculative_draft_model_path": None}, 200, "copies repeated text"),
         ({}, 401, "--api-key"),
         ({}, 500, "answered 500"),
     ],
@@ -75,10 +76,10 @@ def test_a_server_states_its_pause_and_what_recent_requests_gained() -> None:
         _, output = diagnose(url)
     facts, _, _ = output.partition("Sending")
     assert facts.splitlines()[1:] == [
-        "  Since the start: 1.20 tokens per verified block.",
-        "  Steps: 2391 of width 1, 35 of width 16; 7 accepted tokens were copied.",
-        "  Recent requests: 1.01 tokens per block, 3.27 needed; drafting does not pay.",
-        f"  Drafting is paused: {paused}.",
+        "  Since the start: 1.20 tokens per verified block",
+        "  Steps: 2391 of width 1, 35 of width 16; 7 accepted tokens were copied",
+        "  Recent requests: 1.01 tokens per block, 3.27 needed; drafting does not pay",
+        f"  Drafting is paused: {paused}",
     ]
 
 

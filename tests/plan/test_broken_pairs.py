@@ -35,6 +35,15 @@ NOT_ON_A_CPU = [
 ]
 
 
+# Flags without a drafter, and the refusal.
+COPIES_ALONE = {
+    (): None,
+    ("--speculative-draft-window-size", "64"): "without --speculative-draft-model-path",
+    ("--disaggregation-mode", "prefill"): "prefill without a drafter",
+    ("--speculative-accept-threshold-single", "0.5"): "there is no drafter",
+}
+
+
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     folder = tmp_path_factory.mktemp("pairs")
@@ -44,7 +53,8 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
         write_pair(pair, broken)
         drafter = ("--speculative-draft-model-path", str(pair / "drafter"))
         commands[broken.name] = ["--model-path", str(pair / "target"), *NO_DRAFTER[2:], *drafter, *broken.flags]
-    commands["no drafter"] = ["--model-path", str(folder / "0" / "target"), *NO_DRAFTER[2:]]
+    for flags in COPIES_ALONE:
+        commands[" ".join(flags)] = ["--model-path", str(pair / "target"), *NO_DRAFTER[2:], *flags]
     commands["lossy"] = [*commands["fits"], "--speculative-accept-threshold-single", "0.5"]
     commands["other names"] = ["--model-path", str(gpt2(folder / "gpt2"))]
     found = outcomes(resolved=list(commands.values()))["resolved"]
@@ -79,8 +89,12 @@ def test_a_broken_pair_is_refused(broken: Broken, refusals: dict[str, str | None
     assert "Fix: " in refusal
 
 
-def test_a_missing_drafter_is_refused(refusals: dict[str, str | None]) -> None:
-    assert "without --speculative-draft-model-path" in str(refusals["no drafter"])
+@pytest.mark.parametrize("flags", COPIES_ALONE, ids=" ".join)
+def test_copies_need_no_drafter_and_what_needs_one_is_refused(
+    flags: tuple[str, ...], refusals: dict[str, str | None]
+) -> None:
+    expected, found = COPIES_ALONE[flags], refusals[" ".join(flags)]
+    assert found is None if expected is None else expected in str(found)
 
 
 def test_what_only_sglangs_worker_serves_is_refused_on_a_cpu(refusals: dict[str, str | None]) -> None:

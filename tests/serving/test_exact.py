@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from sglang_dflash.plan.settings import REPLAY_SWITCH
+from sglang_dflash_lab.pairs import target_path
 from tests.serving.matrix import CHUNKED, EXACT, FINISHED, IN_EXACT_MODE, MATRIX, PAGED, STRATEGY, SYNC, Cell
+from tests.support.checkpoints import widen_mlp
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
 from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server, plain_server, worker_info
 from tests.support.prompts import corpus, random_prompts
@@ -87,6 +89,18 @@ def compare(pair: str, arm: Arm, folder: Path, prompts: int = 16) -> None:
 
 def test_text_and_log_probabilities_are_plain_decodings(tmp_path: Path) -> None:
     compare("tiny-hybrid", EVERYTHING, tmp_path, prompts=4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_sums_of_more_than_1024_products(tmp_path: Path) -> None:
+    """Processors choose a product's order of sums by its inputs and rows; the pairs' own products are small.
+
+    Without a prefix cache, where a prompt's beginning rounds as in the prompt that was prefilled first.
+    """
+    target = widen_mlp(target_path("tiny-dense"), tmp_path / "target")
+    flags = ("--model-path", str(target), "--disable-radix-cache")
+    compare("tiny-dense", (flags, RANDOM_WIDTHS, {}), tmp_path, prompts=8)
 
 
 @pytest.mark.slow

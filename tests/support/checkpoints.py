@@ -1,13 +1,16 @@
-"""Tiny random checkpoints of four target architectures and of drafters; whether tokens are a model's greedy ones."""
+"""Tiny checkpoints: random targets and drafters, a wider copy of a target; whether tokens are a model's greedy ones."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from sglang_dflash_lab.pairs import drafter_path
 from sglang_dflash_lab.train.drafter import Drafter, DrafterConfig
@@ -83,6 +86,20 @@ def spread_weights(model: transformers.PreTrainedModel) -> transformers.PreTrain
             elif name.endswith("dt_bias"):
                 parameter.uniform_(-1.0, 1.0)
     return model.float().eval()
+
+
+def widen_mlp(target: Path, folder: Path) -> Path:
+    """Copy a target with an MLP of four times the neurons, which computes the same function up to rounding."""
+    shutil.copytree(target, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 4 * config["intermediate_size"]}))
+    weights = load_file(folder / "model.safetensors")
+    for name, weight in weights.items():
+        if "mlp" in name:  # parts of a neuron's output, exact in any dtype
+            parts, axis = ((1 / 2, 1 / 4, 1 / 8, 1 / 8), 1) if "down_proj" in name else ((1, 1, 1, 1), 0)
+            weights[name] = torch.cat([weight * part for part in parts], axis)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def write_drafter(folder: Path, **fields: Any) -> Drafter:

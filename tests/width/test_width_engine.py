@@ -75,6 +75,14 @@ def test_the_log_states_step_times_at_the_start(server: Server) -> None:
     assert len(width_info(server)["costs"]["milliseconds"][0]) == 5
 
 
+def test_the_start_states_how_long_its_parts_took(server: Server) -> None:
+    found = worker_info(server)["start_seconds"]
+    parts = ["drafter", "pools", "drafter's graphs", "graphs of widths", "first calls", "calibration", "process"]
+    assert [*found] == parts and found["drafter"] > 0 and found["calibration"] > 0
+    assert sum(found.values()) <= 2 * found["process"], "the parts do not overlap"
+    assert f"DFLASH: seconds of the start by part: {found}" in server.log
+
+
 def test_drafting_pauses_where_drafts_are_rejected_and_resumes(server: Server, plain_hybrid: Server) -> None:
     def babble(server: Server) -> list[Answer]:
         return generate_all(server, unknown(16), USERS, NEW_TOKENS, sampling_params={"ignore_eos": True})

@@ -18,6 +18,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
+from sglang_dflash.plan.widths import WidthConfig
 from sglang_dflash.worker.exact import row_dependent_products
 from sglang_dflash.worker.worker import DFlashWorker
 from tests.support.configs import serving_plan
@@ -34,6 +35,11 @@ def by_row(x: Tensor, weight: Tensor) -> Tensor:
 def of_two_blocks(x: Tensor, weight: Tensor) -> Tensor:
     """Another kernel for a verify of two requests only."""
     return by_row(x, weight) * (1.01 if len(x) == 2 * WIDTH else 1)
+
+
+def of_three_narrow_blocks(x: Tensor, weight: Tensor) -> Tensor:
+    """Another kernel for a verify of three requests at half the block."""
+    return by_row(x, weight) * (1.01 if len(x) == 3 * WIDTH // 2 else 1)
 
 
 class Product(UnquantizedLinearMethod):
@@ -92,35 +98,42 @@ def runner(model: Model, requests: int = REQUESTS) -> Any:
     )
 
 
-def started(target: Any, monkeypatch: pytest.MonkeyPatch) -> DFlashWorker:
+def started(target: Any, widths: WidthConfig | None, monkeypatch: pytest.MonkeyPatch) -> DFlashWorker:
     monkeypatch.setattr(BaseSpecWorker, "init_attention_backends", lambda worker: None)
     monkeypatch.setattr(DFlashWorker, "_drafters_context", nullcontext)
     worker: Any = DFlashWorker.__new__(DFlashWorker)
-    plan = serving_plan(block=WIDTH, replay=True, exact=True)
+    plan = serving_plan(block=WIDTH, widths=widths, replay=True, exact=True)
     worker.plan, worker.identity, worker._target = plan, plan.describe(), target
     worker.init_attention_backends()
     return worker  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(
-    ("planted", "found"),
+    ("planted", "widths", "found"),
     [
-        ({}, True),
-        ({"projects": of_two_blocks}, "(96, 64)"),
-        ({"mixes": of_two_blocks}, "('experts', 64)"),
-        ({"heads": of_two_blocks}, "('LM head', 64)"),
+        ({}, WidthConfig(), None),
+        ({"projects": of_two_blocks}, None, "(96, 64)"),
+        ({"mixes": of_two_blocks}, None, "('experts', 64)"),
+        ({"heads": of_two_blocks}, None, "('LM head', 64)"),
+        ({"heads": of_three_narrow_blocks}, None, None),
+        ({"heads": of_three_narrow_blocks}, WidthConfig(), "('LM head', 64)"),
     ],
 )
 def test_a_product_by_the_number_of_rows_is_a_reason_against_exactness(
-    planted: Any, found: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    planted: Any,
+    widths: WidthConfig | None,
+    found: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        exact = started(runner(Model(**planted)), monkeypatch).identity["exact"]
-    if planted:
-        found = f"products depend on the number of rows: {found}"
-        [record] = caplog.records
-        assert record.message == f"DFLASH: a verify is not exact, so text may differ at near-ties: {found}"
-    assert exact == found
+    with caplog.at_level(logging.INFO, "sglang_dflash.worker.worker"):
+        exact = started(runner(Model(**planted)), widths, monkeypatch).identity["exact"]
+    [record] = caplog.records
+    if found is None:
+        assert exact is True and "greedy text is plain decoding's, bit by bit" in record.message
+    else:
+        assert exact == f"products depend on the number of rows: {found}"
+        assert record.message == f"DFLASH: a verify is not exact, so text may differ at near-ties: {exact}"
 
 
 @torch.no_grad()
@@ -135,4 +148,4 @@ def test_onednns_products_on_this_processor() -> None:
     depends = [n for n in (2, 16, 64) if not torch.equal(nn.functional.linear(x[:n], wide.weight), alone[:n])]
     if not depends:
         pytest.skip("on this processor they do not depend on the number of rows")
-    assert row_dependent_products(runner(model, 16), WIDTH) == [(outputs, inputs)]
+    assert row_dependent_products(runner(model, 16), (WIDTH,)) == [(outputs, inputs)]

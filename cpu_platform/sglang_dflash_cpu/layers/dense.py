@@ -15,10 +15,19 @@ from sglang_dflash.ops.reference.model import inverse_rms
 
 LARGE = 1 << 22  # multiply-adds
 SMALL = 1 << 12  # multiply-adds up to which torch does not call oneDNN for 16-bit products
+# Rows up to which oneDNN's 16-bit products sum alike. With AMX it sums 33 rows and more in another order.
+INVARIANT_ROWS = 32
 _HAS_ONEDNN = torch.backends.mkldnn.is_available()
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"swish": F.silu, "silu": F.silu, "sigmoid": torch.sigmoid}
 
 Normed = Tensor | tuple[Tensor, Tensor]
+_batch_invariant = False
+
+
+def enable_batch_invariant_mode(enable_bmm: bool = True) -> None:
+    """Under ``--enable-deterministic-inference``: no row of a 16-bit product depends on the number of rows."""
+    global _batch_invariant
+    _batch_invariant = True
 
 
 @cache
@@ -43,8 +52,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     products, rows = x.numel() * weight.shape[0], x.shape[0]
     if x.dtype != torch.float32 and x.dim() == 2 and products:
-        # oneDNN's 16-bit products of two rows or more do not depend on their number: `worker/exact.py` compares at the
-        # start. One row of over 1,024 inputs it sums in another order, as torch's own kernel does small products.
+        if _batch_invariant and rows > INVARIANT_ROWS:
+            return torch.cat([linear(part, weight, bias) for part in x.split(INVARIANT_ROWS)])
+        # oneDNN sums one row of over 1,024 inputs in another order than two, as torch's own kernel does small products.
         spare = max(2, SMALL * rows // products + 1) - rows
         return F.linear(F.pad(x, (0, 0, 0, spare)), weight, bias)[:rows] if spare > 0 else F.linear(x, weight, bias)
     large = x.dim() == 2 and x.dtype == torch.float32 and products >= LARGE

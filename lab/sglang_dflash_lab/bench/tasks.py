@@ -45,7 +45,8 @@ def load(name: str, count: int, seed: int = 0) -> list[Messages]:
         return list(chain.from_iterable(zip(*by_task, strict=True)))[:count]
     if name in NAMES and name != WILD:
         return _repeating(name, count, seed)
-    found = _wild() if name == WILD else _read(Path(name))
+    wild = Path(__file__).with_name("wild.txt")
+    found = [messages for _, messages in read_marked(wild)] if name == WILD else _read(Path(name))
     return found if count >= len(found) else Random(seed).sample(found, count)
 
 
@@ -53,10 +54,10 @@ def _held_out(task: str, count: int, seed: int, shape: str | None) -> list[Messa
     return [prompt.messages for prompt in prompts(task, "heldout", count, seed, shape)]
 
 
-def _wild() -> list[Messages]:
-    """All prompts of ``wild.txt``; a line that begins with the mark comes before each."""
-    blocks = f"\n{Path(__file__).with_name('wild.txt').read_text(encoding='utf-8')}".split("\n%% ")[1:]
-    return [(_user(block.partition("\n")[2].strip("\n")),) for block in blocks]
+def read_marked(path: Path) -> list[tuple[str, Messages]]:
+    """Return kind and messages of a file's prompts; a line ``%% KIND`` comes before each."""
+    blocks = f"\n{path.read_text(encoding='utf-8')}".split("\n%% ")[1:]
+    return [(kind, (_user(text.strip("\n")),)) for kind, _, text in (block.partition("\n") for block in blocks)]
 
 
 def _read(path: Path) -> list[Messages]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -40,7 +40,8 @@ class Server:
         state, worker = states[0], _pooled([each.get(WORKER_KEY) or {} for each in states])
         drafting: Mapping[str, Any] = worker.get("drafting") or {}
         self.worker = "sglang-dflash" if worker else "SGLang's worker"
-        self.target, self.drafter = str(info["model_path"]), str(info["speculative_draft_model_path"])
+        self.target, self.drafter = str(info["model_path"]), str(info["speculative_draft_model_path"] or "copies alone")
+        self.drafts = info["speculative_draft_model_path"] is not None
         # Positions of a drafted block; the largest one if the width is adaptive.
         self.block: int = worker.get("drafted", info["speculative_num_draft_tokens"])
         self.adaptive: bool = worker.get("adaptive", False)
@@ -61,21 +62,18 @@ class Server:
         self.pays: bool | None = drafting.get("pays")
         likeliest = [Cause(**cause) for cause in drafting.get("causes", [])[:1] if cause["cause"] != DRAFTER]
         self.recent_cause = str(likeliest[0]) if likeliest else None  # the probes find others
-        self.facts = [f"{self.target} + {self.drafter}, served by {self.worker}"]
-        self.facts += [f"  {fact}." for fact in _facts(state, worker, drafting)]
-
-
-def _facts(state: Mapping[str, Any], worker: Mapping[str, Any], drafting: Mapping[str, Any]) -> Iterator[str]:
-    length = worker.get("mean_accept_length") if worker else state.get("avg_spec_accept_length")
-    yield f"Since the start: {length:.2f} tokens per verified block" if length else "No block was verified yet"
-    if steps := worker.get("steps_by_width"):
-        shares = ", ".join(f"{count} of width {width}" for width, count in steps.items())
-        yield f"Steps: {shares}; {worker['tokens_brought_by_copies']} accepted tokens were copied"
-    if recent := drafting.get("accept_length"):
-        pays = {True: "pays", False: "does not pay", None: "is not judged yet"}[drafting["pays"]]
-        yield f"Recent requests: {recent:.2f} tokens per block, {drafting['break_even']:.2f} needed; drafting {pays}"
-    if paused := worker.get("width", {}).get("paused"):
-        yield f"Drafting is paused: {paused}"
+        length = worker.get("mean_accept_length") if worker else state.get("avg_spec_accept_length")
+        facts = [f"Since the start: {length:.2f} tokens per verified block" if length else "No block was verified yet"]
+        if steps := worker.get("steps_by_width"):
+            shares = ", ".join(f"{count} of width {width}" for width, count in steps.items())
+            facts.append(f"Steps: {shares}; {worker['tokens_brought_by_copies']} accepted tokens were copied")
+        if recent := drafting.get("accept_length"):
+            pays = {True: "pays", False: "does not pay", None: "is not judged yet"}[self.pays]
+            needed = drafting["break_even"]
+            facts.append(f"Recent requests: {recent:.2f} tokens per block, {needed:.2f} needed; drafting {pays}")
+        if paused := worker.get("width", {}).get("paused"):
+            facts.append(f"Drafting is paused: {paused}")
+        self.facts = facts  # for people
 
 
 def _pooled(workers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -195,13 +193,10 @@ async def run_probe(client: Client, probe: Probe, max_tokens: int) -> None:
     async def user() -> None:
         for task, ids in waiting:
             meta = await client.generate(ids, max_tokens, probe.temperature)
-            probe.tokens += meta["completion_tokens"]
+            probe.tokens, probe.seconds = probe.tokens + meta["completion_tokens"], perf_counter() - began
             probe.answers += [(task, meta)] if meta.get("spec_verify_ct") else []
 
-    try:
-        await asyncio.gather(*(user() for _ in range(probe.users)))
-    finally:
-        probe.seconds = perf_counter() - began
+    await asyncio.gather(*(user() for _ in range(probe.users)))
 
 
 async def _render(client: Client, probe: Probe, prompt: str) -> list[int]:

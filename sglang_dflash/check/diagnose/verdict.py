@@ -65,11 +65,9 @@ class Report:
         verdict: at most three sentences; none for a healthy server.
     """
 
-    def __init__(
-        self, server: Server, probes: Sequence[Probe], reference: Reference | None, *, partial: bool = False
-    ) -> None:
-        self.server, self.probes, self.reference, self.partial = server, probes, reference, partial
-        first, lengths = probes[0], reference.lengths if reference else {}
+    def __init__(self, server: Server, probes: Sequence[Probe], card: Reference | None, partial: bool = False) -> None:
+        self.server, self.probes, self.reference, self.partial = server, probes, card, partial
+        first, lengths = probes[0], card.lengths if card else {}
         self.measured = first.accept_length(*lengths) or 0.0
         # The server's survival curve leaves out copied blocks and contains a prior: use it for narrow blocks only.
         if (first.width(server.block) or 0) < FULL * server.block:
@@ -83,9 +81,8 @@ class Report:
         self.verdict = list(islice(_sentences(self), SENTENCES))
 
     def as_json(self) -> dict[str, Any]:
-        figures = {"measured": self.measured, "stated": self.stated, "survival": self.survival}
-        judged = {"verdict": self.verdict, "partial": self.partial}
-        return {**judged, "server": vars(self.server), **figures, "probes": self.rows()}
+        figures = {"measured": self.measured, "stated": self.stated, "survival": self.survival, "partial": self.partial}
+        return {"verdict": self.verdict, "server": vars(self.server), **figures, "probes": self.rows()}
 
     def rows(self) -> list[dict[str, Any]]:
         return [probe.row(self.server.block) for probe in self.probes]
@@ -97,12 +94,12 @@ class Report:
         at_once = f", {running} of {asked} requests at once" if asked else ""
         shares = f"{self.survival[0]:.0%} to {self.survival[-1]:.0%}"
         bars = "".join(_BARS[min(int(share * len(_BARS)), len(_BARS) - 1)] for share in self.survival)
-        lines = [
+        lines = (
             f"\n  block {self.server.block}{', adaptive width' if self.server.adaptive else ''}{at_once}",
             f"  survival of drafts 1 to {len(bars)}: {bars} ({shares} of steps)\n",
             f"{'PARTIAL, as it was interrupted. ' * self.partial}{word}: {self.measured:.1f} tokens per step{stated}.",
             *(self.verdict or ["No problem was found."]),
-        ]
+        )
         return "\n".join(lines)
 
 
@@ -141,9 +138,7 @@ def _sentences(r: Report) -> Iterator[str]:
 def _recent_requests(r: Report) -> Iterator[str]:
     # Blame the variation whose accept length is nearest to that of recent requests, if both are low.
     length = r.server.recent_accept_length
-    low = [
-        (found, p) for p in r.probes if p.cause and (found := p.accept_length()) and found <= causes.LOW * r.measured
-    ]
+    low = [(n, p) for p in r.probes if p.cause and (n := p.accept_length()) and n <= causes.LOW * r.measured]
     if length is None or not low:
         return
     found, nearest = min(low, key=lambda pair: abs(log(length / pair[0])))
@@ -167,8 +162,13 @@ async def diagnose(
         DFlashError: nothing that can be diagnosed.
     """
     server, planned, partial = Server(await client.server_info()), list[Probe](), True
-    for fact in server.facts:
-        report(fact)
+    report("\n  ".join([f"{server.target} + {server.drafter}, served by {server.worker}", *server.facts]))
+    if not server.drafts:
+        raise DFlashError(
+            "the server has no drafter to judge: it copies repeated text, and decodes plainly where nothing repeats",
+            expected="a server with --speculative-draft-model-path",
+            remedy="none needed; the lines above show what copies bring",
+        )
     reference = find_reference(server.drafter, server.block)
     asyncio.get_running_loop().add_signal_handler(SIGTERM, raise_signal, SIGINT)  # which cancels this task
     with suppress(asyncio.CancelledError, TimeoutError):
@@ -195,4 +195,4 @@ async def diagnose(
             expected="answers of several tokens",
             remedy="send the server a prompt by hand; with no output there is nothing to draft",
         )
-    return Report(server, [probe for probe in planned if probe.seconds], reference, partial=partial)
+    return Report(server, [probe for probe in planned if probe.seconds], reference, partial)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,27 +15,31 @@ from sglang_dflash.ops import host_rows
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream.worker import get_parallel
 from sglang_dflash.width import AdaptiveWidth, CostTable, RandomWidth, WidthPolicy
+from sglang_dflash.worker.start import since_start, timed
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import ModelRunner
 
 logger = logging.getLogger(__name__)
 
-REPEATS = 5  # the first one warms up
+REPEATS = 5
+SHARE = 0.1  # of the start, that calibration may take
+Cell = tuple[int, int]  # batch size and width
 
 
+@timed("calibration")
 def width_policy(
     plan: ServingPlan, widths: tuple[int, ...], target: ModelRunner, step: Callable[[int, int], None]
 ) -> WidthPolicy:
-    """Build the policy; all ranks use the costs of rank 0.
+    """Build the policy; all ranks use the costs of rank 0. It is fixed on a prefill server, which decodes nothing.
 
     Args:
         widths: those that have graphs, ascending.
         step: runs a dummy step of a batch size and a width.
     """
-    assert plan.widths is not None
-    costs = None
-    policy = WidthPolicy(widths[-1])
+    costs, policy = None, WidthPolicy(widths[-1])
+    if plan.widths is None or plan.role == "prefill":
+        return policy
     if plan.widths.policy == "random":
         policy = RandomWidth(*widths, seed=plan.widths.seed)
     elif plan.widths.policy == "adaptive":
@@ -54,23 +60,37 @@ def step_times(
 ) -> dict[tuple[int, int], float]:
     """Return milliseconds of a step by batch size and width.
 
-    They lack the scheduler's time between steps, which the cost table learns from real steps.
+    They lack the scheduler's time between steps, which the cost table learns from real steps. Two steps of each, the
+    first of which warms up, then rounds of one: the fastest counts. All widths of one request, and the narrowest and
+    widest of a few, are always measured. Once ``SHARE`` of the start is used, the rest is :func:`extrapolated`. Steps
+    are collective, so rank 0 decides for all ranks.
     """
-    most = target.max_running_requests
-    if torch.device(target.device).type == "cpu":
-        # Run each number of rows once, so that no request waits for oneDNN to compile.
-        for bs in {host_rows(bs * widths[-1]): bs for bs in range(1, most + 1)}.values():
-            step(bs, widths[-1])
-    device = torch.get_device_module(target.device)
+    most, widest, seconds = target.max_running_requests, widths[-1], since_start() * SHARE / (1 - SHARE)
+    cells = [(bs, width) for bs in batch_sizes(most) for width in widths]
+    cells.sort(key=lambda cell: (cell[0] > 1, widths[0] < cell[1] < widest, cell))
+    # On a CPU run each number of rows once, so that no request waits for oneDNN to compile.
+    numbers = range(1, most + 1) if torch.device(target.device).type == "cpu" else ()
+    compiled = {host_rows(bs * widest): (bs, widest) for bs in numbers}.values()
+    device, group = torch.get_device_module(target.device), get_parallel().tp_group
+    taken, deadline = defaultdict[Cell, list[float]](list), time.perf_counter() + seconds
+    always = 2 * (len(widths) + len({widths[0], widest}))
+    for number, cell in enumerate([*(cell for cell in cells for _ in "12"), *compiled, *cells * (REPEATS - 2)]):
+        if number >= always and not group.broadcast_object(time.perf_counter() < deadline):
+            break
+        device.synchronize()
+        start = time.perf_counter()
+        step(*cell)
+        device.synchronize()
+        taken[cell].append((time.perf_counter() - start) * 1000)
+    return extrapolated(cells, {cell: min(each[1:]) for cell, each in taken.items() if len(each) > 1})
 
-    def milliseconds(bs: int, width: int) -> float:
-        taken = []
-        for _ in range(REPEATS):
-            device.synchronize()
-            start = time.perf_counter()
-            step(bs, width)
-            device.synchronize()
-            taken.append(time.perf_counter() - start)
-        return min(taken[1:]) * 1000
 
-    return {(bs, width): milliseconds(bs, width) for bs in batch_sizes(most) for width in widths}
+def extrapolated(cells: list[Cell], taken: Mapping[Cell, float]) -> dict[Cell, float]:
+    """Return the milliseconds of all cells: those that are not in ``taken`` grow with the rows as the widest blocks do.
+
+    They take as long as their width with one request, or longer.
+    """
+    widest, largest = max(width for _, width in cells), max(taken, key=prod)
+    slope = max(0.0, taken[largest] - taken[1, widest]) / max(1, prod(largest) - widest)
+    line = {cell: taken[1, widest] + slope * (prod(cell) - widest) for cell in cells}
+    return {cell: taken.get(cell, max(line[cell], taken[1, cell[1]])) for cell in cells}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -48,6 +47,7 @@ from sglang_dflash.upstream.worker import (
     require_mlp_tp_gather,
 )
 from sglang_dflash.worker.forwards import Inject, NoDrafter
+from sglang_dflash.worker.start import timed
 from sglang_dflash.worker.state import DraftState
 
 if TYPE_CHECKING:
@@ -133,12 +133,12 @@ class FirstCalls:
         # Elsewhere 1, multiples of 16 and others are compiled apart.
         self._step_sizes = self._batch_sizes if plan.exact else [size for size in (1, 2, 16) if size <= most]
 
+    @timed("first calls")
     @torch.no_grad()
     def run(self, widths: Sequence[int], at_width: Callable[[int], AbstractContextManager[Any]]) -> None:
         """Run all calls at ``widths``, each inside ``at_width(width)``; do nothing where operations run as torch."""
         if not runs_kernels(self._table):
             return
-        start = time.perf_counter()
         if isinstance(self._inject, Inject):
             self._context_kv(self._inject)
         self._choices()
@@ -153,7 +153,6 @@ class FirstCalls:
                 with at_width(width):
                     self._state_slots()
         torch.get_device_module(self._table.device).synchronize()
-        logger.info("DFLASH: loaded the kernels outside CUDA graphs in %.1f s", time.perf_counter() - start)
 
     def _context_kv(self, inject: Inject) -> None:
         drafter, dtype, slots = self._plan.drafter, self._target.dtype, self._zeros(max(CONTEXT_TOKENS))
