@@ -13,6 +13,7 @@ from typing import Any
 from sglang_dflash.upstream import check_version, misfit
 
 CREATE_WORKER = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
+_GATHER = "srt.managers.scheduler_components.dp_attn"
 _POOLS = "srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 _REQUEST = "srt.managers.schedule_batch.Req"
 _TOKENIZER = "srt.managers.tokenizer_manager.TokenizerManager"
@@ -90,10 +91,14 @@ def _register_scheduler_hooks() -> None:
     # The targets of these hooks import kernels, which would initialise the GPU in other processes.
     from sglang_dflash.hooks import launch, reports, requests, takeover, weights
     from sglang_dflash.states import replay
-    from sglang_dflash.worker import exact, pools, state, window
+    from sglang_dflash.worker import exact, pools, ranks, state, window
 
-    before: Hooks = {"srt.session.session_controller.Session._concat_token_arrays": requests.forget_unseen_tokens}
+    before: Hooks = {
+        "srt.session.session_controller.Session._concat_token_arrays": requests.forget_unseen_tokens,
+        f"{_GATHER}.prepare_mlp_sync_batch_raw": ranks.note_batch,
+    }
     around: Hooks = {
+        f"{_GATHER}.MLPSyncBatchInfo.all_gather": ranks.gather,
         "srt.speculative.dflash_utils.validate_dflash_request": requests.refuse_request,
         "srt.model_executor.model_runner_components.spec_aux_hidden_state._resolve_dflash_aux_hidden_state": (
             launch.capture_without_drafter

@@ -36,6 +36,39 @@ def _all_gather_into_tensor(self: Any, output: Tensor, input: Tensor) -> None:
     self._all_gather_into_tensor(output, input)
 
 
+def _copy_rows(dst: Tensor, src: Tensor, dim: int, offset: Any, sz: Any, offset_src: bool) -> None:
+    from sglang.srt.layers.dp_attention import memcpy_cpu
+
+    memcpy_cpu(dst, src, dim, int(offset), int(sz), offset_src)
+
+
+def _reduce_scatter_tensor(self: Any, output: Tensor, input: Tensor) -> None:
+    self._reduce_scatter_tensor(output, input)
+
+
+def _pad_without_pinned_memory(original: Callable[..., Any], self: Any, model_runner: Any) -> None:
+    from sglang.srt.model_executor import forward_batch_info
+
+    forward_batch_info._is_cpu = True
+    original(self, model_runner)
+
+
+def _pad_heads(original: Callable[..., Any], model_config: Any, load_config: Any, tp_size: int) -> Any:
+    from sglang.srt.runtime_context import get_parallel
+
+    return original(model_config, load_config, get_parallel().attn_tp_size)
+
+
+def _resolve_dflash(original: Callable[..., Any], server_args: Any) -> None:
+    from sglang.srt.arg_groups import speculative_hook
+
+    before, speculative_hook.attn_dp_enabled_of = speculative_hook.attn_dp_enabled_of, lambda cfg: False
+    try:
+        original(server_args)
+    finally:
+        speculative_hook.attn_dp_enabled_of = before
+
+
 def _kv_class(original: Callable[..., Any], transfer_backend: Any, class_type: Any) -> Any:
     found = original(transfer_backend, class_type)
     if found is not None:
@@ -75,6 +108,16 @@ TABLE: tuple[Replacement, ...] = (
     Replacement(_DISTRIBUTED + "parallel_state.GroupCoordinator.all_gather_into_tensor", _all_gather_into_tensor),
     # Binds ranks to cores through Intel AMX kernels that are not installed, and does nothing without them
     Replacement(_DISTRIBUTED + "bootstrap._init_cpu_threads_env", threads.bind_rank),
+    # DP attention: rows of the gathered batch (Triton); the sum of the ranks' outputs (a custom operator); numbers of
+    # tokens in pinned memory; heads that are padded for all ranks, though fewer share a batch; and a step that asks for
+    # CUDA, without a difference for DFLASH
+    Replacement("sglang.srt.layers.dp_attention.memcpy", _copy_rows),
+    Replacement(_DISTRIBUTED + "parallel_state.GroupCoordinator.reduce_scatter_tensor", _reduce_scatter_tensor),
+    Replacement(
+        "sglang.srt.model_executor.forward_batch_info.ForwardBatch.prepare_mlp_sync_batch", _pad_without_pinned_memory
+    ),
+    Replacement("sglang.srt.configs.update_config.adjust_config_with_unaligned_cpu_tp", _pad_heads),
+    Replacement("sglang.srt.arg_groups.speculative_hook._handle_dflash", _resolve_dflash),
     # Prefill/decode disaggregation: pinned memory and CUDA events for slot numbers on their way to Mooncake's sender,
     # and a CUDA event for a cached prefix that is sent before the prefill
     Replacement(_DISAGGREGATION + "utils.get_kv_class", _kv_class),

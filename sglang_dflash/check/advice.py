@@ -42,6 +42,10 @@ class Load:
     context: int  # tokens per request, prompt and answer
     conversations: int
 
+    def share(self, groups: int) -> Load:
+        """Return the share of one of ``groups`` groups of ranks that serve different requests."""
+        return replace(self, users=-(-self.users // groups), conversations=-(-self.conversations // groups))
+
     def contexts_in(self, pools: Pools) -> int:
         """Return how many contexts the pools keep. Each takes K/V, and for a hybrid target a recurrent state."""
         by_kv = pools.tokens // self.context
@@ -72,6 +76,7 @@ class Adviser:
     def __init__(self, settings: Settings, machine: Device, pair: Pair, table: MemoryTable) -> None:
         self._settings, self._machine, self._pair, self._table = settings, machine, pair, table
         self._highest_fraction = max(table.fraction, highest_fraction(machine))
+        self._groups = settings.groups  # between which SGLang divides requests and states
 
     def more_requests(self) -> list[Advice]:
         """Return the mildest value of each flag that lets all requests run, or else the most."""
@@ -85,7 +90,7 @@ class Adviser:
         flags: list[list[Change]] = [
             [_change("--mem-fraction-static", mem_fraction_static=percent / 100) for percent in percents],
             [_change("--mamba-full-memory-ratio", mamba_full_memory_ratio=ratio)],
-            [_change("--max-running-requests", max_running_requests=running) for running in fewer],
+            [_change("--max-running-requests", max_running_requests=running * self._groups) for running in fewer],
             self._lifted(before),
             [each for each in self._replay() if not before.replay],
             *([each] for each in self._mild_changes()),
@@ -177,19 +182,21 @@ class Adviser:
     def _loaded(self, load: Load, chosen: list[Change], *, fill: bool = False) -> Pools:
         """Pools with the states that the load needs; with ``fill``, as many states as K/V can use."""
         changes = {name: value for _, each in chosen for name, value in each.items()}
-        changes["max_running_requests"] = load.users
+        changes["max_running_requests"] = load.users * self._groups
         sizing = self._sizing(replace(self._settings, **changes))
         slots = sizing.slots_per_request
         if not sizing.kept.slot or slots == 1:
             return self._pools(changes)
         outer = load.users * (slots - 2)  # slots of the running requests without their own prefixes
         least = max(load.users * slots, outer + load.conversations)
-        pools = self._pools({**changes, "max_mamba_cache_size": least})
+        pools = self._pools({**changes, "max_mamba_cache_size": least * self._groups})
         if not fill:
             return pools
         # One more state costs its price in K/V, and is of use while K/V hold a context for it too.
         more = (pools.tokens - load.context * (least - outer)) // (load.context + pools.state_price)
-        return self._pools({**changes, "max_mamba_cache_size": least + more}) if more > 0 else pools
+        if more <= 0:
+            return pools
+        return self._pools({**changes, "max_mamba_cache_size": (least + more) * self._groups})
 
     def _pools(self, changes: dict[str, Any]) -> Pools:
         settings = replace(self._settings, **changes)

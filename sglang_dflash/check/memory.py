@@ -80,14 +80,15 @@ def divide(
 def sizing_of(settings: Settings, machine: Device, pair: Pair, *, copies: bool) -> Sizing:
     """Compute what one rank stores, and its limits; an unusable size or dtype is a DFlashError."""
     drafter, text = pair.drafter, pair.text
-    dtype, tp, page, block = pair.served_dtype(settings), settings.tp_size, settings.page, pair.block_size(settings)
+    dtype, tp, page, block = pair.served_dtype(settings), settings.sharing, settings.page, pair.block_size(settings)
     kv_bytes, draft_kv_bytes = map(dtype_bytes, pair.kv_dtypes(settings, machine))
     kept, replayed = _request_states(settings, machine, text, block, activations=dtype)
     running, slots = settings.running, slots_per_request(settings)
     window = context_window(settings.speculative_draft_window_size, drafter) if pair.has_drafter else None
+    states = settings.max_mamba_cache_size and settings.max_mamba_cache_size // settings.groups
     context = settings.context_length or count(text, "max_position_embeddings", drafter.max_position_embeddings)
     return Sizing(
-        target_weights=_target_weights(pair, dtype) // tp,
+        target_weights=_target_weights(settings, pair, dtype),
         drafter_weights=_drafter_weights(drafter, dtype, tp),
         target_kv=target_kv_per_token(text, kv_bytes=kv_bytes, tp_size=tp),
         draft_kv=draft_kv_per_token(drafter, kv_bytes=draft_kv_bytes, tp_size=tp),
@@ -99,7 +100,7 @@ def sizing_of(settings: Settings, machine: Device, pair: Pair, *, copies: bool) 
         max_running=running,
         state_share=settings.mamba_full_memory_ratio or STATE_SHARE,
         max_tokens=settings.max_total_tokens,
-        max_states=settings.max_mamba_cache_size or (running if slots == 1 else None),
+        max_states=states or (running if slots == 1 else None),
         page=page,
         ring=None if window is None else DraftWindow(window, block, page).ring_slots(context),
         in_transfer=in_transfer(settings),
@@ -115,7 +116,7 @@ def _request_states(
     kept_dtype = chosen or settings.ssm_dtype_variable or text.get("mamba_ssm_dtype") or "float32"
     conv = settings.conv_dtype_variable or ("bfloat16" if machine.kind == "gpu" else activations)
     kept, replayed = (
-        state_bytes(text, recurrent_bytes=dtype_bytes(each), conv_bytes=dtype_bytes(conv), tp_size=settings.tp_size)
+        state_bytes(text, recurrent_bytes=dtype_bytes(each), conv_bytes=dtype_bytes(conv), tp_size=settings.sharing)
         for each in (kept_dtype, chosen or "float32")
     )
     if settings.disaggregation_mode == "prefill" and not (
@@ -137,15 +138,34 @@ def _is_weighed(settings: Settings, pair: Pair) -> bool:
     return pair.target_files.tensors is not None and not (quantised or offloaded or pair.overrides)
 
 
-def _target_weights(pair: Pair, dtype: str) -> int:
+def _target_weights(settings: Settings, pair: Pair, dtype: str) -> int:
+    # All ranks divide MLPs; those that serve the same requests divide the rest (DP attention).
+    whole = _all_bytes(pair, dtype)
+    mlp = _mlp_bytes(pair, dtype) if settings.groups > 1 else whole
+    return mlp // settings.tp_size + (whole - mlp) // settings.sharing
+
+
+def _all_bytes(pair: Pair, dtype: str, part: str = "") -> int:
     headers = pair.target_files.tensors
     if headers is None:
         return _stated_size(pair.target_files)
     is_plain = pair.quantisation is None
-    read = (header for name, header in headers.items() if not name.startswith("mtp."))  # multi-token prediction's
-    return sum(  # plain floats in ``dtype``, everything else as stored
+    read = (header for name, header in headers.items() if part in name and not name.startswith("mtp."))
+    return sum(  # plain floats in ``dtype``, everything else as stored; not multi-token prediction's
         int(each.numel * dtype_bytes(dtype)) if is_plain and each.dtype in _FLOATS else each.num_bytes for each in read
     )
+
+
+def _mlp_bytes(pair: Pair, dtype: str) -> int:
+    if pair.target_files.tensors is not None:
+        return _all_bytes(pair, dtype, ".mlp.")
+    if pair.quantisation is not None:
+        return 0  # unknown
+    text = pair.text
+    experts = count(text, "num_experts", 0) * count(text, "moe_intermediate_size", 0)
+    width = experts or count(text, "intermediate_size", 0)
+    numbers = 3 * count(text, "num_hidden_layers") * count(text, "hidden_size") * width
+    return min(int(numbers * dtype_bytes(dtype)), _stated_size(pair.target_files))
 
 
 def _stated_size(files: ModelFiles) -> int:

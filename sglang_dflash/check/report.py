@@ -97,7 +97,7 @@ def preflight(settings: Settings, machine: Device, load: Load | None = None) -> 
     adviser = Adviser(settings, machine, pair, memory)
     if load is not None:
         about = f"{load.users} users of {load.context} tokens"
-        answer = apply(about, _load, settings, machine, pair, memory, adviser, load)
+        answer = apply(about, _load, settings, machine, pair, memory, adviser, load.share(settings.groups))
         findings.append(replace(answer, estimated=True))
     return Report(findings, plan, memory, adviser.more_requests())
 

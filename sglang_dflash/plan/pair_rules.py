@@ -89,7 +89,7 @@ def _block(settings: Settings, pair: Pair) -> Finding:
 
 
 def _heads(settings: Settings, pair: Pair) -> Finding:
-    drafter, kv, tp = pair.drafter, pair.drafter.num_kv_heads, settings.tp_size
+    drafter, kv, tp = pair.drafter, pair.drafter.num_kv_heads, settings.sharing
     kv_fits = kv % tp == 0 or tp % kv == 0  # of more ranks than KV heads, tp / kv hold each head
     if kv_fits and drafter.num_heads % tp == 0 and drafter.intermediate_size % tp == 0:
         return ok(f"{drafter.num_heads} heads, {kv} KV heads, TP {tp}")
@@ -102,7 +102,7 @@ def _heads(settings: Settings, pair: Pair) -> Finding:
 
 
 def _candidates(settings: Settings, pair: Pair) -> Finding:
-    top_k, vocab, tp = pair.drafter.selector_top_k, pair.drafter.vocab_size, settings.tp_size
+    top_k, vocab, tp = pair.drafter.selector_top_k, pair.drafter.vocab_size, settings.sharing
     # SGLang pads the vocabulary to a multiple of 64, or of 64 per rank, and divides it evenly; the last rank is short.
     unit = 64 if -(-vocab // 64) * 64 % tp == 0 else 64 * tp
     smallest = vocab - (tp - 1) * (-(-vocab // unit) * unit // tp)

@@ -11,7 +11,7 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import DTYPE_BYTES, Pair, matrix_numbers
 from sglang_dflash.plan.serving import DraftWindow, Role, ServingPlan, context_window
-from sglang_dflash.plan.settings import COPIES_SWITCH, OURS, SWITCH, Settings
+from sglang_dflash.plan.settings import COPIES_SWITCH, OURS, SKIP_GATHER, SWITCH, Settings
 from sglang_dflash.plan.widths import FLAG, WidthConfig
 
 ON_ROCM = "the GPU is AMD's (ROCm)"
@@ -34,6 +34,9 @@ PROVEN = {
         "tests/serving/test_cards.py",
     ),
 }
+# Model types whose embedding no two groups of DP attention divide (``use_attn_tp_group``; Qwen3.5's is
+# whole on each rank): a drafter embeds at times when no other group does.
+LOCAL_EMBEDDING = set[str]().union(*(model_types for model_types, _ in PROVEN.values())) - {"llama"}
 _PROVEN_LAYERS = {FULL, "linear_attention"}
 
 
@@ -68,13 +71,15 @@ def reason_for_builtin(settings: Settings, pair: Pair, machine: Device) -> str |
     """Return the reason, for the log, that leaves DFLASH to SGLang's own worker; None if ours serves it.
 
     Raises:
-        DFlashError: DP attention or the megakernel is requested, or SGLang's worker cannot serve the pair either.
+        DFlashError: DP attention lacks a condition, the megakernel is requested, or SGLang's worker cannot serve the
+            pair either.
     """
     if settings.wants_builtin:
         return f"{SWITCH}=builtin"
     reason, on_cpu = _not_ours(settings, pair, machine), machine.kind == "cpu"
     if reason is None:
-        _refuse_dp_attention(settings, on_cpu)
+        if settings.groups > 1:
+            _check_dp_attention(settings, pair, on_cpu)
         _refuse_megakernel(settings)
     elif not pair.has_drafter:
         raise DFlashError(
@@ -104,7 +109,7 @@ def _not_ours(settings: Settings, pair: Pair, machine: Device) -> str | None:
         return reason
     if machine.kind == "gpu" and not (settings.device or "cuda").startswith("cuda"):
         return f"the device is {settings.device}"
-    if settings.attn_cp_size > 1:
+    if settings.attn_cp_size > 1 and settings.groups == 1:
         return "context parallelism is used"
     if settings.enable_watermark:
         return "--enable-watermark is used"
@@ -115,19 +120,47 @@ def _not_ours(settings: Settings, pair: Pair, machine: Device) -> str | None:
     return None
 
 
-def _refuse_dp_attention(settings: Settings, on_cpu: bool) -> None:
-    # On a GPU too: SGLang's worker would serve silently, and its ranks serve different requests.
-    groups = settings.attn_dp_size
-    if settings.enable_dp_attention and groups == 1:  # the old spelling, which SGLang resolves to the new one
-        groups = settings.dp_size
-    if groups <= 1:
-        return
-    builtin = "" if on_cpu else f"{SWITCH}=builtin for SGLang's own worker, or "
-    raise DFlashError(
-        f"DP attention over {groups} groups of ranks",
-        expected="ranks that serve one batch (--tp-size), or replicas (--dp-size without --enable-dp-attention)",
-        remedy=f"{builtin}leave --attn-dp-size and --enable-dp-attention out",
-    )
+def _check_dp_attention(settings: Settings, pair: Pair, on_cpu: bool) -> None:
+    # On a GPU too: SGLang's worker would serve silently, with an eager drafter and one width.
+    groups, family = settings.groups, str(pair.text.get("model_type"))
+    tied = pair.target.get("tie_word_embeddings", pair.text.get("tie_word_embeddings"))
+    for refused, found, expected, remedy in (
+        (
+            not settings.enable_dp_lm_head,
+            "one LM head for all ranks",
+            "a whole LM head per group: the drafter predicts with the target's, at times when no other group does",
+            "add --enable-dp-lm-head",
+        ),
+        (settings.attn_cp_size > 1, "context parallelism", "--attn-cp-size 1", "leave --attn-cp-size out"),
+        (
+            settings.skip_gather.lower() in ("1", "true", "t", "yes", "y", "on"),
+            f"{SKIP_GATHER}={settings.skip_gather}",
+            "the scheduler's gathering before each step, with which all ranks agree on a block width",
+            f"unset {SKIP_GATHER}",
+        ),
+        (
+            settings.disaggregation_mode != "null",
+            f"--disaggregation-mode {settings.disaggregation_mode}",
+            "prefill and decoding in one server",
+            "use --tp-size without DP attention in a disaggregated pair",
+        ),
+        (
+            family not in LOCAL_EMBEDDING,
+            f"a target of the type {family}, whose embedding all ranks divide",
+            f"an embedding per group, as in {', '.join(sorted(LOCAL_EMBEDDING))}",
+            "use --tp-size without DP attention",
+        ),
+        (
+            settings.sharing > 1 and tied and family.startswith("qwen3_5"),
+            f"{settings.sharing} ranks per group, and a tied LM head that SGLang does not divide",
+            "one rank per group, or a target with a separate LM head",
+            f"set --attn-dp-size {settings.tp_size}",
+        ),
+    ):
+        if refused:
+            builtin = "" if on_cpu else f", or set {SWITCH}=builtin to try SGLang's own worker"
+            found = f"DP attention over {groups} groups of ranks with {found}"
+            raise DFlashError(found, expected=expected, remedy=remedy + builtin)
 
 
 def _refuse_megakernel(settings: Settings) -> None:
@@ -186,7 +219,7 @@ def replays(settings: Settings, pair: Pair, machine: Device) -> bool:
     if choice is not None or settings.replay_obstacle:
         return bool(choice)
     name = settings.state_dtype(machine) or settings.ssm_dtype_variable or pair.text.get("mamba_ssm_dtype")
-    state = matrix_numbers(pair.text, settings.tp_size) * DTYPE_BYTES.get(str(name), 4)
+    state = matrix_numbers(pair.text, settings.sharing) * DTYPE_BYTES.get(str(name), 4)
     kept = settings.running * pair.block_size(settings) * state
     return machine.kind == "cpu" or (machine.memory is not None and kept > KEPT_SHARE * machine.memory)
 

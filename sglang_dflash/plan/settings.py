@@ -22,6 +22,7 @@ COPIES_SWITCH = "SGLANG_DFLASH_COPIES"
 EXACT_SWITCH = "SGLANG_DFLASH_EXACT"
 DRAFTER_OVERRIDE = "SGLANG_DFLASH_DRAFTER_OVERRIDE"
 REPLAY_SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
+SKIP_GATHER = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
 DETERMINISTIC_FLAG = "--enable-deterministic-inference"
 REPLAY_FLAG, RECORDS_FLAG = "--enable-linear-replayssm-spec", "--linear-replayssm-cache-len"
 WINDOW_FLAG = "--speculative-draft-window-size"
@@ -70,6 +71,7 @@ class Settings:
     dtype: str = "auto"
     enable_deterministic_inference: bool = False
     enable_dp_attention: bool = False
+    enable_dp_lm_head: bool = False
     enable_linear_replayssm: bool = False
     enable_linear_replayssm_spec: bool = False
     enable_lora: bool | None = None
@@ -121,6 +123,7 @@ class Settings:
     exact_switch: str = _variable(EXACT_SWITCH, "0")
     replay_switch: str = _variable(REPLAY_SWITCH, "0", "1")
     drafter_override: str = _variable(DRAFTER_OVERRIDE)
+    skip_gather: str = _variable(SKIP_GATHER)
     conv_dtype_variable: str = _variable("SGLANG_MAMBA_CONV_DTYPE")
     ssm_dtype_variable: str = _variable("SGLANG_MAMBA_SSM_DTYPE")
 
@@ -179,8 +182,20 @@ class Settings:
         return self.speculative_num_draft_tokens or self.speculative_dflash_block_size
 
     @property
+    def groups(self) -> int:
+        """Groups of ranks that serve different requests (DP attention); 1 without it."""
+        # --enable-dp-attention is the old spelling, which SGLang resolves to --attn-dp-size.
+        return self.dp_size if self.enable_dp_attention and self.attn_dp_size == 1 else self.attn_dp_size
+
+    @property
+    def sharing(self) -> int:
+        """Ranks that serve the same requests: they divide attention, K/V, states and the drafter."""
+        return max(1, self.tp_size // self.groups)
+
+    @property
     def running(self) -> int:
-        return self.max_running_requests or MAX_RUNNING
+        """Most requests of a rank at once."""
+        return max(1, (self.max_running_requests or MAX_RUNNING) // self.groups)
 
     @property
     def page(self) -> int:

@@ -8,6 +8,7 @@ from sglang.srt.disaggregation.base.conn import StateType
 from sglang.srt.disaggregation.utils import append_state_component
 from sglang.srt.environ import envs
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import track_mamba_states_all_layers
+from sglang.srt.layers.dp_attention import get_dp_tp_group
 from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.linear import QKVParallelLinear, ReplicatedLinear, RowParallelLinear
 from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
@@ -64,7 +65,14 @@ from sglang.srt.speculative.spec_utils import (
     prepare_mamba_track_for_verify,
     record_stream_each,
 )
-from sglang.srt.utils.common import async_d2h, async_h2d, async_h2d_stack, ceil_align, get_available_gpu_memory
+from sglang.srt.utils.common import (
+    async_d2h,
+    async_h2d,
+    async_h2d_stack,
+    ceil_align,
+    get_available_gpu_memory,
+    require_mlp_tp_gather,
+)
 
 
 def add_models(models: dict[str, type]) -> None:

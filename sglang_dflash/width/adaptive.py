@@ -51,6 +51,9 @@ class Explorer:
         self._steps = self._since_wider = 0
         self.probes = 0
 
+    def state(self) -> tuple[float, ...]:
+        return self._steps, self._since_wider, self._scheduled.milliseconds, self._prompted.milliseconds
+
     def column(
         self,
         best: int,
@@ -149,6 +152,11 @@ class AdaptiveWidth(WidthPolicy):
 
     def observe_time(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
         self.costs.observe(batch_size, width, milliseconds, at_most)
+
+    def fingerprint(self) -> int:
+        # Python hashes numbers alike in every process.
+        survival = (tokens for each in (*self.by_match.buckets, self.by_match.matched) for tokens in each.tokens)
+        return hash((self._best, self._missed_gains, *self._explorer.state(), *self.costs.row(1), *survival))
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -72,6 +72,10 @@ class WidthPolicy:
     def observe_time(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
         """Record a decode step's time; an upper bound with ``at_most``. Many steps may go unmeasured."""
 
+    def fingerprint(self) -> int:
+        """Return a hash of what the next width depends on: equal on ranks that received the same calls."""
+        return 0
+
     def describe(self) -> dict[str, Any]:
         """Return the policy's part of ``/server_info``, ready for JSON."""
         return {"policy": "fixed", "widths": list(self.widths)}
@@ -86,6 +90,9 @@ class RandomWidth(WidthPolicy):
 
     def width(self, batch_size: int, context: int = 0, matches: Sequence[int] = ()) -> int:
         return self._random.choice(self.widths)
+
+    def fingerprint(self) -> int:
+        return hash(self._random.getstate()[1])
 
     def describe(self) -> dict[str, Any]:
         return {"policy": "random", "widths": list(self.widths)}

@@ -24,6 +24,7 @@ from sglang_dflash.upstream.worker import (
     SpecTpSyncSite,
     build_grammar_vocab_mask,
     envs,
+    get_dp_tp_group,
     get_parallel,
 )
 from sglang_dflash.worker.penalties import Penalties
@@ -45,10 +46,10 @@ class Accept(RequestRows):
 
     def __init__(self, target_worker: TpModelWorker, vocabulary: TargetVocabulary) -> None:
         self._runner = runner = target_worker.model_runner
-        self._sync, self._shards = SpecTpSync(get_parallel().tp_group), LogitShards(runner, vocabulary)
+        self._sync, self._shards = SpecTpSync(get_dp_tp_group()), LogitShards(runner, vocabulary)
         if type(runner.sampler) is Sampler:
             runner.sampler = SeededSampler()
-        self._seeds = Seeds(runner.req_to_token_pool, target_worker.random_seed)
+        self._seeds = Seeds(runner.req_to_token_pool, target_worker.random_seed + get_parallel().attn_dp_rank)
         self._penalties, self._processors = Penalties(), Processors()
         # SGLang looks for values that are not finite, or replaces them.
         checks = envs.SGLANG_SANITIZE_NAN_LOGITS, envs.SGLANG_ENABLE_NAN_LOGITS_CHECK, envs.SGLANG_ENABLE_ASYNC_ASSERT

@@ -93,6 +93,11 @@ class Verify:
         forward_batch = self._batches(step, step.target_kv)
         step.verified = self._target.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
 
+    def idle(self, batch: ScheduleBatch, width: int) -> None:
+        """Run the forward of no request while other ranks verify blocks of ``width`` (DP attention)."""
+        forward_batch = self._batches.idle(batch, width)
+        self._target.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
+
 
 class Inject:
     """Projects the target's hidden states to the drafter's context K/V and writes them to its pool.

@@ -17,6 +17,7 @@ from sglang_dflash.upstream.worker import (
     get_context,
     get_exec,
     get_memory,
+    get_parallel,
     get_schedule,
     get_spec,
 )
@@ -47,7 +48,8 @@ def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: f
     if plan is None or not mamba.enable_linear_replayssm_spec:
         return original(configurator, total_rest_memory)
     params, schedule = configurator.mambaish_config.mamba2_cache_params, get_schedule()
-    requests, block = schedule.max_running_requests, get_spec().speculative_num_draft_tokens
+    groups, block = configurator.attn_dp_size, get_spec().speculative_num_draft_tokens
+    requests = max(1, schedule.max_running_requests // groups)
     window = sum(math.prod(shape) // min(shape) * (min(shape) + block - 1) for shape in params.shape.conv)
     total_rest_memory -= (requests + 1) * window * params.dtype.conv.itemsize * len(params.layers) / (1 << 30)
     memory = get_memory()
@@ -78,7 +80,7 @@ def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: f
                 remedy="raise --mem-fraction-static or --tp-size, lower --max-running-requests, or serve a quantised "
                 "target (FP8)",
             )
-        get_context().override("sglang_dflash", max_mamba_cache_size=slots)
+        get_context().override("sglang_dflash", max_mamba_cache_size=slots * groups)  # which SGLang divides
     return original(configurator, total_rest_memory)
 
 
@@ -90,7 +92,8 @@ def log_pools(plan: ServingPlan, target: ModelRunner, slots_per_request: int) ->
     """
     states: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
     slots, tokens = 0 if states is None else states.size, target.max_total_num_tokens
-    asked, running = get_schedule().max_running_requests, target.max_running_requests
+    asked = max(1, get_schedule().max_running_requests // get_parallel().attn_dp_size)
+    running = target.max_running_requests
     counts: dict[str, int | str] = {"asked": asked, "running": running, "capped_by": "--max-running-requests"}
     prefixes = max(0, slots - running * (slots_per_request - 1)) if slots_per_request > 1 else 0
     logger.info(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -245,6 +246,9 @@ class ForwardBatches:
                 capture_hidden_mode=self._capture,
                 kv_loc_plan=kv.plan,
             )
+        if batch.global_num_tokens is not None and not runner.is_draft_worker:
+            # Under DP attention: all ranks' numbers of tokens. The drafter runs on the ranks that share this batch.
+            forward_batch.init_mlp_sync_metadata(batch, runner.device)
         if runner.model_config.model_is_mrope:
             fields["mrope_positions"] = rope_positions(step.positions, batch.multimodal_inputs)
         if (adapters := runner.lora_manager) is not None:
@@ -253,6 +257,20 @@ class ForwardBatches:
                 adapters.fetch_new_loras(set(forward_batch.lora_ids))
             adapters.prepare_lora_batch(forward_batch)
         return forward_batch
+
+    def idle(self, batch: ScheduleBatch, width: int) -> ForwardBatch:
+        """Return the batch of an idle rank in a step of blocks of ``width``; SGLang pads it as other ranks' batches."""
+        none = torch.empty(0, dtype=torch.int64, device=self._runner.device)
+        batch = copy.copy(batch)
+        # The width scales all ranks' numbers of requests to numbers of tokens; plain decoding has no input.
+        batch.spec_info = None
+        if width > 1:
+            batch.spec_info = DFlashVerifyInput(
+                draft_token=none, positions=none, draft_token_num=width, capture_hidden_mode=self._capture
+            )
+        return ForwardBatch.init_new(
+            batch, self._runner, capture_hidden_mode=self._capture, return_hidden_states_before_norm=False
+        )
 
     def _template(self, batch_size: int, width: int) -> dict[str, Any]:
         device = self._runner.device

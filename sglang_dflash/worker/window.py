@@ -187,7 +187,8 @@ def ring_bytes(plan: ServingPlan, configurator: Any) -> int:
     if plan.window is None:
         return 0
     slots = plan.window.ring_slots(configurator.model_config.context_len)
-    held = rings(int(get_schedule().max_running_requests), in_transfer(get_disagg()))
+    running = max(1, int(get_schedule().max_running_requests) // configurator.attn_dp_size)
+    held = rings(running, in_transfer(get_disagg()))
     return held * slots * int(configurator.dflash_draft_cell_size_per_token or 0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from sglang_dflash.upstream.worker import (
     resolve_draft_parallel_layout,
 )
 from sglang_dflash.width import WidthPolicy
-from sglang_dflash.width.policy import BUCKETS
+from sglang_dflash.worker import ranks
 from sglang_dflash.worker.accept import Accept
 from sglang_dflash.worker.commit import RecurrentCommit
 from sglang_dflash.worker.copies import Copies
@@ -40,10 +40,11 @@ from sglang_dflash.worker.flight import StepRecord, StepTimer, on_host
 from sglang_dflash.worker.forwards import Draft, Inject, NoDrafter, Verify
 from sglang_dflash.worker.payoff import Payoff, known_causes
 from sglang_dflash.worker.pools import log_pools
+from sglang_dflash.worker.ranks import Load, Rounds
 from sglang_dflash.worker.start import seconds, since_start, timed
 from sglang_dflash.worker.start.calibration import width_policy
 from sglang_dflash.worker.start.checks import check_replay
-from sglang_dflash.worker.start.graphs import WidthGraphs, drafter_has_room
+from sglang_dflash.worker.start.graphs import WidthGraphs, drafter_has_room, drafters_ranks
 from sglang_dflash.worker.start.prewarm import CONTEXT, FirstCalls, dummy_batch, prewarm_largest_step
 from sglang_dflash.worker.state import DraftState, RequestRows
 from sglang_dflash.worker.step import GrammarBarrier, Layout, Publish, Step, idle_result
@@ -51,7 +52,7 @@ from sglang_dflash.worker.telemetry import EVERY, Observer, allocated_bytes, ide
 from sglang_dflash.worker.window import DraftRings, allocate_rings, prepare_transfer
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import ModelRunner, ScheduleBatch, ServerArgs, TpModelWorker
+    from sglang_dflash.upstream.worker import ModelRunner, Req, ScheduleBatch, ServerArgs, TpModelWorker
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class DFlashWorker(BaseSpecWorker):
     def __init__(self, *, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker) -> None:
         super().__init__()
         self._target_worker, self.plan = target_worker, the_plan()
-        self._is_first = get_parallel().tp_rank == 0
+        self._is_first = get_parallel().attn_tp_rank == 0  # of the ranks that serve the same requests
         layout = resolve_draft_parallel_layout(DFlashDraftModel.draft_parallel_spec, collapse_cp=True)
         self.draft_parallel_layout = layout
         self._target: ModelRunner = target_worker.model_runner
@@ -111,6 +112,7 @@ class DFlashWorker(BaseSpecWorker):
             self._drafter.model.set_vocabulary(self._vocabulary)
         self.width_policy = WidthPolicy(self.plan.block)
         self._at_width: Callable[[int], AbstractContextManager[Any]] = nullcontext
+        self._rounds: Rounds | None = None
         self._in_flight: deque[StepRecord] = deque()
         self._no_sync = sync_guard(self._target.device)
         self.identity = identity(self.plan, self._target, self._drafter)
@@ -151,7 +153,10 @@ class DFlashWorker(BaseSpecWorker):
             self._copies.read(record)
         timed = self._timer.finished()
         self._observer.count(record, timed, self.width_policy)
-        self.width_policy.observe(record.width, record.accept_lens, record.buckets)
+        if self._rounds is not None:
+            self._rounds.finished(record, timed)
+        else:
+            self.width_policy.observe(record.width, record.accept_lens, record.buckets)
         if get_parallel().tp_size == 1:  # times differ between ranks, which must choose the same widths
             for each in timed:
                 assert each.milliseconds is not None
@@ -216,15 +221,16 @@ class DFlashWorker(BaseSpecWorker):
     def _drafters_context(self) -> Iterator[None]:
         """Build SGLang's resources for the drafter, at the drafter's width."""
         width = get_spec().override(speculative_num_draft_tokens=self.plan.drafted)
-        with draft_pp_context(), draft_tp_context(self.draft_parallel_layout), width:
+        with drafters_ranks(self.draft_parallel_layout), width:
             yield
 
     def init_cuda_graphs(self) -> None:
         plan, target, drafter = self.plan, self._target, self._drafter
         if self._draft_worker is not None and drafter is not None and isinstance(self._inject, Inject):
+            has_room = drafter_has_room(drafter)  # on all ranks, of which the drafter's context has a part
             with self._drafters_context(), timed("drafter's graphs"):
                 self._inject.stage(plan.drafted)
-                self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=drafter_has_room(drafter))
+                self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=has_room)
                 if not isinstance(drafter.decode_cuda_graph_runner, DecodeCudaGraphRunner):
                     drafter.model.staged = None  # an eager forward launches as much itself
         if self._is_first:
@@ -239,6 +245,9 @@ class DFlashWorker(BaseSpecWorker):
             self._additional_graph_time_usage = graphs.seconds
         FirstCalls(plan, target, self._inject, self.dummy_step).run(widths, self._at_width)
         self.width_policy = width_policy(plan, widths, target, self.dummy_step)  # once kernels are compiled
+        if get_parallel().attn_dp_enabled and plan.widths is not None:
+            self._rounds = Rounds(self.width_policy, plan.block, self._buckets)
+        ranks.join(self._rounds)
         self._inject.catch_up()
         if self._is_first:
             self.identity["start_seconds"] = {**seconds, "process": round(since_start(), 2)}
@@ -273,14 +282,24 @@ class DFlashWorker(BaseSpecWorker):
         """
         publish: Publish = on_publish or (lambda new_seq_lens: None)
         with torch.inference_mode():  # costs the host less per operator than no_grad
-            if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
-                return self._prefill(batch, publish, grammar_barrier)
             if batch.forward_mode.is_idle():
-                self._timer.interrupted()
-                result = idle_result(batch, self.plan.block)
-                publish(result.new_seq_lens)
-                return result
+                return self._idle(batch, publish)
+            if batch.forward_mode.is_extend():
+                return self._prefill(batch, publish, grammar_barrier)
             return self._decode(batch, publish, grammar_barrier)
+
+    def _idle(self, batch: ScheduleBatch, publish: Publish) -> GenerationBatchResult:
+        """Take part in the target's forward without a request, while other ranks prefill or decode (DP attention)."""
+        self._timer.interrupted()
+        if batch.is_extend_in_batch:
+            self._target_worker.forward_batch_generation(batch, capture_hidden_mode=CaptureHiddenMode.FULL)
+        else:
+            width = self._choose_width(batch).width
+            with self._at_width(width):
+                self._verify.idle(batch, width)
+        result = idle_result(batch, self.plan.block)
+        publish(result.new_seq_lens)
+        return result
 
     def _prefill(
         self, batch: ScheduleBatch, publish: Publish, grammar_barrier: GrammarBarrier | None
@@ -319,10 +338,7 @@ class DFlashWorker(BaseSpecWorker):
     def _decode(
         self, batch: ScheduleBatch, publish: Publish, grammar_barrier: GrammarBarrier | None
     ) -> GenerationBatchResult:
-        context = sum(batch.spec_info.committed_cpu)
-        buckets = [] if self._copies is None else self._copies.buckets(batch.reqs)
-        width = self.width_policy.width(batch.batch_size(), context, [buckets.count(k) for k in range(BUCKETS)])
-        record = StepRecord(width, batch.batch_size(), tuple(batch.reqs), buckets)
+        record = self._choose_width(batch)
         self._in_flight.append(record)
         self._timer.started(record)
         self._observer.started(record)
@@ -333,6 +349,15 @@ class DFlashWorker(BaseSpecWorker):
         with stage("inject"):
             self._inject.inject(step)
         return step.result(counted=self.plan.widths is not None)
+
+    def _choose_width(self, batch: ScheduleBatch) -> StepRecord:
+        """Choose the width of a step and begin its record. Idle ranks choose too, so that the policies stay equal."""
+        buckets = self._buckets(batch.reqs)
+        load = Load.of(batch, buckets) if self._rounds is None else self._rounds.load
+        return StepRecord(self.width_policy.width(*load), load.batch_size, tuple(batch.reqs), buckets)
+
+    def _buckets(self, reqs: Sequence[Req]) -> list[int]:
+        return [] if self._copies is None else self._copies.buckets(reqs)
 
     def _run(
         self, batch: ScheduleBatch, record: StepRecord, publish: Publish, grammar_barrier: GrammarBarrier | None

@@ -178,3 +178,22 @@ def test_a_tiny_pairs_drafter_has_its_stored_figures() -> None:
     found = find_reference(str(drafter_path("tiny-hybrid", "weak")), 8)
     assert found is not None and found.source.endswith("block 8") and not found.thinking
     assert found.lengths == {"math": 2.72, "code": 2.83, "json": 2.98, "chat": 2.4}
+
+
+def test_replicas_and_groups_of_ranks_are_read_together() -> None:
+    """Two of three have enough blocks; on the last one drafting does not pay."""
+    worker = server_info()["internal_states"][0]["sglang_dflash"] | {"steps_by_width": {"16": 10}}
+    worker |= {"blocks_by_accept_length": {"4": 10}, "tokens_brought_by_copies": 3}
+    cause = {"cause": "quantised target", "evidence": "fp8"}
+    bad = {"pays": False, "accept_length": 1.5, "break_even": 1.5, "known": {"nan": "2"}, "causes": [cause]}
+    unknown = {"pays": None, "accept_length": None, "break_even": 1.5, "known": {"fp8": None}}
+    others: list[dict[str, Any]] = [
+        {"drafting": unknown, "steps_by_width": {}, "blocks_by_accept_length": {}},
+        {"drafting": bad, "steps_by_width": {"16": 5, "1": 2}, "blocks_by_accept_length": {"1": 20}},
+    ]
+    info = server_info() | {"internal_states": [{"sglang_dflash": worker | each} for each in ({}, *others)]}
+    server = Server(info)
+    assert server.pays is False and server.recent_accept_length == (6.5 + 1.5) / 2
+    assert server.known == {"nan": "2", "fp8": None} and "quantised target" in str(server.recent_cause)
+    assert any("15 of width 16, 2 of width 1; 9 accepted" in fact for fact in server.facts)
+    assert any(f"{60 / 30:.2f} tokens per verified block" in fact for fact in server.facts)

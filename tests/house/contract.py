@@ -119,6 +119,12 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "TokenizerManager.generate_request(self, obj, request)",
         "TokenizerManager.init_tokenizer_and_processor(self)",
     ),
+    "managers.scheduler_components.dp_attn": (
+        "MLPSyncBatchInfo._get_fallback_tensor(self, device)",
+        "MLPSyncBatchInfo._get_local_tensor(self, device)",
+        "MLPSyncBatchInfo.all_gather(self, device)",
+        "prepare_mlp_sync_batch_raw(local_batch)",
+    ),
     "managers.scheduler_components.metrics_reporter": ("SchedulerMetricsReporter.report_decode_stats(self)",),
     "managers.scheduler_components.weight_updater": ("SchedulerWeightUpdaterManager._select_runners(self, selector)",),
     "managers.utils": (
@@ -133,6 +139,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "model_executor.forward_batch_info": (
         "ForwardBatch(forward_mode, batch_size, input_ids, req_pool_indices, seq_lens, out_cache_loc, seq_lens_sum)",
         "ForwardBatch._init_num_token_non_padded(self, device, is_draft_worker)",
+        "ForwardBatch.init_mlp_sync_metadata(self, batch, device)",
+        "ForwardBatch.init_new(batch, model_runner, capture_hidden_mode, return_hidden_states_before_norm)",
     ),
     "model_executor.model_runner": ("SamplingPrewarmResult(sampling_input_bytes, sampling_headroom_bytes)",),
     "model_executor.model_runner_components.attention_backend_setup": ("build_attention_backends(model_runner)",),

@@ -38,6 +38,7 @@ def serve_blocks_of_8(monkeypatch: pytest.MonkeyPatch) -> None:
     """On one rank."""
     spec = SimpleNamespace(speculative_num_draft_tokens=FULL, override=lambda **_: nullcontext())
     off = SimpleNamespace(overlap=SimpleNamespace(enable_two_batch_overlap=False), enable_pdmux=False, tp_rank=0)
+    off.override = lambda **_: nullcontext()
     monkeypatch.setattr(graphs, "get_spec", lambda: spec)
     for name in ("get_exec", "get_disagg", "get_parallel"):
         monkeypatch.setattr(graphs, name, lambda: off)

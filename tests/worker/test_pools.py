@@ -23,9 +23,14 @@ pytestmark = pytest.mark.sglang
 NAME, GIB = "Qwen3.6-27B", 1 << 30
 CARD = ("--mem-fraction-static", "0.75", "--speculative-num-draft-tokens", "16", "--enable-linear-replayssm-spec")
 
+DP_ATTENTION = ("--tp-size", "2", "--attn-dp-size", "2", "--enable-dp-lm-head")
 
-def set_up(sizing: Sizing, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    """Return a configurator with these sizes, and the resolved arguments, of which SGLang overrides one."""
+
+def set_up(sizing: Sizing, monkeypatch: pytest.MonkeyPatch, groups: int = 1) -> tuple[Any, Any]:
+    """Return a configurator with these sizes, and the resolved arguments, of which SGLang overrides one.
+
+    Of one of ``groups`` groups of ranks under DP attention.
+    """
     state, conv, itemsize, ring = sizing.replayed, (10_240, 3), 2, 16
     per_window = 10_240 * (3 + sizing.block - 1) * itemsize  # of a layer: exact, or the budget would be another
     layers = (state.scratch - state.records) // per_window
@@ -44,14 +49,15 @@ def set_up(sizing: Sizing, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
         spec_algorithm=SimpleNamespace(is_none=lambda: False),
         fused_entry_bytes=lambda _: None,
         dflash_draft_cell_size_per_token=sizing.draft_kv,
-        **{"pp_size": 1, "attn_dp_size": 1, "hybrid_gdn_config": object(), "hybrid_kda_config": None},
+        **{"pp_size": 1, "attn_dp_size": groups, "hybrid_gdn_config": object(), "hybrid_kda_config": None},
         extra_mamba_cache_bytes_per_req=0,
         _calculate_mamba_ratio=lambda: sizing.slots_per_request,
     )
+    states = None if sizing.slots_per_request == 1 or not sizing.max_states else sizing.max_states * groups
     schedule = SimpleNamespace(
-        max_running_requests=sizing.max_running,
+        max_running_requests=sizing.max_running * groups,
         mamba_full_memory_ratio=sizing.state_share,
-        max_mamba_cache_size=None if sizing.slots_per_request == 1 else sizing.max_states,
+        max_mamba_cache_size=states,
     )
     memory = SimpleNamespace(disable_radix_cache=sizing.slots_per_request == 1, enable_unified_memory=False)
     mamba = SimpleNamespace(enable_linear_replayssm_spec=True, linear_replayssm_cache_len=ring)
@@ -92,13 +98,16 @@ def set_up(sizing: Sizing, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
         ("--disable-radix-cache",),
         ("--disaggregation-mode", "decode"),
         ("--disaggregation-mode", "decode", "--speculative-draft-window-size", "2048"),
+        DP_ATTENTION,
+        (*DP_ATTENTION, "--max-mamba-cache-size", "154"),
+        (*DP_ATTENTION, "--speculative-draft-window-size", "2048"),
     ],
     ids=" ".join,
 )
 def test_slots_and_kv_are_those_that_check_predicts(flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     table = memory_of(NAME, *CARD, *flags)
     predicted, sizing = table.served, table.served.sizing
-    configurator, schedule = set_up(sizing, monkeypatch)
+    configurator, schedule = set_up(sizing, monkeypatch, groups=2 if DP_ATTENTION[2] in flags else 1)
     free = (table.static_bytes - sizing.weights) / GIB
     rest = pools.divide(sglangs.KVCacheConfigurator._handle_max_mamba_cache, configurator, free) * GIB
     allocated = schedule.max_mamba_cache_size
@@ -146,7 +155,8 @@ def test_a_server_that_runs_fewer_requests_names_what_raises_them(
         req_to_token_pool=SimpleNamespace(mamba_pool=SimpleNamespace(size=36)),
         **{"max_total_num_tokens": 5000, "max_running_requests": running},
     )
-    monkeypatch.setattr(pools, "get_schedule", lambda: SimpleNamespace(max_running_requests=8))
+    monkeypatch.setattr(pools, "get_schedule", lambda: SimpleNamespace(max_running_requests=16))
+    monkeypatch.setattr(pools, "get_parallel", lambda: SimpleNamespace(attn_dp_size=2))
     with caplog.at_level("INFO"):
         counts = pools.log_pools(serving_plan(replay=replay), target, 5)
     assert (counts["asked"], counts["running"]) == (8, running)

@@ -32,6 +32,7 @@ def divide(configurator: Any, budget_bytes: int, *, cap_tokens: int | None) -> D
 def configurator() -> Any:
     return SimpleNamespace(
         is_draft_worker=False,
+        attn_dp_size=2,
         dflash_draft_cell_size_per_token=PER_TOKEN,
         spec_aux_config=SpecAuxHiddenStateConfig(dflash_draft_num_layers=5),
         model_config=SimpleNamespace(context_len=CONTEXT),
@@ -42,7 +43,7 @@ def set_up(window: DraftWindow | None, monkeypatch: pytest.MonkeyPatch, role: st
     disagg = SimpleNamespace(disaggregation_mode=role, disaggregation_decode_extra_slots=extra or None)
     serve(monkeypatch, window=window)
     monkeypatch.setattr(hooks, "get_disagg", lambda: disagg)
-    monkeypatch.setattr(hooks, "get_schedule", lambda: SimpleNamespace(max_running_requests=REQUESTS))
+    monkeypatch.setattr(hooks, "get_schedule", lambda: SimpleNamespace(max_running_requests=2 * REQUESTS))
 
 
 @pytest.mark.parametrize(

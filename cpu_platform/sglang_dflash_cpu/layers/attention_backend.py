@@ -55,6 +55,8 @@ class TorchAttentionBackend(AttentionBackend):
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1
 
+    get_cpu_graph_seq_len_fill_value = get_cuda_graph_seq_len_fill_value
+
     def support_triton(self) -> bool:
         return False
 

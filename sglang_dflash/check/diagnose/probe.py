@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,8 +36,8 @@ class Server:
 
     def __init__(self, info: Mapping[str, Any]) -> None:
         _require_dflash(info)
-        state: Mapping[str, Any] = info["internal_states"][0]
-        worker: Mapping[str, Any] = state.get(WORKER_KEY) or {}
+        states: list[Mapping[str, Any]] = info["internal_states"]  # one per replica, or per group of DP attention
+        state, worker = states[0], _pooled([each.get(WORKER_KEY) or {} for each in states])
         drafting: Mapping[str, Any] = worker.get("drafting") or {}
         self.worker = "sglang-dflash" if worker else "SGLang's worker"
         self.target, self.drafter = str(info["model_path"]), str(info["speculative_draft_model_path"] or "copies alone")
@@ -72,6 +73,28 @@ class Server:
         if paused := worker.get("width", {}).get("paused"):
             facts.append(f"Drafting is paused: {paused}")
         self.facts = facts  # for people
+
+
+def _pooled(workers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the entries of several replicas as one: counts are added; drafting pays if it pays on every one."""
+    if len(workers) == 1 or not all(workers):
+        return workers[0]
+    steps, blocks = Counter[str](), Counter[str]()
+    for each in workers:
+        steps.update(each["steps_by_width"])
+        blocks.update(each["blocks_by_accept_length"])
+    drafting = [each["drafting"] for each in workers]
+    judged = [each for each in drafting if each["pays"] is not None] or drafting
+    lengths = [each["accept_length"] for each in judged if each["accept_length"] is not None]
+    known = {cause: evidence for each in drafting for cause, evidence in each["known"].items()}
+    worst = min(judged, key=lambda each: bool(each["pays"]))
+    return {
+        **workers[0],
+        "steps_by_width": steps,
+        "mean_accept_length": sum(int(n) * m for n, m in blocks.items()) / blocks.total() if blocks else None,
+        "tokens_brought_by_copies": sum(each["tokens_brought_by_copies"] for each in workers),
+        "drafting": {**worst, "accept_length": fmean(lengths) if lengths else None, "known": known},
+    }
 
 
 def _require_dflash(info: Mapping[str, Any]) -> None:

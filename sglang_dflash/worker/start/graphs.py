@@ -131,10 +131,9 @@ class WidthGraphs:
             return
         with get_spec().override(speculative_num_draft_tokens=width):
             self._build_runner(self.target, width, "decode" if width == 1 else "target_verify")
-            if (
-                self.drafter is not None and 1 < width < self.drafted
-            ):  # width 1 needs no drafter, and wider blocks use its own graphs
-                with draft_pp_context(), draft_tp_context(self.layout):
+            # Width 1 needs no drafter, and wider blocks use its own graphs.
+            if self.drafter is not None and 1 < width < self.drafted:
+                with drafters_ranks(self.layout):
                     self._build_runner(self.drafter, width, "draft_decode")
 
     def _build_runner(self, runner: ModelRunner, width: int, phase: str) -> None:
@@ -164,6 +163,17 @@ class WidthGraphs:
 def _log(text: str, *values: Any) -> None:
     if get_parallel().tp_rank == 0:
         logger.info("DFLASH: " + text, *values)
+
+
+@contextmanager
+def drafters_ranks(layout: Any) -> Iterator[None]:
+    """Build SGLang's resources for the ranks that share the drafter.
+
+    Under DP attention SGLang's scope keeps ``attn_dp_enabled``, and a graph runner of the drafter would require the
+    other groups' numbers of requests at each replay (``decode_graph_gather_requirements``).
+    """
+    with draft_pp_context(), draft_tp_context(layout), get_parallel().override(attn_dp_enabled=False):
+        yield
 
 
 def packed(cache: Any, width: int) -> Any:

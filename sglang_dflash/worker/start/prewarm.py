@@ -41,8 +41,10 @@ from sglang_dflash.upstream.worker import (
     assign_req_to_token_pool_func,
     get_bf16_gemm_backend,
     get_exec,
+    get_parallel,
     get_schedule,
     mamba_track_grid,
+    require_mlp_tp_gather,
 )
 from sglang_dflash.worker.forwards import Inject, NoDrafter
 from sglang_dflash.worker.start import timed
@@ -88,6 +90,9 @@ def dummy_batch(target: ModelRunner, bs: int, context: int) -> ScheduleBatch:
         multimodal_inputs=[None] * bs,
         sampling_info=dummy_sampling(target, bs, filtered=False),
     )
+    if get_parallel().attn_dp_enabled:  # all ranks run the same batch
+        batch.global_num_tokens = [bs] * (get_parallel().num_dp_ranks if require_mlp_tp_gather() else 1)
+        batch.global_num_tokens_for_logprob, batch.can_run_decode_cuda_graph = batch.global_num_tokens, True
     batch.spec_info = DraftState(torch.zeros_like(batch.seq_lens), batch.seq_lens, in_flight=0)
     batch.spec_info.committed_cpu = [context] * bs
     return batch

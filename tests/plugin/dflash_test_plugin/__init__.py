@@ -18,6 +18,8 @@ DECODE = "sglang_dflash.worker.worker.DFlashWorker._decode"
 PREFILL = "sglang_dflash.worker.worker.DFlashWorker._prefill"
 OFFER = "sglang_dflash.worker.copies.Copies.offer"
 CHOOSE = "sglang_dflash.worker.accept.Accept.target_tokens"
+WIDTH = "sglang_dflash.worker.worker.DFlashWorker._choose_width"
+RUN = "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation"
 TIMER = "sglang_dflash.worker.flight.StepTimer"
 HEAD = "sglang_dflash.model.vocabulary.TargetVocabulary.argmax_token"
 GATHER = "sglang.srt.distributed.parallel_state.GroupCoordinator.all_gather"
@@ -60,12 +62,18 @@ def register() -> None:
         "oracle": [(DRAFT, changes.know_answers, When.AFTER)],
         "penalty_order": [(PENALTIES, changes.as_for_a_block_of_one, When.AROUND)],
         "pools": [(STATE, probe.count_lost, When.AFTER)],
+        "rounds": [
+            (WIDTH, probe.record_round, When.AFTER),
+            (FORWARD, probe.check_draft, When.BEFORE),
+            (RUN, probe.check_verify, When.BEFORE),
+        ],
         "skew": [
             (HEAD, changes.hidden_states, When.BEFORE),
             (CHOOSE, changes.target_tokens, When.AFTER),
             (f"{TIMER}.finished", changes.times, When.AFTER),
             (COMMIT, changes.write, When.AFTER),
         ],
+        "skew_times": [(f"{TIMER}.finished", changes.times, When.AFTER)],
         "times": [(f"{TIMER}.finished", changes.fixed_times, When.AFTER)],
         "skew_policy": [(LEARN, changes.accept_lens, When.BEFORE)],
         "draw_twice": [(CHOOSE, changes.draw_twice, When.AROUND)],

@@ -57,6 +57,26 @@ def record_states(batch: Any, lengths: list[int], target_worker: Any) -> None:
         torch.save(state, FOLDER / f"state-{req.rid}-{length}.pt")
 
 
+def record_round(record: Any, worker: Any, batch: Any) -> Any:
+    """Mode ``rounds``, one line per rank and step: its width, and the rank's own requests."""
+    from dflash_test_plugin.changes import rank
+
+    with (FOLDER / f"rounds-{rank()}.jsonl").open("a") as file:
+        file.write(json.dumps({"width": record.width, "requests": len(batch.reqs)}) + "\n")
+    return record
+
+
+def check_draft(model: Any, input_ids: Any, positions: Any, forward_batch: Any) -> None:
+    """The same mode: the drafter runs on the ranks that share a batch, and no other rank's numbers reach it."""
+    assert forward_batch.global_num_tokens_cpu is None
+
+
+def check_verify(worker: Any, batch: Any = None, forward_batch: Any = None, is_verify: bool = False, **_: Any) -> None:
+    """The same mode: SGLang pads the batch for the other ranks, so nothing is planned for it before."""
+    if is_verify:
+        assert not forward_batch.forward_metadata_ready and forward_batch.global_num_tokens_cpu is not None
+
+
 _compared = 0
 
 

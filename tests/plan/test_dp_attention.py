@@ -1,0 +1,155 @@
+"""DP attention: its conditions, which are checked before weights load, and what its ranks divide."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang")
+
+import sglang.srt.models
+
+from sglang_dflash.check.machine import GPUS
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.device import CPU
+from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.pair_rules import PAIR_RULES
+from sglang_dflash.plan.plan import LOCAL_EMBEDDING, reason_for_builtin
+from sglang_dflash.plan.settings import SKIP_GATHER, SWITCH, Settings
+from sglang_dflash_lab.pairs import drafter_path, target_path
+from tests.support.configs import memory_of
+
+pytestmark = pytest.mark.sglang
+
+SERVED: dict[str, Any] = {"tp_size": 2, "attn_dp_size": 2, "enable_dp_lm_head": True}
+
+
+def reason(pair: str, *, on_cpu: bool = False, **changed: Any) -> str | None:
+    models = {"model_path": str(target_path(pair)), "speculative_draft_model_path": str(drafter_path(pair, "good"))}
+    settings = Settings.of(Settings(**{**models, **SERVED, **changed}))
+    return reason_for_builtin(settings, Pair.of(settings), CPU if on_cpu else GPUS["h100"])
+
+
+@pytest.mark.parametrize("pair", ["tiny-dense", "tiny-hybrid", "tiny-moe"])
+@pytest.mark.parametrize("spelling", [{}, {"attn_dp_size": 1, "dp_size": 2, "enable_dp_attention": True}])
+def test_it_is_served(pair: str, spelling: dict[str, Any]) -> None:
+    assert reason(pair, **spelling) is None
+    with pytest.raises(DFlashError, match="over 2 groups"):
+        reason(pair, **spelling, enable_dp_lm_head=False)
+
+
+@pytest.mark.parametrize("on_cpu", [False, True], ids=["GPU", "CPU"])
+@pytest.mark.parametrize(
+    ("pair", "changed", "found", "remedy"),
+    [
+        ("tiny-dense", {"enable_dp_lm_head": False}, "one LM head for all ranks", "add --enable-dp-lm-head"),
+        ("tiny-dense", {"attn_cp_size": 2}, "context parallelism", "leave --attn-cp-size out"),
+        ("tiny-dense", {"disaggregation_mode": "prefill"}, "--disaggregation-mode prefill", "without DP attention"),
+        ("tiny-dense", {"disaggregation_mode": "decode"}, "--disaggregation-mode decode", "without DP attention"),
+        ("tiny-hybrid", {"tp_size": 4}, "2 ranks per group, and a tied LM head", "set --attn-dp-size 4"),
+        ("tiny-moe", {"tp_size": 4}, "2 ranks per group, and a tied LM head", "set --attn-dp-size 4"),
+    ],
+)
+def test_a_missing_condition_is_named(
+    pair: str, changed: dict[str, Any], found: str, remedy: str, on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    with pytest.raises(DFlashError) as caught:
+        reason(pair, on_cpu=on_cpu, **changed)
+    assert caught.value.value.startswith("DP attention over 2 groups of ranks with ") and found in caught.value.value
+    assert remedy in caught.value.remedy
+    assert ("SGLANG_DFLASH=builtin" in caught.value.remedy) is not on_cpu
+
+
+def test_ranks_of_a_dense_target_may_share_requests() -> None:
+    assert reason("tiny-dense", tp_size=4) is None
+
+
+@pytest.mark.parametrize(("value", "refused"), [("1", True), ("True", True), ("yes", True), ("0", False), ("", False)])
+def test_the_schedulers_gathering_must_not_be_skipped(
+    value: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SKIP_GATHER, value)
+    if not refused:
+        assert reason("tiny-dense") is None
+        return
+    with pytest.raises(DFlashError, match=f"{SKIP_GATHER}={value}"):
+        reason("tiny-dense")
+
+
+def test_a_target_whose_embedding_all_ranks_divide_is_refused(tmp_path: Path) -> None:
+    source = Path(target_path("tiny-dense"))
+    for file in source.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").unlink()
+    config = (source / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace('"model_type": "qwen3"', '"model_type": "llama"'))
+    with pytest.raises(DFlashError, match="a target of the type llama, whose embedding all ranks divide"):
+        reason("tiny-dense", model_path=str(tmp_path))
+
+
+MODULES = {
+    **{"qwen2": "qwen2", "qwen3": "qwen2", "qwen3_vl": "qwen2", "qwen3_vl_text": "qwen2", "qwen3_moe": "qwen2_moe"},
+    **{"qwen3_vl_moe": "qwen2_moe", "qwen3_vl_moe_text": "qwen2_moe", "qwen3_next": "qwen3_next"},
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), "qwen3_5"),
+}
+
+RULES = {"use_attn_tp_group": "is_dp_attention_enabled()", "enable_tp": "not is_dp_attention_enabled()"}
+
+
+def test_sglangs_models_embed_within_a_group() -> None:
+    """From its source: these models need kernels to be imported on a GPU."""
+    assert set(MODULES) == LOCAL_EMBEDDING
+    for name in {*MODULES.values(), "llama"}:
+        tree = ast.parse((Path(sglang.srt.models.__path__[0]) / f"{name}.py").read_text())
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        made = [call for call in calls if ast.unparse(call.func) == "VocabParallelEmbedding"]
+        rules = {f"{keyword.arg}={ast.unparse(keyword.value)}" for keyword in made[0].keywords if keyword.arg in RULES}
+        assert len(made) == 1
+        assert rules <= {f"{argument}={value}" for argument, value in RULES.items()}
+        assert bool(rules) is not (name == "llama"), name
+
+
+def test_sglang_refuses_a_prefill_next_to_a_verify_itself() -> None:
+    """Rounds in which some ranks prefill and others decode would need another plan of the idle ranks."""
+    hook = import_module("sglang.srt.arg_groups.speculative_hook")
+    assert "SGLANG_ENABLE_DP_SPEC_PREFILL_COORDINATION=0" in inspect.getsource(hook._handle_dflash)
+
+
+# --- what ranks divide
+
+
+def test_ranks_of_a_group_divide_attention_and_all_ranks_the_experts() -> None:
+    name = "Qwen3.6-35B-A3B"
+    alone, shared, dp = (
+        memory_of(name, "--max-running-requests", "32", *flags).served.sizing
+        for flags in ((), ("--tp-size", "4"), ("--tp-size", "4", "--attn-dp-size", "4", "--enable-dp-lm-head"))
+    )
+    assert (dp.target_kv, dp.draft_kv, dp.kept.slot, dp.drafter_weights) == (
+        alone.target_kv,
+        alone.draft_kv,
+        alone.kept.slot,
+        alone.drafter_weights,
+    )
+    assert shared.target_kv < dp.target_kv and dp.max_running == 8
+    # Three quarters of the experts are elsewhere, and nothing else is.
+    experts = 40 * 256 * 3 * 2048 * 512 * 2
+    assert alone.target_weights - dp.target_weights == pytest.approx(experts * 3 / 4, rel=1e-6)
+    assert shared.target_weights == alone.target_weights // 4
+
+
+def test_heads_must_suit_the_ranks_of_a_group() -> None:
+    models = {"model_path": str(target_path("tiny-dense"))}
+    models["speculative_draft_model_path"] = str(drafter_path("tiny-dense", "good"))
+
+    def heads(**changed: Any) -> str:
+        settings = Settings(**{**models, **changed})
+        return PAIR_RULES["heads by tensor parallelism"](settings, Pair.of(settings)).level
+
+    assert heads(tp_size=16) == "error"
+    assert heads(tp_size=16, attn_dp_size=16) == "ok"

@@ -1,0 +1,355 @@
+"""DP attention: simulated ranks, whose policies receive the same calls and so choose the same widths."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("sglang")
+
+from sglang.srt.layers.moe import utils
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers.scheduler_components import dp_attn
+from sglang.srt.managers.scheduler_components.dp_attn import MLPSyncBatchInfo
+from sglang.srt.model_executor import cuda_graph_buffer_registry
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
+from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+from sglang.srt.runtime_context import get_parallel
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.utils import common
+
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.widths import WidthConfig
+from sglang_dflash.width import AdaptiveWidth, CostTable, RandomWidth, WidthPolicy
+from sglang_dflash.width.policy import BUCKETS
+from sglang_dflash.worker import ranks
+from sglang_dflash.worker.flight import StepRecord
+from sglang_dflash.worker.ranks import Rounds
+from sglang_dflash.worker.start import calibration, graphs
+from sglang_dflash.worker.step import ForwardBatches
+from tests.support.configs import serving_plan
+from tests.width.traffic import WIDTHS, Machine
+
+pytestmark = pytest.mark.sglang
+
+WIDEST = WIDTHS[-1]
+
+
+class Rank:
+    """A rank of ``random`` requests and results; a request is its bucket of match length."""
+
+    def __init__(self, policy: WidthPolicy, seed: int) -> None:
+        self.policy, self.random = policy, Random(seed)
+        self.rounds = Rounds(policy, WIDEST, lambda reqs: [int(req) for req in reqs])  # type: ignore[arg-type]
+        self.batch: Any = None
+        self.launched: list[StepRecord] = []
+        self.told: list[StepRecord] = []
+
+    def take_requests(self) -> None:
+        requests = [self.random.choice((0, 0, *range(BUCKETS))) for _ in range(self.random.choice((0, 0, 1, 2, 7)))]
+        self.batch = batch(requests, [self.random.randint(1, 500) for _ in requests]) if requests else None
+
+    def launch(self, load: Any) -> int:
+        width = self.policy.width(*load)
+        if self.batch is not None:
+            record = StepRecord(width, load.batch_size, buckets=self.batch.reqs)
+            record.accept_lens = [self.random.randint(1, width) for _ in self.batch.reqs]
+            record.milliseconds = self.random.uniform(1, 30)  # another one on every rank
+            self.launched.append(record)
+        return width
+
+    def process_results(self) -> None:
+        """One step late, sometimes two, and then both at once."""
+        while len(self.launched) > self.random.randint(0, 2):
+            record = self.launched.pop(0)
+            self.rounds.finished(record, [record] if self.random.random() < 0.8 else [])
+            self.told.append(record)
+
+
+def batch(requests: list[int], context: list[int]) -> Any:
+    return SimpleNamespace(
+        forward_mode=ForwardMode.DECODE,
+        batch_size=lambda: len(requests),
+        reqs=requests,
+        spec_info=SimpleNamespace(committed_cpu=context),
+    )
+
+
+def gather(group: Sequence[Rank], *, decodes: bool) -> None:
+    rows = torch.stack([rank.rounds.row(rank.batch if decodes else None) for rank in group])
+    for rank in group:
+        rank.rounds.gathered(rows)
+
+
+def turn(group: Sequence[Rank]) -> list[int] | None:
+    """One turn of the schedulers; the widths if it decodes."""
+    for rank in group:
+        rank.take_requests()
+    gather(group, decodes=False)  # for prefills
+    prefills = group[0].random.random() < 0.2
+    widths = None
+    if not prefills and any(rank.batch for rank in group):
+        gather(group, decodes=True)
+        if group[0].random.random() < 0.2:  # without overlap, results are processed before the launch
+            for rank in group:
+                rank.process_results()
+        widths = [rank.launch(rank.rounds.load) for rank in group]
+    for rank in group:
+        rank.process_results()
+    return widths
+
+
+POLICIES: dict[str, Callable[[], WidthPolicy]] = {
+    "adaptive": lambda: AdaptiveWidth(CostTable(Machine(2).points()), 8),
+    "random": lambda: RandomWidth(*WIDTHS, seed=3),
+    "fixed": lambda: WidthPolicy(WIDEST),
+}
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(sorted(POLICIES)), st.integers(2, 8), st.integers(0, 10_000))
+def test_ranks_choose_the_same_widths_and_learn_every_step_once(name: str, number: int, seed: int) -> None:
+    group = [Rank(POLICIES[name](), seed + index) for index in range(number)]
+    learn, learned = group[0].policy.observe, list[tuple[int, int, int]]()
+
+    def observe(width: int, accept_lens: Sequence[int], buckets: Sequence[int]) -> None:
+        learned.extend((width, *each) for each in zip(accept_lens, buckets, strict=True))
+        learn(width, accept_lens, buckets)
+
+    group[0].policy.observe = observe  # type: ignore[assignment, method-assign]
+    found = [widths for _ in range(60) if (widths := turn(group))]
+    assert found and all(len(set(widths)) == 1 for widths in found)
+    for _ in range(max(len(rank.rounds._finished) for rank in group) + 1):
+        gather(group, decodes=False)
+    assert len({str(rank.policy.describe()) for rank in group}) == 1
+    told = [record for rank in group for record in rank.told]
+    counts = ((record, *each) for record in told for each in zip(record.accept_lens, record.buckets, strict=True))
+    assert sorted(learned) == sorted((record.width, length, bucket) for record, length, bucket in counts)
+
+
+def test_a_width_is_for_the_largest_batch_and_context_and_the_matches_of_all_requests() -> None:
+    group = [Rank(WidthPolicy(WIDEST), 0) for _ in range(3)]
+    group[0].batch, group[2].batch = batch([0, 2, 2], [10, 20, 30]), batch([0, 4], [100, 7])
+    gather(group, decodes=True)
+    assert {(*rank.rounds.load[:2], *rank.rounds.load.matches) for rank in group} == {(3, 107, 2, 0, 2, 0, 1)}
+
+
+def test_a_step_is_learned_with_those_of_other_ranks_and_one_of_their_times() -> None:
+    group = [Rank(AdaptiveWidth(CostTable(Machine(2).points())), 0) for _ in range(3)]
+    for rank, milliseconds in zip(group[1:], (12.5, 99.0), strict=True):
+        record = StepRecord(4, 6, buckets=(), accept_lens=[2, 4], milliseconds=milliseconds)
+        rank.rounds.finished(record, [record])
+    alone = AdaptiveWidth(CostTable(Machine(2).points()))
+    alone.observe(4, [2, 2, 4, 4], [0] * 4)
+    alone.observe_time(6, 4, 12.5)
+    gather(group, decodes=False)
+    assert all(rank.policy.fingerprint() != alone.fingerprint() for rank in group), "learned before the next gather"
+    gather(group, decodes=False)
+    assert {rank.policy.fingerprint() for rank in group} == {alone.fingerprint()}
+
+
+FAULTS: dict[str, Callable[[WidthPolicy], Any]] = {
+    "an idle rank chose no width": lambda policy: None,
+    "a rank learned something else": lambda policy: policy.observe(8, [1, 1]),
+    "a rank measured another time": lambda policy: policy.observe_time(1, 8, 5.0),
+}
+
+
+@pytest.mark.parametrize(("name", "fault"), [*(("adaptive", fault) for fault in FAULTS), ("random", [*FAULTS][0])])
+def test_policies_that_differ_are_one_error_on_every_rank_before_the_next_step(name: str, fault: str) -> None:
+    group = [Rank(POLICIES[name](), seed) for seed in range(3)]
+    gather(group, decodes=False)
+    for rank in group[1:]:
+        rank.policy.width(2)
+    FAULTS[fault](group[0].policy)
+    if fault != "an idle rank chose no width":
+        group[0].policy.width(2)
+    rows = torch.stack([rank.rounds.row(None) for rank in group])
+    for rank in group:
+        with pytest.raises(DFlashError, match="width policies of 3 ranks differ"):
+            rank.rounds.gathered(rows)
+
+
+def test_the_costs_are_those_of_rank_0_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, first = Machine(2).points(), Machine(8).points()
+    group = SimpleNamespace(broadcast_object=lambda found: first if found == own else None)
+    monkeypatch.setattr(calibration, "get_parallel", lambda: SimpleNamespace(tp_group=group, tp_rank=1))
+    monkeypatch.setattr(calibration, "step_times", lambda *_: own)
+    plan = serving_plan(block=WIDEST, widths=WidthConfig())
+    policy = calibration.width_policy(plan, WIDTHS, SimpleNamespace(), lambda bs, width: None)  # type: ignore[arg-type]
+    assert policy.fingerprint() == AdaptiveWidth(CostTable(first), plan.drafted).fingerprint()
+
+
+# --- SGLang's own gathering
+
+
+def sglangs_row(requests: int) -> MLPSyncBatchInfo:
+    return MLPSyncBatchInfo(
+        num_dp_ranks=2,
+        tp_size=1,
+        cp_size=1,
+        num_tokens=requests,
+        num_tokens_for_logprob=requests,
+        can_run_decode_cuda_graph=True,
+        can_run_draft_cuda_graph=True,
+        can_run_prefill_cuda_graph=True,
+        is_extend_in_batch=False,
+        local_can_run_tbo=False,
+        local_forward_mode=ForwardMode.DECODE.value,
+    )
+
+
+@pytest.fixture
+def exchange(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rounds | None, bool], MLPSyncBatchInfo]:
+    """Gather on this rank, which has two requests, with another one that has three and whose policy is equal."""
+
+    def run(rounds: Rounds | None, present: bool) -> MLPSyncBatchInfo:
+        def fill(rows: torch.Tensor, own: torch.Tensor, group: Any) -> None:
+            other = own.clone()
+            other[0] = 3
+            if rounds is not None:
+                other[-len(rounds.row(None)) + ranks.REQUESTS] = 3
+            rows.view(2, -1).copy_(torch.stack((own, other)))
+
+        alive = SimpleNamespace(active_ranks_cpu=torch.tensor([1, int(present)]))
+        monkeypatch.setattr(dp_attn, "exchange_sync_rows", fill)
+        monkeypatch.setattr(dp_attn, "get_parallel", lambda: SimpleNamespace(tp_group=alive))
+        monkeypatch.setattr(ranks, "_rounds", rounds)
+        ranks.note_batch(batch([0, 0], [5, 6]))
+        info = sglangs_row(2)
+        ranks.gather(MLPSyncBatchInfo.all_gather, info, device="cpu", group=None)
+        return info
+
+    return run
+
+
+def test_our_columns_leave_sglangs_as_they_are(exchange: Callable[..., MLPSyncBatchInfo]) -> None:
+    rounds = Rounds(RandomWidth(*WIDTHS), WIDEST, lambda reqs: [])
+    without, with_ours = exchange(None, True), exchange(rounds, True)
+    assert with_ours.global_num_tokens == without.global_num_tokens == [2, 3]
+    assert with_ours.can_run_decode_cuda_graph and not with_ours.is_extend_in_batch
+    assert rounds.load[:2] == (3, 11)
+    columns = without.tp0_info_cpu.shape[1]
+    assert torch.equal(with_ours.tp0_info_cpu[:, :columns], without.tp0_info_cpu)
+
+
+def test_a_rank_that_is_away_has_no_load_and_no_policy_of_its_own(exchange: Callable[..., MLPSyncBatchInfo]) -> None:
+    rounds = Rounds(RandomWidth(*WIDTHS), WIDEST, lambda reqs: [])
+    assert exchange(rounds, False).global_num_tokens == [2, 0]
+    assert rounds.load[:2] == (2, 11)
+
+
+# --- the batches of a step
+
+
+def scheduled(requests: int, counts: list[int] | None) -> Any:
+    """SGLang's batch of a rank with so many requests, after the gathering of all ranks' ``counts``."""
+    batch = ScheduleBatch(reqs=[SimpleNamespace(lora_id=None, rid=str(row)) for row in range(requests)])  # type: ignore[misc]
+    batch.forward_mode = ForwardMode.DECODE if requests else ForwardMode.IDLE
+    batch.input_ids, batch.out_cache_loc = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
+    batch.req_pool_indices, batch.seq_lens = torch.arange(requests), torch.full((requests,), 9)
+    batch.seq_lens_cpu, batch.seq_lens_sum, batch.multimodal_inputs = batch.seq_lens, 9 * requests, [None] * requests
+    batch.global_num_tokens = batch.global_num_tokens_for_logprob = counts
+    batch.can_run_decode_cuda_graph = True
+    return batch
+
+
+NO_PLAN: Any = SimpleNamespace(bind=lambda *_, **__: None)
+
+
+class Nothing:
+    """A model or a configuration without a feature."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def batches(*, drafter: bool = False) -> ForwardBatches:
+    runner: Any = SimpleNamespace(
+        device="cpu",
+        is_draft_worker=drafter,
+        kv_index_translator=SimpleNamespace(own_plan=lambda _: NO_PLAN),
+        model_config=Nothing(),
+        server_args=Nothing(),
+        ngram_embedding_manager=Nothing(),
+        lora_manager=None,
+        spec_algorithm=SpeculativeAlgorithm.DFLASH,
+    )
+    return ForwardBatches(runner, CaptureHiddenMode.FULL)
+
+
+@pytest.fixture
+def sglang_context() -> Iterator[None]:
+    with get_parallel().override(attn_tp_size=1, attn_tp_rank=0, moe_ep_size=1, attn_cp_size=1):
+        yield
+
+
+@pytest.mark.parametrize("width", [1, 8])
+@pytest.mark.parametrize("drafter", [False, True], ids=["target", "drafter"])
+def test_all_ranks_numbers_reach_the_targets_forward_and_not_the_drafters(
+    drafter: bool, width: int, sglang_context: None
+) -> None:
+    """Nothing is planned for attention before SGLang has padded the target's batch."""
+    kv: Any = SimpleNamespace(seq_lens=torch.full((2,), 9), host_lens=torch.full((2,), 9 + width), host_tokens=18)
+    kv.plan = NO_PLAN
+    step: Any = SimpleNamespace(batch=scheduled(2, [2, 0, 5]), width=width)
+    step.tokens, step.positions = torch.zeros(2, width, dtype=torch.int64), torch.zeros(2 * width, dtype=torch.int64)
+    made = batches(drafter=drafter)(step, kv)
+    assert made.global_num_tokens_cpu == (None if drafter else [2 * width, 0, 5 * width])
+    assert made.original_global_num_tokens_cpu == (None if drafter else [2, 0, 5])
+    assert made.needs_forward_metadata_init()
+
+
+@pytest.mark.parametrize("width", [1, 2, 16])
+def test_an_idle_rank_has_an_empty_batch_of_the_rounds_width(width: int, sglang_context: None) -> None:
+    idle = batches().idle(scheduled(0, [2, 0, 5]), width)
+    assert idle.forward_mode.is_idle() and idle.batch_size == 0
+    assert idle.global_num_tokens_cpu == [2 * width, 0, 5 * width]
+    assert (idle.spec_info is None) is (width == 1)
+    assert idle.capture_hidden_mode is CaptureHiddenMode.FULL and idle.needs_forward_metadata_init()
+
+
+@pytest.mark.parametrize("width", [1, 8])
+def test_an_idle_rank_replays_the_graph_of_the_busiest(width: int, sglang_context: None) -> None:
+    """SGLang's own decision; it reads what all ranks have in common."""
+    asked: list[int] = []
+    runner: Any = object.__new__(DecodeCudaGraphRunner)
+    off = ("ragged_verify_mode", "enable_pdmux", "disable_padding", "is_encoder_decoder", "enable_two_batch_overlap")
+    vars(runner).update(dict.fromkeys(off, False), require_mlp_tp_gather=True, require_mlp_sync=True, max_bs=8)
+    vars(runner).update(captured_req_width=width, record_nolora_graph=False, capture_bs=[1, 2, 4, 8])
+    runner.model_runner = SimpleNamespace(spec_algorithm=SpeculativeAlgorithm.DFLASH)
+    runner._make_graph_key = lambda batch_size, **_: asked.append(batch_size)
+    idle = batches().idle(scheduled(0, [2, 0, 5]), width)
+    assert idle.forward_mode.is_cuda_graph() and runner.can_run_graph(idle)
+    other = batches().idle(scheduled(0, [2, 0, 9]), width)
+    assert not runner.can_run_graph(other), "more than the largest graph: eager on every rank"
+    assert asked == [5, 9] and runner._pad_to_bucket(runner._max_dp_batch_size(idle), runner.capture_bs) == 8
+    source = inspect.getsource(DecodeCudaGraphRunner.load_batch)
+    assert "bs = self._pad_to_bucket(max_batch_size, self.capture_bs)" in source
+    fill = inspect.getsource(cuda_graph_buffer_registry)
+    assert "buf.fill_(ctx.padded_num_tokens)" in fill, "the collectives of a graph would have other sizes on each rank"
+
+
+def test_the_drafters_graphs_go_by_its_own_batch(sglang_context: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's scope for a drafter keeps ``attn_dp_enabled``; then it would require all ranks' numbers."""
+    needs = DecodeCudaGraphRunner.decode_graph_gather_requirements
+    runner: Any = SimpleNamespace(is_draft_worker=True, spec_algorithm=SpeculativeAlgorithm.DFLASH)
+    parallel = get_parallel()
+    inside = patch.multiple(graphs, draft_pp_context=nullcontext, draft_tp_context=nullcontext)
+    monkeypatch.setattr(common, "get_exec", lambda: SimpleNamespace(moe=Nothing()))
+    monkeypatch.setattr(utils, "get_moe_a2a_backend", lambda: utils.MoeA2ABackend.NONE)
+    tp = {"moe_dense_tp_size": None, "disable_attn_tp_gather": False, "tp_size": 2}
+    with parallel.override(attn_dp_enabled=True, num_dp_ranks=2, **tp), inside:
+        assert needs(runner) == (True, False)
+        with graphs.drafters_ranks(None):
+            assert needs(runner) == (False, False)
