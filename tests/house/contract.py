@@ -71,7 +71,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "arg_groups.speculative_hook": ("handle_speculative_decoding(server_args)",),
     "model_executor.model_runner_components.spec_aux_hidden_state": (
-        "_resolve_dflash_aux_hidden_state(*, config, server_args, model_config, spec_algorithm, is_draft_worker)",
+        "_resolve_dflash_aux_hidden_state(config, server_args, model_config, spec_algorithm, is_draft_worker)",
     ),
     "configs.model_config": ("ModelConfig._derive_context_length(self, context_length)",),
     "server_args": (

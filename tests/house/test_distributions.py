@@ -25,7 +25,7 @@ FIX = FIX if CUDA else f"run `pip install ./cpu_platform` in a checkout of sglan
 # Distributions that an installed SGLang has, whatever build of it: the core names no version of them.
 WITH_SGLANG = {
     *("sglang", "torch", "triton", "transformers", "safetensors", "huggingface_hub", "compressed_tensors"),
-    *("numpy", "prometheus_client"),
+    *("numpy", "prometheus_client", "psutil"),
 }
 RESOLVE = """
 import sys
