@@ -92,12 +92,13 @@ def test_checks_of_weights_cover_the_drafter(dflash_hybrid: Server) -> None:
     assert {name for name, found in checksums("draft").items() if found != before[name]} == {"draft.fc.weight"}
     assert update(dflash_hybrid, drafter, "draft").status_code == 200
     assert checksums("draft") == before
-    for action in ("snapshot", "reset_tensors"):
-        assert dflash_hybrid.post("/weights_checker", {"action": action, "selector": "draft"}).status_code == 200
+    # A reset leaves nothing that an update does not write; SGLang's comparison with a snapshot needs CUDA.
+    texts, reset = ask(dflash_hybrid), {"action": "reset_tensors", "selector": "draft"}
+    assert dflash_hybrid.post("/weights_checker", reset).status_code == 200
     assert checksums("draft") != before and checksums("target") == of_target
+    assert [tokens for tokens, _ in ask(dflash_hybrid)] == [tokens for tokens, _ in texts]
     assert update(dflash_hybrid, drafter, "draft").status_code == 200
-    compared = dflash_hybrid.post("/weights_checker", {"action": "compare", "selector": "draft"})
-    assert compared.status_code == 200, compared.text
+    assert checksums("draft") == before and ask(dflash_hybrid) == texts
 
     def by_name(name: str) -> object:
         return dflash_hybrid.post("/get_weights_by_name", {"name": name, "truncate_size": 3}).json()
