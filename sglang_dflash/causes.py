@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NOT_FINITE, LOAD, FLOAT16, QUANTISED_DRAFTER = "drafts not finite", "load", "float16", "quantised drafter"
+STALE_DRAFTER = "drafter older than target"
 NO_SERVER_TEMPLATE, NO_TEMPLATE = "no chat template on the server", "no chat template"
 THINKING = {True: "thinking on", False: "thinking off"}
 CONTEXT, OTHER_TARGET = "context beyond the drafter's", "drafter of another target"
@@ -16,6 +17,7 @@ DRAFTER, QUANTISED_TARGET, SAMPLING = "drafter", "quantised target", "sampling"
 # The fix of each cause, in the order of suspicion. Causes after drafter rarely cost this much alone.
 FIXES = {
     NOT_FINITE: "compare the drafter's dtype and files with its card",
+    STALE_DRAFTER: "update the drafter too (/update_weights_from_tensor with selector draft, or its folder from disk)",
     LOAD: "none needed, drafting resumes with fewer requests at once (--max-running-requests, or more replicas)",
     FLOAT16: "use --dtype bfloat16, because hidden states of many targets overflow float16",
     QUANTISED_DRAFTER: "serve the unquantised drafter, without --speculative-draft-model-quantization",

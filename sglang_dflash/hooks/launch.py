@@ -102,6 +102,10 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
             "resume with a state ahead of their tokens (--disaggregation-decode-retraction-backup none aborts them "
             "instead)"
         )
+    if settings.enable_memory_saver and not settings.enable_weights_cpu_backup and plan.drafts:
+        # A trainer writes the target after a resume, with an update of all models. Nobody would write the drafter.
+        _declare(server_args, enable_draft_weights_cpu_backup=True)
+        logger.info("DFLASH: the drafter's weights are backed up in host memory while the server sleeps")
     write_record(server_args, plan)
     if plan.drafts:
         previous(server_args)

@@ -16,14 +16,11 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.rules import cannot_roll_back
 from sglang_dflash.upstream.worker import FINISH_ABORT, BaseGrammarObject, get_exec
+from sglang_dflash.worker.hidden import FIELD, TARGET_LAYERS, wants_target_layers
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import Req
 
-_REASONS = {
-    "return_hidden_states": "the hidden states of a block go to the drafter and are not kept per output token",
-    "return_sampling_mask": "the token sets after filtering are not kept per block position",
-}
 # Bounds that keep float32 logits finite after temperature, bias and penalty. The softmax of an infinity is NaN, which
 # would stop the scheduler for all requests. SGLang allows every float64.
 _LARGEST, _SMALLEST = 1e30, 1e-6
@@ -47,13 +44,14 @@ def refuse_request(original: Callable[[Any, bool], str | None], req: Any, enable
 
 
 def _refusals(req: Any) -> Iterator[DFlashError]:
-    for feature, reason in _REASONS.items():
-        if getattr(req, feature):
-            yield DFlashError(
-                f"{feature} is not available under DFLASH: {reason}",
-                expected=f"a request without {feature}",
-                remedy="send it to a server without --speculative-algorithm",
-            )
+    lacking = {
+        "return_sampling_mask": req.return_sampling_mask and "token sets after filtering are not kept per position",
+        f"{FIELD}: {TARGET_LAYERS}": wants_target_layers(req) and not serving.the_plan().drafts and "no drafter",
+    }
+    for feature, reason in lacking.items():
+        if reason:
+            problem, expected = f"{feature} is not available under DFLASH: {reason}", f"a request without {feature}"
+            yield DFlashError(problem, expected, remedy="send it to a server without --speculative-algorithm")
     for value, expected in _unusable(req.sampling_params, req.vocab_size):
         yield DFlashError(value, expected=expected, remedy="correct it, or leave it out")
 

@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.plan import serving
+from sglang_dflash.upstream.launch import get_parallel, get_server_args
 
 logger = logging.getLogger(__name__)
 
 Weights = Iterable[tuple[str, Tensor]]
 
-
-def update_target_only(result: list[tuple[str, Any]], _: Any, selector: str = "all") -> list[tuple[str, Any]]:
-    """Hook after ``SchedulerWeightUpdaterManager._select_runners``: treat ``"all"`` as the target.
-
-    SGLang would load the same tensors into both models: a drafter as wide as its target would draft with the target's.
-    ``"draft"`` still selects the drafter. ``result`` holds role and runner of each selected model.
-    """
-    if selector != "all" or serving.plan is None:
-        return result
-    return [(role, runner) for role, runner in result if role == "target"]
+# Parts of names that SGLang's loaders skip: derived tables, tied heads, layers that draft, scales of K/V.
+_SKIPPED = ("rotary_emb.", "lm_head.", "mtp.", "_scale")
+written: list[str] = []  # roles of the models that updates have written and the worker has not heard of
 
 
 def update_wholly(original: Callable[..., tuple[bool, str]], updater: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook around the updates of ``WeightUpdater``: refuse tensors that do not fit before one of them is written.
 
     SGLang's model loads the tensors twice, the first time without writing. What it raises then is the answer to the
-    client; SGLang would end the scheduler, or serve a model that is half loaded.
+    client; SGLang would end the scheduler, or serve a model that is half loaded. Tensors by IPC arrive in several
+    loads: each of them is whole.
     """
     if serving.plan is None:
         return original(updater, *args, **kwargs)
@@ -45,27 +42,25 @@ def update_wholly(original: Callable[..., tuple[bool, str]], updater: Any, *args
             return None
         fitting = list(weights)
         try:
-            try_to_load(load, fitting)
+            skipped = try_to_load(load, fitting)
+            if not config.is_draft_model:  # the drafter's loader raises for unknown names
+                refuse_unknown(skipped)
         except Refused as error:
             refused.append(error)
             raise
         return load(fitting)
 
-    own = vars(model).get("load_weights")
-    model.load_weights = load_wholly
     try:
-        success, message = original(updater, *args, **kwargs)
+        with patch.object(model, "load_weights", load_wholly):
+            success, message = original(updater, *args, **kwargs)
     except Exception as error:  # the edge of the process, for the tensors of a client
         logger.exception("DFLASH: a weight update failed")
         success, message = False, str(error)
-    finally:
-        del model.load_weights
-        if own is not None:
-            model.load_weights = own
-    if refused:
+    if success:
+        written.append("draft" if config.is_draft_model else "target")
+    else:
         config.model_path = path
-        return False, str(refused[0])
-    return success, message
+    return success, str(refused[0]) if refused else message
 
 
 def load_directly(original: Callable[..., None], model: Any, named_tensors: list[tuple[str, Tensor]]) -> None:
@@ -78,35 +73,64 @@ def load_directly(original: Callable[..., None], model: Any, named_tensors: list
 class Refused(ValueError):
     """The tensors of an update do not fit, and none was written."""
 
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"the weight update was refused, and nothing was written: {problem}")
 
-def try_to_load(load: Callable[[Weights], Any], weights: Weights) -> None:
-    """Load without writing; raise Refused with what that raises, and the tensor at which it is."""
-    reached = "no tensor"
+
+def try_to_load(load: Callable[[Weights], Any], weights: Sequence[tuple[str, Tensor]]) -> list[str]:
+    """Load without writing, and return the names of the tensors that the loader skips.
+
+    Of a loader that reads all tensors before it writes one, only whether it writes any is known.
+
+    Raises:
+        Refused: the loader raises; with the tensor at which it does.
+    """
+    reached, skipped, mode = "no tensor", list[str](), _WithoutWrites()
 
     def named() -> Iterator[tuple[str, Tensor]]:
         nonlocal reached
         for name, tensor in weights:
-            reached = name
+            reached, before = f"{name} {list(tensor.shape)}", mode.copies
             yield name, tensor
+            if mode.copies == before:
+                skipped.append(name)
 
     try:
-        with _WithoutWrites():
+        with mode:
             load(named())
     except Exception as error:  # the models' loaders raise what they like
-        raise Refused(
-            f"the weight update was refused, and nothing was written: {type(error).__name__} at {reached}: {error}"
-        ) from error
+        raise Refused(f"{type(error).__name__} at {reached}: {error}") from error
+    return [] if mode.copies and len(skipped) == len(weights) else skipped
+
+
+def refuse_unknown(skipped: Sequence[str]) -> None:
+    """Raise Refused for tensors that the target's loader skips, unless it is known to skip them.
+
+    It is known to skip the names of ``_SKIPPED``, other ranks' experts, and what it skipped at the launch. If that
+    checkpoint has no safetensors headers, every name counts as known.
+    """
+    known = (*_SKIPPED, ".experts.") if get_parallel().moe_ep_size > 1 else _SKIPPED
+    unknown = [name for name in skipped if not any(part in name for part in known)]
+    if unknown:
+        launched = ModelFiles(get_server_args().model_path, get_server_args().revision).tensors or unknown
+        unknown = [name for name in unknown if name not in launched]
+    if unknown:
+        raise Refused(f"the target has no parameter for {len(unknown)} tensors: {', '.join(unknown[:8])}")
 
 
 class _WithoutWrites(TorchDispatchMode):
-    """Check what is copied in place, and write nothing in place."""
+    """Check what is copied in place, and write nothing in place; ``copies`` counts what would be written."""
+
+    copies = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not func._schema.name.endswith("_") or not isinstance(args[0], Tensor):
             return func(*args, **(kwargs or {}))
-        if (
-            func is torch.ops.aten.copy_.default
-            and torch.broadcast_shapes(args[0].shape, args[1].shape) != args[0].shape
-        ):
-            raise ValueError(f"a tensor of shape {list(args[1].shape)} for one of {list(args[0].shape)}")
+        if func is torch.ops.aten.copy_.default:
+            self.copies += 1
+            to, source = args[:2]
+            if torch.broadcast_shapes(to.shape, source.shape) != to.shape:
+                raise ValueError(f"a tensor of shape {list(source.shape)} for one of {list(to.shape)}")
+            if to.is_floating_point() and not source.is_floating_point():
+                raise ValueError(f"a tensor of {source.dtype} for one of {to.dtype}")
         return args[0]

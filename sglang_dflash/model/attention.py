@@ -51,8 +51,8 @@ class QKNormRope(nn.Module):
         for param, row in zip(params, rows, strict=True):
             param.data = row
         self._weights = rows.unflatten(0, (len(norms), 2))
-        row_of_head = torch.tensor([0] * num_heads + [1] * num_kv_heads, device=rows.device)
-        self.register_buffer("_row_of_head", row_of_head, persistent=False)
+        # No buffer: /weights_checker would reset it, and no update would write it again.
+        self._row_of_head = torch.tensor([0] * num_heads + [1] * num_kv_heads, device=rows.device)
 
     def block(self, positions: Tensor) -> BlockNormRope:
         """Return the norm and RoPE of one forward over a block at ``positions`` int64 [T]."""

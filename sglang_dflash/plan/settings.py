@@ -75,12 +75,14 @@ class Settings:
     enable_linear_replayssm: bool = False
     enable_linear_replayssm_spec: bool = False
     enable_lora: bool | None = None
+    enable_memory_saver: bool = False
     enable_mixed_chunk: bool = False
     enable_nvidia_megakernel: bool = False
     enable_pd_role_switch: bool = False
     enable_torch_compile: bool = False
     enable_unified_memory: bool = False
     enable_watermark: bool = False
+    enable_weights_cpu_backup: bool = False
     grammar_backend: str | None = None
     json_model_override_args: str = "{}"
     kv_cache_dtype: str = "auto"

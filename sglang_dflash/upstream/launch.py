@@ -7,5 +7,5 @@ from sglang.srt.configs.hybrid_arch import hybrid_gdn_config
 from sglang.srt.platforms import current_platform
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-from sglang.srt.runtime_context import get_server_args, get_spec
+from sglang.srt.runtime_context import get_parallel, get_server_args, get_spec
 from sglang.srt.server_args import ServerArgs

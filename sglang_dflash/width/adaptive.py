@@ -107,9 +107,8 @@ class AdaptiveWidth(WidthPolicy):
     def __init__(self, costs: CostTable, drafted: int | None = None) -> None:
         super().__init__(*costs.widths)
         self.costs = costs
-        drafted = min(drafted or self.widths[-1], self.widths[-1])
-        self.by_match = SurvivalByMatch(self.widths, drafted)
-        self.survival = self.by_match.unmatched
+        self._drafted = drafted = min(drafted or self.widths[-1], self.widths[-1])
+        self.forget()
         self.can_pause = self.widths[0] == 1 and len(self.widths) > 1 and drafted > 1
         self.tokens_per_ms = 0.0
         self._explorer = Explorer()
@@ -149,6 +148,10 @@ class AdaptiveWidth(WidthPolicy):
 
     def observe(self, width: int, accept_lens: Sequence[int], buckets: Sequence[int] = ()) -> None:
         self.by_match.observe(width, accept_lens, buckets)
+
+    def forget(self) -> None:
+        self.by_match = SurvivalByMatch(self.widths, self._drafted)
+        self.survival, self.paused = self.by_match.unmatched, None
 
     def observe_time(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
         self.costs.observe(batch_size, width, milliseconds, at_most)

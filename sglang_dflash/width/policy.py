@@ -69,6 +69,9 @@ class WidthPolicy:
             buckets: per request, its bucket when the width was chosen; empty without copies.
         """
 
+    def forget(self) -> None:
+        """Forget learned acceptance, not learned times: the weights of a model have changed."""
+
     def observe_time(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
         """Record a decode step's time; an upper bound with ``at_most``. Many steps may go unmeasured."""
 

@@ -130,6 +130,11 @@ class Copies(RequestRows):
         if changes:
             self._choices.copy_(self._pinned(self.evidence.choices()), non_blocking=True)
 
+    def forget(self) -> None:
+        """Forget whether copies or drafts were right, after an update of a model's weights."""
+        self.evidence = Evidence()
+        self._choices.copy_(self._pinned(self.evidence.choices()), non_blocking=True)
+
     def buckets(self, reqs: Sequence[Req]) -> list[int]:
         """Return the bucket of each request's latest match, as of :meth:`WidthPolicy.width`."""
         return [self._matches.get(req, 0) // BUCKET for req in reqs]

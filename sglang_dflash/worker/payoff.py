@@ -80,6 +80,14 @@ class Payoff:
             self._has_warned = False
             logger.info("DFLASH: drafting pays again: %s", self._figures(policy))
 
+    def forget(self, stale: str | None) -> None:
+        """Forget recent steps after an update of weights; with the evidence for a drafter older than its target."""
+        self._recent, self.pays, known = RecentBlocks(), None, self._known.pop(causes.STALE_DRAFTER, None)
+        if stale is not None:
+            self._known[causes.STALE_DRAFTER] = stale
+            if known is None:
+                logger.warning("DFLASH: %s", Cause(causes.STALE_DRAFTER, stale))
+
     def section(self, policy: WidthPolicy) -> dict[str, Any]:
         """Return the part ``drafting`` of ``/server_info``, ready for JSON."""
         recent, prospect = self._recent, policy.prospect()

@@ -23,6 +23,7 @@ from sglang_dflash.upstream.worker import (
     get_lora,
     record_stream_each,
 )
+from sglang_dflash.worker.hidden import for_clients
 from sglang_dflash.worker.state import DraftState
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class Step:
     def result(self, *, counted: bool) -> GenerationBatchResult:
         """Return the scheduler's view; with ``counted`` SGLang counts verified positions, because widths differ."""
         accepted, output = self.accepted, self.verified.logits_output
-        output.hidden_states = None  # the scheduler would copy them to the host
+        output.hidden_states = for_clients(self.batch, output)  # the scheduler copies them to the host
         return GenerationBatchResult(
             logits_output=output,
             next_token_ids=accepted.out_tokens.flatten(),

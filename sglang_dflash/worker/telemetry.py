@@ -101,6 +101,7 @@ class Observer:
         self._accept_lens = Counter[int]()  # verified blocks by accept length
         self._match_lens = Counter[int]()  # copied blocks by the length of their match
         self._copied_tokens = self._not_finite = 0
+        self._versions = dict.fromkeys(("target", "draft"), get_serving().weight_version)
         exports = get_observability().enable_metrics and get_parallel().attn_tp_rank == 0  # one rank per replica
         self._metrics = StepMetrics(max_width) if exports else None
 
@@ -125,6 +126,17 @@ class Observer:
         if self._metrics is not None:
             self._metrics.observe(record, timed, policy, self._not_finite, pays)
 
+    def weights_updated(self, role: str, version: str | None) -> None:
+        """Note an update of ``"target"`` or ``"draft"``, with the ``weight_version`` that the trainer gave it.
+
+        The drafter is stale after an update of the target, unless it had the same version before.
+        """
+        is_stale = role == "target" and version != self._versions["draft"]
+        self._versions[role] = version or get_serving().weight_version
+        if self._payoff is not None:
+            evidence = "weight_version {target} of the target, {draft} of the drafter".format(**self._versions)
+            self._payoff.forget(evidence if is_stale else None)
+
     def _count_not_finite(self, total: int) -> None:
         if total and not self._not_finite and self._payoff is not None:
             logger.warning(
@@ -146,6 +158,7 @@ class Observer:
             "copied_blocks_by_match_length": _for_json(self._match_lens),
             "tokens_brought_by_copies": self._copied_tokens,
             "broken_drafts": self._not_finite,
+            "weight_versions": self._versions,
             "drafting": None if self._payoff is None else self._payoff.section(policy),
         }
 

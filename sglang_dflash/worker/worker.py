@@ -38,6 +38,7 @@ from sglang_dflash.worker.debug import stage, sync_guard
 from sglang_dflash.worker.exact import row_dependent_products
 from sglang_dflash.worker.flight import StepRecord, StepTimer, on_host
 from sglang_dflash.worker.forwards import Draft, Inject, NoDrafter, Verify
+from sglang_dflash.worker.hidden import for_clients, keep_last_layer
 from sglang_dflash.worker.payoff import Payoff, known_causes
 from sglang_dflash.worker.pools import log_pools
 from sglang_dflash.worker.ranks import Load, Rounds
@@ -145,6 +146,13 @@ class DFlashWorker(BaseSpecWorker):
         choice = None if self._copies is None else self._copies.evidence.as_dict()
         return {**self.identity, **observed, "copy_choice": choice, "width": width, "memory_bytes": memory}
 
+    def weights_updated(self, role: str, version: str | None) -> None:
+        """Called after an update of ``"target"`` or ``"draft"``: what was learned of acceptance is out of date."""
+        self.width_policy.forget()
+        if self._copies is not None:
+            self._copies.forget()
+        self._observer.weights_updated(role, version)
+
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """Called in launch order once a step's accept counts are on the host."""
         record = self._in_flight.popleft()
@@ -193,6 +201,7 @@ class DFlashWorker(BaseSpecWorker):
             self._inject = Inject(drafter, layout, rings, defers=defers)
         self._verify = Verify(self._target_worker)
         self._accept = Accept(self._target_worker, self._vocabulary)
+        keep_last_layer(self._target)
         self._copies = Copies(self._target, plan.block) if plan.copies else None
         self._rows = [rows for rows in (self._accept, self._rings, self._copies) if rows is not None]
         payoff = None
@@ -318,8 +327,8 @@ class DFlashWorker(BaseSpecWorker):
             rows.begin(batch, result.next_token_ids)
         result.new_seq_lens = batch.seq_lens
         publish(result.new_seq_lens)
-        hidden, plan = result.logits_output.hidden_states, result.kv_loc_plan
-        result.logits_output.hidden_states = result.kv_loc_plan = None
+        output, hidden, plan = result.logits_output, result.logits_output.hidden_states, result.kv_loc_plan
+        output.hidden_states, result.kv_loc_plan = for_clients(batch, output), None
         if hidden is not None:
             self._inject.prefill(batch, hidden, plan)
         else:  # scores at chosen positions; a request that hits this prefix would draft without context

@@ -79,6 +79,10 @@ def test_a_healthy_server_gets_no_sentence(healthy: Report) -> None:
         (report(4.0), ("Likely cause: drafter.", "--speculative-draft-model-revision")),
         (report(4.0, drafting=known(float16=None)), ("float16", "--dtype bfloat16")),
         (report(drafting=known(float16=None)), ("float16", "--dtype bfloat16")),
+        (
+            report(1.4, drafting=known(drafter_older_than_target="step 2")),
+            ("drafter older than target", "selector draft"),
+        ),
         (report(4.0, drafting=known(quantised_drafter="fp8")), ("fp8", "--speculative-draft-model-quantization")),
         (report(4.0, template=False), ("no chat template", "--chat-template")),
         (report(template=False), ("no chat template", "--chat-template")),

@@ -21,7 +21,7 @@ from sglang_dflash.hooks import launch as hooks_launch
 from sglang_dflash.hooks import reports, takeover
 from sglang_dflash.hooks.reports import SERVER_INFO_KEY
 from sglang_dflash.hooks.requests import refuse_request
-from sglang_dflash.hooks.weights import update_target_only
+from sglang_dflash.hooks.trainers import select_runners
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.device import CPU, Device
 from sglang_dflash.plan.pair import Pair
@@ -50,8 +50,8 @@ def launched(reason: str | None) -> Any:
 
 
 def answers() -> tuple[str | None, bool, list[str]]:
-    params = SimpleNamespace(stop_token_ids=None)
-    request = SimpleNamespace(return_hidden_states=True, return_sampling_mask=False, sampling_params=params)
+    params = SimpleNamespace(stop_token_ids=None, custom_params=None)
+    request = SimpleNamespace(return_sampling_mask=True, sampling_params=params)
     refusal = refuse_request(lambda *_: "SGLang's own answer", request, True)
     result: Any = SimpleNamespace(internal_state={})
     worker = SimpleNamespace(server_info=lambda: {})
@@ -60,7 +60,7 @@ def answers() -> tuple[str | None, bool, list[str]]:
     )
     reporter = SimpleNamespace(**{f"spec_{name}": count for name, count in counts.items()})
     reports.report_worker(result, SimpleNamespace(draft_worker=worker, metrics_reporter=reporter))
-    updated = update_target_only([("target", None), ("draft", None)], None)
+    updated = select_runners([("target", None), ("draft", None)], None)
     return refusal, SERVER_INFO_KEY in result.internal_state, [role for role, _ in updated]
 
 
@@ -73,10 +73,10 @@ def test_every_hook_steps_aside_for_sglangs_worker(monkeypatch: pytest.MonkeyPat
     assert serving.plan is None
     assert choose(monkeypatch, None) is DFlashWorker
     refusal, shown, updated = answers()
-    assert "return_hidden_states is not available" in str(refusal)
+    assert "return_sampling_mask is not available" in str(refusal)
     assert shown
     assert updated == ["target"]
-    assert update_target_only([("draft", None)], None, "draft") == [("draft", None)]
+    assert select_runners([("draft", None)], None, "draft") == [("draft", None)]
 
 
 def reason(on_cpu: bool, machine: Device = GPUS["h100"], **changed: Any) -> str | None:

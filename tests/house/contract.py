@@ -118,6 +118,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "TokenizerManager._calculate_spec_decoding_metrics(self, meta_info, recv_obj, i)",
         "TokenizerManager.generate_request(self, obj, request)",
         "TokenizerManager.init_tokenizer_and_processor(self)",
+        "TokenizerManager._update_model_path_info(self, model_path, load_format)",
+        "TokenizerManager.auto_create_handle_loop(self)",
+        "TokenizerManager.resume_memory_occupation(self, obj, request)",
     ),
     "managers.scheduler_components.dp_attn": (
         "MLPSyncBatchInfo._get_fallback_tensor(self, device)",
@@ -126,7 +129,18 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "prepare_mlp_sync_batch_raw(local_batch)",
     ),
     "managers.scheduler_components.metrics_reporter": ("SchedulerMetricsReporter.report_decode_stats(self)",),
-    "managers.scheduler_components.weight_updater": ("SchedulerWeightUpdaterManager._select_runners(self, selector)",),
+    "managers.scheduler_components.batch_result_processor": (
+        "SchedulerBatchResultProcessor._append_prefill_hidden_states(req, logits_output)",
+        "SchedulerBatchResultProcessor._append_decode_hidden_states(req, hidden_states)",
+    ),
+    "managers.scheduler_components.weight_updater": (
+        "SchedulerWeightUpdaterManager._select_runners(self, selector)",
+        "SchedulerWeightUpdaterManager.flush_cache_after_weight_update(self, recv_req, success, message)",
+        "SchedulerWeightUpdaterManager.get_weights_by_name(self, recv_req)",
+        "SchedulerWeightUpdaterManager.record_weight_version_after_update(self, weight_version)",
+        "SchedulerWeightUpdaterManager.resume_memory_occupation(self, recv_req)",
+        "SchedulerWeightUpdaterManager.update_weights_from_disk(self, recv_req)",
+    ),
     "managers.utils": (
         "GenerationBatchResult(logits_output, next_token_ids, accept_lens, new_seq_lens, next_draft_input)",
     ),
@@ -147,9 +161,11 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "model_executor.model_runner_components.weight_updater": (
         "WeightUpdater.load_weights_from_distributed(self, named_tensors)",
         "WeightUpdater.update_weights_from_disk(self, model_path, load_format)",
+        "WeightUpdater.update_weights_from_ipc(self, recv_req)",
         "WeightUpdater.update_weights_from_tensor(self, named_tensors, load_format)",
         "_model_load_weights_direct(model, named_tensors)",
     ),
+    "model_executor.model_runner_components.spec_aux_hidden_state": ("_resolve_dflash_aux_hidden_state",),
     "model_executor.runner.decode_cuda_graph_runner": (
         "DecodeCudaGraphRunner(model_runner)",
         "DecodeCudaGraphRunner.capture(self)",

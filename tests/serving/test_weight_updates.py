@@ -5,29 +5,25 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from sglang.srt.utils import MultiprocessingSerializer
+from safetensors.torch import save_file
+from sglang.srt.utils.common import init_custom_process_group
 
+from sglang_dflash_lab.bench.server import free_port
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.generation import assert_nothing_leaked, counted, flush, generate, generate_all
 from tests.support.prompts import corpus, random_prompts
 from tests.support.servers import Server
+from tests.support.updates import Tensors, session, tensors_of, update
 
 pytestmark = pytest.mark.engine
 
 PAIR = "tiny-hybrid"
-Tensors = dict[str, torch.Tensor]
-
-
-def tensors_of(folder: Path) -> Tensors:
-    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
 
 
 def one_shape_wrong(tensors: Tensors) -> Tensors:
@@ -36,22 +32,40 @@ def one_shape_wrong(tensors: Tensors) -> Tensors:
     return {**dict(others), name: torch.cat((last, last[:1]))}
 
 
-@pytest.fixture(autouse=True)
-def shared_by_name() -> Iterator[None]:
-    """Tensors travel to the server in shared memory."""
-    before = torch.multiprocessing.get_sharing_strategy()
-    torch.multiprocessing.set_sharing_strategy("file_system")
-    yield
-    torch.multiprocessing.set_sharing_strategy(before)
+def one_name_wrong(tensors: Tensors) -> Tensors:
+    return {name.replace("0.mlp.up_proj", "0.mlp.up_porj"): 2 * tensor for name, tensor in tensors.items()}
 
 
-def update(server: Server, tensors: Tensors, selector: str, load_format: str | None = None) -> httpx.Response:
-    assert server.post("/begin_weight_update", {"selector": selector}).status_code == 200
-    serialized = MultiprocessingSerializer.serialize([*tensors.items()], output_str=True)
-    body = {"serialized_named_tensors": [serialized], "selector": selector, "load_format": load_format}
-    answer = server.post("/update_weights_from_tensor", body)
-    assert server.post("/end_weight_update", {}).status_code == 200
-    return answer
+class Group:
+    """A process group of this process, rank 0, and a server, as a trainer has it; gloo, because NCCL needs a GPU."""
+
+    def __init__(self, server: Server) -> None:
+        self.server, self.port = server, free_port()
+        address = {"master_address": "127.0.0.1", "master_port": self.port, "rank_offset": 1, "world_size": 2}
+        with ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(server.post, "/init_weights_update_group", {**address, "backend": "gloo"})
+            self.group = init_custom_process_group(
+                backend="gloo",
+                init_method=f"tcp://127.0.0.1:{self.port}",
+                world_size=2,
+                rank=0,
+                group_name="weight_update_group",
+            )
+            assert joining.result().status_code == 200
+
+    def update(self, tensors: Tensors, selector: str) -> httpx.Response:
+        described = {"names": [*tensors], "dtypes": [str(each.dtype)[6:] for each in tensors.values()]}
+        shapes = [list(each.shape) for each in tensors.values()]
+        with session(self.server, selector), ThreadPoolExecutor(1) as pool:
+            body = {**described, "shapes": shapes, "selector": selector}
+            answer = pool.submit(self.server.post, "/update_weights_from_distributed", body)
+            for tensor in tensors.values():
+                torch.distributed.broadcast(tensor, src=0, group=self.group)
+            return answer.result()
+
+    def leave(self) -> None:
+        assert self.server.post("/destroy_weights_update_group", {}).status_code == 200
+        torch.distributed.destroy_process_group(self.group)
 
 
 def update_from_disk(server: Server, tensors: Tensors, folder: Path) -> httpx.Response:
@@ -72,9 +86,16 @@ def test_tensors_that_do_not_fit_are_refused_whole(dflash_hybrid: Server, tmp_pa
         "unexpected": update(server, target, "draft"),
         list(drafter)[-1]: update(server, one_shape_wrong(drafter), "draft"),
         list(target)[-1]: update(server, one_shape_wrong(target), "target"),
-        list(target)[0]: update(server, {list(target)[0]: torch.zeros(3, 5)}, "target", "direct"),
+        list(target)[0]: update(server, {list(target)[0]: torch.zeros(3, 5)}, "target", load_format="direct"),
         "from disk": update_from_disk(server, one_shape_wrong(target), tmp_path / "target"),
+        "fc.weight": update(server, drafter, "target"),
+        "model.layers.0.mlp.up_porj.weight": update(server, one_name_wrong(target), "target"),
+        "torch.int8": update(server, {name: tensor.to(torch.int8) for name, tensor in target.items()}, "target"),
     }
+    group = Group(server)
+    refusals["unexpected: lm_head"] = group.update({"lm_head.bias": torch.zeros(3), **drafter}, "draft")
+    refusals["at model.norm.weight [129]"] = group.update(one_shape_wrong(target), "target")
+    group.leave()
     for named, answer in refusals.items():
         assert answer.status_code == 400, (named, answer.text)
         assert "nothing was written" in answer.text, (named, answer.text)

@@ -95,3 +95,11 @@ def test_what_was_right_is_offered_next(offered: int, accept_len: int, copy_was_
     assert found[-1] is (at_first if copy_was_right is None else copy_was_right)
     others = [bool(choice) is (cell % 7 <= 3) for cell, choice in enumerate(held._choices[:28]) if cell != edges]
     assert all(others) and held._choices[28:].all()
+
+
+def test_an_update_of_weights_forgets_what_was_right() -> None:
+    held = copies()
+    before = held._choices.clone()
+    assert not decisions(held, 3 + OTHER_WAS_RIGHT + TAKEN, 3, 40)[-1]
+    held.forget()
+    assert held._choices.equal(before) and held.evidence.results == 0

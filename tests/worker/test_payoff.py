@@ -156,3 +156,18 @@ def test_models_show_causes_at_the_start() -> None:
     assert known() == {} and known(dtype=torch.float16) == {"float16": None}
     assert known(stored=object()) == {"quantised drafter": "dequantised at load"}
     assert known(quantization="fp8") == {"quantised drafter": "fp8"}
+
+
+def test_an_update_of_weights_forgets_recent_steps_and_names_a_stale_drafter_once(server: Server) -> None:
+    server.serve(1)
+    assert server.section()["pays"] is False and server.lines()
+    for _ in range(2):
+        server.judge.forget("weight_version 2 of the target, 1 of the drafter")
+    section = server.section()
+    assert section["pays"] is None and section["accept_length"] is None
+    (line,) = server.lines()
+    assert line.startswith("WARNING DFLASH: drafter older than target (weight_version 2 of the target, 1 of the")
+    server.serve(1)
+    assert server.causes() == ["drafter older than target", "drafter"]
+    server.judge.forget(None)
+    assert server.section()["known"] == {}

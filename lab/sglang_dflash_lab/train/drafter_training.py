@@ -172,7 +172,6 @@ def train_drafter(
         drafter.load_state_dict(Drafter.load(start).state_dict(), strict=False)
     drafter = drafter.to(device)
     n_kept = min(150, len(data) // 10)
-    position_weight = torch.exp(-(torch.arange(BLOCK_SIZE) - 1) / LOSS_DECAY).to(device)
 
     def rows_of(items: list[Weighted], length: int, rng: Random) -> tuple[Tensor, Tensor]:
         pad = int(tokenizer.pad_token_id)
@@ -183,15 +182,7 @@ def train_drafter(
         length = 2048 if rng.random() < LONG_SHARE else 256
         ids, weights = rows_of(data[n_kept:], length, rng)
         blocks = cut_blocks(ids, weights, ANCHORS_PER_ROW[length], torch.Generator().manual_seed(seed * 10**6 + i))
-        chosen = blocks.learnable.flatten(1).to(device)
-        hidden, logits = (part[chosen].float() for part in block_outputs(drafter, target, ids, blocks))
-        labels = blocks.tokens.flatten(1).to(device)[chosen]
-        losses = F.cross_entropy(logits, labels, reduction="none")
-        if drafter.candidate_selector is not None:
-            before = blocks.tokens.roll(1, dims=-1).flatten(1).to(device)[chosen]
-            losses = losses + drafter.candidate_selector.losses(hidden, logits, before, labels)
-        weight = position_weight.expand(blocks.tokens.shape).flatten(1)[chosen]
-        return (losses * weight).sum() / weight.sum()
+        return block_loss(drafter, *block_outputs(drafter, target, ids, blocks), blocks)
 
     kept_ids, kept_weights = rows_of(data[:n_kept], 256, Random(0))
     kept_blocks = cut_blocks(kept_ids, kept_weights, 24, torch.Generator().manual_seed(0), width=BLOCK_SIZE)
@@ -210,19 +201,42 @@ def train_drafter(
     write_provenance(out, seed, log, "validation accept length", asdict(recipe) | {"started": start is not None})
 
 
+def block_loss(drafter: Drafter, hidden: Tensor, logits: Tensor, blocks: Blocks) -> Tensor:
+    """The loss of the learnable tokens, from :func:`block_outputs`; earlier positions of a block weigh more."""
+    device = hidden.device
+    chosen = blocks.learnable.flatten(1).to(device)
+    hidden, logits = hidden[chosen].float(), logits[chosen].float()
+    labels = blocks.tokens.flatten(1).to(device)[chosen]
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    if drafter.candidate_selector is not None:
+        before = blocks.tokens.roll(1, dims=-1).flatten(1).to(device)[chosen]
+        losses = losses + drafter.candidate_selector.losses(hidden, logits, before, labels)
+    position_weight = torch.exp(-(torch.arange(BLOCK_SIZE) - 1) / LOSS_DECAY).to(device)
+    weight = position_weight.expand(blocks.tokens.shape).flatten(1)[chosen]
+    return (losses * weight).sum() / weight.sum()
+
+
 def block_outputs(
-    drafter: Drafter, target: transformers.PreTrainedModel, ids: Tensor, blocks: Blocks
+    drafter: Drafter,
+    target: transformers.PreTrainedModel,
+    ids: Tensor,
+    blocks: Blocks,
+    features: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The drafter's hidden states and logits of the blocks of the rows ``ids`` [rows, length], [rows, n * B, ...]."""
+    """The drafter's hidden states and logits of the blocks of the rows ``ids`` [rows, length], [rows, n * B, ...].
+
+    ``features`` are those of :func:`context_features`; None computes them.
+    """
     (rows, length), config, device = ids.shape, drafter.config, target.device
     tokens = torch.full_like(blocks.tokens, config.mask_token_id)
     tokens[:, :, 0] = blocks.tokens[:, :, 0]
     positions = (blocks.anchors[:, :, None] + torch.arange(BLOCK_SIZE)).flatten(1).to(device)
     masks = [mask.to(device) for mask in block_masks(config, blocks, length)]
     with autocast(device):
-        with torch.no_grad():
-            states = target.model(input_ids=ids.to(device), output_hidden_states=True, use_cache=False).hidden_states
-        features = context_features(states, config.target_layer_ids)
+        if features is None:
+            with torch.no_grad():
+                states = target.model(input_ids=ids.to(device), output_hidden_states=True, use_cache=False)
+            features = context_features(states.hidden_states, config.target_layer_ids)
         context = drafter.context_key_values(features, torch.arange(length, device=device).expand(rows, length))
         embeddings = target.model.embed_tokens(tokens.flatten(1).to(device))
         hidden = drafter(embeddings, positions, context, masks, BLOCK_SIZE)

@@ -1,0 +1,130 @@
+"""``return_hidden_states`` under DFLASH: plain decoding's states, token by token, or the drafter's input."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from torch import Tensor
+
+from sglang_dflash_lab.pairs import drafter_path, target_path
+from sglang_dflash_lab.train.drafter import DrafterConfig, context_features
+from sglang_dflash_lab.train.hf import load_model
+from tests.support.generation import Answer, flush, generate
+from tests.support.prompts import corpus, random_prompts
+from tests.support.servers import Server
+
+pytestmark = pytest.mark.engine
+
+PAIR, NEW_TOKENS = "tiny-hybrid", 40
+LAYERS = {"sampling_params": {"custom_params": {"hidden_states": "target_layers"}}}
+PROMPTS = [*corpus(PAIR, 4), *random_prompts(PAIR, 2)]
+
+
+def ask(server: Server, prompt: list[int], states: bool | str = True, **body: Any) -> Answer:
+    return generate(server, prompt, NEW_TOKENS, return_hidden_states=states, **body)
+
+
+def rows(answer: Answer) -> Tensor:
+    """The states of prompt and answer but for its last token, [tokens, size]."""
+    prompt, *others = answer.meta["hidden_states"]
+    return torch.tensor([*prompt, *others])
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_states_are_plain_decodings(plain_hybrid: Server, server: Server) -> None:
+    for prompt in PROMPTS:
+        flush(plain_hybrid), flush(server)
+        plain, found = ask(plain_hybrid, prompt), ask(server, prompt)
+        assert found.tokens == plain.tokens
+        assert len(found.meta["hidden_states"]) == len(plain.meta["hidden_states"]) == len(plain.tokens)
+        close(rows(found), rows(plain))
+
+
+def test_the_last_state_alone(dflash_hybrid: Server) -> None:
+    for prompt in PROMPTS:
+        flush(dflash_hybrid)
+        whole = ask(dflash_hybrid, prompt)
+        last = ask(dflash_hybrid, prompt, "last")
+        assert last.tokens == whole.tokens
+        close(torch.tensor(last.meta["hidden_states"]), rows(whole)[-1])
+
+
+def test_states_of_target_layers_are_the_drafters_input(dflash_hybrid: Server) -> None:
+    layers = DrafterConfig.load(drafter_path(PAIR)).target_layer_ids
+    target = load_model(target_path(PAIR), dtype=torch.float32)
+    for prompt in PROMPTS:
+        flush(dflash_hybrid)
+        answer = ask(dflash_hybrid, prompt, **LAYERS)
+        ids = torch.tensor([[*prompt, *answer.tokens[:-1]]])
+        with torch.no_grad():
+            states = target.model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
+        expected = context_features(states, layers)[0]
+        assert rows(answer).shape == expected.shape == (ids.shape[1], len(layers) * target.config.hidden_size)
+        torch.testing.assert_close(rows(answer), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_requests_of_a_batch_receive_what_each_requests(server: Server) -> None:
+    """Each repeats an answer that it got alone, whatever runs beside it; the rest has no states."""
+    kinds: list[dict[str, Any]] = [{}, {"return_hidden_states": True}, {"return_hidden_states": True, **LAYERS}]
+    if server.get("/server_info").json()["speculative_draft_model_path"] is None:
+        kinds.pop()
+    work = [(prompt, kinds[number % len(kinds)]) for number, prompt in enumerate(2 * PROMPTS)]
+
+    def run(task: tuple[list[int], dict[str, Any]]) -> Answer:
+        return generate(server, task[0], NEW_TOKENS, **task[1])
+
+    def fresh(task: tuple[list[int], dict[str, Any]]) -> Answer:
+        flush(server)
+        return run(task)
+
+    alone = list(map(fresh, work))
+    flush(server)
+    with ThreadPoolExecutor(len(work)) as pool:
+        together = list(pool.map(run, work))
+    sizes = set()
+    for one, other, (_, body) in zip(alone, together, work, strict=True):
+        assert one.tokens == other.tokens
+        assert ("hidden_states" in other.meta) == bool(body)
+        if body:
+            generated = len(one.tokens) - 1  # a prefix that another request cached has no states
+            close(rows(other)[-generated:], rows(one)[-generated:])
+            sizes.add(rows(one).shape[1])
+    assert len(sizes) == len(kinds) - 1
+
+
+def test_streamed_states_grow_with_the_tokens(server: Server) -> None:
+    flush(server)
+    whole = ask(server, PROMPTS[0])
+    flush(server)
+    sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS}
+    body = {"input_ids": PROMPTS[0], "sampling_params": sampling, "return_hidden_states": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/generate", json=body, timeout=120) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: {")]
+    chunks = [json.loads(line) for line in lines]
+    assert len(chunks) > 1
+    for chunk in chunks:
+        assert len(chunk["meta_info"]["hidden_states"]) == chunk["meta_info"]["completion_tokens"]
+    close(rows(Answer(chunks[-1]["output_ids"], chunks[-1]["meta_info"])), rows(whole))
+
+
+@pytest.mark.slow
+def test_target_layers_need_a_drafter(copies_alone: Server) -> None:
+    answer = copies_alone.post("/generate", {"input_ids": PROMPTS[0], "return_hidden_states": True, **LAYERS})
+    assert answer.status_code == 400 and "no drafter" in answer.text
+
+
+def test_without_such_a_request_nothing_is_kept() -> None:
+    from sglang_dflash.worker.hidden import for_clients
+
+    output = SimpleNamespace(hidden_states=torch.ones(2, 6), last_hidden_states=torch.ones(2, 2))
+    batch: Any = SimpleNamespace(return_hidden_states=False)  # has no other attribute that could be read
+    assert for_clients(batch, output) is None
