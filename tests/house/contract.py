@@ -165,7 +165,6 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "WeightUpdater.update_weights_from_tensor(self, named_tensors, load_format)",
         "_model_load_weights_direct(model, named_tensors)",
     ),
-    "model_executor.model_runner_components.spec_aux_hidden_state": ("_resolve_dflash_aux_hidden_state",),
     "model_executor.runner.decode_cuda_graph_runner": (
         "DecodeCudaGraphRunner(model_runner)",
         "DecodeCudaGraphRunner.capture(self)",
