@@ -81,7 +81,6 @@ CASES = {
         "tiny-moe", RANDOM_WIDTHS, "good", 32, environment=RETRACTED
     ),
     "mixture of experts, 4 ranks": Case("tiny-moe", RANDOM_WIDTHS, tp=4, groups=4),
-    "dense, 2 groups of 2 ranks, adaptive": Case("tiny-dense", ("--speculative-adaptive",), tp=4, groups=2),
 }
 
 
