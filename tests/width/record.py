@@ -17,7 +17,7 @@ from typing import Any
 from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs import drafter_path
 from tests.support.generation import flush, generate_all
-from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server, with_plugin, worker_info
+from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server, with_plugin
 from tests.support.prompts import message_ids, random_prompts
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "traffic"
@@ -86,15 +86,6 @@ def record_traffic() -> None:
                     print(traffic, drafter, sum(len(each["match"]) for each in found), "positions", flush=True)
 
 
-def record_costs() -> None:
-    """Keep the milliseconds that a server measures at its start."""
-    with TemporaryDirectory() as name, dflash_server(PAIR, Path(name), "--speculative-adaptive") as server:
-        costs = worker_info(server)["width"]["costs"]
-    kept = {key: costs[key] for key in ("widths", "batch_sizes", "milliseconds")}
-    (FOLDER / "costs.json").write_text(json.dumps(kept) + "\n")
-
-
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    record_costs()
     record_traffic()

@@ -18,7 +18,7 @@ from random import Random
 
 from sglang_dflash.width import AdaptiveWidth, CostTable, WidthPolicy
 from sglang_dflash.width.policy import BUCKET, BUCKETS
-from tests.width.traffic import WIDTHS, Machine, Recorded
+from tests.width.traffic import WIDTHS, Machine
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "traffic"
 PHASE, SEEDS = 100, 6
@@ -123,13 +123,6 @@ def replay(
     return results
 
 
-def recorded_machine() -> Machine:
-    """Read the costs that a CPU server measured at its start."""
-    found = json.loads((FOLDER / "costs.json").read_text())
-    rows = zip(found["batch_sizes"], found["milliseconds"], strict=True)
-    return Recorded({(size, w): ms for size, row in rows for w, ms in zip(found["widths"], row, strict=True)})
-
-
 def phases_of(traffic: str, size: int, number: int) -> list[tuple[str, int]]:
     """``number`` phases of a traffic; ``mixed`` changes it every three phases."""
     return [(CHANGING[k // 3 % len(CHANGING)] if traffic == "mixed" else traffic, size) for k in range(number)]
@@ -147,7 +140,7 @@ def over_best(phases: Sequence[Phase]) -> float:
 
 
 def main() -> None:
-    machines = {"recorded": recorded_machine(), **{f"{ratio:g}": Machine(ratio) for ratio in RATIOS}}
+    machines = {f"{ratio:g}": Machine(ratio) for ratio in RATIOS}
     print("| traffic | users |", " | ".join(machines), "| worst phase, from the second |")
     print("|---|---|" + "---|" * (len(machines) + 1))
     for traffic in (*STEADY, "mixed"):

@@ -124,7 +124,7 @@ SEEDING = SimpleNamespace(linear_attn_backend=SimpleNamespace(accept_lens_pool=1
 )
 def test_servers_that_can_take_one_width_only_say_why(options: dict[str, Any], reason: str | None) -> None:
     target, drafter = runner(**options), runner()
-    assert (reason or "None") in str(reason_for_full_width_only(target, drafter))
+    assert (reason or "None") in str(reason_for_full_width_only(target, (target, drafter)))
     assert (WidthGraphs(target, drafter, None, FULL).build((FULL,))) == (FULL,)
     if reason:
         assert WidthGraphs(target, drafter, None, FULL).build(WIDTHS) == (FULL,)

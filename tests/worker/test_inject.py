@@ -271,7 +271,7 @@ def test_the_start_runs_every_product_that_sglang_chooses_by_the_number_of_token
     inject: Any = SimpleNamespace(write=lambda hidden, rows, at, slots: run.add(len(slots)), staged=None)
     pool = SimpleNamespace(req_to_token=torch.zeros(1, 1))
     target: Any = SimpleNamespace(req_to_token_pool=pool, max_running_requests=1, dtype=torch.bfloat16)
-    prewarm.FirstCalls(serving_plan(), target, inject, lambda bs, width, context: None)._context_kv()
+    prewarm.FirstCalls(serving_plan(), target, inject, lambda bs, width, context: None)._context_kv(inject)
     product = cutedsl_product(multiprocessors)
 
     def chosen(tokens: Any, hidden: int, captured: int) -> set[int]:
