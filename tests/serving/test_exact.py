@@ -96,7 +96,7 @@ def test_text_and_log_probabilities_are_plain_decodings(tmp_path: Path) -> None:
 def test_sums_of_more_than_1024_products(tmp_path: Path) -> None:
     """Processors choose a product's order of sums by its inputs and rows; the pairs' own products are small.
 
-    Without a prefix cache, where a prompt's beginning rounds as in the prompt that was prefilled first.
+    Without a prefix cache: with one, log-probabilities after two of four hits differed, and the cause is not known.
     """
     target = widen_mlp(target_path("tiny-dense"), tmp_path / "target")
     flags = ("--model-path", str(target), "--disable-radix-cache")
