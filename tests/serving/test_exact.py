@@ -133,7 +133,7 @@ def test_rollouts_before_and_after_an_update_are_on_policy(tmp_path: Path) -> No
 def test_sums_of_more_than_1024_products(tmp_path: Path) -> None:
     """Processors choose a product's order of sums by its inputs and rows; the pairs' own products are small.
 
-    Without a prefix cache, where a prompt's beginning rounds as in the prompt that was prefilled first.
+    Without a prefix cache: with one, log-probabilities after two of four hits differed, and the cause is not known.
     """
     target = widen_mlp(target_path("tiny-dense"), tmp_path / "target")
     flags = ("--model-path", str(target), "--disable-radix-cache")
