@@ -85,6 +85,7 @@ def test_a_server_states_its_pause_and_what_recent_requests_gained() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, None], ids=["Ctrl-C", "SIGTERM", "--seconds"])
 def test_an_interruption_ends_with_a_verdict_from_the_answers_so_far(number: signal.Signals | None) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job lacks
     options = ("--json",) if number else ("--json", "--seconds", "2")
     interrupt = partial(os.kill, os.getpid(), number) if number else lambda: None
     second = [(15, 1, [12, 2])] if number else []  # a busy machine may get fewer prompts in two seconds

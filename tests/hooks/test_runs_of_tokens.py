@@ -157,7 +157,7 @@ def test_tensors_of_a_process_group_are_loaded_wholly_or_not_at_all() -> None:
     model = Loads()
     updater: Any = SimpleNamespace(
         get_model=lambda: model,
-        model_config=SimpleNamespace(model_path="p"),
+        model_config=SimpleNamespace(model_path="p", is_draft_model=True),
         _assert_weight_cache_inactive=lambda _: None,
     )
     load = WeightUpdater.load_weights_from_distributed

@@ -149,7 +149,7 @@ SHORT: dict[str, Callable[[], object]] = {
     "staged positions": lambda: stage_block(TABLE, DENSE, DENSE, DENSE[:2], TABLE, DENSE[:3], DENSE),
     "staged slots": lambda: stage_block(TABLE, DENSE, DENSE, DENSE[:2], TABLE, DENSE, DENSE[:3]),
     "matches": lambda: match_copies(TABLE, PAIRS[:3], DENSE, DENSE, TABLE, DENSE, **COPIES),
-    "offers": lambda: offer_copies(TABLE, TABLE, TABLE, PAIRS[:3], DENSE, DENSE, least=4, unsure=1.0),
+    "offers": lambda: offer_copies(TABLE, TABLE, TABLE, PAIRS[:3], DENSE, DENSE, DENSE, least=4),
     "rings": lambda: view_rings(TABLE[:3], DENSE, DENSE, DENSE, DENSE, first=1, size=4, window=2, page=1),
     "slots of a ring": lambda: view_rings(TABLE, DENSE, DENSE, DENSE, DENSE, first=1, size=9, window=2, page=1),
     "repeated rows": lambda: repeat_rows(DENSE, None, DENSE[:3], width=2),

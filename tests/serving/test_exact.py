@@ -115,6 +115,7 @@ def rollouts(server: Server, pair: str) -> list[Answer]:
     return found
 
 
+@pytest.mark.slow
 def test_rollouts_before_and_after_an_update_are_on_policy(tmp_path: Path) -> None:
     """A trainer's ratios of log-probabilities do not show that tokens were drafted."""
     pair, flags = "tiny-hybrid", ("--enable-return-hidden-states",)

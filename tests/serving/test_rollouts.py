@@ -15,6 +15,7 @@ pytestmark = pytest.mark.engine
 PAIR = "tiny-hybrid"
 
 
+@pytest.mark.slow
 def test_the_loop_that_trainers_run(tmp_path: Path) -> None:
     with (
         plain_server(PAIR, tmp_path, base=SERVER) as plain,

@@ -28,7 +28,7 @@ def ask(server: Server) -> list[tuple[list[int], int]]:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("tags", [["weights", "kv_cache"], [None]])
+@pytest.mark.parametrize("tags", [["weights", "kv_cache"], pytest.param([None], marks=pytest.mark.slow)])
 def test_after_a_resume_nothing_stale_is_read(tags: list[str | None], tmp_path: Path) -> None:
     """As trainers sleep: by tag, an update of the target alone in between; text and accept counts are as before."""
     flags = ("--enable-memory-saver", "--speculative-draft-window-size", "24")

@@ -9,6 +9,7 @@ is exact but for batches: the server's batch, which changes no accept length in 
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -87,5 +88,6 @@ def record_traffic() -> None:
 
 
 if __name__ == "__main__":
+    ArgumentParser(prog="python -m tests.width.record", description=__doc__).parse_args()
     FOLDER.mkdir(exist_ok=True)
     record_traffic()

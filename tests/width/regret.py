@@ -10,6 +10,7 @@ width is chosen. What is left of this luck favours the fixed widths.
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -140,6 +141,7 @@ def over_best(phases: Sequence[Phase]) -> float:
 
 
 def main() -> None:
+    ArgumentParser(prog="python -m tests.width.regret", description=__doc__).parse_args()
     machines = {f"{ratio:g}": Machine(ratio) for ratio in RATIOS}
     print("| traffic | users |", " | ".join(machines), "| worst phase, from the second |")
     print("|---|---|" + "---|" * (len(machines) + 1))

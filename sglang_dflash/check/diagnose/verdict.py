@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import islice
 from math import log, sqrt
 from pathlib import Path
-from signal import SIGINT, SIGTERM, raise_signal
+from signal import SIGTERM
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -164,7 +164,8 @@ async def diagnose(
             remedy="none needed; the lines above show what copies bring",
         )
     reference = find_reference(server.drafter, server.block)
-    asyncio.get_running_loop().add_signal_handler(SIGTERM, raise_signal, SIGINT)  # which cancels this task
+    if (this := asyncio.current_task()) is not None:
+        asyncio.get_running_loop().add_signal_handler(SIGTERM, this.cancel)
     with suppress(asyncio.CancelledError, TimeoutError):
         async with asyncio.timeout(seconds):
             notes = min(long_tokens, server.longest_notes)
