@@ -84,7 +84,7 @@ def sizing_of(settings: Settings, machine: Device, pair: Pair, *, copies: bool) 
     kv_bytes, draft_kv_bytes = map(dtype_bytes, pair.kv_dtypes(settings, machine))
     kept, replayed = _request_states(settings, machine, text, block, activations=dtype)
     running, slots = settings.running, slots_per_request(settings)
-    window = context_window(settings.speculative_draft_window_size, drafter) if pair.has_drafter else None
+    window = context_window(settings.speculative_draft_window_size, drafter)
     states = settings.max_mamba_cache_size and settings.max_mamba_cache_size // settings.groups
     context = settings.context_length or count(text, "max_position_embeddings", drafter.max_position_embeddings)
     return Sizing(

@@ -121,8 +121,9 @@ class DrafterConfig(BaseModel):
 
     @classmethod
     def none(cls, target: Mapping[str, Any]) -> DrafterConfig:
-        """Return the configuration of no drafter, for a target's ``config.json``: no layer, no weight, no K/V."""
+        """Return the configuration of no drafter, for a target's ``config.json``: no layer, only the anchor."""
         return cls.model_construct(
+            block_size=1,
             mask_token_id=0,
             target_layer_ids=(),
             num_layers=0,

@@ -128,7 +128,7 @@ class Pair:
 
     def block_size(self, settings: Settings) -> int:
         """Positions of the widest block, anchor included."""
-        return settings.block or self.drafter.block_size or _BLOCK
+        return settings.block or (self.has_drafter and self.drafter.block_size) or _BLOCK
 
     def served_dtype(self, settings: Settings) -> str:
         """Return the dtype that SGLang computes in: its ``auto`` serves float32 checkpoints in float16."""

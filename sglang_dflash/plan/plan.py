@@ -189,7 +189,7 @@ def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> 
             expected="a drafter, copies, or both",
             remedy=f'set --speculative-draft-model-path, or leave {COPIES_SWITCH} and "copies" of {FLAG} out',
         )
-    window = context_window(settings.speculative_draft_window_size, drafter) if pair.has_drafter else None
+    window = context_window(settings.speculative_draft_window_size, drafter)
     requested = settings.enable_deterministic_inference and settings.exact_switch != "0"
     against = reasons_against_exact(settings, pair, machine, replay=replay) if requested else ()
     return ServingPlan(
@@ -227,7 +227,7 @@ def replays(settings: Settings, pair: Pair, machine: Device) -> bool:
 def widths_of(settings: Settings, pair: Pair, block: int) -> tuple[int, ...]:
     """Return the widths that graphs are captured for. Raise DFlashError for a file that they cannot be read from."""
     if pair.widths is not None:
-        return pair.widths.widths_for(block, pair.drafter.block_size if pair.has_drafter else 1)
+        return pair.widths.widths_for(block, pair.drafter.block_size)
     if settings.speculative_adaptive_config is not None:
         raise DFlashError(
             f"{FLAG} {settings.speculative_adaptive_config} without --speculative-adaptive",

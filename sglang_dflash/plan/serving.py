@@ -36,7 +36,7 @@ class DraftWindow:
 
 
 def context_window(requested: int | None, drafter: DrafterConfig) -> int | None:
-    """Return the context tokens that the drafter reads before the block; None for all of them.
+    """Return the context tokens that the drafter reads before the block; None for all of them, or no drafter.
 
     A sliding layer keeps the window it was trained with, ``sliding_window - 1`` tokens before its query. All layers
     share one slot table, so a shorter window than that would save no slot: full layers then read as far as the sliding
@@ -45,7 +45,7 @@ def context_window(requested: int | None, drafter: DrafterConfig) -> int | None:
     Args:
         requested: ``--speculative-draft-window-size``, tokens; None where it is not given.
     """
-    if requested is None:
+    if requested is None or not drafter.num_layers:
         return None
     sliding = 0 if drafter.sliding_window is None else drafter.sliding_window - 1
     return max(requested, sliding) if FULL in drafter.layer_types else sliding
@@ -72,7 +72,7 @@ class ServingPlan:
     @property
     def drafted(self) -> int:
         """Positions that the drafter drafts, anchor included. The rest of a wider block is copied."""
-        return min(self.block, self.drafter.block_size or self.block) if self.drafts else 1
+        return min(self.block, self.drafter.block_size or self.block)
 
     @property
     def drafts(self) -> bool:

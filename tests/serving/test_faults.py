@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.generation import Answer, flush, generate, generate_all
+from tests.support.generation import Answer, flush, generate, generate_all, tokens_per_step
 from tests.support.pair_servers import worker_info
 from tests.support.prompts import corpus
 from tests.support.servers import Server
@@ -32,10 +32,6 @@ def ask(server: Server) -> list[Answer]:
     return generate_all(server, corpus(PAIR, 8), 8, NEW_TOKENS, sampling_params=WHOLE)
 
 
-def accept_length(answers: list[Answer]) -> float:
-    return sum(len(a.tokens) for a in answers) / sum(a.meta["spec_verify_ct"] for a in answers)
-
-
 @contextlib.contextmanager
 def present(file: Path, text: str = "") -> Iterator[None]:
     file.write_text(text)
@@ -54,8 +50,8 @@ def test_a_drafter_that_is_not_finite_costs_acceptance_alone(
     after = ask(server)
     for answers in (spoiled, after):
         assert [answer.tokens for answer in answers] == [answer.tokens for answer in healthy]
-    assert accept_length(spoiled) < 1.5 < accept_length(healthy)
-    assert accept_length(after) == accept_length(healthy), "what was spoiled is still read"
+    assert tokens_per_step(spoiled) < 1.5 < tokens_per_step(healthy)
+    assert tokens_per_step(after) == tokens_per_step(healthy), "what was spoiled is still read"
     assert worker_info(server)["broken_drafts"] > before
     assert server.log.count("the drafter's output is not finite") == 1
     (shown,) = re.findall(r"^sglang_dflash:broken_drafts\{.*\} (\S+)$", server.get("/metrics").text, re.MULTILINE)

@@ -75,6 +75,11 @@ def counted(found: Sequence[Answer]) -> list[tuple[list[int], int]]:
     return [(answer.tokens, answer.meta["spec_verify_ct"]) for answer in found]
 
 
+def tokens_per_step(found: Sequence[Answer]) -> float:
+    """Tokens per verify step."""
+    return sum(len(answer.tokens) for answer in found) / sum(answer.meta["spec_verify_ct"] for answer in found)
+
+
 def flush(server: Server) -> None:
     """Empty the prefix cache. SGLang refuses while a request runs, such as the health check at a slow start."""
     assert (answer := server.post("/flush_cache?timeout=60")).status_code == 200, answer.text
