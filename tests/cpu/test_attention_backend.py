@@ -18,6 +18,13 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash_cpu.layers.attention_backend import TorchAttentionBackend
+from sglang_dflash_cpu.layers.attention_math import (
+    Contexts,
+    attend_prompt,
+    attend_prompt_rows,
+    attend_rows,
+    row_keys,
+)
 from sglang_dflash_cpu.layers.pools import CpuKVPool
 
 pytestmark = pytest.mark.sglang
@@ -137,6 +144,21 @@ def test_every_forward_mode_on_full_and_sliding_layers(lens: list[int], sliding_
     q, outs = requests.run(ForwardMode.TARGET_VERIFY, block, five, nine)
     for out, window in zip(outs, windows, strict=True):
         requests.expect(q, out, five, nine, causal=False, window=window)
+
+
+@pytest.mark.parametrize("window", [None, WINDOW])
+def test_a_prompts_rows_are_the_same_bits_however_it_is_split(window: int | None) -> None:
+    """As SGLang's deterministic Triton kernel: a prefix from the cache changes nothing."""
+    q, k, v = torch.randn(150, HEADS, DIM), torch.randn(150, KV_HEADS, DIM), torch.randn(150, KV_HEADS, DIM)
+    rule: dict[str, Any] = {"window": window, "scale": SCALE}
+    whole = attend_prompt_rows(q, k, v, prefix=0, **rule)
+    torch.testing.assert_close(whole, attend_prompt(q, k, v, prefix=0, causal=True, **rule))
+    for split in (1, 63, 64, 65, 149):
+        first = attend_prompt_rows(q[:split], k[:split], v[:split], prefix=0, **rule)
+        assert torch.equal(torch.cat([first, attend_prompt_rows(q[split:], k, v, prefix=split, **rule)]), whole)
+    if window is None:  # and those of a decode
+        contexts = Contexts(torch.arange(150, dtype=torch.int32)[None], torch.zeros(150).long(), torch.arange(1, 151))
+        assert torch.equal(attend_rows(q, k, v, row_keys(contexts, window=None), scale=SCALE), whole)
 
 
 def test_an_idle_batch_gives_nothing() -> None:

@@ -18,6 +18,7 @@ from sglang_dflash_cpu.layers.attention_math import (
     Keys,
     attend,
     attend_prompt,
+    attend_prompt_rows,
     attend_rows,
     block_keys,
     decode_keys,
@@ -126,6 +127,8 @@ class TorchAttentionBackend(AttentionBackend):
         out = q.new_empty(q.shape[0], layer.tp_q_head_num, layer.v_head_dim)
         k_pool, v_pool = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
         window, causal, swa = self._kind(layer)
+        by_row = self._by_row and causal and not swa
+        options: dict[str, Any] = {"window": window, "scale": layer.scaling} | ({} if by_row else {"causal": causal})
         start = 0
         for row, prefix, length in zip(
             forward_batch.req_pool_indices.numpy().tolist(),
@@ -133,19 +136,13 @@ class TorchAttentionBackend(AttentionBackend):
             forward_batch.extend_seq_lens_cpu,
             strict=True,
         ):
-            oldest = 0 if window is None else max(0, prefix - window)
+            oldest = 0 if window is None or by_row else max(0, prefix - window)
             slots = self.req_to_token_pool.req_to_token[row, oldest : prefix + length]
             if swa:
                 slots = self._swa_pool.translate_loc_from_full_to_swa(slots)
-            out[start : start + length] = attend_prompt(
-                q[start : start + length].float(),
-                k_pool.index_select(0, slots).float(),
-                v_pool.index_select(0, slots).float(),
-                prefix=prefix,
-                causal=causal,
-                window=window,
-                scale=layer.scaling,
-            )
+            k, v = (pool.index_select(0, slots).float() for pool in (k_pool, v_pool))
+            attention = attend_prompt_rows if by_row else attend_prompt
+            out[start : start + length] = attention(q[start : start + length].float(), k, v, prefix=prefix, **options)
             start += length
         return out
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -208,6 +209,22 @@ def attend_prompt(
             mask = additive(visible(positions, key_positions, causal=causal, window=window))
         tiles.append(_attention(q[:, start - prefix : stop - prefix], k[:, span], v[:, span], mask, scale=scale))
     return (tiles[0] if len(tiles) == 1 else torch.cat(tiles, 1))[0]
+
+
+def attend_prompt_rows(q: Tensor, k: Tensor, v: Tensor, *, prefix: int, window: int | None, scale: float) -> Tensor:
+    """Causal :func:`attend_prompt` with keys from position 0, whose rows do not depend on where the prompt is split."""
+    positions = torch.arange(prefix, prefix + len(q))
+    padded = (positions + ROW_TILE) // ROW_TILE * ROW_TILE
+    k, v = (F.pad(pool, (0, 0, 0, 0, 0, int(padded[-1]) - len(pool))) for pool in (k, v))
+    parts = []
+    for length, rows in zip(*(part.tolist() for part in padded.unique(return_counts=True)), strict=True):
+        start = sum(map(len, parts))
+        mask = additive(
+            visible(positions[start : start + rows, None], torch.arange(length), causal=True, window=window)
+        )
+        keys, values = (pool[:length].expand(rows, -1, -1, -1) for pool in (k, v))
+        parts.append(_attention(q[start : start + rows, None], keys, values, mask[:, None], scale=scale)[:, 0])
+    return torch.cat(parts)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, causal: bool = False) -> Tensor:
