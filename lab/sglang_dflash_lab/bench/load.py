@@ -45,7 +45,7 @@ def write_prompts(path: Path, asked: Sequence[Messages], tokenizer: str, thinkin
     with path.open("w") as file:
         for messages in asked:
             prompt = template.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **switch)
-            # The load generator requires a second turn and does not use it.
+            # The second turn is required but unused.
             print(json.dumps({"conversations": [{"content": prompt}, {"content": "unused"}]}), file=file)
 
 

@@ -98,7 +98,7 @@ def _wait(process: subprocess.Popen[bytes], base_url: str, log: Path, timeout_s:
             if process.poll() is not None:
                 raise _failed(f"the server stopped with exit status {process.returncode}", log)
             with contextlib.suppress(httpx.TransportError):
-                # 200 once the scheduler has served the server's own request
+                # 200 once the scheduler serves requests
                 if http.get("/health").status_code == 200:
                     return
             time.sleep(0.5)
